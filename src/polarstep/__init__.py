@@ -1,0 +1,1 @@
+"""Muon for PyTorch with exact, inexact and randomized polar steps."""

@@ -1,0 +1,72 @@
+"""The contract of a polar map.
+
+A polar map T takes matrices ``M`` of shape ``(..., m, n)`` and returns an approximation of the
+polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every map keeps these promises:
+
+* the input is not changed, and nothing global (no random generator either) is read or advanced;
+* ``T(0) = 0``, also for a zero matrix beside nonzero ones in a batch;
+* ``T(cM) = T(M)`` for ``c > 0``, from 1e-30 to 1e30;
+* ``T(Mᵀ) = T(M)ᵀ``;
+* ``T(batch)[i] = T(batch[i])``, for the random maps with the same generator state.
+
+A solver is a frozen dataclass: comparable, hashable, printable, picklable, valid in a param group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+__all__ = ["PolarMap"]
+
+
+class PolarMap(ABC):
+    """An approximation of the polar factor; see the module's docstring for the contract.
+
+    A subclass implements :meth:`_polar` for a batch of wide matrices and :meth:`flops`.
+    """
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the map draws from the generator it is given."""
+        return False
+
+    def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return T(M) for ``M`` of shape ``(..., m, n)``."""
+        _check(M)
+        if M.numel() == 0:
+            return M.clone()
+        m, n = M.shape[-2:]
+        X = M.reshape(-1, m, n)
+        if X.dtype.itemsize < 4:
+            X = X.float()
+        T = self._polar(X, generator) if m <= n else self._polar(X.mT, generator).mT
+        return T.to(M.dtype).reshape(M.shape)
+
+    @abstractmethod
+    def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+        """T of ``X``: shape ``(batch, m, n)`` with ``m ≤ n``, float32 or float64, not empty."""
+
+    @abstractmethod
+    def flops(self, m: int, n: int) -> int:
+        """Cost of one call on an m×n matrix in the paper's convention (:mod:`polarstep.flops`)."""
+
+    def describe(self, m: int, n: int) -> str:
+        """How an m×n matrix will be treated, in a few words, for the routing table."""
+        return repr(self)
+
+
+def _check(M: Tensor) -> None:
+    if not isinstance(M, Tensor):
+        raise TypeError(f"expected a tensor of shape (..., m, n), got {type(M).__name__}")
+    if M.ndim < 2:
+        raise ValueError(
+            f"expected a tensor of shape (..., m, n), got shape {tuple(M.shape)}; "
+            "a vector has no polar factor: view it as a 1×n matrix with M[None]"
+        )
+    if not M.is_floating_point():
+        raise TypeError(f"expected a real floating-point tensor, got {M.dtype}; cast it first")
+    if M.layout != torch.strided:
+        raise TypeError(f"expected a dense tensor, got layout {M.layout}; call M.to_dense() first")
