@@ -1,0 +1,146 @@
+"""Files that are either the old version or the new one, never half of one.
+
+A file is written beside its target, forced to disk and renamed over it; a rename within a folder is
+atomic, so a process killed at any moment leaves a complete file. Lines of a log are the exception:
+they are appended and flushed one by one, and whoever resumes the log cuts it back to a known length.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["JsonLines", "StorageError", "read_json", "to_json", "write_atomically", "write_json"]
+
+
+class StorageError(RuntimeError):
+    """Something on disk could not be written or read; the message says what to do about it."""
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Let ``write`` fill a temporary file, then rename it to ``path``.
+
+    If anything fails, a full disk included, the previous ``path`` stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException as error:
+        Path(name).unlink(missing_ok=True)
+        if _is_disk_full(error):
+            raise disk_full(path) from error
+        raise
+    _sync_folder(path.parent)
+
+
+def disk_full(path: Path) -> StorageError:
+    """The error for a write to ``path`` that found no space."""
+    return StorageError(
+        f"no space left to write {path}: free some disk space and run the same command again with "
+        "--resume; everything recorded before this write is intact"
+    )
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    # torch.save turns a short write into a RuntimeError and keeps the OSError as its context.
+    context = error.__cause__ or error.__context__
+    return context is not None and _is_disk_full(context)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable (POSIX; Windows has no handle on a folder to sync)."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def to_json(value: Any) -> Any:
+    """``value`` in standard JSON: tuples become lists, paths strings, NaN and ±inf ``None``.
+
+    >>> to_json({"loss": float("nan"), "shape": (2, 3)})
+    {'loss': None, 'shape': [2, 3]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` to ``path`` as indented JSON, atomically."""
+    text = json.dumps(to_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file, or an error that names the file and the place of the fault."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StorageError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} is not valid JSON: {error}") from error
+
+
+class JsonLines:
+    """A log of one JSON object per line, flushed line by line.
+
+    ``length`` cuts an existing log back to its first ``length`` bytes: a run resumed from a
+    checkpoint forgets the lines written after it and writes them again.
+    """
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        """Open ``path`` for appending after its first ``length`` bytes."""
+        self.path = path
+        size = path.stat().st_size if path.exists() else 0
+        if size < length:
+            raise StorageError(
+                f"{path} has {size} bytes but the checkpoint was taken when it had {length}: the "
+                "log was cut or replaced; start the run anew with --force"
+            )
+        self._file = path.open("r+b" if path.exists() else "w+b")
+        self._file.truncate(length)
+        self._file.seek(length)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one line and hand it to the operating system."""
+        line = json.dumps(to_json(row), ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+        except OSError as error:
+            if _is_disk_full(error):
+                raise disk_full(self.path) from error
+            raise
+
+    def sync(self) -> int:
+        """Force all lines to disk and return the length of the log in bytes."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the log."""
+        self._file.close()
