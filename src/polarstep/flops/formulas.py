@@ -1,0 +1,124 @@
+"""Cost formulas in the paper's convention.
+
+A multiply and an add count as one FLOP each, so a product (m×k)(k×n) costs 2mkn; a square root or a
+division counts as one; symmetry of XXᵀ is not exploited; drawing random numbers, comparisons and
+moving memory are free. Everything here is integer arithmetic on shapes: nothing needs torch.
+
+Notation as in the paper: M is m×n, d₀ = min(m, n), d₁ = max(m, n), ℓ = s + p is the width of the
+sketch, h the number of power iterations and q the number of polynomial steps.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "gaussian_sketch",
+    "gram_newton_schulz",
+    "kaczmarz_sketch",
+    "low_rank",
+    "matmul",
+    "newton_schulz",
+    "normalization",
+    "power_products",
+    "qr",
+]
+
+
+def matmul(m: int, k: int, n: int) -> int:
+    """A product (m×k)(k×n): 2mkn."""
+    return 2 * m * k * n
+
+
+def normalization(m: int, n: int) -> int:
+    """Dividing an m×n matrix by its Frobenius norm: a square, an add and a division per entry."""
+    return 3 * m * n
+
+
+def newton_schulz(m: int, n: int, steps: int, degree: int = 5) -> int:
+    """``steps`` odd polynomials of the given degree, applied to the matrix itself.
+
+    The quintic costs q(4d₁d₀² + 2d₀³) (Section 2.2 of the paper): XXᵀ, its square, and their
+    combination times X. In general p(X) = r(XXᵀ)X with r of degree (degree − 1)/2 by Horner's rule,
+    so that every further degree of r is one more d₀×d₀ product. The d₀² and d₀d₁ additions of the
+    polynomial are not counted, as in the paper.
+    """
+    d0, d1 = min(m, n), max(m, n)
+    return steps * (4 * d1 * d0**2 + 2 * d0**3 * (_degree_in_gram(degree) - 1))
+
+
+def gram_newton_schulz(m: int, n: int, steps: int, degree: int = 5) -> int:
+    """The same polynomials iterated on the Gram matrix and applied to the matrix once.
+
+    XXᵀ and the final product cost 2d₁d₀² each, whatever the number of steps. A step on the d₀×d₀
+    Gram matrix R forms r(R) by Horner's rule, multiplies it into the accumulated factor (nothing to
+    multiply in the first step) and updates R ← r(R)²R (not needed after the last).
+    """
+    if steps == 0:
+        return 0
+    d0, d1 = min(m, n), max(m, n)
+    horner = steps * (_degree_in_gram(degree) - 1)
+    accumulate, update = steps - 1, 2 * (steps - 1)
+    return 4 * d1 * d0**2 + 2 * d0**3 * (horner + accumulate + update)
+
+
+def qr(m: int, ell: int) -> int:
+    """Householder QR of an m×ℓ matrix, R alone: 2mℓ² − ⅔k³ with k = min(m, ℓ), in whole FLOPs.
+
+    For ℓ ≤ m this is the paper's 2mℓ² − ⅔ℓ³. For ℓ > m it is the form that Table 2 obeys: there the
+    paper sketches 64-row matrices with ℓ = 138 (see docs/flops.md).
+    """
+    return 2 * m * ell**2 - 2 * min(m, ell) ** 3 // 3
+
+
+def gaussian_sketch(m: int, n: int, ell: int) -> int:
+    """MΩ with a dense n×ℓ matrix Ω: 2mnℓ. Drawing Ω is not counted."""
+    return matmul(m, n, ell)
+
+
+def kaczmarz_sketch(m: int, n: int, ell: int) -> int:
+    """MΩ as ℓ rescaled columns of M: 2mn for the squared column norms, mℓ for the rescaling."""
+    return 2 * m * n + m * ell
+
+
+def power_products(power: float) -> int:
+    """How many products with M or Mᵀ turn MΩ into (MMᵀ)ʰMΩ: 2h.
+
+    h may be a half-integer: the half iteration ends on the other side of the matrix.
+    """
+    products = 2 * power
+    if products < 0 or products != int(products):
+        raise ValueError(f"power={power!r}: expected 0, ½, 1, 1½, …: each product by M or Mᵀ is ½")
+    return int(products)
+
+
+def low_rank(
+    m: int,
+    n: int,
+    ell: int,
+    power: float,
+    inner_flops: int,
+    *,
+    sketch_flops: int | None = None,
+    orth_flops: int | None = None,
+) -> int:
+    """Algorithm 1 on an m×n matrix: (4h + 6)mnℓ for the products, and one QR, and the inner map.
+
+    Forming Y = (MMᵀ)ʰMΩ costs 2mnℓ(2h + 1); Q has k = min(m, ℓ) columns, so that B = QᵀM and the
+    lift QZ cost 2mnk each. ``inner_flops`` is the cost of the inner map on the k×n matrix B.
+    ``sketch_flops`` is the cost of MΩ (a dense product unless told otherwise; for Algorithm 2 pass
+    :func:`kaczmarz_sketch`) and ``orth_flops`` that of all orthonormalizations (one QR unless told
+    otherwise).
+    """
+    k = min(m, ell)
+    sketch = gaussian_sketch(m, n, ell) if sketch_flops is None else sketch_flops
+    orth = qr(m, ell) if orth_flops is None else orth_flops
+    power_iteration = power_products(power) * matmul(m, n, ell)
+    project, lift = matmul(k, m, n), matmul(m, k, n)
+    return sketch + power_iteration + orth + project + inner_flops + lift
+
+
+def _degree_in_gram(degree: int) -> int:
+    if degree < 3 or degree % 2 == 0:
+        raise ValueError(
+            f"degree={degree}: expected an odd degree ≥ 3 (3: cubic, 5: quintic, 7, …)"
+        )
+    return (degree - 1) // 2
