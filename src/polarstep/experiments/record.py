@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from polarstep.experiments.storage import StorageError, read_json, write_json
+from polarstep.storage import StorageError, read_json, write_json
 
 __all__ = ["Ablation", "MetricRow", "Result", "RunIdentity", "RunRecord", "find_runs"]
 

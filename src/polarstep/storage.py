@@ -1,8 +1,9 @@
 """Files that are either the old version or the new one, never half of one.
 
-A file is written beside its target, forced to disk and renamed over it; a rename within a folder is
-atomic, so a process killed at any moment leaves a complete file. Lines of a log are the exception:
-they are appended and flushed one by one, and whoever resumes the log cuts it back to a known length.
+A file is written beside its target, forced to disk and renamed over it; a rename within a folder
+is atomic, so a process killed at any moment leaves a complete file. Lines of a log are the
+exception: they are appended and flushed one by one, and whoever resumes the log cuts it back to a
+known length.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def disk_full(path: Path) -> StorageError:
     """The error for a write to ``path`` that found no space."""
     return StorageError(
-        f"no space left to write {path}: free some disk space and run the same command again with "
-        "--resume; everything recorded before this write is intact"
+        f"no space left to write {path}: free some disk space, then run the same command again "
+        "(training resumes from its last checkpoint); everything written before is intact"
     )
 
 
