@@ -1,1 +1,20 @@
 """Muon for PyTorch with exact, inexact and randomized polar steps."""
+
+from polarstep.optim import SGD, AdamW, Muon
+from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
+from polarstep.sketch import Gaussian, Kaczmarz, Sketch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "AdamW",
+    "Exact",
+    "Gaussian",
+    "Kaczmarz",
+    "LowRank",
+    "Muon",
+    "NewtonSchulz",
+    "PolarMap",
+    "Sketch",
+]

@@ -1,0 +1,139 @@
+"""AdamW and SGD for the parameters that are no hidden matrices.
+
+The arithmetic is torch's own (``torch.optim.adamw.adamw``, ``torch.optim.sgd.sgd``, fused where the
+device has it), with torch's names for the state, so that a checkpoint reads like one of
+``torch.optim.AdamW``. What is here is how a parameter group describes such a rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+__all__ = ["SGD", "AdamW", "Elementwise"]
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019), decoupled weight decay."""
+
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    algorithm: ClassVar[str] = "adamw"
+
+    def __post_init__(self) -> None:
+        _check_at_least_zero(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas}: expected two numbers in [0, 1), as (0.9, 0.95)")
+
+    @staticmethod
+    def new_state(p: Tensor) -> State:
+        """What ``torch.optim.AdamW(fused=True)`` starts with."""
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=p.device),
+            "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
+        }
+
+    @staticmethod
+    def update(
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[State],
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """One step of every parameter; none at all where ``found_inf`` is one."""
+        beta1, beta2 = group["betas"]
+        adamw(
+            params,
+            grads,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=_has_fused(params[0]),
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+@dataclass(frozen=True)
+class SGD:
+    """SGD with (Nesterov) momentum; its weight decay is torch's, added to the gradient."""
+
+    lr: float = 1e-2
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 0.0
+
+    algorithm: ClassVar[str] = "sgd"
+
+    def __post_init__(self) -> None:
+        _check_at_least_zero(lr=self.lr, weight_decay=self.weight_decay)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum}: expected 0 ≤ momentum < 1, as 0.9")
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov=True needs momentum > 0; set nesterov=False for plain SGD")
+
+    @staticmethod
+    def new_state(p: Tensor) -> State:
+        """A zero buffer: its first step is then torch's, and a skipped one leaves it zero."""
+        return {"momentum_buffer": torch.zeros_like(p, memory_format=torch.preserve_format)}
+
+    @staticmethod
+    def update(
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[State],
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """One step of every parameter; none at all where ``found_inf`` is one."""
+        sgd(
+            params,
+            grads,
+            [state["momentum_buffer"] for state in states],
+            fused=_has_fused(params[0]),
+            found_inf=found_inf,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=group["nesterov"],
+            maximize=False,
+        )
+
+
+Elementwise = AdamW | SGD
+
+
+def group_of(rule: Elementwise) -> dict[str, Any]:
+    """The hyperparameters of ``rule`` as a parameter group holds them."""
+    return {"algorithm": rule.algorithm, **asdict(rule)}
+
+
+def _has_fused(p: Tensor) -> bool:
+    return p.device.type in ("cpu", "cuda")
+
+
+def _check_at_least_zero(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name}={value}: expected a finite number ≥ 0")

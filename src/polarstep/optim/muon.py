@@ -1,0 +1,189 @@
+"""Muon, the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+from torch.utils.hooks import RemovableHandle
+
+from polarstep.matrix import Layout
+from polarstep.optim import phases
+from polarstep.optim.groups import ELEMENTWISE, check_params, complete
+from polarstep.optim.scaling import LrScale
+from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
+from polarstep.sketch import Gaussian, Kaczmarz
+
+__all__ = ["Muon"]
+
+# A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
+# weights_only=True, its default.
+torch.serialization.add_safe_globals([Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz])
+
+
+class Muon(Optimizer):
+    r"""Muon with Nesterov or Polyak momentum and any polar map T (equation (1) of the paper).
+
+    For every matrix X with gradient G, momentum β, learning rate η and weight decay λ::
+
+        C ← βC + G
+        M = βC + G   (Nesterov)   or   M = C   (Polyak)
+        X ← (1 − ηλ)X − η · scale(m, n) · T(M)
+
+    The momentum buffer holds C itself, a sum and not a moving average. Matrices of equal shape go
+    through T as one batch, whichever groups they are in.
+
+    Args:
+        params: parameters, named parameters or parameter groups. A group may override everything
+            below, and a group with ``algorithm="adamw"`` or ``"sgd"`` is updated by that rule with
+            its own options (:class:`polarstep.AdamW`, :class:`polarstep.SGD`): one optimizer for a
+            whole model. :func:`polarstep.muon_for` builds such groups.
+        lr: η.
+        momentum: β in [0, 1).
+        nesterov: Nesterov (the default) or Polyak momentum.
+        polar: T; by default five PolarExpress steps in full space.
+        weight_decay: λ, decoupled.
+        lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, 0.2·√max(m, n), with which
+            AdamW's learning rates carry over; or a function of (m, n).
+        layout: how tensors of more than two dimensions are matrices
+            (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``, ``"stack"`` or ``"auto"``.
+        split_sizes: rows of the matrices of a fused projection; each gets its own polar factor.
+        nonfinite: ``"propagate"`` does as torch does. ``"skip"`` leaves a parameter whose gradient
+            has a NaN or an infinity as it was, momentum and weight decay included, and decides so
+            on the device, without waiting for it.
+        seed: of the sketches, which are a function of (seed, shape, step).
+
+    >>> W = torch.nn.Parameter(torch.eye(3))
+    >>> W.grad = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    >>> Muon([W], lr=0.5, polar=Exact()).step()
+    >>> W.data
+    tensor([[0.5000, 0.0000, 0.0000],
+            [0.0000, 0.5000, 0.0000],
+            [0.0000, 0.0000, 0.5000]])
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        polar: PolarMap | None = None,
+        weight_decay: float = 0.0,
+        lr_scale: LrScale = "spectral",
+        *,
+        layout: Layout = "auto",
+        split_sizes: Sequence[int] | None = None,
+        nonfinite: str = "propagate",
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "algorithm": "muon",
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "polar": NewtonSchulz(5, "polar-express") if polar is None else polar,
+            "weight_decay": weight_decay,
+            "lr_scale": lr_scale,
+            "layout": layout,
+            "split_sizes": None if split_sizes is None else tuple(split_sizes),
+            "nonfinite": nonfinite,
+            "seed": seed,
+            "step": 0,
+        }
+        complete({}, defaults)
+        self._polar_hooks: dict[int, phases.PolarHook] = {}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checked and completed with the defaults of its algorithm."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
+        group = complete(param_group, self.defaults)
+        probe = _as_listed(group)
+        check_params(probe)
+        # torch fills every default into every group; an AdamW group must not get Muon's.
+        defaults, self.defaults = self.defaults, {}
+        try:
+            super().add_param_group(probe)
+        finally:
+            self.defaults = defaults
+
+    @overload
+    def step(self, closure: None = ...) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        works = [phases.collect(group) for group in self.param_groups]
+        muon = [work for work in works if work.group["algorithm"] == "muon"]
+        for work in muon:
+            phases.momentum(work, self.state)
+        phases.polar(muon, tuple(self._polar_hooks.values()))
+        for work in muon:
+            phases.apply(work)
+            work.group["step"] += 1
+        for work in works:
+            if work.group["algorithm"] in ELEMENTWISE:
+                self._elementwise(work)
+        return loss
+
+    def _elementwise(self, work: phases.Work) -> None:
+        """AdamW or SGD of one group; parameter by parameter where some may have to be skipped."""
+        if not work.params:
+            return
+        rule = ELEMENTWISE[work.group["algorithm"]]
+        for p in work.params:
+            if not self.state[p]:
+                self.state[p].update(rule.new_state(p))
+        states = [self.state[p] for p in work.params]
+        if work.finite is None:
+            rule.update(work.group, work.params, work.grads, states)
+            return
+        for p, grad, state, finite in zip(
+            work.params, work.grads, states, work.finite, strict=True
+        ):
+            rule.update(work.group, [p], [grad], [state], found_inf=1 - finite.float())
+
+    def register_polar_hook(self, hook: phases.PolarHook) -> RemovableHandle:
+        """Call ``hook(bucket)`` after each polar map with its input M and output T.
+
+        For measuring: a hook may read everything and must change nothing.
+        """
+        handle = RemovableHandle(self._polar_hooks)
+        self._polar_hooks[handle.id] = hook
+        return handle
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As torch does: hooks stay behind."""
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled optimizer, without hooks."""
+        super().__setstate__(state)
+        self.__dict__.setdefault("_polar_hooks", {})
+
+
+def _as_listed(group: dict[str, Any]) -> dict[str, Any]:
+    """``group`` with its parameters as a list, and named ones taken apart as torch does it."""
+    params = group["params"]
+    if isinstance(params, Tensor):
+        params = [params]
+    elif isinstance(params, set):
+        raise TypeError("parameters in a set have no order, which a checkpoint needs; give a list")
+    else:
+        params = list(params)
+    if params and all(isinstance(p, tuple) for p in params):
+        names = [name for name, _ in params]
+        return group | {"params": [p for _, p in params], "param_names": names}
+    return group | {"params": params}

@@ -1,0 +1,187 @@
+"""The phases of a Muon step: collect → momentum → polar of a bucket → apply.
+
+Equation (1) of the paper, for every parameter X with gradient G:
+
+    C ← βC + G,    M = βC + G (Nesterov) or M = C (Polyak),    X ← X − η·scale·T(M).
+
+Each phase is a function on the work of one parameter group, but for the polar phase, which gathers
+the matrices of equal shape from all groups into buckets and calls the polar map once a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep import rng
+from polarstep.matrix import MatrixView
+from polarstep.optim.groups import Group, named_params, view_of
+from polarstep.optim.scaling import resolve_scale
+from polarstep.polar import PolarMap
+
+__all__ = ["Bucket", "PolarHook", "Work", "apply", "collect", "momentum", "polar"]
+
+
+@dataclass
+class Work:
+    """What one step does to one parameter group."""
+
+    group: Group
+    names: list[str]
+    params: list[Tensor]
+    grads: list[Tensor]
+    finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
+    views: list[MatrixView] = field(default_factory=list)
+    M: list[Tensor] = field(default_factory=list)  # per parameter
+    T: list[list[Tensor]] = field(default_factory=list)  # per parameter and block
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The matrices of one shape that went through a polar map together.
+
+    A hook receives it to look, not to touch: ``M`` may be the momentum buffer itself.
+    """
+
+    map: PolarMap
+    step: int
+    generator_key: tuple[int | str, ...]
+    names: tuple[str, ...]  # of the parameter behind each matrix of the batch
+    params: tuple[Tensor, ...]
+    M: Tensor  # (batch, m, n)
+    T: Tensor  # (batch, m, n)
+
+
+PolarHook = Callable[[Bucket], None]
+
+
+def collect(group: Group) -> Work:
+    """The parameters that have a gradient, checked; nothing is changed yet.
+
+    A parameter without one is left alone altogether, weight decay included.
+    """
+    names, params, grads = [], [], []
+    for name, p in named_params(group):
+        if p.grad is None:
+            continue
+        if p.grad.layout != torch.strided:
+            raise TypeError(
+                f"{name} has a gradient of layout {p.grad.layout}: expected a dense one; "
+                "build its module with sparse=False"
+            )
+        if p.grad.shape != p.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(p.shape)}, but its gradient has shape "
+                f"{tuple(p.grad.shape)}; call zero_grad() after changing a parameter's shape"
+            )
+        names.append(name)
+        params.append(p)
+        grads.append(p.grad)
+    finite = None
+    if group["nonfinite"] == "skip" and grads:
+        # The largest magnitude is NaN or inf just where some entry is, and nothing here waits for
+        # the device.
+        largest = torch._foreach_norm(grads, ord=float("inf"))
+        finite = [torch.isfinite(value) for value in largest]
+    views = []
+    if group["algorithm"] == "muon":
+        views = [view_of(group, p, name) for name, p in zip(names, params, strict=True)]
+    return Work(group, names, params, grads, finite, views)
+
+
+def momentum(work: Work, state: dict[Tensor, dict[str, Any]]) -> None:
+    """``C ← βC + G`` in place, and M from it."""
+    if not work.params:
+        return
+    for p in work.params:
+        if "momentum_buffer" not in state[p]:
+            state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    C = [state[p]["momentum_buffer"] for p in work.params]
+    beta, nesterov = work.group["momentum"], work.group["nesterov"]
+    if work.finite is None:
+        torch._foreach_mul_(C, beta)
+        torch._foreach_add_(C, work.grads)
+        if nesterov:
+            work.M = list(torch._foreach_mul(C, beta))
+            torch._foreach_add_(work.M, work.grads)
+        else:
+            work.M = C
+        return
+    for c, grad, finite in zip(C, work.grads, work.finite, strict=True):
+        c.copy_(torch.where(finite, beta * c + grad, c))
+        m = torch.where(finite, beta * c + grad, 0) if nesterov else torch.where(finite, c, 0)
+        work.M.append(m)  # zero where the gradient was not finite, and T(0) = 0
+
+
+def polar(works: Iterable[Work], hooks: Iterable[PolarHook] = ()) -> None:
+    """T of every block of every M, one call of the polar map a bucket.
+
+    A sketch's generator is keyed by (seed, shape, step): no parameter's sketch depends on which
+    others are in its bucket, and a resumed run draws the same ones.
+    """
+    places: dict[tuple[Any, ...], list[tuple[Work, int, int, Tensor]]] = {}
+    for work in works:
+        group = work.group
+        for i, (view, M) in enumerate(zip(work.views, work.M, strict=True)):
+            blocks = view.blocks(M)
+            work.T.append(blocks)  # replaced below, block by block
+            for j, block in enumerate(blocks):
+                key = (
+                    group["polar"],
+                    group["seed"],
+                    group["step"],
+                    block.shape[-2:],
+                    block.dtype,
+                    block.device,
+                )
+                places.setdefault(key, []).append((work, i, j, block))
+    for (polar_map, seed, step, (m, n), _, device), members in places.items():
+        blocks = [block for *_, block in members]
+        M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        generator_key = (seed, f"{m}x{n}", step)
+        generator = rng.generator(*generator_key, device=device) if polar_map.is_random else None
+        T = polar_map(M, generator=generator)
+        parts = T.split([len(block) for block in blocks])
+        for (work, i, j, _), part in zip(members, parts, strict=True):
+            work.T[i][j] = part
+        if hooks:
+            bucket = _bucket(polar_map, step, generator_key, members, M, T)
+            for hook in hooks:
+                hook(bucket)
+
+
+def apply(work: Work) -> None:
+    """``X ← (1 − ηλ)X − η·scale·T``: decoupled weight decay, then the step."""
+    if not work.params:
+        return
+    group = work.group
+    lr, decay, scale = group["lr"], group["weight_decay"], resolve_scale(group["lr_scale"])
+    if decay != 0:
+        if work.finite is None:
+            torch._foreach_mul_(work.params, 1 - lr * decay)
+        else:
+            for p, finite in zip(work.params, work.finite, strict=True):
+                p.mul_(torch.where(finite, 1 - lr * decay, 1.0))
+    updates = []
+    for p, view, T in zip(work.params, work.views, work.T, strict=True):
+        scaled = [t * (-lr * scale(*t.shape[-2:])) for t in T]
+        updates.append(view.assemble(scaled, p.shape))
+    torch._foreach_add_(work.params, updates)
+
+
+def _bucket(
+    polar_map: PolarMap,
+    step: int,
+    generator_key: tuple[int | str, ...],
+    members: list[tuple[Work, int, int, Tensor]],
+    M: Tensor,
+    T: Tensor,
+) -> Bucket:
+    owners = [(work, i) for work, i, _, block in members for _ in range(len(block))]
+    names = tuple(work.names[i] for work, i in owners)
+    params = tuple(work.params[i] for work, i in owners)
+    return Bucket(polar_map, step, generator_key, names, params, M, T)

@@ -1,0 +1,85 @@
+"""An odd matrix polynomial evaluated on the small Gram matrix.
+
+For odd polynomials φ_t(x) = x·P_t(x²) and wide ``X`` (m ≤ n), with ``G₀ = X Xᵀ`` (m×m):
+
+    φ_q∘…∘φ₁(X) = W_q X,   W_t = P_t(G_{t−1}) W_{t−1},   G_t = P_t(G_{t−1}) G_{t−1} P_t(G_{t−1}).
+
+Only two products have size m·m·n, one to form G₀ and one to apply W_q, where the plain iteration
+has two a step. All else is m×m, so it pays when n is well above m.
+
+The price is in the small singular values. A rounding error ε in G₀ is an error in σ², so a σ near
+√ε is unknown, and it grows by P_t(0)² = a_t² a step. Where that growth would make it matter, the
+iteration restarts: X is replaced by W X and its Gram matrix is formed afresh.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+__all__ = ["Polynomial", "apply_polynomials", "gram_matrix", "restarts", "times_gram"]
+
+Polynomial = tuple[float, ...]
+
+# Largest error in an eigenvalue of G_t that is left to grow, on the scale of ‖G_t‖ ≤ 1. A negative
+# eigenvalue of this size changes P(λ) by under a tenth for every coefficient set we ship.
+TOLERATED_ERROR = 2e-2
+
+
+def gram_matrix(X: Tensor) -> Tensor:
+    """``X Xᵀ``, accumulated and returned in float32 when ``X`` is of lower precision."""
+    if X.dtype.itemsize >= 4:
+        return X @ X.mT
+    if X.is_cuda:
+        return torch.bmm(X, X.mT, out_dtype=torch.float32)
+    X = X.float()
+    return X @ X.mT
+
+
+def times_gram(G: Tensor, polynomial: Polynomial) -> Tensor:
+    """``P(G) − a·I = bG + cG² + …`` for the polynomial x·P(x²) = ax + bx³ + cx⁵ + …"""
+    *lower, last = polynomial[1:]
+    if not lower:
+        return last * G
+    H = torch.baddbmm(G, G, G, beta=lower[-1], alpha=last)
+    for coefficient in reversed(lower[:-1]):
+        H = torch.baddbmm(G, H, G, beta=coefficient)
+    return H
+
+
+def restarts(polynomials: tuple[Polynomial, ...], epsilon: float) -> list[int]:
+    """The steps before which the Gram matrix must be formed afresh."""
+    starts, error = [], epsilon
+    for t, polynomial in enumerate(polynomials):
+        growth = polynomial[0] ** 2
+        if t > 0 and error * growth > TOLERATED_ERROR:
+            starts.append(t)
+            error = epsilon
+        error *= growth
+    return starts
+
+
+def apply_polynomials(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+    """φ_q∘…∘φ₁ on the singular values of ``X``, of shape (batch, m, n) and ‖X‖_op ≤ 1."""
+    small = torch.promote_types(X.dtype, torch.float32)  # m×m work is never below float32
+    epsilon = max(torch.finfo(small).eps, torch.finfo(X.dtype).eps / 2**8)
+    starts = [0, *restarts(polynomials, epsilon), len(polynomials)]
+    for first, end in pairwise(starts):
+        if first < end:
+            X = _accumulate(gram_matrix(X), polynomials[first:end]).to(X.dtype) @ X
+    return X
+
+
+def _accumulate(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+    """W_q for the Gram matrix ``G``."""
+    W: Tensor | None = None
+    for t, polynomial in enumerate(polynomials):
+        P = times_gram(G, polynomial)
+        P.diagonal(dim1=-2, dim2=-1).add_(polynomial[0])
+        W = P if W is None else P @ W
+        if t + 1 < len(polynomials):
+            G = P @ G @ P
+    assert W is not None
+    return W

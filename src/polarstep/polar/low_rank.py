@@ -1,0 +1,160 @@
+"""Algorithms 1 and 2: sketch to ℓ dimensions, iterate there, lift back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from polarstep import flops
+from polarstep.matrix import product_dtype, unit_scaled
+from polarstep.polar.base import PolarMap
+from polarstep.polar.newton_schulz import NewtonSchulz
+from polarstep.polar.orthonormal import Method, orthonormalize
+from polarstep.sketch import Gaussian, Sketch
+
+__all__ = ["LowRank"]
+
+
+@dataclass(frozen=True)
+class LowRank(PolarMap):
+    """The randomized polar map: Algorithm 1 of the paper, and Algorithm 2 with ``Kaczmarz()``.
+
+    ::
+
+        Y = (M Mᵀ)^h M Ω                    Ω: n×ℓ,  ℓ = s + p         project down
+        Q = orth(Y),  B = Qᵀ M              Q: m×ℓ,  B: ℓ×n
+        Z = inner(B)                                                   iterate
+        T = Q Z                                                        project up
+
+    Y is orthonormalized after each product, without which a few large singular values drown the
+    rest. With the paper's polynomials inside, ‖T‖_op ≤ 1 always, and Proposition 2 bounds the
+    expected alignment ⟨M, T⟩ from below.
+
+    Tall matrices are transposed first, so that the basis lies on the short side. Where ℓ ≥ min(m, n),
+    or where sketching a shape would cost more than it saves, the inner map runs in full space.
+
+    Args:
+        rank: s, the rank one hopes to capture.
+        oversample: p, extra columns that make capturing it likely; Proposition 2 needs p ≥ 2.
+        power: h, the number of power iterations. Half-integers are allowed: h = ½ is one product
+            with M after the first one, so it costs 8mnℓ where h = 1 costs 10mnℓ, and the sketch
+            starts from the short side.
+        sketch: ``Gaussian()`` or ``Kaczmarz()``.
+        inner: the polar map of the small matrix B. Its δ is a norm of B, which is what Algorithm 2
+            says and is sharper than Algorithm 1's δ ≥ ‖M‖_op.
+        orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
+        always_sketch: sketch also where that costs more than the inner map in full space. For
+            studies; it changes nothing where ℓ ≥ min(m, n).
+    """
+
+    rank: int = 200
+    oversample: int = 10
+    power: float = 1
+    sketch: Sketch = field(default_factory=Gaussian)
+    inner: PolarMap = field(default_factory=lambda: NewtonSchulz(steps=7))
+    orth: Method = "auto"
+    always_sketch: bool = False
+
+    def __post_init__(self) -> None:
+        if not _is_int(self.rank) or self.rank < 1:
+            raise ValueError(
+                f"rank={self.rank!r}: expected an integer ≥ 1; the paper takes 128–200"
+            )
+        if not _is_int(self.oversample) or self.oversample < 0:
+            raise ValueError(
+                f"oversample={self.oversample!r}: expected an integer ≥ 0; the paper takes 10"
+            )
+        if self.power < 0 or 2 * self.power != int(2 * self.power):
+            raise ValueError(
+                f"power={self.power!r}: expected 0, ½, 1, 1½, …; the paper takes 1 or 2"
+            )
+        if not isinstance(self.sketch, Sketch):
+            raise TypeError(f"sketch={self.sketch!r}: expected a Sketch such as Gaussian()")
+        if not isinstance(self.inner, PolarMap):
+            raise TypeError(f"inner={self.inner!r}: expected a polar map such as NewtonSchulz()")
+        if isinstance(self.inner, LowRank):
+            raise ValueError("inner is a LowRank map: expected a full-space one, as NewtonSchulz()")
+        if self.orth not in get_args(Method):
+            raise ValueError(f"orth={self.orth!r}: expected one of {', '.join(get_args(Method))}")
+
+    @property
+    def width(self) -> int:
+        """ℓ = s + p, the number of columns of the sketch."""
+        return self.rank + self.oversample
+
+    @property
+    def is_random(self) -> bool:
+        """A sketch is drawn."""
+        return True
+
+    def full_space_reason(self, m: int, n: int) -> str | None:
+        """Why the inner map runs on an m×n matrix in full space; ``None`` where it is sketched."""
+        if self.width >= min(m, n):
+            return f"ℓ={self.width} ≥ {min(m, n)}"
+        if not self.always_sketch and self._sketched_flops(m, n) >= self.inner.flops(m, n):
+            return "sketching would cost more"
+        return None
+
+    def basis(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Q: an orthonormal basis (batch, m, ℓ) of the range of (M Mᵀ)^h M Ω for wide ``X`` = M.
+
+        A chain of 2h + 1 products with M and Mᵀ in turn that ends on the short side, so it starts
+        with M for whole h and with Mᵀ for half ones.
+        """
+        further = flops.power_products(self.power)
+        A = X if further % 2 == 0 else X.mT
+        Y = self.sketch(A, self.width, generator)
+        for _ in range(further):
+            A = A.mT
+            Y = A @ orthonormalize(_small(Y), self.orth, rough=True).to(X.dtype)
+        return orthonormalize(_small(Y), self.orth)
+
+    def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+        if self.full_space_reason(*X.shape[-2:]) is not None:
+            return self.inner(X, generator=generator)
+        X, s = unit_scaled(X)
+        A = X.to(product_dtype(X))
+        Q = self.basis(A, generator).to(A.dtype)
+        B = Q.mT @ A
+        # Back on M's own scale: exact, as s is a power of two, and an inner δ may be a number.
+        Z = self.inner(_small(B) / s, generator=generator)
+        return Q @ Z.to(A.dtype)
+
+    def flops(self, m: int, n: int) -> int:
+        """The paper's count, of the sketched or the full-space path, whichever is taken."""
+        if self.full_space_reason(m, n) is not None:
+            return self.inner.flops(m, n)
+        return self._sketched_flops(m, n)
+
+    def _sketched_flops(self, m: int, n: int) -> int:
+        d0, d1 = min(m, n), max(m, n)
+        first = (d0, d1) if flops.power_products(self.power) % 2 == 0 else (d1, d0)
+        return flops.low_rank(
+            d0,
+            d1,
+            self.width,
+            self.power,
+            self.inner.flops(self.width, d1),
+            sketch_flops=self.sketch.flops(*first, self.width),
+        )
+
+    def describe(self, m: int, n: int) -> str:
+        """Rank, power and sketch, or why the shape is not sketched, for the routing table."""
+        reason = self.full_space_reason(m, n)
+        if reason is not None:
+            return f"{self.inner.describe(m, n)}, full space: {reason}"
+        sketch = type(self.sketch).__name__
+        inner = self.inner.describe(self.width, max(m, n))
+        return f"LowRank({self.rank}+{self.oversample}, h={self.power:g}, {sketch}) of {inner}"
+
+
+def _small(Y: Tensor) -> Tensor:
+    """``Y`` for work in ℓ dimensions: float32 at least."""
+    return Y if Y.dtype.itemsize >= 4 else Y.float()
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

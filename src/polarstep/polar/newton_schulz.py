@@ -1,0 +1,141 @@
+"""Newton–Schulz and PolarExpress: odd polynomials that drive every singular value to one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from polarstep import flops
+from polarstep.matrix import product_dtype, unit_scaled
+from polarstep.polar import coefficients, gram
+from polarstep.polar.base import PolarMap
+
+__all__ = ["NewtonSchulz"]
+
+Delta = Literal["frobenius", "spectral"]
+Form = Literal["auto", "plain", "gram"]
+
+
+@dataclass(frozen=True)
+class NewtonSchulz(PolarMap):
+    """``Z₀ = M/δ``, ``Z_{t+1} = φ_t(Z_t)``; T(M) = Z_q = U p_q(Σ/δ) Vᵀ (the paper's Section 2).
+
+    With ``"cubic"`` or ``"quintic"`` and any δ ≥ ‖M‖_op this has ν = 0 and
+    γ = 1 − Σσᵢp_q(σᵢ/δ)/Σσᵢ (Proposition 1). The other sets overshoot one by design: they reach
+    the neighbourhood of one sooner and stay in it.
+
+    Args:
+        steps: q, the number of polynomials applied.
+        coefficients: a name (``polarstep.polar.coefficients.names()``) or a sequence of
+            polynomials ``(a, b, c)`` for ax + bx³ + cx⁵, one a step, the last one repeated.
+        delta: ``"frobenius"``: ‖M‖_F, the usual choice. ``"spectral"``: the Schatten-8 norm
+            ‖M‖_S8 = ‖(MMᵀ)²‖_F^¼ from one extra pair of products; it is never below ‖M‖_op and
+            above it by a factor of at most min(m, n)^⅛, where ‖M‖_F may be off by min(m, n)^½.
+            A number: that δ for every matrix, which must be at least ‖M‖_op for the bounds to
+            hold (the map is then not scale invariant).
+        dtype: precision of the products; ``None`` is the fastest the device really has
+            (:func:`polarstep.matrix.product_dtype`).
+        form: ``"plain"`` iterates on M, ``"gram"`` on its small Gram matrix
+            (:mod:`polarstep.polar.gram`); ``"auto"`` takes the cheaper of the two for the shape.
+    """
+
+    steps: int = 5
+    coefficients: str | tuple[tuple[float, ...], ...] = "quintic"
+    delta: Delta | float = "frobenius"
+    dtype: torch.dtype | None = None
+    form: Form = "auto"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+            raise ValueError(f"steps={self.steps!r}: expected an integer ≥ 0; 5 to 9 are usual")
+        if isinstance(self.coefficients, Sequence) and not isinstance(self.coefficients, str):
+            rows = tuple(tuple(float(c) for c in row) for row in self.coefficients)
+            object.__setattr__(self, "coefficients", rows)
+        coefficients.resolve(self.coefficients, self.steps)  # raises on unknown names
+        if isinstance(self.delta, str):
+            if self.delta not in get_args(Delta):
+                raise ValueError(
+                    f'delta={self.delta!r}: expected "frobenius", "spectral" or a positive number'
+                )
+        elif not 0 < self.delta < float("inf"):
+            raise ValueError(f"delta={self.delta}: expected a finite number > 0, at least ‖M‖_op")
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise ValueError(f"dtype={self.dtype}: expected a floating-point dtype, or None")
+        if self.form not in get_args(Form):
+            raise ValueError(f"form={self.form!r}: expected one of {', '.join(get_args(Form))}")
+
+    @property
+    def polynomials(self) -> tuple[gram.Polynomial, ...]:
+        """The polynomials φ₁, …, φ_q themselves."""
+        return coefficients.resolve(self.coefficients, self.steps)
+
+    def uses_gram(self, m: int, n: int) -> bool:
+        """Whether an m×n matrix is iterated on through its Gram matrix."""
+        if self.form != "auto":
+            return self.form == "gram"
+        return self._products(m, n, by_gram=True) < self._products(m, n, by_gram=False)
+
+    def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+        X, s = unit_scaled(X)
+        dtype = product_dtype(X) if self.dtype is None else self.dtype
+        X = self._divided_by_delta(X, s, dtype)
+        if self.uses_gram(*X.shape[-2:]):
+            return gram.apply_polynomials(X, self.polynomials)
+        for polynomial in self.polynomials:
+            H = gram.times_gram(X @ X.mT, polynomial)
+            X = torch.baddbmm(X, H, X, beta=polynomial[0])
+        return X
+
+    def _divided_by_delta(self, X: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
+        """``M/δ`` in ``dtype``, from ``X = sM``; the division itself happens in X's precision."""
+        if not isinstance(self.delta, str):
+            return (X / (s * self.delta)).to(dtype)
+        tiny = torch.finfo(X.dtype).tiny  # a zero matrix stays zero
+        norm = torch.linalg.matrix_norm(X, keepdim=True)
+        X = X / norm.clamp_min(tiny)
+        if self.delta == "frobenius":
+            return X.to(dtype)
+        G = gram.gram_matrix(X.to(dtype))
+        schatten8 = torch.linalg.matrix_norm(G @ G, keepdim=True).clamp_min(tiny) ** 0.25
+        # Rounding must not push the estimate under ‖M‖_op.
+        schatten8 = schatten8 * (1 + 4 * torch.finfo(dtype).eps)
+        return (X / schatten8.to(X.dtype)).to(dtype)
+
+    def flops(self, m: int, n: int) -> int:
+        """The paper's count for the plain iteration, whichever form runs."""
+        degrees = (2 * len(polynomial) - 1 for polynomial in self.polynomials)
+        return sum(flops.newton_schulz(m, n, 1, degree) for degree in degrees)
+
+    def product_flops(self, m: int, n: int) -> int:
+        """FLOPs of the matrix products that one call really runs, two per multiply-add."""
+        return self._products(m, n, by_gram=self.uses_gram(m, n))
+
+    def _products(self, m: int, n: int, *, by_gram: bool) -> int:
+        d0, d1 = min(m, n), max(m, n)
+        extra = 2 * d0 * d0 * d1 + 2 * d0**3 if self.delta == "spectral" else 0
+        if not by_gram:
+            return extra + self.flops(m, n)
+        return extra + _gram_products(d0, d1, self.polynomials)
+
+    def describe(self, m: int, n: int) -> str:
+        """Steps, coefficients and form, for the routing table."""
+        name = self.coefficients if isinstance(self.coefficients, str) else "custom"
+        form = ", Gram form" if self.uses_gram(m, n) else ""
+        return f"NewtonSchulz({self.steps} × {name}{form})"
+
+
+def _gram_products(d0: int, d1: int, polynomials: tuple[gram.Polynomial, ...]) -> int:
+    """Products of :func:`polarstep.polar.gram.apply_polynomials` in float32."""
+    starts = [0, *gram.restarts(polynomials, torch.finfo(torch.float32).eps), len(polynomials)]
+    total = 0
+    for first, end in pairwise(starts):
+        if first < end:
+            powers = sum(len(p) - 2 for p in polynomials[first:end])
+            small = powers + (end - first - 1) * 3  # W ← PW and G ← PGP, but for the last step
+            total += 4 * d0 * d0 * d1 + 2 * small * d0**3
+    return total
