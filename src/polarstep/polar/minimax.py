@@ -1,0 +1,171 @@
+"""Optimal odd polynomials, and their optimal composition (PolarExpress).
+
+The polar factor replaces every singular value by 1, so a step of a polynomial iteration should be
+the odd polynomial p(x) = a x + b x³ + c x⁵ + … closest to 1 on the interval [l, u] where the
+singular values lie. Its range is then [1 − E, 1 + E], the next step's interval, and to choose every
+step so is optimal for the composition as a whole: this is PolarExpress (N. Amsel, D. Persson,
+C. Musco and R. Gower, "The Polar Express: Optimal Matrix Sign Methods and Their Application to the
+Muon Algorithm", arXiv:2505.16932).
+
+An odd polynomial of degree 2k − 1 is the minimax one if and only if its error takes the values
+E, −E, E, … at k + 1 points (Chebyshev). Its derivative is even and has at most k − 1 positive
+zeros, so those points are l, u and all k − 1 critical points t₁ < … < t_{k−1} between them, and
+
+    p(x) = C ∫₀ˣ (t₁² − s²) ⋯ (t_{k−1}² − s²) ds.
+
+We solve for the critical points directly, by Newton's method on "p rises and falls by equal
+amounts", rather than exchange reference points and re-solve for coefficients (Remez). In this form
+nothing cancels, so that coefficients and E have full relative precision for every l/u, from 1e-6
+and below up to l = u, where p becomes the Newton–Schulz polynomial of that degree.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["Polynomial", "minimax", "polar_express"]
+
+Polynomial = tuple[float, ...]
+"""(a, b, c, …), meaning a x + b x³ + c x⁵ + …"""
+
+
+def minimax(lower: float, upper: float, degree: int = 5) -> tuple[Polynomial, float]:
+    """The odd polynomial of the given degree closest to 1 on [lower, upper], and its error E.
+
+    >>> minimax(1.0, 1.0, degree=5)  # the quintic Newton–Schulz polynomial (15, −10, 3)/8
+    ((1.875, -1.25, 0.375), 0.0)
+    """
+    if not 0 < lower <= upper < math.inf:
+        raise ValueError(
+            f"lower={lower!r}, upper={upper!r}: expected 0 < lower ≤ upper; the interval holds the "
+            "nonzero singular values after normalization, e.g. [1e-3, 1]"
+        )
+    if degree < 3 or degree % 2 == 0:
+        raise ValueError(
+            f"degree={degree}: expected an odd degree ≥ 3 (3: cubic, 5: quintic, 7, …)"
+        )
+    k = (degree + 1) // 2
+    r, width = lower / upper, (upper - lower) / upper  # work on [r, 1], of length `width`
+    nodes, weights = _gauss_legendre(k)  # exact for every integral below
+    z = _critical_points(r, width, nodes, weights, k - 1)
+    t = r + width * z
+
+    # p(r)/C, and the common rise and fall 2E/C between neighbouring points of alternation.
+    s = nodes * r
+    bottom = float((weights * (t**2 - s[:, None] ** 2).prod(dim=1)).sum() * r)
+    swing = float(_swings(z, r, width, nodes, weights).mean()) * width**k
+    C = 1 / (bottom + swing / 2)
+
+    # ∏(tⱼ² − y) by powers of y = s², then integrated term by term.
+    series = [1.0]
+    for root in (t**2).tolist():
+        series = [root * a - b for a, b in zip([*series, 0.0], [0.0, *series], strict=True)]
+    polynomial = tuple(C * a / (2 * i + 1) / upper ** (2 * i + 1) for i, a in enumerate(series))
+    return polynomial, C * swing / 2
+
+
+def polar_express(
+    lower: float, steps: int, degree: int = 5, *, cushion: float = 0.0, safety: float = 1.0
+) -> tuple[Polynomial, ...]:
+    """The optimal composition of ``steps`` odd polynomials for singular values in [lower, 1].
+
+    With neither cushion nor safety factor it maps [lower, 1] into [1 − E, 1 + E] with the smallest
+    E that any composition of that many polynomials of that degree reaches. Optimal polynomials for
+    a wide interval dip close to zero inside it, which rounding does not forgive; hence two options,
+    as in the code listing of Amsel et al.
+
+    Args:
+        lower: lower bound of the normalized singular values, 0 < lower ≤ 1.
+        steps: number of polynomials.
+        degree: their degree: 3, 5, 7, …
+        cushion: design each polynomial for [max(l, cushion·u), u] instead of [l, u], then rescale
+            it so that its range on [l, u] is centred at 1 again.
+        safety: evaluate each polynomial at x/safety, which tolerates singular values that rounding
+            pushed above u. Not the last polynomial, so that the result stays centred at 1.
+    """
+    _check_composition(lower, steps, cushion, safety)
+    upper = 1.0
+    polynomials = []
+    for step in range(steps):
+        p, E = minimax(max(lower, cushion * upper), upper, degree)
+        if cushion * upper > lower:  # p increases below the cushion, so its least value is p(lower)
+            centre = (_at(p, lower) + 1 + E) / 2
+            p = tuple(c / centre for c in p)
+        if step < steps - 1:
+            p = tuple(c / safety ** (2 * i + 1) for i, c in enumerate(p))
+        polynomials.append(p)
+        lower = min(_at(p, lower), 1.0)  # above 1 only by rounding
+        upper = 2 - lower
+    return tuple(polynomials)
+
+
+def _at(p: Polynomial, x: float) -> float:
+    return math.fsum(c * x ** (2 * i + 1) for i, c in enumerate(p))
+
+
+def _gauss_legendre(k: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights on [0, 1], exact up to degree 2k − 1 (Golub and Welsch)."""
+    i = torch.arange(1, k, dtype=torch.float64, device="cpu")
+    offdiagonal = torch.diag(i / (4 * i**2 - 1).sqrt(), 1)
+    nodes, vectors = torch.linalg.eigh(offdiagonal + offdiagonal.T)
+    return (nodes + 1) / 2, vectors[0] ** 2
+
+
+def _factors(z: Tensor, r: float, width: float, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """(tⱼ² − s²)/width at the quadrature points s between neighbouring points of alternation.
+
+    Points are held as t = r + width·z, z in [0, 1], so that differences keep their precision when
+    the interval is short. Returns a (k intervals, k nodes, k − 1 factors) tensor and the intervals'
+    lengths in z.
+    """
+    ends = torch.cat([z.new_zeros(1), z, z.new_ones(1)])
+    lengths = ends.diff()
+    points = (ends[:-1, None] + lengths[:, None] * nodes)[..., None]
+    return (z - points) * (2 * r + width * (z + points)), lengths
+
+
+def _swings(z: Tensor, r: float, width: float, nodes: Tensor, weights: Tensor) -> Tensor:
+    """|p(next) − p(this)| between neighbouring points of alternation, over C·widthᵏ."""
+    factors, lengths = _factors(z, r, width, nodes)
+    return (factors.prod(dim=2) @ weights * lengths).abs()
+
+
+def _critical_points(r: float, width: float, nodes: Tensor, weights: Tensor, count: int) -> Tensor:
+    """The z for which all swings are equal: Newton's method on the logarithms of their ratios.
+
+    From the Chebyshev points it needs 7 steps or fewer, for every r and for all degrees up to 41.
+    """
+    i = torch.arange(count, 0, -1, dtype=torch.float64, device="cpu")
+    z: Tensor = (1 + torch.cos(math.pi * i / (count + 1))) / 2  # the solution as l → u
+    others = ~torch.eye(count, dtype=torch.bool, device="cpu")
+    for _ in range(50):
+        factors, lengths = _factors(z, r, width, nodes)
+        swings = factors.prod(dim=2) @ weights * lengths
+        # p' vanishes at every moving end of an interval, so only the integrand's derivative counts.
+        without = torch.stack([factors[..., others[j]].prod(dim=2) for j in range(count)], dim=2)
+        slopes = 2 * (r + width * z) * torch.einsum("ijk,j->ik", without, weights)
+        jacobian = (slopes * (lengths / swings)[:, None]).diff(dim=0)
+        step: Tensor = torch.linalg.solve(jacobian, swings.abs().log().diff())
+        z = z - step
+        if step.abs().max() < 1e-14:
+            return z
+    raise ArithmeticError(f"no equioscillation found on [{r}, 1] with {count} critical points")
+
+
+def _check_composition(lower: float, steps: int, cushion: float, safety: float) -> None:
+    if not 0 < lower <= 1:
+        raise ValueError(
+            f"lower={lower!r}: expected 0 < lower ≤ 1, the least singular value to be mapped near "
+            "1 after division by δ ≥ ‖M‖_op; 1e-3 is usual"
+        )
+    if steps < 0:
+        raise ValueError(f"steps={steps}: expected steps ≥ 0; 5 to 10 is usual")
+    if not 0 <= cushion < 1:
+        raise ValueError(
+            f"cushion={cushion!r}: expected 0 ≤ cushion < 1; 0 means none, 0.02 is usual"
+        )
+    if not 1 <= safety < 2:
+        raise ValueError(f"safety={safety!r}: expected 1 ≤ safety < 2; 1 means none, 1.01 is usual")
