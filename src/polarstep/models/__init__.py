@@ -1,0 +1,1 @@
+"""The two networks of the paper's experiments."""

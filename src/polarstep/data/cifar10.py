@@ -1,0 +1,173 @@
+"""CIFAR-10 from the official files: the binary version, the Python version, or a download.
+
+Krizhevsky, "Learning multiple layers of features from tiny images" (2009),
+https://www.cs.toronto.edu/~kriz/cifar.html.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polarstep.rng import generator
+
+__all__ = ["Cifar10", "DatasetError", "download_cifar10", "load_cifar10"]
+
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+"""Published on the data set's page, for the binary version."""
+
+BINARY = "cifar-10-batches-bin"
+PYTHON = "cifar-10-batches-py"
+TRAIN_FILES = [f"data_batch_{number}" for number in range(1, 6)]
+TEST_FILE = "test_batch"
+PIXELS = 3 * 32 * 32
+CLASSES = 10
+
+
+class DatasetError(ValueError):
+    """The data set is missing or damaged; the message says what to put where."""
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """Images as uint8 ``(count, 3, 32, 32)`` and labels as int64, training and test."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+    def split(self, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Indices of the training images to train on, and of those held out for validation."""
+        count = len(self.train_labels)
+        if not 0 < held_out < count:
+            raise DatasetError(
+                f"cannot hold out {held_out} of {count} training images: expected between 1 and "
+                f"{count - 1}"
+            )
+        order = torch.randperm(count, generator=generator(seed, "cifar10-split"))
+        return order[held_out:].sort().values, order[:held_out].sort().values
+
+
+def load_cifar10(root: Path | str) -> Cifar10:
+    """Read CIFAR-10 below ``root``, or at it, whichever official version is there."""
+    root = Path(root)
+    for folder, read, suffix in (
+        (root / BINARY, _read_binary, ".bin"),
+        (root / PYTHON, _read_python, ""),
+        (root, _read_binary, ".bin"),
+        (root, _read_python, ""),
+    ):
+        files = [folder / f"{name}{suffix}" for name in (*TRAIN_FILES, TEST_FILE)]
+        present = [file for file in files if file.is_file()]
+        if not present:
+            continue
+        if len(present) < len(files):
+            missing = ", ".join(file.name for file in files if file not in present)
+            raise DatasetError(f"{folder} is incomplete: {missing} is missing; unpack it again")
+        parts = [read(file) for file in files]
+        labels = [torch.from_numpy(part[0].astype(np.int64)) for part in parts]
+        images = [torch.from_numpy(part[1].reshape(-1, 3, 32, 32)) for part in parts]
+        return Cifar10(torch.cat(images[:-1]), torch.cat(labels[:-1]), images[-1], labels[-1])
+    raise DatasetError(
+        f"no CIFAR-10 in {root.absolute()}. Put the official files there: either "
+        f"{root / BINARY}/data_batch_1.bin … data_batch_5.bin and test_batch.bin (from {URL}), "
+        f"or {root / PYTHON}/data_batch_1 … data_batch_5, test_batch (the Python version). With a "
+        f"network, `polarstep download cifar10 --to {root}` does it; data kept elsewhere is found "
+        "with --set data.root=DIR"
+    )
+
+
+def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Labels and images of one binary file: records of a label byte and 3072 pixel bytes."""
+    raw = np.fromfile(path, dtype=np.uint8)
+    record = PIXELS + 1
+    if raw.size == 0 or raw.size % record:
+        raise DatasetError(
+            f"{path} has {raw.size:,} bytes, not a multiple of {record} (one label and {PIXELS} "
+            "pixels): it is truncated or not the binary version; unpack it again"
+        )
+    rows = raw.reshape(-1, record)
+    return _checked(path, rows[:, 0], np.ascontiguousarray(rows[:, 1:]))
+
+
+def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Labels and images of one pickled file of the Python version."""
+    try:
+        batch = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        labels, images = np.array(batch[b"labels"]), np.asarray(batch[b"data"])
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(
+            f"{path} is not a batch of CIFAR-10's Python version ({error}); unpack it again"
+        ) from error
+    if images.ndim != 2 or images.shape != (len(labels), PIXELS) or images.dtype != np.uint8:
+        raise DatasetError(
+            f"{path} holds images of shape {images.shape} and type {images.dtype} for "
+            f"{len(labels)} labels; expected ({len(labels)}, {PIXELS}) of uint8"
+        )
+    return _checked(path, labels, images)
+
+
+def _checked(
+    path: Path, labels: NDArray[Any], images: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    if labels.min() < 0 or labels.max() >= CLASSES:
+        raise DatasetError(
+            f"{path} has labels from {labels.min()} to {labels.max()}; CIFAR-10 has 0 to 9. Is it "
+            "CIFAR-100?"
+        )
+    return labels.astype(np.uint8), images
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickles numpy arrays and plain containers, and refuses to import anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Allow what a pickled uint8 array needs."""
+        # The official files were pickled by Python 2's numpy, whose modules have moved since.
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return np.empty(0).__reduce__()[0]
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        if module == "_codecs" and name == "encode":
+            import codecs
+
+            return codecs.encode
+        raise pickle.UnpicklingError(f"refusing to load {module}.{name}")
+
+
+def download_cifar10(root: Path | str, progress: Any = False) -> Path:
+    """Download the binary version to ``root``, check its MD5 sum, unpack it; return the folder.
+
+    ``progress`` is pooch's ``progressbar``: true, false, or an object with tqdm's methods.
+    """
+    import pooch
+
+    root = Path(root)
+    archive = root / "cifar-10-binary.tar.gz"
+    try:
+        pooch.retrieve(
+            URL, known_hash=f"md5:{MD5}", fname=archive.name, path=root, progressbar=progress
+        )
+    except (OSError, ValueError) as error:
+        raise DatasetError(
+            f"could not download {URL}: {error}. Without a network, copy the archive to {archive} "
+            "by other means and run this again"
+        ) from error
+    with archive.open("rb") as file:
+        found = hashlib.file_digest(file, "md5").hexdigest()
+    assert found == MD5, f"pooch returned an archive with MD5 {found}"
+    with tarfile.open(archive) as packed:
+        packed.extractall(root, filter="data")
+    return root / BINARY

@@ -1,0 +1,205 @@
+"""A GPT in the style of modded-nanogpt, in sizes from a laptop toy to the paper's model.
+
+Rotary positions, queries and keys normalized, RMSNorm without weights, a squared-ReLU MLP, no
+biases, an untied head with soft-capped logits. Every hidden parameter is a matrix, one per
+projection, so that an optimizer for matrices sees the same shapes as the paper's.
+
+**The paper's matrices.** Table 2 rests on 40 matrices of 768×768 and 24 of 3072×768, for a model of
+11 layers. Both are right: in modded-nanogpt layer 6 has no attention, which leaves 10 × 4 = 40
+attention matrices, and its 11 MLPs of two matrices are stored in one tensor that is padded to 12
+layers so that 24 matrices share out evenly over 8 GPUs. The padding is never used in the forward
+pass, but Muon orthogonalizes it at every step, and the paper counts it. Here
+``attention_free=(6,)`` gives the former and ``spare_mlps=1`` the latter: two matrices that no
+gradient reaches, so that Muon skips them and only the ledger counts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["GPT", "GPTConfig"]
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a GPT.
+
+    ``attention_free`` lists the layers without attention. ``softcap`` is c in c·tanh(logits/c).
+    """
+
+    vocab_size: int
+    width: int
+    layers: int
+    heads: int
+    context: int
+    mlp_ratio: int = 4
+    attention_free: tuple[int, ...] = ()
+    spare_mlps: int = 0
+    softcap: float = 15.0
+    rotary_base: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "width", "layers", "heads", "context", "mlp_ratio"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name}={getattr(self, name)}: expected at least 1")
+        if self.width % self.heads or self.width // self.heads % 2:
+            raise ValueError(
+                f"model.width={self.width} with model.heads={self.heads}: rotary positions need an "
+                f"even width per head, this gives {self.width / self.heads:g}"
+            )
+        strange = [layer for layer in self.attention_free if not 0 <= layer < self.layers]
+        if strange:
+            raise ValueError(
+                f"model.attention_free={self.attention_free}: expected layers between 0 and "
+                f"{self.layers - 1}"
+            )
+        if self.softcap <= 0:
+            raise ValueError(f"model.softcap={self.softcap}: expected a positive number")
+
+
+class _Linear(nn.Linear):
+    """A linear map without bias that leaves drawing its weight to :meth:`GPT.initialize`.
+
+    torch's own initialization advances the global random generator.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Leave the weight as it is."""
+
+
+class _Embedding(nn.Embedding):
+    """An embedding that leaves drawing its weight to :meth:`GPT.initialize`."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weight as it is."""
+
+
+def _norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],))
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions and normalized queries and keys."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query = _Linear(config.width, config.width)
+        self.key = _Linear(config.width, config.width)
+        self.value = _Linear(config.width, config.width)
+        self.output = _Linear(config.width, config.width)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attend over ``x`` of shape (batch, time, width)."""
+        batch, time, width = x.shape
+        shape = (batch, time, self.heads, width // self.heads)
+        q, k, v = (
+            projection(x).view(shape).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        q, k = _rotate(_norm(q), cos, sin), _rotate(_norm(k), cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed: Tensor = self.output(y.transpose(1, 2).reshape(batch, time, width))
+        return mixed
+
+
+class MLP(nn.Module):
+    """Two matrices with a squared ReLU between them (So et al., "Primer", 2021)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.up = _Linear(config.width, config.mlp_ratio * config.width)
+        self.down = _Linear(config.mlp_ratio * config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map each position by itself."""
+        y: Tensor = self.down(F.relu(self.up(x)).square())
+        return y
+
+
+class Block(nn.Module):
+    """Attention, where the layer has it, then the MLP; both behind a norm and beside a residual."""
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.attention = None if layer in config.attention_free else Attention(config)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """One layer."""
+        if self.attention is not None:
+            x = x + self.attention(_norm(x), cos, sin)
+        return x + self.mlp(_norm(x))
+
+
+class GPT(nn.Module):
+    """The model; ``generator`` makes its initial weights a function of a seed."""
+
+    def __init__(self, config: GPTConfig, generator: torch.Generator | None = None) -> None:
+        """Build the model and draw its weights."""
+        super().__init__()
+        self.config = config
+        self.embedding = _Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.spare_mlps = nn.ModuleList(MLP(config) for _ in range(config.spare_mlps))
+        self.head = _Linear(config.width, config.vocab_size)
+        cos, sin = rotary_table(config.context, config.width // config.heads, config.rotary_base)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        if self.head.weight.device.type != "meta":
+            self.initialize(generator)
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator | None = None) -> None:
+        """Draw all weights anew.
+
+        Projections back into the residual stream start at zero, so that the model begins as the
+        identity on its embedding, whatever its depth.
+        """
+        width = self.config.width
+        self.embedding.weight.normal_(std=1.0, generator=generator)
+        self.head.weight.normal_(std=0.02, generator=generator)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                for projection in (module.query, module.key, module.value):
+                    projection.weight.normal_(std=width**-0.5, generator=generator)
+                module.output.weight.zero_()
+            elif isinstance(module, MLP):
+                module.up.weight.normal_(std=width**-0.5, generator=generator)
+                module.down.weight.zero_()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits in float32 of shape (batch, time, vocabulary) for ``tokens`` (batch, time)."""
+        time = tokens.shape[1]
+        if time > self.config.context:
+            raise ValueError(
+                f"{time} tokens are more than the context of {self.config.context}: set "
+                "model.context to the longest sequence"
+            )
+        cos, sin = self.get_buffer("cos")[:time], self.get_buffer("sin")[:time]
+        x = _norm(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        logits: Tensor = self.head(_norm(x)).float()
+        return self.config.softcap * torch.tanh(logits / self.config.softcap)
+
+
+def rotary_table(context: int, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles t·base^(−2i/width), shape (context, width/2) each."""
+    frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)
+    return angles.cos().float(), angles.sin().float()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x[i], x[i + width/2]) by the angles of their positions."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
