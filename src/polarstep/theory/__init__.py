@@ -1,0 +1,15 @@
+"""The paper's theory as something one runs.
+
+:mod:`~polarstep.theory.bounds` (what the propositions and theorems promise),
+:mod:`~polarstep.theory.schedules` (η and β from a horizon and a tail index),
+:mod:`~polarstep.theory.annealing` (warm-ups and cool-downs for practice),
+:mod:`~polarstep.theory.noise` (heavy-tailed gradient noise with known constants),
+:mod:`~polarstep.theory.tail_index` (how heavy the tail of given noise is) and
+:mod:`~polarstep.theory.rates` (convergence measured against prediction).
+"""
+
+from __future__ import annotations
+
+from polarstep.theory import annealing, bounds, schedules
+
+__all__ = ["annealing", "bounds", "schedules"]

@@ -1,0 +1,148 @@
+"""What the paper's statements ask of their arguments, checked in one place.
+
+Every function of :mod:`polarstep.theory` that takes a symbol of the paper hands it to the check of
+that symbol here. A check either passes the value on or raises a :class:`ValueError` that says which
+assumption fails and what would satisfy it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "at_least_one_sample",
+    "delta_covers",
+    "horizon",
+    "momentum",
+    "nonnegative",
+    "oversampling",
+    "positive",
+    "power_iterations",
+    "spectrum",
+    "tail_index",
+    "target_rank",
+]
+
+
+def tail_index(alpha: float) -> float:
+    """α ∈ (1, 2], the order of the moment in the assumption on the noise."""
+    if not 1 < alpha <= 2:
+        raise ValueError(
+            f"alpha={alpha}: the assumption on the noise (a bounded α-th moment) needs 1 < α ≤ 2; "
+            "take 2 for bounded variance, or an estimate from polarstep.theory.tail_index"
+        )
+    return float(alpha)
+
+
+def horizon(K: int) -> int:
+    """K ≥ 2 steps."""
+    if isinstance(K, bool) or int(K) != K or K < 2:
+        raise ValueError(
+            f"K={K}: the schedules need a horizon of K ≥ 2 whole steps (at K = 1 they give η = 1 "
+            "and β = 0); give the number of optimizer steps of the run"
+        )
+    return int(K)
+
+
+def at_least_one_sample(B: int) -> int:
+    """B ≥ 1 samples in a mini-batch."""
+    if isinstance(B, bool) or int(B) != B or B < 1:
+        raise ValueError(f"B={B}: a mini-batch has a whole number of samples, at least 1")
+    return int(B)
+
+
+def momentum(beta: float) -> float:
+    """β ∈ (0, 1)."""
+    if not 0 < beta < 1:
+        raise ValueError(
+            f"beta={beta}: the theorems hold for 0 < β < 1; the schedule for K=10,000 and α=2 "
+            "gives 0.99"
+        )
+    return float(beta)
+
+
+def nonnegative(name: str, value: float) -> float:
+    """A norm, a gap or a constant that cannot be negative."""
+    if not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{name}={value}: expected a finite number ≥ 0")
+    return float(value)
+
+
+def positive(name: str, value: float) -> float:
+    """A step size or a scale."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name}={value}: expected a finite number > 0")
+    return float(value)
+
+
+def spectrum(singular_values: Tensor) -> Tensor:
+    """Singular values in float64, largest first, zeros allowed at the end; at least one is not 0."""
+    sigma = torch.as_tensor(singular_values)
+    if sigma.ndim < 1 or sigma.shape[-1] < 1:
+        raise ValueError(f"expected singular values of shape (..., r), got {tuple(sigma.shape)}")
+    sigma = sigma.detach().to(torch.float64)
+    if not bool(torch.isfinite(sigma).all()) or bool((sigma < 0).any()):
+        raise ValueError(
+            "singular values must be finite and ≥ 0; pass torch.linalg.svdvals(M), not M itself"
+        )
+    if bool((sigma.amax(-1) == 0).any()):
+        raise ValueError(
+            "the spectrum is zero: M = 0 has no polar factor, and the bounds are about M ≠ 0; "
+            "leave zero matrices out"
+        )
+    return sigma.sort(dim=-1, descending=True).values
+
+
+def target_rank(s: int, sigma: Tensor) -> int:
+    """1 ≤ s < r, the rank of every matrix of the batch."""
+    r = int((sigma > 0).sum(-1).min())
+    if isinstance(s, bool) or s != int(s) or not 1 <= s < r:
+        remedy = (
+            f"take s from 1 to {r - 1}"
+            if r > 1
+            else "a matrix of rank 1 needs no sketch: use the full-space bound newton_schulz_gamma"
+        )
+        raise ValueError(f"s={s}: the target rank must satisfy 1 ≤ s < r = {r} = rank(M); {remedy}")
+    return int(s)
+
+
+def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
+    """p ≥ 2, and ℓ = s + p ≤ d₀ where those are known."""
+    if isinstance(p, bool) or p != int(p) or p < 2:
+        raise ValueError(
+            f"p={p}: the Gaussian bounds need an oversampling of p ≥ 2, because E‖Ω₁†‖²_F = s/(p − 1) "
+            "is infinite below that; the paper takes p = 10"
+        )
+    if s is not None and d0 is not None and s + p > d0:
+        raise ValueError(
+            f"ℓ = s + p = {s} + {p} = {s + p}: the sketch must satisfy ℓ ≤ min(m, n) = {d0}; take "
+            f"s + p ≤ {d0}, or the full-space map, which costs no more at that width"
+        )
+    return int(p)
+
+
+def power_iterations(h: float) -> float:
+    """h ≥ 0; half-integers are the half iterations of :class:`polarstep.LowRank`."""
+    if not (h >= 0 and 2 * h == int(2 * h)):
+        raise ValueError(f"h={h}: expected 0, ½, 1, 1½, … power iterations")
+    return float(h)
+
+
+def delta_covers(delta: Tensor | float | None, sigma: Tensor) -> Tensor:
+    """δ ≥ ‖M‖_op, per matrix; ``None`` is δ = ‖M‖_F. Equality up to rounding is allowed."""
+    if delta is None:
+        return torch.linalg.vector_norm(sigma, dim=-1)
+    value = torch.as_tensor(delta, dtype=torch.float64, device=sigma.device)
+    value = value.expand(sigma.shape[:-1])
+    largest = sigma.amax(-1)
+    if bool((value < largest * (1 - 1e-12)).any()):
+        worst = int((value - largest).argmin())
+        low, need = float(value.flatten()[worst]), float(largest.flatten()[worst])
+        raise ValueError(
+            f"delta={low:g} is below ‖M‖_op = {need:g}: the polynomials keep singular values in "
+            "[0, 1] only if δ ≥ ‖M‖_op; take delta=None for ‖M‖_F, which always is"
+        )
+    return torch.maximum(value, largest)

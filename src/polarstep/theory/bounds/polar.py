@@ -1,0 +1,199 @@
+"""How inexact a polar map can be: Propositions 1 and 2 of the paper, and the lemma beneath.
+
+All functions take singular values (``torch.linalg.svdvals(M)``) of shape ``(..., r)`` and work in
+float64 on each matrix of the batch; order does not matter and trailing zeros are allowed.
+
+With σ₁ ≥ … ≥ σ_r > 0, a target rank s, an oversampling p and h power iterations, the symbols are
+
+    H_s = Σ_{j≤s} σ_j²        T_s = Σ_{j>s} σ_j²        ϱ_s = σ_{s+1}/σ_s
+    A_{s,h} = H_s − s/(p−1) · ϱ_s^{4h} · T_s           θ_{s,h} = [A_{s,h}]₊/(δ‖M‖_*)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polarstep.polar import coefficients as polynomials
+from polarstep.theory import assumptions as check
+
+__all__ = [
+    "SketchBound",
+    "captured_energy_bound",
+    "captured_energy_of_sketch",
+    "newton_schulz_gamma",
+    "power_iterations_needed",
+    "randomized_polar_bound",
+]
+
+COVERED = ("cubic", "quintic")
+"""The polynomials of Propositions 1 and 2: they map [0, 1] into itself and satisfy φ(x) ≥ x."""
+
+
+def newton_schulz_gamma(
+    singular_values: Tensor,
+    steps: int,
+    delta: Tensor | float | None = None,
+    coefficients: str = "quintic",
+) -> Tensor:
+    """γ of q Newton–Schulz steps, exactly: Proposition 1. ν is 0.
+
+    γ = 1 − Σσᵢ p_q(σᵢ/δ) / Σσᵢ,  where p₀(x) = x and p_{t+1} = φ(p_t).
+
+    Assumes δ ≥ ‖M‖_op (``None``: δ = ‖M‖_F, the usual choice) and φ one of the paper's two
+    polynomials, ``"cubic"`` or ``"quintic"``.
+
+    >>> sigma = torch.tensor([1.0, 0.5, 0.1])
+    >>> float(newton_schulz_gamma(sigma, 9, delta=1.0)) < 1e-6 < float(newton_schulz_gamma(sigma, 1))
+    True
+    """
+    if coefficients not in COVERED:
+        raise ValueError(
+            f"coefficients={coefficients!r}: Proposition 1 covers {' and '.join(COVERED)}, which "
+            "never exceed one on [0, 1]; for any other polynomial measure γ and ν with "
+            "polarstep.certify(M, T)"
+        )
+    if isinstance(steps, bool) or steps != int(steps) or steps < 0:
+        raise ValueError(f"steps={steps}: expected a whole number q ≥ 0 of Newton–Schulz steps")
+    sigma = check.spectrum(singular_values)
+    x = sigma / check.delta_covers(delta, sigma)[..., None]
+    q = int(steps)
+    reached = polynomials.evaluate(polynomials.resolve(coefficients, q), x) if q else x
+    return (1 - (sigma * reached).sum(-1) / sigma.sum(-1)).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class SketchBound:
+    """What Proposition 2 says of one spectrum (or a batch of them) at one (s, p, h, δ)."""
+
+    head: Tensor
+    """H_s, the squared singular values up to s."""
+    tail: Tensor
+    """T_s, those beyond."""
+    decay: Tensor
+    """ϱ_s = σ_{s+1}/σ_s."""
+    A: Tensor
+    """A_{s,h}; where it is not positive the proposition says nothing."""
+    alignment: Tensor
+    """[A_{s,h}]₊/δ, the lower bound on E⟨M, T(M; Ω)⟩."""
+    theta: Tensor
+    """θ_{s,h} ∈ [0, 1], the same as a fraction of ‖M‖_*."""
+
+    @property
+    def gamma(self) -> Tensor:
+        """γ = 1 − θ of the inexactness assumption; 1, that is no guarantee, where vacuous."""
+        return 1 - self.theta
+
+    @property
+    def vacuous(self) -> Tensor:
+        """Where A_{s,h} ≤ 0: raise h (:func:`power_iterations_needed`), p, or choose another s."""
+        return self.A <= 0
+
+
+def randomized_polar_bound(
+    singular_values: Tensor,
+    s: int,
+    p: int,
+    h: float = 0,
+    delta: Tensor | float | None = None,
+    d0: int | None = None,
+) -> SketchBound:
+    """The expected alignment of Algorithm 1: Proposition 2. ν is 0, almost surely.
+
+    E⟨M, T_{h,q}(M; Ω)⟩ ≥ (1/δ)·[A_{s,h}]₊ for a Gaussian Ω with ℓ = s + p columns, either of the
+    paper's polynomials and any q ≥ 0.
+
+    Assumes 1 ≤ s < rank(M), p ≥ 2, ℓ ≤ d₀ = min(m, n) (checked where ``d0`` is given) and
+    δ ≥ ‖M‖_op (``None``: ‖M‖_F). The bound uses nothing of the polynomial but p_q(x) ≥ x, so it is
+    that of q = 0: it does not improve with more steps, and with δ = ‖M‖_F it is far from sharp.
+
+    Half-integers h are the half iterations of :class:`polarstep.LowRank`: Y = (MMᵀ)^{h+½}Ω with Ω on
+    the short side. The paper has whole h only; its proof reads on unchanged with Uᵢ for Vᵢ.
+    """
+    sigma = check.spectrum(singular_values)
+    s = check.target_rank(s, sigma)
+    p = check.oversampling(p, s, d0)
+    h = check.power_iterations(h)
+    bound_delta = check.delta_covers(delta, sigma)
+    head, tail, decay = _split(sigma, s)
+    A = head - s / (p - 1) * decay ** (4 * h) * tail
+    alignment = A.clamp_min(0) / bound_delta
+    return SketchBound(head, tail, decay, A, alignment, alignment / sigma.sum(-1))
+
+
+def captured_energy_bound(
+    singular_values: Tensor, s: int, p: int, h: float = 0, d0: int | None = None
+) -> Tensor:
+    """The lower bound on E‖QᵀM‖²_F over Gaussian sketches: the captured-energy lemma.
+
+    E‖P_Q M‖²_F ≥ [H_s − s/(p−1)·ϱ_s^{4h}·T_s]₊ under the conditions of
+    :func:`randomized_polar_bound`. Divide by ‖M‖²_F = Σσ² for the captured fraction.
+    """
+    return randomized_polar_bound(singular_values, s, p, h, d0=d0).A.clamp_min(0)
+
+
+def captured_energy_of_sketch(M: Tensor, Omega: Tensor, s: int, h: int = 0) -> Tensor:
+    """The deterministic half of the same lemma, for one given Ω of shape (n, ℓ).
+
+    ‖P_Q M‖²_F ≥ ‖Σ₁‖²_F − ϱ_s^{4h}·‖Σ₂Ω₂Ω₁†‖²_F with Ωᵢ = VᵢᵀΩ. It assumes nothing of how Ω was
+    drawn, so it holds for the Kaczmarz sketch too, as long as Ω₁ has full row rank s; a sketch that
+    fails this (repeated columns, say) is told so.
+    """
+    if h != int(h):
+        raise ValueError(f"h={h}: the deterministic bound is stated for whole power iterations")
+    check.power_iterations(h)
+    _, sigma, Vh = torch.linalg.svd(M.detach().to(torch.float64), full_matrices=False)
+    check.spectrum(sigma)
+    rank = sigma > sigma.amax(-1, keepdim=True) * max(M.shape[-2:]) * torch.finfo(sigma.dtype).eps
+    s = check.target_rank(s, torch.where(rank, sigma, 0.0))
+    sigma = torch.where(rank, sigma, 0.0)
+    projected = Vh @ Omega.detach().to(torch.float64)
+    Omega1, Omega2 = projected[..., :s, :], projected[..., s:, :]
+    if bool((torch.linalg.matrix_rank(Omega1) < s).any()):
+        raise ValueError(
+            f"Ω₁ = V₁ᵀΩ has rank below s = {s}: the lemma assumes full row rank; draw more columns "
+            f"than ℓ = {Omega.shape[-1]} or lower s"
+        )
+    leak = sigma[..., s:, None] * (Omega2 @ torch.linalg.pinv(Omega1))
+    head, _, decay = _split(sigma, s)
+    energy = head - decay ** (4 * h) * torch.linalg.matrix_norm(leak).square()
+    return energy.clamp_min(0)
+
+
+def power_iterations_needed(singular_values: Tensor, s: int, p: int) -> int:
+    """The smallest h the paper's rule takes for A_{s,h} > 0, over the batch: the rule for h.
+
+    h = 0 if H_s > s/(p−1)·T_s, else 1 + ⌊log(s T_s/((p−1)H_s)) / (4 log(1/ϱ_s))⌋. Where there is no
+    gap at s (ϱ_s = 1) power iterations change nothing, and that is an error.
+
+    >>> power_iterations_needed(torch.tensor([1.0, 0.9] + [0.8] * 30), s=2, p=2)
+    7
+    """
+    sigma = check.spectrum(singular_values)
+    s = check.target_rank(s, sigma)
+    p = check.oversampling(p)
+    head, tail, decay = (part.flatten() for part in _split(sigma, s))
+    needed = 0
+    for H, T, rho in zip(head.tolist(), tail.tolist(), decay.tolist(), strict=True):
+        excess = s * T / ((p - 1) * H)
+        if excess < 1:
+            continue
+        if rho >= 1:
+            enough = 2 + math.floor(s * T / H)
+            raise ValueError(
+                f"no h makes the bound positive at s={s}: there is no spectral gap there "
+                f"(σ_{s} = σ_{s + 1}), and H_s = {H:g} ≤ s/(p−1)·T_s = {excess * H:g}; choose an s "
+                f"with σ_(s+1) < σ_s, or an oversampling p ≥ {enough}"
+            )
+        needed = max(needed, 1 + math.floor(math.log(excess) / (4 * math.log(1 / rho))))
+    return needed
+
+
+def _split(sigma: Tensor, s: int) -> tuple[Tensor, Tensor, Tensor]:
+    """H_s, T_s and ϱ_s."""
+    squares = sigma.square()
+    head, tail = squares[..., :s].sum(-1), squares[..., s:].sum(-1)
+    return head, tail, sigma[..., s] / sigma[..., s - 1]

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from polarstep import rng
+from polarstep.theory import bounds, schedules
+from polarstep.theory.bounds import Setting
+
+EXACT = Setting(gap=3.0, L=2.0, d0=9, alpha=1.5, sigma0=0.7, gradient0=1.0, S0=0.5)
+NOISY = Setting(3.0, 2.0, 9, 1.5, 0.7, sigma1=0.05, B=40, gamma=0.2, nu=0.1, gradient0=1.0, S0=0.5)
+
+
+def test_terms_of_the_inexact_theorem_are_those_of_its_proof():
+    """Every constant written out once more, from the last display of the proof."""
+    K, eta, beta = 500, 0.01, 0.9
+    a, d0, s = 1.5, 9, NOISY
+    r = 1 - 0.2 - (1 + 3 * 1.1) * 2 * math.sqrt(math.pi) * 2 ** (1 / a) * 0.05 / 40 ** (1 / 3)
+    assert s.rho == pytest.approx(r)
+    k = 2 * math.sqrt(math.pi) * 2 ** (1 / a)
+    gamma_alpha = (2**a + 1) ** (1 / a)
+    expected = {
+        "descent": 3.0 / (eta * r * K),
+        "curvature": 2.0 * d0 * eta * 1.1**2 / (2 * r),
+        "initial bias": (1 + 3 * 1.1) * 0.5 / (0.1 * K * r),
+        "drift": 0.81 / (0.1 * r) * 2.0 * eta * 3 * 1.1 * (1 + 3 * 1.1),
+        "noise": (1 + 3 * 1.1) * k / (r * 40 ** (1 / 3)) * gamma_alpha * 0.7 * 0.1 ** (1 / 3),
+        "relative noise": (1 + 3 * 1.1) * k * 0.05 * 1.0 / (r * 40 ** (1 / 3) * K),
+    }
+    bound = bounds.inexact_polar_bound(s, K, eta, beta)
+    assert {t.name: t.value for t in bound} == pytest.approx(expected)
+    assert float(bound) == pytest.approx(sum(expected.values()))
+    assert bound.dominant.name == max(expected, key=lambda name: expected[name])
+    assert "O(" in str(bound)
+
+
+def test_order_is_the_statement_without_constants():
+    bound = bounds.inexact_polar_bound(NOISY, 500, 0.01, 0.9)
+    order = {t.name: t.order for t in bound}
+    assert order["drift"] == pytest.approx(0.81 * 2.0 * 1.1**2 * 0.01 / (NOISY.rho * 0.1))
+    assert order["noise"] == pytest.approx(1.1 * 0.7 * 0.1 ** (1 / 3) / (NOISY.rho * 40 ** (1 / 3)))
+    assert bound.order < float(bound)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 1.9, 2.0])
+def test_exact_bound_falls_at_the_rate_of_the_theorem(alpha):
+    setting = Setting(1.0, 1.0, 4, alpha, 1.0)
+    low, high = (float(bounds.exact_polar_bound(setting, K)) for K in (10**12, 10**14))
+    assert math.log(low / high, 100) == pytest.approx(schedules.rate(alpha), abs=0.004)
+
+
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+def test_universal_bound_falls_at_its_rate(alpha):
+    setting = Setting(1.0, 1.0, 4, alpha, 1.0, gamma=0.3, nu=0.1)
+    noise = [
+        next(t.value for t in bounds.universal_bound(setting, K) if t.name == "noise")
+        for K in (100, 10**4)
+    ]
+    expected = schedules.rate(alpha, knows_alpha=False)
+    assert math.log(noise[0] / noise[1], 100) == pytest.approx(expected)
+
+
+def test_exact_theorem_is_the_inexact_one_at_zero_up_to_beta_squared():
+    K = 1000
+    s = schedules.from_tail_index(K, EXACT.alpha)
+    exact = {t.name: t.value for t in bounds.exact_polar_bound(EXACT, K)}
+    inexact = {t.name: t.value for t in bounds.inexact_polar_bound(EXACT, K, s.lr, s.momentum)}
+    inexact["drift"] /= s.momentum**2
+    assert exact == pytest.approx(inexact)
+
+
+def test_rho_is_zero_at_the_threshold():
+    for alpha in (1.3, 1.7, 2.0):
+        threshold = bounds.batch_threshold(alpha, 0.01, 16, gamma=0.3, nu=0.05)
+        B = bounds.smallest_batch(alpha, 0.01, 16, gamma=0.3, nu=0.05)
+        assert B - 1 <= threshold < B
+        assert bounds.rho(alpha, 0.01, 16, B, 0.3, 0.05) > 0
+        if B > 1:
+            assert bounds.rho(alpha, 0.01, 16, B - 1, 0.3, 0.05) <= 0
+    assert bounds.batch_threshold(1.5, 0.0, 16) == 0
+    assert bounds.smallest_batch(1.5, 0.0, 16) == 1
+
+
+def test_setting_refuses_a_small_batch_and_its_remedy_works():
+    with pytest.raises(ValueError, match=r"B=1 is below the threshold .* needs B ≥ 456") as caught:
+        Setting(1.0, 1.0, 16, 1.5, 1.0, sigma1=0.2735, B=1)
+    assert "σ₁" in str(caught.value)
+    assert Setting(1.0, 1.0, 16, 1.5, 1.0, sigma1=0.2735, B=456).rho > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: bounds.rho(1.0, 0, 4, 1), r"1 < α ≤ 2"),
+        (lambda: bounds.rho(2.1, 0, 4, 1), r"1 < α ≤ 2"),
+        (lambda: bounds.rho(1.5, 0, 4, 0), "at least 1"),
+        (lambda: bounds.rho(1.5, 0, 0, 1), r"min\(m, n\)"),
+        (lambda: bounds.rho(1.5, 0, 4, 1, gamma=1.0), "0 ≤ γ̄ < 1"),
+        (lambda: bounds.rho(1.5, -1, 4, 1), "sigma1=-1"),
+        (lambda: bounds.exact_polar_bound(NOISY, 100), "inexact_polar_bound"),
+        (lambda: bounds.universal_bound(NOISY, 100), "σ₁ = 0"),
+        (lambda: bounds.exact_polar_bound(EXACT, 1), "K ≥ 2"),
+        (lambda: bounds.inexact_polar_bound(EXACT, 10, 0.1, 1.0), "0 < β < 1"),
+        (lambda: bounds.inexact_polar_bound(EXACT, 10, 0.0, 0.9), "eta=0"),
+    ],
+)
+def test_errors_name_the_assumption(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
+@pytest.mark.parametrize("B", [1, 8, 64])
+def test_batch_noise_lemma_holds_for_heavy_tails(alpha, B):
+    """One-sided Pareto noise, the harshest: its moment of order α is finite, hardly more."""
+    index = alpha + 0.3
+    u = torch.rand(40_000, B, generator=rng.generator("lemma", B), dtype=torch.float64)
+    x = (1 - u) ** (-1 / index) - index / (index - 1)
+    one = float((x.abs() ** alpha).mean())
+    many = x.mean(1).abs() ** alpha
+    bound = bounds.batch_noise_bound(
+        alpha, one ** (1 / alpha), 0.0, B, 5.0, bounds.hilbert_constant(alpha)
+    )
+    slack = 4 * float(many.std()) / math.sqrt(len(many))
+    assert float(many.mean()) <= bound * 1.1 + slack
+    assert bound <= bounds.batch_noise_bound(alpha, one ** (1 / alpha), 0.0, B, 5.0)
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.3, 1.7, 2.0])
+def test_hilbert_constant_is_valid(alpha):
+    """‖x+y‖^α ≤ ‖x‖^α + α‖x‖^{α−2}⟨x,y⟩ + C‖y‖^α on the plane, which x and y span."""
+    radius = torch.logspace(-3, 3, 601, dtype=torch.float64)[:, None]
+    angle = torch.linspace(0, math.pi, 361, dtype=torch.float64)
+    dot = radius * angle.cos()  # x = e₁, ‖y‖ = radius
+    excess = (1 + 2 * dot + radius**2).clamp_min(0) ** (alpha / 2) - 1 - alpha * dot
+    largest = float((excess / radius**alpha).max())
+    C = bounds.hilbert_constant(alpha)
+    assert largest <= C * (1 + 1e-9)
+    assert largest > (1.0 if alpha < 2 else 0.99)  # so 1 would not do below α = 2

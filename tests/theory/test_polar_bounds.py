@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from tests.theory.spectra import random_spectra, with_spectrum
+
+from polarstep import rng
+from polarstep.polar import LowRank, NewtonSchulz
+from polarstep.sketch import Gaussian, Kaczmarz
+from polarstep.theory import bounds
+
+M_ROWS, N_COLS = 20, 28
+
+
+@pytest.mark.parametrize("coefficients", ["cubic", "quintic"])
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_newton_schulz_gamma_is_what_the_map_gives(coefficients, steps):
+    sigma = random_spectra(12, 10)
+    M = with_spectrum(sigma, 12, 10)
+    norm = torch.linalg.matrix_norm(M)
+    T = NewtonSchulz(steps, coefficients)(M)
+    measured = 1 - (M * T).sum((-2, -1)) / sigma.sum(-1)
+    expected = bounds.newton_schulz_gamma(sigma, steps, norm, coefficients)
+    torch.testing.assert_close(measured, expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        bounds.newton_schulz_gamma(sigma, steps, None, coefficients), expected
+    )
+
+
+def test_newton_schulz_gamma_falls_with_steps_and_grows_with_delta():
+    sigma = random_spectra(8, 16)
+    gammas = torch.stack([bounds.newton_schulz_gamma(sigma, q) for q in range(12)])
+    assert (gammas[:4].diff(dim=0) < 0).all()
+    assert (gammas.diff(dim=0) <= 1e-15).all()  # later it has converged
+    assert (gammas >= 0).all()
+    assert (gammas < 1).all()
+    sharp = bounds.newton_schulz_gamma(sigma, 5, delta=1.0)
+    assert (sharp <= bounds.newton_schulz_gamma(sigma, 5, delta=3.0)).all()
+
+
+CASES = list(itertools.product((1, 3, 6, 10), (2, 4, 8), (0, 0.5, 1, 2)))
+
+
+def test_captured_energy_and_alignment_exceed_their_bounds_over_hundreds_of_cases():
+    """E‖QᵀM‖² and E⟨M, T⟩ by Monte-Carlo against the lemma and Proposition 2, 768 cases.
+
+    With q = 0 steps and δ = 1 the alignment is the captured energy itself.
+    """
+    sigma = random_spectra(16, M_ROWS)
+    M = with_spectrum(sigma, M_ROWS, N_COLS)
+    draws, checked, informative = 40, 0, 0
+    for s, p, h in CASES:
+        bound = bounds.randomized_polar_bound(sigma, s, p, h, delta=1.0, d0=M_ROWS)
+        energy, alignment = [], []
+        for draw in range(draws):
+            g = rng.generator("case", s, p, str(h), draw)
+            polar = LowRank(s, p, h, inner=NewtonSchulz(2, delta=1.0), always_sketch=True)
+            Q = polar.basis(M, g)
+            energy.append(torch.linalg.matrix_norm(Q.mT @ M).square())
+            g = rng.generator("case", s, p, str(h), draw)
+            alignment.append((M * polar(M, generator=g)).sum((-2, -1)))
+        for measured, at_least in (
+            (torch.stack(energy), bounds.captured_energy_bound(sigma, s, p, h)),
+            (torch.stack(alignment), bound.alignment),
+        ):
+            error = measured.std(0) / math.sqrt(draws)
+            assert (measured.mean(0) + 4 * error + 1e-9 >= at_least).all(), (s, p, h)
+        checked += len(sigma)
+        informative += int((~bound.vacuous).sum())
+    assert checked == 768
+    assert informative > 500  # a bound that is zero is no test
+
+
+def test_alignment_bound_can_be_nearly_attained():
+    """A gap of 1e-6 leaves nothing to lose: the bound with q = 0 is then sharp."""
+    sigma = torch.cat([torch.ones(4), torch.full((8,), 1e-6)]).double()[None]
+    M = with_spectrum(sigma, 12, 14)
+    T = LowRank(4, 4, 1, inner=NewtonSchulz(0, delta=1.0), always_sketch=True)(M)
+    bound = bounds.randomized_polar_bound(sigma, 4, 4, 1, delta=1.0)
+    assert float(bound.alignment) == pytest.approx(float((M * T).sum()), rel=1e-9)
+    assert float(bound.gamma) < 1e-5
+
+
+@pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz()])
+@pytest.mark.parametrize("h", [0, 1, 2])
+def test_deterministic_captured_energy_holds_for_every_single_sketch(sketch, h):
+    sigma = random_spectra(10, 16, seed=3)
+    M = with_spectrum(sigma, 16, 24, seed=3)
+    checked = 0
+    for draw in range(20):
+        Omega = sketch.matrix(M, 9, rng.generator("omega", draw)).expand(10, 24, 9)
+        Y = M @ Omega
+        for _ in range(h):
+            Y = M @ (M.mT @ torch.linalg.qr(Y).Q)
+        U, S, _ = torch.linalg.svd(Y, full_matrices=False)
+        Q = U * (S.gt(1e-12 * S[..., :1]))[:, None]
+        for s in (2, 4):
+            for i in range(10):
+                if len(Omega[i].mT.unique(dim=0)) < s + 1:  # Kaczmarz drew one column too often
+                    continue
+                bound = bounds.captured_energy_of_sketch(M[i], Omega[i], s, h)
+                energy = torch.linalg.matrix_norm(Q[i].mT @ M[i]).square()
+                assert energy >= bound - 1e-9
+                checked += 1
+    assert checked > 300
+
+
+@pytest.mark.parametrize("s", [1, 4, 9])
+@pytest.mark.parametrize("p", [2, 5])
+def test_rule_for_h_is_the_smallest_that_makes_the_bound_positive(s, p):
+    for sigma in random_spectra(40, 40, seed=5):
+        if sigma[s] == sigma[s - 1]:
+            continue
+        h = bounds.power_iterations_needed(sigma, s, p)
+        assert not bounds.randomized_polar_bound(sigma, s, p, h).vacuous
+        if h > 0:
+            assert bounds.randomized_polar_bound(sigma, s, p, h - 1).vacuous
+
+
+def test_theta_is_a_fraction_and_more_power_never_hurts():
+    sigma = random_spectra(32, 30, seed=7)
+    previous = None
+    for h in (0, 0.5, 1, 2, 8):
+        bound = bounds.randomized_polar_bound(sigma, 5, 3, h)
+        assert (bound.theta >= 0).all()
+        assert (bound.theta <= 1).all()
+        assert previous is None or (bound.theta >= previous).all()
+        previous = bound.theta
+
+
+def test_the_papers_cost_example_is_about_forty_fold():
+    """(d, ℓ, q, h) = (4096, 256, 5, 1); the paper's count leaves the QR out."""
+    d, ell, q, h = 4096, 256, 5, 1
+    full = NewtonSchulz(q, form="plain").flops(d, d)
+    formula = (4 * h + 6) * d * d * ell + q * (4 * d * ell**2 + 2 * ell**3)
+    assert 38 < full / formula < 44
+    ours = LowRank(ell - 10, 10, h, inner=NewtonSchulz(q, form="plain")).flops(d, d)
+    assert 38 < full / ours < 44
+
+
+FLAT = torch.ones(8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: bounds.newton_schulz_gamma(FLAT, 5, 0.5), r"δ ≥ ‖M‖_op.*delta=None"),
+        (lambda: bounds.newton_schulz_gamma(FLAT, 5, None, "jordan"), "Proposition 1.*certify"),
+        (lambda: bounds.newton_schulz_gamma(FLAT, -1), "q ≥ 0"),
+        (lambda: bounds.newton_schulz_gamma(torch.zeros(3), 5), "no polar factor"),
+        (lambda: bounds.randomized_polar_bound(FLAT, 8, 4), "1 ≤ s < r = 8.*from 1 to 7"),
+        (lambda: bounds.randomized_polar_bound(FLAT, 0, 4), "1 ≤ s < r"),
+        (lambda: bounds.randomized_polar_bound(FLAT[:1], 1, 4), "needs no sketch"),
+        (lambda: bounds.randomized_polar_bound(FLAT, 2, 1), "p ≥ 2.*infinite"),
+        (lambda: bounds.randomized_polar_bound(FLAT, 4, 5, d0=8), r"ℓ ≤ min\(m, n\) = 8"),
+        (lambda: bounds.randomized_polar_bound(FLAT, 2, 2, -1), "power iterations"),
+        (lambda: bounds.randomized_polar_bound(FLAT, 2, 2, 1, delta=0.9), r"below ‖M‖_op = 1"),
+        (lambda: bounds.power_iterations_needed(FLAT, 2, 2), "no spectral gap.*p ≥ 8"),
+        (lambda: bounds.captured_energy_of_sketch(torch.eye(4), torch.zeros(4, 3), 2), "full row"),
+    ],
+)
+def test_errors_name_the_assumption_and_the_remedy(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_the_remedy_for_h_works():
+    with pytest.raises(ValueError, match="p ≥ 8"):
+        bounds.power_iterations_needed(FLAT, 2, 7)
+    assert bounds.power_iterations_needed(FLAT, 2, 8) == 0

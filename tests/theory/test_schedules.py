@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polarstep.optim import Muon
+from polarstep.polar import Exact
+from polarstep.theory import annealing, schedules
+from polarstep.theory.annealing import Annealed, MomentumRamp, Stages, Trapezoid
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
+@pytest.mark.parametrize("K", [2, 1000])
+def test_schedule_is_the_theorems(alpha, K):
+    s = schedules.from_tail_index(K, alpha)
+    assert s.lr == pytest.approx(1 / K ** ((2 * alpha - 1) / (3 * alpha - 2)))
+    assert s.momentum == pytest.approx(1 - 1 / K ** (alpha / (3 * alpha - 2)))
+    # What makes the rate: descent, drift and noise of the bound all fall at the same speed.
+    r = schedules.rate(alpha)
+    assert s.lr * K == pytest.approx(K**r)
+    assert s.lr * s.window == pytest.approx(K**-r)
+    assert (1 - s.momentum) ** ((alpha - 1) / alpha) == pytest.approx(K**-r)
+
+
+def test_rates_at_two_are_a_quarter_and_the_schedules_meet():
+    assert schedules.rate(2.0) == schedules.rate(2.0, knows_alpha=False) == 0.25
+    assert dict(schedules.universal(400)) == pytest.approx(dict(schedules.from_tail_index(400, 2)))
+    for alpha in (1.1, 1.5, 1.9):
+        assert schedules.rate(alpha) > schedules.rate(alpha, knows_alpha=False)
+    assert "| 2 | 0.2500 | ε^−4.00 | 0.2500 | ε^−4.00 |" in schedules.rate_table()
+
+
+def test_a_schedule_plugs_into_muon_in_one_line():
+    X = torch.nn.Parameter(torch.zeros(3, 2))
+    opt = Muon([X], polar=Exact(), **schedules.from_tail_index(100, 1.5))
+    X.grad = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    opt.step()
+    # lr_scale="none": the step is η·UVᵀ itself, for a tall matrix too.
+    assert -float(X[0, 0].detach()) == pytest.approx(100 ** (-2.0 / 2.5), rel=1e-5)
+    assert opt.param_groups[0]["momentum"] == pytest.approx(1 - 100 ** (-1.5 / 2.5))
+    assert opt.param_groups[0]["nesterov"] is True
+    assert schedules.universal(10, nesterov=False)["nesterov"] is False
+
+
+@pytest.mark.parametrize(("K", "alpha"), [(1, 1.5), (2.5, 1.5), (100, 1.0), (100, 2.01)])
+def test_bad_horizon_or_tail_index(K, alpha):
+    with pytest.raises(ValueError, match=r"K ≥ 2|1 < α ≤ 2"):
+        schedules.from_tail_index(K, alpha)
+
+
+def _optimizer(**options):
+    weights = [torch.nn.Parameter(torch.eye(2)), torch.nn.Parameter(torch.ones(2))]
+    groups = [
+        {"params": [weights[0]]},
+        {"params": [weights[1]], "algorithm": "adamw", "lr": 1e-3},
+    ]
+    for w in weights:
+        w.grad = torch.ones_like(w)
+    return Muon(groups, lr=0.1, momentum=0.95, **options)
+
+
+def _run(optimizer, scheduler, steps):
+    seen = []
+    for _ in range(steps):
+        group = optimizer.param_groups[0]
+        seen.append((group["lr"], group["momentum"], optimizer.param_groups[1]["lr"]))
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def test_annealing_drives_lr_of_all_groups_and_momentum_of_muon():
+    opt = _optimizer()
+    curve = Trapezoid(10, warmup=2, cooldown=4, floor=0.1)
+    ramp = MomentumRamp(10, start=0.85, warmup=4, cooldown=2)
+    seen = _run(opt, Annealed(opt, curve, ramp), 12)
+    assert [s[0] for s in seen] == pytest.approx([0.1 * curve(k) for k in range(12)])
+    assert [s[2] for s in seen] == pytest.approx([1e-3 * curve(k) for k in range(12)])
+    momenta = [s[1] for s in seen]
+    assert momenta[:6] == pytest.approx([0.85, 0.875, 0.9, 0.925, 0.95, 0.95])
+    assert momenta[8:] == pytest.approx([0.95, 0.9, 0.85, 0.85])
+    assert "momentum" not in opt.param_groups[1]
+
+
+def test_annealing_resumes_where_it_stopped(tmp_path):
+    curves = {"lr": Trapezoid(20, 3, 8), "momentum": MomentumRamp(20, 0.8, 5, 5)}
+    opt = _optimizer()
+    whole = _run(opt, Annealed(opt, **curves), 20)
+    opt = _optimizer()
+    scheduler = Annealed(opt, **curves)
+    first = _run(opt, scheduler, 9)
+    torch.save({"opt": opt.state_dict(), "lr": scheduler.state_dict()}, tmp_path / "state.pt")
+    opt = _optimizer()
+    scheduler = Annealed(opt, **curves)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    opt.load_state_dict(state["opt"])
+    scheduler.load_state_dict(state["lr"])
+    assert first + _run(opt, scheduler, 11) == whole
+
+
+def test_nanogpt_schedule_has_the_published_corners():
+    opt = _optimizer()
+    scheduler = annealing.nanogpt(opt)
+    lr, momentum = scheduler.lr_curve, scheduler.momentum_curve
+    assert [lr(0), lr(482), lr(483), lr(579)] == pytest.approx([1.0, 1.0, 1.52, 1.52])
+    start = 1450 - 870
+    assert lr(967) == pytest.approx(1.73 + (0.15 - 1.73) * (967 - start) / 870)
+    assert [lr(1450), lr(1489)] == pytest.approx([0.15, 0.15])
+    assert [momentum(0, 0.97), momentum(298, 0.97)] == pytest.approx([0.85, 0.97])
+    assert [momentum(1440, 0.97), momentum(1490, 0.97)] == pytest.approx([0.97, 0.85])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: Trapezoid(10, 6, 5),
+        lambda: Trapezoid(10, floor=2.0),
+        lambda: Stages(10, ()),
+        lambda: MomentumRamp(10, start=1.0),
+        lambda: Annealed(_optimizer()),
+    ],
+)
+def test_bad_curves_are_refused(bad):
+    with pytest.raises(ValueError, match=r"expected|give a curve"):
+        bad()
