@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from polarstep.cli import flops
+
 __all__ = ["app"]
 
 app = typer.Typer(
@@ -18,3 +20,6 @@ app = typer.Typer(
 @app.callback()
 def polarstep() -> None:
     """Muon with exact, inexact and randomized polar steps."""
+
+
+app.command()(flops.flops)

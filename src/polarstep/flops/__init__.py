@@ -1,4 +1,7 @@
-"""What an optimizer step costs: formulas, and the ledger of Table 2."""
+"""What an optimizer step costs: formulas for one matrix, and the ledger of Table 2.
+
+Conventions and the comparison with the paper's figures are in docs/flops.md.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,46 @@ from polarstep.flops.formulas import (
     gram_newton_schulz,
     kaczmarz_sketch,
     low_rank,
+    low_rank_parts,
     matmul,
     newton_schulz,
     normalization,
     power_products,
     qr,
 )
+from polarstep.flops.ledger import METHODS, TABLE_2, gflops, ledger, markdown, relative_difference
+from polarstep.flops.workload import (
+    ADAMW,
+    ADAMW_DECAY,
+    CIFAR10,
+    NANOGPT,
+    SGD_NESTEROV,
+    ElementwiseRule,
+    Workload,
+)
 
 __all__ = [
+    "ADAMW",
+    "ADAMW_DECAY",
+    "CIFAR10",
+    "METHODS",
+    "NANOGPT",
+    "SGD_NESTEROV",
+    "TABLE_2",
+    "ElementwiseRule",
+    "Workload",
     "gaussian_sketch",
+    "gflops",
     "gram_newton_schulz",
     "kaczmarz_sketch",
+    "ledger",
     "low_rank",
+    "low_rank_parts",
+    "markdown",
     "matmul",
     "newton_schulz",
     "normalization",
     "power_products",
     "qr",
+    "relative_difference",
 ]
