@@ -1,0 +1,146 @@
+"""The paper's ablations: one setting varied, everything else as in the recipe.
+
+Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 1b, 1d and 2, and
+the appendix). For batch size and sequence length the amount of data stays the same, so that longer
+sequences or larger batches mean fewer steps, as in the paper's appendix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polarstep.experiments.config import ConfigError, ImageData, RunConfig, TextData, with_overrides
+from polarstep.models.gpt import GPTConfig
+
+__all__ = ["AXES", "Axis", "apply_axis", "find_axis"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting to vary: how it is applied, and the values the paper tries on each benchmark."""
+
+    name: str
+    symbol: str
+    apply: Callable[[RunConfig, Any], RunConfig]
+    nanogpt: tuple[int | str, ...]
+    cifar10: tuple[int | str, ...]
+
+    def values(self, benchmark: str) -> tuple[int | str, ...]:
+        """The paper's values, or near ones, for a benchmark; empty where it has no such ablation."""
+        return self.nanogpt if benchmark == "nanogpt" else self.cifar10
+
+
+def _set(path: str) -> Callable[[RunConfig, Any], RunConfig]:
+    return lambda config, value: with_overrides(config, {path: value})
+
+
+def _batch(config: RunConfig, value: Any) -> RunConfig:
+    """Images per batch, or sequences per batch with the same number of tokens in every stage."""
+    if isinstance(config.data, ImageData):
+        return with_overrides(config, {"data.batch_size": value})
+    _whole("batch", value)
+    first = config.data.stages[0].sequences
+    stages = tuple(
+        replace(
+            stage,
+            sequences=max(1, round(stage.sequences * value / first)),
+            steps=max(1, round(stage.steps * first / value)),
+        )
+        for stage in config.data.stages
+    )
+    return _shortened(config, replace(config.data, stages=stages))
+
+
+def _sequence_length(config: RunConfig, value: Any) -> RunConfig:
+    """The longest sequence; shorter stages scale with it, and the number of tokens stays."""
+    if not isinstance(config.data, TextData) or not isinstance(config.model, GPTConfig):
+        raise ConfigError("sequence-length is an ablation of nanogpt: images have no sequences")
+    _whole("sequence-length", value)
+    scale = value / config.data.window
+    stages = tuple(
+        replace(
+            stage,
+            sequence_length=max(1, round(stage.sequence_length * scale)),
+            steps=max(1, round(stage.steps / scale)),
+        )
+        for stage in config.data.stages
+    )
+    model = replace(config.model, context=max(config.model.context, value))
+    return _shortened(replace(config, model=model), replace(config.data, stages=stages))
+
+
+def _shortened(config: RunConfig, data: TextData) -> RunConfig:
+    """``config`` with new stages; what its schedule counts in steps shrinks or grows with them."""
+    assert isinstance(config.data, TextData)
+    ratio = data.steps / config.data.steps
+    schedule = replace(
+        config.schedule,
+        warmup=round(config.schedule.warmup * ratio),
+        extension=round(config.schedule.extension * ratio),
+        momentum_cooldown=round(config.schedule.momentum_cooldown * ratio),
+    )
+    return replace(config, data=data, schedule=schedule)
+
+
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: expected a whole number ≥ 1")
+
+
+AXES: tuple[Axis, ...] = (
+    Axis(
+        "rank",
+        "s",
+        _set("optimizer.polar.rank"),
+        nanogpt=(50, 100, 200, 400),
+        cifar10=(16, 32, 64, 128),
+    ),
+    Axis(
+        "steps",
+        "q",
+        _set("optimizer.polar.steps"),
+        nanogpt=(1, 3, 5, 7, 9),
+        cifar10=(1, 3, 5, 7, 9),
+    ),
+    Axis(
+        "solver",
+        "φ",
+        _set("optimizer.polar.solver"),
+        nanogpt=("cubic", "quintic", "empirical", "polar-express"),
+        cifar10=("cubic", "quintic", "empirical", "polar-express"),
+    ),
+    Axis(
+        "sketch",
+        "Ω",
+        _set("optimizer.polar.sketch"),
+        nanogpt=("gaussian", "kaczmarz"),
+        cifar10=("gaussian", "kaczmarz"),
+    ),
+    Axis("batch", "B", _batch, nanogpt=(), cifar10=(500, 1000, 2000, 3000, 4000)),
+    Axis("sequence-length", "T", _sequence_length, nanogpt=(1024, 2048, 4096), cifar10=()),
+)
+
+
+def find_axis(name: str) -> Axis:
+    """The axis of this name."""
+    for axis in AXES:
+        if axis.name == name:
+            return axis
+    names = ", ".join(axis.name for axis in AXES)
+    raise ConfigError(f"ablation axis {name!r}: expected one of {names}")
+
+
+def apply_axis(config: RunConfig, name: str, value: Any) -> RunConfig:
+    """``config`` with one setting at ``value``."""
+    polar = ("rank", "steps", "solver", "sketch")
+    if name in polar and config.rule.algorithm != "muon":
+        raise ConfigError(
+            f"{name}={value}: {config.method} has no polar map; ablate a Muon method, as rand-muon"
+        )
+    if name in ("rank", "sketch") and not config.rule.randomized:
+        raise ConfigError(
+            f"{name}={value}: {config.method} does not sketch; ablate a randomized one, as rand-muon"
+        )
+    return find_axis(name).apply(config, value)
