@@ -1,0 +1,85 @@
+"""A page one can send, made from run directories and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from polarstep.experiments.report.figures import ablation_figure, cost_figure, trajectory_figure
+from polarstep.experiments.report.folder import write_folder
+from polarstep.experiments.report.heatmap import gamma_figure
+from polarstep.experiments.report.page import Drawings, render
+from polarstep.experiments.report.rows import Section, collect, sections_of
+from polarstep.experiments.report.tables import markdown, runs_csv, summary_csv
+from polarstep.storage import StorageError
+
+__all__ = ["report_files", "write_report"]
+
+
+def report_files(
+    paths: Sequence[Path | str],
+    title: str = "polarstep: results",
+    progress: Callable[[str], object] = lambda _: None,
+) -> dict[str, bytes]:
+    """All files of a report, by their path in its folder; a function of the records alone."""
+    runs = collect(paths)
+    if not runs.records:
+        detail = f" ({'; '.join(runs.notices)})" if runs.notices else ""
+        raise StorageError(
+            f"no run directories in {', '.join(map(str, paths))}{detail}: expected folders with a "
+            "config.json, as `polarstep run` and `polarstep compare` make them"
+        )
+    if not any(run.status == "finished" for run in runs.records):
+        found = ", ".join(f"{runs.names[r.directory]}: {r.status}" for r in runs.records[:5])
+        raise StorageError(
+            f"none of the {len(runs.records)} runs has finished ({found}"
+            f"{', …' if len(runs.records) > 5 else ''}): there is no figure to report; resume them "
+            "with `polarstep run … --resume`"
+        )
+    sections, left_out = sections_of(runs)
+    notices = (*runs.notices, *left_out)
+    drawings = []
+    for section in sections:
+        progress(section.recipe)
+        drawings.append(_draw(section))
+    files = {
+        "index.html": render(title, runs, sections, drawings, notices).encode(),
+        "summary.md": markdown(sections, notices).encode(),
+        "summary.csv": summary_csv(sections).encode(),
+        "runs.csv": runs_csv(runs).encode(),
+    }
+    for group in drawings:
+        for drawing in group.all:
+            files[f"figures/{drawing.name}.svg"] = drawing.svg.encode()
+            files[f"figures/{drawing.name}.png"] = drawing.png
+    return files
+
+
+def write_report(
+    paths: Sequence[Path | str],
+    out: Path,
+    title: str = "polarstep: results",
+    progress: Callable[[str], object] = lambda _: None,
+) -> Path:
+    """Make the report of all runs below ``paths`` in the folder ``out``; returns its page."""
+    write_folder(out, report_files(paths, title, progress))
+    return out / "index.html"
+
+
+def _draw(section: Section) -> Drawings:
+    slug = section.slug
+    comparison = (
+        trajectory_figure(section, f"{slug}-trajectories"),
+        cost_figure(section, f"{slug}-cost"),
+    )
+    heatmaps = [
+        gamma_figure(row, f"{slug}-gamma-{index}") for index, row in enumerate(section.all_rows)
+    ]
+    return Drawings(
+        comparison=tuple(drawing for drawing in comparison if drawing),
+        ablations=tuple(
+            ablation_figure(section, ablation, f"{slug}-ablation-{number}-{ablation.axis}")
+            for number, ablation in enumerate(section.ablations)
+        ),
+        heatmaps=tuple(drawing for drawing in heatmaps if drawing),
+    )

@@ -1,0 +1,225 @@
+"""The figures of a section: trajectories, quality against cost, ablations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+from polarstep.experiments.report.curves import Curve, curve_of, quantity_name, zoom
+from polarstep.experiments.report.drawing import ALARM, INK_SOFT, RULE, Drawing, draw, style_axes
+from polarstep.experiments.report.palette import Look, ablation_look, look_of
+from polarstep.experiments.report.rows import AblationSet, Row, Section
+
+__all__ = ["ablation_figure", "cost_figure", "trajectory_figure"]
+
+
+def trajectory_figure(section: Section, name: str) -> Drawing | None:
+    """All methods against steps, with an inset on the last stretch, and against time."""
+    curves = [curve_of(row, section.benchmark) for row in section.rows]
+    if not any(len(curve.steps) or curve.broken for curve in curves):
+        return None
+    looks = [look_of(curve.method) for curve in curves]
+    quantity = quantity_name(section.benchmark)
+    window = zoom(curves)
+
+    def paint(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2, width_ratios=(1.6, 1), sharey=True)
+        _trajectories(left, curves, looks, "steps")
+        style_axes(left, "Training step", quantity)
+        _scale(left, curves, section)
+        if window:
+            _inset(left, curves, looks, window)
+        _trajectories(right, curves, looks, "seconds")
+        style_axes(right, "Seconds of training", "")
+        _legend(figure, left)
+
+    caption = f"{quantity}, mean over the seeds that finished; the band is one standard deviation."
+    if window:
+        caption += " The inset shows the last fifth of training around the curves that end best."
+    if any(curve.broken for curve in curves):
+        caption += " Thin dotted lines are runs that did not finish; × marks where one diverged."
+    return draw(name, "Trajectories", caption, (10.5, 4.9), paint)
+
+
+def cost_figure(section: Section, name: str) -> Drawing | None:
+    """The final metric against what the optimizer costs, in FLOPs and in measured time."""
+    rows = [row for row in section.rows if row.metric]
+    panels: list[tuple[str, Callable[[Row], float | None]]] = [
+        ("Optimizer GFLOPs per step (ledger)", lambda row: row.gflops),
+        (
+            "Optimizer milliseconds per step (measured)",
+            lambda row: row.optimizer_ms.mean if row.optimizer_ms else None,
+        ),
+    ]
+    panels = [panel for panel in panels if len([row for row in rows if panel[1](row)]) > 1]
+    if not panels:
+        return None
+
+    def paint(figure: Figure) -> None:
+        axes_row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (label, cost) in zip(axes_row, panels, strict=True):
+            for row in rows:
+                x, look = cost(row), look_of(row.method)
+                if x and row.metric:
+                    axes.errorbar(
+                        x,
+                        row.metric.mean,
+                        yerr=row.metric.std,
+                        color=look.light,
+                        marker=look.marker,
+                        markersize=8,
+                        capsize=3,
+                        linestyle="none",
+                        label=row.label,
+                    )
+            style_axes(axes, label, section.metric_name if axes is axes_row[0] else "")
+            axes.set_xscale("log")
+            _plain_log_ticks(axes.xaxis)
+            if not section.higher_is_better:
+                axes.set_yscale("log")
+                _plain_log_ticks(axes.yaxis)
+        _legend(figure, axes_row[0])
+
+    better = "up" if section.higher_is_better else "down"
+    caption = f"Better is {better} and to the left; bars are one standard deviation over seeds."
+    return draw(name, "Quality against cost", caption, (10.5, 4.4), paint)
+
+
+def ablation_figure(section: Section, ablation: AblationSet, name: str) -> Drawing | None:
+    """The final metric against the varied setting, and the trajectories behind it."""
+    pairs = [
+        (value, row) for value, row in zip(ablation.values, ablation.rows, strict=True) if row.runs
+    ]
+    curves = [curve_of(row, section.benchmark) for _, row in pairs]
+    looks = [ablation_look(i, len(pairs), ablation.numeric) for i in range(len(pairs))]
+    if not any(row.metric for _, row in pairs) and not any(curve.broken for curve in curves):
+        return None
+    window = zoom(curves)
+
+    def paint(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
+        _final(left, ablation, pairs, looks)
+        style_axes(left, ablation.axis, section.metric_name)
+        _trajectories(right, curves, looks, "steps")
+        style_axes(right, "Training step", quantity_name(section.benchmark))
+        _scale(right, curves, section)
+        if window:
+            _inset(right, curves, looks, window)
+        _legend(figure, right)
+
+    caption = (
+        f"{section.metric_name} of {ablation.method} as {ablation.axis} varies and all else is "
+        "held; mean ± one standard deviation over the seeds that finished."
+    )
+    return draw(name, f"Ablation: {ablation.axis}", caption, (10.5, 4.6), paint)
+
+
+def _trajectories(axes: Axes, curves: Sequence[Curve], looks: Sequence[Look], against: str) -> None:
+    for index, (curve, look) in enumerate(zip(curves, looks, strict=True)):
+        x = curve.steps if against == "steps" else curve.seconds
+        (line,) = axes.plot(
+            x, curve.mean, color=look.light, linestyle=look.dash, label=curve.label, zorder=3
+        )
+        line.set_gid(f"series-{index}")
+        if np.any(curve.std > 0):
+            low = np.maximum(curve.mean - curve.std, 1e-12)
+            axes.fill_between(
+                x, low, curve.mean + curve.std, color=look.light, alpha=0.16, linewidth=0
+            )
+        if against == "steps":
+            for broken in curve.broken:
+                axes.plot(broken.steps, broken.values, color=look.light, linestyle=":", lw=1.0)
+
+
+def _inset(
+    axes: Axes,
+    curves: Sequence[Curve],
+    looks: Sequence[Look],
+    window: tuple[float, float, float, float],
+) -> None:
+    """Where a falling curve leaves room: at the upper right."""
+    first, last, low, high = window
+    inset = axes.inset_axes((0.46, 0.44, 0.52, 0.53))
+    _trajectories(inset, [_without_broken(curve) for curve in curves], looks, "steps")
+    inset.set_xlim(first, last)
+    inset.set_ylim(low, high)
+    inset.tick_params(labelsize=8)
+    inset.grid(True, axis="y")
+    for spine in inset.spines.values():
+        spine.set(visible=True, color=INK_SOFT, linewidth=0.8)
+    axes.indicate_inset_zoom(inset, edgecolor=RULE, alpha=1.0)
+
+
+def _without_broken(curve: Curve) -> Curve:
+    return Curve(
+        curve.label, curve.method, curve.steps, curve.mean, curve.std, curve.seconds, broken=()
+    )
+
+
+def _final(
+    axes: Axes,
+    ablation: AblationSet,
+    pairs: Sequence[tuple[int | float | str, Row]],
+    looks: Sequence[Look],
+) -> None:
+    """Points with error bars, on an axis of numbers or of names."""
+    positions = [value if ablation.numeric else index for index, (value, _) in enumerate(pairs)]
+    shown = [(x, row.metric) for x, (_, row) in zip(positions, pairs, strict=True) if row.metric]
+    if ablation.numeric:
+        axes.plot([x for x, _ in shown], [m.mean for _, m in shown], color=INK_SOFT, lw=1.0)
+    for x, (_, row), look in zip(positions, pairs, looks, strict=True):
+        if row.metric:
+            axes.errorbar(
+                x,
+                row.metric.mean,
+                yerr=row.metric.std,
+                color=look.light,
+                marker=look.marker,
+                markersize=7,
+                capsize=3,
+                zorder=3,
+            )
+    positive = all(isinstance(x, int | float) and x > 0 for x in positions)
+    if ablation.numeric and positive and max(positions) >= 4 * min(positions):  # type: ignore[operator]
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(positions, [str(value) for value, _ in pairs])
+    axes.minorticks_off()
+
+
+def _scale(axes: Axes, curves: Sequence[Curve], section: Section) -> None:
+    """Perplexity on a logarithmic axis: it is the exponential of what is minimized."""
+    if section.benchmark != "cifar10":
+        axes.set_yscale("log")
+    top = axes.get_ylim()[1]
+    means = [curve.mean.max() for curve in curves if len(curve.mean)]
+    if means:  # a run on its way to infinity must not stretch the axis for all others
+        top = min(top, 1.5 * max(means))
+        axes.set_ylim(top=top)
+    if section.benchmark != "cifar10":
+        _plain_log_ticks(axes.yaxis)
+    for curve in curves:
+        for broken in curve.broken:
+            if broken.status == "diverged":
+                y = min(broken.values[-1], top)
+                axes.plot(broken.steps[-1], y, "x", color=ALARM, zorder=5, clip_on=False)
+
+
+def _plain_log_ticks(axis: object) -> None:
+    """10, 20, 50 instead of powers of ten alone, and more of them the shorter the axis is."""
+    low, high = axis.get_view_interval()  # type: ignore[attr-defined]
+    decades = math.log10(high / low) if low > 0 else 1.0
+    subs = (1.0,) if decades > 3 else (1.0, 2.0, 5.0) if decades > 0.9 else (1, 1.5, 2, 3, 4, 5, 7)
+    axis.set_major_locator(LogLocator(subs=subs))  # type: ignore[attr-defined]
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))  # type: ignore[attr-defined]
+    axis.set_minor_formatter(NullFormatter())  # type: ignore[attr-defined]
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    columns = min(4, max(1, len(labels)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)

@@ -1,0 +1,235 @@
+"""The page: one HTML file that holds its style, its script and its figures.
+
+Figures are inlined as SVG whose colours are CSS variables, so that one file serves a light screen,
+a dark one and paper. Every text that comes from a record is escaped by the template.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from polarstep.experiments.report.drawing import Drawing
+from polarstep.experiments.report.palette import Look, ablation_look, all_looks, look_of
+from polarstep.experiments.report.rows import STATUSES, AblationSet, Row, Runs, Section, device_of
+from polarstep.experiments.report.tables import (
+    caption,
+    decimals_of,
+    metric_text,
+    number,
+    paper_text,
+)
+
+__all__ = ["Drawings", "render"]
+
+_BENCHMARKS = {"nanogpt": "nanoGPT", "cifar10": "CIFAR-10"}
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """The figures of one section, by their place on the page."""
+
+    comparison: tuple[Drawing, ...]
+    ablations: tuple[Drawing | None, ...]
+    heatmaps: tuple[Drawing, ...]
+
+    @property
+    def all(self) -> tuple[Drawing, ...]:
+        """Every figure there is."""
+        return (*self.comparison, *(d for d in self.ablations if d), *self.heatmaps)
+
+
+def render(
+    title: str,
+    runs: Runs,
+    sections: Sequence[Section],
+    drawings: Sequence[Drawings],
+    notices: Sequence[str],
+) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    counts = {s: sum(run.status == s for run in runs.records) for s in STATUSES}
+    recipes = ", ".join(dict.fromkeys(section.recipe for section in sections))
+    return environment.from_string(_resource("page.html")).render(
+        title=title,
+        lead=f"{len(runs.records)} runs of {recipes}.",
+        chips=[{"status": s, "count": count} for s, count in counts.items() if count],
+        notices=notices,
+        sections=[_section(s, d) for s, d in zip(sections, drawings, strict=True)],
+        environments=_environments(runs),
+        runs=_runs(runs),
+        variables=Markup(_variables()),
+        css=Markup(_resource("page.css")),
+        script=Markup(_resource("page.js")),
+    )
+
+
+def _section(section: Section, drawings: Drawings) -> dict[str, Any]:
+    return {
+        "slug": section.slug,
+        "title": section.recipe,
+        "benchmark": _BENCHMARKS.get(section.benchmark, section.benchmark),
+        "headline": _headline(section),
+        "table": _table(section, section.rows, None) if section.rows else None,
+        "drawings": [_inline(drawing) for drawing in drawings.comparison],
+        "ablations": [
+            {
+                "axis": ablation.axis,
+                "method": ablation.method,
+                "table": _table(section, ablation.rows, ablation),
+                "drawing": _inline(drawing) if drawing else None,
+            }
+            for ablation, drawing in zip(section.ablations, drawings.ablations, strict=True)
+        ],
+        "heatmaps": [_inline(drawing) for drawing in drawings.heatmaps],
+    }
+
+
+def _headline(section: Section) -> str:
+    """One sentence that says what came out, whatever it is."""
+    best = section.best(section.rows)
+    others = [row for row in section.rows if row is not best and row.metric]
+    if best is None or best.metric is None:
+        return "No run of this comparison has finished." if section.rows else ""
+    if not others:
+        return ""
+    word = "highest" if section.higher_is_better else "lowest"
+    figure = metric_text(best.metric, decimals_of(section))
+    return (
+        f"{best.label} has the {word} mean {section.metric_name.lower()} of {len(others) + 1} "
+        f"methods: {figure} over {_plural(best.metric.n, 'seed')}."
+    )
+
+
+def _table(section: Section, rows: Sequence[Row], ablation: AblationSet | None) -> dict[str, Any]:
+    place = _strip_scale(rows, log=not section.higher_is_better)
+    best = section.best(rows) if sum(1 for row in rows if row.metric) > 1 else None
+    looks = [
+        ablation_look(index, len(rows), ablation.numeric) if ablation else look_of(row.method)
+        for index, row in enumerate(rows)
+    ]
+    return {
+        "label": f"Ablation of {ablation.axis}" if ablation else f"Comparison of {section.recipe}",
+        "first": ablation.axis if ablation else "Method",
+        "metric": section.metric_name,
+        "caption": caption(section),
+        "rows": [
+            _row(section, row, look, row is best, place)
+            for row, look in zip(rows, looks, strict=True)
+        ],
+    }
+
+
+def _row(section: Section, row: Row, look: Look, best: bool, place: Any) -> dict[str, Any]:
+    values = [run.result.value for run in row.finished if run.result]
+    counts = row.counts
+    finished = counts.pop("finished", 0)
+    decimals = decimals_of(section)
+    return {
+        "label": row.label,
+        "variable": look.variable,
+        "dash": "dashed" if look.dash == "--" else "solid",
+        "metric": metric_text(row.metric, decimals),
+        "best": best,
+        "dots": [place(value) for value in values if math.isfinite(value)],
+        "strip_label": ", ".join(f"{value:.{decimals}f}" for value in values),
+        "mean_at": place(row.metric.mean) if row.metric else None,
+        "paper_at": place(row.paper.mean) if row.paper else None,
+        "paper": paper_text(row) if row.paper else None,
+        "paper_gflops": number(row.paper.gflops if row.paper else None),
+        "seeds": finished if not counts else f"{finished} of {len(row.runs)}",
+        "losses": [{"status": status, "count": count} for status, count in counts.items()],
+        "gflops": number(row.gflops),
+        "optimizer_ms": number(row.optimizer_ms.mean if row.optimizer_ms else None),
+        "step_ms": number(row.step_ms.mean if row.step_ms else None),
+        "command": "\n".join(row.commands),
+    }
+
+
+def _strip_scale(rows: Sequence[Row], log: bool) -> Any:
+    """A map from metric values to positions in per cent, common to all rows of a table."""
+    values = [run.result.value for row in rows for run in row.finished if run.result]
+    values += [row.paper.mean for row in rows if row.paper]
+    values = [value for value in values if math.isfinite(value)]
+    scale = math.log if log and values and min(values) > 0 else float
+    low, high = (scale(min(values)), scale(max(values))) if values else (0.0, 1.0)
+
+    def place(value: float) -> float:
+        share = (scale(value) - low) / (high - low) if high > low else 0.5
+        return round(4 + 92 * share, 2)
+
+    return place
+
+
+def _environments(runs: Runs) -> list[dict[str, Any]]:
+    """One box for each distinct machine and set of versions, whenever its runs were started."""
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
+    for run in runs.records:
+        flat = tuple(_flatten(run.environment))
+        key = (device_of(run), flat)
+        groups[key] = groups.get(key, 0) + 1
+    return [
+        {"device": device, "entries": entries, "runs": _plural(count, "run")}
+        for (device, entries), count in sorted(groups.items())
+    ]
+
+
+def _flatten(environment: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    pairs = []
+    for key, value in environment.items():
+        if key in ("device", "device_name", "started", "start_time", "hostname"):
+            continue
+        if isinstance(value, Mapping):
+            pairs += _flatten(value, f"{key} " if key not in ("packages", "versions") else "")
+        else:
+            text = "not recorded" if value is None else str(value)
+            pairs.append((f"{prefix}{key}".replace("_", " "), text))
+    return pairs
+
+
+def _runs(runs: Runs) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": runs.names[run.directory],
+            "label": run.identity.method
+            + (f", {run.identity.ablation.axis} = {run.identity.ablation.value}"
+               if run.identity.ablation else ""),
+            "seed": run.identity.seed,
+            "status": run.status,
+            "value": number(run.result.value if run.result else None, 5),
+            "message": run.result.message if run.result else "no result recorded",
+        }
+        for run in sorted(runs.records, key=lambda run: runs.names[run.directory])
+    ]  # fmt: skip
+
+
+def _inline(drawing: Drawing) -> dict[str, Any]:
+    return {
+        "name": drawing.name,
+        "title": drawing.title,
+        "caption": drawing.caption,
+        "inline": Markup(drawing.inline),
+    }
+
+
+def _variables() -> str:
+    """The palette as CSS variables: light by default, dark where the reader prefers it."""
+    light = "".join(f"{look.variable}:{look.light};" for look in all_looks())
+    dark = "".join(f"{look.variable}:{look.dark};" for look in all_looks())
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
+def _resource(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,302 @@
+"""From run directories to rows: which runs belong together, and what they say together.
+
+A *row* is a set of runs that differ in their seed alone: same recipe, same method, same complete
+config. A *section* is a recipe with its rows, the ablations apart. Runs that diverged, failed, were
+stopped or have not ended never enter a mean, and never disappear either: every row counts them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polarstep.experiments.record import RunRecord, find_runs
+from polarstep.experiments.report.published import (
+    METHODS,
+    Published,
+    Setting,
+    keeps_setting,
+    published,
+)
+from polarstep.storage import StorageError
+
+__all__ = ["AblationSet", "Estimate", "Row", "Runs", "Section", "collect", "sections_of"]
+
+STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean and standard deviation (n − 1 in the denominator) of ``n`` finite values."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Estimate | None:
+        """The estimate of the finite ones among ``values``; ``None`` where there are none.
+
+        >>> Estimate.of([1.0, 2.0, 3.0])
+        Estimate(mean=2.0, std=1.0, n=3)
+        """
+        finite = [float(value) for value in values if math.isfinite(value)]
+        if not finite:
+            return None
+        std = statistics.stdev(finite) if len(finite) > 1 else None
+        return cls(statistics.fmean(finite), std, len(finite))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed alone."""
+
+    label: str
+    method: str
+    runs: tuple[RunRecord, ...]
+    paper: Published | None = None
+
+    @property
+    def finished(self) -> tuple[RunRecord, ...]:
+        """The runs whose metric counts."""
+        return tuple(run for run in self.runs if run.status == "finished")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many runs ended in which way, the ways that occur only."""
+        counter: Counter[str] = Counter(run.status for run in self.runs)
+        return {status: counter[status] for status in STATUSES if counter[status]}
+
+    @property
+    def metric(self) -> Estimate | None:
+        """The final metric over the seeds that finished."""
+        return Estimate.of(run.result.value for run in self.finished if run.result)
+
+    @property
+    def gflops(self) -> float | None:
+        """Optimizer GFLOPs of one step, from the ledger; a function of the config alone."""
+        estimate = self._over_results("optimizer_gflops_per_step")
+        return estimate.mean if estimate else None
+
+    @property
+    def optimizer_ms(self) -> Estimate | None:
+        """Measured milliseconds of one optimizer step; ``None`` across different devices."""
+        return self._timing("optimizer_ms_per_step")
+
+    @property
+    def step_ms(self) -> Estimate | None:
+        """Measured milliseconds of one whole training step; ``None`` across different devices."""
+        return self._timing("step_ms")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices these runs were measured on."""
+        return tuple(sorted({device_of(run) for run in self.runs}))
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The commands that repeat these runs, in order of seed, each once."""
+        return tuple(dict.fromkeys(r.identity.command for r in self.runs if r.identity.command))
+
+    def _timing(self, name: str) -> Estimate | None:
+        return self._over_results(name) if len(self.devices) == 1 else None
+
+    def _over_results(self, name: str) -> Estimate | None:
+        """Over finished runs, or over those that at least ended where none finished."""
+        runs = self.finished or self.runs
+        return Estimate.of(getattr(run.result, name) for run in runs if run.result)
+
+
+@dataclass(frozen=True)
+class AblationSet:
+    """One setting varied and all else held: a row for each of its values."""
+
+    axis: str
+    method: str
+    rows: tuple[Row, ...]
+    values: tuple[int | float | str, ...]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the values are numbers, to be drawn on an axis."""
+        return all(not isinstance(value, str) for value in self.values)
+
+
+@dataclass(frozen=True)
+class Section:
+    """All runs of one recipe."""
+
+    recipe: str
+    benchmark: str
+    rows: tuple[Row, ...]
+    ablations: tuple[AblationSet, ...]
+    paper: Setting | None
+
+    @property
+    def slug(self) -> str:
+        """A name for files and anchors."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.benchmark}-{self.recipe}".lower()).strip("-")
+
+    @property
+    def metric_name(self) -> str:
+        """What the final metric is called."""
+        return "Test accuracy" if self.benchmark == "cifar10" else "Validation perplexity"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Which way the final metric improves."""
+        return self.benchmark == "cifar10"
+
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        """The rows of the comparison, then those of the ablations."""
+        return (*self.rows, *(row for ablation in self.ablations for row in ablation.rows))
+
+    def best(self, rows: Sequence[Row]) -> Row | None:
+        """The row with the best mean metric."""
+        scored = [(row.metric.mean, row) for row in rows if row.metric]
+        choose = max if self.higher_is_better else min
+        return choose(scored, key=lambda pair: pair[0])[1] if scored else None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The records found, and what kept others from being used."""
+
+    records: tuple[RunRecord, ...]
+    names: Mapping[Path, str]
+    notices: tuple[str, ...] = field(default=())
+
+
+def collect(paths: Sequence[Path | str]) -> Runs:
+    """Read every run directory at or below ``paths``.
+
+    A directory that cannot be read becomes a notice: the other runs still deserve their report.
+    Names are relative to the path that was asked for, so that a report moves between machines.
+    """
+    records, names, notices = [], {}, []
+    for root in map(Path, paths):
+        for directory in find_runs([root]):
+            if directory in names:
+                continue
+            inside = directory.relative_to(root).as_posix()
+            name = root.name if inside == "." else f"{root.name}/{inside}" if root.name else inside
+            try:
+                record = RunRecord.load(directory)
+            except (StorageError, TypeError, KeyError) as error:
+                reason = str(error).replace(str(directory), name)
+                notices.append(f"{name} is left out: {reason}")
+                continue
+            records.append(record)
+            names[directory] = name
+    order = sorted(records, key=lambda run: (run.identity.seed, names[run.directory]))
+    return Runs(tuple(order), names, tuple(notices))
+
+
+def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
+    """Group the runs into sections, and say what had to be left out on the way."""
+    notices: list[str] = []
+    sections = []
+    for (benchmark, recipe), members in _grouped(
+        runs.records, lambda run: (run.identity.benchmark, run.identity.recipe)
+    ):
+        setting = published(recipe, benchmark)
+        plain = [run for run in members if run.identity.ablation is None]
+        rows = _rows(plain, runs, notices, setting)
+        ablations = [
+            _ablation(axis, method, group, runs, notices)
+            for (axis, method), group in _grouped(
+                [run for run in members if run.identity.ablation is not None],
+                lambda run: (run.identity.ablation.axis, run.identity.method),
+            )
+        ]
+        sections.append(Section(recipe, benchmark, rows, tuple(ablations), setting))
+    # The language model first, as in the paper.
+    sections.sort(key=lambda section: (section.benchmark != "nanogpt", section.recipe))
+    return tuple(sections), tuple(notices)
+
+
+def device_of(run: RunRecord) -> str:
+    """The name of the device a run was measured on."""
+    return str(run.environment.get("device") or "unknown device")
+
+
+def setting_of(run: RunRecord) -> str:
+    """What determines a run apart from its seed, as a string to compare.
+
+    On which device and how often it logged is not part of it; times are kept apart by device.
+    """
+    config = {key: value for key, value in run.identity.config.items() if key != "seed"}
+    runtime = config.get("runtime")
+    if isinstance(runtime, Mapping):
+        config["runtime"] = {key: runtime.get(key) for key in ("precision", "compile")}
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def _rows(
+    members: Sequence[RunRecord], runs: Runs, notices: list[str], setting: Setting | None
+) -> tuple[Row, ...]:
+    groups = _grouped(members, lambda run: (run.identity.method, setting_of(run)))
+    times = Counter(method for (method, _), _ in groups)
+    rows = []
+    for (method, _), group in groups:
+        label = method
+        if times[method] > 1:  # the same method twice: say by which overrides it differs
+            label = f"{method}, {_overrides(group[0].identity.overrides)}"
+        same = all(keeps_setting(run.identity.overrides) for run in group)
+        paper = setting.rows.get(method) if setting and same else None
+        rows.append(Row(label, method, _one_per_seed(group, label, runs, notices), paper))
+    rank = {method: index for index, method in enumerate(METHODS)}
+    rows.sort(key=lambda row: (rank.get(row.method, len(rank)), row.label))
+    return tuple(rows)
+
+
+def _ablation(
+    axis: str, method: str, members: Sequence[RunRecord], runs: Runs, notices: list[str]
+) -> AblationSet:
+    values = {run.identity.ablation.value for run in members if run.identity.ablation}
+    numeric = all(not isinstance(value, str) for value in values)
+    ordered = sorted(values) if numeric else sorted(values, key=str)
+    rows, kept = [], []
+    for value in ordered:
+        group = [r for r in members if r.identity.ablation and r.identity.ablation.value == value]
+        for number, (_, same) in enumerate(_grouped(group, setting_of)):
+            label = f"{axis} = {value}" + (f" ({number + 1})" if number else "")
+            rows.append(Row(label, method, _one_per_seed(same, label, runs, notices)))
+            kept.append(value)
+    return AblationSet(axis, method, tuple(rows), tuple(kept))
+
+
+def _one_per_seed(
+    group: Sequence[RunRecord], label: str, runs: Runs, notices: list[str]
+) -> tuple[RunRecord, ...]:
+    """One run for each seed, finished ones first: counting a seed twice would shrink the spread."""
+    kept: dict[int, RunRecord] = {}
+    for run in sorted(group, key=lambda run: (run.identity.seed, run.status != "finished")):
+        other = kept.setdefault(run.identity.seed, run)
+        if other is not run:
+            notices.append(
+                f"{label}: seed {run.identity.seed} was run twice with the same config; "
+                f"{runs.names[run.directory]} is left out for {runs.names[other.directory]}"
+            )
+    return tuple(kept.values())
+
+
+def _overrides(overrides: Mapping[str, Any]) -> str:
+    shown = [f"{key}={value}" for key, value in sorted(overrides.items()) if key != "seed"]
+    return ", ".join(shown) or "recipe's own settings"
+
+
+def _grouped(items: Iterable[RunRecord], key: Any) -> list[tuple[Any, list[RunRecord]]]:
+    """Items by key, keys in sorted order, items in the order given."""
+    groups: dict[Any, list[RunRecord]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return sorted(groups.items())
