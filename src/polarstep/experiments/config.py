@@ -66,7 +66,7 @@ class PolarConfig:
             f"optimizer.polar.oversample={self.oversample}: expected at least 0",
         )
         _require(
-            self.power >= 0 and (2 * self.power).is_integer(),
+            self.power >= 0 and float(2 * self.power).is_integer(),
             f"optimizer.polar.power={self.power}: expected 0, 0.5, 1, 1.5, …",
         )
 
