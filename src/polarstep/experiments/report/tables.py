@@ -63,7 +63,7 @@ def number(value: float | None, digits: int = 4) -> str:
     """``value`` with about ``digits`` significant digits and no exponent where it can be read.
 
     >>> number(2135.7551), number(0.0118), number(3.0), number(None)
-    ('2136', '0.0118', '3.000', '—')
+    ('2136', '0.01180', '3.000', '—')
     """
     if value is None or value != value:
         return MISSING

@@ -1,0 +1,50 @@
+"""Cheap objectives for the tests of tuning, importable by worker processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Bowl:
+    """A loss that is lowest at lr = 0.03, falls with every validation and diverges above 1."""
+
+    log: Path | None = None
+    seconds: float = 0.0
+    interrupt_at: int | None = None
+
+    def __call__(
+        self, overrides: Mapping[str, float], report: Callable[[int, float], None]
+    ) -> float:
+        lr = overrides["optimizer.lr"]
+        if self.log:
+            with self.log.open("a") as file:
+                file.write(f"{os.getpid()} {lr!r}\n")
+            if self.interrupt_at == len(self.log.read_text().splitlines()):
+                raise KeyboardInterrupt
+        final = 1.0 + math.log10(lr / 0.03) ** 2
+        for number in range(5):
+            time.sleep(self.seconds)
+            report(number, math.nan if lr > 1.0 and number == 2 else final + 4 - number)
+        return final
+
+
+@dataclass(frozen=True)
+class Dies:
+    """An objective whose process is killed in the middle of its first trial."""
+
+    marker: Path
+
+    def __call__(
+        self, overrides: Mapping[str, float], report: Callable[[int, float], None]
+    ) -> float:
+        report(0, 5.0)
+        if not self.marker.exists():
+            self.marker.write_text(repr(overrides["optimizer.lr"]))
+            os._exit(9)
+        return 1.0
