@@ -36,6 +36,8 @@ def flops(
         workload = named(name)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="WORKLOAD") from error
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json and --markdown: expected one of them at most")
     if as_json:
         typer.echo(json.dumps(gflops(workload), indent=2))
     elif as_markdown:
@@ -43,12 +45,13 @@ def flops(
     else:
         console = Console()
         console.print(_comparison(workload))
+        console.print(_settings(workload), style="dim")
         if verbose:
             console.print(_breakdown(workload))
 
 
 def _comparison(workload: Workload) -> Table:
-    table = Table(title=f"Optimizer GFLOPs per step, {workload.name}", caption=_settings(workload))
+    table = Table(title=f"Optimizer GFLOPs per step, {workload.name}")
     table.add_column("method", no_wrap=True)
     for header in ("GFLOPs", "Table 2", "difference"):
         table.add_column(header, justify="right", no_wrap=True)

@@ -107,7 +107,7 @@ def _validated(rows: Sequence[Sequence[float]]) -> tuple[Polynomial, ...]:
     form = "expected a sequence of tuples (a, b, c, …), one per step, e.g. ((1.5, -0.5),)"
     try:
         polynomials = tuple(tuple(float(c) for c in row) for row in rows)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"coefficients={rows!r}: {form}; wrap a single polynomial in another pair of brackets"
         ) from error

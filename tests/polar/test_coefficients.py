@@ -1,0 +1,122 @@
+"""Named coefficient sets: what they promise, how they are chosen, what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from polarstep.polar.coefficients import evaluate, names, resolve
+
+UNIT = torch.linspace(0, 1, 200_001, dtype=torch.float64)
+
+
+def test_every_name_gives_exactly_the_steps_asked_for():
+    for name in names():
+        for steps in (0, 1, 3, 9, 12):
+            polynomials = resolve(name, steps)
+            assert len(polynomials) == steps
+            assert all(isinstance(c, float) for p in polynomials for c in p)
+
+
+@pytest.mark.parametrize("name", ["cubic", "quintic"])
+@pytest.mark.parametrize("steps", [1, 5, 10])
+def test_the_papers_polynomials_are_monotone_and_stay_below_one(name, steps):
+    """What Proposition 1 needs for ν = 0."""
+    y = evaluate(resolve(name, steps), UNIT)
+    assert y[0] == 0
+    assert y.max() <= 1 + 1e-14
+    assert y.diff().min() >= -1e-14
+    assert torch.all(y >= UNIT - 1e-14)
+
+
+def test_quintic_2_overshoots_as_documented():
+    y = evaluate(resolve("quintic-2", 7), UNIT)
+    assert float(y.max()) == pytest.approx(1.0018, abs=5e-5)
+
+
+def test_jordan_keeps_its_documented_range_and_never_converges():
+    x = UNIT[UNIT > 1e-3]
+    for steps in (8, 20, 41):
+        y = evaluate(resolve("jordan", steps), x)
+        assert 0.68 <= y.min() <= 0.69
+        assert 1.12 <= y.max() <= 1.21
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "jordan"])
+def test_all_others_converge_to_one(name):
+    x = UNIT[UNIT >= 1e-3]
+    y = evaluate(resolve(name, 30), x)
+    assert (y - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["polar-express-nanogpt", "polar-express-cifar10"])
+def test_published_lists_repeat_their_last_polynomial_and_are_cut_from_the_front(name):
+    nine = resolve(name, 9)
+    assert len(set(nine)) > 5
+    assert resolve(name, 4) == nine[:4]
+    assert resolve(name, 11) == (*nine, nine[-1], nine[-1])
+
+
+def test_our_default_is_made_for_the_number_of_steps():
+    """Its last polynomial has no safety factor, so the result is centred at 1 for every q."""
+    x = UNIT[UNIT >= 1e-3]
+    for steps in (3, 5, 6):
+        y = evaluate(resolve("polar-express", steps), x)
+        assert float(y.max() + y.min()) == pytest.approx(2, abs=5e-3)
+    assert resolve("polar-express", 6)[:5] != resolve("polar-express", 5)
+
+
+def test_a_sequence_is_taken_as_it_is_and_its_last_polynomial_repeats():
+    rows = [[2, -1.5, 0.5], [1.5, -0.5]]
+    assert resolve(rows, 1) == ((2.0, -1.5, 0.5),)
+    assert resolve(rows, 3) == ((2.0, -1.5, 0.5), (1.5, -0.5), (1.5, -0.5))
+
+
+def test_evaluate_composes_first_polynomial_first():
+    p, q = (2.0, -1.5, 0.5), (1.5, -0.25, 0.5, 0.125)
+    x = torch.linspace(-1.2, 1.2, 101, dtype=torch.float64)
+    inner = 2 * x - 1.5 * x**3 + 0.5 * x**5
+    outer = 1.5 * inner - 0.25 * inner**3 + 0.5 * inner**5 + 0.125 * inner**7
+    torch.testing.assert_close(evaluate([p, q], x), outer)
+    assert not torch.allclose(evaluate([q, p], x), outer)
+    torch.testing.assert_close(evaluate([], x), x)
+    torch.testing.assert_close(evaluate([p, q], -x), -outer)  # odd
+
+
+def test_compiled_code_finds_what_the_solver_resolved_before():
+    resolve("polar-express", 5)
+
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        return evaluate(resolve("polar-express", 5), x)
+
+    compiled = torch.compile(apply, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(UNIT), apply(UNIT))
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(ValueError, match="coefficients='quartic'") as error:
+        resolve("quartic", 5)
+    assert all(repr(name) in str(error.value) for name in names())
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "message"),
+    [
+        ((3.4445, -4.7750, 2.0315), "wrap a single polynomial"),
+        ((), "for no step at all use steps=0"),
+        (((1.5,),), "at least two finite numbers"),
+        (((1.5, math.nan),), "at least two finite numbers"),
+        (((1.5, -0.5), (math.inf, 1.0)), "at least two finite numbers"),
+        ((("a", "b"),), "expected a sequence of tuples"),
+        (None, "expected a sequence of tuples"),
+    ],
+)
+def test_malformed_sequences_are_refused(coefficients, message):
+    with pytest.raises(ValueError, match=message):
+        resolve(coefficients, 5)
+
+
+@pytest.mark.parametrize("steps", [-1, 2.0, True, "5"])
+def test_steps_must_be_a_count(steps):
+    with pytest.raises(ValueError, match="expected an integer ≥ 0"):
+        resolve("quintic", steps)
