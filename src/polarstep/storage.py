@@ -12,7 +12,7 @@ import errno
 import json
 import math
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +30,9 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     If anything fails, a full disk included, the previous ``path`` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
+    # Not mkstemp, whose files only their owner may read: results are there to be shared.
+    handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
@@ -38,7 +40,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException as error:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         if _is_disk_full(error):
             raise disk_full(path) from error
         raise

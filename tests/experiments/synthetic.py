@@ -12,7 +12,7 @@ import numpy as np
 from polarstep.experiments.record import Ablation, MetricRow, Result, RunIdentity
 from polarstep.experiments.report.published import TABLE_2
 
-DEVICE = "Synthetic CPU, 2 cores"
+DEVICE = "Synthetic CPU"
 
 
 def write_run(
@@ -48,9 +48,11 @@ def write_run(
         command=f"polarstep run {recipe} --method '{method}' --seed {seed}",
     ).save(folder)
     environment = {
-        "device": device,
-        "python": "3.11.2",
         "packages": {"polarstep": "0.1.0", "torch": "2.13.0"},
+        "python": "3.11.2",
+        "device": "cpu",
+        "device_name": device,
+        "threads": 2,
         "git_commit": None,
         "started": "2026-11-15T01:00:00Z",
     }

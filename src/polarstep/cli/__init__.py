@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from polarstep.cli import flops
+from polarstep.cli import flops, report
 
 __all__ = ["app"]
 
@@ -23,3 +23,4 @@ def polarstep() -> None:
 
 
 app.command()(flops.flops)
+app.command()(report.report)

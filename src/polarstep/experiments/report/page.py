@@ -185,7 +185,7 @@ def _environments(runs: Runs) -> list[dict[str, Any]]:
 def _flatten(environment: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     pairs = []
     for key, value in environment.items():
-        if key in ("device", "device_name", "started", "start_time", "hostname"):
+        if key in ("device", "device_name", "threads", "started"):
             continue
         if isinstance(value, Mapping):
             pairs += _flatten(value, f"{key} " if key not in ("packages", "versions") else "")

@@ -224,8 +224,12 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
 
 
 def device_of(run: RunRecord) -> str:
-    """The name of the device a run was measured on."""
-    return str(run.environment.get("device") or "unknown device")
+    """What a run was measured on; on a CPU that includes how many threads it had."""
+    environment = run.environment
+    name = str(environment.get("device_name") or environment.get("device") or "unknown device")
+    threads = environment.get("threads")
+    on_cpu = str(environment.get("device", "")).startswith("cpu")
+    return f"{name}, {threads} thread{'s' * (threads != 1)}" if on_cpu and threads else name
 
 
 def setting_of(run: RunRecord) -> str:

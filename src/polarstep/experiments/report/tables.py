@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from polarstep.experiments.report.rows import STATUSES, Estimate, Row, Runs, Section
+from polarstep.experiments.report.rows import STATUSES, Estimate, Row, Runs, Section, device_of
 
 __all__ = ["MISSING", "markdown", "metric_text", "number", "runs_csv", "seeds_text", "summary_csv"]
 
@@ -214,7 +214,7 @@ def _run_line(run: Any, name: str) -> dict[str, Any]:
         "ablation_value": identity.ablation.value if identity.ablation else None,
         "seed": identity.seed,
         "status": run.status,
-        "device": run.environment.get("device"),
+        "device": device_of(run),
         "command": identity.command,
     }
     if result:

@@ -1,0 +1,39 @@
+"""``polarstep report``: a page from run directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polarstep.storage import StorageError
+
+__all__ = ["report"]
+
+
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run directories, or folders that hold some."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder to write the report to.")
+    ] = Path("report"),
+    title: Annotated[str, typer.Option(help="The heading of the page.")] = "polarstep: results",
+) -> None:
+    """Make one self-contained page, with its tables and figures, from any set of runs."""
+    # matplotlib takes a second to import: only those who draw should wait for it.
+    from polarstep.experiments.report import write_report
+
+    console, errors = Console(), Console(stderr=True)
+    try:
+        with errors.status("Reading the runs …") as status:
+            page = write_report(
+                directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")
+            )
+    except StorageError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
