@@ -1,6 +1,7 @@
 """The cost formulas against counted products, and the ledger against the paper's Table 2."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -220,7 +221,18 @@ def test_malformed_workloads_are_refused(change, message):
         dataclasses.replace(CIFAR10, **change)
 
 
+PAGE = (Path(__file__).parents[1] / "docs" / "flops.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
-def test_the_tables_in_the_documentation_are_what_the_code_prints(workload):
-    page = Path(__file__).parents[1] / "docs" / "flops.md"
-    assert flops.markdown(workload) in page.read_text(encoding="utf-8")
+def test_the_tables_and_counts_in_the_documentation_are_the_codes(workload):
+    assert flops.markdown(workload) in PAGE
+    assert f"{workload.elementwise:,.0f}" in PAGE
+    assert f"{workload.parameters:,.0f}" in PAGE
+
+
+def test_the_example_in_the_documentation_runs():
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    namespace: dict[str, object] = {}
+    exec(example, namespace)
+    assert namespace["workload"].muon_parameters == 2 * 4096**2 + 3 * 14336 * 4096
