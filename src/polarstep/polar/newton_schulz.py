@@ -53,7 +53,7 @@ class NewtonSchulz(PolarMap):
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
             raise ValueError(f"steps={self.steps!r}: expected an integer ≥ 0; 5 to 9 are usual")
-        coefficients.resolve(self.coefficients, self.steps)  # raises on names and rows it cannot use
+        coefficients.resolve(self.coefficients, self.steps)  # raises on what it cannot use
         if isinstance(self.coefficients, Sequence) and not isinstance(self.coefficients, str):
             rows = tuple(tuple(float(c) for c in row) for row in self.coefficients)
             object.__setattr__(self, "coefficients", rows)
