@@ -10,6 +10,6 @@
 
 from __future__ import annotations
 
-from polarstep.theory import annealing, bounds, schedules
+from polarstep.theory import annealing, bounds, noise, schedules, tail_index
 
-__all__ = ["annealing", "bounds", "schedules"]
+__all__ = ["annealing", "bounds", "noise", "schedules", "tail_index"]

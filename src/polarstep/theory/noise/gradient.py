@@ -1,0 +1,162 @@
+"""Gradients with noise that satisfies the paper's assumption with known (α, σ₀, σ₁)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from polarstep.theory import assumptions as check
+from polarstep.theory.noise.laws import Law
+
+__all__ = ["Attached", "GradientNoise", "RareCorrection"]
+
+CHUNK = 1 << 22
+"""Most numbers drawn at once for a mini-batch; larger batches are summed in parts."""
+
+
+@dataclass(frozen=True)
+class GradientNoise:
+    """G^i = ∇f + ξ^i with E‖ξ^i‖_F^α = σ₀^α + σ₁^α‖∇f‖_F^α: generalized heavy-tailed noise.
+
+    ξ^i follows ``law`` over all entries of a matrix, scaled so that the assumption holds with
+    equality. With ``independent=True`` every entry is its own one-dimensional draw; there
+    ‖ξ‖_F^α ≤ Σ|ξ_jk|^α makes it hold with "≤", with equality at α = 2 only.
+
+    Args:
+        law: the shape of the noise; its tail index must exceed α.
+        alpha: the order of the moment that σ₀ and σ₁ are about.
+        sigma0: the part that does not depend on the gradient.
+        sigma1: the part that grows with it.
+        independent: entries drawn one by one in place of one draw per matrix.
+
+    >>> from polarstep.theory.noise import StudentT
+    >>> noise = GradientNoise(StudentT(1.7), alpha=1.5, sigma0=1.0, sigma1=0.1)
+    >>> noise(torch.ones(4, 3), generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([4, 3])
+    """
+
+    law: Law
+    alpha: float
+    sigma0: float
+    sigma1: float = 0.0
+    independent: bool = False
+
+    def __post_init__(self) -> None:
+        check.tail_index(self.alpha)
+        check.nonnegative("sigma0", self.sigma0)
+        check.nonnegative("sigma1", self.sigma1)
+        self.law.moment(self.alpha)  # infinite moments are refused here
+
+    def scale(self, gradient: Tensor) -> Tensor:
+        """(σ₀^α + σ₁^α‖∇f‖_F^α)^{1/α} over the last two dimensions (all of a vector's)."""
+        norm = _norm(gradient)
+        return (self.sigma0**self.alpha + (self.sigma1 * norm) ** self.alpha) ** (1 / self.alpha)
+
+    def __call__(self, gradient: Tensor, batch: int = 1, *, generator: torch.Generator) -> Tensor:
+        """The mean of ``batch`` noisy samples of ``gradient``, of shape ``(..., m, n)``.
+
+        Leading dimensions are replicas: each gets noise of its own.
+        """
+        batch = check.at_least_one_sample(batch)
+        matrix = gradient.shape[-2:] if gradient.ndim > 1 else gradient.shape
+        replicas, d = gradient.shape[: gradient.ndim - len(matrix)], matrix.numel()
+        unit = (
+            d * self.law.moment(self.alpha) if self.independent else self.law.moment(self.alpha, d)
+        )
+        total = torch.zeros((), dtype=gradient.dtype, device=generator.device)
+        part = max(1, CHUNK // max(1, gradient.numel()))
+        for start in range(0, batch, part):
+            shape = (min(part, batch - start), *replicas)
+            if self.independent:
+                xi = self.law.sample((*shape, d), 1, generator, gradient.dtype)
+            else:
+                xi = self.law.sample(shape, d, generator, gradient.dtype)
+            total = total + xi.reshape(*shape, *matrix).sum(0)
+        xi = (total / batch).to(gradient.device) * unit ** (-1 / self.alpha)
+        return gradient + xi * self.scale(gradient)
+
+    def attach(self, params: Iterable[Tensor], generator: torch.Generator) -> Attached:
+        """Give every gradient of ``params`` this noise from now on, whatever the loss.
+
+        Each ``backward`` counts as one sample: with gradient accumulation over B backward passes
+        of loss/B the gradient has the noise of a mini-batch of B. Usable as a context manager::
+
+            with noise.attach(model.parameters(), generator):
+                loss(model(x), y).backward()
+        """
+        handles = [
+            p.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: self(gradient, generator=generator)
+            )
+            for p in params
+            if p.requires_grad
+        ]
+        return Attached(handles)
+
+
+class Attached:
+    """The hooks that add noise; ``remove()`` or the end of a ``with`` block takes them off."""
+
+    def __init__(self, handles: list[RemovableHandle]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        """Take the noise off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+
+@dataclass(frozen=True)
+class RareCorrection:
+    """G^i = (1 + ζ^i)∇f with ζ = −c most of the time and c(1−π)/π with probability π.
+
+    Purely multiplicative noise, σ₀ = 0, that is unbiased and yet shows a normalized step the wrong
+    way (for c > 1) unless the average behind it holds 1/π samples. This is what the batch-size
+    threshold of the theorems guards against.
+    """
+
+    c: float = 2.0
+    probability: float = 0.01
+
+    def __post_init__(self) -> None:
+        check.positive("c", self.c)
+        if not 0 < self.probability < 1:
+            raise ValueError(f"probability={self.probability}: expected 0 < π < 1")
+
+    def sigma1(self, alpha: float) -> float:
+        """σ₁ = (E|ζ|^α)^{1/α} = c·(1 − π + π((1−π)/π)^α)^{1/α}; all moments are finite."""
+        pi = self.probability
+        moment = 1 - pi + pi * ((1 - pi) / pi) ** check.tail_index(alpha)
+        return float(self.c * moment ** (1 / alpha))
+
+    def __call__(self, gradient: Tensor, batch: int = 1, *, generator: torch.Generator) -> Tensor:
+        """The mean of ``batch`` samples; how many corrections it holds is binomial."""
+        batch = check.at_least_one_sample(batch)
+        replicas = gradient.shape[:-2] if gradient.ndim > 1 else ()
+        count = torch.full(replicas, float(batch), dtype=torch.float64, device=generator.device)
+        hits = torch.binomial(count, torch.full_like(count, self.probability), generator)
+        zeta = -self.c + self.c / self.probability * hits / batch
+        zeta = zeta.to(gradient.device, gradient.dtype)
+        return gradient * (1 + zeta.reshape(*replicas, 1, 1) if replicas else 1 + zeta)
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    if gradient.ndim > 1:
+        return torch.linalg.vector_norm(gradient, dim=(-2, -1), keepdim=True)
+    return torch.linalg.vector_norm(gradient)

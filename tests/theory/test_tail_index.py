@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from polarstep import rng
+from polarstep.theory import tail_index
+from polarstep.theory.noise import AlphaStable, GradientNoise, StudentT, SymmetricPareto
+
+N = 100_000
+
+
+def draw(law, seed, count=N):
+    return law.sample((count,), 1, rng.generator("tail", seed), torch.float64).flatten()
+
+
+@pytest.mark.parametrize("index", [1.2, 1.5, 1.9])
+@pytest.mark.parametrize("family", [SymmetricPareto, StudentT])
+def test_hill_recovers_the_index_within_a_tenth(family, index):
+    estimates = [tail_index.hill(draw(family(index), seed)) for seed in range(5)]
+    assert all(abs(e.alpha - index) < 0.1 for e in estimates), [str(e) for e in estimates]
+    assert sum(index in e for e in estimates) >= 4
+    assert all(e.low < e.alpha < e.high for e in estimates)
+
+
+@pytest.mark.parametrize("index", [1.2, 1.5, 1.8, 2.0])
+def test_stable_recovers_the_index_far_within_a_tenth(index):
+    estimates = [tail_index.stable(draw(AlphaStable(index), seed)) for seed in range(4)]
+    assert all(abs(e.alpha - index) < 0.03 for e in estimates), [str(e) for e in estimates]
+    assert sum(index in e for e in estimates) >= 3
+    assert all(e.high - e.low < 0.06 for e in estimates)
+
+
+def test_intervals_cover_and_narrow():
+    """Nominal 95%; 30 draws of 20,000 cover at least 24 times for either estimator."""
+    hill = [tail_index.hill(draw(StudentT(1.5), s, 20_000)) for s in range(30)]
+    stable = [tail_index.stable(draw(AlphaStable(1.5), s, 20_000)) for s in range(30)]
+    assert sum(1.5 in e for e in hill) >= 24
+    assert sum(1.5 in e for e in stable) >= 26
+    wide = tail_index.stable(draw(AlphaStable(1.5), 0, 2_000))
+    assert wide.high - wide.low > 2 * (stable[0].high - stable[0].low)
+    loose = tail_index.hill(draw(StudentT(1.5), 0, 20_000), confidence=0.5)
+    assert loose.high - loose.low < hill[0].high - hill[0].low
+
+
+def test_scale_location_and_sign_do_not_matter():
+    x = draw(AlphaStable(1.6), 1, 20_000)
+    assert tail_index.stable(3e5 * x + 7e5).alpha == pytest.approx(
+        tail_index.stable(x).alpha, abs=1e-6
+    )
+    assert tail_index.hill(-1e-8 * x).alpha == pytest.approx(tail_index.hill(x).alpha, abs=1e-9)
+
+
+def test_light_tails_are_not_called_heavy():
+    x = torch.randn(N, generator=rng.generator("normal"), dtype=torch.float64)
+    assert tail_index.hill(x).alpha > 3
+    assert tail_index.stable(x).alpha == pytest.approx(2.0, abs=0.02)
+
+
+def test_hill_takes_a_k():
+    x = draw(SymmetricPareto(1.5), 0)
+    estimate = tail_index.hill(x, k=500)
+    assert estimate.used == 500
+    assert estimate.high - estimate.low > 0.2
+
+
+def _model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def test_per_sample_gradients_are_those_of_a_loop():
+    model, g = _model(), rng.generator("data")
+    x, y = torch.randn(7, 6, generator=g), torch.randint(0, 3, (7,), generator=g)
+    batched = tail_index.per_sample_gradients(
+        model, nn.functional.cross_entropy, x, y, chunk_size=3
+    )
+    assert set(batched) == {name for name, _ in model.named_parameters()}
+    for i in range(7):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(batched[name][i], p.grad)
+
+
+def test_tail_index_of_a_models_gradient_noise():
+    """Student inputs make heavy-tailed per-sample gradients of a linear model; Hill sees it."""
+    model = nn.Linear(5, 4, bias=False)
+    x = StudentT(1.5).sample((20_000,), 5, rng.generator("inputs"), torch.float32)
+    y = torch.zeros(20_000, 4)
+
+    def loss(output, target):
+        return (output - target).abs().mean()  # gradient ∝ input
+
+    gradients = tail_index.per_sample_gradients(model, loss, x, y)["weight"]
+    estimate = tail_index.hill(tail_index.noise_norms(gradients))
+    assert abs(estimate.alpha - 1.5) < 0.15
+
+
+def test_noise_norms_are_about_the_mean():
+    noise = GradientNoise(SymmetricPareto(1.7), 1.5, sigma0=1.0)
+    gradients = noise(torch.full((50_000, 3, 2), 100.0), generator=rng.generator("n"))
+    assert abs(tail_index.hill(tail_index.noise_norms(gradients)).alpha - 1.7) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tail_index.hill(torch.ones(50)), "gather more"),
+        (lambda: tail_index.hill(torch.zeros(5000)), "0 nonzero samples"),
+        (lambda: tail_index.hill(torch.full((500,), float("nan"))), "overflowed"),
+        (lambda: tail_index.hill(torch.rand(500), k=1), "2 ≤ k"),
+        (lambda: tail_index.hill(torch.rand(500), confidence=95), "0.95"),
+        (lambda: tail_index.stable(torch.rand(50)), "at least 200"),
+        (lambda: tail_index.stable(torch.ones(500)), "no continuous law"),
+    ],
+)
+def test_errors_say_what_would_do(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
