@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -13,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from polarstep.matrix import Layout
 from polarstep.optim import phases
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete
+from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
 from polarstep.sketch import Gaussian, Kaczmarz
@@ -95,8 +97,14 @@ class Muon(Optimizer):
             "step": 0,
         }
         complete({}, defaults)
-        self._polar_hooks: dict[int, phases.PolarHook] = {}
+        self._polar_hooks: OrderedDict[int, phases.PolarHook] = OrderedDict()
+        self._left_out: tuple[Route, ...] = ()  # what muon_for gave to no group
         super().__init__(params, defaults)
+
+    @property
+    def routes(self) -> Routes:
+        """Who updates which parameter, how, and why; ``print(optimizer.routes)`` is a table."""
+        return routes_of(self.param_groups, self._left_out)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm."""
@@ -166,12 +174,13 @@ class Muon(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch does: hooks stay behind."""
-        return super().__getstate__()
+        return super().__getstate__() | {"_left_out": self._left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks."""
         super().__setstate__(state)
-        self.__dict__.setdefault("_polar_hooks", {})
+        self.__dict__.setdefault("_polar_hooks", OrderedDict())
+        self.__dict__.setdefault("_left_out", ())
 
 
 def _as_listed(group: dict[str, Any]) -> dict[str, Any]:
