@@ -126,6 +126,12 @@ class ConvNet(nn.Module):
         filters = filters.reshape(-1, *weight.shape[1:])
         weight.copy_(torch.cat([filters, -filters]))
 
+    def matrix_shapes(self) -> list[tuple[int, int]]:
+        """The shape of every trained filter bank as a matrix, out × in·kh·kw."""
+        return [
+            (p.shape[0], p[0].numel()) for p in self.parameters() if p.ndim == 4 and p.requires_grad
+        ]
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits in float32 of shape (batch, classes) for normalized images (batch, 3, 32, 32)."""
         x = F.gelu(self.whitening(images))

@@ -175,6 +175,18 @@ class GPT(nn.Module):
                 module.up.weight.normal_(std=width**-0.5, generator=generator)
                 module.down.weight.zero_()
 
+    def matrix_shapes(self) -> list[tuple[int, int]]:
+        """The shape of every matrix that is Muon's, as the paper counts them.
+
+        That is rows × columns, but for the MLP's second matrix, which modded-nanogpt stores
+        transposed, beside the first one.
+        """
+        return [
+            (p.shape[1], p.shape[0]) if name.endswith("down.weight") else (p.shape[0], p.shape[1])
+            for name, p in self.named_parameters()
+            if not name.startswith(("embedding.", "head."))
+        ]
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits in float32 of shape (batch, time, vocabulary) for ``tokens`` (batch, time)."""
         time = tokens.shape[1]

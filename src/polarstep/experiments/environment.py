@@ -1,0 +1,88 @@
+"""Where a run took place: versions, machine, device, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polarstep.experiments.structure import ConfigError
+
+__all__ = ["describe_environment", "pick_device"]
+
+PACKAGES = ("polarstep", "torch", "numpy", "optuna", "tiktoken", "triton")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; ``"auto"`` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"runtime.device={name!r}: expected auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"runtime.device={name!r}: torch finds no CUDA GPU here; use auto or cpu")
+    return device
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """What ``environment.json`` records."""
+    return {
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": _device_name(device),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "git_commit": _git_commit(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        if package != "polarstep":
+            return None
+        import polarstep
+
+        return polarstep.__version__
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with Path("/proc/cpuinfo").open() as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git_commit() -> str | None:
+    """The commit of the package's own source, with ``+`` where it has been changed since."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
+        return commit + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,157 @@
+"""The CIFAR-10 benchmark: the whitening CNN, judged by test accuracy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polarstep.data.augment import ImageBatches, Normalizer, reflect_pad
+from polarstep.data.cifar10 import load_cifar10
+from polarstep.experiments.config import ConfigError, ImageData, RunConfig
+from polarstep.experiments.tasks import Validation, autocast
+from polarstep.models.convnet import ConvNet, ConvNetConfig
+from polarstep.rng import generator
+
+__all__ = ["ImageTask"]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTask:
+    """The network and three sets of images: for training, held out for validation, for the test."""
+
+    config: RunConfig
+    device: torch.device
+    model: ConvNet
+    forward: Any
+    train: ImageBatches
+    val: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    @classmethod
+    def build(cls, config: RunConfig, device: torch.device) -> ImageTask:
+        """Load the data, draw the weights from the seed and whiten with training images."""
+        data = config.data
+        assert isinstance(data, ImageData)
+        assert isinstance(config.model, ConvNetConfig)
+        cifar = load_cifar10(data.root)
+        kept, held_out = cifar.split(data.held_out, data.split_seed)
+        if data.train_images is not None:
+            if not 0 < data.train_images <= len(kept):
+                raise ConfigError(
+                    f"data.train_images={data.train_images}: expected 1 to {len(kept)}, or null"
+                )
+            kept = kept[: data.train_images]
+        images = cifar.train_images[kept].to(device)
+        normalize = Normalizer.of(images)
+        train = ImageBatches(
+            images,
+            cifar.train_labels[kept].to(device),
+            normalize,
+            data.batch_size,
+            config.seed,
+            data.flip,
+            data.translation,
+        )
+        val = cifar.train_images[held_out].to(device), cifar.train_labels[held_out].to(device)
+        test = cifar.test_images.to(device), cifar.test_labels.to(device)
+        model = ConvNet(config.model, generator(config.seed, "weights"))
+        model.whiten(normalize(cifar.train_images[kept[: data.whitening_images]]))
+        model = model.to(device)
+        if device.type == "cuda":
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        forward = torch.compile(model) if config.runtime.compile else model
+        return cls(config, device, model, forward, train, val, test)
+
+    @property
+    def metric(self) -> Literal["test_accuracy"]:
+        """What :meth:`final` returns."""
+        return "test_accuracy"
+
+    @property
+    def _data(self) -> ImageData:
+        assert isinstance(self.config.data, ImageData)
+        return self.config.data
+
+    @property
+    def steps(self) -> int:
+        """Whole batches in all epochs."""
+        return math.ceil(self._data.epochs * self.train.per_epoch)
+
+    def stage_lr(self, step: int) -> float:
+        """There is one stage."""
+        return 1.0
+
+    def consumed(self, step: int) -> dict[str, int]:
+        """Images trained on."""
+        return {"images": step * self._data.batch_size}
+
+    def backward(self, step: int) -> Tensor:
+        """Add the gradients of the summed loss, which is what Airbench's learning rates are for."""
+        images, labels = self.train.batch(step)
+        loss = F.cross_entropy(
+            self._logits(images),
+            labels,
+            label_smoothing=self._data.label_smoothing,
+            reduction="sum",
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach() / len(labels)
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        """Mean cross-entropy, without label smoothing, and accuracy on the held-out images."""
+        self.model.eval()
+        logits = self._predict(*self.val, views=False)
+        self.model.train()
+        labels = self.val[1]
+        return Validation(
+            F.cross_entropy(logits.double(), labels).item(), accuracy=_accuracy(logits, labels)
+        )
+
+    @torch.no_grad()
+    def final(self, last: Validation) -> float:
+        """Accuracy on the test images, averaged over six views of each where so configured."""
+        self.model.eval()
+        logits = self._predict(*self.test, views=self.config.evaluation.test_time_augmentation)
+        self.model.train()
+        return _accuracy(logits, self.test[1])
+
+    def _predict(self, images: Tensor, labels: Tensor, *, views: bool) -> Tensor:
+        outputs = []
+        for batch in torch.split(images, self.config.evaluation.batch):
+            normal = self.train.normalize(batch)
+            outputs.append(_six_views(self._logits, normal) if views else self._logits(normal))
+        return torch.cat(outputs)
+
+    def _logits(self, images: Tensor) -> Tensor:
+        if self.device.type == "cuda":
+            images = images.to(memory_format=torch.channels_last)
+        with autocast(self.config.runtime, self.device):
+            logits: Tensor = self.forward(images)
+        return logits
+
+
+def _six_views(logits: Any, images: Tensor) -> Tensor:
+    """Airbench's test-time augmentation.
+
+    The image and its translations by one pixel up-left and down-right, each with its mirror image;
+    the untranslated pair has half of the weight.
+    """
+    size = images.shape[-1]
+    padded = reflect_pad(images, 1)
+
+    def both(x: Tensor) -> Tensor:
+        pair: Tensor = (logits(x) + logits(x.flip(-1))) / 2
+        return pair
+
+    corners = [both(padded[..., i : i + size, i : i + size]) for i in (0, 2)]
+    return (both(images) + (corners[0] + corners[1]) / 2) / 2
+
+
+def _accuracy(logits: Tensor, labels: Tensor) -> float:
+    return (logits.argmax(1) == labels).double().mean().item()

@@ -1,0 +1,140 @@
+"""The nanoGPT benchmark: a GPT over token windows, judged by validation perplexity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polarstep.data.corpus import corpus_tokens
+from polarstep.data.tokens import TokenWindows, load_tokens
+from polarstep.experiments.config import ConfigError, RunConfig, TextData
+from polarstep.experiments.schedule import Place, place_in_stages
+from polarstep.experiments.tasks import Validation, autocast
+from polarstep.models.gpt import GPT, GPTConfig
+from polarstep.rng import generator
+
+__all__ = ["LanguageTask"]
+
+CORPUS = "corpus:"
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageTask:
+    """A GPT, its training windows and its validation windows."""
+
+    config: RunConfig
+    device: torch.device
+    model: GPT
+    forward: Any
+    train: TokenWindows
+    val: TokenWindows
+
+    @classmethod
+    def build(cls, config: RunConfig, device: torch.device) -> LanguageTask:
+        """Open the data and draw the model's weights from the seed."""
+        assert isinstance(config.model, GPTConfig)
+        assert isinstance(config.data, TextData)
+        vocab, window = config.model.vocab_size, config.data.window
+        train = TokenWindows(tuple(_tokens(config.data.train, 0)), window, vocab)
+        val = TokenWindows(tuple(_tokens(config.data.val, 1)), window, vocab)
+        if val.count * window < config.evaluation.tokens:
+            raise ConfigError(
+                f"evaluation.tokens={config.evaluation.tokens:,}, but the validation data has "
+                f"{val.count * window:,} in whole sequences of {window:,}: set evaluation.tokens to "
+                "that or less"
+            )
+        model = GPT(config.model, generator(config.seed, "weights")).to(device)
+        forward = torch.compile(model) if config.runtime.compile else model
+        return cls(config, device, model, forward, train, val)
+
+    @property
+    def metric(self) -> Literal["val_perplexity"]:
+        """What :meth:`final` returns."""
+        return "val_perplexity"
+
+    @property
+    def _data(self) -> TextData:
+        assert isinstance(self.config.data, TextData)
+        return self.config.data
+
+    @property
+    def steps(self) -> int:
+        """The steps of all stages."""
+        return self._data.steps
+
+    def _place(self, step: int) -> Place:
+        return place_in_stages(self._data.stages, self._data.window, step)
+
+    def stage_lr(self, step: int) -> float:
+        """The multiplier of the stage."""
+        return self._place(step).stage.lr
+
+    def consumed(self, step: int) -> dict[str, int]:
+        """Tokens trained on."""
+        return {"tokens": self._place(step).tokens}
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a step, on the CPU, in the stage's sequence length."""
+        place = self._place(step)
+        inputs, targets = self.train.train(self.config.seed, place.windows, place.taken)
+        length, count = place.stage.sequence_length, place.stage.sequences
+        if length == self._data.window:
+            return inputs, targets
+        # Windows are as long as the longest stage's sequences. A shorter stage cuts each into as
+        # many of its own as fit and leaves the rest, as documents cut at a maximum length do.
+        whole = self._data.window // length * length
+        inputs, targets = (x[:, :whole].reshape(-1, length)[:count] for x in (inputs, targets))
+        return inputs, targets
+
+    def backward(self, step: int) -> Tensor:
+        """Accumulate the gradients of the mean loss over the batch."""
+        inputs, targets = self.batch(step)
+        total = torch.zeros((), device=self.device)
+        size = self.config.runtime.micro_batch or len(inputs)
+        for x, y in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
+            loss = self._loss(*self._to_device(x, y)) / targets.numel()
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        """Mean loss over the first ``evaluation.tokens`` validation tokens, and its exponential."""
+        self.model.eval()
+        windows = self.config.evaluation.tokens // self.val.length or 1
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        size = self.config.evaluation.batch
+        for first in range(0, windows, size):
+            count = min(size, windows - first)
+            total += self._loss(*self._to_device(*self.val.in_order(first, count))).double()
+        self.model.train()
+        loss = total.item() / (windows * self.val.length)
+        return Validation(loss, perplexity=math.exp(min(loss, 700.0)))
+
+    def final(self, last: Validation) -> float:
+        """The perplexity of the last validation."""
+        assert last.perplexity is not None
+        return last.perplexity
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy summed over all positions."""
+        with autocast(self.config.runtime, self.device):
+            logits = self.forward(inputs)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+    def _to_device(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if self.device.type != "cuda":
+            return tensors
+        return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in tensors)
+
+
+def _tokens(patterns: tuple[str, ...], part: int) -> list[Any]:
+    """The tokens of shards, or of a shipped text: its training (0) or validation (1) part."""
+    if len(patterns) == 1 and patterns[0].startswith(CORPUS):
+        return [corpus_tokens(patterns[0].removeprefix(CORPUS))[part]]
+    return list(load_tokens(patterns))

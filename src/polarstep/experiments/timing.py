@@ -1,0 +1,58 @@
+"""How long steps take, measured without making the device wait.
+
+On a GPU, events are recorded around each span and read later, when the loss has been fetched for
+the log and the device is known to have passed them. On a CPU a clock does.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["StepTimer"]
+
+
+class StepTimer:
+    """Spans ``"step"`` and ``"optimizer"`` since the last :meth:`read`."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Time on ``device``."""
+        self._cuda = device.type == "cuda"
+        self._spans: dict[str, list[float | tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time what runs inside."""
+        spans = self._spans.setdefault(name, [])
+        if self._cuda:
+            start, end = _event(), _event()
+            start.record()
+            yield
+            end.record()
+            spans.append((start, end))
+        else:
+            began = time.perf_counter()
+            yield
+            spans.append(1e3 * (time.perf_counter() - began))
+
+    def read(self, name: str) -> float:
+        """The median span in milliseconds since the last read; NaN where there was none."""
+        spans = self._spans.pop(name, [])
+        if not spans:
+            return float("nan")
+        return statistics.median(
+            span if isinstance(span, float) else _elapsed(*span) for span in spans
+        )
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _elapsed(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    end.synchronize()
+    return float(start.elapsed_time(end))
