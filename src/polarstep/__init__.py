@@ -1,6 +1,6 @@
 """Muon for PyTorch with exact, inexact and randomized polar steps."""
 
-from polarstep.optim import SGD, AdamW, Muon
+from polarstep.optim import SGD, AdamW, Muon, muon_for
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch
 
@@ -17,4 +17,5 @@ __all__ = [
     "NewtonSchulz",
     "PolarMap",
     "Sketch",
+    "muon_for",
 ]

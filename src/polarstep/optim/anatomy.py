@@ -1,0 +1,284 @@
+"""What a model is made of, as far as routing its parameters needs to know.
+
+:func:`dissect` walks a model once. It sees through wrappers (``torch.compile``, DDP, activation
+checkpointing), so that names and findings do not depend on them; it gathers every place a parameter
+is used at, so that tied ones are one :class:`Site`; and it finds the layers from which nothing in the
+model reads: the output heads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.rnn import RNNCellBase
+from torch.nn.utils import parametrize
+
+__all__ = ["Anatomy", "Node", "Site", "Use", "dissect"]
+
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+RECURRENT = (nn.RNNBase, RNNCellBase)
+NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+# Attributes under which a wrapper holds the module it wraps: torch.compile, activation
+# checkpointing and FullyShardedDataParallel.
+WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+@dataclass(eq=False)
+class Node:
+    """A module in its place; wrappers are taken off and their names left out of ``name``."""
+
+    name: str
+    path: str  # as model.named_modules() has it, wrappers included
+    module: nn.Module
+    parent: Node | None
+    children: list[Node] = field(default_factory=list)
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below, in the order of ``named_modules``."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def ancestors(self) -> Iterator[Node]:
+        """The nodes above, innermost first."""
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+    @property
+    def widths(self) -> tuple[int, int] | None:
+        """Inputs and outputs, for a layer that is one linear map; ``None`` for all else.
+
+        A layer of an unknown type counts if all it has is one matrix called ``weight``.
+        """
+        module = self.module
+        if isinstance(module, nn.Linear):
+            return module.in_features, module.out_features
+        if isinstance(module, _ConvNd):
+            return module.in_channels, module.out_channels
+        if isinstance(module, nn.Bilinear):
+            return module.in1_features, module.out_features
+        if self.children or isinstance(module, (*EMBEDDINGS, *RECURRENT, *NORMS)):
+            return None
+        matrices = [name for name, p in module._parameters.items() if p is not None and p.ndim > 1]
+        if matrices == ["weight"] and (weight := module._parameters["weight"]) is not None:
+            return (weight.shape[1], weight.shape[0]) if weight.ndim == 2 else None
+        return None
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The widths this layer reads."""
+        module = self.module
+        if isinstance(module, nn.MultiheadAttention):
+            return module.embed_dim, module.kdim, module.vdim
+        if isinstance(module, nn.Bilinear):
+            return module.in1_features, module.in2_features
+        if isinstance(module, RECURRENT):
+            return (module.input_size,)
+        return self.widths[:1] if self.widths else ()
+
+    @property
+    def is_block(self) -> bool:
+        """Whether this is one of several like it that follow each other: a layer of a trunk.
+
+        Every module with layers of its own in a ``ModuleList`` is; in a ``Sequential`` one that has
+        a sibling of its class, or, if it is a ``Sequential`` itself, one with the same shapes in it.
+        """
+        if self.parent is None or not self.children or self.widths is not None:
+            return False
+        if isinstance(self.parent.module, nn.ModuleList):
+            return True
+        if not isinstance(self.parent.module, nn.Sequential):
+            return False
+        siblings = [node.module for node in self.parent.children if node is not self]
+        kind = type(self.module)
+        if kind is nn.Sequential:
+            return any(type(m) is kind and _shapes(m) == _shapes(self.module) for m in siblings)
+        return any(type(m) is kind for m in siblings)
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A place that holds a parameter. ``owner`` is the layer it belongs to, ``label`` its name there.
+
+    For a parametrized weight the owner is the layer and not torch's ``ParametrizationList``.
+    """
+
+    name: str
+    path: str
+    owner: Node
+    label: str
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A parameter and all the places that hold it: more than one if it is tied."""
+
+    parameter: Tensor
+    uses: tuple[Use, ...]
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.uses[0].name
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name the parameter goes by, with and without those of wrappers."""
+        return frozenset(name for use in self.uses for name in (use.name, use.path))
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """A model's parameters and what its layers say about each other."""
+
+    root: Node
+    sites: tuple[Site, ...]
+    vocabularies: dict[int, str]  # entries of an embedding → its name
+    heads: dict[int, str]  # id of an output layer → how it was recognized
+
+
+def dissect(model: nn.Module) -> Anatomy:
+    """Walk ``model`` and find its parameters, embeddings and output layers."""
+    root = _grow(model, "", "", None)
+    uses: dict[int, list[Use]] = {}
+    parameters: dict[int, Tensor] = {}
+    for node in root.walk():
+        for use, p in _uses(node):
+            uses.setdefault(id(p), []).append(use)
+            parameters[id(p)] = p
+    sites = tuple(Site(p, tuple(uses[key])) for key, p in parameters.items())
+    vocabularies: dict[int, str] = {}
+    embedded = set()
+    for node in root.walk():
+        if isinstance(node.module, EMBEDDINGS):
+            vocabularies.setdefault(node.module.num_embeddings, node.name)
+            embedded.add(node.module.embedding_dim)
+    return Anatomy(root, sites, vocabularies, _heads(root, vocabularies, embedded))
+
+
+def _grow(module: nn.Module, name: str, path: str, parent: Node | None) -> Node:
+    while (attribute := _wrapped(module)) is not None:
+        module, path = module.get_submodule(attribute), _join(path, attribute)
+    node = Node(name, path, module, parent)
+    for key, child in module._modules.items():
+        hidden = key == "parametrizations" and parametrize.is_parametrized(module)
+        if child is not None and not hidden:
+            node.children.append(_grow(child, _join(name, key), _join(path, key), node))
+    return node
+
+
+def _wrapped(module: nn.Module) -> str | None:
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return "module"
+    return next((key for key in WRAPPED if module._modules.get(key) is not None), None)
+
+
+def _uses(node: Node) -> Iterator[tuple[Use, Tensor]]:
+    """The parameters of one layer, those inside its parametrizations included."""
+    for label, p in node.module._parameters.items():
+        if p is not None:
+            yield Use(_join(node.name, label), _join(node.path, label), node, label), p
+    if parametrize.is_parametrized(node.module):
+        originals = node.module.get_submodule("parametrizations")
+        for key, p in originals.named_parameters(remove_duplicate=False):
+            key = f"parametrizations.{key}"
+            label = key.split(".")[1]
+            yield Use(_join(node.name, key), _join(node.path, key), node, label), p
+
+
+def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict[int, str]:
+    """The output layers: by their width first, then by their place."""
+    read = Counter(width for node in root.walk() for width in node.inputs)
+    heads: dict[int, str] = {}
+    for node in root.walk():
+        if node.widths is not None:
+            width = node.widths[1]
+            if width in vocabularies and not read[width] and _ends_block(node):
+                table = vocabularies[width]
+                heads[id(node.module)] = f"a row for each entry of {table}"
+        elif isinstance(node.module, nn.AdaptiveLogSoftmaxWithLoss):
+            for part in node.walk():
+                heads[id(part.module)] = "part of an adaptive softmax"
+    for i, node in enumerate(_tail(root, read)):
+        assert node.widths is not None
+        width = node.widths[1]
+        # A last layer back into the width of an embedding that the trunk reads is no head: the
+        # embedding itself will be, through F.linear(x, embedding.weight) in the forward pass.
+        tied = width in embedded and read[width] and width not in vocabularies
+        if not tied:
+            how = "the model's last layer" if i == 0 else f"no layer reads its {width} outputs"
+            heads.setdefault(id(node.module), how)
+    return heads
+
+
+def _tail(node: Node, read: Counter[int]) -> list[Node]:
+    """The layers whose outputs leave ``node``, last one first.
+
+    Position finds one: the last layer. Beside it there may be others (policy and value, one head per
+    task): those registered just before it whose outputs no layer reads. A trunk of repeated blocks
+    has no head inside.
+    """
+    if node.widths is not None:
+        return [node]
+    if isinstance(node.module, (nn.MultiheadAttention, *RECURRENT)):
+        return []
+    children = [child for child in node.children if _has_layers(child)]
+    if isinstance(node.module, nn.Sequential):
+        return _tail(children[-1], read) if children and not children[-1].is_block else []
+    found: list[Node] = []
+    for child in reversed(children):
+        ends = [] if child.is_block else _tail(child, read)
+        by_position = child is children[-1] and not _has_twin_in_dict(child)
+        if not by_position and (not ends or any(_is_read(end, read) for end in ends)):
+            break
+        found += ends
+    return found
+
+
+def _is_read(node: Node, read: Counter[int]) -> bool:
+    """Whether another layer may take the outputs of ``node`` as inputs.
+
+    Reshaping lies between layers: convolutions are flattened, fused projections are cut.
+    """
+    assert node.widths is not None
+    width = node.widths[1]
+    others = read - Counter(node.inputs)
+    cut = any(other >= 16 and width % other == 0 for other in others)
+    flattened = isinstance(node.module, _ConvNd) and any(other % width == 0 for other in others)
+    return width in others or cut or flattened
+
+
+def _has_twin_in_dict(node: Node) -> bool:
+    """Whether ``node`` is one of several alike in a ``ModuleDict``: experts, or one head per task."""
+    if node.parent is None or not isinstance(node.parent.module, nn.ModuleDict):
+        return False
+    alike = [child for child in node.parent.children if type(child.module) is type(node.module)]
+    return bool(node.children) and len(alike) > 1
+
+
+def _ends_block(node: Node) -> bool:
+    """Whether ``node`` is in no repeated block, or the last layer of it."""
+    block = next((above for above in node.ancestors() if above.is_block), None)
+    if block is None:
+        return True
+    return [below for below in block.walk() if below.widths is not None][-1] is node
+
+
+def _has_layers(node: Node) -> bool:
+    """Whether there are layers with matrices at or below ``node``, embeddings aside."""
+    return any(below.inputs for below in node.walk())
+
+
+def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(p.shape) for p in module.parameters()]
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name

@@ -1,0 +1,195 @@
+"""The routing table: for every parameter of an optimizer, who updates it, how, and why.
+
+It is read off the parameter groups whenever it is asked for, so it shows the learning rates of now.
+Rows that differ in nothing but the numbers in their names are printed as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from polarstep.optim.groups import Group, named_params, view_of
+
+__all__ = ["Route", "Routes", "left_out", "routes_of"]
+
+TITLES = {"muon": "Muon", "adamw": "AdamW", "sgd": "SGD"}
+NOBODY = "left out"
+HEADER = ("parameter", "as matrices", "algorithm", "polar map", "why")
+NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One parameter: what it is, who updates it, how, and why."""
+
+    name: str
+    shape: tuple[int, ...]
+    matrix: str  # as Muon reads it; the plain shape for the others
+    algorithm: str  # "Muon", "AdamW", "SGD" or "left out"
+    lr: float | None
+    polar: str  # the polar map on this shape; "–" where there is none
+    role: str | None
+    why: str
+    group: int | None  # index in optimizer.param_groups
+    parameters: int
+
+
+@dataclass(frozen=True, repr=False)
+class Routes:
+    """All routes of an optimizer, parameters left out of it last; ``print`` it for the table."""
+
+    rows: tuple[Route, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self.rows)
+
+    def __getitem__(self, name: str) -> Route:
+        """The route of the parameter called ``name``."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        body = [_cells(rows) for rows in _collapse(self.rows)]
+        return "\n".join([*_aligned([HEADER, *body]), "", *_totals(self.rows)])
+
+    __repr__ = __str__
+
+
+def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes:
+    """The routes in ``groups``, then those ``left_out``, unless a group has them by now."""
+    rows = []
+    for index, group in enumerate(groups):
+        reasons = group.get("reasons") or ["as given"] * len(group["params"])
+        for (name, p), why in zip(named_params(group), reasons, strict=True):
+            if len(groups) > 1 and not group.get("param_names"):
+                name = f"group {index}, {name}"
+            matrix, polar = _shape(p), "–"
+            if group["algorithm"] == "muon":
+                view = view_of(group, p, name)
+                matrix = str(view)
+                shapes = dict.fromkeys((m, n) for _, m, n in view.shapes)
+                polar = "; ".join(dict.fromkeys(group["polar"].describe(m, n) for m, n in shapes))
+            rows.append(
+                Route(
+                    name=name,
+                    shape=tuple(p.shape),
+                    matrix=matrix,
+                    algorithm=TITLES[group["algorithm"]],
+                    lr=float(group["lr"]),
+                    polar=polar,
+                    role=group.get("role"),
+                    why=why,
+                    group=index,
+                    parameters=p.numel(),
+                )
+            )
+    names = {row.name for row in rows}
+    return Routes((*rows, *(row for row in left_out if row.name not in names)))
+
+
+def left_out(name: str, p: Tensor, why: str) -> Route:
+    """The route of a parameter that no group has."""
+    return Route(name, tuple(p.shape), _shape(p), NOBODY, None, "–", None, why, None, p.numel())
+
+
+def _shape(p: Tensor) -> str:
+    return "×".join(map(str, p.shape)) or "scalar"
+
+
+def _collapse(rows: Sequence[Route]) -> list[tuple[str, int, Route]]:
+    """(name or pattern of names, how many, one of them), for rows alike but for numbers in names."""
+    alike: dict[tuple[object, ...], list[Route]] = {}
+    for row in rows:
+        key = (NUMBER.sub("#", row.name), row.shape, row.matrix, row.polar, row.group, row.why)
+        alike.setdefault(key, []).append(row)
+    collapsed = []
+    for members in alike.values():
+        numbers = {tuple(NUMBER.findall(row.name)): row for row in members}
+        between = NUMBER.split(members[0].name)
+        for choice, count in _products(list(numbers)):
+            ranges = [_range(values) for values in choice]
+            name = between[0] + "".join(
+                part + text for part, text in zip(ranges, between[1:], strict=True)
+            )
+            first = numbers[tuple(values[0] for values in choice)]
+            collapsed.append((name, count, first))
+    return collapsed
+
+
+def _products(
+    tuples: Sequence[tuple[str, ...]],
+) -> list[tuple[tuple[tuple[str, ...], ...], int]]:
+    """A set of index tuples as few products of index sets, and how many tuples each stands for.
+
+    Layers 0…11 with experts 0…7 in each are one product; if layer 3 has fewer, there are two.
+    """
+    if not tuples or not tuples[0]:
+        return [((), 1)]
+    rest: dict[str, list[tuple[str, ...]]] = {}
+    for indices in tuples:
+        rest.setdefault(indices[0], []).append(indices[1:])
+    firsts: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for first, others in rest.items():
+        firsts.setdefault(tuple(others), []).append(first)
+    return [
+        ((tuple(values), *choice), len(values) * count)
+        for others, values in firsts.items()
+        for choice, count in _products(others)
+    ]
+
+
+def _range(values: Sequence[str]) -> str:
+    """``{0…5,7…11}``; a single value as it is."""
+    if len(values) == 1:
+        return values[0]
+    if any(value != str(int(value)) for value in values):  # zero-padded
+        return "{" + ",".join(values) + "}"
+    runs: list[list[int]] = []
+    for value in sorted(map(int, values)):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    spans = [f"{run[0]}…{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return "{" + ",".join(spans) + "}"
+
+
+def _cells(collapsed: tuple[str, int, Route]) -> tuple[str, ...]:
+    name, count, row = collapsed
+    times = f" ×{count}" if count > 1 else ""
+    algorithm = row.algorithm if row.lr is None else f"{row.algorithm}, lr {row.lr:g}"
+    return name + times, row.matrix, algorithm, row.polar, row.why
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _totals(rows: Sequence[Route]) -> list[str]:
+    """Parameters and tensors of each algorithm."""
+    everything = max(1, sum(row.parameters for row in rows))
+    lines = []
+    for title in (*TITLES.values(), NOBODY):
+        own = [row for row in rows if row.algorithm == title]
+        if own:
+            count = sum(row.parameters for row in own)
+            tensors = f"in {len(own):,} tensor{'s' if len(own) > 1 else ''}"
+            lines.append((title, f"{count:,} parameters", tensors, f"{count / everything:.1%}"))
+    lengths = [max((len(line[i]) for line in lines), default=0) for i in range(4)]
+    return [
+        f"{a:<{lengths[0]}}  {b:>{lengths[1]}}  {c:<{lengths[2]}}  {d:>{lengths[3]}}"
+        for a, b, c, d in lines
+    ]

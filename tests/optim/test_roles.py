@@ -1,0 +1,368 @@
+"""Which role a parameter has and which matrices it is, read off real torch modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.optim.sample_models import VOCABULARY, WIDTH, Bag, Block, SmallGPT, mlp, roles, with_role
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from polarstep import AdamW, muon_for
+from polarstep.optim.routes import Route
+
+# --- which role
+
+
+def test_mlp_last_layer_is_the_head():
+    optimizer = muon_for(mlp(8, 16, 16, 3))
+    assert with_role(optimizer, "hidden") == {"0.weight", "2.weight"}
+    assert with_role(optimizer, "head") == {"4.weight"}
+    assert with_role(optimizer, "vector") == {"0.bias", "2.bias", "4.bias"}
+
+
+def test_an_autoencoder_ends_in_a_head_although_its_width_is_read():
+    assert with_role(muon_for(mlp(32, 4, 32)), "head") == {"2.weight"}
+
+
+def test_a_head_with_one_output_is_a_head_and_a_hidden_one_a_vector():
+    optimizer = muon_for(Bag(gate=nn.Linear(8, 1), trunk=nn.Linear(8, 8), value=nn.Linear(8, 1)))
+    assert roles(optimizer)["value.weight"] == "head"
+    assert roles(optimizer)["gate.weight"] == "vector"
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, WIDTH])
+def test_untied_gpt(layers, vocabulary):
+    optimizer = muon_for(SmallGPT("untied", layers, vocabulary))
+    assert with_role(optimizer, "embedding") == {"wte.weight", "wpe.weight"}
+    assert with_role(optimizer, "head") == {"head.weight"}
+    assert len(with_role(optimizer, "hidden")) == 3 * layers
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_tied_head_is_the_embedding_and_appears_once(layers):
+    optimizer = muon_for(SmallGPT("tied", layers))
+    assert with_role(optimizer, "embedding") == {"wte.weight", "wpe.weight"}
+    assert with_role(optimizer, "head") == set()
+    assert optimizer.routes["wte.weight"].why == "embedding: Embedding, tied to head.weight"
+
+
+def test_tied_head_registered_first():
+    model = Bag(
+        head=nn.Linear(WIDTH, VOCABULARY, bias=False),
+        wte=nn.Embedding(VOCABULARY, WIDTH),
+        block=Block(),
+    )
+    model.wte.weight = model.head.weight
+    assert muon_for(model).routes["head.weight"].why == "embedding: Embedding, tied to wte.weight"
+
+
+@pytest.mark.parametrize("layers", [1, 2, 12])
+def test_functionally_tied_gpt_has_no_head(layers):
+    optimizer = muon_for(SmallGPT("functional", layers))
+    assert with_role(optimizer, "head") == set()
+    assert roles(optimizer)[f"blocks.{layers - 1}.down.weight"] == "hidden"
+
+
+def test_functional_tying_without_a_list_of_blocks():
+    optimizer = muon_for(Bag(wte=nn.Embedding(VOCABULARY, WIDTH), block=Block()))
+    assert with_role(optimizer, "head") == set()
+
+
+def test_a_position_table_as_long_as_the_model_is_wide_makes_no_heads():
+    optimizer = muon_for(SmallGPT("untied", context=WIDTH))
+    assert with_role(optimizer, "head") == {"head.weight"}
+    optimizer = muon_for(SmallGPT("untied", context=3 * WIDTH))  # as wide as a fused projection
+    assert with_role(optimizer, "head") == {"head.weight"}
+
+
+def test_head_registered_before_the_trunk():
+    lm_first = Bag(
+        head=nn.Linear(WIDTH, VOCABULARY),
+        wte=nn.Embedding(VOCABULARY, WIDTH),
+        blocks=nn.ModuleList([Block(), Block()]),
+    )
+    assert with_role(muon_for(lm_first), "head") == {"head.weight"}
+    classifier = Bag(head=nn.Linear(WIDTH, 10), blocks=nn.ModuleList([Block(), Block()]))
+    assert with_role(muon_for(classifier), "head") == {"head.weight"}
+
+
+def test_several_language_heads_in_a_list():
+    heads = nn.ModuleList(
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, VOCABULARY))
+        for _ in range(3)
+    )
+    model = Bag(wte=nn.Embedding(VOCABULARY, WIDTH), block=Block(), heads=heads)
+    optimizer = muon_for(model)
+    assert with_role(optimizer, "head") == {f"heads.{i}.2.weight" for i in range(3)}
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"policy": nn.Linear(16, 4), "value": nn.Linear(16, 1)},
+        {"heads": nn.ModuleList([nn.Linear(16, 4), nn.Linear(16, 1)])},
+        {"heads": nn.ModuleDict({"policy": mlp(16, 16, 4), "value": mlp(16, 16, 1)})},
+        {"policy": mlp(16, 16, 4), "value": mlp(16, 16, 1)},
+    ],
+    ids=["linear", "list", "dict of networks", "networks"],
+)
+def test_policy_and_value_are_both_heads(heads):
+    optimizer = muon_for(Bag(trunk=mlp(8, 16, 16), **heads))
+    assert {optimizer.routes[name].shape[0] for name in with_role(optimizer, "head")} == {4, 1}
+
+
+def test_plain_attributes_make_one_head():
+    model = Bag(fc1=nn.Linear(20, 16), fc2=nn.Linear(16, 12), fc3=nn.Linear(12, 10))
+    assert with_role(muon_for(model), "head") == {"fc3.weight"}
+
+
+def test_flattened_convolution_before_the_head_stays_hidden():
+    model = Bag(conv1=nn.Conv2d(1, 4, 3), conv2=nn.Conv2d(4, 8, 3), fc=nn.Linear(8 * 9, 10))
+    optimizer = muon_for(model)
+    assert with_role(optimizer, "head") == {"fc.weight"}
+    assert with_role(optimizer, "hidden") == {"conv1.weight", "conv2.weight"}
+
+
+def test_experts_in_a_dict_stay_hidden():
+    experts = nn.ModuleDict({f"e{i}": mlp(WIDTH, 4 * WIDTH, WIDTH) for i in range(4)})
+    optimizer = muon_for(Bag(router=nn.Linear(WIDTH, 4), experts=experts))
+    assert len(with_role(optimizer, "hidden") - {"router.weight"}) == 8
+    assert "experts.e{0…3}.0.weight ×4" in str(optimizer.routes)
+
+
+def test_sequential_of_blocks_and_of_layers():
+    blocks = nn.Sequential(Block(), Block())
+    assert with_role(muon_for(blocks), "head") == set()
+    blocks = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 10))
+    assert with_role(muon_for(blocks), "head") == {"2.weight"}
+    layers = nn.Sequential(*(nn.Sequential(layer, nn.ReLU()) for layer in mlp(8, 16, 12, 3)[::2]))
+    assert with_role(muon_for(layers), "head") == {"2.0.weight"}
+
+
+def test_adaptive_softmax_is_a_head():
+    model = Bag(trunk=mlp(8, 16, 16), out=nn.AdaptiveLogSoftmaxWithLoss(16, 40, [10, 20]))
+    optimizer = muon_for(model)
+    assert with_role(optimizer, "hidden") == {"trunk.0.weight", "trunk.2.weight"}
+    assert len(with_role(optimizer, "head")) == 5
+
+
+# --- which matrices
+
+
+def test_convolutions():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.Conv2d(8, 12, 3, groups=4),
+        nn.Conv2d(12, 12, 3, groups=12),
+        nn.ConvTranspose2d(12, 6, 2, groups=2),
+        nn.Conv3d(6, 5, 2),
+        nn.Flatten(),
+        nn.Linear(5, 2),
+    )
+    optimizer = muon_for(model)
+    views = {row.name: row.matrix for row in optimizer.routes if row.algorithm == "Muon"}
+    assert views == {
+        "0.weight": "8×27",
+        "1.weight": "4·(3×18)",
+        "3.weight": "2·(6×12)",
+        "4.weight": "5×48",
+    }
+    assert optimizer.routes["2.weight"].why == "vector: depthwise filters of a Conv2d"
+
+
+def test_one_dimensional_convolution_is_no_stack():
+    optimizer = muon_for(nn.Sequential(nn.Conv1d(4, 8, 3), nn.ReLU(), nn.Conv1d(8, 2, 3)))
+    assert optimizer.routes["0.weight"].matrix == "8×12"
+    assert with_role(optimizer, "head") == {"2.weight"}
+
+
+def test_a_rule_that_sends_a_convolutional_head_to_muon_keeps_its_form():
+    model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.Conv1d(8, 4, 3, groups=2))
+    optimizer = muon_for(model, rules=[("1.*", "muon")])
+    assert optimizer.routes["1.weight"].matrix == "2·(2×12)"
+    assert optimizer.routes["1.weight"].role == "head"
+
+
+def test_transformer_encoder():
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(WIDTH, 2, 32), 2, enable_nested_tensor=False
+    )
+    optimizer = muon_for(encoder)
+    assert optimizer.routes["layers.0.self_attn.in_proj_weight"].matrix == "3·(16×16)"
+    assert optimizer.routes["layers.1.self_attn.out_proj.weight"].role == "hidden"
+    assert with_role(optimizer, "head") == set()
+    assert with_role(muon_for(nn.MultiheadAttention(8, 2)), "hidden") == {
+        "in_proj_weight",
+        "out_proj.weight",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.LSTMCell, 4), (nn.GRUCell, 3)]
+)
+def test_recurrent_gates_are_matrices_of_their_own(kind, gates):
+    optimizer = muon_for(Bag(rnn=kind(6, 8), out=nn.Linear(8, 3)))
+    ih = "rnn.weight_ih" if issubclass(kind, nn.RNNCellBase) else "rnn.weight_ih_l0"
+    assert optimizer.routes[ih].matrix == f"{gates}·(8×6)"
+    assert with_role(optimizer, "head") == {"out.weight"}
+
+
+def test_plain_recurrence_and_projected_lstm():
+    optimizer = muon_for(Bag(rnn=nn.RNN(6, 8), lstm=nn.LSTM(6, 8, proj_size=5)))
+    assert optimizer.routes["rnn.weight_hh_l0"].matrix == "8×8"
+    assert optimizer.routes["lstm.weight_hh_l0"].matrix == "4·(8×5)"
+    assert optimizer.routes["lstm.weight_hr_l0"].matrix == "5×8"
+
+
+def test_bilinear_is_a_stack():
+    optimizer = muon_for(Bag(pair=nn.Bilinear(4, 6, 8), out=nn.Linear(8, 2)))
+    assert optimizer.routes["pair.weight"].matrix == "8·(4×6)"
+
+
+def test_vision_transformer_with_bare_parameters():
+    model = Bag(
+        cls_token=torch.zeros(1, 1, WIDTH),
+        pos_embed=torch.zeros(1, 5, WIDTH),
+        gate=torch.zeros(1, 5, WIDTH),
+        column=torch.zeros(WIDTH, 1),
+        mixing=torch.randn(WIDTH, WIDTH),
+        patch=nn.Conv2d(3, WIDTH, 4, 4),
+        blocks=nn.ModuleList([Block(), Block()]),
+        head=nn.Linear(WIDTH, 10),
+    )
+    optimizer = muon_for(model)
+    found = roles(optimizer)
+    assert found["pos_embed"] == found["cls_token"] == "embedding"
+    assert found["gate"] == found["column"] == "vector"
+    assert found["mixing"] == found["patch.weight"] == "hidden"
+    assert optimizer.routes["pos_embed"].why == "embedding: bare parameter, ‘pos’ in its name"
+    assert "leading dimension 1" in optimizer.routes["gate"].why
+
+
+def test_names_are_no_evidence_where_there_is_a_type():
+    model = nn.Sequential()
+    for name, layer in (("pos_embedding", nn.Linear(8, 8)), ("bias", nn.Linear(8, 3))):
+        model.add_module(name, layer)
+    optimizer = muon_for(model)
+    assert roles(optimizer)["pos_embedding.weight"] == "hidden"
+    assert roles(optimizer)["bias.weight"] == "head"
+
+
+def test_stacked_experts_and_their_biases():
+    model = Bag(
+        router=nn.Linear(WIDTH, 4, bias=False),
+        moe=Bag(w1=torch.randn(4, WIDTH, 32), up_bias=torch.zeros(4, 32)),
+        head=nn.Linear(WIDTH, 10),
+    )
+    optimizer = muon_for(model)
+    assert optimizer.routes["moe.w1"].matrix == "4·(16×32)"
+    assert roles(optimizer)["moe.up_bias"] == "vector"
+    assert len([g for g in optimizer.param_groups if g["algorithm"] == "muon"]) == 1
+
+
+def test_lists_of_parameters_are_known_by_the_name_of_the_list():
+    lists = Bag(
+        weights=nn.ParameterList([torch.randn(4, 4), torch.randn(4, 4)]),
+        biases=nn.ParameterList([torch.zeros(3, 4)]),
+    )
+    optimizer = muon_for(lists)
+    assert with_role(optimizer, "hidden") == {"weights.0", "weights.1"}
+    assert with_role(optimizer, "vector") == {"biases.0"}
+
+
+def test_norms_of_several_dimensions_are_vectors():
+    optimizer = muon_for(nn.Sequential(nn.LayerNorm([4, 6]), *mlp(6, 6, 2)))
+    assert with_role(optimizer, "vector") >= {"0.weight", "0.bias"}
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+def test_weight_norm(old):
+    norm = nn.utils.weight_norm if old else parametrizations.weight_norm
+    optimizer = muon_for(nn.Sequential(norm(nn.Linear(8, 6)), nn.ReLU(), norm(nn.Linear(6, 3))))
+    gain, direction = ("weight_g", "weight_v") if old else ("original0", "original1")
+    by_end = {
+        name.split(".")[0] + "." + name.split(".")[-1]: r for name, r in roles(optimizer).items()
+    }
+    assert by_end[f"0.{direction}"] == "hidden"
+    assert by_end[f"0.{gain}"] == by_end[f"2.{gain}"] == "vector"
+    assert by_end[f"2.{direction}"] == "head"
+
+
+def test_spectral_norm_is_not_disturbed_by_looking():
+    layer = parametrizations.spectral_norm(nn.Linear(8, 6))
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    optimizer = muon_for(nn.Sequential(layer, nn.Linear(6, 2)))
+    assert with_role(optimizer, "hidden") == {"0.parametrizations.weight.original"}
+    assert all(torch.equal(buffer, before[name]) for name, buffer in layer.named_buffers())
+
+
+# --- wrappers, frozen and lazy parameters
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel], ids=["compile", "parallel"])
+def test_wrapped_models_give_the_same_groups_and_names(wrap):
+    model = SmallGPT("tied")
+    plain, wrapped = muon_for(model), muon_for(wrap(model))
+    assert wrapped.routes == plain.routes
+    assert str(wrapped.state_dict()) == str(plain.state_dict())
+
+
+def test_compiled_blocks_keep_their_names():
+    model = SmallGPT("functional")
+    expected = muon_for(model).routes
+    model.blocks[0] = torch.compile(model.blocks[0])
+    assert muon_for(model).routes == expected
+    muon_for(model, rules=[("blocks.0._orig_mod.qkv.weight", AdamW())])  # the long name serves too
+
+
+def test_distributed_data_parallel(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        model = SmallGPT("untied")
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        assert muon_for(wrapped).routes == muon_for(model).routes
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_wrapper_of_ones_own_changes_names_only():
+    optimizer = muon_for(Bag(module=SmallGPT("functional")))
+    plain = roles(muon_for(SmallGPT("functional")))
+    assert roles(optimizer) == {f"module.{name}": role for name, role in plain.items()}
+
+
+def test_frozen_parameters_are_left_out_and_listed():
+    model = mlp(8, 16, 16, 3)
+    model[0].requires_grad_(False)
+    optimizer = muon_for(model)
+    assert optimizer.routes["0.weight"] == Route(
+        "0.weight",
+        (16, 8),
+        "16×8",
+        "left out",
+        None,
+        "–",
+        None,
+        "frozen: requires_grad=False",
+        None,
+        128,
+    )
+    assert all(p is not model[0].weight for g in optimizer.param_groups for p in g["params"])
+
+
+def test_a_parameter_unfrozen_later_is_listed_once():
+    model = mlp(8, 16, 16, 3)
+    model[0].requires_grad_(False)
+    optimizer = muon_for(model)
+    optimizer.add_param_group({"params": [("0.weight", model[0].weight.requires_grad_())]})
+    assert [row.algorithm for row in optimizer.routes if row.name == "0.weight"] == ["Muon"]
+
+
+def test_lazy_parameters_are_an_error():
+    with pytest.raises(ValueError, match=r"0\.weight has no shape yet.*run one batch"):
+        muon_for(nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 2)))

@@ -1,0 +1,88 @@
+"""The routing table."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pytest
+import torch
+from tests.optim.sample_models import Bag, Block, mlp
+from torch import nn
+
+from polarstep import LowRank, Muon, muon_for
+from polarstep.models.gpt import GPT, GPTConfig
+
+
+def test_table_of_a_hundred_layers_is_short_and_aligned():
+    model = GPT(GPTConfig(300, 32, 100, 2, 8, attention_free=(6,)))
+    optimizer = muon_for(model, polar=LowRank(8, 4))
+    lines = str(optimizer.routes).splitlines()
+    assert len(lines) == 12
+    assert re.split("  +", lines[0]) == [
+        "parameter",
+        "as matrices",
+        "algorithm",
+        "polar map",
+        "why",
+    ]
+    assert re.split("  +", lines[1])[:2] == [
+        "blocks.{0…5,7…99}.attention.query.weight ×99",
+        "32×32",
+    ]
+    assert "blocks.{0…99}.mlp.up.weight ×100 " in lines[5]
+    starts = {line.index("hidden:") for line in lines if "hidden:" in line}
+    assert starts == {lines[0].index("why")}
+    assert len(optimizer.routes.rows) == 99 * 4 + 100 * 2 + 2
+    muon = 99 * 4 * 32 * 32 + 100 * 2 * 128 * 32
+    assert lines[-2].split()[:5] == ["Muon", f"{muon:,}", "parameters", "in", "596"]
+    assert lines[-1].split()[:5] == ["AdamW", f"{2 * 300 * 32:,}", "parameters", "in", "2"]
+
+
+def test_table_says_where_the_low_rank_map_runs_in_full_space():
+    optimizer = muon_for(mlp(64, 8, 64, 64, 3), polar=LowRank(8, 4))
+    assert "full space: ℓ=12 ≥ 8" in optimizer.routes["0.weight"].polar
+    assert "LowRank(8+4" in optimizer.routes["4.weight"].polar
+
+
+def test_collapsed_rows_stand_for_exactly_the_names_they_show():
+    experts = [nn.ModuleList(Block() for _ in range(n)) for n in (3, 2, 3)]
+    lines = str(muon_for(Bag(layers=nn.ModuleList(experts))).routes).splitlines()
+    ups = [line.split("  ")[0] for line in lines if "up.weight" in line]
+    assert ups == ["layers.{0,2}.{0…2}.up.weight ×6", "layers.1.{0…1}.up.weight ×2"]
+
+
+def test_rows_of_different_groups_or_shapes_are_not_collapsed():
+    optimizer = muon_for(mlp(8, 8, 8, 8, 4), rules=[("2.weight", {"lr": 0.5})])
+    names = [line.split("  ")[0] for line in str(optimizer.routes).splitlines()]
+    assert {"2.weight", "{0,4}.weight ×2", "6.weight"} <= set(names)
+
+
+def test_plain_muon_has_routes_too():
+    params = [nn.Parameter(torch.randn(4, 6)) for _ in range(3)]
+    bias = nn.Parameter(torch.zeros(4))
+    optimizer = Muon([{"params": params}, {"params": [bias], "algorithm": "sgd", "lr": 0.1}])
+    text = str(optimizer.routes)
+    assert "group 0, parameter {0…2} ×3" in text
+    assert "group 1, parameter 0" in text
+    assert optimizer.routes["group 1, parameter 0"].lr == 0.1
+    assert "parameter {0…2} ×3  4×6" in str(Muon(params).routes)
+    named = Muon([("w", params[0])])
+    assert named.routes["w"].why == "as given"
+    with pytest.raises(KeyError, match="nobody"):
+        named.routes["nobody"]
+
+
+def test_routes_show_the_learning_rate_of_now():
+    optimizer = muon_for(mlp(4, 4, 4))
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+    assert optimizer.routes["0.weight"].lr == 0.01
+    assert "Muon, lr 0.01 " in str(optimizer.routes)
+
+
+def test_pickling_keeps_the_routes():
+    model = mlp(4, 4, 4, 2)
+    model[0].requires_grad_(False)
+    optimizer = muon_for(model)
+    assert pickle.loads(pickle.dumps(optimizer)).routes == optimizer.routes
