@@ -21,7 +21,7 @@ from polarstep import rng
 from polarstep.matrix import MatrixView
 from polarstep.optim.groups import Group, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
-from polarstep.polar import PolarMap
+from polarstep.polar.base import Factors, PolarMap
 
 __all__ = ["Bucket", "PolarHook", "Work", "apply", "collect", "momentum", "polar"]
 
@@ -54,6 +54,7 @@ class Bucket:
     params: tuple[Tensor, ...]
     M: Tensor  # (batch, m, n)
     T: Tensor  # (batch, m, n)
+    factors: Factors | None = None  # where the map works in a subspace
 
 
 PolarHook = Callable[[Bucket], None]
@@ -144,12 +145,16 @@ def polar(works: Iterable[Work], hooks: Iterable[PolarHook] = ()) -> None:
         M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         generator_key = (seed, f"{m}x{n}", step)
         generator = rng.generator(*generator_key, device=device) if polar_map.is_random else None
-        T = polar_map(M, generator=generator)
+        factors = None
+        if hooks:
+            T, factors = polar_map.factored(M, generator=generator)
+        else:
+            T = polar_map(M, generator=generator)
         parts = T.split([len(block) for block in blocks])
         for (work, i, j, _), part in zip(members, parts, strict=True):
             work.T[i][j] = part
         if hooks:
-            bucket = _bucket(polar_map, step, generator_key, members, M, T)
+            bucket = _bucket(polar_map, step, generator_key, members, M, T, factors)
             for hook in hooks:
                 hook(bucket)
 
@@ -180,8 +185,9 @@ def _bucket(
     members: list[tuple[Work, int, int, Tensor]],
     M: Tensor,
     T: Tensor,
+    factors: Factors | None,
 ) -> Bucket:
     owners = [(work, i) for work, i, _, block in members for _ in range(len(block))]
     names = tuple(work.names[i] for work, i in owners)
     params = tuple(work.params[i] for work, i in owners)
-    return Bucket(polar_map, step, generator_key, names, params, M, T)
+    return Bucket(polar_map, step, generator_key, names, params, M, T, factors)

@@ -15,11 +15,25 @@ A solver is a frozen dataclass: comparable, hashable, printable, picklable, vali
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["PolarMap"]
+__all__ = ["Factors", "PolarMap"]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """T = QZ: what a sketched polar map knows of wide matrices M (tall ones are transposed first).
+
+    B = QᵀM says how much of M the basis captured, at no cost beyond the map's own.
+    """
+
+    Q: Tensor  # (batch, m, ℓ), ‖Q‖_op ≤ 1
+    B: Tensor  # (batch, ℓ, n), QᵀM on M's own scale
+    Z: Tensor  # (batch, ℓ, n), the polar factor of B that the inner map gives
+    orthonormal: bool  # whether QᵀQ = I up to rounding; a null direction may be missing otherwise
 
 
 class PolarMap(ABC):
@@ -44,6 +58,12 @@ class PolarMap(ABC):
             X = X.float()
         T = self._polar(X, generator) if m <= n else self._polar(X.mT, generator).mT
         return T.to(M.dtype).reshape(M.shape)
+
+    def factored(
+        self, M: Tensor, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Factors | None]:
+        """T(M), and the factors it was made of where the map works in a subspace."""
+        return self(M, generator=generator), None
 
     @abstractmethod
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:

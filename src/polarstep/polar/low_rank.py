@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polarstep import flops
 from polarstep.matrix import product_dtype, unit_scaled
-from polarstep.polar.base import PolarMap
+from polarstep.polar.base import Factors, PolarMap
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
 from polarstep.sketch import Gaussian, Sketch
@@ -115,13 +115,31 @@ class LowRank(PolarMap):
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         if self.full_space_reason(*X.shape[-2:]) is not None:
             return self.inner(X, generator=generator)
+        factors = self._factors(X, generator)
+        return factors.Q @ factors.Z
+
+    def _factors(self, X: Tensor, generator: torch.Generator | None) -> Factors:
         X, s = unit_scaled(X)
         A = X.to(product_dtype(X))
         Q = self.basis(A, generator).to(A.dtype)
-        B = Q.mT @ A
         # Back on M's own scale: exact, as s is a power of two, and an inner δ may be a number.
-        Z = self.inner(_small(B) / s, generator=generator)
-        return Q @ Z.to(A.dtype)
+        B = _small(Q.mT @ A) / s
+        Z = self.inner(B, generator=generator).to(A.dtype)
+        orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
+        return Factors(Q, B, Z, orthonormal)
+
+    def factored(
+        self, M: Tensor, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Factors | None]:
+        """T(M) with Q, B and Z; without them where the inner map runs in full space."""
+        m, n = M.shape[-2:]
+        if M.numel() == 0 or self.full_space_reason(m, n) is not None:
+            return self(M, generator=generator), None
+        X = M.reshape(-1, m, n)
+        X = X.float() if X.dtype.itemsize < 4 else X
+        factors = self._factors(X if m <= n else X.mT, generator)
+        T = factors.Q @ factors.Z
+        return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count, of the sketched or the full-space path, whichever is taken."""
