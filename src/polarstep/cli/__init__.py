@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from polarstep.cli import flops, report
+from polarstep.cli import flops, report, tune
 
 __all__ = ["app"]
 
@@ -24,3 +24,4 @@ def polarstep() -> None:
 
 app.command()(flops.flops)
 app.command()(report.report)
+app.command()(tune.tune)

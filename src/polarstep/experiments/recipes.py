@@ -102,7 +102,7 @@ GPT_SEARCH = {
 @_recipe(
     "nanogpt-toy",
     "nanogpt",
-    "a 4-layer GPT on the characters of the shipped text; half a minute on two cores",
+    "a 4-layer GPT on the characters of the shipped text; half a minute on one core",
     "nothing: the text is in the package",
     GPT_SEARCH,
 )
@@ -118,7 +118,7 @@ def nanogpt_toy(method: Method) -> RunConfig:
         data=TextData(
             train=("corpus:tinyshakespeare",),
             val=("corpus:tinyshakespeare",),
-            stages=(Stage(steps=240, sequences=16, sequence_length=128),),
+            stages=(Stage(steps=160, sequences=8, sequence_length=128),),
         ),
         optimizer=OptimizerConfig(
             lr=lr,
@@ -129,7 +129,7 @@ def nanogpt_toy(method: Method) -> RunConfig:
             vector_lr=1e-2,
         ),
         schedule=ScheduleConfig(cooldown=0.6, final=0.05),
-        evaluation=EvaluationConfig(every=40, tokens=32_768, batch=32),
+        evaluation=EvaluationConfig(every=32, tokens=16_384, batch=32),
         runtime=RuntimeConfig(log_every=5),
     )
 

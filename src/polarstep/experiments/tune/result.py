@@ -27,7 +27,9 @@ def best_recipe(spec: StudySpec, command: str = "") -> dict[str, Any]:
             f"the study {spec.name!r} has no trial that ran to its end: raise --trials, or look at "
             "the ranges of its search space"
         )
-    overrides = {**spec.overrides, **{key: best.params[key] for key in spec.space}}
+    # Where the trials ran is no part of what they found.
+    kept = {key: value for key, value in spec.overrides.items() if not key.startswith("runtime.")}
+    overrides = {**kept, **{key: best.params[key] for key in spec.space}}
     return {
         "recipe": spec.recipe,
         "method": spec.method,

@@ -126,7 +126,7 @@ def count_done(study: optuna.Study) -> int:
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
     """The trial with the lowest final validation loss; pruned trials have none."""
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return min(complete, key=lambda trial: trial.value or 0.0, default=None)
+    return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
 
 
 def worker_mark() -> str:

@@ -1,0 +1,127 @@
+"""``polarstep tune``: find learning rates and what else a recipe marks, on the validation loss."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from polarstep.experiments.methods import METHODS, find_method
+from polarstep.storage import StorageError
+
+__all__ = ["tune"]
+
+
+def tune(
+    recipe: Annotated[str, typer.Argument(help="A recipe by name (see polarstep list).")],
+    method: Annotated[
+        str,
+        typer.Option("--method", "-m", help="A method, or all: each with the same budget."),
+    ],
+    trials: Annotated[
+        int, typer.Option("--trials", "-n", min=1, help="Trials per method, earlier ones counted.")
+    ] = 20,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="File of the study: NAME.db for SQLite, else a journal; continued."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the study.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the runs and of the search.")] = 0,
+    pruner: Annotated[str, typer.Option(help="median, hyperband or none.")] = "median",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE for all trials, as in model.layers=2."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the best config of each method.")
+    ] = Path("tuned"),
+    collect: Annotated[
+        Path | None,
+        typer.Option(help="Also enter the best values into this file of tuned values."),
+    ] = None,
+) -> None:
+    """Tune a recipe with TPE and pruning; the best config is written as a recipe to run."""
+    # Optuna and torch take seconds to import: not for those who only ask for help.
+    from polarstep.experiments.structure import parse_assignment
+    from polarstep.experiments.tune import best_recipe, study_of, write_recipe, write_tuned
+
+    errors = Console(stderr=True)
+    storage = study or out / f"{recipe}.journal"
+    command = shlex.join(["polarstep", *sys.argv[1:]])
+    try:
+        overrides = dict(parse_assignment(text) for text in settings or [])
+        slugs = [m.slug for m in METHODS] if method == "all" else [find_method(method).slug]
+        specs = [
+            study_of(recipe, slug, storage, overrides, seed, cast(Any, pruner)) for slug in slugs
+        ]
+        found = []
+        for spec in specs:
+            _run(spec, trials, workers, errors)
+            best = best_recipe(spec, command)
+            path = out / f"{recipe}-{spec.method}.json"
+            write_recipe(path, best)
+            if collect is not None:
+                write_tuned(collect, best)
+            found.append((path, best))
+    except KeyboardInterrupt:
+        errors.print(f"Stopped. The trials so far are in {storage}; the same command continues.")
+        raise typer.Exit(130) from None
+    except (StorageError, ValueError, RuntimeError) as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    _show(found)
+
+
+def _run(spec: Any, trials: int, workers: int, errors: Console) -> None:
+    """Tune one method with a bar that shows trials, the best loss and the time left."""
+    from polarstep.experiments.tune import Progress as Standing
+    from polarstep.experiments.tune import TrainingObjective
+    from polarstep.experiments.tune import tune as run_study
+
+    objective = TrainingObjective(spec.recipe, spec.method, spec.overrides, spec.seed)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[best]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors) as bar:
+        task = bar.add_task(spec.method, total=trials, best="")
+
+        def show(standing: Standing) -> None:
+            best = "no trial finished" if standing.best is None else f"best {standing.best:.4f}"
+            pruned = f", {standing.pruned} pruned" if standing.pruned else ""
+            bar.update(task, completed=standing.done, best=best + pruned)
+
+        run_study(spec, objective, trials, workers, show)
+
+
+def _show(found: list[tuple[Path, dict[str, Any]]]) -> None:
+    table = Table(title="Best trial of each method (validation loss)")
+    for header in ("method", "loss", "trials", "settings"):
+        table.add_column(header, justify="right" if header in ("loss", "trials") else "left")
+    for _, best in found:
+        values = ", ".join(f"{key}={value:.5g}" for key, value in best["overrides"].items()
+                           if isinstance(value, float))  # fmt: skip
+        tuned = best["tuned"]
+        name = find_method(best["method"]).name
+        table.add_row(name, f"{tuned['val_loss']:.4f}", str(tuned["trials"]), values)
+    console = Console()
+    console.print(table)
+    for path, _ in found:
+        console.print(f"polarstep run {path}", markup=False, highlight=False, soft_wrap=True)
