@@ -130,7 +130,7 @@ def muon_for(
         if site in chosen:
             target, rule = chosen[site]
             why = f"{found.role}, by {rule}"
-        if site in cuts:
+        if site in cuts and _is_muon(target):
             form, cut = cuts[site]
             why = f"{found.role}: cut by {cut}" if site not in chosen else f"{why}, cut by {cut}"
         routed.append(_Routed(site, found.role, form, target, why))
