@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from polarstep.cli import flops, report, tune
+from polarstep.cli import data, demo, experiments, flops, report, tune
 
 __all__ = ["app"]
 
@@ -22,6 +22,13 @@ def polarstep() -> None:
     """Muon with exact, inexact and randomized polar steps."""
 
 
+app.command()(experiments.run)
+app.command()(experiments.compare)
+app.command()(experiments.ablate)
+app.command("list")(experiments.list_)
+app.command()(data.tokenize)
+app.command()(data.download)
+app.command()(demo.demo)
 app.command()(flops.flops)
 app.command()(report.report)
 app.command()(tune.tune)

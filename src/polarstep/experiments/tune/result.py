@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from optuna.trial import TrialState
+
 from polarstep.experiments.config import ConfigError
 from polarstep.experiments.tune.study import DONE, StudySpec, best_trial, open_study
 from polarstep.storage import StorageError, read_json, write_json
@@ -79,9 +81,11 @@ def write_tuned(path: Path, recipe: dict[str, Any]) -> None:
 
 
 def trial_table(spec: StudySpec) -> str:
-    """All trials of a study as JSON lines: number, values tried, losses reported, how it ended."""
+    """All trials begun of a study as JSON lines: number, values tried, losses reported, how it ended."""
     lines = []
     for trial in open_study(spec).get_trials(deepcopy=False):
+        if trial.state == TrialState.WAITING:
+            continue
         row = {
             "trial": trial.number,
             "state": trial.state.name.lower(),

@@ -29,6 +29,9 @@ __all__ = ["StudySpec", "best_trial", "count_done", "open_study", "revive_lost_t
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 """States that spent a trial of the budget: a run to its end, or one cut short for being behind."""
 
+OPENING = 4
+"""Trials before TPE and pruning set in."""
+
 Pruner = Literal["median", "hyperband", "none"]
 
 
@@ -95,8 +98,8 @@ def open_study(spec: StudySpec, worker: int = 0) -> optuna.Study:
     known = study.user_attrs.get("identity")
     if known is None:
         study.set_user_attr("identity", spec.identity)
-        if spec.start:
-            study.enqueue_trial(dict(spec.start), skip_if_exists=True)
+        for values in opening_values(spec):
+            study.enqueue_trial(values)
     elif known != spec.identity:
         changed = [key for key in spec.identity if known.get(key) != spec.identity[key]]
         raise ConfigError(
@@ -108,13 +111,40 @@ def open_study(spec: StudySpec, worker: int = 0) -> optuna.Study:
     return study
 
 
+def opening_values(spec: StudySpec) -> list[dict[str, float]]:
+    """What is tried before there is anything to learn from: the recipe's own values, then a spread.
+
+    The spread is the additive recurrence of the generalized golden ratio (M. Roberts, "The
+    Unreasonable Effectiveness of Quasirandom Sequences", 2018). With a budget of ten trials, random
+    ones would too often fall beside each other; and every method opens alike.
+
+    >>> spec = StudySpec(Path("s"), "r", "m", {"lr": Range(0.001, 1.0, log=True)}, {"lr": 0.02})
+    >>> [round(values["lr"], 4) for values in opening_values(spec)]
+    [0.02, 0.0023, 0.1615, 0.0115]
+    """
+    ratio = 2.0
+    for _ in range(40):  # the root of x^(d+1) = x + 1
+        ratio = (1 + ratio) ** (1 / (len(spec.space) + 1))
+    opening = [dict(spec.start)] if spec.start else []
+    while len(opening) < OPENING:
+        number = len(opening) if spec.start else len(opening) + 1
+        shares = ((0.5 + number * ratio ** -(axis + 1)) % 1 for axis in range(len(spec.space)))
+        opening.append(
+            {
+                key: _at(space, share)
+                for (key, space), share in zip(spec.space.items(), shares, strict=True)
+            }
+        )
+    return opening
+
+
 def reseed(study: optuna.Study, spec: StudySpec, worker: int) -> None:
     """Give the study the sampler of its next trial."""
     seed = key_to_seed("tune", spec.name, spec.seed, len(study.trials), worker) % 2**32
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.sampler = optuna.samplers.TPESampler(
-            n_startup_trials=4, multivariate=True, constant_liar=True, seed=seed
+            n_startup_trials=OPENING, multivariate=True, constant_liar=True, seed=seed
         )
 
 
@@ -156,6 +186,13 @@ def give_back(study: optuna.Study, trial: FrozenTrial | optuna.Trial) -> None:
         study.enqueue_trial(params)
 
 
+def _at(space: Range, share: float) -> float:
+    """The value a share of the way from the low end of a range to its high end."""
+    if space.log:
+        return float(space.low * (space.high / space.low) ** share)
+    return space.low + (space.high - space.low) * share
+
+
 def _is_dead(mark: str, machine: str) -> bool:
     """Whether the process behind ``mark`` is known to be gone; other machines' are left alone."""
     host, _, pid = mark.partition(":")
@@ -183,8 +220,10 @@ def _storage(path: Path) -> optuna.storages.BaseStorage:
 
 def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
     if name == "median":
-        # The first validations say little: a high learning rate starts fast and ends badly.
-        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1, n_min_trials=3)
+        # Nothing is pruned on its first validation: a high learning rate starts fast and ends badly.
+        return optuna.pruners.MedianPruner(
+            n_startup_trials=OPENING, n_warmup_steps=2, n_min_trials=3
+        )
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, reduction_factor=3)
     if name == "none":
