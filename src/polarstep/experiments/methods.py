@@ -6,6 +6,8 @@ import difflib
 from dataclasses import dataclass
 from typing import Literal
 
+from polarstep.experiments.structure import ConfigError
+
 __all__ = ["METHODS", "Method", "find_method"]
 
 
@@ -48,4 +50,4 @@ def find_method(name: str) -> Method:
     slugs = [method.slug for method in METHODS]
     close = difflib.get_close_matches(name.lower(), slugs, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ValueError(f"method {name!r}: {hint}expected one of {', '.join(slugs)}")
+    raise ConfigError(f"method {name!r}: {hint}expected one of {', '.join(slugs)}")

@@ -7,7 +7,7 @@ parameter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import polarstep as ps
-from polarstep.experiments.config import ImageData, OptimizerConfig, PolarConfig, RunConfig
+from polarstep.experiments.config import ImageData, PolarConfig, RunConfig
 from polarstep.experiments.schedule import Schedule
 from polarstep.flops import ADAMW, SGD_NESTEROV, Workload, ledger, newton_schulz
 from polarstep.models.convnet import ConvNet
@@ -27,6 +27,7 @@ Model = GPT | ConvNet
 
 WHITENING_PORTION = 3 / 8
 """The whitening bias is trained for the first three of Airbench's eight epochs."""
+WHITENING_BIAS = "whitening.bias"
 
 
 def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
@@ -42,7 +43,7 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
     if config.rank is None:
         return inner
     sketch = ps.Kaczmarz() if config.sketch == "kaczmarz" else ps.Gaussian()
-    power = int(config.power) if config.power.is_integer() else config.power
+    power = int(config.power) if float(config.power).is_integer() else config.power
     return ps.LowRank(config.rank, config.oversample, power, sketch=sketch, inner=inner)
 
 
@@ -74,134 +75,93 @@ class ScheduledOptimizer:
 def build_optimizer(model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:
     """The optimizer of ``config`` for ``model``."""
     if config.rule.algorithm == "muon":
-        groups = _gpt_groups(model) if isinstance(model, GPT) else _cnn_groups(model)
-        return _muon(groups, config, schedule)
-    return _baseline(model, config, schedule)
+        optimizer: Optimizer = _muon(model, config)
+    else:
+        optimizer = _baseline(model, config)
+    peaks = tuple(
+        Peak(
+            lr=group["lr"],
+            momentum=group["momentum"] if group.get("algorithm") == "muon" else None,
+            portion=WHITENING_PORTION if group["param_names"] == [WHITENING_BIAS] else 1.0,
+        )
+        for group in optimizer.param_groups
+    )
+    return ScheduledOptimizer(optimizer, peaks, schedule)
 
 
-def _gpt_groups(model: GPT) -> dict[str, list[tuple[str, Tensor]]]:
-    groups: dict[str, list[tuple[str, Tensor]]] = {"matrix": [], "embedding": [], "head": []}
-    for name, p in model.named_parameters():
-        role = {"embedding": "embedding", "head": "head"}.get(name.split(".")[0], "matrix")
-        groups[role].append((name, p))
-    return groups
-
-
-def _cnn_groups(model: ConvNet) -> dict[str, list[tuple[str, Tensor]]]:
-    groups: dict[str, list[tuple[str, Tensor]]] = {
-        "matrix": [],
-        "whitening": [],
-        "vector": [],
-        "head": [],
-    }
-    for name, p in model.named_parameters():
-        if not p.requires_grad:
-            continue
-        if p.ndim == 4:
-            groups["matrix"].append((name, p))
-        elif name.startswith("head"):
-            groups["head"].append((name, p))
-        else:
-            groups["whitening" if name.startswith("whitening") else "vector"].append((name, p))
-    return groups
-
-
-def _muon(
-    groups: dict[str, list[tuple[str, Tensor]]], config: RunConfig, schedule: Schedule
-) -> ScheduledOptimizer:
+def _muon(model: Model, config: RunConfig) -> ps.Muon:
+    """Muon where it belongs, and AdamW (nanoGPT) or SGD (CIFAR-10) for the rest."""
     settings = config.optimizer
-    lrs = _other_lrs(settings)
-    param_groups: list[dict[str, Any]] = [{"params": groups["matrix"]}]
-    peaks = [Peak(settings.lr, momentum=settings.momentum)]
-    for role, params in groups.items():
-        if role == "matrix" or not params:
-            continue
-        lr = lrs[role]
-        peaks.append(Peak(lr, portion=WHITENING_PORTION if role == "whitening" else 1.0))
-        param_groups.append({"params": params, "lr": lr} | _other_rule(config, lr))
-    optimizer = ps.Muon(
-        param_groups,
-        lr=settings.lr,
+    optimizer = ps.muon_for(
+        model,
+        settings.lr,
         momentum=settings.momentum,
         nesterov=config.rule.nesterov,
         polar=build_polar(settings.polar, config.benchmark),
         weight_decay=settings.weight_decay,
         lr_scale=settings.lr_scale,
+        others=_other(settings.vector_lr, config),
+        embeddings=_other(settings.embedding_lr, config),
+        heads=_other(settings.head_lr, config),
+        rules=[(WHITENING_BIAS, None)] if isinstance(model, ConvNet) else [],
         seed=config.seed,
     )
+    if isinstance(model, ConvNet):
+        # A group of its own, because its learning rate ends sooner.
+        rule = _other(settings.vector_lr, config)
+        group = {"params": [(WHITENING_BIAS, model.whitening.bias)], "algorithm": rule.algorithm}
+        optimizer.add_param_group(group | asdict(rule))
     if settings.normalize_filters:
-        filters = [p for _, p in groups["matrix"]]
+        filters = list(optimizer.param_groups[0]["params"])
         optimizer.register_step_pre_hook(lambda *_: normalize_filters(filters))
-    return ScheduledOptimizer(optimizer, tuple(peaks), schedule)
+    return optimizer
 
 
-def _other_lrs(settings: OptimizerConfig) -> dict[str, float]:
-    return {
-        "embedding": settings.embedding_lr,
-        "head": settings.head_lr,
-        "vector": settings.vector_lr,
-        "whitening": settings.vector_lr,
-    }
-
-
-def _other_rule(config: RunConfig, lr: float) -> dict[str, Any]:
-    """The options of what Muon leaves to AdamW (nanoGPT) or to SGD (CIFAR-10)."""
+def _other(lr: float, config: RunConfig) -> ps.AdamW | ps.SGD:
+    """The rule, at this learning rate, for what is not Muon's."""
     settings = config.optimizer
     if isinstance(config.data, ImageData):
-        decay = settings.decay_per_image * config.data.batch_size
-        return {
-            "algorithm": "sgd",
-            "momentum": settings.other_momentum,
-            "nesterov": True,
-            "weight_decay": decay / lr if lr else 0.0,
-        }
-    return {
-        "algorithm": "adamw",
-        "betas": (settings.other_momentum, settings.beta2),
-        "eps": settings.eps,
-        "weight_decay": 0.0,
-    }
+        # Airbench gives the decay of a step, learning rate included.
+        decay = settings.decay_per_image * config.data.batch_size / lr if lr else 0.0
+        return ps.SGD(lr, momentum=settings.other_momentum, nesterov=True, weight_decay=decay)
+    return ps.AdamW(lr, betas=(settings.other_momentum, settings.beta2), eps=settings.eps)
 
 
-def _baseline(model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:
+def _baseline(model: Model, config: RunConfig) -> Optimizer:
     """AdamW or SGD on everything; on CIFAR-10 SGD keeps Airbench's rates for biases and head."""
     settings = config.optimizer
-    groups = _gpt_groups(model) if isinstance(model, GPT) else _cnn_groups(model)
-    separate = isinstance(model, ConvNet) and config.rule.algorithm == "sgd"
-    lrs = _other_lrs(settings)
-    param_groups: list[dict[str, Any]] = []
-    peaks = []
-    for role, params in groups.items():
-        if not params:
+    groups: dict[str, dict[str, Any]] = {}
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
             continue
-        own = role != "matrix" and separate
-        lr = lrs[role] if own else settings.lr
-        portion = WHITENING_PORTION if role == "whitening" else 1.0
-        group: dict[str, Any] = {"params": params, "lr": lr}
-        if own and isinstance(config.data, ImageData):
-            group["weight_decay"] = settings.decay_per_image * config.data.batch_size / lr
-        param_groups.append(group)
-        peaks.append(Peak(lr, portion=portion))
+        role = name if name == WHITENING_BIAS else "head" if name.startswith("head.") else "rest"
+        if role == "rest" and p.ndim == 1:
+            role = "vector"
+        groups.setdefault(role, {"params": [], "lr": settings.lr})["params"].append((name, p))
+    if isinstance(config.data, ImageData) and config.rule.algorithm == "sgd":
+        for role, group in groups.items():
+            if role != "rest":
+                rule = _other(settings.head_lr if role == "head" else settings.vector_lr, config)
+                group |= {"lr": rule.lr, "weight_decay": rule.weight_decay}
     fused = True if next(model.parameters()).is_cuda else None
+    common: dict[str, Any] = {
+        "lr": settings.lr,
+        "weight_decay": settings.weight_decay,
+        "fused": fused,
+    }
     if config.rule.algorithm == "adamw":
-        optimizer: Optimizer = torch.optim.AdamW(
-            param_groups,
-            lr=settings.lr,
+        return torch.optim.AdamW(
+            list(groups.values()),
             betas=(settings.momentum, settings.beta2),
             eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=fused,
+            **common,
         )
-    else:
-        optimizer = torch.optim.SGD(
-            param_groups,
-            lr=settings.lr,
-            momentum=settings.momentum,
-            nesterov=settings.momentum > 0,
-            weight_decay=settings.weight_decay,
-            fused=fused,
-        )
-    return ScheduledOptimizer(optimizer, tuple(peaks), schedule)
+    return torch.optim.SGD(
+        list(groups.values()),
+        momentum=settings.momentum,
+        nesterov=settings.momentum > 0,
+        **common,
+    )
 
 
 @torch.no_grad()

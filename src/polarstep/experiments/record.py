@@ -98,7 +98,10 @@ class MetricRow:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as a JSON object, without the fields that do not apply to it."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        row = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.kind == "val":  # a validation takes no step
+            del row["step_ms"], row["optimizer_ms"]
+        return row
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> MetricRow:

@@ -1,0 +1,115 @@
+"""What a person sees of a run: a bar with loss, rate and time left, or plain lines in a log file."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from polarstep.experiments.config import RunConfig
+from polarstep.experiments.record import MetricRow, Result
+
+__all__ = ["ProgressBar", "progress_display"]
+
+
+def progress_display(console: Console) -> Progress:
+    """A display for one or several bars; nothing where the output is not a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+class ProgressBar:
+    """One run in a display: an observer of the training loop."""
+
+    def __init__(self, display: Progress, label: str) -> None:
+        """Show a run as ``label``."""
+        self._display, self._label = display, label
+        self._bar: TaskID | None = None
+        self._train = self._val = ""
+        self._began = (0.0, 0)
+        self._per_step = 0.0
+        self._unit = "tokens"
+
+    def start(self, config: RunConfig, steps: int, step: int) -> None:
+        """Add the bar."""
+        self._began = (time.perf_counter(), step)
+        self._bar = self._display.add_task(self._label, total=steps, completed=step, figures="")
+        if step:
+            self._say(f"{self._label}: goes on after step {step} of {steps}")
+
+    def row(self, row: MetricRow) -> None:
+        """Take over the latest figures; without a terminal, print validations."""
+        amount = row.tokens if row.tokens is not None else row.images
+        self._unit = "tokens" if row.tokens is not None else "images"
+        if row.step and amount:
+            self._per_step = amount / row.step
+        if row.kind == "train":
+            self._train = f"loss {row.loss:.3f}"
+            return
+        if row.perplexity is not None:
+            self._val = f"perplexity {row.perplexity:.2f}"
+        elif row.accuracy is not None:
+            self._val = f"accuracy {row.accuracy:.2%}"
+        if self._display.disable:
+            self._say(f"{self._label}: step {row.step}  {self._train}  {self._val}".rstrip())
+
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        if self._bar is None:
+            return
+        began, first = self._began
+        rate = (step - first) * self._per_step / max(1e-9, time.perf_counter() - began)
+        figures = f"{self._train}  {self._val}  {_short(rate)} {self._unit}/s"
+        self._display.update(self._bar, completed=step, figures=figures)
+
+    def end(self, result: Result | None) -> None:
+        """Take the bar away and leave a line that says how the run ended."""
+        if self._bar is not None:
+            self._display.remove_task(self._bar)
+        if result is not None:
+            self._say(f"{self._label}: {describe(result)}")
+
+    def _say(self, text: str) -> None:
+        self._display.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def describe(result: Result) -> str:
+    """One line on how a run ended."""
+    if result.status != "finished":
+        return f"{result.status} at step {result.steps}: {result.message}"
+    value = f"{result.value:.2%}" if result.metric == "test_accuracy" else f"{result.value:.3f}"
+    name = result.metric.replace("_", " ").replace("val ", "validation ")
+    return (
+        f"{name} {value} after {result.steps} steps, {result.step_ms:.1f} ms each, "
+        f"{result.optimizer_ms_per_step:.1f} ms of them the optimizer's"
+    )
+
+
+def _short(number: float) -> str:
+    """A number to three digits with k, M or G.
+
+    >>> _short(1234567.0), _short(950.0)
+    ('1.23M', '950')
+    """
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{letter}"
+    return f"{number:.3g}"
