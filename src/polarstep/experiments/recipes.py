@@ -108,7 +108,7 @@ GPT_SEARCH = {
 )
 def nanogpt_toy(method: Method) -> RunConfig:
     """A laptop-sized GPT over characters: 0.8M parameters, 164 thousand characters."""
-    lr, momentum = {"adamw": (5e-3, 0.9), "sgd": (1.0, 0.9), "muon": (0.03, 0.95)}[method.algorithm]
+    lr, momentum = {"adamw": (5e-3, 0.9), "sgd": (0.1, 0.9), "muon": (0.03, 0.95)}[method.algorithm]
     return RunConfig(
         recipe="nanogpt-toy",
         benchmark="nanogpt",
@@ -143,7 +143,7 @@ def nanogpt_toy(method: Method) -> RunConfig:
 )
 def nanogpt_small(method: Method) -> RunConfig:
     """A GPT for one GPU and a few tens of millions of tokens."""
-    lr, momentum = {"adamw": (2e-3, 0.9), "sgd": (1.0, 0.9), "muon": (0.02, 0.95)}[method.algorithm]
+    lr, momentum = {"adamw": (2e-3, 0.9), "sgd": (0.1, 0.9), "muon": (0.02, 0.95)}[method.algorithm]
     return RunConfig(
         recipe="nanogpt-small",
         benchmark="nanogpt",
