@@ -82,15 +82,17 @@ def curve_of(row: Row, benchmark: str) -> Curve:
 def zoom(curves: Sequence[Curve]) -> tuple[float, float, float, float] | None:
     """The window of the inset: the last fifth of training, around the curves that end well.
 
-    One curve far above the rest would press all others into a line, so the window holds the curves
-    whose end lies no further above the best than twice the median does. Returns (first step, last
-    step, lowest, highest), or ``None`` where there is nothing to see.
+    Where runs differ in length (an ablation of the batch size), the fifth is that of the shortest,
+    so that the end of every curve is in the window. One curve far above the rest would press all
+    others into a line, so the window is as high as the curves whose end lies no further above the
+    best than twice the median does. Returns (first step, last step, lowest, highest), or ``None``
+    where there is nothing to see.
     """
     curves = [curve for curve in curves if len(curve.steps) > 2]
     if not curves:
         return None
     last = max(float(curve.steps[-1]) for curve in curves)
-    first = last * 0.8
+    first = 0.8 * min(float(curve.steps[-1]) for curve in curves)
     finals = sorted(curve.final for curve in curves)
     limit = finals[0] + 2 * (finals[len(finals) // 2] - finals[0]) + 1e-9 * abs(finals[0])
     lows, highs = [], []

@@ -35,7 +35,7 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
         if window:
             _inset(left, curves, looks, window)
         _trajectories(right, curves, looks, "seconds")
-        style_axes(right, "Seconds of training", "")
+        style_axes(right, "Seconds since the run began", "")
         _legend(figure, left)
 
     caption = f"{quantity}, mean over the seeds that finished; the band is one standard deviation."

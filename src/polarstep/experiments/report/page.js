@@ -17,6 +17,9 @@ for (const button of document.querySelectorAll("button.copy")) {
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 }
+addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+});
 // Pointing at a row of a table brings its curve forward in the next figure.
 for (const row of document.querySelectorAll("tr[data-series]")) {
   const scroll = row.closest(".scroll");

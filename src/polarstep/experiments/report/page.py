@@ -121,6 +121,7 @@ def _table(section: Section, rows: Sequence[Row], ablation: AblationSet | None) 
         "first": ablation.axis if ablation else "Method",
         "metric": section.metric_name,
         "caption": caption(section),
+        "lines": sum(len(row.commands) for row in rows),
         "rows": [
             _row(section, row, look, row is best, place)
             for row, look in zip(rows, looks, strict=True)

@@ -126,7 +126,7 @@ class AblationSet:
     @property
     def numeric(self) -> bool:
         """Whether the values are numbers, to be drawn on an axis."""
-        return all(not isinstance(value, str) for value in self.values)
+        return are_numbers(self.values)
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,11 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
     return tuple(sections), tuple(notices)
 
 
+def are_numbers(values: Iterable[object]) -> bool:
+    """Whether all of ``values`` can be put on an axis."""
+    return all(isinstance(value, int | float) for value in values)
+
+
 def device_of(run: RunRecord) -> str:
     """What a run was measured on; on a CPU that includes how many threads it had."""
     environment = run.environment
@@ -266,8 +271,7 @@ def _ablation(
     axis: str, method: str, members: Sequence[RunRecord], runs: Runs, notices: list[str]
 ) -> AblationSet:
     values = {run.identity.ablation.value for run in members if run.identity.ablation}
-    numeric = all(not isinstance(value, str) for value in values)
-    ordered = sorted(values) if numeric else sorted(values, key=str)
+    ordered = sorted(values, key=None if are_numbers(values) else str)
     rows, kept = [], []
     for value in ordered:
         group = [r for r in members if r.identity.ablation and r.identity.ablation.value == value]
