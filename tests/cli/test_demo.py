@@ -6,11 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from polarstep.cli import app
-from polarstep.experiments import demo
+from polarstep.cli import demo as command
+from polarstep.experiments.demo import RECIPE, SEEDS, demo_runs, tuning_budget
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.recipes import resolve
-from polarstep.experiments.record import Result, RunRecord, find_runs
-from polarstep.storage import StorageError
+from polarstep.experiments.parallel import run_in_processes
+from polarstep.experiments.recipes import resolve, tuned
+from polarstep.experiments.record import RunRecord, find_runs
+from polarstep.experiments.suite import comparison_runs
 
 TINY = {
     "model.width": 16,
@@ -28,7 +30,7 @@ TINY = {
 def invoke(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        demo, "resolve", lambda recipe, method, seed, _: resolve(recipe, method, seed, TINY)
+        command, "demo_runs", lambda out: comparison_runs(RECIPE, METHODS, SEEDS, TINY, out)
     )
     return lambda *arguments: CliRunner().invoke(app, ["demo", *map(str, arguments)])
 
@@ -41,49 +43,45 @@ def test_it_compares_all_methods_and_ends_with_the_path_of_the_report(invoke, tm
         assert result.stdout.count(f"│ {method.name} ") == 1
     runs = [RunRecord.load(path) for path in find_runs([tmp_path / "runs" / "demo"])]
     assert len(runs) == 14
-    assert {run.identity.seed for run in runs} == set(demo.SEEDS)
     assert {run.status for run in runs} == {"finished"}
     page = (tmp_path / "runs/demo/report/index.html").read_text()
     assert "polarstep run nanogpt-toy --method rand-muon-kaczmarz --seed 2" in page
 
     stamps = {run.directory: (run.directory / "result.json").stat().st_mtime_ns for run in runs}
     again = invoke("--workers", 2)  # nothing is trained twice, nor overwritten
-    assert "All runs are there from before" in again.stdout
+    assert "14 of them are there from before" in again.stdout
+    assert again.stdout.splitlines()[-1] == result.stdout.splitlines()[-1]
     assert stamps == {path: (path / "result.json").stat().st_mtime_ns for path in stamps}
 
 
-def test_runs_under_other_settings_are_not_overwritten(tmp_path):
-    first = demo.plan(tmp_path, seeds=[1], overrides=TINY)[0]
-    first.directory.mkdir()
-    first.identity.save(first.directory)
-    Result("val_perplexity", 30.0, "finished", 6, 1.0, 1.0, 1.0).save(first.directory)
-    finished = [each.finished for each in demo.plan(tmp_path, seeds=[1], overrides=TINY)]
-    assert finished == [True, *[False] * 6]
-    with pytest.raises(StorageError, match="--again"):
-        demo.plan(tmp_path, seeds=[1], overrides=TINY | {"model.width": 32})
-
-
 def test_runs_that_diverge_or_fail_are_told_and_do_not_stop_the_others(tmp_path, capfd):
-    def only(slug, **overrides):
-        plans = demo.plan(tmp_path, seeds=[1], overrides=TINY | overrides)
-        return next(each for each in plans if each.config.rule.slug == slug)
+    def planned(slug, **overrides):
+        method = next(method for method in METHODS if method.slug == slug)
+        return comparison_runs(RECIPE, [method], [1], TINY | overrides, tmp_path)
 
-    plans = [
-        only("sgd", **{"optimizer.lr": 1e30}),
-        only("adamw", **{"data.val": ["none/*.bin"]}),
-        only("muon"),
+    runs = [
+        *planned("sgd", **{"optimizer.lr": 1e30}),
+        *planned("adamw", **{"data.val": ["none/*.bin"]}),
+        *planned("muon"),
     ]
-    events = list(demo.run_all(plans, workers=1))
-    assert [event.status for event in events if event.status] == ["diverged", "finished"]
+    events = list(run_in_processes(runs, workers=1))
+    ends = [event.result.status for event in events if event.result]
+    assert ends == ["diverged", "finished"]
     (error,) = [event.error for event in events if event.error]
     assert "none/*.bin" in error
     assert "Traceback" in capfd.readouterr().err
 
 
+def test_the_comparison_is_not_on_the_seed_of_the_tuning(tmp_path):
+    seeds = {run.config.seed for run in demo_runs(tmp_path)}
+    assert seeds == set(SEEDS)
+    assert 0 not in seeds
+
+
 def test_the_rates_were_tuned_with_equal_budgets():
-    tuning = demo.tuning_budget()
+    tuning = tuning_budget()
     assert tuning is not None
     assert tuning.trials >= 8
     assert tuning.command.startswith("polarstep tune nanogpt-toy --method all")
     for method in METHODS:
-        assert resolve(demo.RECIPE, method).optimizer.lr != 0
+        assert resolve(RECIPE, method).optimizer.lr == tuned(RECIPE, method)["optimizer.lr"]

@@ -117,7 +117,7 @@ def test_ctrl_c_gives_the_trial_back(journal, tmp_path):
 
 def test_a_killed_worker_loses_only_its_trial(journal, tmp_path):
     objective = Dies(tmp_path / "marker")
-    with pytest.raises(RuntimeError, match="exit codes"):
+    with pytest.raises(ChildProcessError, match="exit codes"):
         tune(journal, objective, trials=5, workers=2)
     lost = float((tmp_path / "marker").read_text())
     progress = tune(journal, objective, trials=5)
@@ -157,7 +157,7 @@ def test_methods_share_a_file_and_not_their_trials(journal):
 
 @pytest.mark.parametrize(("trials", "workers"), [(0, 1), (1, 0)])
 def test_impossible_budgets_are_refused(journal, trials, workers):
-    with pytest.raises(ValueError, match="expected at least 1"):
+    with pytest.raises(ConfigError, match="expected at least 1"):
         tune(journal, Bowl(), trials, workers)
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import TaskID
 from rich.table import Table
 
-from polarstep.storage import StorageError
-
-if TYPE_CHECKING:
-    from polarstep.experiments.demo import Event, Plan
+from polarstep.cli.failures import ERROR, clear_errors
+from polarstep.experiments.demo import RECIPE, SEEDS, demo_runs, tuning_budget
+from polarstep.experiments.methods import METHODS
+from polarstep.experiments.parallel import Event, available_cores, run_in_processes
+from polarstep.experiments.progress import describe, progress_display
+from polarstep.experiments.suite import pending
 
 __all__ = ["demo"]
 
@@ -30,85 +25,73 @@ def demo(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the runs and their report.")
     ] = Path("runs/demo"),
-    again: Annotated[
-        bool, typer.Option("--again", help="Run anew what an earlier demonstration left there.")
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace runs that are already there.")
     ] = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes, one thread each; by default the cores.")
     ] = None,
 ) -> None:
     """Compare the seven methods on the text shipped with the package, and make the report."""
-    # torch takes seconds to import: not for those who only ask for help.
-    from polarstep.experiments.demo import RECIPE, SEEDS, default_workers, plan, run_all
-    from polarstep.experiments.report import write_report
-
     console, errors = Console(), Console(stderr=True)
-    try:
-        plans = plan(out / "runs", again)
-        console.print(_introduction(len(plans), RECIPE, SEEDS), highlight=False)
-        if all(each.finished for each in plans):
-            console.print("All runs are there from before; --again makes them anew.")
-        else:
-            _follow(plans, run_all(plans, workers or default_workers(), again), errors)
+    with clear_errors("Run the same command again to go on."):
+        runs = demo_runs(out / "runs")
+        console.print(_introduction(len(runs)), highlight=False)
+        todo = runs if force else pending(runs)
+        if len(todo) < len(runs):
+            done = len(runs) - len(todo)
+            console.print(f"{done} of them are there from before; --force makes them anew.")
+        team = workers or min(available_cores(), len(METHODS))
+        failed = _follow(run_in_processes(todo, team, force), len(todo), errors)
+
+        # matplotlib takes a second to import, and a first time half a minute to list its fonts.
         with errors.status("Drawing the report …"):
+            from polarstep.experiments.report import write_report
+
             page = write_report([out / "runs"], out / "report", "Seven methods on a small GPT")
-    except KeyboardInterrupt:
-        errors.print("Stopped. The same command goes on from here.")
-        raise typer.Exit(130) from None
-    except (StorageError, ValueError, RuntimeError) as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-    console.print(_results(out / "runs"))
-    console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+        console.print(_results(out / "runs"))
+        console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(ERROR)
 
 
-def _introduction(runs: int, recipe: str, seeds: tuple[int, ...]) -> str:
-    from polarstep.experiments.demo import tuning_budget
-
-    text = f"{runs} runs of {recipe}: seven methods, seeds {', '.join(map(str, seeds))}."
+def _introduction(runs: int) -> str:
+    text = f"{runs} runs of {RECIPE}: seven methods, seeds {' and '.join(map(str, SEEDS))}."
     tuning = tuning_budget()
     if tuning is None:
         return text + " Learning rates are the recipe's own; they were not tuned alike."
     return (
-        text + f" Learning rates were tuned on seed 0 with {tuning.trials} trials for each method, "
-        f"by\n  {tuning.command}"
+        f"{text}\nLearning rates were tuned on seed 0 with {tuning.trials} trials for each method:"
+        f"\n  {tuning.command}"
     )
 
 
-def _follow(plans: list[Plan], events: Iterator[Event], errors: Console) -> None:
-    """Show the runs as they go: one line for all, one for each that is under way."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    failed: list[str] = []
-    lines = {}
-    with Progress(*columns, console=errors) as bars:
-        due = [index for index, each in enumerate(plans) if not each.finished]
-        total = bars.add_task("All runs (steps)", total=None, note="")
-        steps: dict[int, int] = {}
+def _follow(events: Iterable[Event], count: int, errors: Console) -> int:
+    """Show the runs as they go, one bar for all and one for each under way; how many failed."""
+    failed = 0
+    bars: dict[str, TaskID] = {}
+    with progress_display(errors) as display:
+        whole = display.add_task("all runs", total=None, figures="", visible=count > 0)
+        steps: dict[str, int] = {}
         for event in events:
-            title = plans[event.run].title
             if event.steps:
-                steps[event.run] = event.step
-                if event.run not in lines:
-                    lines[event.run] = bars.add_task(title, total=event.steps, note="")
-                bars.update(lines[event.run], completed=event.step)
-                bars.update(total, completed=sum(steps.values()), total=event.steps * len(due))
-            if event.loss is not None:
-                bars.update(lines[event.run], note=f"validation loss {event.loss:.3f}")
-            if event.error:
-                failed.append(f"{title}: {event.error}")
-            elif event.status and event.status != "finished":
-                errors.print(f"{title}: {event.status}", style="yellow", markup=False)
-            if (event.status or event.error) and event.run in lines:
-                bars.remove_task(lines[event.run])
-    if failed:
-        raise RuntimeError(f"{len(failed)} of {len(plans)} runs failed: {'; '.join(failed)}")
+                steps[event.label] = event.step
+                if event.label not in bars:
+                    bars[event.label] = display.add_task(event.label, total=None, figures="")
+                display.update(bars[event.label], completed=event.step, total=event.steps)
+                display.update(whole, completed=sum(steps.values()), total=event.steps * count)
+            if event.validation and event.validation.perplexity is not None:
+                figures = f"perplexity {event.validation.perplexity:.2f}"
+                display.update(bars[event.label], figures=figures)
+            if event.result or event.error:
+                failed += bool(event.error)
+                told = describe(event.result) if event.result else f"failed: {event.error}"
+                errors.print(
+                    f"{event.label}: {told}", markup=False, highlight=False, soft_wrap=True
+                )
+                if event.label in bars:
+                    display.remove_task(bars[event.label])
+    return failed
 
 
 def _results(folder: Path) -> Table:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polarstep.storage import StorageError
+from polarstep.cli.failures import clear_errors
 
 __all__ = ["report"]
 
@@ -27,13 +27,8 @@ def report(
     # matplotlib takes a second to import: only those who draw should wait for it.
     from polarstep.experiments.report import write_report
 
-    console, errors = Console(), Console(stderr=True)
-    try:
-        with errors.status("Reading the runs …") as status:
-            page = write_report(
-                directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")
-            )
-    except StorageError as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
-    console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+    with clear_errors(""), Console(stderr=True).status("Reading the runs …") as status:
+        page = write_report(
+            directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")
+        )
+    Console().print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)

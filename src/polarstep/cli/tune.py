@@ -5,22 +5,19 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
+from polarstep.cli.failures import clear_errors
 from polarstep.experiments.methods import METHODS, find_method
-from polarstep.storage import StorageError
+from polarstep.experiments.progress import progress_display
+from polarstep.experiments.structure import parse_assignment
+
+if TYPE_CHECKING:
+    from polarstep.experiments.tune import StudySpec
 
 __all__ = ["tune"]
 
@@ -54,59 +51,48 @@ def tune(
     ] = None,
 ) -> None:
     """Tune a recipe with TPE and pruning; the best config is written as a recipe to run."""
-    # Optuna and torch take seconds to import: not for those who only ask for help.
-    from polarstep.experiments.structure import parse_assignment
+    # Optuna takes a second to import: only those who tune should wait for it.
     from polarstep.experiments.tune import best_recipe, study_of, write_recipe, write_tuned
 
-    errors = Console(stderr=True)
     storage = study or out / f"{recipe}.journal"
     command = shlex.join(["polarstep", *sys.argv[1:]])
-    try:
+    found = []
+    with clear_errors(f"The trials so far are in {storage}; the same command continues."):
         overrides = dict(parse_assignment(text) for text in settings or [])
         slugs = [m.slug for m in METHODS] if method == "all" else [find_method(method).slug]
         specs = [
             study_of(recipe, slug, storage, overrides, seed, cast(Any, pruner)) for slug in slugs
         ]
-        found = []
         for spec in specs:
-            _run(spec, trials, workers, errors)
+            _run(spec, trials, workers)
             best = best_recipe(spec, command)
             path = out / f"{recipe}-{spec.method}.json"
             write_recipe(path, best)
             if collect is not None:
                 write_tuned(collect, best)
             found.append((path, best))
-    except KeyboardInterrupt:
-        errors.print(f"Stopped. The trials so far are in {storage}; the same command continues.")
-        raise typer.Exit(130) from None
-    except (StorageError, ValueError, RuntimeError) as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
     _show(found)
 
 
-def _run(spec: Any, trials: int, workers: int, errors: Console) -> None:
-    """Tune one method with a bar that shows trials, the best loss and the time left."""
-    from polarstep.experiments.tune import Progress as Standing
-    from polarstep.experiments.tune import TrainingObjective
+def _run(spec: StudySpec, trials: int, workers: int) -> None:
+    """Tune one method behind a bar of trials, with the best loss and the time left."""
+    from polarstep.experiments.tune import Progress, TrainingObjective
     from polarstep.experiments.tune import tune as run_study
 
     objective = TrainingObjective(spec.recipe, spec.method, spec.overrides, spec.seed)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[best]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=errors) as bar:
-        task = bar.add_task(spec.method, total=trials, best="")
+    console = Console(stderr=True)
+    told = 0
+    with progress_display(console) as display:
+        bar = display.add_task(spec.method, total=trials, figures="")
 
-        def show(standing: Standing) -> None:
-            best = "no trial finished" if standing.best is None else f"best {standing.best:.4f}"
-            pruned = f", {standing.pruned} pruned" if standing.pruned else ""
-            bar.update(task, completed=standing.done, best=best + pruned)
+        def show(now: Progress) -> None:
+            nonlocal told
+            best = "no trial finished" if now.best is None else f"best loss {now.best:.4f}"
+            figures = best + (f", {now.pruned} pruned" if now.pruned else "")
+            display.update(bar, completed=now.done, figures=figures)
+            if display.disable and now.done > told:  # a log file: a line for each trial
+                told = now.done
+                console.print(f"{spec.method}: {told} of {trials} trials, {figures}")
 
         run_study(spec, objective, trials, workers, show)
 

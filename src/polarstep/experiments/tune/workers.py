@@ -19,6 +19,7 @@ import optuna
 import torch
 from optuna.trial import TrialState
 
+from polarstep.experiments.config import ConfigError
 from polarstep.experiments.tune.study import (
     StudySpec,
     best_trial,
@@ -72,9 +73,9 @@ def tune(
 ) -> Progress:
     """Bring the study to ``trials`` trials in all, those it already has included."""
     if trials < 1:
-        raise ValueError(f"trials={trials}: expected at least 1")
+        raise ConfigError(f"trials={trials}: expected at least 1")
     if workers < 1:
-        raise ValueError(f"workers={workers}: expected at least 1")
+        raise ConfigError(f"workers={workers}: expected at least 1")
     study = open_study(spec)
     revive_lost_trials(study)
     left = trials - count_done(study)
@@ -124,7 +125,7 @@ def _in_processes(
         revive_lost_trials(study)
     failed = [process.exitcode for process in team if process.exitcode]
     if failed:
-        raise RuntimeError(
+        raise ChildProcessError(
             f"{len(failed)} of {workers} workers ended with exit codes {failed}; their output above "
             "says why. Finished trials are kept; the same command continues the study"
         )
