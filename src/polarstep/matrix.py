@@ -16,7 +16,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "MatrixView", "product_dtype", "unit_scaled"]
+from polarstep import kernels
+
+__all__ = ["Layout", "MatrixView", "normalized", "product_dtype", "unit_scaled", "workable"]
 
 Layout = Literal["auto", "conv", "stack"]
 
@@ -88,7 +90,7 @@ class MatrixView:
         X = X.reshape(self.batch, self.rows, self.cols)
         if len(set(self.split)) == 1:
             return [X.reshape(self.shapes[0])]
-        return list(torch.split(X, self.split, dim=1))
+        return list(torch.split(X, list(self.split), dim=1))
 
     def assemble(self, blocks: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
         """The inverse of :meth:`blocks`."""
@@ -115,6 +117,29 @@ def product_dtype(X: Tensor) -> torch.dtype:
     return torch.float32
 
 
+def workable(X: Tensor) -> Tensor:
+    """``X`` in float32 at least, or in bfloat16 where the device multiplies in it."""
+    if X.dtype.itemsize >= 4 or (X.dtype == torch.bfloat16 and product_dtype(X) == torch.bfloat16):
+        return X
+    return X.float()
+
+
+def normalized(X: Tensor, dtype: torch.dtype) -> Tensor:
+    """``X/‖X‖_F`` for each matrix, in ``dtype``; a zero matrix stays zero.
+
+    The norm is accumulated in float64: the squares of entries like 1e-30 or 1e30 leave the range
+    of float32.
+    """
+    if dtype == torch.bfloat16 and kernels.available(X.device):
+        from polarstep.kernels.normalize import normalized as by_kernel
+
+        return by_kernel(X)
+    norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+    small = torch.promote_types(X.dtype, torch.float32)
+    norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
+    return (X.to(small) / norm).to(dtype)
+
+
 def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
     """``(sX, s)`` with one power of two ``s`` per matrix that puts its largest entry in [½, 1).
 
@@ -122,7 +147,8 @@ def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
     Gram matrix. A power of two loses no bit, so T(cM) = T(M) is kept by construction. A zero matrix
     has s = 1.
     """
-    largest = torch.linalg.vector_norm(X, ord=math.inf, dim=(-2, -1), keepdim=True)
+    # Not a norm of order inf: on a CPU that takes twenty times as long.
+    largest = torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
     _, exponent = torch.frexp(largest)
     limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
     s = torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))

@@ -13,17 +13,18 @@ from torch.utils.hooks import RemovableHandle
 
 from polarstep.matrix import Layout
 from polarstep.optim import phases
+from polarstep.optim.fused import FusedStep, divide
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
-from polarstep.sketch import Gaussian, Kaczmarz
+from polarstep.sketch import Gaussian, Kaczmarz, Warm
 
 __all__ = ["Muon"]
 
 # A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
 # weights_only=True, its default.
-torch.serialization.add_safe_globals([Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz])
+torch.serialization.add_safe_globals([Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz, Warm])
 
 
 class Muon(Optimizer):
@@ -57,6 +58,9 @@ class Muon(Optimizer):
             has a NaN or an infinity as it was, momentum and weight decay included, and decides so
             on the device, without waiting for it.
         seed: of the sketches, which are a function of (seed, shape, step).
+        fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
+            CUDA graph, in bfloat16 where torch would multiply in it anyway
+            (:mod:`polarstep.optim.fused`). ``False``: the same in plain torch operations.
 
     >>> W = torch.nn.Parameter(torch.eye(3))
     >>> W.grad = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
@@ -81,6 +85,7 @@ class Muon(Optimizer):
         split_sizes: Sequence[int] | None = None,
         nonfinite: str = "propagate",
         seed: int = 0,
+        fused: bool = True,
     ) -> None:
         defaults = {
             "algorithm": "muon",
@@ -94,10 +99,12 @@ class Muon(Optimizer):
             "split_sizes": None if split_sizes is None else tuple(split_sizes),
             "nonfinite": nonfinite,
             "seed": seed,
+            "fused": fused,
             "step": 0,
         }
         complete({}, defaults)
         self._polar_hooks: OrderedDict[int, phases.PolarHook] = OrderedDict()
+        self._fused = FusedStep()
         self._left_out: tuple[Route, ...] = ()  # what muon_for gave to no group
         super().__init__(params, defaults)
 
@@ -135,11 +142,14 @@ class Muon(Optimizer):
                 loss = closure()
         works = [phases.collect(group) for group in self.param_groups]
         muon = [work for work in works if work.group["algorithm"] == "muon"]
-        for work in muon:
+        fused, plain = divide(muon, self.state)
+        self._fused(fused, self.state, tuple(self._polar_hooks.values()))
+        for work in plain:
             phases.momentum(work, self.state)
-        phases.polar(muon, tuple(self._polar_hooks.values()))
-        for work in muon:
+        phases.polar(plain, self.state, tuple(self._polar_hooks.values()))
+        for work in plain:
             phases.apply(work)
+        for work in muon:
             work.group["step"] += 1
         for work in works:
             if work.group["algorithm"] in ELEMENTWISE:
@@ -180,6 +190,7 @@ class Muon(Optimizer):
         """Restore a pickled optimizer, without hooks."""
         super().__setstate__(state)
         self.__dict__.setdefault("_polar_hooks", OrderedDict())
+        self.__dict__.setdefault("_fused", FusedStep())
         self.__dict__.setdefault("_left_out", ())
 
 

@@ -23,7 +23,17 @@ from polarstep.optim.groups import Group, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.polar.base import Factors, PolarMap
 
-__all__ = ["Bucket", "PolarHook", "Work", "apply", "collect", "momentum", "polar"]
+__all__ = [
+    "Bucket",
+    "PolarHook",
+    "Work",
+    "apply",
+    "basis_key",
+    "collect",
+    "ensure_buffers",
+    "momentum",
+    "polar",
+]
 
 
 @dataclass
@@ -38,6 +48,17 @@ class Work:
     views: list[MatrixView] = field(default_factory=list)
     M: list[Tensor] = field(default_factory=list)  # per parameter
     T: list[list[Tensor]] = field(default_factory=list)  # per parameter and block
+
+    def select(self, indices: list[int]) -> Work:
+        """The same for some of the parameters, before any phase has run."""
+        return Work(
+            self.group,
+            [self.names[i] for i in indices],
+            [self.params[i] for i in indices],
+            [self.grads[i] for i in indices],
+            None if self.finite is None else [self.finite[i] for i in indices],
+            [self.views[i] for i in indices],
+        )
 
 
 @dataclass(frozen=True)
@@ -94,13 +115,18 @@ def collect(group: Group) -> Work:
     return Work(group, names, params, grads, finite, views)
 
 
+def ensure_buffers(work: Work, state: dict[Tensor, dict[str, Any]]) -> None:
+    """``C = 0`` for parameters that have not been updated yet."""
+    for p in work.params:
+        if "momentum_buffer" not in state[p]:
+            state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+
 def momentum(work: Work, state: dict[Tensor, dict[str, Any]]) -> None:
     """``C ← βC + G`` in place, and M from it."""
     if not work.params:
         return
-    for p in work.params:
-        if "momentum_buffer" not in state[p]:
-            state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    ensure_buffers(work, state)
     C = [state[p]["momentum_buffer"] for p in work.params]
     beta, nesterov = work.group["momentum"], work.group["nesterov"]
     if work.finite is None:
@@ -118,7 +144,16 @@ def momentum(work: Work, state: dict[Tensor, dict[str, Any]]) -> None:
         work.M.append(m)  # zero where the gradient was not finite, and T(0) = 0
 
 
-def polar(works: Iterable[Work], hooks: Iterable[PolarHook] = ()) -> None:
+def basis_key(block: int) -> str:
+    """Where the state of a parameter keeps the last factor of its ``block``-th block."""
+    return "basis" if block == 0 else f"basis.{block}"
+
+
+def polar(
+    works: Iterable[Work],
+    state: dict[Tensor, dict[str, Any]],
+    hooks: Iterable[PolarHook] = (),
+) -> None:
     """T of every block of every M, one call of the polar map a bucket.
 
     A sketch's generator is keyed by (seed, shape, step): no parameter's sketch depends on which
@@ -146,10 +181,13 @@ def polar(works: Iterable[Work], hooks: Iterable[PolarHook] = ()) -> None:
         generator_key = (seed, f"{m}x{n}", step)
         generator = rng.generator(*generator_key, device=device) if polar_map.is_random else None
         factors = None
-        if hooks:
-            T, factors = polar_map.factored(M, generator=generator)
+        if hooks or polar_map.is_warm:
+            start = _recall(members, state) if polar_map.is_warm else None
+            T, factors = polar_map.factored(M, generator=generator, start=start)
         else:
             T = polar_map(M, generator=generator)
+        if polar_map.is_warm and factors is not None:
+            _remember(members, state, factors)
         parts = T.split([len(block) for block in blocks])
         for (work, i, j, _), part in zip(members, parts, strict=True):
             work.T[i][j] = part
@@ -176,6 +214,32 @@ def apply(work: Work) -> None:
         scaled = [t * (-lr * scale(*t.shape[-2:])) for t in T]
         updates.append(view.assemble(scaled, p.shape))
     torch._foreach_add_(work.params, updates)
+
+
+def _recall(
+    members: list[tuple[Work, int, int, Tensor]], state: dict[Tensor, dict[str, Any]]
+) -> Tensor | None:
+    """Zᵀ of the last step for every matrix of a bucket; zero for those that have none yet."""
+    known = [state[work.params[i]].get(basis_key(j)) for work, i, j, _ in members]
+    some = next((basis for basis in known if basis is not None), None)
+    if some is None:
+        return None
+    return torch.cat(
+        [
+            some.new_zeros(len(block), *some.shape[1:]) if basis is None else basis
+            for basis, (*_, block) in zip(known, members, strict=True)
+        ]
+    )
+
+
+def _remember(
+    members: list[tuple[Work, int, int, Tensor]],
+    state: dict[Tensor, dict[str, Any]],
+    factors: Factors,
+) -> None:
+    parts = torch.split(factors.Z.mT, [len(block) for *_, block in members])
+    for (work, i, j, _), part in zip(members, parts, strict=True):
+        state[work.params[i]][basis_key(j)] = part.contiguous()
 
 
 def _bucket(

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polarstep.matrix import workable
+
 __all__ = ["Factors", "PolarMap"]
 
 
@@ -53,21 +55,31 @@ class PolarMap(ABC):
         if M.numel() == 0:
             return M.clone()
         m, n = M.shape[-2:]
-        X = M.reshape(-1, m, n)
-        if X.dtype.itemsize < 4:
-            X = X.float()
+        X = workable(M.reshape(-1, m, n))
         T = self._polar(X, generator) if m <= n else self._polar(X.mT, generator).mT
         return T.to(M.dtype).reshape(M.shape)
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether a step can start from the last one's factor."""
+        return False
+
     def factored(
-        self, M: Tensor, *, generator: torch.Generator | None = None
+        self,
+        M: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        start: Tensor | None = None,
     ) -> tuple[Tensor, Factors | None]:
         """T(M), and the factors it was made of where the map works in a subspace."""
         return self(M, generator=generator), None
 
     @abstractmethod
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        """T of ``X``: shape ``(batch, m, n)`` with ``m ≤ n``, float32 or float64, not empty."""
+        """T of ``X``: shape ``(batch, m, n)`` with ``m ≤ n``, not empty.
+
+        float32, float64, or bfloat16 on a device that multiplies in it.
+        """
 
     @abstractmethod
     def flops(self, m: int, n: int) -> int:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.matrix import product_dtype, unit_scaled
+from polarstep.matrix import product_dtype, workable
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
-from polarstep.sketch import Gaussian, Sketch
+from polarstep.sketch import Gaussian, Sketch, Warm
 
 __all__ = ["LowRank"]
 
@@ -42,7 +42,9 @@ class LowRank(PolarMap):
         power: h, the number of power iterations. Half-integers are allowed: h = ½ is one product
             with M after the first one, so it costs 8mnℓ where h = 1 costs 10mnℓ, and the sketch
             starts from the short side.
-        sketch: ``Gaussian()`` or ``Kaczmarz()``.
+        sketch: ``Gaussian()`` (Algorithm 1), ``Kaczmarz()`` (Algorithm 2), or ``Warm()``, which
+            starts from the last step's factor: in an optimizer the fastest of the three and, from
+            the second step on, the most accurate for its price.
         inner: the polar map of the small matrix B. Its δ is a norm of B, which is what Algorithm 2
             says and is sharper than Algorithm 1's δ ≥ ‖M‖_op.
         orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
@@ -90,6 +92,11 @@ class LowRank(PolarMap):
         """A sketch is drawn."""
         return True
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether a step can start from the last one's factor."""
+        return isinstance(self.sketch, Warm)
+
     def full_space_reason(self, m: int, n: int) -> str | None:
         """Why the inner map runs on an m×n matrix in full space; ``None`` where it is sketched."""
         if self.width >= min(m, n):
@@ -109,35 +116,57 @@ class LowRank(PolarMap):
         Y = self.sketch(A, self.width, generator)
         for _ in range(further):
             A = A.mT
-            Y = A @ orthonormalize(_small(Y), self.orth, rough=True).to(X.dtype)
-        return orthonormalize(_small(Y), self.orth)
+            Y = A @ orthonormalize(workable(Y), self.orth, rough=True).to(X.dtype)
+        return orthonormalize(workable(Y), self.orth)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         if self.full_space_reason(*X.shape[-2:]) is not None:
             return self.inner(X, generator=generator)
-        factors = self._factors(X, generator)
+        factors = self.factors(X, generator)
         return factors.Q @ factors.Z
 
-    def _factors(self, X: Tensor, generator: torch.Generator | None) -> Factors:
-        X, s = unit_scaled(X)
+    def factors(
+        self, X: Tensor, generator: torch.Generator | None, start: Tensor | None = None
+    ) -> Factors:
+        """Q, B and Z of wide ``X``; ``start`` is Zᵀ of the last step, for a warm sketch."""
         A = X.to(product_dtype(X))
-        Q = self.basis(A, generator).to(A.dtype)
-        # Back on M's own scale: exact, as s is a power of two, and an inner δ may be a number.
-        B = _small(Q.mT @ A) / s
-        Z = self.inner(B, generator=generator).to(A.dtype)
+        if start is None:
+            return self._in_basis(A, self.basis(A, generator))
+        fresh = self.sketch.matrix(A, self.width, generator)
+        return self.factors_from(A, start, fresh)
+
+    def factors_from(self, A: Tensor, start: Tensor, fresh: Tensor) -> Factors:
+        """The factors of wide ``A`` from a warm start and a Gaussian matrix (n, ℓ).
+
+        No power iteration: the start has had those of all the steps before.
+        """
+        assert isinstance(self.sketch, Warm)
+        Y = A @ self.sketch.blend(start.to(A.dtype), fresh)
+        return self._in_basis(A, orthonormalize(workable(Y), self.orth))
+
+    def _in_basis(self, A: Tensor, Q: Tensor) -> Factors:
+        Q = Q.to(A.dtype)
+        B = workable(Q.mT @ A)
+        Z = self.inner(B).to(A.dtype)
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
         return Factors(Q, B, Z, orthonormal)
 
     def factored(
-        self, M: Tensor, *, generator: torch.Generator | None = None
+        self,
+        M: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        start: Tensor | None = None,
     ) -> tuple[Tensor, Factors | None]:
-        """T(M) with Q, B and Z; without them where the inner map runs in full space."""
+        """T(M) with Q, B and Z; without them where the inner map runs in full space.
+
+        ``start`` is Zᵀ of the last step, for a :class:`~polarstep.Warm` sketch.
+        """
         m, n = M.shape[-2:]
         if M.numel() == 0 or self.full_space_reason(m, n) is not None:
             return self(M, generator=generator), None
-        X = M.reshape(-1, m, n)
-        X = X.float() if X.dtype.itemsize < 4 else X
-        factors = self._factors(X if m <= n else X.mT, generator)
+        X = workable(M.reshape(-1, m, n))
+        factors = self.factors(X if m <= n else X.mT, generator, start)
         T = factors.Q @ factors.Z
         return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
 
@@ -167,11 +196,6 @@ class LowRank(PolarMap):
         sketch = type(self.sketch).__name__
         inner = self.inner.describe(self.width, max(m, n))
         return f"LowRank({self.rank}+{self.oversample}, h={self.power:g}, {sketch}) of {inner}"
-
-
-def _small(Y: Tensor) -> Tensor:
-    """``Y`` for work in ℓ dimensions: float32 at least."""
-    return Y if Y.dtype.itemsize >= 4 else Y.float()
 
 
 def _is_int(value: object) -> bool:

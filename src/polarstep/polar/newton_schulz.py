@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.matrix import product_dtype, unit_scaled
+from polarstep.matrix import normalized, product_dtype
 from polarstep.polar import coefficients, gram
 from polarstep.polar.base import PolarMap
+from polarstep.polar.iterate import iterate
 
 __all__ = ["NewtonSchulz"]
 
@@ -74,37 +75,39 @@ class NewtonSchulz(PolarMap):
         """The polynomials φ₁, …, φ_q themselves."""
         return coefficients.resolve(self.coefficients, self.steps)
 
-    def uses_gram(self, m: int, n: int) -> bool:
-        """Whether an m×n matrix is iterated on through its Gram matrix."""
+    def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
+        """Whether an m×n matrix is iterated on through its Gram matrix.
+
+        ``dtype`` is that of the products. Below float32 the Gram form saves nothing: its m×m work
+        must stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
+        """
         if self.form != "auto":
             return self.form == "gram"
+        if dtype.itemsize < 4:
+            return False
         return self._products(m, n, by_gram=True) < self._products(m, n, by_gram=False)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        X, s = unit_scaled(X)
         dtype = product_dtype(X) if self.dtype is None else self.dtype
-        X = self._divided_by_delta(X, s, dtype)
-        if self.uses_gram(*X.shape[-2:]):
+        X = self._divided_by_delta(X, dtype)
+        if self.uses_gram(X.shape[-2], X.shape[-1], dtype):
             return gram.apply_polynomials(X, self.polynomials)
-        for polynomial in self.polynomials:
-            H = gram.times_gram(X @ X.mT, polynomial)
-            X = torch.baddbmm(X, H, X, beta=polynomial[0])
-        return X
+        return iterate(X, self.polynomials)
 
-    def _divided_by_delta(self, X: Tensor, s: Tensor, dtype: torch.dtype) -> Tensor:
-        """``M/δ`` in ``dtype``, from ``X = sM``; the division itself happens in X's precision."""
+    def _divided_by_delta(self, M: Tensor, dtype: torch.dtype) -> Tensor:
+        """``M/δ`` in ``dtype``; the division itself happens in float32 at least."""
         if not isinstance(self.delta, str):
-            return (X / (s * self.delta)).to(dtype)
-        tiny = torch.finfo(X.dtype).tiny  # a zero matrix stays zero
-        norm = torch.linalg.matrix_norm(X, keepdim=True)
-        X = X / norm.clamp_min(tiny)
+            return (M.to(torch.promote_types(M.dtype, torch.float32)) / self.delta).to(dtype)
+        X = normalized(M, dtype)
         if self.delta == "frobenius":
-            return X.to(dtype)
-        G = gram.gram_matrix(X.to(dtype))
-        schatten8 = torch.linalg.matrix_norm(G @ G, keepdim=True).clamp_min(tiny) ** 0.25
-        # Rounding must not push the estimate under ‖M‖_op.
-        schatten8 = schatten8 * (1 + 4 * torch.finfo(dtype).eps)
-        return (X / schatten8.to(X.dtype)).to(dtype)
+            return X
+        G = gram.gram_matrix(X)
+        schatten8 = torch.linalg.matrix_norm(G @ G, keepdim=True) ** 0.25
+        # Rounding must not push the estimate under ‖M‖_op; a zero matrix stays zero.
+        schatten8 = schatten8.clamp_min(torch.finfo(G.dtype).tiny) * (
+            1 + 4 * torch.finfo(dtype).eps
+        )
+        return (X.to(G.dtype) / schatten8).to(dtype)
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the plain iteration, whichever form runs."""

@@ -18,9 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polarstep.matrix import unit_scaled
+from polarstep.matrix import normalized, product_dtype, unit_scaled
 from polarstep.polar.coefficients import resolve
 from polarstep.polar.gram import apply_polynomials
+from polarstep.polar.iterate import iterate
 
 __all__ = ["Method", "orthonormalize"]
 
@@ -54,29 +55,30 @@ def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
     """Shifted Cholesky-QR, repeated until QᵀQ = I, with Householder where it does not get there.
 
     One pass squares the condition number, so the first is shifted to stay positive definite and
-    leaves Q well conditioned rather than orthonormal; the next ones finish.
+    leaves Q well conditioned rather than orthonormal; the next ones finish. A pass that starts with
+    ‖QᵀQ − I‖ ≤ ½ ends with QᵀQ = I up to rounding and is the last.
     """
-    epsilon = torch.finfo(Y.dtype).eps
     Q, _ = unit_scaled(Y)
     identity = torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device)
-    failed = torch.zeros(Y.shape[0], dtype=torch.bool, device=Y.device)
+    broken = torch.zeros(Y.shape[0], dtype=torch.bool, device=Y.device)
     for sweep in range(1 if rough else 4):
         G = Q.mT @ Q
-        if sweep > 0 and not bool(((G - identity).abs().amax((-2, -1)) > 8 * epsilon).any()):
-            break
+        unfinished = torch.linalg.matrix_norm(G - identity) > 0.5
         if sweep == 0:
             trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-            G = G + 10 * epsilon * trace * identity
+            G = G + 10 * torch.finfo(Y.dtype).eps * trace * identity
         L, info = torch.linalg.cholesky_ex(G)
-        failed |= info > 0
-        L = torch.where((info > 0)[:, None, None], identity, L)
+        if bool(info.any()):
+            broken |= info > 0
+            L = torch.where(broken[:, None, None], identity, L)
         Q = torch.linalg.solve_triangular(L.mT, Q, upper=True, left=False)
-    else:
-        if not rough:
-            G = Q.mT @ Q
-            failed |= (G - identity).abs().amax((-2, -1)) > 64 * epsilon
-    if bool(failed.any()):
-        Q[failed] = _householder(Y[failed])
+        unfinished &= ~broken
+        if sweep > 0 and not bool(unfinished.any()):
+            break
+    if not rough:
+        broken |= unfinished
+    if bool(broken.any()):
+        Q[broken] = _householder(Y[broken])
     return Q
 
 
@@ -86,7 +88,8 @@ def _products(Y: Tensor) -> Tensor:
     PolarExpress lifts singular values down to 1e-4 of the norm near to one; the paper's quintic,
     which never exceeds one, settles them there.
     """
-    X, _ = unit_scaled(Y.mT)
-    norm = torch.linalg.matrix_norm(X, keepdim=True).clamp_min(torch.finfo(X.dtype).tiny)
-    lift, settle = resolve("polar-express", 6), resolve("quintic", 2)
-    return apply_polynomials(X / norm, (*lift, *settle)).mT
+    dtype = product_dtype(Y)
+    X, lift = normalized(Y, dtype).mT, resolve("polar-express", 6)
+    if dtype == torch.bfloat16:  # rounds more coarsely than the lift overshoots
+        return iterate(X, lift).mT
+    return apply_polynomials(X, (*lift, *resolve("quintic", 2))).mT

@@ -1,0 +1,10 @@
+"""Element types of what an address points to, as Triton names them."""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+__all__ = ["ELEMENTS"]
+
+ELEMENTS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}

@@ -1,0 +1,86 @@
+"""``C ← βC + G`` and M, for a whole bucket in one pass over memory.
+
+Reads G and C once, writes C in place and M, rounded to bfloat16, into one contiguous batch, which is
+how the polar map wants it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polarstep.kernels.elements import ELEMENTS
+
+__all__ = ["momentum"]
+
+_BLOCK = 2048
+
+
+@triton.jit
+def _momentum_kernel(
+    gradients,
+    buffers,
+    betas,
+    finite,
+    out,
+    size,
+    ELEMENT: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    SKIP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    matrix = tl.program_id(1).to(tl.int64)
+    G = tl.multiple_of(tl.load(gradients + matrix), 16).to(tl.pointer_type(ELEMENT))
+    C = tl.multiple_of(tl.load(buffers + matrix), 16).to(tl.pointer_type(ELEMENT))
+    beta = tl.load(betas + matrix)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    g = tl.load(G + at, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(C + at, mask=inside, other=0.0).to(tl.float32)
+    new = beta * c + g
+    if SKIP:
+        ok = tl.load(finite + matrix) != 0
+        new = tl.where(ok, new, c)
+    stored = new.to(ELEMENT)
+    tl.store(C + at, stored, mask=inside)
+    m = stored.to(tl.float32)
+    if NESTEROV:
+        m = beta * m + g
+    if SKIP:
+        m = tl.where(ok, m, 0.0)
+    tl.store(out + matrix * size + at, m.to(out.dtype.element_ty), mask=inside)
+
+
+def momentum(
+    gradients: Tensor,
+    buffers: Tensor,
+    betas: Tensor,
+    out: Tensor,
+    *,
+    element: torch.dtype,
+    nesterov: bool,
+    finite: Tensor | None = None,
+) -> None:
+    """Update the buffers at ``buffers`` from the gradients at ``gradients``; M goes to ``out``.
+
+    ``gradients`` and ``buffers`` are tables of addresses of matrices of ``out``'s shape (B, m, n),
+    multiples of 16 bytes each; ``betas`` has one β per matrix. Where ``finite`` is zero, C stays
+    and M is zero.
+    """
+    size = out.shape[1] * out.shape[2]
+    grid = (triton.cdiv(size, _BLOCK), out.shape[0])
+    _momentum_kernel[grid](
+        gradients,
+        buffers,
+        betas,
+        betas if finite is None else finite,
+        out,
+        size,
+        ELEMENT=ELEMENTS[element],
+        NESTEROV=nesterov,
+        SKIP=finite is not None,
+        BLOCK=_BLOCK,
+        num_warps=8,
+    )

@@ -1,0 +1,130 @@
+"""``X ← (1 − ηλ)X − η·scale·T`` for a whole bucket, T dense or as a product of two factors.
+
+From its factors T = LR is multiplied out tile by tile and subtracted at once: it is never written
+to memory, and the update costs one read and one write of X.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polarstep.kernels.elements import ELEMENTS
+
+__all__ = ["update", "update_from_factors"]
+
+_BLOCK = 2048
+
+
+@triton.jit
+def _update_kernel(
+    weights, T, decays, steps, finite, size,
+    ELEMENT: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    matrix = tl.program_id(1).to(tl.int64)
+    X = tl.multiple_of(tl.load(weights + matrix), 16).to(tl.pointer_type(ELEMENT))
+    decay = tl.load(decays + matrix)
+    if SKIP:
+        decay = tl.where(tl.load(finite + matrix) != 0, decay, 1.0)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+    t = tl.load(T + matrix * size + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(X + at, (x * decay - tl.load(steps + matrix) * t).to(ELEMENT), mask=inside)
+
+
+@triton.jit
+def _factors_kernel(
+    weights, L, R, decays, steps, finite,
+    M, N, K,
+    L_batch, L_row, L_col,
+    R_batch, R_row, R_col,
+    ELEMENT: tl.constexpr,
+    SKIP: tl.constexpr,
+    EVEN: tl.constexpr,
+    STEPS_K: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):  # fmt: skip
+    matrix = tl.program_id(2).to(tl.int64)
+    X = tl.multiple_of(tl.load(weights + matrix), 16).to(tl.pointer_type(ELEMENT))
+    decay = tl.load(decays + matrix)
+    if SKIP:
+        decay = tl.where(tl.load(finite + matrix) != 0, decay, 1.0)
+    step = tl.load(steps + matrix)
+    r = tl.program_id(1) * BM + tl.arange(0, BM)
+    c = tl.program_id(0) * BN + tl.arange(0, BN)
+    x_at = X + r[:, None] * N + c[None, :]
+    inside = (r[:, None] < M) & (c[None, :] < N)
+    # Loaded before the product, so that it arrives while the product runs.
+    if EVEN:  # noqa: SIM108 (a branch at compile time)
+        x = tl.load(x_at)
+    else:
+        x = tl.load(x_at, mask=inside, other=0.0)
+    k = tl.arange(0, BK)
+    a = L + matrix * L_batch + (r % M)[:, None] * L_row + k[None, :] * L_col
+    b = R + matrix * R_batch + k[:, None] * R_row + (c % N)[None, :] * R_col
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for i in range(STEPS_K):
+        left = K - i * BK
+        acc = tl.dot(
+            tl.load(a, mask=k[None, :] < left, other=0.0),
+            tl.load(b, mask=k[:, None] < left, other=0.0),
+            acc,
+        )
+        a += BK * L_col
+        b += BK * R_row
+    value = (x.to(tl.float32) * decay - step * acc).to(ELEMENT)
+    if EVEN:
+        tl.store(x_at, value)
+    else:
+        tl.store(x_at, value, mask=inside)
+
+
+def update(
+    weights: Tensor,
+    T: Tensor,
+    decays: Tensor,
+    steps: Tensor,
+    *,
+    element: torch.dtype,
+    finite: Tensor | None = None,
+) -> None:
+    """``X ← decay·X − step·T`` for the matrices at the addresses ``weights``; T is (B, m, n)."""
+    T = T.contiguous()
+    size = T.shape[1] * T.shape[2]
+    _update_kernel[(triton.cdiv(size, _BLOCK), T.shape[0])](
+        weights, T, decays, steps, decays if finite is None else finite, size,
+        ELEMENT=ELEMENTS[element], SKIP=finite is not None, BLOCK=_BLOCK, num_warps=8,
+    )  # fmt: skip
+
+
+def update_from_factors(
+    weights: Tensor,
+    L: Tensor,
+    R: Tensor,
+    decays: Tensor,
+    steps: Tensor,
+    *,
+    element: torch.dtype,
+    finite: Tensor | None = None,
+) -> None:
+    """``X ← decay·X − step·LR`` with L of shape (B, m, ℓ) and R of shape (B, ℓ, n)."""
+    batch, M, K = L.shape
+    N = R.shape[-1]
+    BM, BN, BK = 64, 128, 64
+    grid = (triton.cdiv(N, BN), triton.cdiv(M, BM), batch)
+    _factors_kernel[grid](
+        weights, L, R, decays, steps, decays if finite is None else finite,
+        M, N, K,
+        *L.stride(), *R.stride(),
+        ELEMENT=ELEMENTS[element],
+        SKIP=finite is not None,
+        EVEN=M % BM == 0 and N % BN == 0,
+        STEPS_K=triton.cdiv(K, BK),
+        BM=BM, BN=BN, BK=BK,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
