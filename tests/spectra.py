@@ -15,7 +15,9 @@ SPECTRA: dict[str, Callable[[int], Tensor]] = {
     "power-law": lambda k: torch.arange(1, k + 1, dtype=torch.float64) ** -0.7,
     # One direction towers over a long flat tail: momentum early in training.
     "one-dominant": lambda k: torch.cat([torch.ones(1), torch.full((k - 1,), 1e-2)]).double(),
-    "rank-deficient": lambda k: torch.linspace(1, 0.2, k).double() * (torch.arange(k) < (k + 2) // 3),
+    "rank-deficient": lambda k: (
+        torch.linspace(1, 0.2, k).double() * (torch.arange(k) < (k + 2) // 3)
+    ),
     "low-rank-and-noise": lambda k: torch.where(torch.arange(k) < (k + 3) // 4, 1.0, 1e-3).double(),
     "exponential": lambda k: 10.0 ** -torch.linspace(0, 6, k, dtype=torch.float64),
     # As float32 this is of full rank, with all but one singular value at rounding level.

@@ -187,8 +187,12 @@ class Muon(Optimizer):
         return super().__getstate__() | {"_left_out": self._left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled optimizer, without hooks."""
+        """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
         super().__setstate__(state)
+        for p, of_parameter in self.state.items():
+            # torch leaves AdamW's counter on the device the checkpoint was read to.
+            if isinstance(of_parameter.get("step"), Tensor):
+                of_parameter["step"] = of_parameter["step"].to(p.device)
         self.__dict__.setdefault("_polar_hooks", OrderedDict())
         self.__dict__.setdefault("_fused", FusedStep())
         self.__dict__.setdefault("_left_out", ())

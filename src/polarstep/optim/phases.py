@@ -21,6 +21,7 @@ from polarstep import rng
 from polarstep.matrix import MatrixView
 from polarstep.optim.groups import Group, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
+from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, PolarMap
 
 __all__ = [
@@ -105,14 +106,27 @@ def collect(group: Group) -> Work:
         grads.append(p.grad)
     finite = None
     if group["nonfinite"] == "skip" and grads:
-        # The largest magnitude is NaN or inf just where some entry is, and nothing here waits for
-        # the device.
-        largest = torch._foreach_norm(grads, ord=float("inf"))
-        finite = [torch.isfinite(value) for value in largest]
+        finite = _are_finite(grads)
     views = []
     if group["algorithm"] == "muon":
         views = [view_of(group, p, name) for name, p in zip(names, params, strict=True)]
     return Work(group, names, params, grads, finite, views)
+
+
+def _are_finite(grads: list[Tensor]) -> list[Tensor]:
+    """A flag per gradient, on its device; nothing here waits for the device.
+
+    The largest magnitude is NaN or infinite just where some entry is. One launch finds those of
+    all gradients on a GPU; a CPU is twenty times as fast at finding extremes as at that norm.
+    """
+    if all(grad.is_cuda and grad.numel() > 0 for grad in grads):
+        return [torch.isfinite(value) for value in torch._foreach_norm(grads, ord=float("inf"))]
+    return [
+        torch.isfinite(grad.amax()) & torch.isfinite(grad.amin())
+        if grad.numel() > 0
+        else torch.ones((), dtype=torch.bool, device=grad.device)
+        for grad in grads
+    ]
 
 
 def ensure_buffers(work: Work, state: dict[Tensor, dict[str, Any]]) -> None:
@@ -182,7 +196,7 @@ def polar(
         generator = rng.generator(*generator_key, device=device) if polar_map.is_random else None
         factors = None
         if hooks or polar_map.is_warm:
-            start = _recall(members, state) if polar_map.is_warm else None
+            start = _recall(members, state, polar_map) if polar_map.is_warm else None
             T, factors = polar_map.factored(M, generator=generator, start=start)
         else:
             T = polar_map(M, generator=generator)
@@ -208,7 +222,7 @@ def apply(work: Work) -> None:
             torch._foreach_mul_(work.params, 1 - lr * decay)
         else:
             for p, finite in zip(work.params, work.finite, strict=True):
-                p.mul_(torch.where(finite, 1 - lr * decay, 1.0))
+                p.copy_(torch.where(finite, p * (1 - lr * decay), p))
     updates = []
     for p, view, T in zip(work.params, work.views, work.T, strict=True):
         scaled = [t * (-lr * scale(*t.shape[-2:])) for t in T]
@@ -217,19 +231,25 @@ def apply(work: Work) -> None:
 
 
 def _recall(
-    members: list[tuple[Work, int, int, Tensor]], state: dict[Tensor, dict[str, Any]]
+    members: list[tuple[Work, int, int, Tensor]],
+    state: dict[Tensor, dict[str, Any]],
+    polar_map: PolarMap,
 ) -> Tensor | None:
-    """Zᵀ of the last step for every matrix of a bucket; zero for those that have none yet."""
-    known = [state[work.params[i]].get(basis_key(j)) for work, i, j, _ in members]
-    some = next((basis for basis in known if basis is not None), None)
-    if some is None:
-        return None
-    return torch.cat(
-        [
-            some.new_zeros(len(block), *some.shape[1:]) if basis is None else basis
-            for basis, (*_, block) in zip(known, members, strict=True)
-        ]
-    )
+    """Zᵀ of the last step for every matrix of a bucket; zero for those that have none yet.
+
+    One of another width counts for none: somebody has changed the rank since.
+    """
+    assert isinstance(polar_map, LowRank)
+    starts, none_known = [], True
+    for work, i, j, block in members:
+        basis = state[work.params[i]].get(basis_key(j))
+        shape = (len(block), max(block.shape[-2:]), polar_map.width)
+        if basis is None or basis.shape != shape:
+            starts.append(block.new_zeros(shape))
+        else:
+            starts.append(basis)
+            none_known = False
+    return None if none_known else torch.cat(starts)
 
 
 def _remember(
@@ -237,9 +257,18 @@ def _remember(
     state: dict[Tensor, dict[str, Any]],
     factors: Factors,
 ) -> None:
+    """Keep Zᵀ, but where the parameter is skipped.
+
+    In the parameter's own precision, to which torch casts what it loads from a checkpoint.
+    """
     parts = torch.split(factors.Z.mT, [len(block) for *_, block in members])
     for (work, i, j, _), part in zip(members, parts, strict=True):
-        state[work.params[i]][basis_key(j)] = part.contiguous()
+        p, key = work.params[i], basis_key(j)
+        basis = part.to(p.dtype).contiguous()
+        known = state[p].get(key)
+        if work.finite is not None and known is not None and known.shape == basis.shape:
+            basis = torch.where(work.finite[i], basis, known)
+        state[p][key] = basis
 
 
 def _bucket(

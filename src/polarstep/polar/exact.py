@@ -34,11 +34,13 @@ class Exact(PolarMap):
             raise ValueError(f"rtol={self.rtol}: expected 0 ≤ rtol < 1, or None for the default")
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        X, _ = unit_scaled(X.double())
+        # LAPACK refuses a NaN, and with it the whole batch; here only its own matrix is lost.
+        finite = X.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+        X, _ = unit_scaled(torch.where(finite, X, 0).double())
         U, S, Vh = torch.linalg.svd(X, full_matrices=False)
         rtol = max(X.shape[-2:]) * torch.finfo(X.dtype).eps if self.rtol is None else self.rtol
         nonzero = rtol * S[..., :1] < S
-        return (U * nonzero.unsqueeze(-2)) @ Vh
+        return torch.where(finite, (U * nonzero.unsqueeze(-2)) @ Vh, torch.nan)
 
     def flops(self, m: int, n: int) -> int:
         """6d₁d₀² + 20d₀³ for a thin SVD with both factors, and the product U Vᵀ.

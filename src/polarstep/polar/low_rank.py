@@ -14,8 +14,12 @@ from polarstep.polar.base import Factors, PolarMap
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
 from polarstep.sketch import Gaussian, Sketch, Warm
+from polarstep.sketch.base import default_generator
 
 __all__ = ["LowRank"]
+
+# On a GPU a smaller matrix is done in full space before a sketch has launched its kernels.
+SKETCHED_ON_GPU_FROM = 512
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,17 @@ class LowRank(PolarMap):
             raise ValueError(
                 f"oversample={self.oversample!r}: expected an integer ≥ 0; the paper takes 10"
             )
-        if self.power < 0 or 2 * self.power != int(2 * self.power):
+        if not (0 <= self.power < float("inf") and float(2 * self.power).is_integer()):
             raise ValueError(
                 f"power={self.power!r}: expected 0, ½, 1, 1½, …; the paper takes 1 or 2"
             )
         if not isinstance(self.sketch, Sketch):
             raise TypeError(f"sketch={self.sketch!r}: expected a Sketch such as Gaussian()")
+        if isinstance(self.sketch, Warm) and self.power != int(self.power):
+            raise ValueError(
+                f"power={self.power!r} with Warm(): expected a whole number, 0, 1, 2, …; its start "
+                "lies on the long side of the matrix, where half powers do not begin"
+            )
         if not isinstance(self.inner, PolarMap):
             raise TypeError(f"inner={self.inner!r}: expected a polar map such as NewtonSchulz()")
         if isinstance(self.inner, LowRank):
@@ -97,51 +106,62 @@ class LowRank(PolarMap):
         """Whether a step can start from the last one's factor."""
         return isinstance(self.sketch, Warm)
 
-    def full_space_reason(self, m: int, n: int) -> str | None:
+    def full_space_reason(self, m: int, n: int, device: torch.device | None = None) -> str | None:
         """Why the inner map runs on an m×n matrix in full space; ``None`` where it is sketched."""
         if self.width >= min(m, n):
             return f"ℓ={self.width} ≥ {min(m, n)}"
-        if not self.always_sketch and self._sketched_flops(m, n) >= self.inner.flops(m, n):
+        if self.always_sketch:
+            return None
+        if self._sketched_flops(m, n) >= self.inner.flops(m, n):
             return "sketching would cost more"
+        if device is not None and device.type == "cuda" and min(m, n) < SKETCHED_ON_GPU_FROM:
+            return f"under {SKETCHED_ON_GPU_FROM} rows launches cost more than products"
         return None
 
-    def basis(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Q: an orthonormal basis (batch, m, ℓ) of the range of (M Mᵀ)^h M Ω for wide ``X`` = M.
+    def draw(
+        self, m: int, n: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """The random numbers for m×n matrices: Ω is on the long side, for half powers on the short."""
+        whole = flops.power_products(self.power) % 2 == 0
+        return self.sketch.draw(max(m, n) if whole else min(m, n), self.width, generator, dtype)
+
+    def basis(self, A: Tensor, numbers: Tensor) -> Tensor:
+        """Q: an orthonormal basis (batch, m, ℓ) of the range of (M Mᵀ)^h M Ω for wide ``A`` = M.
 
         A chain of 2h + 1 products with M and Mᵀ in turn that ends on the short side, so it starts
         with M for whole h and with Mᵀ for half ones.
         """
         further = flops.power_products(self.power)
-        A = X if further % 2 == 0 else X.mT
-        Y = self.sketch(A, self.width, generator)
+        factor = A if further % 2 == 0 else A.mT
+        Y = self.sketch.times(factor, numbers)
         for _ in range(further):
-            A = A.mT
-            Y = A @ orthonormalize(workable(Y), self.orth, rough=True).to(X.dtype)
+            factor = factor.mT
+            Y = factor @ orthonormalize(workable(Y), self.orth, rough=True).to(A.dtype)
         return orthonormalize(workable(Y), self.orth)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        if self.full_space_reason(*X.shape[-2:]) is not None:
+        m, n = X.shape[-2:]
+        if self.full_space_reason(m, n, X.device) is not None:
             return self.inner(X, generator=generator)
-        factors = self.factors(X, generator)
+        factors = self.factors(X, self._numbers(X, generator))
         return factors.Q @ factors.Z
 
-    def factors(
-        self, X: Tensor, generator: torch.Generator | None, start: Tensor | None = None
-    ) -> Factors:
-        """Q, B and Z of wide ``X``; ``start`` is Zᵀ of the last step, for a warm sketch."""
+    def _numbers(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+        generator = default_generator(generator, X.device)
+        dtype = torch.promote_types(X.dtype, torch.float32)
+        return self.draw(X.shape[-2], X.shape[-1], generator, dtype).to(X.device)
+
+    def factors(self, X: Tensor, numbers: Tensor, start: Tensor | None = None) -> Factors:
+        """Q, B and Z of wide ``X`` for the random numbers of :meth:`draw`.
+
+        ``start`` is Zᵀ of the last step, for a warm sketch. It replaces the power iterations: it
+        has had those of all the steps before.
+        """
         A = X.to(product_dtype(X))
         if start is None:
-            return self._in_basis(A, self.basis(A, generator))
-        fresh = self.sketch.matrix(A, self.width, generator)
-        return self.factors_from(A, start, fresh)
-
-    def factors_from(self, A: Tensor, start: Tensor, fresh: Tensor) -> Factors:
-        """The factors of wide ``A`` from a warm start and a Gaussian matrix (n, ℓ).
-
-        No power iteration: the start has had those of all the steps before.
-        """
+            return self._in_basis(A, self.basis(A, numbers))
         assert isinstance(self.sketch, Warm)
-        Y = A @ self.sketch.blend(start.to(A.dtype), fresh)
+        Y = A @ self.sketch.blend(start.to(A.dtype), numbers)
         return self._in_basis(A, orthonormalize(workable(Y), self.orth))
 
     def _in_basis(self, A: Tensor, Q: Tensor) -> Factors:
@@ -163,10 +183,11 @@ class LowRank(PolarMap):
         ``start`` is Zᵀ of the last step, for a :class:`~polarstep.Warm` sketch.
         """
         m, n = M.shape[-2:]
-        if M.numel() == 0 or self.full_space_reason(m, n) is not None:
+        if M.numel() == 0 or self.full_space_reason(m, n, M.device) is not None:
             return self(M, generator=generator), None
         X = workable(M.reshape(-1, m, n))
-        factors = self.factors(X if m <= n else X.mT, generator, start)
+        X = X if m <= n else X.mT
+        factors = self.factors(X, self._numbers(X, generator), start)
         T = factors.Q @ factors.Z
         return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
 
