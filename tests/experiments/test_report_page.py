@@ -76,6 +76,24 @@ def test_the_page_says_everything(files, runs):
     assert str(runs.parent) not in text
 
 
+def test_the_headline_names_ties_and_overlaps(tmp_path):
+    write_run(tmp_path / "a", method="Muon (Polyak)", final=30.0)
+    write_run(tmp_path / "b", method="Muon (Nesterov)", final=30.0)
+    write_run(tmp_path / "c", method="AdamW", final=31.0)
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "Muon (Polyak) and Muon (Nesterov) have the lowest mean validation perplexity" in page
+    assert "Next is AdamW with 31.000." in page
+    for seed, final in ((1, 33.0), (2, 36.0)):
+        write_run(tmp_path / f"a{seed}", method="Muon (Polyak)", seed=seed, final=final)
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "Muon (Nesterov) has the lowest" in page
+    assert "Next is AdamW" in page
+    write_run(tmp_path / "c1", method="AdamW", seed=1, final=25.0)
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "AdamW has the lowest mean validation perplexity of 3 methods: 28.000 ± 4.243" in page
+    assert "closer than one standard deviation of the difference" in page
+
+
 def test_text_from_records_is_escaped(tmp_path):
     write_run(tmp_path / "a", recipe="<script>alert(1)</script>")
     page = report_files([tmp_path])["index.html"].decode()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from polarstep.experiments.report.curves import Curve, curve_of, quantity_name, zoom
 from polarstep.experiments.report.drawing import ALARM, INK_SOFT, RULE, Drawing, draw, style_axes
@@ -210,13 +210,17 @@ def _scale(axes: Axes, curves: Sequence[Curve], section: Section) -> None:
 
 
 def _plain_log_ticks(axis: object) -> None:
-    """10, 20, 50 instead of powers of ten alone, and more of them the shorter the axis is."""
+    """10, 20, 50 rather than powers of ten alone; on a short axis, evenly spaced numbers."""
     low, high = axis.get_view_interval()  # type: ignore[attr-defined]
     decades = math.log10(high / low) if low > 0 else 1.0
-    subs = (1.0,) if decades > 3 else (1.0, 2.0, 5.0) if decades > 0.9 else (1, 1.5, 2, 3, 4, 5, 7)
-    axis.set_major_locator(LogLocator(subs=subs))  # type: ignore[attr-defined]
+    if decades < 0.6:
+        locator: Locator = MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10])
+    else:
+        wide, medium, narrow = (1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+        locator = LogLocator(subs=wide if decades > 3 else medium if decades > 1.3 else narrow)
+    axis.set_major_locator(locator)  # type: ignore[attr-defined]
+    axis.set_minor_locator(NullLocator())  # type: ignore[attr-defined]
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))  # type: ignore[attr-defined]
-    axis.set_minor_formatter(NullFormatter())  # type: ignore[attr-defined]
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

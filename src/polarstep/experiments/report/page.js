@@ -1,6 +1,6 @@
 for (const button of document.querySelectorAll("button.copy")) {
   button.addEventListener("click", async () => {
-    const code = button.parentElement.querySelector("code");
+    const code = button.closest(".command").querySelector("code");
     try {
       await navigator.clipboard.writeText(code.textContent);
     } catch {

@@ -94,24 +94,41 @@ def _section(section: Section, drawings: Drawings) -> dict[str, Any]:
 
 
 def _headline(section: Section) -> str:
-    """One sentence that says what came out, whatever it is."""
-    best = section.best(section.rows)
-    others = [row for row in section.rows if row is not best and row.metric]
-    if best is None or best.metric is None:
+    """What came out, in a sentence or two, whatever it is, with ties and overlaps named."""
+    scored = [(row.metric, row) for row in section.rows if row.metric]
+    if not scored:
         return "No run of this comparison has finished." if section.rows else ""
-    if not others:
+    if len(scored) == 1:
         return ""
+    scored.sort(key=lambda pair: pair[0].mean, reverse=section.higher_is_better)
+    decimals = decimals_of(section)
+    best, _ = scored[0]
+    ties = [
+        row.label
+        for metric, row in scored
+        if f"{metric.mean:.{decimals}f}" == f"{best.mean:.{decimals}f}"
+    ]
     word = "highest" if section.higher_is_better else "lowest"
-    figure = metric_text(best.metric, decimals_of(section))
-    return (
-        f"{best.label} has the {word} mean {section.metric_name.lower()} of {len(others) + 1} "
-        f"methods: {figure} over {_plural(best.metric.n, 'seed')}."
+    text = (
+        f"{_listed(ties)} {'have' if len(ties) > 1 else 'has'} the {word} mean "
+        f"{section.metric_name.lower()} of {len(scored)} methods: {metric_text(best, decimals)} "
+        f"over {_plural(best.n, 'seed')}."
     )
+    if len(ties) < len(scored):
+        metric, row = scored[len(ties)]
+        text += f" Next is {row.label} with {metric_text(metric, decimals)}"
+        spread = math.hypot(best.std or 0.0, metric.std or 0.0)
+        text += (
+            ", closer than one standard deviation of the difference."
+            if abs(metric.mean - best.mean) < spread
+            else "."
+        )
+    return text
 
 
 def _table(section: Section, rows: Sequence[Row], ablation: AblationSet | None) -> dict[str, Any]:
     place = _strip_scale(rows, log=not section.higher_is_better)
-    best = section.best(rows) if sum(1 for row in rows if row.metric) > 1 else None
+    best = section.best(rows) if len([row for row in rows if row.metric]) > 1 else None
     looks = [
         ablation_look(index, len(rows), ablation.numeric) if ablation else look_of(row.method)
         for index, row in enumerate(rows)
@@ -230,6 +247,11 @@ def _variables() -> str:
 
 def _resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``A``, ``A and B``, ``A, B and C``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _plural(count: int, noun: str) -> str:
