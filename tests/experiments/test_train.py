@@ -336,3 +336,24 @@ def test_optimizer_time_and_cost_are_recorded(tmp_path):
     # Per layer four 32×32 and two 128×32, quintic with q = 7: the polynomial alone.
     polynomial = 2 * 7 * (4 * 6 * 32**3 + 2 * (4 * 128 * 32**2 + 2 * 32**3))
     assert polynomial < 1e9 * result.optimizer_gflops_per_step < 1.3 * polynomial
+
+
+def test_monitoring_records_gamma_and_changes_nothing(tmp_path):
+    plain = train(tiny_gpt("rand-muon"), tmp_path / "plain")
+    config = tiny_gpt("rand-muon", runtime__monitor_every=2)
+    seen = train(config, tmp_path / "seen")
+    assert seen.value == plain.value
+    assert_same_state(state(tmp_path / "plain")["model"], state(tmp_path / "seen")["model"])
+    rows = RunRecord.load(tmp_path / "seen").gamma
+    assert sorted({row["step"] for row in rows}) == [1, 2, 4, 6]
+    assert len({row["parameter"] for row in rows}) == 12
+    # Rank 6+2 of 32 leaves something out; the quintic never overshoots.
+    late = [row["gamma"] for row in rows if row["step"] == 6]
+    assert 0 < max(late) < 1
+    assert max(row["nu"] for row in rows) < 1e-5
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "parts", observers=[StopAt(3, "ctrl-c")])
+    train(config, tmp_path / "parts", resume=True)
+    assert (tmp_path / "parts" / record.GAMMA).read_bytes() == (
+        tmp_path / "seen" / record.GAMMA
+    ).read_bytes()

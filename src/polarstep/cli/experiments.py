@@ -49,6 +49,10 @@ SeedsOption = Annotated[
     str, typer.Option("--seeds", help="How many seeds (3 is 0, 1, 2), or which ones (0,4,7).")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace runs that are already there.")]
+MonitorOption = Annotated[
+    int | None,
+    typer.Option("--monitor", min=1, help="Record γ and ν every N steps (runtime.monitor_every)."),
+]
 BoardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")
 ]
@@ -73,6 +77,7 @@ def run(
     ] = False,
     force: ForceOption = False,
     device: DeviceOption = None,
+    monitor: MonitorOption = None,
     tensorboard: BoardOption = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print the complete config as JSON and do nothing.")
@@ -83,7 +88,7 @@ def run(
         ["polarstep", *(a for a in sys.argv[1:] if a not in ("--resume", "--force"))]
     )
     with clear_errors(f"Go on with: {again} --resume"):
-        overrides = _overrides(settings, device)
+        overrides = _overrides(settings, device, monitor)
         axis = None if vary is None else parse_assignment(vary)
         planned = plan_run(recipe, method, seed, overrides, out, axis)
         if show:
@@ -107,6 +112,7 @@ def compare(
     ] = None,
     force: ForceOption = False,
     device: DeviceOption = None,
+    monitor: MonitorOption = None,
     tensorboard: BoardOption = False,
 ) -> None:
     """Train several methods with several seeds: Table 2 and its trajectories.
@@ -117,7 +123,7 @@ def compare(
         chosen = METHODS if methods == "all" else [find_method(m) for m in methods.split(",")]
         folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
         runs = comparison_runs(
-            recipe, list(chosen), _seeds(seeds), _overrides(settings, device), folder
+            recipe, list(chosen), _seeds(seeds), _overrides(settings, device, monitor), folder
         )
         _run_suite(runs, folder, force, tensorboard)
 
@@ -138,6 +144,7 @@ def ablate(
     ] = None,
     force: ForceOption = False,
     device: DeviceOption = None,
+    monitor: MonitorOption = None,
     tensorboard: BoardOption = False,
 ) -> None:
     """Vary one setting and keep the rest: the paper's ablations."""
@@ -150,7 +157,7 @@ def ablate(
             axis,
             parsed,
             _seeds(seeds),
-            _overrides(settings, device),
+            _overrides(settings, device, monitor),
             folder,
         )
         _run_suite(runs, folder, force, tensorboard)
@@ -200,9 +207,13 @@ def _list_runs(folder: Path, console: Console) -> None:
     console.print(table)
 
 
-def _overrides(settings: Sequence[str] | None, device: str | None) -> dict[str, Any]:
+def _overrides(
+    settings: Sequence[str] | None, device: str | None, monitor: int | None
+) -> dict[str, Any]:
+    """Settings given one by one, and those that have an option of their own."""
     overrides = dict(parse_assignment(text) for text in settings or [])
-    return overrides if device is None else overrides | {"runtime.device": device}
+    own = {"runtime.device": device, "runtime.monitor_every": monitor}
+    return overrides | {key: value for key, value in own.items() if value is not None}
 
 
 def _seeds(text: str) -> list[int]:

@@ -233,8 +233,14 @@ class RuntimeConfig:
     """Sequences per forward pass; gradients accumulate over the rest of the batch."""
     log_every: int = 10
     checkpoint_seconds: float = 30.0
+    monitor_every: int | None = None
+    """Record γ and ν of Muon's polar steps every so many steps."""
 
     def __post_init__(self) -> None:
+        _require(
+            self.monitor_every is None or self.monitor_every >= 1,
+            f"runtime.monitor_every={self.monitor_every}: expected at least 1, or null",
+        )
         _require(self.log_every >= 1, f"runtime.log_every={self.log_every}: expected at least 1")
         _require(
             self.micro_batch is None or self.micro_batch >= 1,

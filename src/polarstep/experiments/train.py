@@ -23,6 +23,7 @@ from polarstep.experiments.checkpoint import Progress, load_checkpoint, save_che
 from polarstep.experiments.config import RunConfig
 from polarstep.experiments.directory import RunLock, claim_directory
 from polarstep.experiments.environment import describe_environment, pick_device
+from polarstep.experiments.gamma import GammaLog
 from polarstep.experiments.images import ImageTask
 from polarstep.experiments.interrupt import Interrupt
 from polarstep.experiments.language import LanguageTask
@@ -126,6 +127,7 @@ class _Run:
     scheduled: ScheduledOptimizer
     timer: StepTimer
     metrics: JsonLines
+    gamma: GammaLog | None
     observers: tuple[Observer, ...]
     step: int
     seconds_before: float
@@ -162,6 +164,12 @@ class _Run:
             scheduled=scheduled,
             timer=StepTimer(device),
             metrics=JsonLines(directory / record.METRICS, progress.metrics_bytes),
+            gamma=GammaLog.attach(
+                directory / record.GAMMA,
+                progress.gamma_bytes,
+                config.runtime.monitor_every,
+                scheduled.optimizer,
+            ),
             observers=observers,
             step=progress.step,
             seconds_before=progress.seconds,
@@ -191,6 +199,8 @@ class _Run:
             raise
         finally:
             self.metrics.close()
+            if self.gamma is not None:
+                self.gamma.close()
             for observer in self.observers:
                 observer.end(result)
         return result
@@ -225,6 +235,8 @@ class _Run:
         with self.timer.span("step"):
             self.scheduled.set_step(self.step, task.stage_lr(self.step))
             loss = task.backward(self.step)
+            if self.gamma is not None:
+                self.gamma.before_step(self.step + 1)
             with self.timer.span("optimizer"):
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -294,7 +306,12 @@ class _Run:
 
     def _checkpoint(self) -> None:
         """Write the state to resume from. The log goes to disk first: a checkpoint counts on it."""
-        progress = Progress(self.step, self.seconds, metrics_bytes=self.metrics.sync())
+        progress = Progress(
+            step=self.step,
+            seconds=self.seconds,
+            metrics_bytes=self.metrics.sync(),
+            gamma_bytes=self.gamma.sync() if self.gamma is not None else 0,
+        )
         save_checkpoint(
             self.directory / record.CHECKPOINT,
             self.task.model,
