@@ -13,7 +13,7 @@ from polarstep.matrix import product_dtype, workable
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
-from polarstep.sketch import Gaussian, Sketch, Warm
+from polarstep.sketch import Gaussian, Kaczmarz, Sketch, Warm
 from polarstep.sketch.base import default_generator
 
 __all__ = ["LowRank"]
@@ -154,7 +154,7 @@ class LowRank(PolarMap):
     def factors(self, X: Tensor, numbers: Tensor, start: Tensor | None = None) -> Factors:
         """Q, B and Z of wide ``X`` for the random numbers of :meth:`draw`.
 
-        ``start`` is Zᵀ of the last step, for a warm sketch. It replaces the power iterations: it
+        ``start`` is Z of the last step, for a warm sketch. It replaces the power iterations: it
         has had those of all the steps before.
         """
         A = X.to(product_dtype(X))
@@ -169,6 +169,7 @@ class LowRank(PolarMap):
         B = workable(Q.mT @ A)
         Z = self.inner(B).to(A.dtype)
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
+        orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero
         return Factors(Q, B, Z, orthonormal)
 
     def factored(
@@ -180,7 +181,7 @@ class LowRank(PolarMap):
     ) -> tuple[Tensor, Factors | None]:
         """T(M) with Q, B and Z; without them where the inner map runs in full space.
 
-        ``start`` is Zᵀ of the last step, for a :class:`~polarstep.Warm` sketch.
+        ``start`` is Z of the last step, for a :class:`~polarstep.Warm` sketch.
         """
         m, n = M.shape[-2:]
         if M.numel() == 0 or self.full_space_reason(m, n, M.device) is not None:

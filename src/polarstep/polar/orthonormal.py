@@ -7,8 +7,8 @@ costs a CPU nothing. ``products`` has nothing in it that can fail or needs check
 an orthonormal basis of range(Y), so a polar map of high gain is an orthonormalization.
 
 Numerically zero directions of Y come out as some orthonormal completion (``householder``,
-``cholesky``) or as columns of norm below one (``products``). Both keep ‖Q‖_op ≤ 1 up to rounding,
-which is all that ‖T‖_op ≤ 1 needs.
+``cholesky``) or as columns of norm below one (``products``). Zero columns of Y stay zero, but for
+``householder``. All keep ‖Q‖_op ≤ 1 up to rounding, which is all that ‖T‖_op ≤ 1 needs.
 """
 
 from __future__ import annotations
@@ -56,17 +56,20 @@ def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
 
     One pass squares the condition number, so the first is shifted to stay positive definite and
     leaves Q well conditioned rather than orthonormal; the next ones finish. A pass that starts with
-    ‖QᵀQ − I‖ ≤ ½ ends with QᵀQ = I up to rounding and is the last.
+    ‖QᵀQ − I‖ ≤ ½ ends with QᵀQ = I up to rounding and is the last. For a zero column there is a one
+    on the diagonal of QᵀQ, with which it remains zero.
     """
     Q, _ = unit_scaled(Y)
     identity = torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device)
     broken = torch.zeros(Y.shape[0], dtype=torch.bool, device=Y.device)
     for sweep in range(1 if rough else 4):
         G = Q.mT @ Q
+        diagonal = G.diagonal(dim1=-2, dim2=-1)
+        trace = diagonal.sum(-1, keepdim=True)
+        diagonal.add_(diagonal == 0)
         unfinished = torch.linalg.matrix_norm(G - identity) > 0.5
         if sweep == 0:
-            trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-            G = G + 10 * torch.finfo(Y.dtype).eps * trace * identity
+            diagonal.add_(10 * torch.finfo(Y.dtype).eps * trace)
         L, info = torch.linalg.cholesky_ex(G)
         if bool(info.any()):
             broken |= info > 0

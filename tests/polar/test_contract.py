@@ -1,0 +1,236 @@
+"""The promises of ``polar/base.py``, over every solver of the table."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.solvers import over_solvers
+from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal
+
+from polarstep import rng
+
+SHAPES = [
+    (1, 1),
+    (1, 9),
+    (9, 1),
+    (8, 8),
+    (12, 20),
+    (20, 12),
+    (3, 12, 20),
+    (2, 2, 20, 12),
+    (1, 8, 8),
+]
+EMPTY = [(0, 4), (4, 0), (0, 12, 20), (3, 0, 5)]
+SHARP = 1e-9  # agreement in float64, beyond what any solver's conditioning loses
+
+
+def key():
+    return rng.generator("contract")
+
+
+def operator_norm(T):
+    return torch.linalg.matrix_norm(T.double(), 2)
+
+
+def alignment(M, T):
+    """⟨M, T⟩/‖M‖_*, which is 1 − γ."""
+    M, T = M.double(), T.double()
+    return (M * T).sum((-2, -1)) / torch.linalg.matrix_norm(M, "nuc")
+
+
+@over_solvers()
+@pytest.mark.parametrize("shape", SHAPES + EMPTY, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_shape_dtype_and_input_are_kept(solver, shape, dtype, untouched_rng):
+    M = gaussian(*shape).to(dtype)
+    before = M.clone()
+    T = solver.map(M, generator=key())
+    assert (T.shape, T.dtype, T.device) == (M.shape, M.dtype, M.device)
+    assert torch.equal(M, before)
+    assert T.isfinite().all()
+    assert T.numel() == 0 or T.data_ptr() != M.data_ptr()
+
+
+@over_solvers()
+def test_solvers_are_values(solver):
+    for twin in (copy.deepcopy(solver.map), pickle.loads(pickle.dumps(solver.map))):
+        assert twin == solver.map
+        assert hash(twin) == hash(solver.map)
+        assert repr(twin) == repr(solver.map)
+    with pytest.raises(AttributeError):
+        solver.map.steps = 3
+    assert solver.map.flops(12, 20) == solver.map.flops(20, 12) >= 0
+    assert solver.map.describe(12, 20)
+
+
+@over_solvers()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_zero_is_mapped_to_zero_also_beside_others(solver, dtype):
+    M = gaussian(3, 12, 20).to(dtype)
+    M[1] = 0
+    T = solver.map(M, generator=key())
+    assert torch.equal(T[1], torch.zeros_like(T[1]))
+    assert (operator_norm(T[[0, 2]]) > 0.3).all() or not solver.scale_invariant
+    assert not solver.map(torch.zeros(12, 20), generator=key()).any()
+
+
+@over_solvers(scale_invariant=True)
+@pytest.mark.parametrize("scale", [1e-30, 1e-7, 3.0, 1e7, 1e30])
+@pytest.mark.parametrize("spectrum", ["power-law", "one-dominant"])
+def test_scale_does_not_matter(solver, scale, spectrum):
+    M = batch(spectrum, 2, 12, 20)
+    T = solver.map(M, generator=key())
+    torch.testing.assert_close(solver.map(scale * M, generator=key()), T, atol=SHARP, rtol=0)
+    # In float32 the product scale·M is rounded, unless the scale is a power of two.
+    two = 2.0 ** round(math.log2(scale))
+    T = solver.map(M.float(), generator=key())
+    scaled = solver.map(two * M.float(), generator=key())
+    torch.testing.assert_close(scaled, T, atol=1e-5, rtol=0)
+
+
+@over_solvers()
+@pytest.mark.parametrize("shape", [(12, 20), (9, 1), (3, 20, 12)], ids=str)
+def test_transpose(solver, shape):
+    M = gaussian(*shape)
+    T = solver.map(M, generator=key())
+    torch.testing.assert_close(solver.map(M.mT, generator=key()), T.mT, atol=SHARP, rtol=0)
+
+
+@over_solvers(random=False)
+def test_transpose_of_a_square_matrix(solver):
+    M = gaussian(8, 8)
+    torch.testing.assert_close(solver.map(M.mT), solver.map(M).mT, atol=SHARP, rtol=0)
+
+
+@over_solvers()
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (8, 8)], ids=str)
+def test_rotations_pass_through(solver, shape):
+    if solver.map.is_random and solver.map.full_space_reason(*shape) is None:
+        pytest.skip("a sketch is not rotated with the matrix")
+    M, U, V = gaussian(*shape), orthogonal(shape[0], 5), orthogonal(shape[1], 6)
+    torch.testing.assert_close(solver.map(U @ M @ V), U @ solver.map(M) @ V, atol=SHARP, rtol=0)
+
+
+@over_solvers()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_batch_is_its_matrices(solver, dtype):
+    spectra = ["flat", "power-law", "one-dominant", "zero", "low-rank-and-noise"]
+    M = torch.stack([matrix(s, 12, 20, seed=i) for i, s in enumerate(spectra)]).to(dtype)
+    together = solver.map(M, generator=key())
+    alone = torch.stack([solver.map(each, generator=key()) for each in M])
+    tolerance = SHARP if dtype == torch.float64 else 2e-4
+    torch.testing.assert_close(together, alone, atol=tolerance, rtol=0)
+    nested = solver.map(M[:4].reshape(2, 2, 12, 20), generator=key())
+    torch.testing.assert_close(nested.reshape(4, 12, 20), together[:4], atol=tolerance, rtol=0)
+
+
+@over_solvers()
+def test_strides_do_not_matter(solver):
+    wide = gaussian(3, 24, 40)
+    for M in (wide[:, ::2, ::2], wide.mT[:, :20, :12], wide[0].expand(3, 24, 40)[:, :12, 3:23]):
+        T = solver.map(M, generator=key())
+        contiguous = solver.map(M.contiguous(), generator=key())
+        torch.testing.assert_close(T, contiguous, atol=SHARP, rtol=0)
+
+
+@over_solvers()
+def test_a_nan_stays_in_its_matrix(solver):
+    M = gaussian(3, 12, 20)
+    clean = solver.map(M, generator=key())
+    M[1, 2, 3] = math.nan
+    T = solver.map(M, generator=key())
+    torch.testing.assert_close(T[[0, 2]], clean[[0, 2]], atol=SHARP, rtol=0)
+    assert T[1].isnan().any()
+
+
+@over_solvers(bounded=True)
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (2, 48, 48)], ids=str)
+def test_norm_is_at_most_one(solver, spectrum, shape):
+    M = batch(spectrum, *shape).float()
+    assert (operator_norm(solver.map(M, generator=key())) <= 1 + 1e-5).all()
+
+
+@over_solvers(bounded=True)
+def test_norm_is_at_most_one_on_real_momentum(solver, momentum):
+    for matrices in momentum.values():
+        M = matrices / matrices.abs().amax() if not solver.scale_invariant else matrices
+        T = solver.map(M[::4], generator=key())
+        assert T.isfinite().all()
+        assert (operator_norm(T) <= 1 + 1e-5).all()
+
+
+@over_solvers(bounded=False)
+def test_overshooting_sets_stay_near_one(solver, momentum):
+    for M in (*momentum.values(), batch("power-law", 2, 12, 20).float()):
+        T = solver.map(M[:8], generator=key())
+        assert (operator_norm(T) < 1.4).all()
+
+
+@over_solvers(bounded=True)
+@given(data=st.data())
+def test_never_longer_than_one_nor_against_the_momentum(solver, data):
+    m, n = data.draw(st.integers(1, 16), "m"), data.draw(st.integers(1, 16), "n")
+    logs = data.draw(st.lists(st.floats(-8, 0), min_size=min(m, n), max_size=min(m, n)), "log σ")
+    sigma = 10.0 ** torch.tensor(sorted(logs, reverse=True), dtype=torch.float64)
+    U, V = orthogonal(m, 1, len(sigma)), orthogonal(n, 2, len(sigma))
+    M = ((U * sigma) @ V.mT).float()
+    T = solver.map(M, generator=key())
+    assert operator_norm(T) <= 1 + 1e-5
+    assert alignment(M, T) >= -1e-6
+
+
+@over_solvers(scale_invariant=True)
+@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_full_alignment_on_what_rank_there_is(solver, rank, scale):
+    if solver.name == "newton-schulz no steps":
+        pytest.skip("aligns nothing by design")
+    sigma = torch.linspace(1, 0.5, rank, dtype=torch.float64)
+    M = torch.stack(
+        [(orthogonal(12, s, rank) * sigma) @ orthogonal(20, s + 9, rank).mT for s in range(3)]
+    )
+    M = (M * scale).float()
+    M[1] = 0  # as zero-initialized projections are, beside the others
+    T = solver.map(M, generator=key())
+    assert T.isfinite().all()
+    tolerance = 1e-3 if solver.bounded else 0.35
+    torch.testing.assert_close(
+        alignment(M[[0, 2]], T[[0, 2]]), torch.ones(2).double(), atol=tolerance, rtol=0
+    )
+
+
+@over_solvers(scale_invariant=True)
+def test_full_alignment_within_rounding_of_rank_one(solver):
+    if solver.name == "newton-schulz no steps":
+        pytest.skip("has δ = ‖M‖_F, which is ‖M‖_op here, and so nothing to do")
+    M = batch("rank-one-within-rounding", 3, 12, 20).float()
+    T = solver.map(M, generator=key())
+    leading = torch.linalg.svd(M.double())
+    along = (leading.U[..., :1].mT @ T.double() @ leading.Vh[..., :1, :].mT).flatten()
+    torch.testing.assert_close(
+        along, torch.ones(3).double(), atol=1e-4 if solver.bounded else 0.35, rtol=0
+    )
+
+
+@over_solvers()
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (torch.zeros(3), ValueError, r"shape \(3,\).*M\[None\]"),
+        (torch.zeros(3, 3, dtype=torch.int64), TypeError, "torch.int64; cast it"),
+        (torch.zeros(3, 3, dtype=torch.complex64), TypeError, "torch.complex64"),
+        (torch.zeros(3, 3).to_sparse(), TypeError, r"sparse.*to_dense"),
+        ([[1.0]], TypeError, "got list"),
+    ],
+    ids=["vector", "integers", "complex", "sparse", "list"],
+)
+def test_bad_input(solver, bad, error, message):
+    with pytest.raises(error, match=message):
+        solver.map(bad)

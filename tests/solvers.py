@@ -1,0 +1,90 @@
+"""The one table of all solvers and sketches. A new one is a row here, and the shared tests run over it.
+
+Solvers are sized for small matrices: ℓ = 6 in the sketched ones, so that 12×20 is really sketched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+
+from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, PolarMap, Sketch
+from polarstep.polar import coefficients
+from polarstep.sketch import Warm
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A polar map and which of the promises it makes."""
+
+    name: str
+    map: PolarMap
+    bounded: bool = True  # ‖T‖_op ≤ 1, as the paper's polynomials promise
+    scale_invariant: bool = True  # T(cM) = T(M)
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws a sketch."""
+        return self.map.is_random
+
+
+def _low_rank(power: float = 1, **options: object) -> LowRank:
+    options = {"inner": NewtonSchulz(7), "always_sketch": True} | options
+    return LowRank(4, 2, power, **options)  # type: ignore[arg-type]
+
+
+PAPER = ("cubic", "quintic")
+OVERSHOOTING = tuple(name for name in coefficients.names() if name not in PAPER)
+
+SKETCHES: dict[str, Sketch] = {
+    "gaussian": Gaussian(),
+    "kaczmarz": Kaczmarz(),
+    "warm": Warm(),
+}
+
+SOLVERS: list[Solver] = [
+    Solver("exact", Exact()),
+    *(
+        Solver(f"newton-schulz {name} {form} {delta}", NewtonSchulz(7, name, delta, form=form))
+        for name, form, delta in product(PAPER, ("plain", "gram"), ("frobenius", "spectral"))
+    ),
+    *(
+        Solver(f"newton-schulz {name} {form}", NewtonSchulz(6, name, form=form), bounded=False)
+        for name, form in product(OVERSHOOTING, ("plain", "gram"))
+    ),
+    Solver("newton-schulz no steps", NewtonSchulz(0)),
+    Solver("newton-schulz custom", NewtonSchulz(9, ((1.875, -1.25, 0.375), (1.5, -0.5)))),
+    Solver("newton-schulz number", NewtonSchulz(7, delta=8.0), scale_invariant=False),
+    *(
+        Solver(f"low-rank {name} h={power:g}", _low_rank(power, sketch=sketch))
+        for (name, sketch), power in product(SKETCHES.items(), (0, 0.5, 1, 2))
+        if not (name == "warm" and power == 0.5)  # a warm start lies on the long side
+    ),
+    *(
+        Solver(f"low-rank {orth} h={power:g}", _low_rank(power, orth=orth))
+        for orth, power in product(("householder", "cholesky", "products"), (0.5, 1))
+    ),
+    Solver("low-rank of exact", _low_rank(inner=Exact())),
+    Solver("low-rank of spectral", _low_rank(inner=NewtonSchulz(9, "cubic", "spectral"))),
+    Solver("low-rank of plain form", _low_rank(inner=NewtonSchulz(7, form="plain"))),
+    Solver("low-rank of jordan", _low_rank(inner=NewtonSchulz(5, "jordan")), bounded=False),
+    Solver("low-rank in full space", LowRank(200)),
+    Solver(
+        "low-rank of number", _low_rank(inner=NewtonSchulz(7, delta=8.0)), scale_invariant=False
+    ),
+]
+
+
+def over_solvers(**promises: bool) -> pytest.MarkDecorator:
+    """Run a test for every solver, or for those that make the given promises."""
+    rows = [
+        s for s in SOLVERS if all(getattr(s, name) == is_made for name, is_made in promises.items())
+    ]
+    return pytest.mark.parametrize("solver", rows, ids=lambda s: s.name)
+
+
+def over_sketches() -> pytest.MarkDecorator:
+    """Run a test for every sketch."""
+    return pytest.mark.parametrize("sketch", SKETCHES.values(), ids=SKETCHES.keys())
