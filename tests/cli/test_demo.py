@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -12,7 +17,7 @@ from polarstep.experiments.methods import METHODS
 from polarstep.experiments.parallel import run_in_processes
 from polarstep.experiments.recipes import resolve, tuned
 from polarstep.experiments.record import RunRecord, find_runs
-from polarstep.experiments.suite import comparison_runs
+from polarstep.experiments.suite import comparison_runs, pending
 
 TINY = {
     "model.width": 16,
@@ -70,6 +75,40 @@ def test_runs_that_diverge_or_fail_are_told_and_do_not_stop_the_others(tmp_path,
     (error,) = [event.error for event in events if event.error]
     assert "none/*.bin" in error
     assert "Traceback" in capfd.readouterr().err
+
+
+def test_ctrl_c_keeps_checkpoints_and_the_runs_go_on_to_the_same_end(tmp_path):
+    stages = [{"steps": 240, "sequences": 2, "sequence_length": 16}]
+    longer = TINY | {"data.stages": stages, "evaluation.every": 50}
+    runs = comparison_runs(RECIPE, METHODS[4:5], [1], longer, tmp_path / "whole")
+    list(run_in_processes(runs, workers=1))
+    script = f"""
+from pathlib import Path
+from polarstep.experiments.methods import METHODS
+from polarstep.experiments.parallel import run_in_processes
+from polarstep.experiments.suite import comparison_runs, pending
+runs = comparison_runs({RECIPE!r}, METHODS[4:5], [1], {longer!r}, Path({str(tmp_path / "cut")!r}))
+for event in run_in_processes(runs, workers=1):
+    print(event.step, flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    while int(process.stdout.readline()) < 100:
+        pass
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    cut = comparison_runs(RECIPE, METHODS[4:5], [1], longer, tmp_path / "cut")
+    assert pending(cut) == cut
+    assert (cut[0].directory / "checkpoint.pt").exists()
+    steps = [event.step for event in run_in_processes(cut, workers=1) if event.steps]
+    assert steps[0] >= 100  # it went on, rather than starting anew
+    values = [RunRecord.load(each[0].directory).result.value for each in (runs, cut)]
+    assert values[0] == values[1]
 
 
 def test_the_comparison_is_not_on_the_seed_of_the_tuning(tmp_path):

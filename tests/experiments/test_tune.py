@@ -5,6 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -126,6 +131,31 @@ def test_a_killed_worker_loses_only_its_trial(journal, tmp_path):
     complete = study.get_trials(states=(TrialState.COMPLETE,))
     assert lost in [trial.params["optimizer.lr"] for trial in complete]
     assert not study.get_trials(states=(TrialState.RUNNING,))
+
+
+def test_ctrl_c_stops_all_workers_and_loses_nothing_finished(journal, tmp_path):
+    log = tmp_path / "log"
+    script = f"""
+from pathlib import Path
+from polarstep.experiments.tune import tune
+from tests.experiments.objectives import Bowl
+from tests.experiments.test_tune import SPACE, StudySpec
+spec = StudySpec(Path({str(journal.storage)!r}), "nanogpt-toy", "muon", SPACE)
+tune(spec, Bowl(Path({str(log)!r}), seconds=0.2), trials=100, workers=2)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not log.exists() or len(log.open().readlines()) < 6):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) != 0
+    study = open_study(journal)
+    done = len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)))
+    assert 0 < done < 100
+    assert not study.get_trials(states=(TrialState.RUNNING,))
+    assert tune(journal, Bowl(), trials=done + 3).done == done + 3
 
 
 def test_several_workers_share_one_study(journal, tmp_path):
