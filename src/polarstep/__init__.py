@@ -1,5 +1,6 @@
 """Muon for PyTorch with exact, inexact and randomized polar steps."""
 
+from polarstep.diagnostics.certificate import Certificate, certify
 from polarstep.optim import SGD, AdamW, Muon, muon_for
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch
@@ -9,6 +10,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SGD",
     "AdamW",
+    "Certificate",
     "Exact",
     "Gaussian",
     "Kaczmarz",
@@ -17,5 +19,6 @@ __all__ = [
     "NewtonSchulz",
     "PolarMap",
     "Sketch",
+    "certify",
     "muon_for",
 ]

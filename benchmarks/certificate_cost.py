@@ -1,0 +1,94 @@
+"""What does a certificate cost, and how tight is it?
+
+    python benchmarks/certificate_cost.py            # nanoGPT shapes, on the device there is
+    python benchmarks/certificate_cost.py --quick    # a few seconds on a laptop
+
+For every map and shape: the time of the polar map, of the cheap certificate on top of it, their
+ratio, and both certificates of the same T. The aim is a ratio below 5%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import polarstep as ps
+from polarstep import rng
+from polarstep.diagnostics import certify, cheap_certificate
+
+MAPS = {
+    "LowRank(200+10, h=1)": ps.LowRank(200, 10, 1),
+    "LowRank(200+10, h=½)": ps.LowRank(200, 10, 0.5),
+    "LowRank(200+10, Kaczmarz)": ps.LowRank(200, 10, 1, ps.Kaczmarz()),
+    "NewtonSchulz(5, quintic)": ps.NewtonSchulz(5),
+    "NewtonSchulz(5, polar-express)": ps.NewtonSchulz(5, "polar-express"),
+}
+SHAPES = [(768, 768), (3072, 768), (768, 3072)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one small shape, fewer repeats")
+    parser.add_argument("--batch", type=int, default=2, help="matrices of each shape")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    shapes, repeats = (SHAPES[:1], 5) if options.quick else (SHAPES, 11)
+    table = Table("map", "shape", "map [ms]", "certificate [ms]", "ratio", "γ ≤", "γ", "ν ≤", "ν")
+    jobs = [(name, polar, shape) for name, polar in MAPS.items() for shape in shapes]
+    for name, polar, (m, n) in track(jobs, "measuring", console=Console(stderr=True)):
+        M = momentum_like(options.batch, m, n).to(options.device)
+        T, factors = polar.factored(M, generator=fresh(options.device))
+        run = functools.partial(polar, M, generator=fresh(options.device))
+        certify_it = functools.partial(cheap_certificate, M, T, polar, factors)
+        # In turn, so that a machine that slows down slows both.
+        times = [(seconds(run, M), seconds(certify_it, M)) for _ in range(repeats)]
+        maps, certificates = zip(*times, strict=True)
+        ratios = [certificate / whole for whole, certificate in times]
+        cheap, exact = cheap_certificate(M, T, polar, factors), certify(M.cpu(), T.cpu())
+        table.add_row(
+            name,
+            f"{options.batch}·({m}×{n})",
+            f"{1e3 * statistics.median(maps):.2f}",
+            f"{1e3 * statistics.median(certificates):.2f}",
+            f"{statistics.median(ratios):.1%}",
+            *(f"{value:.3f}" for value in (cheap.worst[0], exact.worst[0])),
+            *(f"{value:.1e}" for value in (cheap.worst[1], exact.worst[1])),
+        )
+    Console(width=140).print(table)
+
+
+def momentum_like(batch: int, m: int, n: int) -> torch.Tensor:
+    """One direction over a decaying tail, as momentum early in training: σ = 1, then k^-0.7/4."""
+    g = rng.generator("certificate-cost", m, n)
+    k = min(m, n)
+    sigma = torch.arange(1, k + 1) ** -0.7 / 4
+    sigma[0] = 1.0
+    U = torch.linalg.qr(torch.randn(m, k, generator=g)).Q
+    V = torch.linalg.qr(torch.randn(n, k, generator=g)).Q
+    return ((U * sigma) @ V.mT).repeat(batch, 1, 1)
+
+
+def fresh(device: str) -> torch.Generator:
+    return rng.generator("certificate-cost", device=device)
+
+
+def seconds(run: Callable[[], object], M: torch.Tensor) -> float:
+    if M.is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if M.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""How inexact a polar step was, exactly: γ and ν of the paper's inexactness assumption."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Certificate", "certify"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """γ and ν with ⟨M, T⟩ ≥ (1 − γ)‖M‖_* and ‖T‖_op ≤ 1 + ν, one of each per matrix."""
+
+    gamma: Tensor
+    nu: Tensor
+
+    @property
+    def worst(self) -> tuple[float, float]:
+        """The largest γ and the largest ν: the γ̄ and ν̄ that the theorems take."""
+        return float(self.gamma.max()), float(self.nu.max())
+
+    def __str__(self) -> str:
+        gamma, nu = self.worst
+        most = "" if self.gamma.numel() == 1 else " at most"
+        return f"γ{most} {gamma:.4f}, ν{most} {nu:.2e}"
+
+
+@torch.no_grad()
+def certify(M: Tensor, T: Tensor) -> Certificate:
+    """γ = 1 − ⟨M, T⟩/‖M‖_* and ν = max(0, ‖T‖_op − 1), from float64 singular values.
+
+    This costs two SVDs: it is for studies, tests and sampled steps. Every step can afford
+    :func:`polarstep.diagnostics.cheap_certificate`. γ comes out slightly negative where T overshoots
+    one (the Jordan and PolarExpress coefficients do); a zero M has γ = 0, there being nothing to align
+    with.
+
+    >>> import polarstep as ps
+    >>> M = torch.diag(torch.tensor([3.0, 1.0]))
+    >>> certify(M, ps.Exact()(M)).worst
+    (0.0, 0.0)
+    >>> print(certify(M, torch.diag(torch.tensor([1.0, 0.5]))))
+    γ 0.1250, ν 0.00e+00
+
+    Args:
+        M: matrices of shape ``(..., m, n)``.
+        T: what a polar map made of them, of the same shape.
+    """
+    if M.shape != T.shape or M.ndim < 2:
+        raise ValueError(
+            f"M has shape {tuple(M.shape)} and T {tuple(T.shape)}: expected the same shape "
+            "(..., m, n), as in certify(M, polar(M))"
+        )
+    M, T = M.to(torch.float64), T.to(torch.float64)
+    nuclear = torch.linalg.svdvals(M).sum(-1)
+    alignment = (M * T).sum((-2, -1))
+    gamma = torch.where(nuclear > 0, 1 - alignment / nuclear, 0.0)
+    nu = (torch.linalg.matrix_norm(T, ord=2) - 1).clamp_min(0)
+    return Certificate(gamma, nu)

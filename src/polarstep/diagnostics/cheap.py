@@ -1,0 +1,215 @@
+"""A certificate that every step can afford: upper bounds on γ and ν without an SVD of M.
+
+**γ.** All that is expensive in γ = 1 − ⟨M, T⟩/‖M‖_* is the nuclear norm, and an upper bound on it
+bounds γ from above. For any Q with orthonormal columns and B = QᵀM, a sketch's ℓ rows,
+
+    ‖M‖_* ≤ ‖B‖_* + √(d₀ − ℓ)·‖M − QB‖_F,     ‖M − QB‖²_F = ‖M‖²_F − ‖B‖²_F,
+
+because the residual has rank at most d₀ − ℓ. Two bounds on ‖B‖_* are at hand, and the smaller is
+taken:
+
+* Σᵢ‖eᵢᵀB‖₂, the sum of the row norms. It is at most √ℓ‖B‖_F, and near ‖B‖_* itself when the rows
+  are sorted by strength, which is what a basis from Gram–Schmidt on a power iteration gives.
+* ⟨B, Z⟩ + ℓδ·max_{0≤x≤1} x(1 − p_q(x)) for Z = p_q(B/δ), as no singular value σ loses more than
+  σ(1 − p_q(σ/δ)) of its alignment. It holds whatever the basis, and is best with many steps.
+
+A sketched map has B already (:meth:`polarstep.PolarMap.factored`), so the cost is a few norms. For a
+full-space map the second bound applies with B = M, and the first with a small sketch of its own.
+
+**ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
+polynomials, and a little more for the others. It is a number that depends on the map alone; for a
+map we do not know, √(‖T‖₁‖T‖_∞) takes its place.
+
+Rounding is allowed for: the bounds hold for the T that was computed, not only for exact arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from polarstep.diagnostics.certificate import Certificate
+from polarstep.matrix import product_dtype, unit_scaled
+from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
+from polarstep.polar.base import Factors
+from polarstep.polar.coefficients import evaluate
+from polarstep.polar.orthonormal import orthonormalize
+
+__all__ = ["certified", "cheap_certificate"]
+
+
+@torch.no_grad()
+def certified(
+    polar: PolarMap, M: Tensor, *, generator: torch.Generator | None = None
+) -> tuple[Tensor, Certificate]:
+    """T(M), bit for bit what ``polar`` gives, and its cheap certificate.
+
+    >>> import polarstep as ps
+    >>> M = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    >>> T, bound = certified(ps.LowRank(rank=24, oversample=8), M)
+    >>> exact = ps.certify(M, T)
+    >>> bool(bound.gamma >= exact.gamma), bool(bound.nu >= exact.nu)
+    (True, True)
+    """
+    T, factors = polar.factored(M, generator=generator)
+    return T, cheap_certificate(M, T, polar, factors)
+
+
+@torch.no_grad()
+def cheap_certificate(
+    M: Tensor, T: Tensor, polar: PolarMap | None = None, factors: Factors | None = None
+) -> Certificate:
+    """Upper bounds on the γ and ν of :func:`polarstep.certify`.
+
+    Args:
+        M: matrices of shape ``(..., m, n)``.
+        T: what ``polar`` made of them.
+        polar: the map, where it is known; its polynomial sharpens both bounds.
+        factors: what :meth:`polarstep.PolarMap.factored` gave beside T, or ``None``.
+    """
+    if M.shape != T.shape or M.ndim < 2:
+        raise ValueError(
+            f"M has shape {tuple(M.shape)} and T {tuple(T.shape)}: expected the same shape "
+            "(..., m, n), as in cheap_certificate(M, polar(M), polar)"
+        )
+    shape = M.shape[:-2]
+    M, T = (X.reshape(-1, *X.shape[-2:]) for X in (M, T))
+    M, T = (X.float() if X.dtype.itemsize < 4 else X for X in (M, T))
+    inner = polar.inner if isinstance(polar, LowRank) else polar
+    norm = _norm(M)
+    if bool(((norm < 1e-15) | (norm > 1e15)).any()):  # squares are leaving the range of float32
+        M, s = unit_scaled(M)
+        norm = _norm(M)
+        factors = None if factors is None else replace(factors, B=factors.B * s)
+        inner = None if _has_own_delta(inner) else inner
+    d0, precision = min(M.shape[-2:]), torch.finfo(product_dtype(M)).eps
+    if factors is None:
+        alignment = _inner_product(M, T)
+        nuclear = _by_own_sketch(M if M.shape[-2] == d0 else M.mT, norm)
+        loss = _alignment_loss(inner, d0, norm)
+    else:
+        B, ell = factors.B, factors.B.shape[-2]
+        alignment = _inner_product(B, factors.Z.to(B.dtype))
+        norm_B = _norm(B)
+        tail = _outside(norm_B, norm, d0 - ell if factors.orthonormal else d0, precision)
+        nuclear = _row_norms(B) + tail
+        loss = _alignment_loss(inner, ell, norm_B)
+        loss = None if loss is None else loss + tail
+    largest = _largest_value(inner, T, norm) + _rounding_of_norm(precision)
+    if loss is not None:
+        nuclear = torch.minimum(nuclear, alignment + loss)
+    # Rounding of ⟨M, T⟩ as it was summed here, and of the products behind B and T.
+    slack = (16 * torch.finfo(M.dtype).eps * math.sqrt(d0) * largest + precision) * norm
+    bound = 1 - (alignment - slack) / (nuclear + slack)
+    nonzero = norm > 0
+    gamma, nu = torch.where(nonzero, bound, 0.0), torch.where(nonzero, largest - 1, 0.0)
+    return Certificate(gamma.reshape(shape).double(), nu.reshape(shape).double())
+
+
+def _by_own_sketch(X: Tensor, norm: Tensor) -> Tensor:
+    """A bound on ‖M‖_* for a full-space map, from a sketch of d₀/48 rows of its own.
+
+    Its basis is that of MMᵀE with E some of the coordinates, so it costs two products of size
+    m·n·d₀/48 where five Newton–Schulz steps have four to fifteen of size m·n·d₀.
+    """
+    d0 = X.shape[-2]
+    width = max(8, d0 // 48)
+    if width >= d0:
+        return _row_norms(X)
+    rows = X[:, torch.arange(width, device=X.device) * d0 // width]
+    Y = X @ (rows / norm[:, None, None].clamp_min(torch.finfo(X.dtype).tiny)).mT
+    B = orthonormalize(Y, "cholesky").mT @ X
+    return _row_norms(B) + _outside(_norm(B), norm, d0 - width, torch.finfo(X.dtype).eps)
+
+
+def _row_norms(B: Tensor) -> Tensor:
+    """Σᵢ‖eᵢᵀB‖₂ ≥ ‖B‖_*: B is a sum of rank-one matrices eᵢ(eᵢᵀB)."""
+    return torch.linalg.vector_norm(B, dim=-1).sum(-1)
+
+
+def _outside(norm_B: Tensor, norm: Tensor, rank: int, precision: float) -> Tensor:
+    """√rank·‖M − QB‖_F ≥ ‖M − QB‖_*, with room for the cancellation in ‖M‖² − ‖B‖²."""
+    # Rounding of entries is random, so of a sum of many squares it leaves far less than ε.
+    room = 8 * precision if precision < 1e-5 else precision / 64
+    energy = norm.double().square() * (1 + room) - norm_B.double().square()
+    return (math.sqrt(rank) * energy.clamp_min(0).sqrt()).to(norm.dtype)
+
+
+def _has_own_delta(inner: PolarMap | None) -> bool:
+    return isinstance(inner, NewtonSchulz) and not isinstance(inner.delta, str)
+
+
+def _alignment_loss(inner: PolarMap | None, rows: int, norm: Tensor) -> Tensor | None:
+    """A bound on ‖B‖_* − ⟨B, inner(B)⟩, or ``None`` for a map we know nothing of."""
+    if isinstance(inner, Exact):
+        return torch.zeros_like(norm)
+    if not isinstance(inner, NewtonSchulz):
+        return None
+    delta = norm
+    if not isinstance(inner.delta, str):
+        if bool((norm > inner.delta).any()):
+            return None  # δ may be below ‖B‖_op, outside what the polynomial was made for
+        delta = torch.full_like(norm, inner.delta)
+    return rows * delta * _extremes(inner.polynomials)[1]
+
+
+def _largest_value(inner: PolarMap | None, T: Tensor, norm: Tensor) -> Tensor:
+    """A bound on ‖T‖_op: from the polynomial, or from T's rows and columns."""
+    one = torch.ones_like(norm)
+    if isinstance(inner, Exact):
+        return one
+    if isinstance(inner, NewtonSchulz) and (
+        isinstance(inner.delta, str) or bool((norm <= inner.delta).all())
+    ):
+        return one * _extremes(inner.polynomials)[0]
+    rows, columns = T.abs().sum(-1).amax(-1), T.abs().sum(-2).amax(-1)
+    return torch.minimum((rows * columns).sqrt(), _norm(T)).clamp_min(1.0)
+
+
+def _rounding_of_norm(precision: float) -> float:
+    """How far rounding may push ‖T‖_op; measured at 1e-5 in float32 and 6e-3 in bfloat16."""
+    if precision > 1e-5:
+        return 2.0**-6
+    return 4e-5 if precision > 1e-10 else 1e-10
+
+
+@lru_cache(maxsize=64)
+def _extremes(polynomials: tuple[tuple[float, ...], ...]) -> tuple[float, float]:
+    """max p(x) and max x(1 − p(x)) over 0 ≤ x ≤ 1, on a grid uniform in log x.
+
+    p is smooth on that scale, however steep it is at zero; below the grid both are negligible.
+    """
+    x = torch.logspace(-8, 0, 80_001, dtype=torch.float64)
+    p = evaluate(polynomials, x)
+    return max(1.0, float(p.max())), float((x * (1 - p)).max().clamp_min(0)) * (1 + 1e-6) + 1e-8
+
+
+def _inner_product(X: Tensor, Y: Tensor) -> Tensor:
+    """⟨X, Y⟩ of every pair.
+
+    Where one of the two is a transposed view, an elementwise product would miss the cache at every
+    entry; diagonals of small products XᵀY over 16 columns at a time do not.
+    """
+    if X.is_contiguous() == Y.is_contiguous():
+        X, Y = (X, Y) if X.is_contiguous() else (X.mT, Y.mT)
+        return torch.linalg.vecdot(X.flatten(1), Y.flatten(1))
+    if not X.is_contiguous():
+        X, Y = Y, X
+    m, n = X.shape[-2:]
+    if n % 16 or not Y.mT.is_contiguous():
+        return (X * Y).sum((-2, -1))
+    sums = [
+        torch.bmm(x.view(m, n // 16, 16).permute(1, 2, 0), y.view(n // 16, 16, m).mT)
+        .diagonal(dim1=-2, dim2=-1)
+        .sum()
+        for x, y in zip(X, Y.mT, strict=True)
+    ]
+    return torch.stack(sums)
+
+
+def _norm(X: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(X, dim=(-2, -1))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.spectra import SPECTRA, matrix
+
+import polarstep as ps
+from polarstep import rng
+from polarstep.diagnostics import certified, certify, cheap_certificate, measures
+from polarstep.polar import PolarMap
+from polarstep.theory import bounds
+
+MAPS = {
+    "exact": ps.Exact(),
+    "quintic-5": ps.NewtonSchulz(5),
+    "quintic-9": ps.NewtonSchulz(9),
+    "cubic-0": ps.NewtonSchulz(0, "cubic"),
+    "spectral": ps.NewtonSchulz(5, delta="spectral"),
+    "number": ps.NewtonSchulz(5, delta=100.0),
+    "jordan": ps.NewtonSchulz(5, "jordan"),
+    "polar-express": ps.NewtonSchulz(5, "polar-express"),
+    "gaussian": ps.LowRank(8, 4, 1, always_sketch=True),
+    "half-power": ps.LowRank(8, 4, 0.5, always_sketch=True),
+    "no-power": ps.LowRank(4, 2, 0, always_sketch=True),
+    "products": ps.LowRank(8, 4, 1, orth="products", always_sketch=True),
+    "kaczmarz": ps.LowRank(8, 4, 1, ps.Kaczmarz(), always_sketch=True),
+    "exact-inside": ps.LowRank(8, 4, 1, inner=ps.Exact(), always_sketch=True),
+    "jordan-inside": ps.LowRank(8, 4, inner=ps.NewtonSchulz(5, "jordan"), always_sketch=True),
+}
+SHAPES = [(40, 40), (40, 64), (96, 40), (5, 7)]
+
+
+class Unknown(PolarMap):
+    """A map the certificate has never heard of, and a bad one."""
+
+    def _polar(self, X, generator):
+        return 1.7 * ps.NewtonSchulz(3)._polar(X, generator)
+
+    def flops(self, m, n):
+        return 0
+
+
+def test_certify_is_the_definition():
+    M = matrix("power-law", 9, 7)
+    T = ps.NewtonSchulz(3)(M)
+    sigma = torch.linalg.svdvals(M)
+    found = certify(M, T)
+    assert float(found.gamma) == pytest.approx(float(1 - (M * T).sum() / sigma.sum()))
+    assert float(found.gamma) == pytest.approx(float(bounds.newton_schulz_gamma(sigma, 3)))
+    assert float(certify(M, 1.25 * ps.Exact()(M)).nu) == pytest.approx(0.25)
+    batch = certify(torch.stack([M, 2 * M, 0 * M]), torch.stack([T, T, 0 * T]))
+    assert batch.gamma.shape == batch.nu.shape == (3,)
+    assert float(batch.gamma[0]) == pytest.approx(float(batch.gamma[1]))
+    assert float(batch.gamma[2]) == float(batch.nu[2]) == 0
+
+
+def test_certify_and_cheap_refuse_mismatched_shapes():
+    for function in (certify, cheap_certificate):
+        with pytest.raises(ValueError, match="the same shape"):
+            function(torch.ones(3, 4), torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("name", [*MAPS, "unknown"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cheap_certificate_is_never_below_the_exact_one(name, dtype):
+    """Every map, spectrum and shape, at three scales; the bound must be one always."""
+    polar = MAPS.get(name, Unknown())
+    for m, n in SHAPES:
+        batch = torch.stack([matrix(spectrum, m, n) for spectrum in SPECTRA]).to(dtype)
+        for scale in (1.0, 1e-30, 1e30):
+            M = batch * scale if name != "number" else batch
+            T, cheap = certified(polar, M, generator=rng.generator("cheap", m, n))
+            exact = certify(M, T)
+            assert (cheap.gamma >= exact.gamma).all(), (m, n, scale, cheap.gamma - exact.gamma)
+            assert (cheap.nu >= exact.nu).all(), (m, n, scale, cheap.nu - exact.nu)
+            assert torch.equal(T, polar(M, generator=rng.generator("cheap", m, n)))
+
+
+@pytest.mark.parametrize("name", ["quintic-5", "gaussian", "kaczmarz", "products"])
+def test_cheap_certificate_over_hundreds_of_random_matrices(name):
+    g = rng.generator("hundreds")
+    decay = torch.rand(200, 1, generator=g) * 2
+    sigma = torch.arange(1, 33) ** -decay
+    M = torch.linalg.qr(torch.randn(200, 32, 32, generator=g)).Q * sigma[:, None]
+    M = M @ torch.linalg.qr(torch.randn(200, 48, 32, generator=g)).Q.mT
+    T, cheap = certified(MAPS[name], M, generator=g)
+    exact = certify(M, T)
+    assert (cheap.gamma >= exact.gamma).all()
+    assert (cheap.nu >= exact.nu).all()
+
+
+def test_cheap_certificate_is_tight_for_sketched_maps():
+    """Where a spectrum decays the bound is within a tenth; at worst it is still a certificate."""
+    M = torch.stack([matrix("power-law", 64, 96), matrix("one-dominant", 64, 96)]).float()
+    T, cheap = certified(ps.LowRank(24, 8, 1, always_sketch=True), M)
+    gap = cheap.gamma - certify(M, T).gamma
+    assert (gap < 0.1).all()
+    assert (cheap.gamma < 1).all()
+
+
+def test_exact_map_is_certified_exact():
+    M = matrix("power-law", 30, 20).float()
+    assert float(certified(ps.Exact(), M)[1].gamma) < 1e-4
+
+
+def test_cheap_gamma_meets_the_assumption_in_the_theorems():
+    """What the bounds take as γ̄ and ν̄ comes straight from a certificate."""
+    M = matrix("power-law", 64, 96).float()
+    gamma, nu = certified(ps.LowRank(24, 8, 1, always_sketch=True), M)[1].worst
+    setting = bounds.Setting(1.0, 1.0, 64, 1.5, 1.0, gamma=gamma, nu=nu)
+    assert 0 < setting.rho < 1
+
+
+def test_measures_on_known_matrices():
+    flat, one = torch.eye(6), torch.ones(6, 4)
+    assert float(measures.stable_rank(flat)) == pytest.approx(6)
+    assert float(measures.stable_rank(one)) == pytest.approx(1)
+    assert float(measures.effective_rank(one)) == pytest.approx(1)
+    assert float(measures.effective_rank(torch.diag(torch.tensor([0.5, 0.25, 0.25])))) == (
+        pytest.approx(2**1.5)
+    )
+    zero = torch.zeros(2, 3, 4)
+    for measure in (measures.stable_rank, measures.effective_rank):
+        assert torch.equal(measure(zero), torch.zeros(2, dtype=torch.float64))
+    assert float(measures.update_ratio(0.1 * one, one)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("m", "n"), [(24, 40), (40, 24)])
+@pytest.mark.parametrize("power", [0, 0.5, 1])
+def test_captured_energy_is_that_of_the_basis(m, n, power):
+    M = matrix("power-law", m, n)
+    polar = ps.LowRank(5, 3, power, always_sketch=True)
+    T, factors = polar.factored(M, generator=rng.generator("energy"))
+    expected = factors.B.square().sum() / M.square().sum()
+    assert float(measures.captured_energy(M, T)) == pytest.approx(float(expected), abs=1e-8)
+    assert float(measures.captured_energy(M, ps.NewtonSchulz(5)(M))) == pytest.approx(1)
+    assert float(measures.captured_energy(0 * M, 0 * M)) == 1
