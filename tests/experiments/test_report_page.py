@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ from polarstep.experiments.record import Ablation
 from polarstep.experiments.report import report_files, write_report
 from polarstep.experiments.report.curves import curve_of, zoom
 from polarstep.experiments.report.folder import MANIFEST
+from polarstep.experiments.report.heatmap import gamma_grid
 from polarstep.experiments.report.palette import CHROME, SERIES
 from polarstep.experiments.report.rows import collect, sections_of
 from polarstep.storage import StorageError
@@ -151,6 +153,26 @@ def test_a_band_is_one_deviation_and_a_lost_run_stays_out_of_it(runs):
     assert curve.final == pytest.approx(np.mean(last))
     assert curve.std[-1] == pytest.approx(np.std(last, ddof=1))
     assert [broken.status for broken in curve.broken] == ["diverged"]
+
+
+def test_the_heat_map_leaves_gaps_where_nothing_was_sampled():
+    rows = [
+        {"step": 0, "parameter": "a", "gamma": 0.5, "nu": 0.0},
+        {"step": 10, "parameter": "a", "gamma": None, "nu": 0.1},
+        {"step": 10, "parameter": "b", "gamma": 0.25, "nu": -1e-9},
+    ]
+    parameters, steps, gamma = gamma_grid(rows, "gamma")
+    assert (parameters, steps) == (["a", "b"], [0.0, 10.0])
+    np.testing.assert_array_equal(gamma, [[0.5, np.nan], [np.nan, 0.25]])
+    nu = gamma_grid(rows, "nu")[2]
+    np.testing.assert_array_equal(nu, [[0.0, 0.1], [np.nan, 0.0]])  # rounding is not negative
+
+
+def test_a_run_monitored_without_a_finite_value_still_has_its_figure(tmp_path):
+    folder = write_run(tmp_path / "a", gamma=True)
+    row = {"step": 0, "parameter": "a", "gamma": None, "nu": None}
+    (folder / "gamma.jsonl").write_text(json.dumps(row) + "\n")
+    assert any("gamma" in name for name in report_files([tmp_path]))
 
 
 def test_no_runs_and_no_finished_runs_are_errors(tmp_path):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polarstep.experiments.report.drawing import INK, RULE, Drawing, draw
 from polarstep.experiments.report.rows import Row
 
-__all__ = ["gamma_figure"]
+__all__ = ["gamma_figure", "gamma_grid"]
 
 
 def gamma_figure(row: Row, name: str) -> Drawing | None:
@@ -25,8 +25,8 @@ def gamma_figure(row: Row, name: str) -> Drawing | None:
     if not monitored:
         return None
     run = monitored[0]
-    parameters, steps, gamma = _grid(run.gamma, "gamma")
-    _, _, nu = _grid(run.gamma, "nu")
+    parameters, steps, gamma = gamma_grid(run.gamma, "gamma")
+    _, _, nu = gamma_grid(run.gamma, "nu")
     height = 1.6 + 0.19 * max(6, len(parameters))
 
     def paint(figure: Figure) -> None:
@@ -60,7 +60,7 @@ def gamma_figure(row: Row, name: str) -> Drawing | None:
     return draw(name, f"γ and ν: {row.label}", caption, (10.5, height), paint)
 
 
-def _grid(
+def gamma_grid(
     rows: Sequence[Mapping[str, Any]], key: str
 ) -> tuple[list[str], list[float], NDArray[np.float64]]:
     """Parameters as they first appear × steps ascending; NaN where nothing was sampled."""
