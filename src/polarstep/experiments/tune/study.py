@@ -196,7 +196,7 @@ def _at(space: Range, share: float) -> float:
 def _is_dead(mark: str, machine: str) -> bool:
     """Whether the process behind ``mark`` is known to be gone; other machines' are left alone."""
     host, _, pid = mark.partition(":")
-    if host != machine or not pid.isdigit():
+    if host != machine or not pid.isdigit() or os.name != "posix":  # on Windows 0 is Ctrl-C
         return False
     try:
         os.kill(int(pid), 0)
