@@ -4,5 +4,18 @@ from __future__ import annotations
 
 from polarstep.diagnostics.certificate import Certificate, certify
 from polarstep.diagnostics.cheap import certified, cheap_certificate
+from polarstep.diagnostics.heatmap import heatmap, read_rows
+from polarstep.diagnostics.measures import Measures, measure
+from polarstep.diagnostics.monitor import Monitor
 
-__all__ = ["Certificate", "certified", "certify", "cheap_certificate"]
+__all__ = [
+    "Certificate",
+    "Measures",
+    "Monitor",
+    "certified",
+    "certify",
+    "cheap_certificate",
+    "heatmap",
+    "measure",
+    "read_rows",
+]

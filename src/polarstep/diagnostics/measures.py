@@ -6,10 +6,49 @@ rank 0 in every sense and captured energy 1, there being nothing to miss.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-__all__ = ["captured_energy", "effective_rank", "stable_rank", "update_ratio"]
+__all__ = [
+    "Measures",
+    "captured_energy",
+    "effective_rank",
+    "measure",
+    "stable_rank",
+    "update_ratio",
+]
+
+
+@dataclass(frozen=True)
+class Measures:
+    """All there is to say about a polar step, one number of each kind per matrix."""
+
+    gamma: Tensor
+    nu: Tensor
+    captured_energy: Tensor
+    stable_rank: Tensor
+    effective_rank: Tensor
+
+
+@torch.no_grad()
+def measure(M: Tensor, T: Tensor) -> Measures:
+    """γ, ν, captured energy, stable and effective rank from one SVD of M and one of T.
+
+    The same numbers as :func:`polarstep.certify` and the functions below give one by one.
+    """
+    M, T = M.to(torch.float64), T.to(torch.float64)
+    sigma = torch.linalg.svdvals(M)
+    U, reached, Vh = torch.linalg.svd(T, full_matrices=False)
+    nuclear, alignment = sigma.sum(-1), (M * T).sum((-2, -1))
+    return Measures(
+        gamma=torch.where(nuclear > 0, 1 - alignment / nuclear, 0.0),
+        nu=(reached[..., 0] - 1).clamp_min(0),
+        captured_energy=_captured(M, U, reached, Vh),
+        stable_rank=_stable_rank(sigma),
+        effective_rank=_effective_rank(sigma),
+    )
 
 
 @torch.no_grad()
@@ -19,8 +58,7 @@ def stable_rank(M: Tensor) -> Tensor:
     >>> float(stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0]))))
     1.5
     """
-    sigma = _spectrum(M)
-    return torch.where(sigma[..., 0] > 0, sigma.square().sum(-1) / sigma[..., 0].square(), 0.0)
+    return _stable_rank(torch.linalg.svdvals(M.to(torch.float64)))
 
 
 @torch.no_grad()
@@ -30,11 +68,7 @@ def effective_rank(M: Tensor) -> Tensor:
     >>> round(float(effective_rank(torch.eye(4))), 6)
     4.0
     """
-    sigma = _spectrum(M)
-    total = sigma.sum(-1, keepdim=True)
-    weight = torch.where(total > 0, sigma / total, 0.0)
-    entropy = -torch.xlogy(weight, weight).sum(-1)
-    return torch.where(total[..., 0] > 0, entropy.exp(), 0.0)
+    return _effective_rank(torch.linalg.svdvals(M.to(torch.float64)))
 
 
 @torch.no_grad()
@@ -44,21 +78,31 @@ def captured_energy(M: Tensor, T: Tensor) -> Tensor:
     Q is read off T itself. If T = QZ with Z a polar factor of QᵀM, then with the singular vectors
     U and V of T, UUᵀMVVᵀ = QQᵀM, whichever side the sketch was on.
     """
-    M, T = M.to(torch.float64), T.to(torch.float64)
-    U, sigma, Vh = torch.linalg.svd(T, full_matrices=False)
-    kept = sigma > 1e-6 * sigma[..., :1]
-    inside = (U * kept[..., None, :]).mT @ M @ (Vh * kept[..., None]).mT
-    energy = torch.linalg.matrix_norm(M).square()
-    return torch.where(energy > 0, torch.linalg.matrix_norm(inside).square() / energy, 1.0)
+    M = M.to(torch.float64)
+    return _captured(M, *torch.linalg.svd(T.to(torch.float64), full_matrices=False))
 
 
 @torch.no_grad()
 def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
-    """‖update‖_F/‖weight‖_F, the relative length of a step; infinite for a zero weight."""
-    return torch.linalg.matrix_norm(update.to(torch.float64)) / torch.linalg.matrix_norm(
-        weight.to(torch.float64)
-    )
+    """‖update‖_F/‖weight‖_F over all of a parameter; infinite for a zero weight."""
+    return update.to(torch.float64).norm() / weight.to(torch.float64).norm()
 
 
-def _spectrum(M: Tensor) -> Tensor:
-    return torch.linalg.svdvals(M.to(torch.float64))
+def _stable_rank(sigma: Tensor) -> Tensor:
+    largest = sigma[..., 0]
+    return torch.where(largest > 0, (sigma / largest[..., None]).square().sum(-1), 0.0)
+
+
+def _effective_rank(sigma: Tensor) -> Tensor:
+    total = sigma.sum(-1, keepdim=True)
+    weight = torch.where(total > 0, sigma / total, 0.0)
+    entropy = -torch.xlogy(weight, weight).sum(-1)
+    return torch.where(total[..., 0] > 0, entropy.exp(), 0.0)
+
+
+def _captured(M: Tensor, U: Tensor, sigma: Tensor, Vh: Tensor) -> Tensor:
+    # Beyond ℓ the singular values of T are rounding; those within are at least σ/δ of what counts.
+    kept = sigma > 1e-6 * sigma[..., :1]
+    inside = (U * kept[..., None, :]).mT @ M @ (Vh * kept[..., None]).mT
+    energy = torch.linalg.matrix_norm(M).square()
+    return torch.where(energy > 0, torch.linalg.matrix_norm(inside).square() / energy, 1.0)

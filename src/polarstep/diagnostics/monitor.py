@@ -1,0 +1,217 @@
+"""Watch a running optimizer without touching it.
+
+A :class:`Monitor` samples every N-th step of a :class:`polarstep.Muon` and records, per matrix: γ and
+ν of the polar step, how much of the momentum the sketch captured, stable and effective rank, and per
+parameter the relative length of its update and the tail index of its gradient noise. Between samples
+it costs nothing but a comparison. It reads what the optimizer shows to its hooks and draws no random
+numbers, so the trajectory is the same bit for bit with a monitor and without.
+
+    monitor = Monitor(optimizer, every=100, jsonl="gamma.jsonl", tensorboard=SummaryWriter())
+    …train…
+    monitor.heatmap("gamma.png")
+
+The tail index is Hill's, of the entries of G_k − G_{k−1} with G_k the gradient of step k: between
+neighbouring steps the true gradient hardly changes, and a difference of two noises has the tail of
+one. Entries are neither independent nor the norms the paper's assumption is about; for those take
+per-sample gradients (:mod:`polarstep.theory.tail_index`). It is a thermometer, not a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from polarstep.diagnostics.cheap import cheap_certificate
+from polarstep.diagnostics.measures import measure, update_ratio
+from polarstep.optim import Muon
+from polarstep.optim.phases import Bucket
+from polarstep.storage import JsonLines
+from polarstep.theory.tail_index import SMALLEST, hill
+
+__all__ = ["Monitor", "Row", "ScalarWriter"]
+
+Row = dict[str, Any]
+
+TAIL_ENTRIES = 100_000
+"""Most entries of a gradient difference that a tail index is read from."""
+
+
+class ScalarWriter(Protocol):
+    """What ``torch.utils.tensorboard.SummaryWriter`` is to us."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Record one number."""
+
+
+class Monitor:
+    """Samples an optimizer every ``every`` steps; see the module for what and how.
+
+    Args:
+        optimizer: any :class:`polarstep.Muon`, such as :func:`polarstep.muon_for` gives.
+        every: sample the steps 0, N, 2N, …
+        jsonl: a file to append rows to, one JSON object a line.
+        tensorboard: a ``SummaryWriter``, or anything with its ``add_scalar``.
+        exact: γ and ν from singular values, with ranks and captured energy. ``False`` takes the
+            cheap certificate's bounds and leaves the spectral columns out, for large models.
+        select: which parameters to watch, by name; all unless given.
+        tail: whether to estimate tail indices; they need a copy of the gradients of the step before
+            a sampled one.
+    """
+
+    def __init__(
+        self,
+        optimizer: Muon,
+        every: int = 100,
+        *,
+        jsonl: str | Path | None = None,
+        tensorboard: ScalarWriter | None = None,
+        exact: bool = True,
+        select: Callable[[str], bool] | None = None,
+        tail: bool = True,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every={every}: expected a number of steps ≥ 1, such as 100")
+        self.optimizer, self.every = optimizer, every
+        self.rows: list[Row] = []
+        self._exact, self._select, self._tail = exact, select, tail
+        self._tensorboard = tensorboard
+        self._file = None
+        if jsonl is not None:
+            path = Path(jsonl)
+            self._file = JsonLines(path, path.stat().st_size if path.exists() else 0)
+        self._step = max((group.get("step", 0) for group in optimizer.param_groups), default=0)
+        self._before: dict[Tensor, Tensor] = {}
+        self._previous: dict[Tensor, Tensor] = {}
+        self._pending: list[Row] = []
+        self._polar: RemovableHandle | None = None
+        self._handles = [
+            optimizer.register_step_pre_hook(self._prepare),
+            optimizer.register_step_post_hook(self._record),
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off and close the file; the rows stay."""
+        for handle in self._handles:
+            handle.remove()
+        if self._polar is not None:
+            self._polar.remove()
+        if self._file is not None:
+            self._file.sync()
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def heatmap(self, path: str | Path, column: str = "gamma") -> None:
+        """Draw ``column`` as a picture: layers down, steps across."""
+        from polarstep.diagnostics.heatmap import heatmap
+
+        heatmap(self.rows, path, column)
+
+    @torch.no_grad()
+    def _prepare(self, optimizer: object, args: object, kwargs: object) -> None:
+        if self._step % self.every:
+            return
+        self._before = {p: p.detach().clone() for _, p in self._watched()}
+        # Only now: a hook in place makes the optimizer show every step.
+        self._polar = self.optimizer.register_polar_hook(self._look)
+
+    @torch.no_grad()
+    def _look(self, bucket: Bucket) -> None:
+        chosen = [i for i, name in enumerate(bucket.names) if self._chooses(name)]
+        if not chosen:
+            return
+        columns: dict[str, Tensor]
+        if self._exact:
+            found = measure(bucket.M[chosen], bucket.T[chosen])
+            columns = vars(found)
+        else:
+            bound = cheap_certificate(bucket.M, bucket.T, bucket.map, bucket.factors)
+            columns = {"gamma": bound.gamma[chosen], "nu": bound.nu[chosen]}
+        listed = {name: values.tolist() for name, values in columns.items()}
+        count: dict[str, int] = {}
+        for place, i in enumerate(chosen):
+            name = bucket.names[i]
+            block = count[name] = count.get(name, -1) + 1
+            values = {column: listed[column][place] for column in listed}
+            self._pending.append({"parameter": name, "block": block, **values})
+
+    @torch.no_grad()
+    def _record(self, optimizer: object, args: object, kwargs: object) -> None:
+        step, self._step = self._step, self._step + 1
+        if step % self.every == 0:
+            assert self._polar is not None
+            self._polar.remove()
+            self._polar = None
+            self._finish(step)
+            self._before, self._pending = {}, []
+        self._previous = {}
+        if self._tail and self._step % self.every == 0:
+            self._previous = {
+                p: p.grad.detach().clone() for _, p in self._watched() if p.grad is not None
+            }
+
+    def _finish(self, step: int) -> None:
+        """Join what the polar hook saw with what happened to each parameter, and write it."""
+        seen: dict[str, list[Row]] = {}
+        for row in self._pending:
+            seen.setdefault(row["parameter"], []).append(row)
+        for name, p in self._watched():
+            if p.grad is None:
+                continue
+            common: Row = {"step": step, "parameter": name, "shape": list(p.shape)}
+            before = self._before[p]
+            own = {"update_ratio": float(update_ratio(p.detach() - before, before))}
+            own |= self._tail_of(p)
+            matrices = seen.get(name, [{"block": 0}])
+            for row in matrices:
+                self._write(common | row | own)
+
+    def _tail_of(self, p: Tensor) -> dict[str, float]:
+        if p not in self._previous or p.grad is None:
+            return {}
+        difference = (p.grad - self._previous[p]).flatten()
+        difference = difference[:: max(1, difference.numel() // TAIL_ENTRIES)]
+        if int(torch.count_nonzero(difference)) <= SMALLEST:
+            return {}
+        if not bool(torch.isfinite(difference).all()):
+            return {}
+        found = hill(difference)
+        return {"tail_index": found.alpha, "tail_low": found.low, "tail_high": found.high}
+
+    def _write(self, row: Row) -> None:
+        self.rows.append(row)
+        if self._file is not None:
+            self._file.write(row)
+        if self._tensorboard is not None:
+            name = row["parameter"] if row["block"] == 0 else f"{row['parameter']}[{row['block']}]"
+            for column, value in row.items():
+                if isinstance(value, float):
+                    self._tensorboard.add_scalar(f"{column}/{name}", value, row["step"])
+
+    def _watched(self) -> Iterator[tuple[str, Tensor]]:
+        for group in self.optimizer.param_groups:
+            names = group.get("param_names") or [
+                f"parameter {i}" for i in range(len(group["params"]))
+            ]
+            for name, p in zip(names, group["params"], strict=True):
+                if self._chooses(name):
+                    yield name, p
+
+    def _chooses(self, name: str) -> bool:
+        return self._select is None or self._select(name)

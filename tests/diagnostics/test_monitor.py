@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import polarstep as ps
+from polarstep import rng
+from polarstep.diagnostics import Monitor, certify, heatmap, measure, measures, read_rows
+from polarstep.models.gpt import GPT, GPTConfig
+
+CONFIG = GPTConfig(vocab_size=32, width=32, layers=2, heads=2, context=16)
+LOW_RANK = ps.LowRank(6, 4, 1, always_sketch=True)
+
+
+def train(steps, watch=None, polar=LOW_RANK):
+    model = GPT(CONFIG, rng.generator("model"))
+    optimizer = ps.muon_for(model, lr=0.02, polar=polar)
+    monitor = watch(optimizer) if watch else None
+    g, losses = rng.generator("tokens"), []
+    for _ in range(steps):
+        tokens = torch.randint(0, 32, (4, 17), generator=g)
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    if monitor:
+        monitor.close()
+    return model, optimizer, monitor, torch.stack(losses)
+
+
+@pytest.mark.parametrize("polar", [LOW_RANK, ps.NewtonSchulz(5, "polar-express")], ids=type)
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_monitor_changes_nothing_bit_for_bit(polar, exact):
+    before = torch.get_rng_state()
+    plain, _, _, losses = train(7, polar=polar)
+    watched, optimizer, monitor, watched_losses = train(
+        7, lambda o: Monitor(o, every=2, exact=exact), polar
+    )
+    assert torch.equal(losses, watched_losses)
+    for a, b in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(before, torch.get_rng_state())
+    assert {row["step"] for row in monitor.rows} == {0, 2, 4, 6}
+    assert not optimizer._polar_hooks
+
+
+def test_rows_hold_every_measure_and_are_right(tmp_path):
+    seen = {}
+
+    def watch(optimizer):
+        def keep(bucket):
+            if bucket.step == 4:
+                for i, name in enumerate(bucket.names):
+                    seen[name] = (bucket.M[i].clone(), bucket.T[i].clone())
+
+        optimizer.register_polar_hook(keep)
+        return Monitor(optimizer, every=2, jsonl=tmp_path / "rows.jsonl")
+
+    model, _, monitor, _ = train(6, watch)
+    rows = read_rows(tmp_path / "rows.jsonl")
+    assert rows == json.loads(json.dumps(monitor.rows).replace("Infinity", "null"))
+    by_name = {row["parameter"]: row for row in rows if row["step"] == 4}
+    assert set(by_name) == {name for name, p in model.named_parameters() if p.grad is not None}
+    assert len(seen) >= 8
+    for name, (M, T) in seen.items():
+        row = by_name[name]
+        expected = certify(M, T)
+        assert row["gamma"] == pytest.approx(float(expected.gamma), abs=1e-9)
+        assert row["nu"] == pytest.approx(float(expected.nu), abs=1e-9)
+        assert row["stable_rank"] == pytest.approx(float(measures.stable_rank(M)))
+        assert row["effective_rank"] == pytest.approx(float(measures.effective_rank(M)))
+        assert row["captured_energy"] == pytest.approx(float(measures.captured_energy(M, T)))
+        assert 0 < row["captured_energy"] <= 1 + 1e-9
+        assert 0 < row["update_ratio"] < 1
+        assert row["tail_low"] < row["tail_index"] <= (row["tail_high"] or math.inf)
+
+
+def test_captured_energy_is_below_one_for_a_sketch_and_one_in_full_space():
+    _, _, sketched, _ = train(3, lambda o: Monitor(o, every=2))
+    _, _, full, _ = train(3, lambda o: Monitor(o, every=2), ps.NewtonSchulz(5))
+
+    def energies(monitor):
+        return [r["captured_energy"] for r in monitor.rows if r["step"] and "gamma" in r]
+
+    assert max(energies(full)) == pytest.approx(1, abs=1e-6)
+    assert min(energies(full)) == pytest.approx(1, abs=1e-6)
+    assert min(energies(sketched)) < 0.999
+
+
+def test_cheap_rows_bound_exact_ones():
+    _, _, exact, _ = train(3, lambda o: Monitor(o, every=2))
+    _, _, cheap, _ = train(3, lambda o: Monitor(o, every=2, exact=False))
+    pairs = [
+        (a["gamma"], b["gamma"])
+        for a, b in zip(exact.rows, cheap.rows, strict=True)
+        if "gamma" in a
+    ]
+    assert pairs
+    assert all(bound >= value for value, bound in pairs)
+
+
+def test_stacked_parameters_have_a_row_per_matrix():
+    X = torch.nn.Parameter(torch.randn(3, 8, 6, generator=rng.generator("stack")))
+    optimizer = ps.Muon([("experts", X)], polar=ps.NewtonSchulz(5))
+    with Monitor(optimizer, every=1, tail=False) as monitor:
+        X.grad = torch.randn(3, 8, 6, generator=rng.generator("gradient"))
+        optimizer.step()
+    assert [row["block"] for row in monitor.rows] == [0, 1, 2]
+    assert len({row["gamma"] for row in monitor.rows}) == 3
+    assert len({row["update_ratio"] for row in monitor.rows}) == 1
+
+
+def test_tensorboard_and_select(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    calls = []
+
+    class Spy:
+        def add_scalar(self, tag, scalar_value, global_step):
+            calls.append((tag, scalar_value, global_step))
+
+    train(3, lambda o: Monitor(o, every=1, tensorboard=Spy(), select=lambda n: "mlp" in n))
+    assert {tag.split("/")[0] for tag, *_ in calls} >= {"gamma", "nu", "update_ratio", "tail_index"}
+    assert all("mlp" in tag for tag, *_ in calls)
+    assert {step for *_, step in calls} == {0, 1, 2}
+    with SummaryWriter(tmp_path) as writer:
+        train(2, lambda o: Monitor(o, every=1, tensorboard=writer))
+    assert list(tmp_path.glob("events*"))
+
+
+def test_a_resumed_monitor_appends(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    train(2, lambda o: Monitor(o, every=1, jsonl=path))
+    first = len(read_rows(path))
+    train(2, lambda o: Monitor(o, every=1, jsonl=path))
+    assert len(read_rows(path)) == 2 * first
+
+
+def test_measure_is_its_parts():
+    g = rng.generator("measure")
+    M = torch.randn(4, 9, 12, generator=g)
+    M[2] = 0
+    T = ps.LowRank(3, 2, always_sketch=True)(M)
+    found, certificate = measure(M, T), certify(M, T)
+    torch.testing.assert_close(found.gamma, certificate.gamma)
+    torch.testing.assert_close(found.nu, certificate.nu)
+    torch.testing.assert_close(found.stable_rank, measures.stable_rank(M))
+    torch.testing.assert_close(found.effective_rank, measures.effective_rank(M))
+    torch.testing.assert_close(found.captured_energy, measures.captured_energy(M, T))
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_heatmap_is_drawn(tmp_path, suffix):
+    _, _, monitor, _ = train(4, lambda o: Monitor(o, every=1))
+    path = tmp_path / f"gamma.{suffix}"
+    monitor.heatmap(path)
+    assert path.stat().st_size > 5000
+    assert not list(tmp_path.glob(".*"))
+    with pytest.raises(ValueError, match="expected one of gamma"):
+        monitor.heatmap(path, "nonsense")
+    with pytest.raises(ValueError, match="record some steps"):
+        heatmap([], path)
+
+
+def test_bad_interval():
+    with pytest.raises(ValueError, match="every=0"):
+        Monitor(ps.Muon([torch.nn.Parameter(torch.eye(3))]), every=0)
