@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.spectra import gaussian, with_singular_values
+
+from polarstep import Exact
+
+
+def test_is_the_sign_of_the_singular_values():
+    M = torch.diag(torch.tensor([3.0, -2.0, 0.0, 1e-3], dtype=torch.float64))
+    torch.testing.assert_close(Exact()(M), torch.diag(torch.tensor([1.0, -1, 0, 1]).double()))
+
+
+@given(m=st.integers(1, 12), n=st.integers(1, 12), rank=st.integers(0, 12))
+def test_is_a_partial_isometry_that_attains_the_nuclear_norm(m, n, rank):
+    sigma = torch.linspace(3, 0.1, min(m, n), dtype=torch.float64)
+    sigma[rank:] = 0
+    M = with_singular_values(sigma, m, n)
+    T = Exact(rtol=1e-9)(M)
+    torch.testing.assert_close(T @ T.mT @ T, T, atol=1e-10, rtol=0)
+    torch.testing.assert_close((M * T).sum(), sigma.sum(), atol=1e-10, rtol=0)
+    assert torch.linalg.matrix_rank(T) == min(rank, m, n)
+
+
+def test_float32_is_computed_in_float64():
+    M = gaussian(12, 20)
+    torch.testing.assert_close(
+        Exact()(M.float()), Exact()(M.float().double()).float(), atol=0, rtol=0
+    )
+
+
+def test_rtol_says_what_counts_as_zero():
+    M = torch.diag(torch.tensor([1.0, 1e-3]))
+    assert torch.linalg.matrix_rank(Exact()(M)) == 2
+    assert torch.linalg.matrix_rank(Exact(rtol=1e-2)(M)) == 1
+    for bad in (-1e-9, 1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"rtol=.*expected 0 ≤ rtol < 1"):
+            Exact(rtol=bad)

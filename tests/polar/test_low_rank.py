@@ -1,0 +1,221 @@
+"""Algorithms 1 and 2, written out with QR on the same sketch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal
+from torch.utils.flop_counter import FlopCounterMode
+
+from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, rng
+from polarstep.sketch import Warm
+
+ORTH = ["householder", "cholesky", "products"]
+
+
+def op(M):
+    return torch.linalg.matrix_norm(M.double(), 2)
+
+
+def written_out(M, Omega, power, inner):
+    """Algorithm 1 line by line for a wide M; a half power starts from the short side."""
+    for_half = 2 * power % 2 == 1
+    Y = M.mT @ Omega if for_half else M @ Omega
+    side = M.mT if for_half else M
+    for _ in range(int(2 * power)):
+        side = side.mT
+        Y = side @ torch.linalg.qr(Y).Q
+    Q = torch.linalg.qr(Y).Q
+    B = Q.mT @ M
+    U, S, Vh = torch.linalg.svd(B, full_matrices=False)
+    Z = S / S.norm()
+    for _ in range(inner):
+        Z = (15 * Z - 10 * Z**3 + 3 * Z**5) / 8
+    return Q @ ((U * Z) @ Vh)
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1, 2])
+@pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz(), Warm()], ids=str)
+@pytest.mark.parametrize("form", ["plain", "gram"])
+def test_is_the_algorithm(power, sketch, form):
+    if isinstance(sketch, Warm) and power == 0.5:
+        pytest.skip("a warm start lies on the long side, where half powers do not begin")
+    solver = LowRank(8, 4, power, sketch, NewtonSchulz(7, form=form), always_sketch=True)
+    for seed, M in enumerate((matrix("power-law", 24, 60), gaussian(30, 30))):
+        side = M.mT if power == 0.5 else M
+        Omega = sketch.matrix(side, 12, rng.generator("Ω", seed))
+        T = written_out(M, Omega, power, 7)
+        torch.testing.assert_close(
+            solver(M, generator=rng.generator("Ω", seed)), T, atol=1e-8, rtol=0
+        )
+        torch.testing.assert_close(
+            solver(M.mT.contiguous().mT, generator=rng.generator("Ω", seed)), T, atol=1e-8, rtol=0
+        )
+        if M.shape[0] < M.shape[1]:  # a tall matrix is transposed first
+            tall = solver(M.mT, generator=rng.generator("Ω", seed))
+            torch.testing.assert_close(tall, T.mT, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("orth", ORTH)
+def test_every_orthonormalization_gives_the_algorithm_in_float32(orth):
+    M = batch("power-law", 3, 24, 60).float()
+    solver = LowRank(8, 4, 1, orth=orth, always_sketch=True)
+    Omega = Gaussian().matrix(M, 12, rng.generator("Ω")).double()
+    reference = torch.stack([written_out(m, Omega, 1, 7) for m in M.double()])
+    T = solver(M, generator=rng.generator("Ω")).double()
+    torch.testing.assert_close(T, reference, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz(), Warm()], ids=str)
+@pytest.mark.parametrize("rank", [1, 5, 12])
+def test_is_exact_where_the_rank_fits(sketch, rank):
+    sigma = torch.linspace(1, 0.1, rank, dtype=torch.float64)
+    M = (orthogonal(30, 1, rank) * sigma) @ orthogonal(50, 2, rank).mT
+    solver = LowRank(rank, 8, 1, sketch, NewtonSchulz(25), always_sketch=True)
+    reference = orthogonal(30, 1, rank) @ orthogonal(50, 2, rank).mT
+    T = solver(M, generator=rng.generator("exact"))
+    if isinstance(sketch, Kaczmarz):  # a few columns may miss a direction of a matrix of rank 12
+        assert (M * T).sum() >= 0.8 * sigma.sum()
+    else:
+        torch.testing.assert_close(T, reference, atol=1e-6, rtol=0)
+        torch.testing.assert_close(T, Exact(rtol=1e-9)(M), atol=1e-6, rtol=0)
+
+
+def test_is_exact_at_full_width():
+    M = gaussian(12, 20)
+    solver = LowRank(12, 0, 1, inner=NewtonSchulz(40), always_sketch=True)
+    assert solver.full_space_reason(12, 20) == "ℓ=12 ≥ 12"
+    torch.testing.assert_close(solver(M), Exact()(M), atol=1e-6, rtol=0)
+    nearly = LowRank(11, 0, 1, inner=NewtonSchulz(40), always_sketch=True)
+    assert nearly.full_space_reason(12, 20) is None
+    sketched = torch.linalg.svdvals(nearly(M))
+    torch.testing.assert_close(sketched[:11], torch.ones(11).double(), atol=1e-6, rtol=0)
+    assert sketched[11] < 1e-8
+
+
+@pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz()], ids=str)
+@pytest.mark.parametrize("orth", ORTH)
+@pytest.mark.parametrize("power", [0, 0.5, 1])
+@pytest.mark.parametrize("inner", [NewtonSchulz(9, "cubic", "spectral"), NewtonSchulz(7), Exact()])
+def test_norm_is_at_most_one_at_working_size(sketch, orth, power, inner, momentum):
+    solver = LowRank(12, 8, power, sketch, inner, orth, always_sketch=True)
+    synthetic = torch.stack([matrix(s, 64, 96) for s in SPECTRA]).float()
+    for M in (synthetic, *(m[:12] for m in momentum.values())):
+        T = solver(M, generator=rng.generator("norm"))
+        assert T.isfinite().all()
+        assert (op(T) <= 1 + 1e-5).all()
+
+
+@pytest.mark.parametrize("orth", ORTH)
+def test_real_momentum_keeps_its_alignment_in_float32(orth, momentum):
+    """Against Algorithm 1 in float64: what rounding may cost is alignment, and little of it."""
+    solver = LowRank(12, 8, 1, orth=orth, always_sketch=True)
+    for M in momentum.values():
+        wide = (M if M.shape[-2] <= M.shape[-1] else M.mT).double()
+        Omega = Gaussian().matrix(wide.float(), 20, rng.generator("Ω")).double()
+        reference = torch.stack([written_out(m, Omega, 1, 7) for m in wide if m.any()])
+        T = solver(M, generator=rng.generator("Ω")).double()
+        T = (T if M.shape[-2] <= M.shape[-1] else T.mT)[wide.any(-1).any(-1)]
+        wide = wide[wide.any(-1).any(-1)]
+        nuclear = torch.linalg.matrix_norm(wide, "nuc")
+        got, expected = ((wide * each).sum((-2, -1)) / nuclear for each in (T, reference))
+        assert (got > expected - (0.02 if orth == "products" else 1e-4)).all()
+
+
+def test_real_momentum_is_zero_at_step_one_beside_matrices_that_are_not(momentum):
+    nonzero = momentum["64x64"].any(-1).any(-1)
+    assert nonzero.any()
+    assert not nonzero.all()
+
+
+@pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz(), Warm()], ids=str)
+@pytest.mark.parametrize("orth", ORTH)
+@given(rank=st.integers(1, 6), log_scale=st.integers(-30, 30), seed=st.integers(0, 5))
+def test_full_alignment_on_what_rank_there_is(sketch, orth, rank, log_scale, seed):
+    # Every column of M has the same norm, so that Kaczmarz finds its range with few columns.
+    sigma = torch.linspace(1, 0.5, rank, dtype=torch.float64)
+    columns = gaussian(rank, 40, seed=seed)
+    M = (orthogonal(24, seed, rank) * sigma) @ (columns / columns.norm(dim=0))
+    M = (M * 10.0**log_scale).float()[None].repeat(3, 1, 1)
+    M[1] = 0
+    M[2, :, 1:] = M[2, :, :1]  # of rank one, in repeated columns
+    solver = LowRank(10, 8, 1, sketch, NewtonSchulz(20), orth, always_sketch=True)
+    T = solver(M, generator=rng.generator("aligned", seed)).double()
+    nuclear = torch.linalg.matrix_norm(M.double(), "nuc")
+    aligned = (M.double() * T).sum((-2, -1)) / nuclear.clamp_min(1e-300)
+    assert aligned[0] > 1 - 1e-3
+    assert aligned[2] > 1 - 1e-5
+    assert not T[1].any()
+    assert (op(T) <= 1 + 1e-5).all()
+
+
+def test_the_inner_delta_may_be_a_number():
+    M = 4 * matrix("flat", 24, 60)
+    solver = LowRank(8, 4, 1, inner=NewtonSchulz(0, delta=8.0), always_sketch=True)
+    T = solver(M)
+    sigma = torch.linalg.svdvals(T)
+    torch.testing.assert_close(sigma[:12], torch.full((12,), 0.5).double(), atol=1e-8, rtol=0)
+    assert abs(op(solver(M.float() * 2)) - 1) < 1e-5
+
+
+def test_without_a_generator_the_sketch_is_always_the_same(untouched_rng):
+    M, solver = gaussian(30, 50), LowRank(8, 4)
+    assert solver.full_space_reason(30, 50) is None
+    assert torch.equal(solver(M), solver(M))
+    other = solver(M, generator=rng.generator("another"))
+    assert not torch.allclose(solver(M), other)
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1, 2])
+def test_the_large_products_are_those_of_the_formula(power):
+    m, n, ell = 24, 60, 12
+    solver = LowRank(8, 4, power, inner=NewtonSchulz(0), orth="householder", always_sketch=True)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        solver(gaussian(m, n).float())
+    assert counter.get_total_flops() == (4 * power + 6) * m * n * ell
+    qr = 2 * m * ell**2 - 2 * ell**3 // 3
+    assert solver.flops(m, n) == (4 * power + 6) * m * n * ell + qr
+    kaczmarz = LowRank(8, 4, power, Kaczmarz(), NewtonSchulz(0), "householder", True)
+    with counter:
+        kaczmarz(gaussian(m, n).float())
+    assert counter.get_total_flops() == (4 * power + 4) * m * n * ell
+
+
+def test_where_sketching_does_not_pay_the_inner_map_runs():
+    solver = LowRank(200)
+    assert solver.full_space_reason(768, 3072) is None
+    assert solver.full_space_reason(128, 512) == "ℓ=210 ≥ 128"
+    assert solver.full_space_reason(220, 220) == "sketching would cost more"
+    assert "full space: ℓ=210 ≥ 128" in solver.describe(128, 512)
+    assert "LowRank(200+10, h=1, Gaussian)" in solver.describe(768, 3072)
+    M = gaussian(24, 60)
+    assert torch.equal(solver(M), solver.inner(M))
+    assert solver.flops(24, 60) == solver.inner.flops(24, 60)
+    always = LowRank(200, always_sketch=True)
+    assert always.full_space_reason(220, 220) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"rank": 0}, ValueError, r"rank=0: expected an integer ≥ 1; the paper takes"),
+        ({"rank": 2.5}, ValueError, r"rank=2\.5: expected an integer"),
+        ({"rank": True}, ValueError, r"rank=True: expected an integer"),
+        ({"oversample": -1}, ValueError, r"oversample=-1: expected an integer ≥ 0"),
+        ({"power": -1}, ValueError, r"power=-1: expected 0, ½, 1"),
+        ({"power": 0.3}, ValueError, r"power=0\.3: expected 0, ½, 1"),
+        ({"power": float("nan")}, ValueError, r"power=nan: expected 0, ½, 1"),
+        ({"power": float("inf")}, ValueError, r"power=inf: expected 0, ½, 1"),
+        ({"sketch": "gaussian"}, TypeError, r"sketch='gaussian': expected a Sketch such as"),
+        ({"inner": "quintic"}, TypeError, r"inner='quintic': expected a polar map such as"),
+        ({"inner": LowRank(3)}, ValueError, r"inner is a LowRank map: expected a full-space"),
+        ({"orth": "svd"}, ValueError, r"orth='svd': expected one of auto, householder"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        LowRank(**options)

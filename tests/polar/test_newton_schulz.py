@@ -1,0 +1,183 @@
+"""T(M) = U p_q(Σ/δ) Vᵀ in both forms, and a δ that is never too small."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.spectra import SPECTRA, batch, gaussian, matrix, with_singular_values
+from torch.utils.flop_counter import FlopCounterMode
+
+from polarstep import NewtonSchulz
+from polarstep.polar import coefficients, gram
+
+CUSTOM = ((2.0, -1.5, 0.5), (1.5, -0.5), (1.2, 0.1, -0.2, -0.1))
+SETS = (*coefficients.names(), CUSTOM)
+
+
+def op(M):
+    return torch.linalg.matrix_norm(M, 2)
+
+
+def delta_of(M, delta):
+    """δ written out from the singular values."""
+    sigma = torch.linalg.svdvals(M)
+    if delta == "frobenius":
+        return sigma.square().sum().sqrt()
+    if delta == "spectral":
+        return sigma.pow(8).sum().pow(1 / 8)
+    return torch.tensor(delta, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("coefficient_set", SETS, ids=str)
+@pytest.mark.parametrize("delta", ["frobenius", "spectral", 2.5])
+@pytest.mark.parametrize("form", ["plain", "gram", "auto"])
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_is_the_singular_value_map(coefficient_set, delta, form, steps):
+    solver = NewtonSchulz(steps, coefficient_set, delta, form=form)
+    for shape in ((9, 9), (6, 30), (30, 6)):
+        M = matrix("power-law", *shape)
+        U, S, Vh = torch.linalg.svd(M, full_matrices=False)
+        p = coefficients.evaluate(solver.polynomials, S / delta_of(M, delta))
+        torch.testing.assert_close(solver(M), (U * p) @ Vh, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("coefficient_set", ["cubic", "quintic"])
+@pytest.mark.parametrize("form", ["plain", "gram"])
+@given(steps=st.integers(0, 12), logs=st.lists(st.floats(-3, 0), min_size=1, max_size=8))
+def test_is_the_singular_value_map_whatever_the_spectrum(coefficient_set, form, steps, logs):
+    sigma = 10.0 ** torch.tensor(sorted(logs, reverse=True), dtype=torch.float64)
+    M = with_singular_values(sigma, len(sigma), 12)
+    solver = NewtonSchulz(steps, coefficient_set, form=form)
+    p = coefficients.evaluate(solver.polynomials, sigma / sigma.norm())
+    torch.testing.assert_close(
+        solver(M), with_singular_values(p, len(sigma), 12), atol=1e-10, rtol=0
+    )
+
+
+@pytest.mark.parametrize("form", ["plain", "gram"])
+@pytest.mark.parametrize("name", ["cubic", "quintic", "polar-express"])
+def test_many_steps_converge_to_the_exact_factor(form, name):
+    M = batch("power-law", 3, 10, 30)
+    U, _, Vh = torch.linalg.svd(M, full_matrices=False)
+    tolerance = 1e-6 if name != "polar-express" else 0.02  # its safety factor stops short of one
+    T = NewtonSchulz(40, name, form=form)(M)
+    torch.testing.assert_close(T, U @ Vh, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["plain", "gram"])
+@pytest.mark.parametrize("name", ["cubic", "quintic"])
+@pytest.mark.parametrize("delta", ["frobenius", "spectral"])
+@pytest.mark.parametrize("steps", [1, 5, 7, 9, 12, 25])
+def test_norm_is_at_most_one_for_any_number_of_steps(form, name, delta, steps, momentum):
+    # The Gram form is at its worst between two restarts, at nine quintic steps.
+    solver = NewtonSchulz(steps, name, delta, form=form)
+    synthetic = torch.stack([matrix(s, 64, 96) for s in SPECTRA]).float()
+    for M in (synthetic, *(m[:10] for m in momentum.values())):
+        assert (op(solver(M).double()) <= 1 + 1e-5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@given(data=st.data())
+def test_spectral_delta_is_a_norm_from_above(dtype, data):
+    m, n = data.draw(st.integers(1, 24), "m"), data.draw(st.integers(1, 24), "n")
+    kind = data.draw(st.sampled_from([*SPECTRA, "gaussian", "ones", "logs"]), "kind")
+    if kind == "gaussian":
+        M = gaussian(m, n, seed=m + 31 * n)
+    elif kind == "ones":
+        M = torch.ones(m, n, dtype=torch.float64)
+    elif kind == "logs":
+        r = min(m, n)
+        logs = data.draw(st.lists(st.floats(-6, 0), min_size=r, max_size=r), "log σ")
+        M = with_singular_values(10.0 ** torch.tensor(logs, dtype=torch.float64), m, n)
+    else:
+        M = matrix(kind, m, n)
+    scale = 10.0 ** data.draw(st.integers(-30, 30), "log scale")
+    M = (M * scale).to(dtype)
+    over_delta = op(NewtonSchulz(0, delta="spectral")(M).double())  # ‖M‖_op/δ
+    assert over_delta <= 1 + (1e-12 if dtype == torch.float64 else 2e-7)  # measuring rounds too
+    if M.any():
+        assert over_delta >= min(m, n) ** (-1 / 8) * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(64, 4096), (512, 512)], ids=str)
+def test_spectral_delta_is_a_norm_from_above_in_long_sums(shape):
+    # Equal terms round the same way: the worst case for a sum of this length.
+    for M in (torch.ones(shape), torch.full(shape, 1 / 3), gaussian(*shape).float().abs()):
+        assert op(NewtonSchulz(0, delta="spectral")(M).double()) <= 1 + 2e-7
+
+
+@pytest.mark.parametrize("delta", ["frobenius", "spectral", 3.0])
+@pytest.mark.parametrize("form", ["plain", "gram", "auto"])
+@pytest.mark.parametrize(
+    "coefficient_set", ["cubic", "quintic", "polar-express", "jordan", CUSTOM], ids=str
+)
+@pytest.mark.parametrize("steps", [0, 1, 5, 9])
+@pytest.mark.parametrize("shape", [(16, 16), (8, 48), (48, 8)], ids=str)
+def test_product_flops_is_what_runs(delta, form, coefficient_set, steps, shape):
+    solver = NewtonSchulz(steps, coefficient_set, delta, form=form)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        solver(gaussian(*shape).float())
+    assert counter.get_total_flops() == solver.product_flops(*shape)
+
+
+def test_auto_takes_the_cheaper_form():
+    solver = NewtonSchulz(5)
+    assert not solver.uses_gram(768, 768)
+    assert solver.uses_gram(768, 3072)
+    for m, n in ((16, 16), (16, 20), (16, 64)):
+        forms = [NewtonSchulz(5, form=form).product_flops(m, n) for form in ("plain", "gram")]
+        assert solver.product_flops(m, n) == min(forms)
+
+
+def test_flops_is_the_papers_count_whichever_form_runs():
+    for form in ("plain", "gram"):
+        assert NewtonSchulz(7, form=form).flops(768, 3072) == 7 * (4 * 3072 * 768**2 + 2 * 768**3)
+    assert NewtonSchulz(3, "cubic").flops(10, 20) == 3 * 4 * 20 * 10**2
+
+
+def test_a_restart_keeps_what_the_gram_matrix_cannot_hold():
+    # σ = 1e-4 is below what float32 can say of a Gram matrix with eigenvalue one.
+    sigma = torch.tensor([1.0, 1e-4], dtype=torch.float64)
+    M = with_singular_values(sigma, 2, 40)
+    solver = NewtonSchulz(20, form="gram")
+    assert gram.restarts(solver.polynomials, torch.finfo(torch.float32).eps)
+    T = solver(M.float()).double()
+    torch.testing.assert_close(torch.linalg.svdvals(T), torch.ones(2).double(), atol=1e-4, rtol=0)
+
+
+def test_products_in_the_dtype_that_was_asked_for():
+    M = matrix("flat", 8, 12).float()
+    coarse = NewtonSchulz(3, dtype=torch.bfloat16, form="plain")(M)
+    assert coarse.dtype == torch.float32
+    error = (coarse - NewtonSchulz(3)(M)).abs().max()
+    assert 1e-4 < error < 0.05
+    precise = NewtonSchulz(3, dtype=torch.float64)(M)
+    torch.testing.assert_close(precise, NewtonSchulz(3)(M.double()).float(), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": -1}, r"steps=-1: expected an integer ≥ 0"),
+        ({"steps": 2.0}, r"steps=2\.0: expected an integer"),
+        ({"steps": True}, r"steps=True: expected an integer"),
+        ({"coefficients": "newton"}, r"coefficients='newton': expected one of 'cubic'"),
+        ({"coefficients": (1.5, -0.5)}, r"wrap a single polynomial"),
+        ({"coefficients": ()}, r"for no step at all use steps=0"),
+        ({"coefficients": ((1.5, math.nan),)}, r"two finite numbers"),
+        ({"delta": "nuclear"}, r"delta='nuclear': expected \"frobenius\", \"spectral\""),
+        ({"delta": 0.0}, r"delta=0\.0: expected a finite number > 0"),
+        ({"delta": math.inf}, r"delta=inf: expected a finite number > 0"),
+        ({"dtype": torch.int32}, r"dtype=torch.int32: expected a floating-point dtype"),
+        ({"form": "small"}, r"form='small': expected one of auto, plain, gram"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        NewtonSchulz(**options)

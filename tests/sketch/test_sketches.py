@@ -1,0 +1,121 @@
+"""What every sketch promises, and the two of the paper in particular."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.solvers import over_sketches
+from tests.spectra import gaussian, matrix
+
+from polarstep import Gaussian, Kaczmarz, rng
+from polarstep.sketch import Warm
+
+
+def key(seed=0):
+    return rng.generator("sketch", seed)
+
+
+@over_sketches()
+@pytest.mark.parametrize("shape", [(1, 1), (6, 9), (9, 6), (3, 6, 9), (2, 2, 6, 9)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_product_is_the_product(sketch, shape, dtype, untouched_rng):
+    M = gaussian(*shape).to(dtype)
+    before = M.clone()
+    Y, Omega = sketch(M, 4, key()), sketch.matrix(M, 4, key())
+    assert Y.shape == (*shape[:-1], 4)
+    assert Y.dtype == Omega.dtype == dtype
+    assert Omega.shape[-2:] == (shape[-1], 4)
+    torch.testing.assert_close(Y, M @ Omega)
+    assert torch.equal(M, before)
+
+
+@over_sketches()
+def test_a_batch_shares_the_random_numbers(sketch):
+    M = gaussian(5, 6, 9)
+    together = sketch(M, 4, key())
+    torch.testing.assert_close(together, torch.stack([sketch(m, 4, key()) for m in M]))
+    assert not torch.allclose(together, sketch(M, 4, key(1)))
+    assert torch.equal(sketch(M, 4), sketch(M, 4))  # without a generator: a fixed one
+
+
+@over_sketches()
+def test_sketches_are_values(sketch):
+    for twin in (copy.deepcopy(sketch), pickle.loads(pickle.dumps(sketch))):
+        assert (twin, hash(twin), repr(twin)) == (sketch, hash(sketch), repr(sketch))
+    assert sketch.flops(6, 9, 4) > 0
+
+
+@over_sketches()
+def test_second_moment_is_the_identity(sketch):
+    """E[ΩΩᵀ] = I, for the Gaussian one ℓ·I: what makes MΩ(MΩ)ᵀ an estimate of MMᵀ."""
+    M = matrix("power-law", 5, 6)
+    draws = torch.stack([sketch.matrix(M, 8, key(seed)) for seed in range(4000)])
+    mean = (draws @ draws.mT).mean(0) / (1 if isinstance(sketch, Kaczmarz) else 8)
+    torch.testing.assert_close(mean, torch.eye(6).double(), atol=0.12, rtol=0)
+
+
+def test_gaussian_entries_are_normal():
+    Omega = Gaussian().matrix(torch.zeros(3, 200), 300, key())
+    assert abs(Omega.mean()) < 0.02
+    assert abs(Omega.std() - 1) < 0.02
+    correlation = Omega.mT @ Omega / 200
+    assert (correlation - torch.eye(300)).abs().max() < 0.5
+
+
+def test_kaczmarz_draws_columns_by_their_squared_norm():
+    M = matrix("power-law", 5, 7)
+    M[:, 2] = 0
+    expected = M.square().sum(0) / M.square().sum()
+    counts = torch.zeros(7).double()
+    for seed in range(3000):
+        # A column that was drawn c times has the scale √c/√(ℓπ).
+        Omega = Kaczmarz().matrix(M, 4, key(seed))
+        counts += (Omega.square().sum(-1) * 4 * expected).round()
+    assert counts.sum() == 4 * 3000
+    torch.testing.assert_close(counts / counts.sum(), expected, atol=0.01, rtol=0)
+    assert counts[2] == 0
+
+
+@given(
+    norms=st.lists(st.sampled_from([0.0, 1e-3, 1.0, 30.0]), min_size=1, max_size=9),
+    width=st.integers(1, 12),
+    seed=st.integers(0, 100),
+)
+def test_kaczmarz_takes_a_repeated_column_once(norms, width, seed):
+    M = gaussian(6, len(norms)) * torch.tensor(norms, dtype=torch.float64)
+    Omega = Kaczmarz().matrix(M, width, key(seed))
+    assert Omega.isfinite().all()
+    assert (Omega.count_nonzero(dim=0) <= 1).all()  # one entry a column
+    assert (Omega.count_nonzero(dim=1) <= 1).all()  # a column of M at most once
+    used = Omega.any(dim=0)
+    assert torch.equal(used, used.sort(descending=True).values)  # zeros are behind all others
+    pi = M.square().sum(0) / M.square().sum().clamp_min(1e-300)
+    times = Omega.square().sum(-1) * width * pi
+    torch.testing.assert_close(times, times.round(), atol=1e-9, rtol=0)
+    assert round(float(times.sum())) == (width if M.any() else 0)
+    assert (times[pi == 0] == 0).all()
+
+
+def test_kaczmarz_of_a_zero_matrix_is_zero():
+    assert not Kaczmarz()(torch.zeros(2, 4, 5), 3, key()).any()
+    assert not Kaczmarz().matrix(torch.zeros(4, 5), 3, key()).any()
+
+
+def test_kaczmarz_misplaces_no_rare_column():
+    """With many columns the levels of a float32 sum would run together."""
+    M = torch.ones(1, 60_000)
+    M[0, -1] = 1e-2
+    indices = Kaczmarz().matrix(M, 3000, key()).nonzero()[:, 0]
+    assert len(indices) > 2500
+    assert abs(indices.double().mean() / 60_000 - 0.5) < 0.03
+
+
+def test_warm_needs_noise():
+    for bad in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"noise=.*expected a number > 0.*missed for ever"):
+            Warm(noise=bad)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polarstep.rng import generator, key_to_seed
+
+KEYS = st.lists(st.integers() | st.text(max_size=8), max_size=4).map(tuple)
+
+
+@given(a=KEYS, b=KEYS)
+def test_a_seed_is_a_function_of_its_key(a, b):
+    assert 0 <= key_to_seed(*a) < 2**63
+    assert (key_to_seed(*a) == key_to_seed(*b)) == (a == b)
+
+
+def test_a_number_and_its_digits_are_different_keys():
+    assert key_to_seed(1, 23) != key_to_seed(12, 3) != key_to_seed("1", 23)
+
+
+def test_the_same_in_another_process():
+    code = "from polarstep.rng import key_to_seed; print(key_to_seed(0, '768x768', 41))"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert int(there.stdout) == key_to_seed(0, "768x768", 41)
+
+
+def test_streams_are_unrelated(untouched_rng):
+    a, b = (torch.randn(4000, generator=generator(0, "768x768", step)) for step in (1, 2))
+    assert abs((a * b).mean()) < 0.06
