@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = ["normalized"]
 
 _BLOCK = 2048
-_PARTS = 32  # partial sums a matrix: enough programs to fill a GPU with a handful of matrices
+_PARTS = 256  # partial sums a matrix: enough programs to fill a GPU with a handful of matrices
 
 
 @triton.jit
@@ -42,7 +42,12 @@ def _divide_kernel(Y, sums, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr)
 
 
 def normalized(Y: Tensor) -> Tensor:
-    """Each matrix of ``Y`` (batch, m, n) divided by its Frobenius norm; a zero one stays zero."""
+    """Each matrix of ``Y`` (batch, m, n) divided by its Frobenius norm; a zero one stays zero.
+
+    The result has the memory layout of ``Y``, of a transposed one too.
+    """
+    if Y.mT.is_contiguous() and not Y.is_contiguous():
+        return normalized(Y.mT).mT
     Y = Y.contiguous()
     batch, size = Y.shape[0], Y.shape[1] * Y.shape[2]
     sums = torch.empty(batch, _PARTS, device=Y.device, dtype=torch.float64)

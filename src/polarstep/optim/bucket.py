@@ -6,13 +6,13 @@
 
 After a few steps the launches are captured as a CUDA graph, and a step is then one replay. What
 changes from step to step lies in tensors that the graph reads: addresses, momenta, learning rates
-and decays, fresh random numbers, last step's factors. Nothing here waits for the device.
+and decays, random numbers, a warm sketch's start. Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ from torch import Tensor
 from polarstep import rng
 from polarstep.kernels.pointers import Table
 from polarstep.matrix import product_dtype
-from polarstep.optim.phases import Bucket, PolarHook, Work, basis_key
+from polarstep.optim.groups import Group
+from polarstep.optim.phases import Bucket, PolarHook, basis_key
 from polarstep.optim.scaling import resolve_scale
 from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, PolarMap
+from polarstep.sketch import Warm
 
-__all__ = ["DeviceBucket", "Member", "Signature"]
+__all__ = ["DeviceBucket", "Member", "Signature", "State"]
 
 State = dict[Tensor, dict[str, Any]]
 
@@ -47,39 +49,23 @@ class Signature:
     nesterov: bool
     skips_nonfinite: bool
 
-    @property
-    def product_dtype(self) -> torch.dtype:
-        """The precision of M and of the products on this device."""
-        return product_dtype(torch.empty(0, device=self.device))
-
-    @property
-    def is_sketched(self) -> bool:
-        """Whether T comes as two factors."""
-        return isinstance(self.polar, LowRank) and (
-            self.polar.full_space_reason(self.m, self.n) is None
-        )
-
 
 @dataclass(frozen=True)
 class Member:
     """A run of equally shaped matrices at equal distances within one parameter."""
 
-    work: Work
-    index: int  # of the parameter in its work
+    param: Tensor
+    name: str
+    group: Group
     block: int  # of the parameter's matrix view
     count: int
-    offset: int  # of the first matrix, in elements
-    stride: int  # from one matrix to the next, in elements
+    offset: int  # of the first matrix, in bytes
+    stride: int  # from one matrix to the next, in bytes
 
-    @property
-    def param(self) -> Tensor:
-        """The parameter."""
-        return self.work.params[self.index]
-
-    def addresses(self, tensor: Tensor) -> list[int]:
+    def addresses(self, tensor: Tensor) -> range:
         """Where the matrices lie in ``tensor``, which has the parameter's shape."""
-        base, size = tensor.data_ptr(), tensor.element_size()
-        return [base + size * (self.offset + i * self.stride) for i in range(self.count)]
+        first = tensor.data_ptr() + self.offset
+        return range(first, first + self.count * self.stride, self.stride)
 
 
 class DeviceBucket:
@@ -96,83 +82,82 @@ class DeviceBucket:
         self._decays = Table(device, torch.float32)
         self._steps = Table(device, torch.float32)
         self._finite: Tensor | None = None
-        self._start: Tensor | None = None  # Zᵀ of the last step, (count, long side, ℓ)
-        self._fresh: Tensor | None = None  # this step's Gaussian matrix, (long side, ℓ)
-        self._steps_taken = 0
+        self._start: Tensor | None = None  # Ωᵀ of a warm sketch, (count, ℓ, long side)
+        self._numbers: Tensor | None = None  # this step's random numbers
+        self._runs = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    @cached_property
+    def sketched(self) -> LowRank | None:
+        """The polar map, if T comes as two factors."""
+        its = self.signature
+        if not isinstance(its.polar, LowRank):
+            return None
+        return its.polar if its.polar.full_space_reason(its.m, its.n, its.device) is None else None
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The precision of M and of the products on this device."""
+        return product_dtype(torch.empty(0, device=self.signature.device))
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether a step is the replay of a graph."""
+        return self._graph is not None
+
     def run(
-        self, members: list[Member], state: State, step: int, hooks: Iterable[PolarHook] = ()
+        self,
+        members: list[Member],
+        state: State,
+        finite: dict[Tensor, Tensor],
+        hooks: tuple[PolarHook, ...] = (),
     ) -> None:
-        """One step of all members."""
-        self._refresh(members, state)
-        warm = self._recall(members, state)
-        if warm:
-            self._draw(step)
-        if hooks or not (warm or not self.signature.polar.is_random):
-            self._run(members, step, warm, hooks)
+        """One step of all members; ``finite`` has a flag for those that may have to be skipped."""
+        its = self.signature
+        key = (its.seed, f"{its.m}x{its.n}", members[0].group["step"])
+        self._refresh(members, state, finite)
+        if self.sketched is not None:
+            self._draw(self.sketched, key)
+            self._recall(self.sketched, members, state)
+        if hooks:
+            self._show(members, key, hooks, *self._step())
         elif self._graph is not None:
             self._graph.replay()
         elif self._should_capture():
-            self._capture(warm)
+            self._capture()
         else:
-            self._run(members, step, warm, hooks)
-        self._remember(members, state)
-        self._steps_taken += 1
+            self._step()
+        if self._start is not None:
+            for member, start in zip(members, self._parts(self._start, members), strict=True):
+                state[member.param][basis_key(member.block)] = start
+        self._runs += 1
 
     def _should_capture(self) -> bool:
         return (
             self.signature.device.type == "cuda"
-            and self._steps_taken >= STEPS_BEFORE_CAPTURE
+            and self._runs >= STEPS_BEFORE_CAPTURE
             and not torch.cuda.is_current_stream_capturing()
         )
 
-    def _capture(self, warm: bool) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
         # Another thread (a loader that pins memory) may use CUDA meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._step(warm, None)
-        self._graph.replay()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._step()
+        graph.replay()
+        self._graph = graph
 
-    def _run(
-        self, members: list[Member], step: int, warm: bool, hooks: Iterable[PolarHook]
-    ) -> None:
-        generator = None
-        if self.signature.polar.is_random and not warm:
-            generator = rng.generator(*self._key(step), device=self.signature.device)
-        M, T, factors = self._step(warm, generator)
-        if not hooks:
-            return
-        if factors is not None:
-            T = factors.Q @ factors.Z
-            T = T if self.signature.m <= self.signature.n else T.mT
-        assert T is not None
-        owners = [member for member in members for _ in range(member.count)]
-        bucket = Bucket(
-            self.signature.polar,
-            step,
-            self._key(step),
-            tuple(member.work.names[member.index] for member in owners),
-            tuple(member.param for member in owners),
-            M,
-            T,
-            factors,
-        )
-        for hook in hooks:
-            hook(bucket)
-
-    def _step(
-        self, warm: bool, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor | None, Factors | None]:
+    def _step(self) -> tuple[Tensor, Tensor | None, Factors | None]:
         """Momentum, polar, apply: launches only, on tensors that keep their place.
 
         Returns M, and T or its factors.
         """
+        from polarstep.kernels.blend import blend
         from polarstep.kernels.momentum import momentum
         from polarstep.kernels.update import update, update_from_factors
 
         its = self.signature
-        M = torch.empty(self.count, its.m, its.n, dtype=its.product_dtype, device=its.device)
+        M = torch.empty(self.count, its.m, its.n, dtype=self.dtype, device=its.device)
         momentum(
             self._gradients.tensor,
             self._buffers.tensor,
@@ -182,106 +167,110 @@ class DeviceBucket:
             nesterov=its.nesterov,
             finite=self._finite,
         )
-        tables = (self._decays.tensor, self._steps.tensor)
-        if not its.is_sketched:
-            T = its.polar(M, generator=generator)
-            update(self._weights.tensor, T, *tables, element=its.dtype, finite=self._finite)
+        weights, tables = self._weights.tensor, (self._decays.tensor, self._steps.tensor)
+        if self.sketched is None:
+            T = its.polar(M)
+            update(weights, T, *tables, element=its.dtype, finite=self._finite)
             return M, T, None
-        assert isinstance(its.polar, LowRank)
-        A = M if its.m <= its.n else M.mT
-        if warm:
-            assert self._start is not None
-            assert self._fresh is not None
-            factors = its.polar.factors_from(A, self._start, self._fresh)
-        else:
-            factors = its.polar.factors(A, generator)
+        assert self._numbers is not None
+        wide = its.m <= its.n
+        factors = self.sketched.factors(M if wide else M.mT, self._numbers, self._start)
         Q, Z = factors.Q, factors.Z
-        L, R = (Q, Z) if its.m <= its.n else (Z.mT, Q.mT)
-        update_from_factors(
-            self._weights.tensor, L, R, *tables, element=its.dtype, finite=self._finite
-        )
-        if its.polar.is_warm:
+        L, R = (Q, Z) if wide else (Z.mT, Q.mT)
+        update_from_factors(weights, L, R, *tables, element=its.dtype, finite=self._finite)
+        if isinstance(self.sketched.sketch, Warm):
             if self._start is None:
-                self._start = Z.mT.contiguous()
-            else:
-                self._start.copy_(Z.mT)
+                self._start = torch.zeros_like(Z, memory_format=torch.contiguous_format)
+            scale = self.sketched.sketch.scale(len(self._numbers))
+            blend(Z, self._numbers, scale, self._start, self._finite)
         return M, None, factors
 
-    def _refresh(self, members: list[Member], state: State) -> None:
+    def _show(
+        self,
+        members: list[Member],
+        key: tuple[int | str, ...],
+        hooks: tuple[PolarHook, ...],
+        M: Tensor,
+        T: Tensor | None,
+        factors: Factors | None,
+    ) -> None:
+        if T is None:
+            assert factors is not None
+            T = factors.Q @ factors.Z
+            T = T if self.signature.m <= self.signature.n else T.mT
+        owners = [member for member in members for _ in range(member.count)]
+        bucket = Bucket(
+            self.signature.polar,
+            members[0].group["step"],
+            key,
+            tuple(member.name for member in owners),
+            tuple(member.param for member in owners),
+            M,
+            T,
+            factors,
+        )
+        for hook in hooks:
+            hook(bucket)
+
+    def _refresh(self, members: list[Member], state: State, finite: dict[Tensor, Tensor]) -> None:
         """Write what changed since the last step into the tables."""
-        weights, gradients, buffers = [], [], []
-        betas, decays, steps, finite = [], [], [], []
-        m, n = self.signature.m, self.signature.n
+        weights: list[int] = []
+        gradients: list[int] = []
+        buffers: list[int] = []
+        betas: list[float] = []
+        decays: list[float] = []
+        steps: list[float] = []
         for member in members:
-            group, p, i = member.work.group, member.param, member.index
+            p, group = member.param, member.group
+            assert p.grad is not None
             weights += member.addresses(p)
-            gradients += member.addresses(member.work.grads[i])
+            gradients += member.addresses(p.grad)
             buffers += member.addresses(state[p]["momentum_buffer"])
             lr = float(group["lr"])
+            scale = resolve_scale(group["lr_scale"])(self.signature.m, self.signature.n)
             betas += [group["momentum"]] * member.count
             decays += [1 - lr * group["weight_decay"]] * member.count
-            steps += [lr * resolve_scale(group["lr_scale"])(m, n)] * member.count
-            if member.work.finite is not None:
-                finite += [member.work.finite[i]] * member.count
+            steps += [lr * scale] * member.count
         self._weights.fill(weights)
         self._gradients.fill(gradients)
         self._buffers.fill(buffers)
         self._betas.fill(betas)
         self._decays.fill(decays)
         self._steps.fill(steps)
-        if finite:
-            flags = torch.stack(finite).to(torch.float32)
-            self._finite = flags if self._finite is None else self._finite.copy_(flags)
+        if self.signature.skips_nonfinite:
+            flags = [finite[member.param] for member in members for _ in range(member.count)]
+            stacked = torch.stack(flags).to(torch.float32)
+            self._finite = stacked if self._finite is None else self._finite.copy_(stacked)
 
-    def _recall(self, members: list[Member], state: State) -> bool:
-        """Bring the last step's factors into place; False if there are none at all."""
-        if not (self.signature.is_sketched and self.signature.polar.is_warm):
-            return False
-        known = [state[member.param].get(basis_key(member.block)) for member in members]
-        if all(basis is None for basis in known):
-            self._start = None
-            self._graph = None
-            return False
-        shapes = {basis.shape[1:] for basis in known if basis is not None}
-        if self._start is None or self._start.shape[1:] not in shapes:
-            (shape,) = shapes
-            self._start = torch.zeros(
-                self.count, *shape, dtype=self.signature.product_dtype, device=self.signature.device
-            )
-            self._graph = None
-        for place, basis in zip(self._places(members), known, strict=True):
-            if basis is None:
-                self._start[place].zero_()
-            elif basis.data_ptr() != self._start[place].data_ptr():
-                self._start[place].copy_(basis)  # loaded from a checkpoint, or from another bucket
-        return True
+    def _draw(self, polar: LowRank, key: tuple[int | str, ...]) -> None:
+        """This step's random numbers, in the place where a captured graph reads them."""
+        its = self.signature
+        if its.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return  # inside somebody's own graph: the numbers drawn before stay in use
+        numbers = polar.draw(its.m, its.n, rng.generator(*key, device=its.device))
+        self._numbers = numbers if self._numbers is None else self._numbers.copy_(numbers)
 
-    def _remember(self, members: list[Member], state: State) -> None:
-        if self._start is None:
+    def _recall(self, polar: LowRank, members: list[Member], state: State) -> None:
+        """Bring the starts that the last step left into place, if there are any."""
+        if not polar.is_warm:
             return
-        for place, member in zip(self._places(members), members, strict=True):
-            state[member.param][basis_key(member.block)] = self._start[place]
+        shape = (polar.width, max(self.signature.m, self.signature.n))
+        known = [state[member.param].get(basis_key(member.block)) for member in members]
+        # One of another width counts for none: somebody has changed the rank since.
+        known = [start if start is None or start.shape[1:] == shape else None for start in known]
+        if all(start is None for start in known):
+            self._start = self._graph = None  # a cold start, and a graph would know only warm ones
+            return
+        if self._start is None:
+            device = self.signature.device
+            self._start = torch.empty((self.count, *shape), dtype=self.dtype, device=device)
+        for place, start in zip(self._parts(self._start, members), known, strict=True):
+            if start is None:
+                assert self._numbers is not None
+                place.copy_(self._numbers.mT)  # new among others: a Gaussian sketch
+            elif start.data_ptr() != place.data_ptr():
+                place.copy_(start)  # from a checkpoint, or from another bucket
 
     @staticmethod
-    def _places(members: list[Member]) -> list[slice]:
-        places, first = [], 0
-        for member in members:
-            places.append(slice(first, first + member.count))
-            first += member.count
-        return places
-
-    def _draw(self, step: int) -> None:
-        """Fresh Gaussian numbers, in the place where a captured graph reads them."""
-        its = self.signature
-        assert isinstance(its.polar, LowRank)
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            return  # inside somebody's own graph: the numbers drawn before stay in use
-        shape = (max(its.m, its.n), its.polar.width)
-        generator = rng.generator(*self._key(step), device=its.device)
-        fresh = torch.randn(shape, generator=generator, device=its.device)
-        if self._fresh is None:
-            self._fresh = torch.empty(shape, dtype=its.product_dtype, device=its.device)
-        self._fresh.copy_(fresh)
-
-    def _key(self, step: int) -> tuple[int | str, ...]:
-        return (self.signature.seed, f"{self.signature.m}x{self.signature.n}", step)
+    def _parts(batch: Tensor, members: list[Member]) -> list[Tensor]:
+        return list(torch.split(batch, [member.count for member in members]))

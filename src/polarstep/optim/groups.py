@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, get_args
 
 import torch
@@ -100,9 +101,17 @@ def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
 
 def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:
     """How a Muon group reads ``p`` as matrices."""
-    return MatrixView.of(
-        p.shape, layout=group["layout"], split_sizes=group["split_sizes"], name=name
-    )
+    try:
+        return _view(p.shape, group["layout"], group["split_sizes"])
+    except ValueError:  # once more, for a message with the parameter's name in it
+        return MatrixView.of(
+            p.shape, layout=group["layout"], split_sizes=group["split_sizes"], name=name
+        )
+
+
+@lru_cache(maxsize=4096)  # asked for every parameter at every step
+def _view(shape: torch.Size, layout: Layout, split_sizes: tuple[int, ...] | None) -> MatrixView:
+    return MatrixView.of(shape, layout=layout, split_sizes=split_sizes)
 
 
 def _check_keys(group: Group, algorithm: str, own: set[str], muon: set[str]) -> None:

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from polarstep.matrix import Layout
 from polarstep.optim import phases
-from polarstep.optim.fused import FusedStep, divide
+from polarstep.optim.fused import FusedStep
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
@@ -142,11 +142,11 @@ class Muon(Optimizer):
                 loss = closure()
         works = [phases.collect(group) for group in self.param_groups]
         muon = [work for work in works if work.group["algorithm"] == "muon"]
-        fused, plain = divide(muon, self.state)
-        self._fused(fused, self.state, tuple(self._polar_hooks.values()))
+        hooks = tuple(self._polar_hooks.values())
+        plain = self._fused(muon, self.state, hooks)
         for work in plain:
             phases.momentum(work, self.state)
-        phases.polar(plain, self.state, tuple(self._polar_hooks.values()))
+        phases.polar(plain, self.state, hooks)
         for work in plain:
             phases.apply(work)
         for work in muon:

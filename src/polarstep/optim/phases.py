@@ -23,6 +23,7 @@ from polarstep.optim.groups import Group, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, PolarMap
+from polarstep.sketch import Warm
 
 __all__ = [
     "Bucket",
@@ -196,12 +197,14 @@ def polar(
         generator = rng.generator(*generator_key, device=device) if polar_map.is_random else None
         factors = None
         if hooks or polar_map.is_warm:
-            start = _recall(members, state, polar_map) if polar_map.is_warm else None
+            start = _recall(members, state, polar_map, generator_key) if polar_map.is_warm else None
             T, factors = polar_map.factored(M, generator=generator, start=start)
         else:
             T = polar_map(M, generator=generator)
         if polar_map.is_warm and factors is not None:
-            _remember(members, state, factors)
+            assert isinstance(polar_map, LowRank)
+            assert isinstance(polar_map.sketch, Warm)
+            _remember(members, state, polar_map.sketch, factors)
         parts = T.split([len(block) for block in blocks])
         for (work, i, j, _), part in zip(members, parts, strict=True):
             work.T[i][j] = part
@@ -234,8 +237,9 @@ def _recall(
     members: list[tuple[Work, int, int, Tensor]],
     state: dict[Tensor, dict[str, Any]],
     polar_map: PolarMap,
+    generator_key: tuple[int | str, ...],
 ) -> Tensor | None:
-    """Zᵀ of the last step for every matrix of a bucket; zero for those that have none yet.
+    """Ωᵀ for every matrix of a bucket, as its last step left it; a Gaussian one for new ones.
 
     One of another width counts for none: somebody has changed the rank since.
     """
@@ -243,9 +247,11 @@ def _recall(
     starts, none_known = [], True
     for work, i, j, block in members:
         basis = state[work.params[i]].get(basis_key(j))
-        shape = (len(block), max(block.shape[-2:]), polar_map.width)
+        shape = (len(block), polar_map.width, max(block.shape[-2:]))
         if basis is None or basis.shape != shape:
-            starts.append(block.new_zeros(shape))
+            m, n = block.shape[-2:]
+            fresh = polar_map.draw(m, n, rng.generator(*generator_key, device=block.device))
+            starts.append(fresh.mT.to(block.dtype).expand(shape))  # a Gaussian sketch
         else:
             starts.append(basis)
             none_known = False
@@ -255,13 +261,15 @@ def _recall(
 def _remember(
     members: list[tuple[Work, int, int, Tensor]],
     state: dict[Tensor, dict[str, Any]],
+    sketch: Warm,
     factors: Factors,
 ) -> None:
-    """Keep Zᵀ, but where the parameter is skipped.
+    """Keep Ωᵀ for the next step, but where the parameter is skipped.
 
     In the parameter's own precision, to which torch casts what it loads from a checkpoint.
     """
-    parts = torch.split(factors.Z.mT, [len(block) for *_, block in members])
+    start = sketch.next_start(factors.Z, factors.numbers)
+    parts = torch.split(start, [len(block) for *_, block in members])
     for (work, i, j, _), part in zip(members, parts, strict=True):
         p, key = work.params[i], basis_key(j)
         basis = part.to(p.dtype).contiguous()

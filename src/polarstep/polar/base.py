@@ -35,6 +35,7 @@ class Factors:
     Q: Tensor  # (batch, m, ℓ), ‖Q‖_op ≤ 1
     B: Tensor  # (batch, ℓ, n), QᵀM on M's own scale
     Z: Tensor  # (batch, ℓ, n), the polar factor of B that the inner map gives
+    numbers: Tensor  # the random numbers of the sketch
     orthonormal: bool  # whether QᵀQ = I up to rounding; a null direction may be missing otherwise
 
 

@@ -23,13 +23,23 @@ SYMMETRIC_GRAM_FROM = 512
 
 def iterate(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """φ_q∘…∘φ₁ on the singular values of ``X``, of shape (batch, m, n) with m ≤ n."""
+    if X.dtype == torch.bfloat16 and kernels.available(X.device):
+        return _iterate_bfloat16(X, polynomials)
     for polynomial in polynomials:
-        if X.dtype == torch.bfloat16 and kernels.available(X.device):
-            X = _polynomial_of(_gram(X), polynomial) @ X
-        else:
-            H = times_gram(X @ X.mT, polynomial)
-            X = torch.baddbmm(X, H, X, beta=polynomial[0])
+        H = times_gram(X @ X.mT, polynomial)
+        X = torch.baddbmm(X, H, X, beta=polynomial[0])
     return X
+
+
+def _iterate_bfloat16(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+    for polynomial in polynomials:
+        X = _times(_polynomial_of(_gram(X), polynomial), X)
+    return X
+
+
+def _times(H: Tensor, X: Tensor) -> Tensor:
+    """``HX`` for symmetric H, in the memory layout of X: a transposed tall matrix stays one."""
+    return (X.mT @ H).mT if X.mT.is_contiguous() else H @ X
 
 
 def _gram(X: Tensor) -> Tensor:

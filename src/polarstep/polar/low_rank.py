@@ -154,23 +154,21 @@ class LowRank(PolarMap):
     def factors(self, X: Tensor, numbers: Tensor, start: Tensor | None = None) -> Factors:
         """Q, B and Z of wide ``X`` for the random numbers of :meth:`draw`.
 
-        ``start`` is Z of the last step, for a warm sketch. It replaces the power iterations: it
-        has had those of all the steps before.
+        ``start`` is a warm sketch's Ωᵀ (batch, ℓ, n). It replaces the power iterations: it has had
+        those of all the steps before.
         """
         A = X.to(product_dtype(X))
         if start is None:
-            return self._in_basis(A, self.basis(A, numbers))
-        assert isinstance(self.sketch, Warm)
-        Y = A @ self.sketch.blend(start.to(A.dtype), numbers)
-        return self._in_basis(A, orthonormalize(workable(Y), self.orth))
-
-    def _in_basis(self, A: Tensor, Q: Tensor) -> Factors:
+            Q = self.basis(A, numbers)
+        else:
+            Y = (start.to(A.dtype) @ A.mT).mT  # columns in memory one by one, as the update wants Q
+            Q = orthonormalize(workable(Y), self.orth)
         Q = Q.to(A.dtype)
         B = workable(Q.mT @ A)
         Z = self.inner(B).to(A.dtype)
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
         orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero
-        return Factors(Q, B, Z, orthonormal)
+        return Factors(Q, B, Z, numbers, orthonormal)
 
     def factored(
         self,
@@ -181,7 +179,7 @@ class LowRank(PolarMap):
     ) -> tuple[Tensor, Factors | None]:
         """T(M) with Q, B and Z; without them where the inner map runs in full space.
 
-        ``start`` is Z of the last step, for a :class:`~polarstep.Warm` sketch.
+        ``start`` is Ωᵀ of a :class:`~polarstep.Warm` sketch.
         """
         m, n = M.shape[-2:]
         if M.numel() == 0 or self.full_space_reason(m, n, M.device) is not None:

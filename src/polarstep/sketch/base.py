@@ -19,19 +19,42 @@ __all__ = ["Sketch"]
 
 
 class Sketch(ABC):
-    """How the ℓ test vectors are chosen. Subclasses are frozen dataclasses."""
+    """How the ℓ test vectors are chosen. Subclasses are frozen dataclasses.
+
+    Drawing random numbers and using them are two things: :meth:`draw` needs a generator,
+    :meth:`omega` and :meth:`times` are functions of what it gave.
+    """
 
     @abstractmethod
-    def matrix(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+    def draw(
+        self, n: int, width: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """The random numbers of a sketch with ℓ = ``width`` columns, on the generator's device."""
+
+    @abstractmethod
+    def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
         """Ω itself, of shape ``(n, ℓ)`` or ``(..., n, ℓ)``, for ``M`` of shape ``(..., m, n)``."""
 
     @abstractmethod
-    def __call__(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+    def times(self, M: Tensor, numbers: Tensor) -> Tensor:
         """MΩ, of shape ``(..., m, ℓ)``, by the cheapest route."""
 
     @abstractmethod
     def flops(self, m: int, n: int, width: int) -> int:
-        """Cost of :meth:`__call__` on one m×n matrix in the paper's convention."""
+        """Cost of :meth:`times` on one m×n matrix in the paper's convention."""
+
+    def matrix(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw Ω for ``M``."""
+        return self.omega(M, self._numbers(M, width, generator))
+
+    def __call__(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw Ω and return MΩ."""
+        return self.times(M, self._numbers(M, width, generator))
+
+    def _numbers(self, M: Tensor, width: int, generator: torch.Generator | None) -> Tensor:
+        generator = default_generator(generator, M.device)
+        dtype = torch.promote_types(M.dtype, torch.float32)
+        return self.draw(M.shape[-1], width, generator, dtype).to(M.device)
 
 
 def default_generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.sketch.base import Sketch, default_generator
+from polarstep.sketch.base import Sketch
 
 __all__ = ["Gaussian"]
 
@@ -21,18 +21,22 @@ class Gaussian(Sketch):
     values alone; that is what Proposition 2 uses.
     """
 
-    def matrix(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
-        """Ω, of shape (n, ℓ), shared by the batch."""
-        generator = default_generator(generator, M.device)
-        dtype = torch.promote_types(M.dtype, torch.float32)
-        Omega = torch.randn(
-            M.shape[-1], width, generator=generator, device=generator.device, dtype=dtype
-        )
-        return Omega.to(M.device, M.dtype)
+    def draw(
+        self, n: int, width: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Ω, of shape (n, ℓ), shared by a batch.
 
-    def __call__(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+        Its columns lie one behind the other, as those of the factor Zᵀ that a warm start adds to it.
+        """
+        return torch.randn(width, n, generator=generator, device=generator.device, dtype=dtype).mT
+
+    def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
+        """The numbers themselves."""
+        return numbers.to(M.dtype)
+
+    def times(self, M: Tensor, numbers: Tensor) -> Tensor:
         """``MΩ``, one product of size m·n·ℓ."""
-        return M @ self.matrix(M, width, generator)
+        return M @ numbers.to(M.dtype)
 
     def flops(self, m: int, n: int, width: int) -> int:
         """Two FLOPs per multiply-add; drawing Ω is not counted."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.sketch.base import Sketch, default_generator
+from polarstep.sketch.base import Sketch
 
 __all__ = ["Kaczmarz"]
 
@@ -18,44 +18,53 @@ class Kaczmarz(Sketch):
     """ℓ columns drawn with replacement, column j with probability ``π_j = ‖M_:,j‖²/‖M‖²_F``.
 
     ``Ω_:,k = e_{i_k}/√(ℓ π_{i_k})`` (Algorithm 2, steps 1–3), so that E[ΩΩᵀ] = I. ``MΩ`` is a
-    gather and a rescaling. Columns repeat, so ``MΩ`` is often rank deficient; the
-    orthonormalization behind it has to live with that, and does. Column j of a zero matrix, or of
-    zeros, has Ω_:,k = 0 where the formula says 0/0.
+    gather and a rescaling.
+
+    Columns repeat. One that was drawn c times is taken once, with √c times its scale, and as zero
+    the other times, behind all others. That changes neither ΩΩᵀ nor the range of ``MΩ``, which is
+    all that T depends on; but of c equal columns an orthonormalization would make a basis out of
+    their rounding errors. For a zero matrix Ω = 0, where the formula says 0/0.
     """
 
-    def columns(
-        self, M: Tensor, width: int, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Indices ``i_k`` and scales ``1/√(ℓ π_{i_k})``, both of shape (..., ℓ).
+    def draw(
+        self, n: int, width: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """ℓ uniform variates, shared by a batch.
 
-        The uniform variates are shared by the batch and turned into columns by each matrix's own
-        distribution function.
+        float64 whatever ``dtype``: with thousands of columns float32 would misplace the rare ones.
         """
-        generator = default_generator(generator, M.device)
-        uniform = torch.rand(
-            width, generator=generator, device=generator.device, dtype=torch.float64
-        ).to(M.device)
-        # float64: with thousands of columns a float32 sum would misplace the rare ones.
+        return torch.rand(width, generator=generator, device=generator.device, dtype=torch.float64)
+
+    def columns(self, M: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices ``i_k`` and scales, √c/√(ℓ π_{i_k}) or zero, both of shape (..., ℓ).
+
+        Each matrix turns the same uniform variates into columns by its own distribution function.
+        """
         weight = torch.linalg.vector_norm(M, dim=-2, dtype=torch.float64).square()
         cumulative = weight.cumsum(dim=-1)
         total = cumulative[..., -1:]
-        levels = (uniform * total).contiguous()
+        levels = numbers.sort().values * total  # sorted: repetitions lie next to each other
         indices = torch.searchsorted(cumulative, levels, right=True)
         indices = indices.clamp_max(M.shape[-1] - 1)
+        first = torch.searchsorted(indices, indices)
+        count = torch.searchsorted(indices, indices, right=True) - first
+        repeats = first != torch.arange(len(numbers), device=M.device)
         picked = weight.gather(-1, indices)
-        scales = torch.where(picked > 0, total / (width * picked), 0.0).sqrt()
-        return indices, scales.to(M.dtype)
+        drawn = ~repeats & (picked > 0)
+        scales = torch.where(drawn, count * total / (len(numbers) * picked), 0.0).sqrt()
+        order = torch.argsort(repeats, dim=-1, stable=True)
+        return indices.gather(-1, order), scales.to(M.dtype).gather(-1, order)
 
-    def matrix(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+    def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
         """Ω written out, of shape (..., n, ℓ)."""
-        indices, scales = self.columns(M, width, generator)
-        Omega = M.new_zeros(*M.shape[:-2], M.shape[-1], width)
+        indices, scales = self.columns(M, numbers)
+        Omega = M.new_zeros(*M.shape[:-2], M.shape[-1], len(numbers))
         return Omega.scatter_(-2, indices.unsqueeze(-2), scales.unsqueeze(-2))
 
-    def __call__(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+    def times(self, M: Tensor, numbers: Tensor) -> Tensor:
         """``MΩ`` as a gather of columns."""
-        indices, scales = self.columns(M, width, generator)
-        rows = indices.unsqueeze(-2).expand(*M.shape[:-1], width)
+        indices, scales = self.columns(M, numbers)
+        rows = indices.unsqueeze(-2).expand(*M.shape[:-1], len(numbers))
         return M.gather(-1, rows) * scales.unsqueeze(-2)
 
     def flops(self, m: int, n: int, width: int) -> int:

@@ -23,7 +23,7 @@ class Warm(Sketch):
     that no direction is missed for ever: a matrix that was zero, as zero-initialized projections
     are at step one, starts from noise alone.
 
-    The optimizer keeps Z₋ (ℓ×n per matrix, in its state and its checkpoints). Without one, at the
+    The optimizer keeps Ωᵀ (ℓ×n per matrix) in its state and its checkpoints. Without one, at the
     first step or in a plain call of the map, Ω is Gaussian and the map's power iterations run.
 
     Args:
@@ -39,17 +39,27 @@ class Warm(Sketch):
                 "that was missed once is missed for ever"
             )
 
-    def matrix(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+    def draw(
+        self, n: int, width: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Gaussian numbers, of shape (n, ℓ)."""
+        return Gaussian().draw(n, width, generator, dtype)
+
+    def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
         """The cold start: a Gaussian Ω."""
-        return Gaussian().matrix(M, width, generator)
+        return Gaussian().omega(M, numbers)
 
-    def __call__(self, M: Tensor, width: int, generator: torch.Generator | None = None) -> Tensor:
+    def times(self, M: Tensor, numbers: Tensor) -> Tensor:
         """The cold start: ``MΩ`` with a Gaussian Ω."""
-        return Gaussian()(M, width, generator)
+        return Gaussian().times(M, numbers)
 
-    def blend(self, start: Tensor, fresh: Tensor) -> Tensor:
-        """Ω from ``start`` = Z₋ᵀ (batch, n, ℓ) and a Gaussian matrix ``fresh`` (n, ℓ)."""
-        return torch.add(start, fresh.to(start.dtype), alpha=self.noise / math.sqrt(len(fresh)))
+    def next_start(self, Z: Tensor, numbers: Tensor) -> Tensor:
+        """Ωᵀ of the next step from this one's Z (batch, ℓ, n) and Gaussian numbers (n, ℓ)."""
+        return torch.add(Z, numbers.mT.to(Z.dtype), alpha=self.scale(len(numbers)))
+
+    def scale(self, n: int) -> float:
+        """The factor before the Gaussian numbers: noise/√n."""
+        return self.noise / math.sqrt(n)
 
     def flops(self, m: int, n: int, width: int) -> int:
         """One dense product."""
