@@ -77,7 +77,7 @@ class OptimizerConfig:
 
     ``lr``, ``momentum`` and ``weight_decay`` are those of the method itself (for AdamW, momentum
     is β₁). The others are for what a Muon method leaves to AdamW (nanoGPT) or to SGD (CIFAR-10);
-    on CIFAR-10 ``head_lr`` and ``vector_lr`` also hold for the SGD baseline, as in Airbench.
+    on CIFAR-10 ``head_lr`` and ``vector_lr`` also hold for the baselines, as in the authors' code.
     """
 
     lr: float

@@ -1,8 +1,4 @@
-"""γ and ν of sampled steps, parameter by parameter, beside the metrics of a run.
-
-The paper's Assumption on inexactness, measured: ⟨M, T⟩ ≥ (1 − γ)‖M‖_* and ‖T‖_op ≤ 1 + ν. Looking
-changes nothing: the weights of a monitored run are those of an unmonitored one, bit for bit.
-"""
+"""γ and ν of sampled steps beside the metrics of a run, with a monitor that survives a resume."""
 
 from __future__ import annotations
 
@@ -11,22 +7,30 @@ from pathlib import Path
 from torch.optim import Optimizer
 
 import polarstep as ps
-from polarstep.diagnostics import certify
-from polarstep.optim.phases import Bucket
+from polarstep.diagnostics.monitor import Monitor
 from polarstep.storage import JsonLines
 
 __all__ = ["GammaLog"]
 
 
 class GammaLog:
-    """Writes ``gamma.jsonl``: one line per matrix at every ``every``-th step, and at the first."""
+    """``gamma.jsonl``: what :class:`polarstep.diagnostics.monitor.Monitor` sees of Muon's matrices.
+
+    Tail indices are left out: they look at two steps in a row, and a run may be resumed between
+    them.
+    """
 
     def __init__(self, path: Path, length: int, every: int, optimizer: ps.Muon) -> None:
-        """Watch ``optimizer`` and go on with a log of ``length`` bytes."""
-        self._log = JsonLines(path, length)
-        self._every = every
-        self._step = 0
-        self._handle = optimizer.register_polar_hook(self._look)
+        """Watch ``optimizer`` and go on after the first ``length`` bytes of the log."""
+        JsonLines(path, length).close()  # cut off what was seen after the checkpoint
+        self._path = path
+        muon = {
+            name
+            for group in optimizer.param_groups
+            if group["algorithm"] == "muon"
+            for name in group["param_names"]
+        }
+        self._monitor = Monitor(optimizer, every, jsonl=path, select=muon.__contains__, tail=False)
 
     @classmethod
     def attach(
@@ -37,24 +41,11 @@ class GammaLog:
             return None
         return cls(path, length, every, optimizer)
 
-    def before_step(self, step: int) -> None:
-        """The optimizer is about to make its ``step``-th step, counted from one."""
-        self._step = step
-
-    def _look(self, bucket: Bucket) -> None:
-        if self._step != 1 and self._step % self._every:
-            return
-        found = certify(bucket.M, bucket.T)
-        for name, gamma, nu in zip(
-            bucket.names, found.gamma.tolist(), found.nu.tolist(), strict=True
-        ):
-            self._log.write({"step": self._step, "parameter": name, "gamma": gamma, "nu": nu})
-
-    def sync(self) -> int:
-        """Force all lines to disk and return the length of the log."""
-        return self._log.sync()
+    @property
+    def length(self) -> int:
+        """The length of the log in bytes; its lines are flushed as they are written."""
+        return self._path.stat().st_size
 
     def close(self) -> None:
         """Stop looking and close the log."""
-        self._handle.remove()
-        self._log.close()
+        self._monitor.close()

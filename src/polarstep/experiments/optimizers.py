@@ -44,7 +44,10 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
         return inner
     sketch = ps.Kaczmarz() if config.sketch == "kaczmarz" else ps.Gaussian()
     power = int(config.power) if float(config.power).is_integer() else config.power
-    return ps.LowRank(config.rank, config.oversample, power, sketch=sketch, inner=inner)
+    # A study of sketching sketches also where that does not pay, as small matrices on a GPU.
+    return ps.LowRank(
+        config.rank, config.oversample, power, sketch=sketch, inner=inner, always_sketch=True
+    )
 
 
 @dataclass(frozen=True)
@@ -128,21 +131,26 @@ def _other(lr: float, config: RunConfig) -> ps.AdamW | ps.SGD:
 
 
 def _baseline(model: Model, config: RunConfig) -> Optimizer:
-    """AdamW or SGD on everything; on CIFAR-10 SGD keeps Airbench's rates for biases and head."""
+    """AdamW or SGD on everything; on CIFAR-10 biases and head keep Airbench's rates."""
     settings = config.optimizer
     groups: dict[str, dict[str, Any]] = {}
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        role = name if name == WHITENING_BIAS else "head" if name.startswith("head.") else "rest"
-        if role == "rest" and p.ndim == 1:
-            role = "vector"
-        groups.setdefault(role, {"params": [], "lr": settings.lr})["params"].append((name, p))
-    if isinstance(config.data, ImageData) and config.rule.algorithm == "sgd":
-        for role, group in groups.items():
-            if role != "rest":
-                rule = _other(settings.head_lr if role == "head" else settings.vector_lr, config)
-                group |= {"lr": rule.lr, "weight_decay": rule.weight_decay}
+        role = "rest"
+        if isinstance(config.data, ImageData) and p.ndim < 4:
+            role = (
+                "head" if name.startswith("head.") else name if name == WHITENING_BIAS else "bias"
+            )
+        groups.setdefault(role, {"params": []})["params"].append((name, p))
+    if isinstance(config.data, ImageData):
+        decay = settings.decay_per_image * config.data.batch_size
+        for role in groups.keys() - {"rest"}:
+            lr = settings.head_lr if role == "head" else settings.vector_lr
+            # torch's SGD adds its decay to the gradient, Airbench's includes the learning rate;
+            # the authors give AdamW, whose decay is decoupled, the same number as it is.
+            own = decay / lr if lr and config.rule.algorithm == "sgd" else decay
+            groups[role] |= {"lr": lr, "weight_decay": own}
     fused = True if next(model.parameters()).is_cuda else None
     common: dict[str, Any] = {
         "lr": settings.lr,

@@ -235,8 +235,6 @@ class _Run:
         with self.timer.span("step"):
             self.scheduled.set_step(self.step, task.stage_lr(self.step))
             loss = task.backward(self.step)
-            if self.gamma is not None:
-                self.gamma.before_step(self.step + 1)
             with self.timer.span("optimizer"):
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -289,8 +287,8 @@ class _Run:
     def _lr(self) -> float:
         """The method's learning rate at the step just made."""
         step = max(0, self.step - 1)
-        peak = self.scheduled.peaks[0].lr
-        return peak * self.scheduled.schedule.lr(step, self.task.stage_lr(step))
+        rate = self.scheduled.schedule.lr(step, self.task.stage_lr(step))
+        return self.config.optimizer.lr * rate
 
     def _write(self, row: MetricRow) -> None:
         self.metrics.write(row.to_dict())
@@ -310,7 +308,7 @@ class _Run:
             step=self.step,
             seconds=self.seconds,
             metrics_bytes=self.metrics.sync(),
-            gamma_bytes=self.gamma.sync() if self.gamma is not None else 0,
+            gamma_bytes=self.gamma.length if self.gamma is not None else 0,
         )
         save_checkpoint(
             self.directory / record.CHECKPOINT,
