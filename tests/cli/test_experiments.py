@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 import polarstep as package
 from polarstep.cli import app
+from polarstep.data.corpus import CharacterVocabulary
+from polarstep.data.tokenizer import Characters
 from polarstep.experiments.methods import METHODS
 from polarstep.experiments.record import RunRecord, find_runs
 
@@ -223,3 +225,34 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on():
     assert message.endswith("--resume")
     assert Path("r/checkpoint.pt").exists()
     assert RunRecord.load("r").status == "unfinished"
+
+
+def commands_in(document: Path) -> list[list[str]]:
+    """The ``polarstep`` lines in the shell blocks of a document."""
+    blocks = document.read_text().split("```sh\n")[1:]
+    lines = [line for block in blocks for line in block.partition("```")[0].splitlines()]
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in found if words[:1] == ["polarstep"]]
+
+
+DOCUMENTED = commands_in(Path(__file__).parents[2] / "docs" / "experiments.md")
+
+
+@pytest.mark.parametrize("words", DOCUMENTED, ids=" ".join)
+def test_documented_commands_are_valid(words, monkeypatch):
+    """Everything up to the work itself: options, recipes, settings, the plan of all runs."""
+    made = []
+
+    def instead(runs, *args, **kwargs):
+        made.extend(runs)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("polarstep.cli.experiments._run_all", instead)
+    letters = Characters(CharacterVocabulary.of("text"))
+    monkeypatch.setattr("polarstep.cli.data._tokenizer", lambda *_: letters)
+    for name in ("book.txt", "*.txt"):
+        Path(name).write_text("text" * 10)
+    if words[0] == "report":
+        words = ["report", "--help"]
+    polarstep(*words)
+    assert made or words[0] in ("list", "report", "tokenize")
