@@ -1,0 +1,290 @@
+"""What people do to a torch optimizer, they do to this one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from tests.spectra import gaussian
+from torch import nn
+from torch.optim import lr_scheduler as schedulers
+
+from polarstep import Exact, LowRank, Muon, NewtonSchulz, rng
+
+
+def model(width=6):
+    layers = [nn.utils.skip_init(nn.Linear, *sizes) for sizes in ((5, width), (width, 3))]
+    net = nn.Sequential(layers[0], nn.Tanh(), layers[1])
+    with torch.no_grad():
+        for i, p in enumerate(net.parameters()):
+            p.copy_(0.3 * gaussian(*p.shape, seed=i))
+    return net
+
+
+def optimizer_of(net, **options):
+    matrices = [p for p in net.parameters() if p.ndim == 2]
+    vectors = [p for p in net.parameters() if p.ndim < 2]
+    groups = [{"params": matrices}, {"params": vectors, "algorithm": "adamw", "lr": 1e-2}]
+    return Muon(groups, **({"lr": 0.05, "weight_decay": 0.01} | options))
+
+
+DATA = gaussian(16, 5).float(), gaussian(16, 3, seed=1).float()
+
+
+def backward(net, scale=1.0):
+    loss = nn.functional.mse_loss(net(DATA[0]), DATA[1])
+    (scale * loss).backward()
+    return loss
+
+
+def train(net, optimizer, steps=4, scheduler=None):
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(float(backward(net).detach()))
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return losses
+
+
+def weights(net):
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def trained(steps=4, **options):
+    net = model()
+    train(net, optimizer_of(net, **options), steps)
+    return weights(net)
+
+
+def test_it_trains(untouched_rng):
+    net = model()
+    losses = train(net, optimizer_of(net), 40)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_closure():
+    net = model()
+    optimizer = optimizer_of(net)
+
+    def closure():
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        return backward(net)
+
+    losses = [optimizer.step(closure).item() for _ in range(4)]
+    assert losses == sorted(losses, reverse=True)
+    assert torch.equal(weights(net), trained(4))
+    assert optimizer.step() is None
+
+
+def test_zero_grad():
+    net = model()
+    optimizer = optimizer_of(net)
+    backward(net)
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in net.parameters())
+    backward(net)
+    optimizer.zero_grad(set_to_none=False)
+    assert all(not p.grad.any() for p in net.parameters())
+
+
+def test_grad_scaler():
+    net = model()
+    optimizer, scaler = optimizer_of(net), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(net(DATA[0]), DATA[1])
+        scaler.scale(loss).backward()
+        if step == 2:
+            net[0].weight.grad[0, 0] = float("inf")
+            before, state = weights(net), copy.deepcopy(optimizer.state_dict())
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 2:  # the scaler skips the whole step
+            assert torch.equal(weights(net), before)
+            assert str(optimizer.state_dict()) == str(state)
+            assert scaler.get_scale() == 2.0**9
+    torch.testing.assert_close(weights(net), trained(4), atol=1e-5, rtol=0)
+
+
+SCHEDULES = {
+    "lambda": lambda o: schedulers.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "cosine": lambda o: schedulers.CosineAnnealingLR(o, T_max=5),
+    "one-cycle": lambda o: schedulers.OneCycleLR(o, max_lr=[0.1, 0.02], total_steps=8),
+    "cyclic": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=2),
+    "sequential": lambda o: schedulers.SequentialLR(
+        o,
+        [schedulers.LinearLR(o, 0.1, total_iters=2), schedulers.ExponentialLR(o, 0.9)],
+        milestones=[2],
+    ),
+    "plateau": lambda o: schedulers.ReduceLROnPlateau(o, patience=0),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("tensor_lr", [False, True], ids=["float", "tensor"])
+def test_schedulers(name, tensor_lr):
+    """A schedule sets the learning rates (and momenta) that a loop by hand would set."""
+    if tensor_lr and name in ("one-cycle", "cyclic", "plateau"):
+        pytest.skip("torch's schedule wants a number")
+    net, by_hand = model(), model()
+    lr = torch.tensor(0.05) if tensor_lr else 0.05
+    optimizer, reference = optimizer_of(net, lr=lr), optimizer_of(by_hand)
+    scheduler = SCHEDULES[name](optimizer)
+    seen = []
+    for _ in range(6):
+        for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
+            other["lr"] = float(group["lr"])
+            if "momentum" in other:
+                other["momentum"] = group["momentum"]
+        seen.append([float(group["lr"]) for group in optimizer.param_groups])
+        train(net, optimizer, 1)
+        train(by_hand, reference, 1)
+        scheduler.step(*([1.0] if name == "plateau" else []))
+    assert len({str(lrs) for lrs in seen}) > 1  # it did set something
+    torch.testing.assert_close(weights(net), weights(by_hand), atol=1e-5, rtol=0)
+    if tensor_lr:
+        assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor)
+
+
+@pytest.mark.parametrize("lr", [torch.tensor(0.05), torch.tensor([0.05])], ids=["0-d", "1-d"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+def test_a_learning_rate_in_a_tensor(lr, nonfinite):
+    torch.testing.assert_close(
+        trained(lr=lr, nonfinite=nonfinite), trained(nonfinite=nonfinite), atol=1e-6, rtol=0
+    )
+
+
+def test_step_and_state_dict_hooks():
+    net = model()
+    optimizer, calls = optimizer_of(net), []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    optimizer.register_state_dict_post_hook(lambda o, state: state | {"extra": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda o, state: calls.append("load"))
+    train(net, optimizer, 2)
+    state = optimizer.state_dict()
+    assert state.pop("extra") == 1
+    optimizer.load_state_dict(state)
+    assert calls == ["before", "after", "before", "after", "load"]
+
+
+def test_add_param_group_later():
+    net = model()
+    optimizer = Muon([net[0].weight], lr=0.1, polar=Exact())
+    optimizer.add_param_group({"params": net[2].weight, "lr": 0.2})
+    optimizer.add_param_group({"params": [net[0].bias], "algorithm": "sgd"})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2, 0.01]
+    assert optimizer.param_groups[1]["polar"] == Exact()
+    assert "polar" not in optimizer.param_groups[2]
+    assert "betas" not in optimizer.param_groups[2]
+    before = weights(net)
+    train(net, optimizer, 1)
+    assert (weights(net) != before).sum() == weights(net).numel() - 3  # but for the last bias
+
+
+def test_named_parameters():
+    net = model(5)
+    named = [(name, p) for name, p in net.named_parameters() if p.ndim == 2]
+    optimizer = Muon(named)
+    assert optimizer.param_groups[0]["param_names"] == ["0.weight", "2.weight"]
+    assert optimizer.state_dict()["param_groups"][0]["param_names"] == ["0.weight", "2.weight"]
+    seen = []
+    optimizer.register_polar_hook(lambda bucket: seen.extend(bucket.names))
+    train(net, optimizer, 1)
+    assert sorted(seen) == ["0.weight", "2.weight"]
+    grouped = Muon([{"params": named[:1]}, {"params": iter(named[1:])}])
+    assert grouped.param_groups[1]["param_names"] == ["2.weight"]
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies_go_on_alike(copier):
+    net = model()
+    optimizer = optimizer_of(net, polar=LowRank(2, 1, always_sketch=True))
+    optimizer.register_polar_hook(lambda bucket: None)
+    train(net, optimizer, 2)
+    twin_net, twin = copier((net, optimizer))
+    assert twin.param_groups[0]["params"][0] is twin_net[0].weight
+    train(net, optimizer, 2)
+    train(twin_net, twin, 2)
+    assert torch.equal(weights(net), weights(twin_net))
+    assert str(twin.routes) == str(optimizer.routes)
+    assert repr(twin)
+
+
+def test_a_compiled_model_trains():
+    net = model()
+    compiled = torch.compile(net, backend="aot_eager")
+    optimizer = optimizer_of(net)
+    for _ in range(4):
+        optimizer.zero_grad()
+        backward(compiled)
+        optimizer.step()
+    torch.testing.assert_close(weights(net), trained(4), atol=1e-6, rtol=0)
+
+
+def test_no_gradient_no_change():
+    net = model()
+    optimizer = optimizer_of(net, weight_decay=0.5)
+    before = copy.deepcopy(net.state_dict())
+    optimizer.step()  # nobody has one
+    backward(net)
+    net[0].weight.grad = net[0].bias.grad = None
+    optimizer.step()
+    assert torch.equal(net[0].weight, before["0.weight"])
+    assert torch.equal(net[0].bias, before["0.bias"])
+    assert not torch.equal(net[2].weight, before["2.weight"])
+    assert not optimizer.state[net[0].weight]
+
+
+def test_frozen_parameters_may_stay_in_their_group():
+    net = model()
+    net[0].weight.requires_grad_(False)
+    before = net[0].weight.clone()
+    train(net, optimizer_of(net), 2)
+    assert torch.equal(net[0].weight, before)
+
+
+def test_gradients_are_read_only():
+    net = model()
+    backward(net)
+    gradients = [p.grad.clone() for p in net.parameters()]
+    optimizer_of(net, nesterov=False).step()
+    for p, gradient in zip(net.parameters(), gradients, strict=True):
+        assert torch.equal(p.grad, gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_of_low_precision(dtype):
+    W = nn.Parameter(gaussian(6, 8).to(dtype))
+    reference = nn.Parameter(W.detach().double())
+    low, high = (
+        Muon([W], lr=0.05, polar=NewtonSchulz()),
+        Muon([reference], lr=0.05, polar=NewtonSchulz()),
+    )
+    for step in range(3):
+        W.grad = gaussian(6, 8, seed=step).to(dtype)
+        reference.grad = W.grad.double()
+        low.step()
+        high.step()
+    assert W.dtype == low.state[W]["momentum_buffer"].dtype == dtype
+    torch.testing.assert_close(W.double(), reference, atol=0.03, rtol=0)
+
+
+def test_the_seed_is_the_sketch(untouched_rng):
+    polar = LowRank(2, 1, always_sketch=True)
+    assert torch.equal(trained(polar=polar, seed=1), trained(polar=polar, seed=1))
+    assert not torch.equal(trained(polar=polar, seed=1), trained(polar=polar, seed=2))
+    assert rng.key_to_seed(1) != rng.key_to_seed(2)
+
+
+def test_a_profiler_shows_the_step():
+    net = model()
+    optimizer = optimizer_of(net)
+    with torch.profiler.profile() as profile:
+        train(net, optimizer, 1)
+    assert any("Optimizer.step#Muon.step" in event.key for event in profile.key_averages())

@@ -1,0 +1,119 @@
+"""A resumed run is the uninterrupted one, bit by bit, in another process, sketches included."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.optim import resume_worker as worker
+from tests.spectra import gaussian
+from torch.nn import Parameter
+
+from polarstep import LowRank, Muon
+from polarstep.sketch import Warm
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Half of each case here, the other half in a new process."""
+    folder = tmp_path_factory.mktemp("resume")
+    for number, name in enumerate(worker.CASES):
+        params, optimizer = worker.start(name)
+        worker.train(params, optimizer, 0, worker.HALF)
+        half = {"params": [p.data for p in params], "optimizer": optimizer.state_dict()}
+        torch.save(half, folder / f"{number}.half.pt")
+    threads = f"import torch; torch.set_num_threads({torch.get_num_threads()}); "
+    run = f"import runpy, sys; sys.argv[1:] = [{str(folder)!r}]; "
+    run += f"runpy.run_path({worker.__file__!r}, run_name='__main__')"
+    subprocess.run([sys.executable, "-c", threads + run], check=True)
+    return {
+        name: torch.load(folder / f"{number}.whole.pt") for number, name in enumerate(worker.CASES)
+    }
+
+
+@pytest.mark.parametrize("name", worker.CASES)
+def test_resumed_in_another_process(name, resumed):
+    params, optimizer = worker.start(name)
+    worker.train(params, optimizer, 0, worker.WHOLE)
+    for p, there in zip(params, resumed[name]["params"], strict=True):
+        assert torch.equal(p.data, there)
+    here, there = optimizer.state_dict(), resumed[name]["optimizer"]
+    assert here["param_groups"] == there["param_groups"]
+    assert here["state"].keys() == there["state"].keys()
+    for key, state in here["state"].items():
+        assert state.keys() == there["state"][key].keys()
+        for entry, value in state.items():
+            assert torch.equal(value, there["state"][key][entry]), entry
+            assert value.dtype == there["state"][key][entry].dtype
+
+
+def test_a_parameter_without_a_gradient_has_no_state(resumed):
+    never = 4  # its place in the first group
+    for case in resumed.values():
+        assert not case["optimizer"]["state"].get(never)
+
+
+def test_state_dict_is_a_round_trip():
+    params, optimizer = worker.start("warm")
+    worker.train(params, optimizer, 0, 3)
+    others, twin = worker.start("warm")
+    twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares the tensors
+    for p, q in zip(params, others, strict=True):
+        q.data.copy_(p.data)
+        assert optimizer.state[p].keys() == twin.state[q].keys()
+        for entry, value in optimizer.state[p].items():
+            assert torch.equal(twin.state[q][entry], value)
+    worker.train(params, optimizer, 3, 6)
+    worker.train(others, twin, 3, 6)
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_checkpoint_brings_its_hyperparameters():
+    W = Parameter(gaussian(8, 12))
+    saved = Muon([W], lr=0.3, momentum=0.5, polar=LowRank(3, 2), seed=7)
+    loaded = Muon([W])
+    loaded.load_state_dict(saved.state_dict())
+    assert loaded.param_groups[0]["polar"] == LowRank(3, 2)
+    assert (loaded.param_groups[0]["lr"], loaded.param_groups[0]["seed"]) == (0.3, 7)
+
+
+def test_a_warm_start_is_part_of_the_state():
+    params, optimizer = worker.start("warm")
+    worker.train(params, optimizer, 0, 2)
+    assert {"momentum_buffer", "basis"} <= optimizer.state[params[0]].keys()
+    cold, other = worker.start("Gaussian")
+    worker.train(cold, other, 0, 2)
+    assert other.state[cold[0]].keys() == {"momentum_buffer"}
+
+
+def test_torchs_own_adamw_checkpoint_reads_alike():
+    p, q = (Parameter(gaussian(5).float()) for _ in range(2))
+    ours = Muon([{"params": [p], "algorithm": "adamw"}])
+    theirs = torch.optim.AdamW([q])
+    p.grad = q.grad = gaussian(5).float()
+    ours.step()
+    theirs.step()
+    assert ours.state_dict()["state"][0].keys() == theirs.state_dict()["state"][0].keys()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_a_checkpoint_read_to_the_cpu_goes_on_on_the_gpu():
+    p = Parameter(gaussian(5).float().cuda())
+    optimizer = Muon([{"params": [p], "algorithm": "adamw"}])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    state = torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda t: t.cpu(), optimizer.state_dict()
+    )
+    optimizer.load_state_dict(state)
+    optimizer.step()
+    assert optimizer.state[p]["step"] == 2
+
+
+def test_warm_and_cold_are_told_apart_by_the_map_alone():
+    assert LowRank(3, sketch=Warm()).is_warm
+    assert not LowRank(3).is_warm
