@@ -17,7 +17,8 @@ demo: $(STAMP)
 	@$(BIN)/polarstep demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

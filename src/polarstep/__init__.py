@@ -3,7 +3,7 @@
 from polarstep.diagnostics.certificate import Certificate, certify
 from polarstep.optim import SGD, AdamW, Muon, muon_for
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
-from polarstep.sketch import Gaussian, Kaczmarz, Sketch
+from polarstep.sketch import Gaussian, Kaczmarz, Sketch, Warm
 
 __version__ = "0.1.0"
 
@@ -19,6 +19,7 @@ __all__ = [
     "NewtonSchulz",
     "PolarMap",
     "Sketch",
+    "Warm",
     "certify",
     "muon_for",
 ]

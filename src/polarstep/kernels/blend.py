@@ -17,9 +17,10 @@ def _blend_kernel(
 ):  # fmt: skip
     batch = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
+    end = size
     if SKIP:
-        inside &= tl.load(finite + batch) != 0
+        end = tl.where(tl.load(finite + batch) != 0, size, 0)  # nothing is stored
+    inside = at < end
     z = tl.load(Z + batch * size + at, mask=inside, other=0.0).to(tl.float32)
     n = tl.load(numbers + at, mask=inside, other=0.0).to(tl.float32)
     value = (z + scale * n).to(start.dtype.element_ty)

@@ -1,0 +1,140 @@
+"""The fused step takes the same trajectory as the plain one, on every layout and with every map."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polarstep as ps
+
+SHAPES = [(32, 16), (16, 32), (32, 16), (8, 8), (3, 16, 32), (12, 4, 2, 2), (48, 16)]
+MAPS = [
+    ps.NewtonSchulz(3),
+    ps.LowRank(4, 2, always_sketch=True),
+    ps.LowRank(4, 2, power=0.5, sketch=ps.Kaczmarz(), always_sketch=True),
+    ps.LowRank(4, 2, sketch=ps.Warm(), always_sketch=True),
+]
+
+
+def parameters(device: torch.device) -> list[Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=g).to(device)) for s in SHAPES]
+
+
+def groups(params: list[Tensor]) -> list[dict[str, Any]]:
+    """The last parameter is a fused projection with unequal parts, and steps otherwise."""
+    return [
+        {"params": params[:-1]},
+        {"params": params[-1:], "split_sizes": (32, 8, 8), "lr": 0.3, "momentum": 0.5},
+    ]
+
+
+def set_gradients(params: list[Tensor], step: int, poison: int | None = None) -> None:
+    g = torch.Generator().manual_seed(100 + step)
+    for i, p in enumerate(params):
+        p.grad = torch.randn(p.shape, generator=g).to(p.device)
+        if i == poison:
+            p.grad.view(-1)[3] = float("inf")
+
+
+def close(a: list[Tensor], b: list[Tensor], device: torch.device) -> bool:
+    tolerance = 5e-2 if device.type == "cuda" else 1e-5
+    return all(torch.allclose(x, y, atol=tolerance) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("polar", MAPS, ids=str)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: bool) -> None:
+    ends = []
+    for fused in (True, False):
+        params = parameters(device)
+        opt = ps.Muon(
+            groups(params), lr=0.1, weight_decay=0.1, polar=polar, nesterov=nesterov, fused=fused
+        )
+        for step in range(6):
+            set_gradients(params, step)
+            opt.step()
+        ends.append([p.detach() for p in params])
+        assert bool(opt._fused._buckets) == fused
+    assert close(*ends, device)
+    assert not close(ends[0], parameters(device), device)
+
+
+def test_nonfinite_gradients_are_skipped_alike(device: torch.device) -> None:
+    ends = []
+    for fused in (True, False):
+        params = parameters(device)
+        opt = ps.Muon(
+            groups(params), lr=0.1, weight_decay=0.1, polar=MAPS[3], nonfinite="skip", fused=fused
+        )
+        for step in range(5):
+            before = [p.detach().clone() for p in params]
+            set_gradients(params, step, poison=2 if step == 3 else None)
+            opt.step()
+            if step == 3:
+                assert torch.equal(params[2], before[2])
+                assert not torch.equal(params[0], before[0])
+        ends.append([p.detach() for p in params])
+    assert close(*ends, device)
+
+
+def test_a_resumed_fused_run_goes_on_bit_for_bit(device: torch.device) -> None:
+    params = parameters(device)
+    opt = ps.Muon(groups(params), lr=0.1, polar=MAPS[3])
+    for step in range(3):
+        set_gradients(params, step)
+        opt.step()
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    resumed = ps.Muon(groups(copies), lr=0.1, polar=MAPS[3])
+    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for step in range(3, 6):
+        for these, optimizer in ((params, opt), (copies, resumed)):
+            set_gradients(these, step)
+            optimizer.step()
+    if device.type == "cpu":
+        assert all(torch.equal(a, b) for a, b in zip(params, copies, strict=True))
+    else:
+        assert close(params, copies, device)
+
+
+def test_a_hook_sees_the_step_and_does_not_change_it(device: torch.device) -> None:
+    ends = []
+    for watched in (True, False):
+        params = parameters(device)
+        opt = ps.Muon(groups(params), lr=0.1, polar=MAPS[3])
+        seen: list[tuple[str, ...]] = []
+        if watched:
+            opt.register_polar_hook(lambda bucket, seen=seen: seen.append(bucket.names))
+        for step in range(4):
+            set_gradients(params, step)
+            opt.step()
+        ends.append([p.detach() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_parameters_the_kernels_cannot_reach_are_updated_plainly(device: torch.device) -> None:
+    odd = torch.nn.Parameter(torch.randn(8, 7, device=device))  # rows of 28 bytes
+    even = torch.nn.Parameter(torch.randn(8, 8, device=device))
+    strided = torch.nn.Parameter(torch.randn(8, 8, device=device).t())
+    opt = ps.Muon([odd, even, strided], polar=ps.Exact())
+    before = [p.detach().clone() for p in (odd, even, strided)]
+    for p in (odd, even, strided):
+        p.grad = torch.randn_like(p)
+    opt.step()
+    (bucket,) = opt._fused._buckets.values()
+    assert bucket.count == 1
+    assert not any(torch.equal(p, b) for p, b in zip((odd, even, strided), before, strict=True))
+
+
+def test_a_parameter_that_joins_later_starts_from_a_fresh_sketch(device: torch.device) -> None:
+    a, b = (torch.nn.Parameter(torch.zeros(16, 32, device=device)) for _ in range(2))
+    opt = ps.Muon([a, b], lr=1.0, polar=MAPS[3])
+    for step in range(3):
+        set_gradients([a], step)
+        b.grad = torch.randn_like(b) if step == 2 else None
+        opt.step()
+    assert torch.linalg.matrix_norm(b.detach(), 2) > 0.5  # a step of singular values near one
