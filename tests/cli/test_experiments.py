@@ -73,6 +73,23 @@ def test_the_recorded_command_makes_the_same_run():
     assert second.result.value == first.result.value
 
 
+def test_the_record_of_a_recipe_file_does_not_depend_on_the_file():
+    content = {"recipe": "nanogpt-toy", "method": "muon", "overrides": {"optimizer.lr": 0.125}}
+    Path("best.json").write_text(json.dumps(content))
+    polarstep("run", "best.json", *SMALL, "--out", "r")
+    found = RunRecord.load("r").identity
+    assert found.overrides["optimizer.lr"] == 0.125
+    assert "--set optimizer.lr=0.125" in found.command
+    assert "best.json" not in found.command
+
+
+def test_a_diverged_run_in_a_comparison_is_said_each_time():
+    hot = [*SMALL, "--set", "optimizer.lr=1e30", "--out", "r"]
+    for _ in range(2):
+        outcome = polarstep("compare", "nanogpt-toy", "-m", "adamw,sgd", *hot, status=3)
+        assert "diverged" in said(outcome)
+
+
 def test_show_prints_the_complete_config_and_does_nothing():
     outcome = polarstep("run", "nanogpt", "-m", "adamw", "--set", "optimizer.lr=0.5", "--show")
     shown = json.loads(outcome.stdout)

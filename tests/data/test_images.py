@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import http.server
 import pickle
 import tarfile
+import threading
 
 import numpy as np
 import pytest
 import torch
 from tests.experiments.small import fake_cifar10
+from typer.testing import CliRunner
 
+from polarstep.cli import app
 from polarstep.data import cifar10
 from polarstep.data.augment import ImageBatches, Normalizer, reflect_pad, translate
 from polarstep.data.cifar10 import DatasetError, download_cifar10, load_cifar10
@@ -91,10 +96,37 @@ def test_download_checks_the_sum_and_unpacks(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10, "URL", "http://127.0.0.1:9/cifar-10-binary.tar.gz")
     with pytest.raises(DatasetError, match="could not download"):
         download_cifar10(target)
-    import hashlib
-
     monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
     assert download_cifar10(target) == target / "cifar-10-batches-bin"
+    assert len(load_cifar10(target).train_labels) == 200
+
+
+def test_the_download_command(tmp_path, monkeypatch):
+    source = fake_cifar10(tmp_path / "source")
+    served = tmp_path / "served"
+    served.mkdir()
+    archive = served / "cifar-10-binary.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(source / "cifar-10-batches-bin", "cifar-10-batches-bin")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(served))
+
+        def log_message(self, *args): ...
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(cifar10, "URL", f"http://127.0.0.1:{server.server_port}/{archive.name}")
+    target = tmp_path / "data"
+    arguments = ["download", "cifar10", "--to", str(target)]
+    wrong = CliRunner().invoke(app, arguments)
+    assert wrong.exit_code == 1
+    assert "could not download" in " ".join(wrong.output.split())
+    monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
+    right = CliRunner().invoke(app, arguments)
+    server.shutdown()
+    assert right.exit_code == 0, right.output
     assert len(load_cifar10(target).train_labels) == 200
 
 

@@ -113,6 +113,8 @@ def test_ctrl_c_then_resume_equals_one_run(method, step, tmp_path):
     assert Result.load(tmp_path / "parts") is None
     train(config, tmp_path / "parts", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    environment = RunRecord.load(tmp_path / "parts").environment
+    assert [later["device"] for later in environment["resumed"]] == ["cpu"]
 
 
 def test_ctrl_c_then_resume_equals_one_run_on_images(tmp_path):

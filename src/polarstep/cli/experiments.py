@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from polarstep.cli.failures import DIVERGED, ERROR, clear_errors
+from polarstep.cli.failures import DIVERGED, clear_errors
 from polarstep.experiments.ablations import AXES
 from polarstep.experiments.board import TensorBoard
 from polarstep.experiments.config import ConfigError
@@ -239,11 +239,12 @@ def _run_suite(runs: list[PlannedRun], folder: Path, force: bool, tensorboard: b
     todo = runs if force else pending(runs)
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
-    results = _run_all(todo, resume=True, force=force, tensorboard=tensorboard)
+    _run_all(todo, resume=True, force=force, tensorboard=tensorboard)
     Console().print(_summary(runs))
     typer.echo(f"{len(runs)} runs in {folder}; for the page: polarstep report {folder}")
-    if any(result.status != "finished" for result in results):
-        raise typer.Exit(DIVERGED if all(r.status != "failed" for r in results) else ERROR)
+    results = [Result.load(planned.directory) for planned in runs]
+    if any(result is not None and result.status == "diverged" for result in results):
+        raise typer.Exit(DIVERGED)
 
 
 def _run_all(

@@ -25,8 +25,8 @@ class Tuning:
 
 
 def demo_runs(folder: Path) -> list[PlannedRun]:
-    """All runs of the demonstration, seed by seed."""
-    return comparison_runs(RECIPE, METHODS, SEEDS, {}, folder)
+    """All runs of the demonstration, seed by seed, with γ and ν of every twentieth step."""
+    return comparison_runs(RECIPE, METHODS, SEEDS, {"runtime.monitor_every": 20}, folder)
 
 
 def tuning_budget() -> Tuning | None:

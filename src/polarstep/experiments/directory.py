@@ -15,7 +15,7 @@ from polarstep.experiments import record
 from polarstep.experiments.record import Result, RunIdentity
 from polarstep.storage import StorageError
 
-__all__ = ["RunLock", "claim_directory", "state_of"]
+__all__ = ["RunLock", "check_directory", "claim_directory", "state_of"]
 
 LOCK = ".lock"
 State = Literal["empty", "resumable", "finished"]
@@ -62,26 +62,17 @@ class RunLock:
         self._file.close()
 
 
-def claim_directory(
+def check_directory(
     directory: Path, identity: RunIdentity, *, resume: bool = False, force: bool = False
-) -> bool:
-    """Make ``directory`` ready for a run; returns whether there is a run in it to go on with.
+) -> State:
+    """What a run with ``identity`` finds in ``directory``; raises where it may not write there.
 
-    Raises where that would overwrite something: a finished run, an unfinished one that was not
-    asked to be resumed, or a run with another config.
+    That is where it would overwrite something: a finished run, an unfinished one that was not
+    asked to be resumed, or a run with other settings.
     """
     state = state_of(directory)
-    if force and state != "empty":
-        # Renamed first: a kill in the middle of deleting must not leave half a run behind.
-        discarded = directory.with_name(f".{directory.name}.discarded")
-        shutil.rmtree(discarded, ignore_errors=True)
-        directory.rename(discarded)
-        shutil.rmtree(discarded)
-        state = "empty"
-    if state == "empty":
-        directory.mkdir(parents=True, exist_ok=True)
-        identity.save(directory)
-        return False
+    if state == "empty" or force:
+        return state
     previous = RunIdentity.load(directory)
     if state == "finished":
         raise StorageError(
@@ -98,5 +89,24 @@ def claim_directory(
             f"{directory} holds an unfinished run with other settings: resume it with "
             f"`{previous.command}`, or give another --out"
         )
+    return state
+
+
+def claim_directory(
+    directory: Path, identity: RunIdentity, *, resume: bool = False, force: bool = False
+) -> bool:
+    """Make ``directory`` ready for a run; returns whether there is a run in it to go on with."""
+    state = check_directory(directory, identity, resume=resume, force=force)
+    if force and state != "empty":
+        # Renamed first: a kill in the middle of deleting must not leave half a run behind.
+        discarded = directory.with_name(f".{directory.name}.discarded")
+        shutil.rmtree(discarded, ignore_errors=True)
+        directory.rename(discarded)
+        shutil.rmtree(discarded)
+        state = "empty"
+    if state == "empty":
+        directory.mkdir(parents=True, exist_ok=True)
+        identity.save(directory)
+        return False
     (directory / record.RESULT).unlink(missing_ok=True)
     return True

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from polarstep.experiments.structure import ConfigError
+from polarstep.storage import read_json, write_json
 
-__all__ = ["describe_environment", "pick_device"]
+__all__ = ["describe_environment", "pick_device", "record_environment"]
 
 PACKAGES = ("polarstep", "torch", "numpy", "optuna", "tiktoken", "triton")
 
@@ -30,6 +31,16 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"runtime.device={name!r}: torch finds no CUDA GPU here; use auto or cpu")
     return device
+
+
+def record_environment(path: Path, device: torch.device) -> None:
+    """Write the environment of a run that begins; add that of one that goes on to its list."""
+    now = describe_environment(device)
+    if path.exists():
+        first = read_json(path)
+        write_json(path, first | {"resumed": [*first.get("resumed", []), now]})
+    else:
+        write_json(path, now)
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:

@@ -37,7 +37,16 @@ from polarstep.models.convnet import ConvNetConfig
 from polarstep.models.gpt import GPTConfig
 from polarstep.storage import read_json
 
-__all__ = ["RECIPES", "Range", "Recipe", "find_recipe", "resolve", "search_space", "tuned"]
+__all__ = [
+    "RECIPES",
+    "Range",
+    "Recipe",
+    "find_recipe",
+    "read_recipe_file",
+    "resolve",
+    "search_space",
+    "tuned",
+]
 
 
 @dataclass(frozen=True)
@@ -368,7 +377,7 @@ def resolve(
     """
     overrides = dict(overrides or {})
     if recipe.endswith(".json"):
-        recipe, method, from_file = _read_recipe_file(Path(recipe), method)
+        recipe, method, from_file = read_recipe_file(Path(recipe), method)
         overrides = from_file | overrides
     if method is None:
         raise ConfigError("no method given: say which with --method, as in --method muon")
@@ -378,9 +387,8 @@ def resolve(
     return config if axis is None else apply_axis(config, *axis)
 
 
-def _read_recipe_file(
-    path: Path, method: Method | str | None
-) -> tuple[str, Method, dict[str, Any]]:
+def read_recipe_file(path: Path, method: Method | str | None) -> tuple[str, Method, dict[str, Any]]:
+    """Recipe, method and overrides of a recipe file; ``method`` is checked against the file's."""
     content = read_json(path)
     try:
         name, slug, overrides = content["recipe"], content["method"], content["overrides"]

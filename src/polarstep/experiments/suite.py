@@ -17,7 +17,7 @@ from polarstep.experiments.ablations import apply_axis, find_axis
 from polarstep.experiments.config import ConfigError, RunConfig
 from polarstep.experiments.directory import state_of
 from polarstep.experiments.methods import Method
-from polarstep.experiments.recipes import resolve
+from polarstep.experiments.recipes import read_recipe_file, resolve
 from polarstep.experiments.record import Ablation, RunIdentity
 from polarstep.storage import StorageError
 
@@ -43,7 +43,14 @@ def plan_run(
     axis: tuple[str, Any] | None = None,
     group: str = "run",
 ) -> PlannedRun:
-    """One run, by default in ``runs/RECIPE/METHOD[-AXIS-VALUE]/seed-N``."""
+    """One run, by default in ``runs/RECIPE/METHOD[-AXIS-VALUE]/seed-N``.
+
+    What a recipe file says becomes part of the overrides: the record and the command in it do not
+    depend on the file.
+    """
+    if recipe.endswith(".json"):
+        recipe, method, from_file = read_recipe_file(Path(recipe), method)
+        overrides = from_file | dict(overrides)
     config = resolve(recipe, method, seed, overrides, axis)
     slug = config.rule.slug
     name = slug if axis is None else f"{slug}-{axis[0]}-{axis[1]}"

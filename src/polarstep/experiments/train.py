@@ -21,8 +21,8 @@ import torch
 from polarstep.experiments import record
 from polarstep.experiments.checkpoint import Progress, load_checkpoint, save_checkpoint
 from polarstep.experiments.config import RunConfig
-from polarstep.experiments.directory import RunLock, claim_directory
-from polarstep.experiments.environment import describe_environment, pick_device
+from polarstep.experiments.directory import RunLock, check_directory, claim_directory
+from polarstep.experiments.environment import pick_device, record_environment
 from polarstep.experiments.gamma import GammaLog
 from polarstep.experiments.images import ImageTask
 from polarstep.experiments.interrupt import Interrupt
@@ -36,7 +36,7 @@ from polarstep.experiments.record import MetricRow, Result, RunIdentity, RunReco
 from polarstep.experiments.schedule import Schedule
 from polarstep.experiments.tasks import Task, Validation
 from polarstep.experiments.timing import StepTimer
-from polarstep.storage import JsonLines, StorageError, write_json
+from polarstep.storage import JsonLines, StorageError
 
 __all__ = ["Interrupted", "Observer", "StopTraining", "train"]
 
@@ -89,7 +89,8 @@ def train(
     """
     identity = identity or identify(config)
     device = pick_device(config.runtime.device)
-    task = build_task(config, device)  # before the directory: bad data must not leave an empty run
+    check_directory(directory, identity, resume=resume, force=force)
+    task = build_task(config, device)  # before the claim: bad data must not leave an empty run
     goes_on = claim_directory(directory, identity, resume=resume, force=force)
     lock = RunLock(directory)
     try:
@@ -154,8 +155,7 @@ class _Run:
             progress = load_checkpoint(
                 checkpoint, task.model, scheduled.optimizer, config.to_dict(), device
             )
-        if not (directory / record.ENVIRONMENT).exists():
-            write_json(directory / record.ENVIRONMENT, describe_environment(device))
+        record_environment(directory / record.ENVIRONMENT, device)
         now = time.perf_counter()
         run = cls(
             config=config,
