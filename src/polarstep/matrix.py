@@ -70,7 +70,9 @@ class MatrixView:
             batch, rows, cols = 1, shape[0], math.prod(shape[1:])
         else:
             batch, rows, cols = math.prod(shape[:-2]), shape[-2], shape[-1]
-        split = (rows,) if split_sizes is None else tuple(split_sizes)
+        if split_sizes is None:
+            return cls(batch, rows, cols, (rows,))
+        split = tuple(split_sizes)
         if any(size < 1 for size in split) or sum(split) != rows:
             raise ValueError(
                 f"{name} has split_sizes={split}, which sum to {sum(split)}, but the weight has "

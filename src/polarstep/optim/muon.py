@@ -117,13 +117,12 @@ class Muon(Optimizer):
         """Add a group, checked and completed with the defaults of its algorithm."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        group = complete(param_group, self.defaults)
-        probe = _as_listed(group)
-        check_params(probe)
+        group = complete(_as_listed(param_group), self.defaults)
+        check_params(group)
         # torch fills every default into every group; an AdamW group must not get Muon's.
         defaults, self.defaults = self.defaults, {}
         try:
-            super().add_param_group(probe)
+            super().add_param_group(group)
         finally:
             self.defaults = defaults
 
@@ -200,6 +199,11 @@ class Muon(Optimizer):
 
 def _as_listed(group: dict[str, Any]) -> dict[str, Any]:
     """``group`` with its parameters as a list, and named ones taken apart as torch does it."""
+    if "params" not in group:
+        raise ValueError(
+            f"a parameter group has no 'params', only {', '.join(group)}; "
+            "expected {'params': [...], ...}"
+        )
     params = group["params"]
     if isinstance(params, Tensor):
         params = [params]

@@ -220,6 +220,8 @@ def apply(work: Work) -> None:
         return
     group = work.group
     lr, decay, scale = group["lr"], group["weight_decay"], resolve_scale(group["lr_scale"])
+    if isinstance(lr, Tensor):
+        lr = lr.reshape(())  # torch allows one element in any number of dimensions
     if decay != 0:
         if work.finite is None:
             torch._foreach_mul_(work.params, 1 - lr * decay)
