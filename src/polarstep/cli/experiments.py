@@ -254,8 +254,8 @@ def _run_all(
     results = []
     with progress_display(Console(stderr=True)) as display:
         whole = display.add_task("all runs", total=len(runs), figures="", visible=len(runs) > 1)
-        for planned in runs:
-            observers: list[Observer] = [ProgressBar(display, planned.label)]
+        for done, planned in enumerate(runs):
+            observers: list[Observer] = [ProgressBar(display, planned.label, whole, done)]
             if tensorboard:
                 observers.append(TensorBoard(planned.directory / "tensorboard"))
             result = train(
@@ -267,7 +267,7 @@ def _run_all(
                 observers=observers,
             )
             results.append(result)
-            display.advance(whole)
+            display.update(whole, completed=done + 1)
     return results
 
 

@@ -11,7 +11,6 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -25,12 +24,11 @@ def progress_display(console: Console) -> Progress:
     """A display for one or several bars; nothing where the output is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
         TextColumn("left"),
-        TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
     )
@@ -39,18 +37,21 @@ def progress_display(console: Console) -> Progress:
 class ProgressBar:
     """One run in a display: an observer of the training loop."""
 
-    def __init__(self, display: Progress, label: str) -> None:
-        """Show a run as ``label``."""
+    def __init__(
+        self, display: Progress, label: str, whole: TaskID | None = None, before: int = 0
+    ) -> None:
+        """Show a run as ``label``; ``whole`` is the bar of all runs, ``before`` those done."""
         self._display, self._label = display, label
+        self._whole, self._before, self._steps = whole, before, 1
         self._bar: TaskID | None = None
         self._train = self._val = ""
         self._began = (0.0, 0)
         self._per_step = 0.0
-        self._unit = "tokens"
+        self._unit = "tok"
 
     def start(self, config: RunConfig, steps: int, step: int) -> None:
         """Add the bar."""
-        self._began = (time.perf_counter(), step)
+        self._began, self._steps = (time.perf_counter(), step), steps
         self._bar = self._display.add_task(self._label, total=steps, completed=step, figures="")
         if step:
             self._say(f"{self._label}: goes on after step {step} of {steps}")
@@ -58,16 +59,16 @@ class ProgressBar:
     def row(self, row: MetricRow) -> None:
         """Take over the latest figures; without a terminal, print validations."""
         amount = row.tokens if row.tokens is not None else row.images
-        self._unit = "tokens" if row.tokens is not None else "images"
+        self._unit = "tok" if row.tokens is not None else "img"
         if row.step and amount:
             self._per_step = amount / row.step
         if row.kind == "train":
             self._train = f"loss {row.loss:.3f}"
             return
         if row.perplexity is not None:
-            self._val = f"perplexity {row.perplexity:.2f}"
+            self._val = f"ppl {row.perplexity:.2f}"
         elif row.accuracy is not None:
-            self._val = f"accuracy {row.accuracy:.2%}"
+            self._val = f"acc {row.accuracy:.1%}"
         if self._display.disable:
             self._say(f"{self._label}: step {row.step}  {self._train}  {self._val}".rstrip())
 
@@ -77,8 +78,10 @@ class ProgressBar:
             return
         began, first = self._began
         rate = (step - first) * self._per_step / max(1e-9, time.perf_counter() - began)
-        figures = f"{self._train}  {self._val}  {_short(rate)} {self._unit}/s"
+        figures = f"{self._train} {self._val} {_short(rate)} {self._unit}/s"
         self._display.update(self._bar, completed=step, figures=figures)
+        if self._whole is not None:
+            self._display.update(self._whole, completed=self._before + step / self._steps)
 
     def end(self, result: Result | None) -> None:
         """Take the bar away and leave a line that says how the run ended."""
