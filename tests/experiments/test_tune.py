@@ -26,7 +26,7 @@ from polarstep.experiments.tune import (
     write_recipe,
     write_tuned,
 )
-from polarstep.experiments.tune.study import open_study, opening_values
+from polarstep.experiments.tune.study import open_study, opening_values, worker_mark
 from polarstep.storage import StorageError
 
 SPACE = {"optimizer.lr": Range(1e-4, 10.0, log=True)}
@@ -183,6 +183,15 @@ def test_methods_share_a_file_and_not_their_trials(journal):
     assert (len(ours), len(theirs)) == (8, 6)
     assert ours[:4] == theirs[:4]  # every method opens alike
     assert set(ours[4:]).isdisjoint(theirs[4:])
+
+
+def test_a_trial_under_way_elsewhere_counts_towards_the_budget(journal):
+    tune(journal, Bowl(), trials=1)
+    elsewhere = open_study(journal).ask()
+    elsewhere.set_user_attr("worker", worker_mark())  # alive: it is this process
+    assert tune(journal, Bowl(), trials=4).done == 3
+    open_study(journal).tell(elsewhere.number, 2.0)
+    assert tune(journal, Bowl(), trials=4).done == 4
 
 
 @pytest.mark.parametrize(("trials", "workers"), [(0, 1), (1, 0)])

@@ -64,12 +64,17 @@ def gamma_grid(
     rows: Sequence[Mapping[str, Any]], key: str
 ) -> tuple[list[str], list[float], NDArray[np.float64]]:
     """Parameters as they first appear × steps ascending; NaN where nothing was sampled."""
-    parameters = list(dict.fromkeys(str(row["parameter"]) for row in rows))
+    parameters = list(dict.fromkeys(_name(row) for row in rows))
     steps = sorted({float(row["step"]) for row in rows})
     values = np.full((len(parameters), len(steps)), math.nan)
     for row in rows:
         value = row.get(key)
         if value is not None:
-            index = parameters.index(str(row["parameter"])), steps.index(float(row["step"]))
+            index = parameters.index(_name(row)), steps.index(float(row["step"]))
             values[index] = max(0.0, float(value))
     return parameters, steps, values
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """The parameter, and which block of it where it holds several matrices."""
+    return f"{row['parameter']} [{row['block']}]" if row.get("block") else str(row["parameter"])

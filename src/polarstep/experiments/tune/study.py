@@ -153,6 +153,11 @@ def count_done(study: optuna.Study) -> int:
     return len(study.get_trials(deepcopy=False, states=DONE))
 
 
+def count_claimed(study: optuna.Study) -> int:
+    """How many trials of the budget are spent or under way, here or in another process."""
+    return len(study.get_trials(deepcopy=False, states=(*DONE, TrialState.RUNNING)))
+
+
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
     """The trial with the lowest final validation loss; pruned trials have none."""
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

@@ -23,6 +23,7 @@ from polarstep.experiments.config import ConfigError
 from polarstep.experiments.tune.study import (
     StudySpec,
     best_trial,
+    count_claimed,
     count_done,
     give_back,
     open_study,
@@ -81,7 +82,7 @@ def tune(
     left = trials - count_done(study)
     if left > 0 and workers == 1:
         for _ in range(left):
-            if count_done(study) >= trials:  # someone else works on the study, too
+            if count_claimed(study) >= trials:  # someone else works on the study, too
                 break
             _one_trial(study, spec, 0, objective, lambda: on_progress(_progress(study, trials)))
     elif left > 0:
