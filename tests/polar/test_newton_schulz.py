@@ -125,6 +125,20 @@ def test_product_flops_is_what_runs(delta, form, coefficient_set, steps, shape):
     assert counter.get_total_flops() == solver.product_flops(*shape)
 
 
+@pytest.mark.parametrize("form", ["plain", "gram"])
+@pytest.mark.parametrize("delta", ["frobenius", "spectral"])
+def test_product_flops_is_what_runs_where_symmetry_is_used(form, delta):
+    solver = NewtonSchulz(2, delta=delta, form=form)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        solver(gaussian(540, 560).float())
+    assert (
+        counter.get_total_flops()
+        == solver.product_flops(540, 560)
+        < 0.9 * (NewtonSchulz(2, delta=delta).flops(540, 560) * (1.5 if delta == "spectral" else 1))
+    )
+
+
 def test_auto_takes_the_cheaper_form():
     solver = NewtonSchulz(5)
     assert not solver.uses_gram(768, 768)

@@ -25,6 +25,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from polarstep.polar.symmetric import symmetric_product
+
 __all__ = ["Polynomial", "apply_polynomials", "gram_matrix", "restarts", "times_gram"]
 
 Polynomial = tuple[float, ...]
@@ -40,7 +42,7 @@ TOLERATED_OVERSHOOT = 4e-6
 def gram_matrix(X: Tensor) -> Tensor:
     """``X Xᵀ``, accumulated and returned in float32 when ``X`` is of lower precision."""
     if X.dtype.itemsize >= 4:
-        return X @ X.mT
+        return symmetric_product(X, X)
     if X.is_cuda:
         return torch.bmm(X, X.mT, out_dtype=torch.float32)
     X = X.float()
@@ -52,9 +54,9 @@ def times_gram(G: Tensor, polynomial: Polynomial) -> Tensor:
     *lower, last = polynomial[1:]
     if not lower:
         return last * G
-    H = torch.baddbmm(G, G, G, beta=lower[-1], alpha=last)
+    H = symmetric_product(G, G, plus=G, alpha=last, beta=lower[-1])
     for coefficient in reversed(lower[:-1]):
-        H = torch.baddbmm(G, H, G, beta=coefficient)
+        H = symmetric_product(H, G, plus=G, beta=coefficient)
     return H
 
 
@@ -101,8 +103,8 @@ def _accumulate(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     for t, polynomial in enumerate(polynomials):
         P = times_gram(G, polynomial)
         P.diagonal(dim1=-2, dim2=-1).add_(polynomial[0])
-        W = P if W is None else P @ W
+        W = P if W is None else symmetric_product(P, W)
         if t + 1 < len(polynomials):
-            G = P @ G @ P
+            G = symmetric_product(symmetric_product(P, G), P)
     assert W is not None
     return W

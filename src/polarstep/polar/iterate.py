@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.polar.gram import Polynomial, times_gram
+from polarstep.polar.symmetric import symmetric_product
 
 __all__ = ["iterate"]
 
@@ -26,7 +27,7 @@ def iterate(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     if X.dtype == torch.bfloat16 and kernels.available(X.device):
         return _iterate_bfloat16(X, polynomials)
     for polynomial in polynomials:
-        H = times_gram(X @ X.mT, polynomial)
+        H = times_gram(symmetric_product(X, X), polynomial)
         X = torch.baddbmm(X, H, X, beta=polynomial[0])
     return X
 

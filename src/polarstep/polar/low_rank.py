@@ -136,7 +136,8 @@ class LowRank(PolarMap):
         Y = self.sketch.times(factor, numbers)
         for _ in range(further):
             factor = factor.mT
-            Y = factor @ orthonormalize(workable(Y), self.orth, rough=True).to(A.dtype)
+            Q = orthonormalize(workable(Y), self.orth, rough=True).to(A.dtype)
+            Y = (Q.mT @ factor.mT).mT  # columns in memory one by one, as a factorization wants them
         return orthonormalize(workable(Y), self.orth)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -15,6 +15,7 @@ from polarstep.matrix import normalized, product_dtype
 from polarstep.polar import coefficients, gram
 from polarstep.polar.base import PolarMap
 from polarstep.polar.iterate import iterate
+from polarstep.polar.symmetric import symmetric_flops
 
 __all__ = ["NewtonSchulz"]
 
@@ -115,15 +116,20 @@ class NewtonSchulz(PolarMap):
         return sum(flops.newton_schulz(m, n, 1, degree) for degree in degrees)
 
     def product_flops(self, m: int, n: int) -> int:
-        """FLOPs of the matrix products that one call really runs, two per multiply-add."""
+        """FLOPs of the matrix products that one call really runs, two per multiply-add.
+
+        On a CPU, which is given half of a symmetric product from some size on.
+        """
         return self._products(m, n, by_gram=self.uses_gram(m, n))
 
     def _products(self, m: int, n: int, *, by_gram: bool) -> int:
         d0, d1 = min(m, n), max(m, n)
-        extra = 2 * d0 * d0 * d1 + 2 * d0**3 if self.delta == "spectral" else 0
-        if not by_gram:
-            return extra + self.flops(m, n)
-        return extra + _gram_products(d0, d1, self.polynomials)
+        form, square = symmetric_flops(d0, d1), symmetric_flops(d0, d0)  # of XXᵀ, and of G²
+        extra = form + 2 * d0**3 if self.delta == "spectral" else 0
+        if by_gram:
+            return extra + _gram_products(d0, d1, self.polynomials)
+        powers = sum(len(polynomial) - 2 for polynomial in self.polynomials)
+        return extra + self.steps * (form + 2 * d0 * d0 * d1) + powers * square
 
     def describe(self, m: int, n: int) -> str:
         """Steps, coefficients and form, for the routing table."""
@@ -140,5 +146,6 @@ def _gram_products(d0: int, d1: int, polynomials: tuple[gram.Polynomial, ...]) -
         if first < end:
             powers = sum(len(p) - 2 for p in polynomials[first:end])
             small = powers + (end - first - 1) * 3  # W ← PW and G ← PGP, but for the last step
-            total += 4 * d0 * d0 * d1 + 2 * small * d0**3
+            total += symmetric_flops(d0, d1) + small * symmetric_flops(d0, d0)
+            total += 2 * d0 * d0 * d1  # W X
     return total

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.spectra import gaussian
+from torch.utils.flop_counter import FlopCounterMode
+
+from polarstep.polar.symmetric import symmetric_flops, symmetric_product
+
+
+@pytest.mark.parametrize("m", [1, 7, 511, 512, 700])
+def test_is_the_product_and_costs_what_it_says(m):
+    X = gaussian(2, m, 13)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        G = symmetric_product(X, X)
+    torch.testing.assert_close(G, X @ X.mT)
+    assert counter.get_total_flops() == 2 * symmetric_flops(m, 13)
+    assert symmetric_flops(m, 13) <= 2 * m * m * 13 * (1 if m < 512 else 0.7)
+    if m >= 512:
+        assert torch.equal(G, G.mT)
+    plus = symmetric_product(X, X, plus=G, alpha=0.5, beta=-2.0)
+    torch.testing.assert_close(plus, -1.5 * G)
+    torch.testing.assert_close(symmetric_product(X, X, alpha=0.5), 0.5 * G)
+
+
+def test_of_commuting_matrices():
+    X = gaussian(2, 520, 40)
+    G = X @ X.mT / 520
+    torch.testing.assert_close(symmetric_product(G @ G, G), G @ G @ G)
+
+
+def test_strides_do_not_matter():
+    X = gaussian(3, 40, 600).mT[::2]
+    torch.testing.assert_close(symmetric_product(X, X), X @ X.mT)
