@@ -50,8 +50,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def disk_full(path: Path) -> StorageError:
     """The error for a write to ``path`` that found no space."""
     return StorageError(
-        f"no space left to write {path}: free some disk space, then run the same command again "
-        "(training resumes from its last checkpoint); everything written before is intact"
+        f"no space left to write {path}: free some disk space, then run the same command again, "
+        "`polarstep run` with --resume; everything written before is intact"
     )
 
 

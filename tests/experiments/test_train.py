@@ -217,6 +217,35 @@ def test_gradient_accumulation_gives_the_same_gradients(tmp_path):
     assert parts.value == pytest.approx(whole.value, rel=1e-4)
 
 
+def test_lower_precision_is_used_where_configured(tmp_path):
+    exact = train(tiny_gpt("muon"), tmp_path / "float32")
+    rounded = train(tiny_gpt("muon", runtime__precision="bfloat16"), tmp_path / "bfloat16")
+    assert rounded.value != exact.value
+    assert rounded.value == pytest.approx(exact.value, rel=0.02)
+    model = state(tmp_path / "bfloat16")["model"]
+    assert {p.dtype for p in model.values()} == {torch.float32}
+
+
+def test_the_compiled_model_is_the_one_that_is_run(tmp_path, monkeypatch):
+    calls = []
+
+    def compiled(model):
+        def forward(*args):
+            calls.append(model)
+            return model(*args)
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    plain = train(tiny_gpt("muon"), tmp_path / "plain")
+    assert not calls
+    fast = train(tiny_gpt("muon", runtime__compile=True), tmp_path / "compiled")
+    assert fast.value == plain.value
+    assert len(calls) >= 6
+    # Checkpoints hold the model's own names, with which it can be loaded uncompiled.
+    assert state(tmp_path / "compiled")["model"].keys() == state(tmp_path / "plain")["model"].keys()
+
+
 def test_a_diverging_loss_is_recorded(tmp_path):
     result = train(tiny_gpt("sgd", optimizer__lr=1e30), tmp_path / "run")
     loaded = RunRecord.load(tmp_path / "run")
