@@ -148,8 +148,7 @@ def momentum(work: Work, state: dict[Tensor, dict[str, Any]]) -> None:
         torch._foreach_mul_(C, beta)
         torch._foreach_add_(C, work.grads)
         if nesterov:
-            work.M = list(torch._foreach_mul(C, beta))
-            torch._foreach_add_(work.M, work.grads)
+            work.M = list(torch._foreach_add(work.grads, C, alpha=beta))
         else:
             work.M = C
         return
@@ -228,11 +227,18 @@ def apply(work: Work) -> None:
         else:
             for p, finite in zip(work.params, work.finite, strict=True):
                 p.copy_(torch.where(finite, p * (1 - lr * decay), p))
-    updates = []
+    # By step size, so that scaling T and adding it is one pass over memory.
+    by_size: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
     for p, view, T in zip(work.params, work.views, work.T, strict=True):
-        scaled = [t * (-lr * scale(*t.shape[-2:])) for t in T]
-        updates.append(view.assemble(scaled, p.shape))
-    torch._foreach_add_(work.params, updates)
+        sizes = [-lr * scale(*t.shape[-2:]) for t in T]
+        size = sizes[0]
+        if len(T) > 1 or isinstance(lr, Tensor):
+            T, size = [t * each for t, each in zip(T, sizes, strict=True)], 1.0
+        params, updates = by_size.setdefault(size, ([], []))
+        params.append(p)
+        updates.append(view.assemble(T, p.shape))
+    for size, (params, updates) in by_size.items():
+        torch._foreach_add_(params, updates, alpha=size)
 
 
 def _recall(
