@@ -5,7 +5,8 @@
 :mod:`~polarstep.theory.annealing` (warm-ups and cool-downs for practice),
 :mod:`~polarstep.theory.noise` (heavy-tailed gradient noise with known constants),
 :mod:`~polarstep.theory.tail_index` (how heavy the tail of given noise is) and
-:mod:`~polarstep.theory.rates` (convergence measured against prediction).
+:mod:`~polarstep.theory.rates` and :mod:`~polarstep.theory.studies` (convergence measured against
+prediction; not imported here, since they run the optimizer).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -183,13 +184,18 @@ class SkewedPareto(Law):
         return (zeta / math.sqrt(d)).to(dtype).expand(*shape, d)
 
     def _moment(self, alpha: float, d: int) -> float:
-        """Above the mean a Beta function; below it a finite integral, by the midpoint rule."""
-        a, mu = self.index, self.mean_length
-        beta = math.lgamma(a - alpha) + math.lgamma(alpha + 1) - math.lgamma(a + 1)
-        above = a * mu ** (alpha - a) * math.exp(beta)
-        r = 1 + (mu - 1) * (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
-        below = (mu - 1) * float(((mu - r) ** alpha * a * r ** (-a - 1)).mean())
-        return above + below
+        return _skewed_moment(self.index, alpha)
+
+
+@lru_cache(maxsize=256)
+def _skewed_moment(a: float, alpha: float) -> float:
+    """E|R − ER|^α: above the mean a Beta function, below it an integral by the midpoint rule."""
+    mu = a / (a - 1)
+    beta = math.lgamma(a - alpha) + math.lgamma(alpha + 1) - math.lgamma(a + 1)
+    above = a * mu ** (alpha - a) * math.exp(beta)
+    r = 1 + (mu - 1) * (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    below = (mu - 1) * float(((mu - r) ** alpha * a * r ** (-a - 1)).mean())
+    return above + below
 
 
 def _check_index(index: float, largest: float) -> None:
