@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.spectra import gaussian
 
-from polarstep.matrix import MatrixView, normalized, product_dtype, unit_scaled
+from polarstep.matrix import MatrixView, normalized, product_dtype, product_like, unit_scaled
 
 SIZE = st.integers(1, 5)
 
@@ -118,3 +118,11 @@ def test_product_dtype_on_a_cpu():
     }
     for dtype, products in expected.items():
         assert product_dtype(torch.zeros(1, dtype=dtype)) == products
+
+
+def test_product_like_keeps_the_layout():
+    A, B, X = gaussian(2, 3, 4), gaussian(2, 4, 5), gaussian(2, 3, 5)
+    for like in (X, X.mT.contiguous().mT):
+        product = product_like(like, A, B)
+        torch.testing.assert_close(product, A @ B)
+        assert product.stride() == like.stride()

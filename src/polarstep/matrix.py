@@ -18,7 +18,15 @@ from torch import Tensor
 
 from polarstep import kernels
 
-__all__ = ["Layout", "MatrixView", "normalized", "product_dtype", "unit_scaled", "workable"]
+__all__ = [
+    "Layout",
+    "MatrixView",
+    "normalized",
+    "product_dtype",
+    "product_like",
+    "unit_scaled",
+    "workable",
+]
 
 Layout = Literal["auto", "conv", "stack"]
 
@@ -140,6 +148,15 @@ def normalized(X: Tensor, dtype: torch.dtype) -> Tensor:
     small = torch.promote_types(X.dtype, torch.float32)
     norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
     return (X.to(small) / norm).to(dtype)
+
+
+def product_like(X: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """``AB`` in the memory layout of ``X``, which has its shape.
+
+    Tall matrices come as transposed views. What is made of one goes back to where it came from, and
+    adding a matrix to another across its memory takes a CPU ten times as long.
+    """
+    return (B.mT @ A.mT).mT if X.mT.is_contiguous() else A @ B
 
 
 def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import pickle
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.solvers import over_solvers
 from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal
 
-from polarstep import rng
+from polarstep import LowRank, NewtonSchulz, rng
 
 SHAPES = [
     (1, 1),
@@ -137,6 +138,15 @@ def test_strides_do_not_matter(solver):
         T = solver.map(M, generator=key())
         contiguous = solver.map(M.contiguous(), generator=key())
         torch.testing.assert_close(T, contiguous, atol=SHARP, rtol=0)
+
+
+@pytest.mark.parametrize("polar", [NewtonSchulz(3), LowRank(4, 2, always_sketch=True)], ids=str)
+@pytest.mark.parametrize("form", ["plain", "gram"])
+def test_the_result_lies_in_memory_as_the_input_does(polar, form):
+    """An update that is transposed in memory takes ten times as long to add."""
+    polar = dataclasses.replace(polar, form=form) if isinstance(polar, NewtonSchulz) else polar
+    for shape in ((3, 20, 12), (3, 12, 20)):
+        assert polar(gaussian(*shape)).is_contiguous()
 
 
 @over_solvers()

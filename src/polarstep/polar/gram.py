@@ -25,6 +25,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from polarstep.matrix import product_like
 from polarstep.polar.symmetric import symmetric_product
 
 __all__ = ["Polynomial", "apply_polynomials", "gram_matrix", "restarts", "times_gram"]
@@ -93,7 +94,8 @@ def apply_polynomials(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     starts = [0, *restarts(polynomials, epsilon), len(polynomials)]
     for first, end in pairwise(starts):
         if first < end:
-            X = _accumulate(gram_matrix(X), polynomials[first:end]).to(X.dtype) @ X
+            W = _accumulate(gram_matrix(X), polynomials[first:end])
+            X = product_like(X, W.to(X.dtype), X)
     return X
 
 

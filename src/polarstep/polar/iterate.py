@@ -28,7 +28,10 @@ def iterate(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
         return _iterate_bfloat16(X, polynomials)
     for polynomial in polynomials:
         H = times_gram(symmetric_product(X, X), polynomial)
-        X = torch.baddbmm(X, H, X, beta=polynomial[0])
+        if X.mT.is_contiguous():  # a transposed tall matrix stays one
+            X = torch.baddbmm(X.mT, X.mT, H, beta=polynomial[0]).mT
+        else:
+            X = torch.baddbmm(X, H, X, beta=polynomial[0])
     return X
 
 

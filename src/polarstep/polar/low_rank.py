@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.matrix import product_dtype, workable
+from polarstep.matrix import product_dtype, product_like, workable
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
@@ -145,7 +145,7 @@ class LowRank(PolarMap):
         if self.full_space_reason(m, n, X.device) is not None:
             return self.inner(X, generator=generator)
         factors = self.factors(X, self._numbers(X, generator))
-        return factors.Q @ factors.Z
+        return product_like(X, factors.Q, factors.Z)
 
     def _numbers(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         generator = default_generator(generator, X.device)
@@ -188,7 +188,7 @@ class LowRank(PolarMap):
         X = workable(M.reshape(-1, m, n))
         X = X if m <= n else X.mT
         factors = self.factors(X, self._numbers(X, generator), start)
-        T = factors.Q @ factors.Z
+        T = product_like(X, factors.Q, factors.Z)
         return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
 
     def flops(self, m: int, n: int) -> int:
