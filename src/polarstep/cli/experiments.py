@@ -189,16 +189,19 @@ def list_(
 
 
 def _list_runs(folder: Path, console: Console) -> None:
-    table = Table("run", "recipe", "method", "seed", "status", "steps", "value")
+    table = Table(title=f"Runs in {folder}", title_justify="left")
+    table.add_column("run", overflow="fold")
+    for header in ("recipe", "method", "seed", "status", "steps", "value"):
+        table.add_column(header, no_wrap=True)
     for directory in find_runs([folder]):
         found = RunRecord.load(directory)
         steps = found.metrics[-1].step if found.metrics else 0
         value = f"{found.result.value:.4f}" if found.result else ""
         identity = found.identity
         table.add_row(
-            str(directory),
+            str(directory.relative_to(folder)),
             identity.recipe,
-            identity.method,
+            find_method(identity.method).slug,
             str(identity.seed),
             found.status,
             str(steps),
