@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,10 @@ def draw(
         for axes, missing in ((grid[1, 0], tuning is None), (grid[1, 1], batches is None)):
             axes.set_visible(not missing)
         try:
-            for suffix in ("svg", "png"):
-                target = path.with_suffix(f".{suffix}")
+            for kind in ("svg", "png"):
                 write_atomically(
-                    target, lambda file, kind=suffix: figure.savefig(file, format=kind, dpi=150)
+                    path.with_suffix(f".{kind}"),
+                    partial(figure.savefig, format=kind, dpi=150),
                 )
         finally:
             plt.close(figure)
@@ -148,11 +149,16 @@ def _batches(axes: Any, horizons: Sequence[int], rows: Sequence[Row]) -> None:
     threshold = rows[0].details["threshold"]
     for row, colour in zip(rows, plt.cm.plasma(_spread(len(rows))), strict=True):
         above = row.details["batch"] >= threshold
-        label = row.name + (", above the threshold" if above else "")
-        axes.loglog(
-            horizons, row.fit["average"]["values"], "o-", color=colour, ms=4, label=label,
-            lw=2.5 if above else 1.2,
-        )  # fmt: skip
+        values = row.fit["average"]["values"]
+        axes.loglog(horizons, values, "o-", color=colour, ms=4, lw=2.5 if above else 1.2)
+        label = row.name + (" (threshold)" if above else "")
+        place = {
+            "xytext": (6, -2),
+            "textcoords": "offset points",
+            "va": "center",
+        }
+        axes.annotate(label, (horizons[-1], values[-1]), color=colour, fontsize=8, **place)
+    axes.set_xlim(right=horizons[-1] * 3.2)
     axes.set_xlabel("horizon K")
     axes.set_ylabel("average over k of E‖∇f(X_k)‖_F")
     axes.set_title(
@@ -161,7 +167,6 @@ def _batches(axes: Any, horizons: Sequence[int], rows: Sequence[Row]) -> None:
         fontsize=10,
     )
     _ticks(axes, horizons)
-    axes.legend(fontsize=8, frameon=False)
 
 
 def _ticks(axes: Any, horizons: Sequence[int]) -> None:

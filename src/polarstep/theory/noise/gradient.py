@@ -83,8 +83,9 @@ class GradientNoise:
     def attach(self, params: Iterable[Tensor], generator: torch.Generator) -> Attached:
         """Give every gradient of ``params`` this noise from now on, whatever the loss.
 
-        Each ``backward`` counts as one sample: with gradient accumulation over B backward passes
-        of loss/B the gradient has the noise of a mini-batch of B. Usable as a context manager::
+        Each ``backward`` adds the noise of one sample to the gradient that reaches a parameter. For
+        a mini-batch of B accumulate B backward passes of the loss and divide the gradients by B
+        (dividing the loss would leave σ₀ as it is). Usable as a context manager::
 
             with noise.attach(model.parameters(), generator):
                 loss(model(x), y).backward()
