@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
+from polarstep.matrix import product_like
 from polarstep.polar.gram import Polynomial, times_gram
 from polarstep.polar.symmetric import symmetric_product
 
@@ -37,13 +38,8 @@ def iterate(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
 
 def _iterate_bfloat16(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     for polynomial in polynomials:
-        X = _times(_polynomial_of(_gram(X), polynomial), X)
+        X = product_like(X, _polynomial_of(_gram(X), polynomial), X)
     return X
-
-
-def _times(H: Tensor, X: Tensor) -> Tensor:
-    """``HX`` for symmetric H, in the memory layout of X: a transposed tall matrix stays one."""
-    return (X.mT @ H).mT if X.mT.is_contiguous() else H @ X
 
 
 def _gram(X: Tensor) -> Tensor:

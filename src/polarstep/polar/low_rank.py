@@ -19,7 +19,7 @@ from polarstep.sketch.base import default_generator
 __all__ = ["LowRank"]
 
 # On a GPU a smaller matrix is done in full space before a sketch has launched its kernels.
-SKETCHED_ON_GPU_FROM = 512
+SKETCHED_ON_GPU_FROM = 768
 
 
 @dataclass(frozen=True)

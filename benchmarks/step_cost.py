@@ -1,0 +1,365 @@
+"""What does a whole optimizer step cost, and where does the time go?
+
+    python benchmarks/step_cost.py                      # on the GPU if there is one
+    python benchmarks/step_cost.py --device cpu --json cost.json
+    python benchmarks/step_cost.py --sweep              # cost against width and against rank, too
+    python benchmarks/step_cost.py --figure cost.json   # draw what an earlier run measured
+    python benchmarks/step_cost.py --markdown cost.json # its table
+
+Everything is measured in one run: AdamW (fused), torch's own Muon, and ours with several polar maps,
+on the same parameters. The floor is what no implementation can go below: the bytes that must move
+and the products that must be done, at the rates measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import polarstep as ps
+from polarstep.matrix import product_dtype
+from polarstep.polar.coefficients import polar_express
+from polarstep.polar.orthonormal import orthonormalize
+from timing import machine, milliseconds, replayed_milliseconds
+
+# (how many, m, n), and rank and oversampling of the sketch
+WORKLOADS: dict[str, tuple[list[tuple[int, int, int]], int, int]] = {
+    "nanoGPT": ([(40, 768, 768), (24, 3072, 768)], 200, 8),
+    "8B layer": ([(2, 4096, 4096), (3, 14336, 4096)], 248, 8),
+    "CIFAR-10": ([(1, 64, 216), (1, 64, 576), (1, 256, 576), (3, 256, 2304)], 128, 10),
+}
+ON_A_CPU = {"nanoGPT": ([(4, 768, 768), (2, 3072, 768)], 200, 8), "CIFAR-10": WORKLOADS["CIFAR-10"]}
+
+# As much gain as seven steps of the paper's quintic, in four: 82 at zero, 1 ± 3e-5 from 0.03 on.
+INNER = ps.NewtonSchulz(4, polar_express(0.03, 4))
+
+
+def maps(rank: int, oversample: int) -> dict[str, ps.PolarMap]:
+    """The polar maps that are compared."""
+    return {
+        "LowRank, warm": ps.LowRank(rank, oversample, sketch=ps.Warm(), inner=INNER),
+        "LowRank, Gaussian h=½": ps.LowRank(rank, oversample, power=0.5, inner=INNER),
+        "LowRank, Kaczmarz h=½": ps.LowRank(
+            rank, oversample, power=0.5, sketch=ps.Kaczmarz(), inner=INNER
+        ),
+        "LowRank, the paper's (h=1, q=7)": ps.LowRank(rank, oversample),
+        "full space, PolarExpress 5": ps.NewtonSchulz(5, "polar-express"),
+        "full space, quintic 7": ps.NewtonSchulz(7),
+    }
+
+
+def parameters(shapes: list[tuple[int, int, int]], device: torch.device) -> list[Tensor]:
+    """Random parameters with random gradients."""
+    params = []
+    for count, m, n in shapes:
+        for _ in range(count):
+            p = torch.nn.Parameter(torch.randn(m, n, device=device) * 0.02)
+            p.grad = torch.randn_like(p)
+            params.append(p)
+    return params
+
+
+def optimizers(
+    params: list[Tensor], rank: int, oversample: int, device: torch.device
+) -> Iterator[tuple[str, Callable[[], torch.optim.Optimizer]]]:
+    """Every optimizer of the table, made when its turn comes."""
+    yield "AdamW, fused", lambda: torch.optim.AdamW(params, lr=1e-5, fused=True)
+    if hasattr(torch.optim, "Muon") and device.type == "cuda":  # bf16 only: minutes on most CPUs
+        yield "torch.optim.Muon", lambda: torch.optim.Muon(params, lr=1e-5)
+    if device.type == "cpu":
+        yield "a loop of Newton–Schulz 7", lambda: HandWritten(params, 7)
+        yield "a loop of Newton–Schulz 5", lambda: HandWritten(params, 5)
+    for name, polar in maps(rank, oversample).items():
+        yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar)
+
+
+class HandWritten(torch.optim.Optimizer):
+    """Muon as one writes it in ten lines: a float32 quintic for one parameter after another."""
+
+    def __init__(self, params: list[Tensor], steps: int) -> None:
+        super().__init__(params, {"steps": steps})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                C = self.state[p].setdefault("C", torch.zeros_like(p))
+                C.mul_(0.95).add_(p.grad)
+                X = p.grad + 0.95 * C
+                X = (X.T if X.shape[0] > X.shape[1] else X) / X.norm()
+                for _ in range(group["steps"]):
+                    A = X @ X.T
+                    X = 1.875 * X + (-1.25 * A + 0.375 * A @ A) @ X
+                p.add_(X.T if p.shape[0] > p.shape[1] else X, alpha=-1e-5)
+
+
+def whole_steps(name: str, workload: Any, device: torch.device) -> list[dict[str, Any]]:
+    """Median time of ``step()`` and peak extra memory for every optimizer."""
+    shapes, rank, oversample = workload
+    params = parameters(shapes, device)
+    rows: list[dict[str, Any]] = []
+    for label, make in optimizers(params, rank, oversample, device):
+        state_before = 0
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            state_before = torch.cuda.memory_allocated()
+        optimizer = make()
+        ms = milliseconds(optimizer.step, device)
+        row = {"workload": name, "optimizer": label, "ms": ms}
+        row["ratio"] = ms / rows[0]["ms"] if rows else 1.0
+        if device.type == "cuda":
+            state = sum(
+                t.numel() * t.element_size()
+                for s in optimizer.state.values()
+                for t in s.values()
+                if isinstance(t, Tensor)
+            )
+            peak = torch.cuda.max_memory_allocated() - state_before
+            row |= {"state_mib": state / 2**20, "extra_mib": (peak - state) / 2**20}
+        rows.append(row)
+        del optimizer
+        extra = "".join(f"  {k} {v:.0f}" for k, v in row.items() if k.endswith("mib"))
+        print(f"  {name:9} {label:34} {ms:9.3f} ms  {row['ratio']:6.2f} × AdamW{extra}", flush=True)
+    return rows
+
+
+def phases(workload: Any, device: torch.device) -> dict[str, float]:
+    """Milliseconds of each phase of a warm LowRank step, each by itself."""
+    shapes, rank, oversample = workload
+    polar = maps(rank, oversample)["LowRank, warm"]
+    assert isinstance(polar, ps.LowRank)
+    total: dict[str, float] = {}
+
+    def add(phase: str, run: Callable[[], object]) -> None:
+        total[phase] = total.get(phase, 0.0) + replayed_milliseconds(run, device)
+
+    for count, m, n in shapes:
+        if polar.full_space_reason(m, n, device) is not None:
+            continue
+        dtype = product_dtype(torch.empty(0, device=device))
+        G, C, X = (torch.randn(count, m, n, device=device) for _ in range(3))
+        M = torch.randn(count, m, n, device=device, dtype=dtype)
+        A = M if m <= n else M.mT
+        start = torch.randn(count, polar.width, max(m, n), device=device, dtype=dtype)
+        add("momentum", _momentum(G, C, M, device))
+        Y = (start @ A.mT).mT
+        add("sketch", partial(torch.matmul, start, A.mT))
+        Q = orthonormalize(Y).to(dtype)
+        add("orthonormalization", partial(orthonormalize, Y))
+        B = Q.mT @ A
+        add("project", partial(torch.matmul, Q.mT, A))
+        Z = polar.inner(B)
+        add("inner iteration", partial(polar.inner, B))
+        add("lift and update", _update(X, Q, Z, device))
+    return total
+
+
+def _momentum(G: Tensor, C: Tensor, M: Tensor, device: torch.device) -> Callable[[], object]:
+    if device.type != "cuda":
+        return lambda: torch.add(G, C.mul_(0.9).add_(G), alpha=0.9)
+    from polarstep.kernels.momentum import momentum
+
+    tables = [torch.tensor([t.data_ptr() for t in T], device=device) for T in (G, C)]
+    betas = torch.full((len(G),), 0.9, device=device)
+    return lambda: momentum(*tables, betas, M, element=torch.float32, nesterov=True)
+
+
+def _update(X: Tensor, Q: Tensor, Z: Tensor, device: torch.device) -> Callable[[], object]:
+    L, R = (Q, Z) if X.shape[1] <= X.shape[2] else (Z.mT, Q.mT)
+    if device.type != "cuda":
+        return lambda: X.add_(L @ R, alpha=-1e-5)
+    from polarstep.kernels.update import update_from_factors
+
+    table = torch.tensor([x.data_ptr() for x in X], device=device)
+    ones = torch.ones(len(X), device=device)
+    return lambda: update_from_factors(table, L, R, ones, ones, element=torch.float32)
+
+
+def rates(device: torch.device) -> dict[str, float]:
+    """Bytes and products per second that this device reaches: a large sum, a large product."""
+    size = 2**28 if device.type == "cuda" else 2**24
+    a, b, c = (torch.randn(size, device=device) for _ in range(3))
+    moved = 12 * size / replayed_milliseconds(lambda: torch.add(a, b, out=c), device)
+    d = 8192 if device.type == "cuda" else 1024
+    X = torch.randn(d, d, device=device, dtype=product_dtype(a))
+    product = 2 * d**3 / replayed_milliseconds(lambda: X @ X, device)
+    return {"bytes_per_ms": moved, "flops_per_ms": product}
+
+
+def floor(workload: Any, rate: dict[str, float]) -> float:
+    """Milliseconds below which no warm LowRank step on float32 parameters can go.
+
+    Read G, C and X, write C and X, write M once and read it twice in half precision; three products.
+    """
+    shapes, rank, oversample = workload
+    size = sum(count * m * n for count, m, n in shapes)
+    moved = size * (4 * 5 + 2 * 3) / rate["bytes_per_ms"]
+    return moved + 6 * size * (rank + oversample) / rate["flops_per_ms"]
+
+
+def sweeps(device: torch.device) -> dict[str, list[dict[str, float]]]:
+    """Time against width at ℓ = width/4, and against rank at one width; four square matrices."""
+    on_gpu = device.type == "cuda"
+    widths = [256, 512, 1024, 2048, 4096, 8192] if on_gpu else [256, 512, 1024, 2048]
+    width0 = 4096 if on_gpu else 1024
+    results: dict[str, list[dict[str, float]]] = {"width": [], "rank": []}
+    for width in widths:
+        params = parameters([(4, width, width)], device)
+        row: dict[str, float] = {"x": width}
+        for label, polar in (
+            ("LowRank, warm", ps.LowRank(width // 4 - 8, 8, sketch=ps.Warm(), inner=INNER)),
+            ("full space, PolarExpress 5", ps.NewtonSchulz(5, "polar-express")),
+        ):
+            row[label] = milliseconds(ps.Muon(params, lr=1e-5, polar=polar).step, device, 12)
+        row["AdamW, fused"] = milliseconds(
+            torch.optim.AdamW(params, lr=1e-5, fused=True).step, device, 12
+        )
+        results["width"].append(row)
+        print("  width", {k: round(v, 3) for k, v in row.items()}, flush=True)
+    params = parameters([(4, width0, width0)], device)
+    for rank in [width0 // 64, width0 // 32, width0 // 16, width0 // 8, width0 // 4, width0 // 2]:
+        polar = ps.LowRank(rank - 8, 8, sketch=ps.Warm(), inner=INNER, always_sketch=True)
+        ms = milliseconds(ps.Muon(params, lr=1e-5, polar=polar).step, device, 12)
+        results["rank"].append({"x": rank, "LowRank, warm": ms})
+        print("  rank", rank, round(ms, 3), flush=True)
+    return results
+
+
+def exponent(rows: list[dict[str, float]], label: str) -> float:
+    """Slope of log time against log x over the larger half of the sweep."""
+    rows = rows[len(rows) // 2 - 1 :]
+    return math.log(rows[-1][label] / rows[0][label]) / math.log(rows[-1]["x"] / rows[0]["x"])
+
+
+def markdown(record: dict[str, Any]) -> str:
+    """The table of whole steps, as docs/speed.md has it."""
+    loads = list(dict.fromkeys(row["workload"] for row in record["steps"]))
+    lines = ["| optimizer | " + " | ".join(loads) + " |", "|---|" + "---|" * len(loads)]
+    for name in dict.fromkeys(row["optimizer"] for row in record["steps"]):
+        cells = []
+        for load in loads:
+            (row,) = (r for r in record["steps"] if (r["workload"], r["optimizer"]) == (load, name))
+            cells.append(f"{row['ms']:.2f} ms, {row['ratio']:.2f}×")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    floors = [f"{record['floor'][load]:.2f} ms" for load in loads]
+    return "\n".join([*lines, "| *floor of the warm sketch* | " + " | ".join(floors) + " |"])
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """Bars of the whole step, shares of the phases, and the sweeps where there are any."""
+    import matplotlib.pyplot as plt
+
+    swept = bool(record.get("sweeps"))
+    figure, axes = plt.subplots(
+        2 if swept else 1, 2, figsize=(13, 9 if swept else 5), squeeze=False
+    )
+    colours = plt.get_cmap("tab10").colors
+    names = list(dict.fromkeys(row["optimizer"] for row in record["steps"]))
+    loads = [load for load, parts in record["phases"].items() if parts]
+    for i, name in enumerate(names):
+        ratios = [
+            next(
+                (
+                    r["ratio"]
+                    for r in record["steps"]
+                    if (r["workload"], r["optimizer"]) == (w, name)
+                ),
+                0,
+            )
+            for w in loads
+        ]
+        at = [j + (i - len(names) / 2) * 0.8 / len(names) for j in range(len(loads))]
+        axes[0, 0].bar(at, ratios, 0.8 / len(names), label=name, color=colours[i % 10])
+    axes[0, 0].set_yscale("log")
+    axes[0, 0].axhline(1, color="black", lw=0.8)
+    axes[0, 0].set_xticks(range(len(loads)), loads)
+    axes[0, 0].set_ylabel("time of a step ÷ AdamW's")
+    axes[0, 0].legend(fontsize=7, ncols=2)
+    for j, load in enumerate(loads):
+        left = 0.0
+        for i, (phase, ms) in enumerate(record["phases"][load].items()):
+            label = phase if j == 0 else None
+            axes[0, 1].barh(j, ms, left=left, color=colours[i], label=label)
+            left += ms
+        axes[0, 1].plot([record["floor"][load]] * 2, [j - 0.45, j + 0.45], "k--", lw=1)
+    axes[0, 1].set_yticks(range(len(loads)), loads)
+    axes[0, 1].set_xlabel("ms, phases of LowRank (warm) one by one; dashed: the floor")
+    axes[0, 1].legend(fontsize=7)
+    if swept:
+        for axis, kind in zip(axes[1], ("width", "rank"), strict=True):
+            rows = record["sweeps"][kind]
+            for i, label in enumerate(k for k in rows[0] if k != "x"):
+                slope = exponent(rows, label)
+                axis.loglog(
+                    [r["x"] for r in rows],
+                    [r[label] for r in rows],
+                    "o-",
+                    color=colours[i],
+                    label=f"{label}: grows as x^{slope:.2f}",
+                )
+            axis.set_xticks([r["x"] for r in rows], [f"{r['x']:.0f}" for r in rows])
+            axis.minorticks_off()
+            axis.set_xlabel(kind)
+            axis.set_ylabel("ms a step, four matrices")
+            axis.legend(fontsize=8)
+            axis.grid(alpha=0.3)
+    figure.suptitle(record["machine"])
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    print(f"wrote {path}")
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default)
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--sweep", action="store_true", help="also against width and rank")
+    parser.add_argument("--figure", type=Path, help="draw the figure of an earlier --json file")
+    parser.add_argument("--markdown", type=Path, help="print the table of an earlier --json file")
+    arguments = parser.parse_args()
+    if arguments.markdown:
+        print(markdown(json.loads(arguments.markdown.read_text())))
+        return
+    if arguments.figure:
+        record = json.loads(arguments.figure.read_text())
+        draw(record, arguments.figure.with_suffix(".png"))
+        return
+    device = torch.device(arguments.device)
+    torch.manual_seed(0)
+    workloads = WORKLOADS if device.type == "cuda" else ON_A_CPU
+    record = {"machine": machine(device), "steps": [], "phases": {}, "floor": {}}
+    print(record["machine"])
+    record["rates"] = rate = rates(device)
+    print(
+        f"  memory {rate['bytes_per_ms'] / 1e9:.2f} TB/s, {rate['flops_per_ms'] / 1e9:.1f} TFLOP/s"
+    )
+    for name, workload in workloads.items():
+        record["steps"] += whole_steps(name, workload, device)
+        record["phases"][name] = phases(workload, device)
+        record["floor"][name] = floor(workload, rate)
+        shares = ", ".join(f"{k} {v:.3f}" for k, v in record["phases"][name].items())
+        print(f"  {name:9} phases (ms): {shares}; floor {record['floor'][name]:.3f}", flush=True)
+    if arguments.sweep:
+        record["sweeps"] = sweeps(device)
+        for kind, rows in record["sweeps"].items():
+            for label in (k for k in rows[0] if k != "x"):
+                print(f"  {label} grows as {kind}^{exponent(rows, label):.2f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=1))
+        print(f"wrote {arguments.json}; draw it with --figure {arguments.json}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""How the benchmarks time: medians of many, after warming up, of what the device really does."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def milliseconds(run: Callable[[], object], device: torch.device, repeats: int = 30) -> float:
+    """Median time of ``run`` as its caller sees it, launches and Python included."""
+    for _ in range(8 if device.type == "cuda" else 1):
+        run()
+    if device.type == "cpu":
+        return statistics.median(_clock(run) for _ in range(max(3, repeats // 6)))
+    torch.cuda.synchronize()
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repeats)
+    ]
+    for start, end in events:
+        start.record()
+        run()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events)
+
+
+def replayed_milliseconds(run: Callable[[], object], device: torch.device) -> float:
+    """Median time of ``run`` on the device alone: on a GPU replayed as a graph."""
+    if device.type == "cpu":
+        return milliseconds(run, device)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return milliseconds(graph.replay, device)
+
+
+def _clock(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e3
+
+
+def machine(device: torch.device) -> str:
+    """The device in words, for the head of a table."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
