@@ -16,7 +16,7 @@ from polarstep.experiments.record import Ablation
 from polarstep.experiments.report import report_files, write_report
 from polarstep.experiments.report.curves import curve_of, zoom
 from polarstep.experiments.report.folder import MANIFEST
-from polarstep.experiments.report.heatmap import gamma_grid
+from polarstep.experiments.report.heatmap import gamma_figure, gamma_grid
 from polarstep.experiments.report.palette import CHROME, SERIES
 from polarstep.experiments.report.rows import collect, sections_of
 from polarstep.storage import StorageError
@@ -166,6 +166,18 @@ def test_the_heat_map_leaves_gaps_where_nothing_was_sampled():
     np.testing.assert_array_equal(gamma, [[0.5, np.nan], [np.nan, 0.25]])
     nu = gamma_grid(rows, "nu")[2]
     np.testing.assert_array_equal(nu, [[0.0, 0.1], [np.nan, 0.0]])  # rounding is not negative
+
+
+@pytest.mark.parametrize(("nu", "words"), [(1e-7, "ν ≤ 1e-07"), (0.2, "Below: by how much")])
+def test_nu_is_drawn_where_there_is_any(tmp_path, nu, words):
+    for method in ("Muon (Nesterov)", "Rand Muon (Nes.-Gaussian)"):
+        folder = write_run(tmp_path / method, method=method, gamma=True)
+        row = {"step": 0, "parameter": "blocks.0.weight", "gamma": 0.1, "nu": nu}
+        (folder / "gamma.jsonl").write_text(json.dumps(row) + "\n")
+    (section,), _ = sections_of(collect([tmp_path]))
+    figure = gamma_figure(section.rows, "gamma")
+    assert words in figure.caption
+    assert figure.svg.count("Gaussian") == (2 if nu > 0.1 else 1)  # a panel for each measure
 
 
 def test_a_run_monitored_without_a_finite_value_still_has_its_figure(tmp_path):

@@ -101,18 +101,22 @@ def _results(folder: Path) -> Table:
 
     (section, *_), _ = sections_of(collect([folder]))
     best = section.best(section.rows)
-    table = Table(title=f"{section.metric_name}, {section.recipe}")
+    seeds = {seeds_text(row) for row in section.rows}
+    title = f"{section.metric_name}, {section.recipe}"
+    table = Table(title=f"{title}, {seeds.pop()} seeds" if len(seeds) == 1 else title)
     table.add_column("method", no_wrap=True)
-    for header in ("perplexity", "seeds", "GFLOPs/step", "optimizer ms", "step ms"):
-        table.add_column(header, justify="right")
+    for header in ("perplexity", "GFLOPs", "opt. ms", "step ms"):
+        table.add_column(header, justify="right", no_wrap=True)
+    if len(seeds) > 0:  # not the same for all: say which runs are missing where
+        table.add_column("seeds")
     for row in section.rows:
         table.add_row(
             row.label,
             metric_text(row.metric, 3),
-            seeds_text(row),
             number(row.gflops, 3),
             number(row.optimizer_ms.mean if row.optimizer_ms else None, 3),
             number(row.step_ms.mean if row.step_ms else None, 3),
+            *([seeds_text(row)] if seeds else []),
             style="bold" if row is best else "",
         )
     return table

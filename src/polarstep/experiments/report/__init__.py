@@ -72,9 +72,8 @@ def _draw(section: Section) -> Drawings:
         trajectory_figure(section, f"{slug}-trajectories"),
         cost_figure(section, f"{slug}-cost"),
     )
-    heatmaps = [
-        gamma_figure(row, f"{slug}-gamma-{index}") for index, row in enumerate(section.all_rows)
-    ]
+    monitored = [section.rows, *(ablation.rows for ablation in section.ablations)]
+    heatmaps = [gamma_figure(rows, f"{slug}-gamma-{i}") for i, rows in enumerate(monitored)]
     return Drawings(
         comparison=tuple(drawing for drawing in comparison if drawing),
         ablations=tuple(

@@ -1,6 +1,8 @@
-"""The γ/ν picture of a monitored run: how inexact each polar step was, layer by layer.
+"""The γ/ν picture of monitored runs: how inexact each polar step was, layer by layer.
 
 γ and ν are those of the paper's inexactness assumption: ⟨M, T⟩ ≥ (1 − γ)‖M‖_* and ‖T‖_op ≤ 1 + ν.
+The methods stand side by side on one scale, since the question is which of them gives up more. ν is
+drawn where there is any; with the paper's polynomials it is zero but for rounding (Proposition 1).
 """
 
 from __future__ import annotations
@@ -10,59 +12,62 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from polarstep.experiments.report.drawing import INK, RULE, Drawing, draw
+from polarstep.experiments.record import RunRecord
+from polarstep.experiments.report.drawing import RULE, Drawing, draw
 from polarstep.experiments.report.rows import Row
 
 __all__ = ["gamma_figure", "gamma_grid"]
 
+NU_WORTH_DRAWING = 0.005
+_AT_MOST = 8  # columns that can still be read side by side
 
-def gamma_figure(row: Row, name: str) -> Drawing | None:
-    """γ and ν of every monitored parameter over training; ``None`` where nothing was monitored."""
-    monitored = [run for run in row.runs if run.gamma]
+Grid = NDArray[np.float64]
+
+
+def gamma_figure(rows: Sequence[Row], name: str) -> Drawing | None:
+    """γ of every monitored parameter over training, a column for each row; ``None`` without any."""
+    watched = [row for row in rows if any(run.gamma for run in row.runs)]
+    monitored = [(row, next(run for run in row.runs if run.gamma)) for row in watched[:_AT_MOST]]
     if not monitored:
         return None
-    run = monitored[0]
-    parameters, steps, gamma = gamma_grid(run.gamma, "gamma")
-    _, _, nu = gamma_grid(run.gamma, "nu")
-    height = 1.6 + 0.19 * max(6, len(parameters))
+    parameters = list(dict.fromkeys(_name(r) for _, run in monitored for r in run.gamma))
+    worst_nu = max(_largest(gamma_grid(run.gamma, "nu")[2]) for _, run in monitored)
+    measures = ["gamma", "nu"] if worst_nu > NU_WORTH_DRAWING else ["gamma"]
 
     def paint(figure: Figure) -> None:
-        for axes, values, symbol, first in zip(
-            figure.subplots(1, 2, sharey=True), (gamma, nu), ("γ", "ν"), (True, False), strict=True
-        ):
-            mesh = axes.pcolormesh(
-                np.arange(len(steps) + 1),
-                np.arange(len(parameters) + 1),
-                np.ma.masked_invalid(values),
-                cmap="cividis",
-                vmin=0.0,
-                vmax=max(1e-3, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0),
-                rasterized=True,
-            )
-            shown = np.unique(np.linspace(0, len(steps) - 1, min(6, len(steps))).astype(int))
-            axes.set_xticks(shown + 0.5, [f"{steps[index]:g}" for index in shown])
-            axes.set_yticks(np.arange(len(parameters)) + 0.5)
-            if first:
-                axes.set_yticklabels(parameters, fontsize=7)
-                axes.invert_yaxis()
-            axes.set_facecolor(RULE)
-            axes.set_xlabel("Training step")
-            axes.set_title(f"{symbol}, {row.label}" if first else symbol, color=INK)
-            figure.colorbar(mesh, ax=axes, pad=0.02)
+        panels = figure.subplots(len(measures), len(monitored), sharey=True, squeeze=False)
+        for measure, line in zip(measures, panels, strict=True):
+            grids = [_aligned(run, measure, parameters) for _, run in monitored]
+            top = max(1e-3, *(_largest(values) for _, values in grids))
+            for axes, (row, _), (steps, values) in zip(line, monitored, grids, strict=True):
+                mesh = _panel(axes, steps, values, top)
+                axes.set_title(_folded(row.label), fontsize=8.5)
+            line[0].set_yticks(np.arange(len(parameters)) + 0.5, parameters, fontsize=7)
+            line[0].set_ylim(len(parameters), 0)
+            bar = figure.colorbar(mesh, ax=list(line), pad=0.01, aspect=30)
+            bar.set_label({"gamma": "γ", "nu": "ν"}[measure], rotation=0, labelpad=8)
+        figure.supxlabel("Training step", fontsize=10)
 
+    seeds = sorted({run.identity.seed for _, run in monitored})
     caption = (
-        f"Inexactness of the polar step of {row.label}, seed {run.identity.seed}: alignment given "
-        "up (γ) and excess of the operator norm (ν), for each monitored parameter. Zero is exact."
+        "Alignment given up by each polar step (γ), for each monitored parameter, on one scale; "
+        f"zero is exact. Seed {', '.join(map(str, seeds))}."
     )
-    return draw(name, f"γ and ν: {row.label}", caption, (10.5, height), paint)
+    if len(measures) == 1:
+        caption += f" The operator norm exceeds one by ν ≤ {max(worst_nu, 0.0):.1g} at most."
+    else:
+        caption += " Below: by how much the operator norm exceeds one (ν)."
+    if len(watched) > _AT_MOST:
+        caption += f" The first {_AT_MOST} of {len(watched)} monitored rows."
+    height = 1.5 + len(measures) * 0.17 * max(8, len(parameters))
+    return draw(name, "γ and ν", caption, (10.5, height), paint)
 
 
-def gamma_grid(
-    rows: Sequence[Mapping[str, Any]], key: str
-) -> tuple[list[str], list[float], NDArray[np.float64]]:
+def gamma_grid(rows: Sequence[Mapping[str, Any]], key: str) -> tuple[list[str], list[float], Grid]:
     """Parameters as they first appear × steps ascending; NaN where nothing was sampled."""
     parameters = list(dict.fromkeys(_name(row) for row in rows))
     steps = sorted({float(row["step"]) for row in rows})
@@ -75,6 +80,41 @@ def gamma_grid(
     return parameters, steps, values
 
 
+def _aligned(run: RunRecord, key: str, parameters: Sequence[str]) -> tuple[list[float], Grid]:
+    """The grid of a run with the lines of ``parameters``, in their order."""
+    own, steps, values = gamma_grid(run.gamma, key)
+    lines = [
+        values[own.index(p)] if p in own else np.full(len(steps), math.nan) for p in parameters
+    ]
+    return steps, np.array(lines)
+
+
+def _panel(axes: Axes, steps: Sequence[float], values: Grid, top: float) -> Any:
+    mesh = axes.pcolormesh(
+        np.arange(values.shape[1] + 1),
+        np.arange(values.shape[0] + 1),
+        np.ma.masked_invalid(values),
+        cmap="cividis",
+        vmin=0.0,
+        vmax=top,
+        rasterized=True,
+    )
+    shown = np.unique(np.linspace(0, len(steps) - 1, min(3, len(steps))).round().astype(int))
+    axes.set_xticks(shown + 0.5, [f"{steps[index]:g}" for index in shown], fontsize=8)
+    axes.set_facecolor(RULE)
+    return mesh
+
+
+def _largest(values: Grid) -> float:
+    return float(np.nanmax(values)) if np.isfinite(values).any() else 0.0
+
+
+def _folded(label: str) -> str:
+    """A label on two lines, to fit above a narrow panel."""
+    return label.replace(" (", "\n(", 1)
+
+
 def _name(row: Mapping[str, Any]) -> str:
     """The parameter, and which block of it where it holds several matrices."""
-    return f"{row['parameter']} [{row['block']}]" if row.get("block") else str(row["parameter"])
+    name = str(row["parameter"]).removesuffix(".weight")
+    return f"{name} [{row['block']}]" if row.get("block") else name
