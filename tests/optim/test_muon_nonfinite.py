@@ -120,9 +120,10 @@ def test_propagate_is_what_torch_does():
 
 
 def test_large_is_not_infinite_and_empty_is_not_either():
-    W, E = Parameter(torch.zeros(3, 4)), Parameter(torch.zeros(0, 4))
-    optimizer = Muon([W, E], nonfinite="skip", polar=NewtonSchulz())
-    W.grad, E.grad = torch.full((3, 4), 1e36), torch.zeros(0, 4)
+    W, E, F = (Parameter(torch.zeros(shape)) for shape in ((3, 4), (0, 4), (4, 0)))
+    optimizer = Muon([W, E, F], nonfinite="skip", polar=NewtonSchulz())
+    W.grad = torch.full((3, 4), 1e36)
+    E.grad, F.grad = torch.zeros_like(E), torch.zeros_like(F)
     optimizer.step()
     assert W.any()
 

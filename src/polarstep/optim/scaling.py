@@ -19,7 +19,7 @@ def _none(m: int, n: int) -> float:
 
 
 def _spectral(m: int, n: int) -> float:
-    return math.sqrt(max(1.0, m / n))
+    return math.sqrt(max(1.0, m / max(n, 1)))
 
 
 def _rms(m: int, n: int) -> float:
