@@ -73,8 +73,8 @@ def rates(
         horizons.append(2 * horizons[-1])
     try:
         setup = Setup(horizons=tuple(horizons), replicas=replicas, seed=seed)
-        long = (64, 256, 1024) if quick else (64, 256, 1024, 4096)
-        tuned = Setup(shape=(3, 4), distance=0.5, replicas=2 * replicas, horizons=long, seed=seed)
+        long = (64, 256, 1024) if quick else (256, 1024, 4096, 16384)
+        tuned = Setup(shape=(3, 4), distance=0.5, replicas=4 * replicas, horizons=long, seed=seed)
         batched = Setup(distance=1.0, replicas=replicas, horizons=(64, 256, 1024), seed=seed)
         console = Console(stderr=True)
         with Progress(
@@ -110,8 +110,8 @@ def rates(
         out / "rates",
         setup.horizons,
         found,
-        tuning and (tuned.horizons, tuning),
-        batches and (batched.horizons, batches),
+        (tuned.horizons, tuning) if tuning else None,
+        (batched.horizons, batches) if batches else None,
     )
     Console().print(_table(found))
     console.print(f"wrote {record}, {out / 'rates.svg'} and {out / 'rates.png'}")

@@ -196,7 +196,10 @@ def _inner_product(X: Tensor, Y: Tensor) -> Tensor:
     """
     if X.is_contiguous() == Y.is_contiguous():
         X, Y = (X, Y) if X.is_contiguous() else (X.mT, Y.mT)
-        return torch.linalg.vecdot(X.flatten(1), Y.flatten(1))
+        X, Y = X.flatten(1), Y.flatten(1)
+        if X.device.type == "cpu":  # one BLAS call a pair is twice as fast as the batched kernel
+            return torch.stack([torch.dot(x, y) for x, y in zip(X, Y, strict=True)])
+        return torch.linalg.vecdot(X, Y)
     if not X.is_contiguous():
         X, Y = Y, X
     m, n = X.shape[-2:]

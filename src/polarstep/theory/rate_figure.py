@@ -91,7 +91,9 @@ def _slopes(axes: Any, rates: Sequence[Row]) -> None:
     axes.set_xlabel("α, the order of the noise's finite moment")
     axes.set_ylabel("slope of log min E‖∇f‖ against log K")
     axes.set_title("Measured rates (lower is faster; grey: promised)", loc="left", fontsize=10)
-    axes.legend(fontsize=7, ncol=2, frameon=False)
+    axes.legend(fontsize=7, ncol=2, frameon=False, loc="lower left")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.35 * (high - low), high)
 
 
 def _curves(axes: Any, horizons: Sequence[int], rates: Sequence[Row]) -> None:
