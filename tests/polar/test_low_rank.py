@@ -58,6 +58,32 @@ def test_is_the_algorithm(power, sketch, form):
             torch.testing.assert_close(tall, T.mT, atol=1e-8, rtol=0)
 
 
+@pytest.mark.parametrize("power", [0, 0.5, 1])  # at 2, (MMᵀ)²MΩ itself is beyond float64
+def test_repeated_columns_are_those_of_algorithm_2(power):
+    """Ω as Algorithm 2 writes it, column by column, and orth(Y) with as many columns as Y has rank."""
+    M = matrix("one-dominant", 16, 40)
+    side = M.mT if power == 0.5 else M
+    merged = Kaczmarz().matrix(side, 12, rng.generator("Ω", 3))
+    pi = side.square().sum(0) / side.square().sum()
+    counts = (merged.square().sum(-1) * 12 * pi).round().int()
+    assert counts.sum() == 12
+    assert counts.max() > 1  # or there is nothing to see
+    drawn = torch.arange(len(pi)).repeat_interleave(counts)
+    Omega = torch.zeros(len(pi), 12, dtype=torch.float64)
+    Omega[drawn, torch.arange(12)] = 1 / (12 * pi[drawn]).sqrt()
+    torch.testing.assert_close(merged @ merged.mT, Omega @ Omega.mT)
+
+    gram = M @ M.mT
+    Y = side @ Omega if power != 0.5 else M @ (side @ Omega)
+    for _ in range(int(power)):
+        Y = gram @ Y
+    U, S, _ = torch.linalg.svd(Y, full_matrices=False)
+    Q = U[:, 1e-10 * S[0] < S]
+    T = Q @ NewtonSchulz(7)(Q.mT @ M)
+    solver = LowRank(8, 4, power, Kaczmarz(), orth="cholesky", always_sketch=True)
+    torch.testing.assert_close(solver(M, generator=rng.generator("Ω", 3)), T, atol=1e-8, rtol=0)
+
+
 @pytest.mark.parametrize("orth", ORTH)
 def test_every_orthonormalization_gives_the_algorithm_in_float32(orth):
     M = batch("power-law", 3, 24, 60).float()
