@@ -42,8 +42,10 @@ def set_gradients(params: list[Tensor], step: int, poison: int | None = None) ->
 
 
 def close(a: list[Tensor], b: list[Tensor], device: torch.device) -> bool:
-    tolerance = 5e-2 if device.type == "cuda" else 1e-5
-    return all(torch.allclose(x, y, atol=tolerance) for x, y in zip(a, b, strict=True))
+    """To float32's rounding on a CPU; on a GPU M is rounded to bfloat16, which moves a sketch."""
+    if device.type == "cpu":
+        return all(torch.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
+    return all((x - y).norm() < 0.05 * x.norm() for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("polar", MAPS, ids=str)

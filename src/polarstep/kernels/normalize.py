@@ -1,4 +1,4 @@
-"""``Y/‖Y‖_F`` for a batch, in bfloat16, whatever the scale of Y.
+"""``Y/‖Y‖_F``, less a rounding error, for a batch, in bfloat16, whatever the scale of Y.
 
 The squares are added in float64, as those of entries like 1e-30 or 1e30 leave float32's range, and in
 an order that does not depend on scheduling, so that a step can be repeated bit for bit.
@@ -30,29 +30,31 @@ def _sum_squares_kernel(Y, sums, size, PARTS: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _divide_kernel(Y, sums, out, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _divide_kernel(
+    Y, sums, out, size, SHRINK: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     batch = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     square = tl.sum(tl.load(sums + batch * PARTS + tl.arange(0, PARTS)), axis=0)
     norm = tl.sqrt(square).to(tl.float32)
-    inverse = tl.where(norm > 0, 1.0 / tl.maximum(norm, 1e-38), 0.0)  # a zero matrix stays zero
+    inverse = tl.where(norm > 0, SHRINK / tl.maximum(norm, 1e-38), 0.0)  # a zero matrix stays zero
     y = tl.load(Y + batch * size + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + batch * size + at, (y * inverse).to(out.dtype.element_ty), mask=inside)
 
 
-def normalized(Y: Tensor) -> Tensor:
-    """Each matrix of ``Y`` (batch, m, n) divided by its Frobenius norm; a zero one stays zero.
+def normalized(Y: Tensor, shrink: float = 1.0) -> Tensor:
+    """Each matrix of ``Y`` (batch, m, n) times ``shrink``/‖Y‖_F; a zero one stays zero.
 
     The result has the memory layout of ``Y``, of a transposed one too.
     """
     if Y.mT.is_contiguous() and not Y.is_contiguous():
-        return normalized(Y.mT).mT
+        return normalized(Y.mT, shrink).mT
     Y = Y.contiguous()
     batch, size = Y.shape[0], Y.shape[1] * Y.shape[2]
     sums = torch.empty(batch, _PARTS, device=Y.device, dtype=torch.float64)
     out = torch.empty_like(Y, dtype=torch.bfloat16)
     _sum_squares_kernel[(_PARTS, batch)](Y, sums, size, PARTS=_PARTS, BLOCK=_BLOCK)
     grid = (triton.cdiv(size, _BLOCK), batch)
-    _divide_kernel[grid](Y, sums, out, size, PARTS=_PARTS, BLOCK=_BLOCK)
+    _divide_kernel[grid](Y, sums, out, size, SHRINK=shrink, PARTS=_PARTS, BLOCK=_BLOCK)
     return out
