@@ -166,7 +166,7 @@ def main() -> None:
         rows = measure(options.copies, options.repeats, progress)
     if options.json:
         for row in rows:
-            print(json.dumps(asdict(row)))
+            print(json.dumps(asdict(row), ensure_ascii=False))
     else:
         console.print(*tables_of(rows))
 
