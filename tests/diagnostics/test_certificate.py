@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.spectra import SPECTRA, matrix
+from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
 from polarstep import rng
@@ -96,6 +97,18 @@ def test_cheap_certificate_is_tight_for_sketched_maps():
     gap = cheap.gamma - certify(M, T).gamma
     assert (gap < 0.1).all()
     assert (cheap.gamma < 1).all()
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (1536, 768), (768, 1536)])
+@pytest.mark.parametrize("polar", [ps.LowRank(200, 10, 1), ps.NewtonSchulz(5)], ids=type)
+def test_cheap_certificate_multiplies_less_than_a_twentieth_of_the_map(polar, shape):
+    """In matrix products, counted by torch; benchmarks/certificate_cost.py has the time."""
+    M = torch.randn(shape, generator=rng.generator("cost"))
+    with FlopCounterMode(display=False) as whole:
+        T, factors = polar.factored(M)
+    with FlopCounterMode(display=False) as extra:
+        cheap_certificate(M, T, polar, factors)
+    assert 0 <= extra.get_total_flops() < 0.05 * whole.get_total_flops()
 
 
 def test_exact_map_is_certified_exact():
