@@ -59,7 +59,7 @@ def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
     ‖QᵀQ − I‖ ≤ ½ ends with QᵀQ = I up to rounding and is the last. For a zero column there is a one
     on the diagonal of QᵀQ, with which it remains zero.
     """
-    Q, _ = unit_scaled(Y)
+    Q = Y if _has_squares(Y) else unit_scaled(Y)[0]
     identity = torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device)
     broken = torch.zeros(Y.shape[0], dtype=torch.bool, device=Y.device)
     for sweep in range(1 if rough else 4):
@@ -83,6 +83,12 @@ def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
     if bool(broken.any()):
         Q[broken] = _householder(Y[broken])
     return Q
+
+
+def _has_squares(Y: Tensor) -> bool:
+    """Whether Y's scale is such that a Gram matrix stays within its range; most are."""
+    largest = torch.maximum(Y.amax((-2, -1)), -Y.amin((-2, -1)))
+    return bool(((largest > 2.0**-40) & (largest < 2.0**40) | (largest == 0)).all())
 
 
 def _products(Y: Tensor) -> Tensor:
