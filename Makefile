@@ -16,6 +16,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/polarstep demo
 
+# One thread for each of the two workers: two each on two cores would wait for one another.
+test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -n 2

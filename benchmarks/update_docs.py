@@ -1,0 +1,73 @@
+"""Write the measured tables into the pages that show them: no number is typed in.
+
+    python benchmarks/update_docs.py            # write
+    python benchmarks/update_docs.py --check    # fail if a page is not what its record says
+
+A page has a marker ``<!-- table: RECORD -->`` or ``<!-- accuracy: RECORD -->``; what follows it up to
+the next blank line is the table made from that record.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/speed.md")
+MARKER = re.compile(r"(<!-- (table|accuracy): (\S+) -->\n)\n(?:\|.*\n)*\n?")
+
+
+def step_table(record: Path) -> str:
+    """Times and ratios of whole steps, from what step_cost.py wrote."""
+    steps = json.loads(record.read_text())["steps"]
+    loads = list(dict.fromkeys(row["workload"] for row in steps))
+    lines = ["| optimizer | " + " | ".join(loads) + " |", "|---|" + "---|" * len(loads)]
+    for name in dict.fromkeys(row["optimizer"] for row in steps):
+        cells = []
+        for load in loads:
+            (row,) = (r for r in steps if (r["workload"], r["optimizer"]) == (load, name))
+            cells.append(f"{row['ms']:.2f} ms, {row['ratio']:.2f}×")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def accuracy_table(record: Path) -> str:
+    """The largest Δγ and ν of each map, from what step_accuracy.py printed last."""
+    (worst,) = re.findall(r"^worst: (\{.*\})$", record.read_text(), re.MULTILINE)
+    values = ast.literal_eval(worst)
+    lines = ["| map | largest Δγ | largest ν |", "|---|---|---|"]
+    for name in (name for name in values if not name.endswith(" ν")):
+        lines.append(f"| {name} | {values[name]:.4f} | {values[name + ' ν']:.4f} |")
+    return "\n".join(lines)
+
+
+def filled(text: str) -> str:
+    """``text`` with every marked table made anew."""
+
+    def table(match: re.Match[str]) -> str:
+        marker, kind, record = match.groups()
+        make = step_table if kind == "table" else accuracy_table
+        return f"{marker}\n{make(ROOT / record)}\n\n"
+
+    return MARKER.sub(table, text)
+
+
+def main() -> int:
+    """Write, or check."""
+    stale = []
+    for page in PAGES:
+        path = ROOT / page
+        text = path.read_text()
+        if filled(text) != text:
+            stale.append(page)
+            if "--check" not in sys.argv:
+                path.write_text(filled(text))
+    print(f"{'stale' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'nothing'}")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
