@@ -89,6 +89,6 @@ def test_pickling_keeps_the_routes():
 
 
 def test_the_reason_speaks_of_a_cut_only_where_there_is_one():
-    optimizer = muon_for(mlp(4, 8, 4), fused={"*.weight": 2})
-    assert optimizer.routes["0.weight"].why == "hidden: cut by fused['*.weight']"
+    optimizer = muon_for(mlp(4, 8, 4), splits={"*.weight": 2})
+    assert optimizer.routes["0.weight"].why == "hidden: cut by splits['*.weight']"
     assert optimizer.routes["2.weight"].why == "head: the model's last layer"

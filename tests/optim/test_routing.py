@@ -94,7 +94,7 @@ def test_a_rule_for_a_class_holds_for_all_inside_it():
 
 @pytest.mark.parametrize("parts", [3, (16, 16, 16), (32, 8, 8)])
 def test_fused_projections(parts):
-    optimizer = muon_for(SmallGPT("untied"), fused={"*.qkv.weight": parts})
+    optimizer = muon_for(SmallGPT("untied"), splits={"*.qkv.weight": parts})
     split = (16, 16, 16) if parts == 3 else parts
     matrix = "3·(16×16)" if split == (16, 16, 16) else "32×16 + 8×16 + 8×16"
     assert optimizer.routes["blocks.1.qkv.weight"].matrix == matrix
@@ -106,7 +106,7 @@ def test_fused_projections(parts):
 
 
 def test_a_projection_that_looks_fused_is_pointed_out():
-    assert "fused={…}" in muon_for(SmallGPT("untied")).routes["blocks.0.qkv.weight"].why
+    assert "splits={…}" in muon_for(SmallGPT("untied")).routes["blocks.0.qkv.weight"].why
 
 
 # --- errors
@@ -187,18 +187,18 @@ ERRORS = {
         TypeError,
         "a rule for 3: expected a pattern",
     ),
-    "fused matches nothing": (
-        lambda: muon_for(SmallGPT("untied"), fused={"*.kqv.weight": 3}),
+    "splits match nothing": (
+        lambda: muon_for(SmallGPT("untied"), splits={"*.kqv.weight": 3}),
         ValueError,
-        r"fused\['\*\.kqv\.weight'\] matches no parameter .* blocks\.0\.qkv\.weight",
+        r"splits\['\*\.kqv\.weight'\] matches no parameter .* blocks\.0\.qkv\.weight",
     ),
-    "fused does not divide": (
-        lambda: muon_for(SmallGPT("untied"), fused={"*.qkv.weight": 5}),
+    "splits do not divide": (
+        lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": 5}),
         ValueError,
         r"=5: blocks\.0\.qkv\.weight has 48 rows, which 5 does not divide",
     ),
-    "fused sizes": (
-        lambda: muon_for(SmallGPT("untied"), fused={"*.qkv.weight": (16, 16)}),
+    "splits of wrong size": (
+        lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": (16, 16)}),
         ValueError,
         r"blocks\.0\.qkv\.weight has split_sizes=\(16, 16\), which sum to 32",
     ),
@@ -238,7 +238,7 @@ def test_training_decreases_the_loss(head):
     torch.manual_seed(0)
     model = SmallGPT(head)
     optimizer = muon_for(
-        model, others=AdamW(lr=0.01), fused={"*.qkv.weight": 3}, polar=LowRank(8, 2)
+        model, others=AdamW(lr=0.01), splits={"*.qkv.weight": 3}, polar=LowRank(8, 2)
     )
     losses = train(model, optimizer, 60)
     assert losses[-1] < 0.5 * losses[0]

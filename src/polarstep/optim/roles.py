@@ -80,7 +80,7 @@ def form_of(site: Site) -> Form:
     if isinstance(module, nn.Bilinear):
         return Form("auto", None, f"{rows} forms of a Bilinear")
     if isinstance(module, nn.Linear) and FUSED_NAME.search(use.name):
-        return Form(what="Linear, fused by its name: cut it with fused={…}")
+        return Form(what="Linear, fused by its name: cut it with splits={…}")
     if _is_typed(module):
         return Form(what=_kind(module))
     if p.ndim == 2:

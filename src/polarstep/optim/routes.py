@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from polarstep.optim.fused import can_fuse
 from polarstep.optim.groups import Group, named_params, view_of
 
 __all__ = ["Route", "Routes", "left_out", "routes_of"]
@@ -77,7 +78,10 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                 view = view_of(group, p, name)
                 matrix = str(view)
                 shapes = dict.fromkeys((m, n) for _, m, n in view.shapes)
-                polar = "; ".join(dict.fromkeys(group["polar"].describe(m, n) for m, n in shapes))
+                told = (group["polar"].describe(m, n, p.device) for m, n in shapes)
+                polar = "; ".join(dict.fromkeys(told))
+                if can_fuse(group, p, None):
+                    polar += ", fused"
             rows.append(
                 Route(
                     name=name,

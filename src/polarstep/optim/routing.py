@@ -56,10 +56,11 @@ def muon_for(
     embeddings: Elementwise | None = None,
     heads: Elementwise | None = None,
     vectors: Elementwise | None = None,
-    fused: Mapping[str, int | Sequence[int]] | None = None,
+    splits: Mapping[str, int | Sequence[int]] | None = None,
     rules: Sequence[tuple[Matcher, Target]] = (),
     nonfinite: str = "propagate",
     seed: int = 0,
+    fused: bool = True,
 ) -> Muon:
     """Muon for the hidden matrices of ``model``, AdamW or SGD for everything else, in one optimizer.
 
@@ -80,7 +81,7 @@ def muon_for(
         embeddings: instead of ``others``, for embeddings and the heads tied to them.
         heads: instead of ``others``, for output heads.
         vectors: instead of ``others``, for biases, norms, gains and depthwise filters.
-        fused: which weights are several matrices on top of each other, as a projection to q, k and
+        splits: which weights are several matrices on top of each other, as a projection to q, k and
             v: ``{"*.qkv.weight": 3}`` for equal parts, or the rows of each. Keys are patterns of
             :mod:`fnmatch` on parameter names.
         rules: exceptions, each a pair (which, target); the first that matches wins, and they come
@@ -89,7 +90,7 @@ def muon_for(
             *Target* is an ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options for a
             Muon group of its own; or ``None``: the optimizer leaves the parameter alone. Targets in
             Muon pass over parameters of fewer than two dimensions.
-        nonfinite: see :class:`polarstep.Muon`.
+        nonfinite, fused: see :class:`polarstep.Muon`.
         seed: of the sketches.
 
     Raises:
@@ -121,7 +122,7 @@ def muon_for(
         raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
     trainable = [site for site in anatomy.sites if site.parameter.requires_grad]
     chosen = _apply_rules(rules, anatomy.sites)
-    cuts = _apply_fused(fused or {}, anatomy.sites)
+    cuts = _apply_splits(splits or {}, anatomy.sites)
     routed = []
     for site in trainable:
         found, form = find_role(site, anatomy), form_of(site)
@@ -146,6 +147,7 @@ def muon_for(
         lr_scale,
         nonfinite=nonfinite,
         seed=seed,
+        fused=fused,
     )
     optimizer._left_out = tuple(_left_out(anatomy.sites, routed))
     return optimizer
@@ -205,13 +207,13 @@ def _apply_rules(
     return chosen
 
 
-def _apply_fused(
-    fused: Mapping[str, int | Sequence[int]], sites: Sequence[Site]
+def _apply_splits(
+    splits: Mapping[str, int | Sequence[int]], sites: Sequence[Site]
 ) -> dict[Site, tuple[Form, str]]:
-    """The rows of the matrices in each weight that a pattern in ``fused`` matches."""
+    """The rows of the matrices in each weight that a pattern in ``splits`` matches."""
     cuts: dict[Site, tuple[Form, str]] = {}
-    for pattern, parts in fused.items():
-        title = f"fused[{pattern!r}]"
+    for pattern, parts in splits.items():
+        title = f"splits[{pattern!r}]"
         matched = [site for site in sites if _matches(pattern, site) and site.parameter.ndim >= 2]
         if not matched:
             raise ValueError(

@@ -86,8 +86,8 @@ class PolarMap(ABC):
     def flops(self, m: int, n: int) -> int:
         """Cost of one call on an m×n matrix in the paper's convention (:mod:`polarstep.flops`)."""
 
-    def describe(self, m: int, n: int) -> str:
-        """How an m×n matrix will be treated, in a few words, for the routing table."""
+    def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
+        """How an m×n matrix on ``device`` will be treated, in a few words, for the routing table."""
         return repr(self)
 
 

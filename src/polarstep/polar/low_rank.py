@@ -209,13 +209,13 @@ class LowRank(PolarMap):
             sketch_flops=self.sketch.flops(*first, self.width),
         )
 
-    def describe(self, m: int, n: int) -> str:
+    def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Rank, power and sketch, or why the shape is not sketched, for the routing table."""
-        reason = self.full_space_reason(m, n)
+        reason = self.full_space_reason(m, n, device)
         if reason is not None:
-            return f"{self.inner.describe(m, n)}, full space: {reason}"
+            return f"{self.inner.describe(m, n, device)}, full space: {reason}"
         sketch = type(self.sketch).__name__
-        inner = self.inner.describe(self.width, max(m, n))
+        inner = self.inner.describe(self.width, max(m, n), device)
         return f"LowRank({self.rank}+{self.oversample}, h={self.power:g}, {sketch}) of {inner}"
 
 

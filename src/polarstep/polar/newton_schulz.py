@@ -131,10 +131,11 @@ class NewtonSchulz(PolarMap):
         powers = sum(len(polynomial) - 2 for polynomial in self.polynomials)
         return extra + self.steps * (form + 2 * d0 * d0 * d1) + powers * square
 
-    def describe(self, m: int, n: int) -> str:
+    def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Steps, coefficients and form, for the routing table."""
         name = self.coefficients if isinstance(self.coefficients, str) else "custom"
-        form = ", Gram form" if self.uses_gram(m, n) else ""
+        dtype = self.dtype or product_dtype(torch.empty(0, device=device or "cpu"))
+        form = ", Gram form" if self.uses_gram(m, n, dtype) else ""
         return f"NewtonSchulz({self.steps} × {name}{form})"
 
 
