@@ -132,7 +132,15 @@ def test_errors(call, words):
 
 
 def test_command_writes_figure_and_record_and_keeps_earlier_ones(tmp_path):
-    run = ["rates", str(tmp_path / "out"), "--alphas", "1.5,2", "--solvers", "newton-schulz"]
+    run = [
+        "rates",
+        "--out",
+        str(tmp_path / "out"),
+        "--alphas",
+        "1.5,2",
+        "--solvers",
+        "newton-schulz",
+    ]
     run += ["--shortest", "8", "--longest", "32", "--replicas", "3", "--no-examples"]
     result = CliRunner().invoke(app, run)
     assert result.exit_code == 0, result.output
@@ -146,6 +154,6 @@ def test_command_writes_figure_and_record_and_keeps_earlier_ones(tmp_path):
     assert "--force" in again.output
     assert CliRunner().invoke(app, [*run, "--force"]).exit_code == 0
     assert json.loads((tmp_path / "out/rates.json").read_text()) == record
-    bad = CliRunner().invoke(app, ["rates", str(tmp_path / "bad"), "--alphas", "3"])
+    bad = CliRunner().invoke(app, ["rates", "--out", str(tmp_path / "bad"), "--alphas", "3"])
     assert bad.exit_code == 2
     assert not (tmp_path / "bad").exists()

@@ -28,7 +28,8 @@ __all__ = ["rates"]
 
 def rates(
     out: Annotated[
-        Path, typer.Argument(help="Folder for rates.json, rates.svg and rates.png.")
+        Path,
+        typer.Option("--out", "-o", help="Folder for rates.json, rates.svg and rates.png."),
     ] = Path("rates"),
     alphas: Annotated[str, typer.Option(help="Tail indices in (1, 2], comma-separated.")] = (
         "1.2,1.4,1.6,1.8,2"
@@ -56,7 +57,7 @@ def rates(
     record = out / "rates.json"
     if record.exists() and not force:
         raise typer.BadParameter(
-            f"{record} exists: give another folder, or --force to replace it", param_hint="OUT"
+            f"{record} exists: give another folder, or --force to replace it", param_hint="--out"
         )
     try:
         chosen = tuple(float(alpha) for alpha in alphas.split(","))
