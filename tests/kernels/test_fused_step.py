@@ -122,7 +122,15 @@ def test_parameters_the_kernels_cannot_reach_are_updated_plainly(device: torch.d
     odd = torch.nn.Parameter(torch.randn(8, 7, device=device))  # rows of 28 bytes
     even = torch.nn.Parameter(torch.randn(8, 8, device=device))
     strided = torch.nn.Parameter(torch.randn(8, 8, device=device).t())
-    opt = ps.Muon([odd, even, strided], polar=ps.Exact())
+    exact = torch.nn.Parameter(torch.randn(8, 8, device=device))  # its M must not be rounded
+    opt = ps.Muon(
+        [
+            {"params": [odd, even, strided]},
+            {"params": [exact], "polar": ps.NewtonSchulz(5, dtype=torch.float32)},
+        ],
+        polar=ps.NewtonSchulz(5),
+    )
+    exact.grad = torch.randn_like(exact)
     before = [p.detach().clone() for p in (odd, even, strided)]
     for p in (odd, even, strided):
         p.grad = torch.randn_like(p)

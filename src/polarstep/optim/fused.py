@@ -35,6 +35,8 @@ def can_fuse(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
     """Whether the kernels can work on this parameter where it lies, as far as it is concerned."""
     if not group["fused"] or not kernels.available(p.device):
         return False
+    if not group["polar"].rounds_input:
+        return False  # a bucket holds M in bfloat16
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.is_cuda:
         return False  # its value is not known here without waiting

@@ -61,6 +61,11 @@ class PolarMap(ABC):
         return T.to(M.dtype).reshape(M.shape)
 
     @property
+    def rounds_input(self) -> bool:
+        """Whether M is rounded to the device's product precision anyway, so that a step may do it."""
+        return False
+
+    @property
     def is_warm(self) -> bool:
         """Whether a step can start from the last one's factor."""
         return False

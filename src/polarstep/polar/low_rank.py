@@ -102,6 +102,11 @@ class LowRank(PolarMap):
         return True
 
     @property
+    def rounds_input(self) -> bool:
+        """As the inner map does, which may run in full space."""
+        return self.inner.rounds_input
+
+    @property
     def is_warm(self) -> bool:
         """Whether a step can start from the last one's factor."""
         return isinstance(self.sketch, Warm)
@@ -204,7 +209,7 @@ class LowRank(PolarMap):
             d0,
             d1,
             self.width,
-            self.power,
+            0 if self.is_warm else self.power,  # a warm start iterates once a step
             self.inner.flops(self.width, d1),
             sketch_flops=self.sketch.flops(*first, self.width),
         )

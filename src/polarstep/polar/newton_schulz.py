@@ -72,6 +72,11 @@ class NewtonSchulz(PolarMap):
             raise ValueError(f"form={self.form!r}: expected one of {', '.join(get_args(Form))}")
 
     @property
+    def rounds_input(self) -> bool:
+        """Unless a precision was asked for."""
+        return self.dtype is None
+
+    @property
     def polynomials(self) -> tuple[gram.Polynomial, ...]:
         """The polynomials φ₁, …, φ_q themselves."""
         return coefficients.resolve(self.coefficients, self.steps)
