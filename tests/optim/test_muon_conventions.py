@@ -227,6 +227,18 @@ def test_a_compiled_model_trains():
     torch.testing.assert_close(weights(net), trained(4), atol=1e-6, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # dynamo on functions it does not look into
+def test_a_compiled_step_takes_the_same_trajectory():
+    net = model()
+    optimizer = optimizer_of(net)
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(net)
+        step()
+    torch.testing.assert_close(weights(net), trained(3), atol=1e-6, rtol=0)
+
+
 def test_no_gradient_no_change():
     net = model()
     optimizer = optimizer_of(net, weight_decay=0.5)

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from functools import cache
 
 import torch
 
 __all__ = ["available", "interpreted"]
 
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def interpreted() -> bool:
@@ -27,4 +23,4 @@ def interpreted() -> bool:
 
 def available(device: torch.device) -> bool:
     """Whether tensors on ``device`` can be given to the kernels."""
-    return _has_triton() and (device.type == "cuda" or interpreted())
+    return _HAS_TRITON and (device.type == "cuda" or interpreted())

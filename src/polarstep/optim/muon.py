@@ -62,6 +62,11 @@ class Muon(Optimizer):
             CUDA graph, in bfloat16 where torch would multiply in it anyway
             (:mod:`polarstep.optim.fused`). ``False``: the same in plain torch operations.
 
+    A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
+    ``torch.load`` reads it back with ``weights_only=True``, its default, as long as ``polarstep`` is
+    imported; a polar map or an ``lr_scale`` function of your own must be named to
+    ``torch.serialization.add_safe_globals`` first.
+
     >>> W = torch.nn.Parameter(torch.eye(3))
     >>> W.grad = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
     >>> Muon([W], lr=0.5, polar=Exact()).step()
