@@ -148,3 +148,20 @@ def test_a_parameter_that_joins_later_starts_from_a_fresh_sketch(device: torch.d
         b.grad = torch.randn_like(b) if step == 2 else None
         opt.step()
     assert torch.linalg.matrix_norm(b.detach(), 2) > 0.5  # a step of singular values near one
+
+
+def test_changing_company_keeps_one_bucket_and_the_right_basis(device: torch.device) -> None:
+    """Experts that get gradients now and then: the same trajectory as plain, no heap of buckets."""
+    ends = []
+    for fused in (True, False):
+        params = [torch.nn.Parameter(torch.zeros(16, 32, device=device)) for _ in range(3)]
+        opt = ps.Muon(params, lr=0.1, polar=MAPS[3], fused=fused)
+        for step in range(7):
+            set_gradients(params, step)
+            params[step % 3].grad = None
+            if step % 2:
+                params[(step + 1) % 3].grad = None
+            opt.step()
+        ends.append([p.detach() for p in params])
+        assert len(opt._fused._buckets) == fused
+    assert close(*ends, device)

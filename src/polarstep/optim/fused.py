@@ -66,7 +66,7 @@ class FusedStep:
     """The buckets of an optimizer, kept from step to step."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[Signature, int, int], DeviceBucket] = {}
+        self._buckets: dict[tuple[Signature, int], DeviceBucket] = {}
         self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
         self._plan = _Plan((), [], [], [])
 
@@ -143,10 +143,12 @@ class FusedStep:
         for (signature, _), together in buckets.items():
             for part, chunk in enumerate(_chunks(together, signature)):
                 count = sum(member.count for member in chunk)
-                key = (signature, part, count)
-                if key not in self._buckets:
-                    self._buckets[key] = DeviceBucket(signature, count)
-                yield self._buckets[key], chunk
+                bucket = self._buckets.get((signature, part))
+                if bucket is None or bucket.count != count:
+                    # One bucket a shape: where other experts have gradients at every step, keeping
+                    # a graph and its memory for each number of them would fill the GPU.
+                    bucket = self._buckets[signature, part] = DeviceBucket(signature, count)
+                yield bucket, chunk
 
 
 def _key(work: Work, first: Work) -> tuple[Any, ...]:
