@@ -243,6 +243,7 @@ def exponent(rows: list[dict[str, float]], label: str) -> float:
 def draw(record: dict[str, Any], path: Path) -> None:
     """Bars of the whole step, shares of the phases, and the sweeps where there are any."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter, NullLocator
 
     swept = bool(record.get("sweeps"))
     figure, axes = plt.subplots(
@@ -293,7 +294,9 @@ def draw(record: dict[str, Any], path: Path) -> None:
                     label=f"{label}: grows as x^{slope:.2f}",
                 )
             axis.set_xticks([r["x"] for r in rows], [f"{r['x']:.0f}" for r in rows])
-            axis.minorticks_off()
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter("{x:g}" if kind == "rank" else NullFormatter())
             axis.set_xlabel(kind)
             axis.set_ylabel("ms a step, four matrices")
             axis.legend(fontsize=8)
