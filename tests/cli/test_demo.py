@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.experiments.small import SMALLEST_GPT as TINY
 from typer.testing import CliRunner
 
 from polarstep.cli import app
@@ -18,17 +19,6 @@ from polarstep.experiments.parallel import run_in_processes
 from polarstep.experiments.recipes import resolve, tuned
 from polarstep.experiments.record import RunRecord, find_runs
 from polarstep.experiments.suite import comparison_runs, pending
-
-TINY = {
-    "model.width": 16,
-    "model.layers": 1,
-    "model.heads": 1,
-    "model.context": 16,
-    "data.stages": [{"steps": 6, "sequences": 2, "sequence_length": 16}],
-    "evaluation.every": 2,
-    "evaluation.tokens": 128,
-    "evaluation.batch": 4,
-}
 
 
 @pytest.fixture

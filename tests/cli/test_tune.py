@@ -5,22 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.experiments.small import SMALLEST_GPT as TINY
 from typer.testing import CliRunner
 
 from polarstep.cli import app
 from polarstep.experiments.recipes import resolve
 from polarstep.experiments.tune import TrainingObjective, study_of, trial_table
 
-TINY = {
-    "model.width": 16,
-    "model.layers": 1,
-    "model.heads": 1,
-    "model.context": 16,
-    "data.stages": [{"steps": 6, "sequences": 2, "sequence_length": 16}],
-    "evaluation.every": 2,
-    "evaluation.tokens": 128,
-    "evaluation.batch": 4,
-}
 SET = [word for key, value in TINY.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 

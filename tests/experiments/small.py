@@ -22,6 +22,18 @@ TINY_GPT: dict[str, Any] = {
     "runtime.device": "cpu",
 }
 
+# Overrides of nanogpt-toy for commands that train many networks.
+SMALLEST_GPT: dict[str, Any] = {
+    "model.width": 16,
+    "model.layers": 1,
+    "model.heads": 1,
+    "model.context": 16,
+    "data.stages": [{"steps": 6, "sequences": 2, "sequence_length": 16}],
+    "evaluation.every": 2,
+    "evaluation.tokens": 128,
+    "evaluation.batch": 4,
+}
+
 TINY_CNN: dict[str, Any] = {
     "model.widths": [8, 16, 16],
     "data.train_images": None,

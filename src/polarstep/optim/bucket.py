@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +21,13 @@ from polarstep import rng
 from polarstep.kernels.pointers import Table
 from polarstep.matrix import product_dtype
 from polarstep.optim.groups import Group
-from polarstep.optim.phases import Bucket, PolarHook, basis_key
+from polarstep.optim.phases import Bucket, PolarHook, State, basis_key
 from polarstep.optim.scaling import resolve_scale
 from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.sketch import Warm
 
-__all__ = ["DeviceBucket", "Member", "Signature", "State"]
-
-State = dict[Tensor, dict[str, Any]]
+__all__ = ["DeviceBucket", "Member", "Signature"]
 
 # A bucket is captured after this many steps: all its kernels are compiled by then.
 STEPS_BEFORE_CAPTURE = 3

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
-from polarstep.optim.bucket import DeviceBucket, Member, Signature, State
+from polarstep.optim.bucket import DeviceBucket, Member, Signature
 from polarstep.optim.groups import Group
-from polarstep.optim.phases import PolarHook, Work, ensure_buffers
+from polarstep.optim.phases import PolarHook, State, Work, ensure_buffers
 
 __all__ = ["FusedStep", "can_fuse"]
 

@@ -28,6 +28,7 @@ from polarstep.sketch import Warm
 __all__ = [
     "Bucket",
     "PolarHook",
+    "State",
     "Work",
     "apply",
     "basis_key",
@@ -36,6 +37,9 @@ __all__ = [
     "momentum",
     "polar",
 ]
+
+# What an optimizer keeps per parameter, as torch has it.
+State = dict[Tensor, dict[str, Any]]
 
 
 @dataclass
@@ -130,14 +134,14 @@ def _are_finite(grads: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def ensure_buffers(work: Work, state: dict[Tensor, dict[str, Any]]) -> None:
+def ensure_buffers(work: Work, state: State) -> None:
     """``C = 0`` for parameters that have not been updated yet."""
     for p in work.params:
         if "momentum_buffer" not in state[p]:
             state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
 
-def momentum(work: Work, state: dict[Tensor, dict[str, Any]]) -> None:
+def momentum(work: Work, state: State) -> None:
     """``C ← βC + G`` in place, and M from it."""
     if not work.params:
         return
@@ -165,7 +169,7 @@ def basis_key(block: int) -> str:
 
 def polar(
     works: Iterable[Work],
-    state: dict[Tensor, dict[str, Any]],
+    state: State,
     hooks: Iterable[PolarHook] = (),
 ) -> None:
     """T of every block of every M, one call of the polar map a bucket.
@@ -243,7 +247,7 @@ def apply(work: Work) -> None:
 
 def _recall(
     members: list[tuple[Work, int, int, Tensor]],
-    state: dict[Tensor, dict[str, Any]],
+    state: State,
     polar_map: PolarMap,
     generator_key: tuple[int | str, ...],
 ) -> Tensor | None:
@@ -268,7 +272,7 @@ def _recall(
 
 def _remember(
     members: list[tuple[Work, int, int, Tensor]],
-    state: dict[Tensor, dict[str, Any]],
+    state: State,
     sketch: Warm,
     factors: Factors,
 ) -> None:

@@ -22,7 +22,7 @@ _SERIES_ID = re.compile(r' id="series-(\d+)"')
 
 __all__ = ["Drawing", "draw", "style_axes"]
 
-INK, INK_SOFT, RULE, PAGE, PANEL, ALARM = (look.light for look in CHROME)
+INK, INK_SOFT, RULE, PAGE, _, ALARM = (look.light for look in CHROME)
 
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK_SOFT,
