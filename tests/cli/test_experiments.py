@@ -116,6 +116,27 @@ def test_compare_makes_all_methods_and_seeds_and_resumes():
     assert "holds a run with other settings" in said(other)
 
 
+def test_several_workers_make_the_same_runs():
+    few = [*SMALL, "--seeds", "2", "-m", "adamw,muon"]
+    polarstep("compare", "nanogpt-toy", *few, "--out", "alone")
+    outcome = polarstep("compare", "nanogpt-toy", *few, "--out", "together", "--workers", "2")
+    assert "4 runs in together" in said(outcome)
+    alone, together = (
+        {run.relative_to(folder): RunRecord.load(run).result.value for run in find_runs([folder])}
+        for folder in ("alone", "together")
+    )
+    assert len(alone) == 4
+    assert together == pytest.approx(alone, rel=1e-4)  # the number of threads rounds differently
+
+
+def test_a_worker_that_fails_is_told_and_the_others_go_on():
+    few = [*SMALL, "-m", "adamw,muon", "--out", "all", "--workers", "2"]
+    outcome = polarstep("compare", "nanogpt-toy", *few, "--set", "data.val=no.bin", status=1)
+    assert "failed: " in said(outcome)
+    again = polarstep("compare", "nanogpt-toy", *few)
+    assert "2 runs in all" in said(again)
+
+
 def test_compare_knows_all_seven_methods():
     one = 'data.stages=[{"steps": 1, "sequences": 1, "sequence_length": 32}]'
     outcome = polarstep("compare", "nanogpt-toy", *SMALL, "--set", one, "--out", "all")

@@ -203,6 +203,30 @@ def test_kill_at_chosen_moments(moment, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_a_finished_run_may_leave_no_checkpoint(tmp_path):
+    config = tiny_gpt(runtime__keep_checkpoint=False, runtime__checkpoint_seconds=0.0)
+    train(tiny_gpt(), tmp_path / "kept")
+    train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / record.CHECKPOINT).exists()
+    assert without_time(tmp_path / "run") == without_time(tmp_path / "kept")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", observers=[StopAt(4, "ctrl-c")])
+    assert (tmp_path / "stopped" / record.CHECKPOINT).exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures a CUDA graph")
+@pytest.mark.parametrize("method", ["muon", "rand-muon", "adamw"])
+def test_a_captured_backward_pass_trains_like_a_plain_one(method, tmp_path):
+    root = fake_cifar10(tmp_path / "data")
+    common = {"runtime__device": "cuda", "runtime__precision": "float32", "data__epochs": 4.0}
+    for name, graph in (("graph", True), ("plain", False)):
+        config = tiny_cnn(root, method, **common, runtime__cuda_graph=graph)
+        train(config, tmp_path / name)
+    graph, plain = (RunRecord.load(tmp_path / name).rows("val") for name in ("graph", "plain"))
+    for a, b in zip(graph, plain, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=0.02)  # rounding grows along a trajectory
+
+
 def test_seeds_differ_and_repeat(tmp_path):
     values = [
         train(tiny_gpt(seed=seed), tmp_path / name).value

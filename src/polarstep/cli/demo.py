@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import TaskID
 from rich.table import Table
 
 from polarstep.cli.failures import ERROR, clear_errors
 from polarstep.experiments.demo import RECIPE, SEEDS, demo_runs, tuning_budget
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.parallel import Event, available_cores, run_in_processes
-from polarstep.experiments.progress import describe, progress_display
+from polarstep.experiments.parallel import available_cores, run_in_processes
+from polarstep.experiments.progress import follow
 from polarstep.experiments.suite import pending
 
 __all__ = ["demo"]
@@ -42,7 +40,7 @@ def demo(
             done = len(runs) - len(todo)
             console.print(f"{done} of them are there from before; --force makes them anew.")
         team = workers or min(available_cores(), len(METHODS))
-        failed = _follow(run_in_processes(todo, team, force), len(todo), errors)
+        failed = follow(run_in_processes(todo, team, force), len(todo), errors)
 
         # matplotlib takes a second to import, and a first time half a minute to list its fonts.
         with errors.status("Drawing the report …"):
@@ -64,34 +62,6 @@ def _introduction(runs: int) -> str:
         f"{text}\nLearning rates were tuned on seed 0 with {tuning.trials} trials for each method:"
         f"\n  {tuning.command}"
     )
-
-
-def _follow(events: Iterable[Event], count: int, errors: Console) -> int:
-    """Show the runs as they go, one bar for all and one for each under way; how many failed."""
-    failed = 0
-    bars: dict[str, TaskID] = {}
-    with progress_display(errors) as display:
-        whole = display.add_task("all runs", total=None, figures="", visible=count > 0)
-        steps: dict[str, int] = {}
-        for event in events:
-            if event.steps:
-                steps[event.label] = event.step
-                if event.label not in bars:
-                    bars[event.label] = display.add_task(event.label, total=None, figures="")
-                display.update(bars[event.label], completed=event.step, total=event.steps)
-                display.update(whole, completed=sum(steps.values()), total=event.steps * count)
-            if event.validation and event.validation.perplexity is not None:
-                figures = f"perplexity {event.validation.perplexity:.2f}"
-                display.update(bars[event.label], figures=figures)
-            if event.result or event.error:
-                failed += bool(event.error)
-                told = describe(event.result) if event.result else f"failed: {event.error}"
-                errors.print(
-                    f"{event.label}: {told}", markup=False, highlight=False, soft_wrap=True
-                )
-                if event.label in bars:
-                    display.remove_task(bars[event.label])
-    return failed
 
 
 def _results(folder: Path) -> Table:

@@ -15,12 +15,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from polarstep.cli.failures import DIVERGED, clear_errors
+from polarstep.cli.failures import DIVERGED, ERROR, clear_errors
 from polarstep.experiments.ablations import AXES
 from polarstep.experiments.board import TensorBoard
 from polarstep.experiments.config import ConfigError
 from polarstep.experiments.methods import METHODS, find_method
-from polarstep.experiments.progress import ProgressBar, progress_display
+from polarstep.experiments.parallel import run_in_processes
+from polarstep.experiments.progress import ProgressBar, follow, progress_display
 from polarstep.experiments.recipes import RECIPES
 from polarstep.experiments.record import Result, RunRecord, find_runs
 from polarstep.experiments.structure import parse_assignment
@@ -49,6 +50,12 @@ SeedsOption = Annotated[
     str, typer.Option("--seeds", help="How many seeds (3 is 0, 1, 2), or which ones (0,4,7).")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace runs that are already there.")]
+WorkersOption = Annotated[
+    int,
+    typer.Option(
+        "--workers", "-w", min=1, help="Runs at a time, in processes of their own, on one device."
+    ),
+]
 MonitorOption = Annotated[
     int | None,
     typer.Option("--monitor", min=1, help="Record γ and ν every N steps (runtime.monitor_every)."),
@@ -110,6 +117,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of all runs [runs/RECIPE-compare].")
     ] = None,
+    workers: WorkersOption = 1,
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
@@ -125,7 +133,7 @@ def compare(
         runs = comparison_runs(
             recipe, list(chosen), _seeds(seeds), _overrides(settings, device, monitor), folder
         )
-        _run_suite(runs, folder, force, tensorboard)
+        _run_suite(runs, folder, workers, force, tensorboard)
 
 
 def ablate(
@@ -142,6 +150,7 @@ def ablate(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of all runs [runs/RECIPE-AXIS].")
     ] = None,
+    workers: WorkersOption = 1,
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
@@ -160,7 +169,7 @@ def ablate(
             _overrides(settings, device, monitor),
             folder,
         )
-        _run_suite(runs, folder, force, tensorboard)
+        _run_suite(runs, folder, workers, force, tensorboard)
 
 
 def list_(
@@ -236,15 +245,25 @@ def _seeds(text: str) -> list[int]:
     return list(range(numbers[0]))
 
 
-def _run_suite(runs: list[PlannedRun], folder: Path, force: bool, tensorboard: bool) -> None:
+def _run_suite(
+    runs: list[PlannedRun], folder: Path, workers: int, force: bool, tensorboard: bool
+) -> None:
     """Make the runs that are not there yet, and show the table of all of them."""
     console = Console(stderr=True)
     todo = runs if force else pending(runs)
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
-    _run_all(todo, resume=True, force=force, tensorboard=tensorboard)
+    failed = 0
+    if workers == 1:
+        _run_all(todo, resume=True, force=force, tensorboard=tensorboard)
+    elif tensorboard:
+        raise ConfigError("--tensorboard goes with one run at a time: leave out --workers")
+    else:
+        failed = follow(run_in_processes(todo, workers, force), len(todo), console)
     Console().print(_summary(runs))
     typer.echo(f"{len(runs)} runs in {folder}; for the page: polarstep report {folder}")
+    if failed:
+        raise typer.Exit(ERROR)
     results = [Result.load(planned.directory) for planned in runs]
     if any(result is not None and result.status == "diverged" for result in results):
         raise typer.Exit(DIVERGED)

@@ -90,17 +90,27 @@ class ImageBatches:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Images and labels of step ``step``."""
+        return self.assemble(*self.selection(step))
+
+    def selection(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Which images step ``step`` takes, where each is cropped, and whether it is mirrored.
+
+        Three tensors of the same shapes at every step: all that distinguishes one from another.
+        """
         epoch, position = divmod(step, self.per_epoch)
-        order, shifts = _plan(
+        batch = slice(position * self.batch_size, (position + 1) * self.batch_size)
+        order, shifts, mirrored = _plan(
             self.seed, epoch, len(self.images), self.translation, self.images.device
         )
-        chosen = order[position * self.batch_size : (position + 1) * self.batch_size]
+        return order[batch], shifts[batch], mirrored[batch]
+
+    def assemble(self, chosen: Tensor, shifts: Tensor, mirrored: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of a selection, by kernels on the device alone."""
         images = self._padded[chosen]
         if self.translation:
-            images = translate(images, shifts[chosen], self.images.shape[-1])
+            images = translate(images, shifts, self.images.shape[-1])
         images = self.normalize(images)
         if self.flip:
-            mirrored = self._mirrored[chosen] ^ (epoch % 2 == 1)
             images = torch.where(mirrored[:, None, None, None], images.flip(-1), images)
         return images, self.labels[chosen]
 
@@ -108,18 +118,15 @@ class ImageBatches:
     def _padded(self) -> Tensor:
         return reflect_pad(self.images, self.translation) if self.translation else self.images
 
-    @cached_property
-    def _mirrored(self) -> Tensor:
-        draw = torch.rand(len(self.images), generator=generator(self.seed, "flip"))
-        return (draw < 0.5).to(self.images.device)
-
 
 @lru_cache(maxsize=2)
 def _plan(
     seed: int, epoch: int, count: int, translation: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The order and the translations of an epoch, drawn on the CPU: alike on every device."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Order, translations and flips of an epoch, drawn on the CPU: alike on every device."""
     rng = generator(seed, "images", epoch)
     order = torch.randperm(count, generator=rng)
-    shifts = torch.randint(0, 2 * translation + 1, (count, 2), generator=rng)
-    return order.to(device), shifts.to(device)
+    shifts = torch.randint(0, 2 * translation + 1, (count, 2), generator=rng)[order]
+    draw = torch.rand(count, generator=generator(seed, "flip"))
+    mirrored = ((draw < 0.5) ^ (epoch % 2 == 1))[order]
+    return order.to(device), shifts.to(device), mirrored.to(device)

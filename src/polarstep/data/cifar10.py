@@ -10,7 +10,9 @@ import hashlib
 import io
 import pickle
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +78,7 @@ def load_cifar10(root: Path | str) -> Cifar10:
         if len(present) < len(files):
             missing = ", ".join(file.name for file in files if file not in present)
             raise DatasetError(f"{folder} is incomplete: {missing} is missing; unpack it again")
-        parts = [read(file) for file in files]
-        labels = [torch.from_numpy(part[0].astype(np.int64)) for part in parts]
-        images = [torch.from_numpy(part[1].reshape(-1, 3, 32, 32)) for part in parts]
-        return Cifar10(torch.cat(images[:-1]), torch.cat(labels[:-1]), images[-1], labels[-1])
+        return _read_files(read, tuple((file, *_version(file)) for file in files))
     raise DatasetError(
         f"no CIFAR-10 in {root.absolute()}. Put the official files there: either "
         f"{root / BINARY}/data_batch_1.bin … data_batch_5.bin and test_batch.bin (from {URL}), "
@@ -87,6 +86,24 @@ def load_cifar10(root: Path | str) -> Cifar10:
         f"network, `polarstep download cifar10 --to {root}` does it; data kept elsewhere is found "
         "with --set data.root=DIR"
     )
+
+
+@lru_cache(maxsize=1)
+def _read_files(
+    read: Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.uint8]]],
+    files: tuple[tuple[Path, int, int], ...],
+) -> Cifar10:
+    """The data set of these files; a process that makes many runs reads it once."""
+    parts = [read(file) for file, *_ in files]
+    labels = [torch.from_numpy(part[0].astype(np.int64)) for part in parts]
+    images = [torch.from_numpy(part[1].reshape(-1, 3, 32, 32)) for part in parts]
+    return Cifar10(torch.cat(images[:-1]), torch.cat(labels[:-1]), images[-1], labels[-1])
+
+
+def _version(file: Path) -> tuple[int, int]:
+    """What changes when a file does."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -229,6 +229,10 @@ class RuntimeConfig:
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
+    cuda_graph: bool = True
+    """CIFAR-10 on a GPU: replay forward and backward pass as one graph."""
+    keep_checkpoint: bool = True
+    """Keep the checkpoint of a finished run: its weights, and the optimizer's state."""
     micro_batch: int | None = None
     """Sequences per forward pass; gradients accumulate over the rest of the batch."""
     log_every: int = 10

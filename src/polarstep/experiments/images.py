@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from polarstep.data.augment import ImageBatches, Normalizer, reflect_pad
 from polarstep.data.cifar10 import load_cifar10
+from polarstep.experiments.capture import CapturedBackward
+from polarstep.experiments.compiling import compiled
 from polarstep.experiments.config import ConfigError, ImageData, RunConfig
 from polarstep.experiments.tasks import Validation, autocast
 from polarstep.models.convnet import ConvNet, ConvNetConfig
@@ -27,7 +31,6 @@ class ImageTask:
     config: RunConfig
     device: torch.device
     model: ConvNet
-    forward: Any
     train: ImageBatches
     val: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
@@ -59,13 +62,11 @@ class ImageTask:
         )
         val = cifar.train_images[held_out].to(device), cifar.train_labels[held_out].to(device)
         test = cifar.test_images.to(device), cifar.test_labels.to(device)
-        model = ConvNet(config.model, generator(config.seed, "weights"))
-        model.whiten(normalize(cifar.train_images[kept[: data.whitening_images]]))
-        model = model.to(device)
+        model = ConvNet(config.model, generator(config.seed, "weights")).to(device)
+        model.whiten(normalize(images[: data.whitening_images]))
         if device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        forward = torch.compile(model) if config.runtime.compile else model
-        return cls(config, device, model, forward, train, val, test)
+        return cls(config, device, model, train, val, test)
 
     @property
     def metric(self) -> Literal["test_accuracy"]:
@@ -91,10 +92,22 @@ class ImageTask:
         return {"images": step * self._data.batch_size}
 
     def backward(self, step: int) -> Tensor:
-        """Add the gradients of the summed loss, which is what Airbench's learning rates are for."""
-        images, labels = self.train.batch(step)
+        """The gradients of the summed loss, which is what Airbench's learning rates are for."""
+        return self._gradients(*self.train.selection(step))
+
+    @cached_property
+    def _gradients(self) -> Callable[..., Tensor]:
+        """:meth:`_compute_gradients`, on a GPU as one graph where so configured."""
+        if self.device.type != "cuda" or not self.config.runtime.cuda_graph:
+            return self._compute_gradients
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return CapturedBackward(self._compute_gradients, trained)
+
+    def _compute_gradients(self, *selection: Tensor) -> Tensor:
+        """Set the gradients of a selection of images, and return its mean loss."""
+        images, labels = self.train.assemble(*selection)
         loss = F.cross_entropy(
-            self._logits(images),
+            self._logits(images, compiled(_apply) if self.config.runtime.compile else _apply),
             labels,
             label_smoothing=self._data.label_smoothing,
             reduction="sum",
@@ -128,12 +141,21 @@ class ImageTask:
             outputs.append(_six_views(self._logits, normal) if views else self._logits(normal))
         return torch.cat(outputs)
 
-    def _logits(self, images: Tensor) -> Tensor:
+    def _logits(
+        self, images: Tensor, forward: Callable[[ConvNet, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Logits of normalized images by ``forward``, by default plainly."""
         if self.device.type == "cuda":
             images = images.to(memory_format=torch.channels_last)
-        with autocast(self.config.runtime, self.device):
-            logits: Tensor = self.forward(images)
-        return logits
+        # The fastest convolutions for these shapes, found in the first steps of a process.
+        fastest = torch.backends.cudnn.flags(enabled=True, benchmark=True)
+        with fastest, autocast(self.config.runtime, self.device):
+            return (forward or _apply)(self.model, images)
+
+
+def _apply(model: ConvNet, images: Tensor) -> Tensor:
+    logits: Tensor = model(images)
+    return logits
 
 
 def _six_views(logits: Any, images: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.progress import (
@@ -15,9 +16,10 @@ from rich.progress import (
 )
 
 from polarstep.experiments.config import RunConfig
+from polarstep.experiments.parallel import Event
 from polarstep.experiments.record import MetricRow, Result
 
-__all__ = ["ProgressBar", "progress_display"]
+__all__ = ["ProgressBar", "describe", "follow", "progress_display"]
 
 
 def progress_display(console: Console) -> Progress:
@@ -65,10 +67,7 @@ class ProgressBar:
         if row.kind == "train":
             self._train = f"loss {row.loss:.3f}"
             return
-        if row.perplexity is not None:
-            self._val = f"ppl {row.perplexity:.2f}"
-        elif row.accuracy is not None:
-            self._val = f"acc {row.accuracy:.1%}"
+        self._val = _validation(row)
         if self._display.disable:
             self._say(f"{self._label}: step {row.step}  {self._train}  {self._val}".rstrip())
 
@@ -92,6 +91,41 @@ class ProgressBar:
 
     def _say(self, text: str) -> None:
         self._display.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def follow(events: Iterable[Event], count: int, console: Console) -> int:
+    """Show runs in several processes: one bar for all, one for each under way; how many failed."""
+    failed = 0
+    bars: dict[str, TaskID] = {}
+    with progress_display(console) as display:
+        whole = display.add_task("all runs", total=count, figures="", visible=count > 0)
+        parts: dict[str, float] = {}
+        for event in events:
+            if event.steps:
+                parts[event.label] = event.step / event.steps
+                if event.label not in bars:
+                    bars[event.label] = display.add_task(event.label, total=None, figures="")
+                display.update(bars[event.label], completed=event.step, total=event.steps)
+            if event.validation:
+                display.update(bars[event.label], figures=_validation(event.validation))
+            if event.result or event.error:
+                failed += bool(event.error)
+                parts[event.label] = 1.0
+                told = describe(event.result) if event.result else f"failed: {event.error}"
+                console.print(
+                    f"{event.label}: {told}", markup=False, highlight=False, soft_wrap=True
+                )
+                if event.label in bars:
+                    display.remove_task(bars.pop(event.label))
+            display.update(whole, completed=round(sum(parts.values()), 2))
+    return failed
+
+
+def _validation(row: MetricRow) -> str:
+    """The figure of a validation."""
+    if row.perplexity is not None:
+        return f"ppl {row.perplexity:.2f}"
+    return f"acc {row.accuracy:.1%}" if row.accuracy is not None else ""
 
 
 def describe(result: Result) -> str:

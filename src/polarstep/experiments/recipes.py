@@ -310,6 +310,7 @@ def cifar10(method: Method) -> RunConfig:
         ),
         schedule=ScheduleConfig(cooldown=1.0, final=0.0),
         evaluation=EvaluationConfig(every=90, batch=1000),
+        runtime=RuntimeConfig(log_every=45),
     )
 
 

@@ -217,7 +217,8 @@ class _Run:
                     if interrupt.pending:
                         self._checkpoint()
                         raise Interrupted(self.directory, self.step, self.task.steps)
-                self._checkpoint()
+                if self.config.runtime.keep_checkpoint:
+                    self._checkpoint()
                 last = self.last or self._last_recorded()
                 result = self._result("finished", self.task.final(last))
         except _Diverged as reason:
@@ -227,6 +228,8 @@ class _Run:
             result = self._result("stopped", self._value_so_far(), str(reason))
         self.metrics.sync()
         result.save(self.directory)
+        if not self.config.runtime.keep_checkpoint:
+            (self.directory / record.CHECKPOINT).unlink(missing_ok=True)
         return result
 
     def _one_step(self) -> None:

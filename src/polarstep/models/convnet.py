@@ -121,9 +121,10 @@ class ConvNet(nn.Module):
         weight = self.whitening.weight
         patches = F.unfold(images.float(), weight.shape[2:]).transpose(1, 2)
         flat = patches.reshape(-1, patches.shape[-1]).double()
-        values, vectors = torch.linalg.eigh(flat.mT @ flat / len(flat))
+        covariance = (flat.mT @ flat / len(flat)).cpu()  # 12×12: not worth loading a GPU's solver
+        values, vectors = torch.linalg.eigh(covariance)
         filters = vectors.mT / (values + self.config.whitening_eps).sqrt()[:, None]
-        filters = filters.reshape(-1, *weight.shape[1:])
+        filters = filters.reshape(-1, *weight.shape[1:]).to(weight)
         weight.copy_(torch.cat([filters, -filters]))
 
     def matrix_shapes(self) -> list[tuple[int, int]]:

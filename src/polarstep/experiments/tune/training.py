@@ -66,7 +66,8 @@ class TrainingObjective:
         self, overrides: Mapping[str, float], report: Callable[[int, float], None]
     ) -> float:
         """Train; the last validation loss, or NaN where the run diverged."""
-        config = resolve(self.recipe, self.method, self.seed, {**self.overrides, **overrides})
+        values = {**self.overrides, **overrides, "runtime.keep_checkpoint": False}
+        config = resolve(self.recipe, self.method, self.seed, values)
         reporter = _Reporter(report)
         with tempfile.TemporaryDirectory(prefix="polarstep-trial-") as folder:
             try:
