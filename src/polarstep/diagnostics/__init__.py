@@ -7,15 +7,20 @@ from polarstep.diagnostics.cheap import certified, cheap_certificate
 from polarstep.diagnostics.heatmap import heatmap, read_rows
 from polarstep.diagnostics.measures import Measures, measure
 from polarstep.diagnostics.monitor import Monitor
+from polarstep.diagnostics.noise import NoiseDraws, draw_noise, held_still, mean_gradient
 
 __all__ = [
     "Certificate",
     "Measures",
     "Monitor",
+    "NoiseDraws",
     "certified",
     "certify",
     "cheap_certificate",
+    "draw_noise",
     "heatmap",
+    "held_still",
+    "mean_gradient",
     "measure",
     "read_rows",
 ]

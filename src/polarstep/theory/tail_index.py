@@ -3,10 +3,13 @@
 :func:`hill` assumes only a tail like t^{−α}; :func:`stable` assumes an α-stable law and is then far
 more precise, because it uses every sample and not just the largest. On α-stable data with α near 2
 the power tail sets in so late that Hill needs millions of samples: use :func:`stable` there, and
-:func:`hill` everywhere else.
+:func:`hill` everywhere else. :func:`growth` looks at how sums of noise grow with their number of
+terms, which is all that the theorems take from α: it says 2 of every law with a variance once the
+sums are long enough, and less of none without.
 
 The assumption of the paper is about norms of the gradient noise, ‖G^i − ∇f‖_F. To look at a real
-model take :func:`per_sample_gradients` and :func:`noise_norms`.
+model take :mod:`polarstep.diagnostics.noise`, or for a small one :func:`per_sample_gradients` and
+:func:`noise_norms`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-__all__ = ["TailIndex", "hill", "noise_norms", "per_sample_gradients", "stable"]
+__all__ = ["TailIndex", "growth", "hill", "noise_norms", "per_sample_gradients", "stable"]
 
 SMALLEST = 100
 """Fewest samples, and fewest order statistics, that an estimate is made from."""
@@ -35,7 +38,7 @@ class TailIndex:
     low: float
     high: float
     used: int
-    """Order statistics (Hill) or samples (stable) behind the estimate."""
+    """Order statistics (Hill), samples (stable) or sums (growth) behind the estimate."""
     method: str
 
     def __float__(self) -> float:
@@ -122,6 +125,39 @@ def stable(samples: Tensor, confidence: float = 0.95) -> TailIndex:
     return TailIndex(alpha, alpha - z_score * error, alpha + z_score * error, 2 * pairs, "stable")
 
 
+def growth(parts: Tensor, sums: Tensor, confidence: float = 0.95) -> TailIndex:
+    """The index from how the norm of a sum grows with its number of terms.
+
+    ``sums[i]`` is the norm of the sum of r independent terms of mean zero whose own norms are
+    ``parts[i·r], …, parts[i·r + r − 1]``. For a strictly α-stable law, in any dimension, the sum is
+    distributed as r^{1/α} times a term, so E log‖sum‖ − E log‖term‖ = (log r)/α. Other laws give
+    what they do at this r: with a variance it tends to 2 as terms are sums themselves, from below
+    where the norms of the terms are spread out. The interval is Student's over the sums.
+    """
+    n = len(sums)
+    r = len(parts) // max(1, n)
+    if n < 8 or r < 2 or len(parts) != r * n:
+        raise ValueError(
+            f"{len(sums)} sums of {len(parts)} parts: expected at least 8 sums, of two or more parts "
+            "each and all of as many"
+        )
+    logs = [_clean(x).log() for x in (parts, sums)]
+    if not all(bool(torch.isfinite(x).all()) for x in logs):
+        raise ValueError("a norm is zero: leave out what has no noise")
+    gained = logs[1] - logs[0].reshape(n, r).mean(1)
+    inverse = float(gained.mean()) / math.log(r)
+    z = _z_score(confidence)
+    t = z + (z**3 + z) / (4 * (n - 1))  # Student's quantile, to first order in 1/n
+    half = t * float(gained.std()) / math.sqrt(n) / math.log(r)
+    return TailIndex(
+        _reciprocal(inverse), _reciprocal(inverse + half), _reciprocal(inverse - half), n, "growth"
+    )
+
+
+def _reciprocal(value: float) -> float:
+    return 1 / value if value > 0 else math.inf
+
+
 def per_sample_gradients(
     model: nn.Module,
     loss: Callable[..., Tensor],
@@ -158,12 +194,18 @@ def _choose_k(Z: Tensor) -> int:
     """Half of the largest k at which a straight line explains Z_1, …, Z_k."""
     n = len(Z)
     grid = torch.logspace(math.log10(SMALLEST), math.log10(n), 60, dtype=torch.float64)
-    chosen = SMALLEST
-    for k in sorted({min(n, round(value)) for value in grid.tolist()}):
-        c = _legendre(Z[:k], 4)
-        chi2 = k / c[0] ** 2 * (c[2] ** 2 / 5 + c[3] ** 2 / 7) if c[0] > 0 else math.inf
-        if chi2 < 4.605:  # the 90% point of χ² with two degrees of freedom
-            chosen = k
+    k = torch.tensor(sorted({min(n, round(value)) for value in grid.tolist()}), device=Z.device)
+    # The Legendre coefficients of Z_1, …, Z_k for all k of the grid at once: with t = 2j/(k+1) − 1
+    # they are combinations of the means of Z_j·(j/(k+1))^i, which are running sums.
+    j = torch.arange(1, n + 1, dtype=Z.dtype, device=Z.device)
+    powers = torch.stack([Z * (j / n) ** i for i in range(4)]).cumsum(1)[:, k - 1]
+    m = [powers[i] / k * (n / (k + 1)) ** i for i in range(4)]
+    c0 = m[0]
+    c2 = 5 * (6 * m[2] - 6 * m[1] + m[0])
+    c3 = 7 * (20 * m[3] - 30 * m[2] + 12 * m[1] - m[0])
+    chi2 = k / c0**2 * (c2**2 / 5 + c3**2 / 7)
+    straight = k[(c0 > 0) & (chi2 < 4.605)]  # the 90% point of χ² with two degrees of freedom
+    chosen = int(straight.max()) if len(straight) else SMALLEST
     return n if chosen == n else max(SMALLEST, chosen // 2)
 
 

@@ -1,0 +1,310 @@
+"""What the noise of a stochastic gradient is like, at weights that are held still.
+
+The assumption of the paper is E‖G^i − ∇f‖_F^α ≤ σ₀^α + σ₁^α‖∇f‖_F^α for the gradient G^i of one
+example, α ∈ (1, 2]. To see what it looks like in practice, :func:`mean_gradient` draws batches for
+∇f, and :func:`draw_noise` draws further gradients and keeps of each, per parameter, three numbers:
+‖ξ‖², ⟨ξ, ∇f⟩ and the inner product with the draw before, where ξ = G − ∇f. No gradient is kept and
+nothing waits for the device before the end, so it takes the memory of a few gradients.
+
+:meth:`NoiseDraws.summary` makes of them, for one matrix or for many taken together:
+
+``moments``    (E‖ξ‖_F^p)^{1/p}, the σ of the assumption for α = p.
+``tail``       Hill's index of ‖ξ‖_F. Norms of many-dimensional vectors concentrate, and a finite
+               sample has a largest value whatever its law, so the estimate comes with what the same
+               estimator says of Gaussian noise of the same size: that with the same
+               (tr Σ)²/tr Σ², the *effective dimension*, which the inner products of different draws
+               give. An estimate no different from that shows no heavy tail.
+``along``      the index of an α-stable law fitted to ⟨ξ, ∇f⟩, the noise in the direction of the
+               gradient. It is 2 for a Gaussian and less for anything more peaked, with a variance or
+               without: it describes a shape, not a tail.
+``growth``     α from how sums of draws grow with their number, which is what the theorems use
+               α for: the noise of B examples shrinks like B^{−(α−1)/α}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polarstep.rng import generator
+from polarstep.theory.tail_index import SMALLEST, TailIndex, growth, hill, stable
+
+__all__ = ["MeanGradient", "NoiseDraws", "draw_noise", "held_still", "mean_gradient"]
+
+MOMENTS = (1.25, 1.5, 1.75, 2.0)
+"""Orders p of the moments (E‖ξ‖^p)^{1/p}; the paper's α is in (1, 2]."""
+RATIO = 4
+"""Sums have 4, 16, 64, … terms, as long as there are 8 of them."""
+SURVIVAL = (0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+"""Probabilities P(‖ξ‖ > t) whose t are kept; those that fewer than two draws exceed are not."""
+GAUSSIAN_REPEATS = 40
+"""Samples of Gaussian noise behind the reference."""
+
+Backward = Callable[[int], object]
+"""Adds the gradients of batch number i to the parameters', as ``loss(i).backward()`` does."""
+
+
+@contextmanager
+def held_still(model: nn.Module) -> Iterator[None]:
+    """Whatever is done to ``model`` inside, its gradients, buffers and modes are as before afterwards.
+
+    So are torch's global generators. Weights are not copied: computing gradients leaves them alone.
+    """
+    gradients = [(p, p.grad) for p in model.parameters()]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    for p, _ in gradients:
+        p.grad = None
+    try:
+        with torch.random.fork_rng(devices=sorted(devices, key=str)):
+            yield
+    finally:
+        for p, gradient in gradients:
+            p.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for module, training in modes:
+            module.training = training
+
+
+@dataclass(frozen=True)
+class MeanGradient:
+    """∇f as the mean over ``examples`` of them, by parameter name."""
+
+    values: Mapping[str, Tensor]
+    examples: int
+
+
+@torch.no_grad()
+def mean_gradient(
+    model: nn.Module, backward: Backward, batches: Sequence[int], size: int, scale: float = 1.0
+) -> MeanGradient:
+    """The mean of the gradients of ``batches``, of ``size`` examples each.
+
+    ``scale`` turns the gradients of ``backward`` into those of the mean loss: 1/size where it
+    sums over the batch.
+    """
+    total: dict[str, Tensor] = {}
+    for i in batches:
+        for name, gradient in _gradient(model, backward, i).items():
+            if name in total:
+                total[name].add_(gradient)
+            else:
+                total[name] = gradient.to(torch.float32, copy=True)
+    factor = scale / len(batches)
+    return MeanGradient({name: g.mul_(factor) for name, g in total.items()}, len(batches) * size)
+
+
+@torch.no_grad()
+def draw_noise(
+    model: nn.Module,
+    backward: Backward,
+    batches: Sequence[int],
+    size: int,
+    mean: MeanGradient,
+    scale: float = 1.0,
+) -> NoiseDraws:
+    """The noise of ``batches`` of ``size`` examples each around ``mean``.
+
+    None of them may be among the batches behind ``mean``: the correction of norms for the error of
+    ``mean`` counts on that.
+    """
+    names = tuple(mean.values)
+    reference = [mean.values[name] for name in names]
+    squares: list[Tensor] = []
+    along: list[Tensor] = []
+    pairs: list[Tensor] = []
+    levels = [level for level in _levels(len(batches)) if level > 1]
+    sums: dict[int, list[Tensor]] = {level: [] for level in levels}
+    running: dict[int, list[Tensor]] = {}
+    before: list[Tensor] = []
+    for number, i in enumerate(batches, start=1):
+        gradients = _gradient(model, backward, i)
+        given = [
+            gradients[name].float() if name in gradients else torch.zeros_like(m)
+            for name, m in mean.values.items()
+        ]
+        noise = list(torch._foreach_mul(given, scale))
+        torch._foreach_sub_(noise, reference)
+        squares.append(_squares(noise))
+        along.append(_inner(noise, reference))
+        if before:
+            pairs.append(_inner(noise, before))
+        part = noise
+        for level in levels:
+            if level not in running:
+                running[level] = [x.clone() for x in part]
+            else:
+                torch._foreach_add_(running[level], part)
+            if number % level:
+                break
+            part = running.pop(level)
+            sums[level].append(_squares(part))
+        before = noise
+    gradient = _squares(reference)
+    return NoiseDraws(
+        names=names,
+        size=size,
+        reference=mean.examples,
+        gradient=gradient.double().cpu(),
+        squares=_table(squares),
+        along=_table(along),
+        pairs=_table(pairs),
+        sums={level: _table(rows) for level, rows in sums.items()},
+    )
+
+
+@dataclass(frozen=True)
+class NoiseDraws:
+    """What is kept of K draws of noise: a row for each draw, a column for each parameter."""
+
+    names: tuple[str, ...]
+    size: int
+    """Examples behind each draw."""
+    reference: int
+    """Examples behind ∇f."""
+    gradient: Tensor
+    squares: Tensor
+    along: Tensor
+    pairs: Tensor
+    sums: Mapping[int, Tensor]
+    """Squared norms of the sums of so many draws in a row."""
+
+    @property
+    def count(self) -> int:
+        """How many draws there are."""
+        return len(self.squares)
+
+    def norms(self, names: Sequence[str], level: int = 1) -> Tensor:
+        """‖ξ‖_F of each draw, over all of ``names`` together; of each mean of ``level`` draws.
+
+        ∇f is a mean over N examples with an error of its own, which makes E‖ξ‖² larger by a factor
+        of 1 + b/N for a draw of b examples; it is taken out again.
+        """
+        squares = self.squares if level == 1 else self.sums[level] / level**2
+        excess = 1 + level * self.size / self.reference
+        return (squares[:, self._columns(names)].sum(1) / excess).sqrt()
+
+    def dimension(self, names: Sequence[str]) -> float:
+        """(tr Σ)²/tr Σ² of the covariance Σ of the noise: n if it is alike in n directions.
+
+        Independent draws have E⟨ξ, ξ'⟩² = tr Σ².
+        """
+        columns = self._columns(names)
+        trace = float(self.squares[:, columns].sum(1).mean())
+        square = float(self.pairs[:, columns].sum(1).var()) if len(self.pairs) > 1 else math.nan
+        return max(1.0, trace**2 / square) if square > 0 else math.nan
+
+    def summary(self, names: Sequence[str], *, survival: bool = False) -> dict[str, Any]:
+        """What the draws say of ``names`` taken together; see the module for the entries.
+
+        Estimates are left out where there are too few draws for them, or no noise at all.
+        """
+        columns = self._columns(names)
+        norms = self.norms(names)
+        mean_square = float(norms.square().mean())
+        # The squared norm of a mean is larger than that of ∇f by what is left of the noise.
+        left = mean_square * self.size / self.reference
+        found: dict[str, Any] = {
+            "gradient": math.sqrt(max(0.0, float(self.gradient[columns].sum()) - left)),
+            "noise": float(norms.mean()),
+            "moments": {f"{p:g}": float(norms.pow(p).mean() ** (1 / p)) for p in MOMENTS},
+        }
+        if not (math.isfinite(mean_square) and bool((norms > 0).all())):
+            return found
+        dimension = self.dimension(names)
+        found["dimension"] = dimension
+        if self.count > SMALLEST:
+            found["tail"] = _entry(hill(norms))
+            if math.isfinite(dimension):
+                found["tail"]["gaussian"] = list(gaussian_reference(self.count, dimension))
+        along = self.along[:, columns].sum(1)
+        if self.count >= 2 * SMALLEST and float(along.abs().median()) > 0:
+            found["along"] = _entry(stable(along))
+        found["growth"] = [
+            {"examples": self.size * level, "noise": float(self.norms(names, level).mean())}
+            | _entry(self._growth(names, level))
+            for level in self.sums
+        ]
+        if survival:
+            kept = [p for p in SURVIVAL if p * self.count >= 2]
+            found["survival"] = [[p, float(norms.quantile(1 - p))] for p in kept]
+            found["largest"] = float(norms.max())
+        return found
+
+    def _growth(self, names: Sequence[str], level: int) -> TailIndex:
+        """How the noise grew from sums of a quarter as many draws to sums of ``level``."""
+        sums = self.norms(names, level) * level
+        parts = self.norms(names, level // RATIO) * (level // RATIO)
+        return growth(parts[: RATIO * len(sums)], sums)
+
+    def _columns(self, names: Sequence[str]) -> Tensor:
+        return torch.tensor([self.names.index(name) for name in names])
+
+
+def gaussian_reference(count: int, dimension: float) -> tuple[float, float, float]:
+    """What :func:`hill` says of ``count`` norms of Gaussian noise: 2½%, 50% and 97½% points of α̂.
+
+    ‖ξ‖² of a Gaussian is close to a multiple of χ² with as many degrees of freedom as its effective
+    dimension (Satterthwaite). The dimension is rounded to within a tenth: nothing depends on more,
+    and few values are met more than once.
+    """
+    return _gaussian_reference(count, round(math.log(dimension) / 0.2))
+
+
+@lru_cache(maxsize=256)
+def _gaussian_reference(count: int, rounded: int) -> tuple[float, float, float]:
+    g = generator("gaussian noise", count, rounded)
+    shape = torch.full((GAUSSIAN_REPEATS, count), math.exp(0.2 * rounded) / 2, dtype=torch.float64)
+    norms = torch._standard_gamma(shape, generator=g).sqrt()
+    found = torch.tensor([hill(row).alpha for row in norms], dtype=torch.float64)
+    low, middle, high = found.quantile(torch.tensor([0.025, 0.5, 0.975], dtype=torch.float64))
+    return float(low), float(middle), float(high)
+
+
+def _entry(found: TailIndex) -> dict[str, Any]:
+    return {"alpha": found.alpha, "low": found.low, "high": found.high, "used": found.used}
+
+
+def _levels(count: int) -> list[int]:
+    """1, 4, 16, … terms, as long as ``count`` draws make 8 sums of them."""
+    levels = [1]
+    while count // (levels[-1] * RATIO) >= 8:
+        levels.append(levels[-1] * RATIO)
+    return levels
+
+
+def _gradient(model: nn.Module, backward: Backward, i: int) -> dict[str, Tensor]:
+    """The gradients of batch ``i``, by parameter name; valid until the next call."""
+    for p in model.parameters():
+        p.grad = None
+    with torch.enable_grad():
+        backward(i)
+    return {
+        name: p.grad
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.grad is not None
+    }
+
+
+def _squares(tensors: list[Tensor]) -> Tensor:
+    """‖x‖² of each, in float64, on the device."""
+    return torch.stack(torch._foreach_norm(tensors)).double().square()
+
+
+def _inner(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """⟨x, y⟩ of each pair, on the device."""
+    return torch.stack([product.sum() for product in torch._foreach_mul(a, b)]).double()
+
+
+def _table(rows: list[Tensor]) -> Tensor:
+    return torch.stack(rows).cpu() if rows else torch.empty(0, 0, dtype=torch.float64)
