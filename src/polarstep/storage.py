@@ -17,7 +17,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["JsonLines", "StorageError", "read_json", "to_json", "write_atomically", "write_json"]
+__all__ = [
+    "JsonLines",
+    "StorageError",
+    "read_json",
+    "read_lines",
+    "to_json",
+    "write_atomically",
+    "write_json",
+]
 
 
 class StorageError(RuntimeError):
@@ -105,6 +113,21 @@ def read_json(path: Path) -> Any:
         raise StorageError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StorageError(f"{path} is not valid JSON: {error}") from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file; none where there is no file, without an incomplete last line."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    complete = lines[:-1]  # what follows the last newline is empty, or a line cut short by a kill
+    rows = []
+    for number, line in enumerate(complete, start=1):
+        try:
+            rows.append(json.loads(line))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise StorageError(f"{path}, line {number}, is not valid JSON: {error}") from error
+    return rows
 
 
 class JsonLines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from polarstep.cli import data, demo, experiments, flops, rates, report, tune
+from polarstep.cli import data, demo, experiments, flops, pack, rates, report, tune
 
 __all__ = ["app"]
 
@@ -30,6 +30,7 @@ app.command()(data.tokenize)
 app.command()(data.download)
 app.command()(demo.demo)
 app.command()(flops.flops)
+app.command()(pack.pack)
 app.command()(rates.rates)
 app.command()(report.report)
 app.command()(tune.tune)

@@ -6,25 +6,39 @@
     environment.json   versions, device, git commit, start time
     metrics.jsonl      one line per logged training step or validation, as they come
     gamma.jsonl        γ and ν of sampled steps, where the run was monitored
+    *.jsonl            whatever else was measured along the run
     result.json        written once, at the end: the metric, its status, cost per step
     checkpoint.pt      the latest state to resume from
 
-Numbers are kept in full precision. A value that is not finite is stored as ``null`` and read back
-as NaN. A run killed in the middle of a line leaves that line incomplete; readers drop it.
+Numbers are kept in full precision, times as far as a clock can tell. A value that is not finite is
+stored as ``null`` and read back as NaN. A run killed in the middle of a line leaves that line
+incomplete; readers drop it.
+
+``polarstep pack`` puts all but the checkpoints of many directories into one file
+(:mod:`polarstep.experiments.archive`). :func:`find_runs` and :meth:`RunRecord.load` make no difference
+between a directory and a run in an archive.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from polarstep.storage import StorageError, read_json, write_json
+from polarstep.experiments.archive import ARCHIVE, archived_runs, read_archived, split_path
+from polarstep.storage import StorageError, read_json, read_lines, write_json
 
-__all__ = ["Ablation", "MetricRow", "Result", "RunIdentity", "RunRecord", "find_runs"]
+__all__ = [
+    "Ablation",
+    "MetricRow",
+    "Result",
+    "RunIdentity",
+    "RunRecord",
+    "find_runs",
+    "read_files",
+]
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
@@ -62,8 +76,11 @@ class RunIdentity:
     @classmethod
     def load(cls, directory: Path) -> RunIdentity:
         """Read ``config.json`` of a run directory."""
-        path = directory / CONFIG
-        raw = read_json(path)
+        return cls.from_dict(read_json(directory / CONFIG), directory / CONFIG)
+
+    @classmethod
+    def from_dict(cls, raw: Any, path: Path) -> RunIdentity:
+        """An identity from the content of the ``config.json`` at ``path``."""
         try:
             ablation = raw.get("ablation")
             values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
@@ -97,8 +114,12 @@ class MetricRow:
     accuracy: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as a JSON object, without the fields that do not apply to it."""
+        """The row as a JSON object, without the fields that do not apply to it.
+
+        Times are rounded to what a clock can tell: 0.1 ms of a run, a microsecond of a step.
+        """
         row = {name: value for name, value in asdict(self).items() if value is not None}
+        row |= {name: round(row[name], digits) for name, digits in _TIME_DIGITS.items()}
         if self.kind == "val":  # a validation takes no step
             del row["step_ms"], row["optimizer_ms"]
         return row
@@ -114,7 +135,8 @@ class MetricRow:
         return cls(**known)
 
 
-TIME_FIELDS = ("seconds", "step_ms", "optimizer_ms")
+_TIME_DIGITS = {"seconds": 4, "step_ms": 3, "optimizer_ms": 3}
+TIME_FIELDS = tuple(_TIME_DIGITS)
 """Fields of a row that measure time: all others are the same after a kill and a resume."""
 
 
@@ -136,9 +158,11 @@ class Result:
     def load(cls, directory: Path) -> Result | None:
         """Read ``result.json``, or ``None`` where the run has not ended."""
         path = directory / RESULT
-        if not path.exists():
-            return None
-        raw = read_json(path)
+        return cls.from_dict(read_json(path), path) if path.exists() else None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], path: Path) -> Result:
+        """A result from the content of the ``result.json`` at ``path``."""
         values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
         for name in ("value", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms"):
             if values.get(name) is None:
@@ -155,30 +179,45 @@ class Result:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything a run directory says about its run."""
+    """Everything a run directory, or an archive, says about a run."""
 
     directory: Path
     identity: RunIdentity
     environment: Mapping[str, Any]
     metrics: tuple[MetricRow, ...]
     result: Result | None
-    gamma: tuple[Mapping[str, Any], ...] = ()
+    logs: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    """What was measured beside the metrics, by the name of its file: ``logs["gamma"]``."""
 
     @classmethod
     def load(cls, directory: Path | str) -> RunRecord:
-        """Read a run directory, finished or not."""
+        """Read a run directory or a run in an archive, finished or not."""
         directory = Path(directory)
-        if not (directory / CONFIG).exists():
-            raise StorageError(f"{directory} is not a run directory: it has no {CONFIG}")
-        environment = directory / ENVIRONMENT
+        files = read_files(directory)
+        result = files.get(RESULT)
+        logs = {Path(name).stem: tuple(rows) for name, rows in files.items() if _is_log(name)}
+        metrics = logs.pop(Path(METRICS).stem, ())
         return cls(
             directory=directory,
-            identity=RunIdentity.load(directory),
-            environment=read_json(environment) if environment.exists() else {},
-            metrics=tuple(MetricRow.from_dict(row) for row in read_lines(directory / METRICS)),
-            result=Result.load(directory),
-            gamma=tuple(read_lines(directory / GAMMA)),
+            identity=RunIdentity.from_dict(files[CONFIG], directory / CONFIG),
+            environment=files.get(ENVIRONMENT, {}),
+            metrics=tuple(MetricRow.from_dict(row) for row in metrics),
+            result=None if result is None else Result.from_dict(result, directory / RESULT),
+            logs=logs,
         )
+
+    @property
+    def gamma(self) -> tuple[Mapping[str, Any], ...]:
+        """γ and ν of sampled steps; empty where the run was not monitored."""
+        return self.logs.get("gamma", ())
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of the whole run: as its result says, or else up to its last row."""
+        told = self.result.extra.get("seconds") if self.result else None
+        if told is not None:
+            return float(told)
+        return self.metrics[-1].seconds if self.metrics else math.nan
 
     @property
     def status(self) -> Status | Literal["unfinished"]:
@@ -190,26 +229,33 @@ class RunRecord:
         return [row for row in self.metrics if row.kind == kind]
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; none where there is no file, without an incomplete last line."""
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    complete = lines[:-1]  # what follows the last newline is empty, or a line cut short by a kill
-    rows = []
-    for number, line in enumerate(complete, start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise StorageError(f"{path}, line {number}, is not valid JSON: {error}") from error
-    return rows
+def read_files(directory: Path) -> dict[str, Any]:
+    """The JSON files of a run, by name: objects, and lists of rows for those that end in ``l``."""
+    inside = split_path(directory)
+    if inside is not None:
+        return read_archived(*inside)
+    if not (directory / CONFIG).exists():
+        raise StorageError(f"{directory} is not a run directory: it has no {CONFIG}")
+    documents = (directory / name for name in (CONFIG, ENVIRONMENT, RESULT))
+    files = {path.name: read_json(path) for path in documents if path.exists()}
+    return files | {path.name: read_lines(path) for path in sorted(directory.glob("*.jsonl"))}
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
-    """All run directories at or below the given paths, sorted, each once."""
+    """All runs at or below the given paths, in directories and in archives, sorted, each once."""
     found: set[Path] = set()
     for path in map(Path, paths):
+        inside = split_path(path / CONFIG)
+        if inside is not None:  # an archive, or a folder or a run within one
+            found.update(run for run in archived_runs(inside[0]) if run.is_relative_to(path))
+            continue
         if not path.exists():
             raise StorageError(f"{path} does not exist")
         found.update(config.parent for config in path.rglob(CONFIG) if (config.parent).is_dir())
+        for archive in path.rglob(ARCHIVE):
+            found.update(archived_runs(archive))
     return sorted(found)
+
+
+def _is_log(name: str) -> bool:
+    return name.endswith(".jsonl")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polarstep.experiments.archive import ARCHIVE
 from polarstep.experiments.record import RunRecord, find_runs
 from polarstep.experiments.report.published import (
     METHODS,
@@ -176,7 +177,7 @@ class Runs:
 
 
 def collect(paths: Sequence[Path | str]) -> Runs:
-    """Read every run directory at or below ``paths``.
+    """Read every run at or below ``paths``, from directories and archives alike.
 
     A directory that cannot be read becomes a notice: the other runs still deserve their report.
     Names are relative to the path that was asked for, so that a report moves between machines.
@@ -186,8 +187,9 @@ def collect(paths: Sequence[Path | str]) -> Runs:
         for directory in find_runs([root]):
             if directory in names:
                 continue
-            inside = directory.relative_to(root).as_posix()
-            name = root.name if inside == "." else f"{root.name}/{inside}" if root.name else inside
+            top = root.parent if root.name == ARCHIVE else root
+            parts = (top.name, *directory.relative_to(root).parts)
+            name = "/".join(part for part in parts if part and part != ARCHIVE)
             try:
                 record = RunRecord.load(directory)
             except (StorageError, TypeError, KeyError) as error:
