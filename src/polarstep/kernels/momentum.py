@@ -32,8 +32,9 @@ def _momentum_kernel(
     BLOCK: tl.constexpr,
 ):
     matrix = tl.program_id(1).to(tl.int64)
-    G = tl.multiple_of(tl.load(gradients + matrix), 16).to(tl.pointer_type(ELEMENT))
-    C = tl.multiple_of(tl.load(buffers + matrix), 16).to(tl.pointer_type(ELEMENT))
+    # The hint belongs on the pointer: one on the integer is lost, and with it every 16-byte access.
+    G = tl.multiple_of(tl.load(gradients + matrix).to(tl.pointer_type(ELEMENT)), 16)
+    C = tl.multiple_of(tl.load(buffers + matrix).to(tl.pointer_type(ELEMENT)), 16)
     beta = tl.load(betas + matrix)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size

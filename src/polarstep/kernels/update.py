@@ -24,7 +24,8 @@ def _update_kernel(
     ELEMENT: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     matrix = tl.program_id(1).to(tl.int64)
-    X = tl.multiple_of(tl.load(weights + matrix), 16).to(tl.pointer_type(ELEMENT))
+    # The hint belongs on the pointer: one on the integer is lost, and with it every 16-byte access.
+    X = tl.multiple_of(tl.load(weights + matrix).to(tl.pointer_type(ELEMENT)), 16)
     decay = tl.load(decays + matrix)
     if SKIP:
         decay = tl.where(tl.load(finite + matrix) != 0, decay, 1.0)
@@ -50,7 +51,7 @@ def _factors_kernel(
     BK: tl.constexpr,
 ):  # fmt: skip
     matrix = tl.program_id(2).to(tl.int64)
-    X = tl.multiple_of(tl.load(weights + matrix), 16).to(tl.pointer_type(ELEMENT))
+    X = tl.multiple_of(tl.load(weights + matrix).to(tl.pointer_type(ELEMENT)), 16)
     decay = tl.load(decays + matrix)
     if SKIP:
         decay = tl.where(tl.load(finite + matrix) != 0, decay, 1.0)
