@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from polarstep.experiments.config import ConfigError, ImageData, RunConfig, TextData, with_overrides
@@ -19,17 +20,26 @@ __all__ = ["AXES", "Axis", "apply_axis", "find_axis"]
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting to vary: how it is applied, and the values the paper tries on each benchmark."""
+    """A setting to vary: how it is applied, and the values the paper tries on each benchmark.
+
+    With ``relative``, they belong to the paper's setting, and those of another recipe are in the
+    same proportion to its own.
+    """
 
     name: str
     symbol: str
     apply: Callable[[RunConfig, Any], RunConfig]
     nanogpt: tuple[int | str, ...]
     cifar10: tuple[int | str, ...]
+    relative: Callable[[RunConfig], Fraction] | None = None
 
-    def values(self, benchmark: str) -> tuple[int | str, ...]:
-        """The paper's values, or near ones, for a benchmark; empty where it has no such ablation."""
-        return self.nanogpt if benchmark == "nanogpt" else self.cifar10
+    def values(self, config: RunConfig) -> tuple[int | str, ...]:
+        """The paper's values, or near ones, for a recipe; empty where it has no such ablation."""
+        found = self.nanogpt if config.benchmark == "nanogpt" else self.cifar10
+        if self.relative is None or not found:
+            return found
+        share = self.relative(config)
+        return tuple(max(1, round(value * share)) for value in found if isinstance(value, int))
 
 
 def _set(path: str) -> Callable[[RunConfig, Any], RunConfig]:
@@ -71,8 +81,13 @@ def _sequence_length(config: RunConfig, value: Any) -> RunConfig:
     return _shortened(replace(config, model=model), replace(config.data, stages=stages))
 
 
+def _share_of_the_papers_length(config: RunConfig) -> Fraction:
+    assert isinstance(config.data, TextData)
+    return Fraction(config.data.window, 2048)
+
+
 def _shortened(config: RunConfig, data: TextData) -> RunConfig:
-    """``config`` with new stages; what its schedule counts in steps shrinks or grows with them."""
+    """``config`` with new stages; all that it counts in steps shrinks or grows with them."""
     assert isinstance(config.data, TextData)
     ratio = data.steps / config.data.steps
     schedule = replace(
@@ -81,7 +96,9 @@ def _shortened(config: RunConfig, data: TextData) -> RunConfig:
         extension=round(config.schedule.extension * ratio),
         momentum_cooldown=round(config.schedule.momentum_cooldown * ratio),
     )
-    return replace(config, data=data, schedule=schedule)
+    every = max(1, round(config.evaluation.every * ratio))
+    evaluation = replace(config.evaluation, every=every)
+    return replace(config, data=data, schedule=schedule, evaluation=evaluation)
 
 
 def _whole(name: str, value: Any) -> None:
@@ -119,7 +136,14 @@ AXES: tuple[Axis, ...] = (
         cifar10=("gaussian", "kaczmarz"),
     ),
     Axis("batch", "B", _batch, nanogpt=(), cifar10=(500, 1000, 2000, 3000, 4000)),
-    Axis("sequence-length", "T", _sequence_length, nanogpt=(1024, 2048, 4096), cifar10=()),
+    Axis(
+        "sequence-length",
+        "T",
+        _sequence_length,
+        nanogpt=(1024, 2048, 4096),
+        cifar10=(),
+        relative=_share_of_the_papers_length,
+    ),
 )
 
 

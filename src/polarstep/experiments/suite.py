@@ -118,7 +118,7 @@ def ablation_runs(
 ) -> list[PlannedRun]:
     """One method with one setting at several values, everything else as in the recipe."""
     base = resolve(recipe, method, 0, overrides)
-    values = list(values) or list(find_axis(axis).values(base.benchmark))
+    values = list(values) or list(find_axis(axis).values(base))
     if not values:
         raise ConfigError(
             f"the paper has no ablation of {axis} on {base.benchmark}: give the values yourself, "
