@@ -60,6 +60,12 @@ MonitorOption = Annotated[
     int | None,
     typer.Option("--monitor", min=1, help="Record γ and ν every N steps (runtime.monitor_every)."),
 ]
+NoiseOption = Annotated[
+    int | None,
+    typer.Option(
+        "--noise", min=2, help="Measure gradient noise at N points of a run (runtime.noise)."
+    ),
+]
 BoardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")
 ]
@@ -85,6 +91,7 @@ def run(
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
+    noise: NoiseOption = None,
     tensorboard: BoardOption = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print the complete config as JSON and do nothing.")
@@ -95,7 +102,7 @@ def run(
         ["polarstep", *(a for a in sys.argv[1:] if a not in ("--resume", "--force"))]
     )
     with clear_errors(f"Go on with: {again} --resume"):
-        overrides = _overrides(settings, device, monitor)
+        overrides = _overrides(settings, device, monitor, noise)
         axis = None if vary is None else parse_assignment(vary)
         planned = plan_run(recipe, method, seed, overrides, out, axis)
         if show:
@@ -121,6 +128,7 @@ def compare(
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
+    noise: NoiseOption = None,
     tensorboard: BoardOption = False,
 ) -> None:
     """Train several methods with several seeds: Table 2 and its trajectories.
@@ -130,9 +138,8 @@ def compare(
     with clear_errors("Run the same command again to go on."):
         chosen = METHODS if methods == "all" else [find_method(m) for m in methods.split(",")]
         folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
-        runs = comparison_runs(
-            recipe, list(chosen), _seeds(seeds), _overrides(settings, device, monitor), folder
-        )
+        overrides = _overrides(settings, device, monitor, noise)
+        runs = comparison_runs(recipe, list(chosen), _seeds(seeds), overrides, folder)
         _run_suite(runs, folder, workers, force, tensorboard)
 
 
@@ -154,6 +161,7 @@ def ablate(
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
+    noise: NoiseOption = None,
     tensorboard: BoardOption = False,
 ) -> None:
     """Vary one setting and keep the rest: the paper's ablations."""
@@ -166,7 +174,7 @@ def ablate(
             axis,
             parsed,
             _seeds(seeds),
-            _overrides(settings, device, monitor),
+            _overrides(settings, device, monitor, noise),
             folder,
         )
         _run_suite(runs, folder, workers, force, tensorboard)
@@ -220,11 +228,15 @@ def _list_runs(folder: Path, console: Console) -> None:
 
 
 def _overrides(
-    settings: Sequence[str] | None, device: str | None, monitor: int | None
+    settings: Sequence[str] | None, device: str | None, monitor: int | None, noise: int | None
 ) -> dict[str, Any]:
     """Settings given one by one, and those that have an option of their own."""
     overrides = dict(parse_assignment(text) for text in settings or [])
-    own = {"runtime.device": device, "runtime.monitor_every": monitor}
+    own = {
+        "runtime.device": device,
+        "runtime.monitor_every": monitor,
+        "runtime.noise.points": noise,
+    }
     return overrides | {key: value for key, value in own.items() if value is not None}
 
 

@@ -30,6 +30,7 @@ class Progress:
     seconds: float = 0.0
     metrics_bytes: int = 0
     gamma_bytes: int = 0
+    noise_bytes: int = 0
 
 
 def save_checkpoint(

@@ -20,6 +20,7 @@ __all__ = [
     "ConfigError",
     "EvaluationConfig",
     "ImageData",
+    "NoiseConfig",
     "OptimizerConfig",
     "PolarConfig",
     "RunConfig",
@@ -223,6 +224,31 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class NoiseConfig:
+    """Gradient noise: at how many points of the run it is measured, and from how many gradients.
+
+    ``reference`` batches are for ∇f; the noise is that of further ``batches``, and of as many single
+    ``examples``. Below 100 no tail index is estimated.
+    """
+
+    points: int | None = None
+    reference: int = 64
+    batches: int = 128
+    examples: int = 512
+
+    def __post_init__(self) -> None:
+        _require(
+            self.points is None or self.points >= 2,
+            f"runtime.noise.points={self.points}: expected at least 2, the first and the last step, "
+            "or null for none",
+        )
+        for name, least in (("reference", 1), ("batches", 2), ("examples", 0)):
+            value = getattr(self, name)
+            _require(value >= least, f"runtime.noise.{name}={value}: expected at least {least}")
+        _require(self.examples != 1, "runtime.noise.examples=1: expected 0, or at least 2")
+
+
+@dataclass(frozen=True)
 class RuntimeConfig:
     """How to run: nothing here is meant to change the result beyond rounding."""
 
@@ -239,6 +265,7 @@ class RuntimeConfig:
     checkpoint_seconds: float = 30.0
     monitor_every: int | None = None
     """Record γ and ν of Muon's polar steps every so many steps."""
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
 
     def __post_init__(self) -> None:
         _require(

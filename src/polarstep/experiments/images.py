@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from polarstep.data.cifar10 import load_cifar10
 from polarstep.experiments.capture import CapturedBackward
 from polarstep.experiments.compiling import compiled
 from polarstep.experiments.config import ConfigError, ImageData, RunConfig
-from polarstep.experiments.tasks import Validation, autocast
+from polarstep.experiments.tasks import Draws, Validation, autocast
 from polarstep.models.convnet import ConvNet, ConvNetConfig
 from polarstep.rng import generator
 
@@ -94,6 +94,16 @@ class ImageTask:
     def backward(self, step: int) -> Tensor:
         """The gradients of the summed loss, which is what Airbench's learning rates are for."""
         return self._gradients(*self.train.selection(step))
+
+    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+        """Batches of all training images, shuffled and augmented by ``seed``."""
+        runtime = self.config.runtime
+        if size is not None:
+            runtime = replace(runtime, compile=False)
+        size = size or self._data.batch_size
+        train = replace(self.train, batch_size=size, seed=seed)
+        task = replace(self, config=replace(self.config, runtime=runtime), train=train)
+        return Draws(task.backward, size, 1 / size)
 
     @cached_property
     def _gradients(self) -> Callable[..., Tensor]:

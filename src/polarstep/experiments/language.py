@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,7 @@ from polarstep.data.corpus import corpus_tokens
 from polarstep.data.tokens import TokenWindows, load_tokens
 from polarstep.experiments.config import ConfigError, RunConfig, TextData
 from polarstep.experiments.schedule import Place, place_in_stages
-from polarstep.experiments.tasks import Validation, autocast
+from polarstep.experiments.tasks import Draws, Validation, autocast
 from polarstep.models.gpt import GPT, GPTConfig
 from polarstep.rng import generator
 
@@ -101,6 +101,16 @@ class LanguageTask:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
+
+    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+        """Batches of the training windows, in the stage of ``step``, shuffled by ``seed``."""
+        runtime, stage = self.config.runtime, self._place(step).stage
+        if size is not None:
+            runtime, stage = replace(runtime, compile=False), replace(stage, sequences=size)
+        data = replace(self._data, stages=(replace(stage, steps=1 << 31),))
+        config = replace(self.config, seed=seed, data=data, runtime=runtime)
+        windows = replace(self.train, length=stage.sequence_length)
+        return Draws(replace(self, config=config, train=windows).backward, stage.sequences, 1.0)
 
     @torch.no_grad()
     def validate(self) -> Validation:

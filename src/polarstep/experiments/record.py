@@ -6,6 +6,7 @@
     environment.json   versions, device, git commit, start time
     metrics.jsonl      one line per logged training step or validation, as they come
     gamma.jsonl        γ and ν of sampled steps, where the run was monitored
+    noise.jsonl        the noise of the gradient at points of the run, where it was measured
     *.jsonl            whatever else was measured along the run
     result.json        written once, at the end: the metric, its status, cost per step
     checkpoint.pt      the latest state to resume from
@@ -44,6 +45,7 @@ CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 GAMMA = "gamma.jsonl"
+NOISE = "noise.jsonl"
 RESULT = "result.json"
 CHECKPOINT = "checkpoint.pt"
 

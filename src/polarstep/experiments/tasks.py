@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -13,7 +14,7 @@ from polarstep.experiments.config import RuntimeConfig
 from polarstep.models.convnet import ConvNet
 from polarstep.models.gpt import GPT
 
-__all__ = ["Task", "Validation", "autocast"]
+__all__ = ["Draws", "Task", "Validation", "autocast"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,18 @@ class Validation:
     loss: float
     perplexity: float | None = None
     accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Batches beside those of the run, as many as one likes, to look at their gradients."""
+
+    backward: Callable[[int], Tensor]
+    """Add the gradients of batch number i to the model's."""
+    size: int
+    """Examples in a batch: images or sequences."""
+    scale: float
+    """What turns these gradients into those of the mean loss of an example."""
 
 
 class Task(Protocol):
@@ -45,6 +58,12 @@ class Task(Protocol):
 
     def backward(self, step: int) -> Tensor:
         """Add the gradients of step ``step`` to the model's, and return its mean loss."""
+
+    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+        """Batches like that of ``step`` in an order drawn from ``seed``, for the same model.
+
+        With a ``size`` of their own they are not compiled: for a few batches that takes too long.
+        """
 
     def stage_lr(self, step: int) -> float:
         """The learning-rate multiplier of the stage that ``step`` is in."""

@@ -27,6 +27,7 @@ from polarstep.experiments.gamma import GammaLog
 from polarstep.experiments.images import ImageTask
 from polarstep.experiments.interrupt import Interrupt
 from polarstep.experiments.language import LanguageTask
+from polarstep.experiments.noise import NoiseLog
 from polarstep.experiments.optimizers import (
     ScheduledOptimizer,
     build_optimizer,
@@ -129,6 +130,7 @@ class _Run:
     timer: StepTimer
     metrics: JsonLines
     gamma: GammaLog | None
+    noise: NoiseLog | None
     observers: tuple[Observer, ...]
     step: int
     seconds_before: float
@@ -170,6 +172,7 @@ class _Run:
                 config.runtime.monitor_every,
                 scheduled.optimizer,
             ),
+            noise=NoiseLog.attach(directory / record.NOISE, progress.noise_bytes, config, task),
             observers=observers,
             step=progress.step,
             seconds_before=progress.seconds,
@@ -199,8 +202,9 @@ class _Run:
             raise
         finally:
             self.metrics.close()
-            if self.gamma is not None:
-                self.gamma.close()
+            for log in (self.gamma, self.noise):
+                if log is not None:
+                    log.close()
             for observer in self.observers:
                 observer.end(result)
         return result
@@ -213,10 +217,12 @@ class _Run:
                 if self.step == 0:
                     self._validate()
                 while self.step < self.task.steps:
+                    self._measure()
                     self._one_step()
                     if interrupt.pending:
                         self._checkpoint()
                         raise Interrupted(self.directory, self.step, self.task.steps)
+                self._measure()
                 if self.config.runtime.keep_checkpoint:
                     self._checkpoint()
                 last = self.last or self._last_recorded()
@@ -231,6 +237,11 @@ class _Run:
         if not self.config.runtime.keep_checkpoint:
             (self.directory / record.CHECKPOINT).unlink(missing_ok=True)
         return result
+
+    def _measure(self) -> None:
+        """The gradient noise, where it is due; the clock of the run stands still meanwhile."""
+        if self.noise is not None:
+            self.began += self.noise.measure(self.step)
 
     def _one_step(self) -> None:
         """One update, and whatever is due after it: a log line, a validation, a checkpoint."""
@@ -312,6 +323,7 @@ class _Run:
             seconds=self.seconds,
             metrics_bytes=self.metrics.sync(),
             gamma_bytes=self.gamma.length if self.gamma is not None else 0,
+            noise_bytes=self.noise.length if self.noise is not None else 0,
         )
         save_checkpoint(
             self.directory / record.CHECKPOINT,
