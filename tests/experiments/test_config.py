@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from tests.experiments.small import tiny_gpt
 
 import polarstep as ps
+from polarstep.data.shards import write_shard
 from polarstep.experiments.ablations import AXES, apply_axis
 from polarstep.experiments.config import (
     ConfigError,
@@ -25,6 +27,7 @@ from polarstep.experiments.schedule import Schedule, place_in_stages
 from polarstep.experiments.structure import parse_assignment
 from polarstep.models.convnet import ConvNet
 from polarstep.models.gpt import GPT
+from polarstep.storage import write_json
 
 EVERY = [(recipe, method.slug) for recipe in RECIPES for method in METHODS]
 
@@ -211,6 +214,22 @@ def test_stages_of_shorter_sequences_cut_windows():
     assert torch.equal(later, task.train.train(0, 6, 2)[0])
 
 
+@pytest.mark.parametrize(
+    ("vocab_size", "fits"), [(64, False), (65, True), (128, True), (192, True), (193, False)]
+)
+def test_a_vocabulary_other_than_the_shards_is_refused(vocab_size, fits, tmp_path):
+    for part in ("train", "val"):
+        write_shard(tmp_path / f"a_{part}_0.bin", np.arange(2000) % 60)
+    write_json(tmp_path / "vocabulary.json", {"vocab_size": 65})
+    patterns = {f"data__{part}": str(tmp_path / f"a_{part}_*.bin") for part in ("train", "val")}
+    config = tiny_gpt(**patterns, model__vocab_size=vocab_size)
+    if fits:
+        LanguageTask.build(config, torch.device("cpu"))
+    else:
+        with pytest.raises(ConfigError, match=r"vocabulary of 65: set model.vocab_size=65, or"):
+            LanguageTask.build(config, torch.device("cpu"))
+
+
 def test_the_schedule_reaches_the_optimizer():
     config = resolve("nanogpt", "muon", overrides={"model.layers": 1, "model.attention_free": []})
     with torch.device("meta"):
@@ -251,6 +270,48 @@ def test_optimizers_are_what_table_2_compares(method):
         assert type(optimizer) is expected
 
 
+@pytest.mark.parametrize("method", ["adamw", "sgd", "muon"])
+def test_embedding_and_head_have_rates_of_their_own_where_given(method):
+    own = {"optimizer.lr": 0.5, "optimizer.embedding_lr": 0.25, "optimizer.head_lr": 0.125}
+    for overrides, embedding, head in (
+        (own, 0.25, 0.125),
+        (own | {"optimizer.embedding_lr": 0.0, "optimizer.head_lr": 0.0}, 0.5, 0.5),
+    ):
+        config = resolve("nanogpt-small", method, overrides=overrides)
+        with torch.device("meta"):
+            model = GPT(config.model)
+        optimizer = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer
+        rates = {
+            name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]
+        }
+        assert rates.keys() == dict(model.named_parameters()).keys()
+        hidden = {rate for name, rate in rates.items() if name.startswith("blocks.")}
+        assert hidden == {0.5}
+        if method != "muon" or embedding == 0.25:  # what Muon leaves to AdamW has no other rate
+            assert (rates["embedding.weight"], rates["head.weight"]) == (embedding, head)
+
+
+def test_the_small_gpt_is_the_papers_in_width_and_large_enough():
+    model = resolve("nanogpt-small", "muon").model
+    shapes = [(768, 768)] * 20 + [(3072, 768)] * 10
+    with torch.device("meta"):
+        assert sorted(GPT(model).matrix_shapes()) == sorted(shapes)
+    assert sum(m * n for m, n in shapes) > 30e6
+
+
+@pytest.mark.parametrize("recipe", ["nanogpt-small", "nanogpt-wiki"])
+def test_one_pass_over_the_wikipedia_slice_is_enough(recipe):
+    config = resolve(recipe, "muon")
+    stages, window = config.data.stages, config.data.window
+    place = place_in_stages(stages, window, config.data.steps)
+    assert place.windows <= (72_766_801 - 1) // window
+    # All passes, forward and backward or forward alone, have one shape: compiled once.
+    assert {stage.sequences % config.runtime.micro_batch for stage in stages} == {0}
+    assert config.evaluation.batch == config.runtime.micro_batch
+    assert config.evaluation.tokens % (config.evaluation.batch * window) == 0
+    assert config.evaluation.tokens <= (335_164 - 1) // window * window
+
+
 def test_airbench_rates_and_decay():
     config = resolve("cifar10", "muon")
     with torch.device("meta"):
@@ -285,7 +346,7 @@ def test_filters_are_normalized_before_the_update():
 @pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
 def test_every_value_of_every_ablation_makes_a_config(axis, benchmark):
     config = resolve(benchmark, "rand-muon")
-    made = [apply_axis(config, axis.name, value) for value in axis.values(benchmark)]
+    made = [apply_axis(config, axis.name, value) for value in axis.values(config)]
     assert len({json.dumps(c.to_dict()) for c in made}) == len(made)
     for ablated in made:
         build_polar(ablated.optimizer.polar, benchmark)
@@ -313,6 +374,21 @@ def test_longer_sequences_mean_fewer_steps_over_the_same_tokens():
         tokens = place_in_stages(data.stages, data.window, data.steps).tokens
         assert tokens == pytest.approx(total, rel=0.01)
     assert apply_axis(config, "sequence-length", 4096).data.steps == 746
+
+
+def test_lengths_are_in_the_papers_proportions_to_the_recipes_own():
+    (axis,) = [axis for axis in AXES if axis.name == "sequence-length"]
+    assert axis.values(resolve("nanogpt", "rand-muon")) == (1024, 2048, 4096)
+    config = resolve("nanogpt-small", "rand-muon")
+    assert axis.values(config) == (512, 1024, 2048)
+    stages = [apply_axis(config, axis.name, length).data.stages[0] for length in (512, 1024, 2048)]
+    assert len({stage.steps * stage.sequences * stage.sequence_length for stage in stages}) == 1
+    # The number of validations stays, and one shape serves training and validation.
+    for length in (512, 1024, 2048):
+        ablated = apply_axis(config, axis.name, length)
+        assert ablated.data.steps / ablated.evaluation.every == pytest.approx(5)
+        assert ablated.evaluation.batch == ablated.data.stages[0].sequences
+        assert ablated.evaluation.tokens % (ablated.evaluation.batch * length) == 0
 
 
 def test_larger_batches_mean_fewer_steps_over_the_same_tokens():

@@ -20,7 +20,7 @@ from polarstep.experiments import checkpoint, record
 from polarstep.experiments.config import RunConfig
 from polarstep.experiments.methods import METHODS
 from polarstep.experiments.record import TIME_FIELDS, MetricRow, Result, RunRecord
-from polarstep.experiments.train import Interrupted, StopTraining, train
+from polarstep.experiments.train import Interrupted, StopTraining, build_task, train
 from polarstep.storage import StorageError
 
 
@@ -250,24 +250,39 @@ def test_lower_precision_is_used_where_configured(tmp_path):
     assert {p.dtype for p in model.values()} == {torch.float32}
 
 
-def test_the_compiled_model_is_the_one_that_is_run(tmp_path, monkeypatch):
+def test_the_compiled_functions_are_the_ones_that_are_run(tmp_path, monkeypatch):
     calls = []
 
-    def compiled(model):
-        def forward(*args):
-            calls.append(model)
-            return model(*args)
+    def compiled(function):
+        def counted(*args):
+            calls.append(function.__name__)
+            return function(*args)
 
-        return forward
+        return counted
 
-    monkeypatch.setattr(torch, "compile", compiled)
-    plain = train(tiny_gpt("muon"), tmp_path / "plain")
-    assert not calls
+    monkeypatch.setattr("polarstep.experiments.language.compiled", compiled)
+    plain = train(tiny_gpt("muon", runtime__compile=None), tmp_path / "plain")
+    assert not calls  # left open, a run on a CPU is not compiled
     fast = train(tiny_gpt("muon", runtime__compile=True), tmp_path / "compiled")
     assert fast.value == plain.value
-    assert len(calls) >= 6
+    # Two layers, and one batch a step or validation.
+    assert calls.count("_layer") == 2 * calls.count("loss_of_rows") >= 2 * 6
     # Checkpoints hold the model's own names, with which it can be loaded uncompiled.
     assert state(tmp_path / "compiled")["model"].keys() == state(tmp_path / "plain")["model"].keys()
+
+
+def test_runs_of_one_seed_begin_with_equal_weights_of_their_own(tmp_path):
+    config = tiny_gpt("muon")
+    first = build_task(config, torch.device("cpu"))
+    train(config, tmp_path / "run")  # trains a model of its own
+    second = build_task(tiny_gpt("adamw"), torch.device("cpu"))
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert a.data_ptr() != b.data_ptr()
+    other = build_task(tiny_gpt("muon", seed=1), torch.device("cpu"))
+    assert not torch.equal(other.model.head.weight, first.model.head.weight)
+    again = build_task(config, torch.device("cpu"))
+    assert torch.equal(again.model.head.weight, first.model.head.weight)
 
 
 def test_a_diverging_loss_is_recorded(tmp_path):

@@ -77,8 +77,9 @@ class OptimizerConfig:
     """Learning rates, momenta and decay.
 
     ``lr``, ``momentum`` and ``weight_decay`` are those of the method itself (for AdamW, momentum
-    is β₁). The others are for what a Muon method leaves to AdamW (nanoGPT) or to SGD (CIFAR-10);
-    on CIFAR-10 ``head_lr`` and ``vector_lr`` also hold for the baselines, as in the authors' code.
+    is β₁). The others are for what a Muon method leaves to AdamW (nanoGPT) or to SGD (CIFAR-10).
+    Rates of embedding, head and vectors also hold for the baselines: on CIFAR-10 as in the authors'
+    code, on nanoGPT where they are not 0.
     """
 
     lr: float
@@ -254,7 +255,8 @@ class RuntimeConfig:
 
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: bool = False
+    compile: bool | None = False
+    """Compile the network; null: a GPT on a GPU."""
     cuda_graph: bool = True
     """CIFAR-10 on a GPU: replay forward and backward pass as one graph."""
     keep_checkpoint: bool = True

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from polarstep.data.corpus import corpus_tokens
-from polarstep.data.tokens import TokenWindows, load_tokens
+from polarstep.data.shards import find_shards, open_shard
+from polarstep.data.tokenizer import vocab_size_beside
+from polarstep.data.tokens import TokenWindows
+from polarstep.experiments.compiling import compiled
 from polarstep.experiments.config import ConfigError, RunConfig, TextData
 from polarstep.experiments.schedule import Place, place_in_stages
 from polarstep.experiments.tasks import Draws, Validation, autocast
@@ -21,6 +25,8 @@ from polarstep.rng import generator
 __all__ = ["LanguageTask"]
 
 CORPUS = "corpus:"
+PADDING = 128
+"""A vocabulary may be padded to a multiple of this: a GPU multiplies aligned matrices faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +36,6 @@ class LanguageTask:
     config: RunConfig
     device: torch.device
     model: GPT
-    forward: Any
     train: TokenWindows
     val: TokenWindows
 
@@ -40,17 +45,16 @@ class LanguageTask:
         assert isinstance(config.model, GPTConfig)
         assert isinstance(config.data, TextData)
         vocab, window = config.model.vocab_size, config.data.window
-        train = TokenWindows(tuple(_tokens(config.data.train, 0)), window, vocab)
-        val = TokenWindows(tuple(_tokens(config.data.val, 1)), window, vocab)
+        train = TokenWindows(tuple(_tokens(config.data.train, 0, vocab)), window, vocab)
+        val = TokenWindows(tuple(_tokens(config.data.val, 1, vocab)), window, vocab)
         if val.count * window < config.evaluation.tokens:
             raise ConfigError(
                 f"evaluation.tokens={config.evaluation.tokens:,}, but the validation data has "
                 f"{val.count * window:,} in whole sequences of {window:,}: set evaluation.tokens to "
                 "that or less"
             )
-        model = GPT(config.model, generator(config.seed, "weights")).to(device)
-        forward = torch.compile(model) if config.runtime.compile else model
-        return cls(config, device, model, forward, train, val)
+        model = deepcopy(_initial(config.model, config.seed, device))
+        return cls(config, device, model, train, val)
 
     @property
     def metric(self) -> Literal["val_perplexity"]:
@@ -134,8 +138,15 @@ class LanguageTask:
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy summed over all positions."""
         with autocast(self.config.runtime, self.device):
-            logits = self.forward(inputs)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            if self._compiles:
+                return self.model.loss(inputs, targets, compiled)
+            return self.model.loss(inputs, targets)
+
+    @property
+    def _compiles(self) -> bool:
+        """As configured; where that is left open, on a GPU."""
+        wanted = self.config.runtime.compile
+        return self.device.type == "cuda" if wanted is None else wanted
 
     def _to_device(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         if self.device.type != "cuda":
@@ -143,8 +154,26 @@ class LanguageTask:
         return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in tensors)
 
 
-def _tokens(patterns: tuple[str, ...], part: int) -> list[Any]:
+@lru_cache(maxsize=1)
+def _initial(config: GPTConfig, seed: int, device: torch.device) -> GPT:
+    """The model before its first step, for runs to copy.
+
+    Kept, because the methods of a comparison and the trials of a study begin with the same weights,
+    and to draw those of GPT-2's vocabulary takes longer than a hundred steps on a GPU.
+    """
+    return GPT(config, generator(seed, "weights")).to(device)
+
+
+def _tokens(patterns: tuple[str, ...], part: int, vocab_size: int) -> list[Any]:
     """The tokens of shards, or of a shipped text: its training (0) or validation (1) part."""
     if len(patterns) == 1 and patterns[0].startswith(CORPUS):
         return [corpus_tokens(patterns[0].removeprefix(CORPUS))[part]]
-    return list(load_tokens(patterns))
+    shards = find_shards(patterns)
+    for shard in shards:
+        noted = vocab_size_beside(shard)
+        if noted is not None and not noted <= vocab_size < noted + PADDING:
+            raise ConfigError(
+                f"model.vocab_size={vocab_size}, but {shard} was made with a vocabulary of {noted}: "
+                f"set model.vocab_size={noted}, or the next multiple of {PADDING} for a GPU"
+            )
+    return [open_shard(shard) for shard in shards]

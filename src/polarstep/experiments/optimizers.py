@@ -133,6 +133,7 @@ def _other(lr: float, config: RunConfig) -> ps.AdamW | ps.SGD:
 def _baseline(model: Model, config: RunConfig) -> Optimizer:
     """AdamW or SGD on everything; on CIFAR-10 biases and head keep Airbench's rates."""
     settings = config.optimizer
+    own_rates = {"embedding.weight": settings.embedding_lr, "head.weight": settings.head_lr}
     groups: dict[str, dict[str, Any]] = {}
     for name, p in model.named_parameters():
         if not p.requires_grad:
@@ -142,7 +143,12 @@ def _baseline(model: Model, config: RunConfig) -> Optimizer:
             role = (
                 "head" if name.startswith("head.") else name if name == WHITENING_BIAS else "bias"
             )
+        elif isinstance(model, GPT) and own_rates.get(name):
+            role = name
         groups.setdefault(role, {"params": []})["params"].append((name, p))
+    if isinstance(model, GPT):
+        for role in groups.keys() - {"rest"}:
+            groups[role]["lr"] = own_rates[role]
     if isinstance(config.data, ImageData):
         decay = settings.decay_per_image * config.data.batch_size
         for role in groups.keys() - {"rest"}:
