@@ -106,7 +106,7 @@ def test_text_from_records_is_escaped(tmp_path):
 def test_every_figure_is_on_the_page_and_beside_it(files):
     names = {name.split("/")[1].rsplit(".", 1)[0] for name in files if name.startswith("figures/")}
     assert any("trajectories" in name for name in names)
-    assert any("ablation-0-rank" in name for name in names)
+    assert any("ablations" in name for name in names)
     assert any("gamma" in name for name in names)
     page = files["index.html"].decode()
     for name in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from polarstep.experiments.report.figures import ablation_figure, cost_figure, trajectory_figure
+from polarstep.experiments.report.figures import ablation_figures, cost_figure, trajectory_figure
 from polarstep.experiments.report.folder import write_folder
 from polarstep.experiments.report.heatmap import gamma_figure
 from polarstep.experiments.report.page import Drawings, render
@@ -76,9 +76,6 @@ def _draw(section: Section) -> Drawings:
     heatmaps = [gamma_figure(rows, f"{slug}-gamma-{i}") for i, rows in enumerate(monitored)]
     return Drawings(
         comparison=tuple(drawing for drawing in comparison if drawing),
-        ablations=tuple(
-            ablation_figure(section, ablation, f"{slug}-ablation-{number}-{ablation.axis}")
-            for number, ablation in enumerate(section.ablations)
-        ),
+        ablations=ablation_figures(section, f"{slug}-ablations"),
         heatmaps=tuple(drawing for drawing in heatmaps if drawing),
     )

@@ -15,7 +15,10 @@ from polarstep.experiments.report.drawing import ALARM, INK_SOFT, RULE, Drawing,
 from polarstep.experiments.report.palette import Look, ablation_look, look_of
 from polarstep.experiments.report.rows import AblationSet, Row, Section
 
-__all__ = ["ablation_figure", "cost_figure", "trajectory_figure"]
+__all__ = ["ablation_figures", "cost_figure", "trajectory_figure"]
+
+_LATE = 0.4
+"""The share of training after which the curves of an ablation are shown."""
 
 
 def trajectory_figure(section: Section, name: str) -> Drawing | None:
@@ -90,33 +93,75 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     return draw(name, "Quality against cost", caption, (10.5, 4.4), paint)
 
 
-def ablation_figure(section: Section, ablation: AblationSet, name: str) -> Drawing | None:
-    """The final metric against the varied setting, and the trajectories behind it."""
-    pairs = [
-        (value, row) for value, row in zip(ablation.values, ablation.rows, strict=True) if row.runs
-    ]
-    curves = [curve_of(row, section.benchmark) for _, row in pairs]
-    looks = [ablation_look(i, len(pairs), ablation.numeric) for i in range(len(pairs))]
-    if not any(row.metric for _, row in pairs) and not any(curve.broken for curve in curves):
-        return None
-    window = zoom(curves)
+def ablation_figures(section: Section, name: str) -> tuple[Drawing, ...]:
+    """All axes of a method side by side, on one scale: what matters and what does not."""
+    drawings: list[Drawing] = []
+    for method in dict.fromkeys(ablation.method for ablation in section.ablations):
+        mine = [ablation for ablation in section.ablations if ablation.method == method]
+        shown = [a for a in mine if any(row.metric for row in a.rows)]
+        number = f"-{len(drawings)}" if drawings else ""
+        if shown:
+            drawings.append(_small_multiples(section, method, shown, f"{name}{number}"))
+    return tuple(drawings)
 
+
+def _small_multiples(
+    section: Section, method: str, ablations: Sequence[AblationSet], name: str
+) -> Drawing:
     def paint(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2, width_ratios=(1, 1.5))
-        _final(left, ablation, pairs, looks)
-        style_axes(left, ablation.axis, section.metric_name)
-        _trajectories(right, curves, looks, "steps")
-        style_axes(right, "Training step", quantity_name(section.benchmark))
-        _scale(right, curves, section)
-        if window:
-            _inset(right, curves, looks, window)
-        _legend(figure, right)
+        panels = figure.subplots(
+            2, len(ablations), squeeze=False, height_ratios=(1.15, 1), sharey="row"
+        )
+        for (top, bottom), ablation in zip(panels.T, ablations, strict=True):
+            looks = [
+                ablation_look(index, len(ablation.rows), ablation.numeric)
+                for index in range(len(ablation.rows))
+            ]
+            first = ablation is ablations[0]
+            _final(top, ablation, looks, section)
+            style_axes(top, "", section.metric_name if first else "", ablation.axis)
+            curves = [curve_of(row, section.benchmark) for row in ablation.rows]
+            _endings(bottom, curves, looks)
+            quantity = quantity_name(section.benchmark)
+            style_axes(bottom, "Share of training", quantity if first else "")
+            bottom.legend(
+                *_handles(bottom, [str(value) for value in ablation.values]),
+                fontsize=7.5, handlelength=1.6, labelspacing=0.25, borderaxespad=0.2, loc="upper right",
+            )  # fmt: skip
+        if section.benchmark != "cifar10":
+            panels[1, 0].set_yscale("log")
+            _plain_log_ticks(panels[1, 0].yaxis)
 
+    based = any(ablation.base for ablation in ablations)
     caption = (
-        f"{section.metric_name} of {ablation.method} as {ablation.axis} varies and all else is "
-        "held; mean ± one standard deviation over the seeds that finished."
+        f"{method}: one setting varied, all else as in the recipe. Above, the final "
+        f"{section.metric_name.lower()}; all axes on one scale, mean ± one standard deviation"
     )
-    return draw(name, f"Ablation: {ablation.axis}", caption, (10.5, 4.6), paint)
+    caption += "; the band is the recipe's own value ± one." if based else "."
+    caption += (
+        f" Below, {quantity_name(section.benchmark).lower()} over the later part of training."
+    )
+    return draw(name, "Ablations", caption, (10.5, 5.6), paint)
+
+
+def _endings(axes: Axes, curves: Sequence[Curve], looks: Sequence[Look]) -> None:
+    """Curves against the share of training, from where they are close enough to be told apart."""
+    for curve, look in zip(curves, looks, strict=True):
+        last = curve.steps[-1] if len(curve.steps) else 1.0
+        late = curve.steps >= _LATE * last
+        axes.plot(
+            curve.steps[late] / last,
+            curve.mean[late],
+            color=look.light,
+            linestyle=look.dash,
+            linewidth=1.4,
+        )
+    axes.set_xlim(_LATE, 1.0)
+    axes.set_xticks([_LATE, 0.75, 1.0], [f"{_LATE:g}", "0.75", "1"])
+
+
+def _handles(axes: Axes, labels: Sequence[str]) -> tuple[Sequence[object], Sequence[str]]:
+    return axes.get_lines(), labels
 
 
 def _trajectories(axes: Axes, curves: Sequence[Curve], looks: Sequence[Look], against: str) -> None:
@@ -161,14 +206,15 @@ def _without_broken(curve: Curve) -> Curve:
     )
 
 
-def _final(
-    axes: Axes,
-    ablation: AblationSet,
-    pairs: Sequence[tuple[int | float | str, Row]],
-    looks: Sequence[Look],
-) -> None:
-    """Points with error bars, on an axis of numbers or of names."""
-    positions = [value if ablation.numeric else index for index, (value, _) in enumerate(pairs)]
+def _final(axes: Axes, ablation: AblationSet, looks: Sequence[Look], section: Section) -> None:
+    """Points with error bars, evenly spaced; joined where the values have an order."""
+    pairs = list(zip(ablation.values, ablation.rows, strict=True))
+    positions = range(len(pairs))
+    if ablation.base is not None and ablation.base.metric:
+        base = ablation.base.metric
+        spread = base.std or 0.0
+        axes.axhspan(base.mean - spread, base.mean + spread, color=RULE, alpha=0.6, linewidth=0)
+        axes.axhline(base.mean, color=INK_SOFT, linewidth=0.8, linestyle=":")
     shown = [(x, row.metric) for x, (_, row) in zip(positions, pairs, strict=True) if row.metric]
     if ablation.numeric:
         axes.plot([x for x, _ in shown], [m.mean for _, m in shown], color=INK_SOFT, lw=1.0)
@@ -180,15 +226,18 @@ def _final(
                 yerr=row.metric.std,
                 color=look.light,
                 marker=look.marker,
-                markersize=7,
-                capsize=3,
+                markersize=6,
+                capsize=2.5,
                 zorder=3,
             )
-    positive = all(isinstance(x, int | float) and x > 0 for x in positions)
-    if ablation.numeric and positive and max(positions) >= 4 * min(positions):  # type: ignore[operator]
-        axes.set_xscale("log", base=2)
-    axes.set_xticks(positions, [str(value) for value, _ in pairs])
-    axes.minorticks_off()
+    axes.set_xticks(positions, [str(value) for value, _ in pairs], fontsize=8)
+    if max(len(str(value)) for value, _ in pairs) > 5:  # names would run into one another
+        for label in axes.get_xticklabels():
+            label.set(rotation=28, ha="right", rotation_mode="anchor")
+    axes.set_xlim(-0.5, len(pairs) - 0.5)
+    if not section.higher_is_better:
+        axes.set_yscale("log")
+        _plain_log_ticks(axes.yaxis)
 
 
 def _scale(axes: Axes, curves: Sequence[Curve], section: Section) -> None:

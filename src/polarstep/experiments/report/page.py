@@ -17,10 +17,16 @@ from markupsafe import Markup
 
 from polarstep.experiments.report.drawing import Drawing
 from polarstep.experiments.report.palette import Look, ablation_look, all_looks, look_of
+from polarstep.experiments.report.paper import Beside, beside_the_paper
 from polarstep.experiments.report.rows import STATUSES, AblationSet, Row, Runs, Section, device_of
 from polarstep.experiments.report.tables import (
+    ablation_caption,
+    ablation_rows,
+    base_text,
+    beside_cells,
     caption,
     decimals_of,
+    mean_text,
     metric_text,
     number,
     paper_text,
@@ -36,13 +42,13 @@ class Drawings:
     """The figures of one section, by their place on the page."""
 
     comparison: tuple[Drawing, ...]
-    ablations: tuple[Drawing | None, ...]
+    ablations: tuple[Drawing, ...]
     heatmaps: tuple[Drawing, ...]
 
     @property
     def all(self) -> tuple[Drawing, ...]:
         """Every figure there is."""
-        return (*self.comparison, *(d for d in self.ablations if d), *self.heatmaps)
+        return (*self.comparison, *self.ablations, *self.heatmaps)
 
 
 def render(
@@ -73,23 +79,35 @@ def render(
 
 
 def _section(section: Section, drawings: Drawings) -> dict[str, Any]:
+    beside = beside_the_paper(section)
     return {
         "slug": section.slug,
         "title": section.recipe,
         "benchmark": _BENCHMARKS.get(section.benchmark, section.benchmark),
         "headline": _headline(section),
-        "table": _table(section, section.rows, None) if section.rows else None,
+        "table": _comparison(section) if section.rows else None,
+        "beside": _beside(section, beside) if beside else None,
         "drawings": [_inline(drawing) for drawing in drawings.comparison],
-        "ablations": [
-            {
-                "axis": ablation.axis,
-                "method": ablation.method,
-                "table": _table(section, ablation.rows, ablation),
-                "drawing": _inline(drawing) if drawing else None,
-            }
-            for ablation, drawing in zip(section.ablations, drawings.ablations, strict=True)
-        ],
+        "ablations": [_ablation(section, ablation) for ablation in section.ablations],
+        "ablation_caption": ablation_caption(section),
+        "ablation_drawings": [_inline(drawing) for drawing in drawings.ablations],
         "heatmaps": [_inline(drawing) for drawing in drawings.heatmaps],
+    }
+
+
+def _beside(section: Section, beside: Beside) -> dict[str, Any]:
+    header, cells = beside_cells(section, beside)
+    return {
+        "comparable": beside.comparable,
+        "summary": beside.summary,
+        "order": beside.order,
+        "source": beside.source,
+        "header": header,
+        "rows": [
+            {"cells": line, "differs": of.differs}
+            for line, of in zip(cells, beside.lines, strict=True)
+        ],
+        "notes": beside.notes,
     }
 
 
@@ -126,33 +144,60 @@ def _headline(section: Section) -> str:
     return text
 
 
-def _table(section: Section, rows: Sequence[Row], ablation: AblationSet | None) -> dict[str, Any]:
+def _comparison(section: Section) -> dict[str, Any]:
+    rows = section.rows
     place = _strip_scale(rows, log=not section.higher_is_better)
-    best = section.best(rows) if len([row for row in rows if row.metric]) > 1 else None
-    looks = [
-        ablation_look(index, len(rows), ablation.numeric) if ablation else look_of(row.method)
-        for index, row in enumerate(rows)
-    ]
+    best = _best(section, rows)
     return {
-        "label": f"Ablation of {ablation.axis}" if ablation else f"Comparison of {section.recipe}",
-        "first": ablation.axis if ablation else "Method",
+        "label": f"Comparison of {section.recipe}",
+        "first": "Method",
         "metric": section.metric_name,
         "caption": caption(section),
         "lines": sum(len(row.commands) for row in rows),
         "rows": [
-            _row(section, row, look, row is best, place)
-            for row, look in zip(rows, looks, strict=True)
+            _row(section, row, row.label, look_of(row.method), row is best, place) for row in rows
         ],
     }
 
 
-def _row(section: Section, row: Row, look: Look, best: bool, place: Any) -> dict[str, Any]:
+def _ablation(section: Section, ablation: AblationSet) -> dict[str, Any]:
+    named = ablation_rows(ablation)
+    rows = [row for _, row in named]
+    place = _strip_scale(rows, log=not section.higher_is_better)
+    best = _best(section, ablation.rows)
+    lines = []
+    for name, row in named:
+        own = list(ablation.rows).index(row) if row in ablation.rows else None
+        count = len(ablation.rows)
+        look = look_of("") if own is None else ablation_look(own, count, ablation.numeric)
+        line = _row(section, row, name, look, row is best, place)
+        line["is_base"] = row is ablation.base
+        line["difference"] = base_text(ablation, row, decimals_of(section))
+        lines.append(line)
+    return {
+        "axis": ablation.axis,
+        "method": ablation.method,
+        "label": f"Ablation of {ablation.axis}",
+        "metric": section.metric_name,
+        "based": ablation.base is not None,
+        "lines": sum(len(row.commands) for row in rows),
+        "rows": lines,
+    }
+
+
+def _best(section: Section, rows: Sequence[Row]) -> Row | None:
+    return section.best(rows) if len([row for row in rows if row.metric]) > 1 else None
+
+
+def _row(
+    section: Section, row: Row, label: str, look: Look, best: bool, place: Any
+) -> dict[str, Any]:
     values = [run.result.value for run in row.finished if run.result]
     counts = row.counts
     finished = counts.pop("finished", 0)
     decimals = decimals_of(section)
     return {
-        "label": row.label,
+        "label": label,
         "variable": look.variable,
         "dash": "dashed" if look.dash == "--" else "solid",
         "metric": metric_text(row.metric, decimals),
@@ -162,12 +207,13 @@ def _row(section: Section, row: Row, look: Look, best: bool, place: Any) -> dict
         "mean_at": place(row.metric.mean) if row.metric else None,
         "paper_at": place(row.paper.mean) if row.paper else None,
         "paper": paper_text(row) if row.paper else None,
-        "paper_gflops": number(row.paper.gflops if row.paper else None),
+        "paper_gflops": number(row.paper.gflops) if row.paper and row.paper.gflops else None,
         "seeds": finished if not counts else f"{finished} of {len(row.runs)}",
         "losses": [{"status": status, "count": count} for status, count in counts.items()],
         "gflops": number(row.gflops),
-        "optimizer_ms": number(row.optimizer_ms.mean if row.optimizer_ms else None),
-        "step_ms": number(row.step_ms.mean if row.step_ms else None),
+        "optimizer_ms": mean_text(row.optimizer_ms),
+        "step_ms": mean_text(row.step_ms),
+        "seconds": mean_text(row.seconds, 3),
         "command": "\n".join(row.commands),
     }
 

@@ -13,10 +13,12 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from polarstep.experiments.ablations import AXES
 from polarstep.experiments.archive import ARCHIVE
 from polarstep.experiments.record import RunRecord, find_runs
 from polarstep.experiments.report.published import (
@@ -25,11 +27,23 @@ from polarstep.experiments.report.published import (
     Setting,
     keeps_setting,
     published,
+    published_ablation,
 )
 from polarstep.storage import StorageError
 
-__all__ = ["AblationSet", "Estimate", "Row", "Runs", "Section", "collect", "sections_of"]
+__all__ = [
+    "AblationSet",
+    "Difference",
+    "Estimate",
+    "Row",
+    "Runs",
+    "Section",
+    "at_a_time",
+    "collect",
+    "sections_of",
+]
 
+_SEEDS_TO_LIST = 4  # more commands than this are easier to read as a loop
 STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
 
 
@@ -53,6 +67,30 @@ class Estimate:
             return None
         std = statistics.stdev(finite) if len(finite) > 1 else None
         return cls(statistics.fmean(finite), std, len(finite))
+
+    def minus(self, other: Estimate) -> Difference:
+        """The difference of two means with its standard error, (s₁²/n₁ + s₂²/n₂)^½.
+
+        >>> Estimate(3.0, 0.6, 9).minus(Estimate(2.0, 0.8, 16)).error
+        0.28284271247461906
+        """
+        error = None
+        if self.std is not None and other.std is not None:
+            error = math.sqrt(self.std**2 / self.n + other.std**2 / other.n)
+        return Difference(self.mean - other.mean, error)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of means; its standard error is unknown where a side has a single value."""
+
+    value: float
+    error: float | None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference is more than two standard errors."""
+        return self.error is not None and abs(self.value) > 2 * self.error
 
 
 @dataclass(frozen=True)
@@ -97,14 +135,40 @@ class Row:
         return self._timing("step_ms")
 
     @property
+    def seconds(self) -> Estimate | None:
+        """Measured wall-clock seconds of a whole run; ``None`` across different devices."""
+        if len(self.devices) != 1:
+            return None
+        return Estimate.of(run.seconds for run in self.finished)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config that all runs of the row share, but for the seed."""
+        return self.runs[0].identity.config
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """The devices these runs were measured on."""
         return tuple(sorted({device_of(run) for run in self.runs}))
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The commands that repeat these runs, in order of seed, each once."""
-        return tuple(dict.fromkeys(r.identity.command for r in self.runs if r.identity.command))
+        """The commands that repeat these runs, in order of seed, each once.
+
+        Many seeds of one command become a loop over them.
+        """
+        commands = [run.identity.command for run in self.runs if run.identity.command]
+        seeds = [str(run.identity.seed) for run in self.runs if run.identity.command]
+        looped = {
+            re.sub(rf"--seed {seed}(?= |$)", "--seed $seed", command)
+            for seed, command in zip(seeds, commands, strict=True)
+        }
+        if len(commands) > _SEEDS_TO_LIST and len(looped) == 1:
+            first, last = self.runs[0].identity.seed, self.runs[-1].identity.seed
+            gapless = [str(seed) for seed in range(first, last + 1)] == seeds
+            listed = f"$(seq {first} {last})" if gapless else " ".join(seeds)
+            return (f"for seed in {listed}; do {looped.pop()}; done",)
+        return tuple(dict.fromkeys(commands))
 
     def _timing(self, name: str) -> Estimate | None:
         return self._over_results(name) if len(self.devices) == 1 else None
@@ -117,12 +181,23 @@ class Row:
 
 @dataclass(frozen=True)
 class AblationSet:
-    """One setting varied and all else held: a row for each of its values."""
+    """One setting varied and all else held: a row for each of its values.
+
+    ``base`` is the row with nothing varied, what the others are compared with: one of ``rows``, or
+    the method's row of the comparison where no value of this axis is the recipe's own.
+    """
 
     axis: str
     method: str
     rows: tuple[Row, ...]
     values: tuple[int | float | str, ...]
+    base: Row | None = None
+
+    def difference(self, row: Row) -> Difference | None:
+        """How far the metric of a row is from that of the base."""
+        if self.base is None or row is self.base or not row.metric or not self.base.metric:
+            return None
+        return row.metric.minus(self.base.metric)
 
     @property
     def numeric(self) -> bool:
@@ -219,6 +294,7 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
                 lambda run: (run.identity.ablation.axis, run.identity.method),
             )
         ]
+        ablations = sorted(_with_bases(rows, ablations), key=_place_of_axis)
         sections.append(Section(recipe, benchmark, rows, tuple(ablations), setting))
     # The language model first, as in the paper.
     sections.sort(key=lambda section: (section.benchmark != "nanogpt", section.recipe))
@@ -237,6 +313,26 @@ def device_of(run: RunRecord) -> str:
     threads = environment.get("threads")
     on_cpu = str(environment.get("device", "")).startswith("cpu")
     return f"{name}, {threads} thread{'s' * (threads != 1)}" if on_cpu and threads else name
+
+
+def at_a_time(runs: Iterable[RunRecord]) -> int:
+    """How many of ``runs`` were under way at once, from when each began and how long it took.
+
+    Starts are recorded to the second, so a second of each run is left out of account.
+    """
+    moments = []
+    for run in runs:
+        try:
+            began = datetime.fromisoformat(str(run.environment.get("started"))).timestamp()
+        except ValueError:
+            continue
+        if run.seconds > 1:
+            moments += [(began + 1, 1), (began + run.seconds, -1)]
+    most = now = 0
+    for _, change in sorted(moments):
+        now += change
+        most = max(most, now)
+    return max(1, most)
 
 
 def setting_of(run: RunRecord) -> str:
@@ -273,15 +369,56 @@ def _ablation(
     axis: str, method: str, members: Sequence[RunRecord], runs: Runs, notices: list[str]
 ) -> AblationSet:
     values = {run.identity.ablation.value for run in members if run.identity.ablation}
-    ordered = sorted(values, key=None if are_numbers(values) else str)
+    known = [str(value) for a in AXES if a.name == axis for value in (*a.cifar10, *a.nanogpt)]
+    ordered = (
+        sorted(values)
+        if are_numbers(values)
+        else sorted(values, key=lambda value: (_place(str(value), known), str(value)))
+    )
     rows, kept = [], []
     for value in ordered:
         group = [r for r in members if r.identity.ablation and r.identity.ablation.value == value]
         for number, (_, same) in enumerate(_grouped(group, setting_of)):
             label = f"{axis} = {value}" + (f" ({number + 1})" if number else "")
-            rows.append(Row(label, method, _one_per_seed(same, label, runs, notices)))
+            paper = published_ablation(group[0].identity.recipe, method, axis, value)
+            if not keeps_setting(group[0].identity.overrides):
+                paper = None
+            rows.append(Row(label, method, _one_per_seed(same, label, runs, notices), paper))
             kept.append(value)
     return AblationSet(axis, method, tuple(rows), tuple(kept))
+
+
+def _place_of_axis(ablation: AblationSet) -> tuple[int, str, str]:
+    """The order in which ``polarstep list`` has the axes."""
+    place = _place(ablation.axis, [axis.name for axis in AXES])
+    return place, ablation.axis, ablation.method
+
+
+def _place(item: str, items: Sequence[str]) -> int:
+    return items.index(item) if item in items else len(items)
+
+
+def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[AblationSet]:
+    """Find the base of each ablation: the config in which the axes and the comparison meet.
+
+    With the recipe's own value on it, every axis runs the same config. No list of defaults is
+    needed, and none can be wrong.
+    """
+    based = []
+    for ablation in ablations:
+        plain = [row for row in rows if row.method == ablation.method]
+        others = [o for o in ablations if o is not ablation and o.method == ablation.method]
+        elsewhere = Counter(
+            setting_of(row.runs[0]) for group in (plain, *(o.rows for o in others)) for row in group
+        )
+        own = [row for row in ablation.rows if setting_of(row.runs[0]) in elsewhere]
+        base = own[0] if len(own) == 1 else None
+        if base is None and not own and plain:
+            most = max(plain, key=lambda row: elsewhere[setting_of(row.runs[0])])
+            only = len(plain) == 1 or elsewhere[setting_of(most.runs[0])] > 1
+            base = most if only else None
+        based.append(replace(ablation, base=base))
+    return based
 
 
 def _one_per_seed(

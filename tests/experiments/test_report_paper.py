@@ -1,0 +1,262 @@
+"""Next to the paper: what is compared, what is said to differ, and what ablations are measured from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import replace
+
+import pytest
+from tests.experiments.synthetic import write_ablation, write_planned, write_run, write_table_2
+
+from polarstep.experiments.methods import METHODS
+from polarstep.experiments.recipes import resolve
+from polarstep.experiments.record import Ablation
+from polarstep.experiments.report import report_files
+from polarstep.experiments.report.paper import beside_the_paper
+from polarstep.experiments.report.published import ABLATIONS, TABLE_2
+from polarstep.experiments.report.reasons import REASONS, Facts
+from polarstep.experiments.report.rows import Estimate, at_a_time, collect, sections_of
+from polarstep.experiments.report.tables import markdown, summary_csv
+from polarstep.experiments.suite import comparison_runs
+from polarstep.storage import read_json, write_json
+
+
+def section(*paths):
+    (found,), _ = sections_of(collect(paths))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    root = tmp_path_factory.mktemp("records") / "cifar10"
+    write_table_2(root / "table2", "cifar10", seeds=6, shift=-0.004)
+    for axis, values in {"rank": [16, 128], "steps": [1, 7], "batch": [500, 1000]}.items():
+        write_ablation(root / axis, "cifar10", axis, values, seeds=5)
+    return section(root), root
+
+
+def test_digits_are_compared_where_the_setting_is_the_papers(cifar):
+    found, _ = cifar
+    beside = beside_the_paper(found)
+    assert beside.comparable
+    for line in beside.lines:
+        paper, ours = TABLE_2["cifar10"].rows[line.row.method], line.row.metric
+        assert line.difference.value == pytest.approx(ours.mean - paper.mean)
+        expected = math.sqrt(ours.std**2 / ours.n + paper.std**2 / 50)
+        assert line.difference.error == pytest.approx(expected)
+        assert line.differs == (abs(line.difference.value) > 2 * expected)
+    assert any(line.differs for line in beside.lines)  # they were moved by two to three deviations
+    assert "agree with the paper within two standard errors" in beside.summary
+    assert "worse" in beside.summary
+
+
+def test_a_reason_stands_beside_each_difference_and_nowhere_else(cifar, tmp_path):
+    found, _ = cifar
+    beside = beside_the_paper(found)
+    topics = {note.mark: note.topic for note in beside.notes}
+    for line in beside.lines:
+        said = {topics[mark] for mark in line.marks}
+        assert bool(said) == line.differs
+        if line.differs:
+            muon = "Muon" in line.row.method
+            assert said >= {"precision", "data"}
+            assert ("polynomial" in said) == muon
+            assert ("tuning" in said) == ("Kaczmarz" in line.row.method)
+    write_table_2(tmp_path / "same", "cifar10", seeds=6)
+    same = beside_the_paper(section(tmp_path / "same"))
+    assert all(not line.marks for line in same.lines if not line.differs)
+
+
+def facts(method="muon", benchmark="cifar10", device="cuda", **overrides):
+    recipe = {"cifar10": "cifar10", "nanogpt": "nanogpt-small"}[benchmark]
+    config = resolve(recipe, method, 0, overrides)
+    return Facts(config.rule, benchmark, config.to_dict(), device)
+
+
+@pytest.mark.parametrize(
+    ("run", "topic", "expected"),
+    [
+        (lambda: facts(), "polynomial", "(15, −10, 3)/8"),
+        (lambda: facts(**{"optimizer.polar.solver": "quintic-2"}), "polynomial", None),
+        (lambda: facts("adamw"), "polynomial", None),
+        (lambda: facts(), "precision", "products in bfloat16"),
+        (lambda: facts(device="cpu"), "precision", "all else too"),
+        (lambda: facts(**{"runtime.precision": "float32"}), "precision", "all else too"),
+        (lambda: facts(), "data", "The same 5,000 training images"),
+        (lambda: facts(**{"data.held_out": 1000}), "data", "1,000 training images"),
+        (lambda: facts(), "tuning", None),
+        (lambda: facts(**{"optimizer.lr": 0.5}), "tuning", "(0.5, "),
+        (lambda: facts("rand-muon-kaczmarz"), "tuning", "no script"),
+        (lambda: facts(benchmark="nanogpt"), "data", "not FineWeb10B"),
+        (lambda: facts(benchmark="nanogpt", **{"data.train": ["x/fineweb_*.bin"]}), "data", None),
+        (lambda: facts("adamw", "nanogpt"), "optimizer", None),
+        (lambda: facts("muon", "nanogpt"), "optimizer", "NorMuon"),
+        (lambda: facts("muon", "nanogpt"), "budget", "million tokens"),
+        (
+            lambda: facts(
+                "muon",
+                "nanogpt",
+                **{"data.stages": [{"steps": 1490, "sequences": 4, "sequence_length": 256}]},
+            ),
+            "budget",
+            None,
+        ),
+        (lambda: facts("muon", "nanogpt", **{"model.layers": 3}), "model", "has 3 layers"),
+    ],
+)
+def test_reasons_follow_the_config(run, topic, expected):
+    texts = [text for reason in REASONS if reason.topic == topic and (text := reason.say(run()))]
+    if expected is None:
+        assert not texts
+    else:
+        assert any(expected in text for text in texts)
+
+
+def test_a_difference_without_a_known_reason_says_so(cifar, monkeypatch):
+    found, _ = cifar
+    monkeypatch.setattr("polarstep.experiments.report.paper.REASONS", [])
+    text = markdown((found,), ())
+    assert "no reason known" in text
+    assert "What is known to differ" not in text
+
+
+def test_another_model_and_other_text_are_not_compared_in_digits(tmp_path):
+    write_table_2(tmp_path, "nanogpt-small", seeds=3, shift=30.0)
+    found = section(tmp_path)
+    beside = beside_the_paper(found)
+    assert not beside.comparable
+    assert beside.summary.startswith("Not comparable in digits")
+    assert all(line.difference is None for line in beside.lines)
+    assert {line.row.method: line.paper_place for line in beside.lines}["Muon (Polyak)"] == 1
+    reference = next(line for line in beside.lines if line.row.method == "Muon (Nesterov)")
+    assert reference.relative_gflops == reference.paper_relative_gflops == 1
+    assert {note.topic for note in beside.notes} >= {"data", "model", "budget", "optimizer"}
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "Not comparable in digits" in page
+    for published in TABLE_2["nanogpt"].rows.values():
+        assert f"{published.mean:.4f}" not in page
+
+
+def test_the_order_of_methods_is_judged_by_what_can_be_told_apart(tmp_path):
+    means = {"adamw": 0.90, "sgd": 0.95, "muon": 0.951, "muon-polyak": 0.9375}
+    runs = comparison_runs(
+        "cifar10", [m for m in METHODS if m.slug in means], range(3), {}, tmp_path
+    )
+    spread = {"sgd": 0.004, "muon": 0.004}
+    for run in runs:
+        slug = run.config.rule.slug
+        step = run.identity.seed - 1
+        write_planned(run, means[slug] + spread.get(slug, 0.0002) * step)
+    # The paper has adamw < sgd < muon < muon-polyak; muon and muon-polyak 1.7 errors apart.
+    order = beside_the_paper(section(tmp_path)).order
+    assert order.startswith("Of the 5 pairs of methods that the paper tells apart")
+    assert "3 come in the same order here, 1 is not told apart by these seeds" in order
+    assert "1 the other way round (SGD (Nesterov) before Muon (Polyak))" in order
+
+
+def test_shards_of_other_text_take_the_digits_away(tmp_path):
+    plan = comparison_runs("nanogpt", METHODS[:3], range(2), {"data.train": ["w.bin"]}, tmp_path)
+    for run in plan:
+        write_planned(run, 30.0 + run.identity.seed)
+    found = section(tmp_path)
+    assert all(row.paper is None for row in found.rows)
+    assert not beside_the_paper(found).comparable
+
+
+def test_other_recipes_are_not_held_against_the_paper(tmp_path):
+    write_run(tmp_path / "a", recipe="gpt-small")
+    assert beside_the_paper(section(tmp_path)) is None
+
+
+def test_the_base_of_an_ablation_is_where_the_axes_meet(cifar):
+    found, _ = cifar
+    assert [ablation.axis for ablation in found.ablations] == ["rank", "steps", "batch"]
+    bases = {a.axis: a.values[a.rows.index(a.base)] for a in found.ablations}
+    assert bases == {"rank": 128, "steps": 7, "batch": 500}
+    rank = found.ablations[0]
+    low, base = rank.rows
+    difference = rank.difference(low)
+    assert difference.value == pytest.approx(low.metric.mean - base.metric.mean)
+    assert difference.error == pytest.approx(
+        math.sqrt(low.metric.std**2 / 5 + base.metric.std**2 / 5)
+    )
+    assert rank.difference(base) is None
+    assert low.paper == ABLATIONS["rank"][16]
+    lines = csv.DictReader(io.StringIO(summary_csv((found,))))
+    line = next(row for row in lines if row["label"] == "rank = 16")
+    assert float(line["difference_to_base"]) == difference.value
+    assert float(line["difference_error"]) == difference.error
+
+
+def test_an_axis_without_the_recipes_value_is_measured_from_the_comparison(tmp_path):
+    write_table_2(tmp_path / "table2", "cifar10", seeds=2)
+    write_ablation(tmp_path / "rank", "cifar10", "rank", [16, 32], seeds=2)
+    found = section(tmp_path)
+    (ablation,) = found.ablations
+    assert ablation.base is next(r for r in found.rows if r.method == ablation.method)
+    assert "| recipe | 2 |" in markdown((found,), ())
+
+
+def test_one_axis_alone_has_no_base(tmp_path):
+    write_ablation(tmp_path / "rank", "cifar10", "rank", [16, 128], seeds=2)
+    (ablation,) = section(tmp_path).ablations
+    assert ablation.base is None
+    assert "Difference" not in markdown((section(tmp_path),), ())
+
+
+def test_an_override_takes_the_authors_ablation_away(tmp_path):
+    write_run(
+        tmp_path / "a",
+        recipe="cifar10",
+        benchmark="cifar10",
+        method="Rand Muon (Nes.-Gaussian)",
+        ablation=Ablation("rank", 16),
+        overrides={"optimizer.lr": 0.1},
+    )
+    assert section(tmp_path).ablations[0].rows[0].paper is None
+
+
+def test_runs_that_shared_a_device_are_noticed(tmp_path):
+    for seed in range(3):
+        folder = write_run(tmp_path / str(seed), seed=seed)  # 10 seconds each
+        environment = read_json(folder / "environment.json")
+        for name, gap in (("apart", 10), ("together", 4)):
+            started = f"2026-11-15T01:00:{gap * seed:02}+00:00"
+            write_json(tmp_path / name / f"{seed}.json", environment | {"started": started})
+    runs = collect([tmp_path]).records
+    for name, most in (("apart", 1), ("together", 3)):
+        moved = [
+            replace(run, environment=read_json(tmp_path / name / f"{run.identity.seed}.json"))
+            for run in runs
+        ]
+        assert at_a_time(moved) == most
+    assert at_a_time([replace(run, environment={}) for run in runs]) == 1
+
+
+def test_seconds_of_a_run_are_in_the_tables(cifar):
+    found, root = cifar
+    seconds = [run.seconds for run in found.rows[0].runs]
+    assert found.rows[0].seconds == Estimate.of(seconds)
+    assert "| Run s |" in markdown((found,), ())
+    lines = list(csv.DictReader(io.StringIO(report_files([root])["runs.csv"].decode())))
+    assert all(2 < float(line["run_seconds"]) < 4 for line in lines)
+
+
+def test_many_seeds_are_one_command(cifar):
+    found, _ = cifar
+    (command,) = found.rows[0].commands
+    assert command == (
+        "for seed in $(seq 0 5); do polarstep run cifar10 --method adamw --seed $seed; done"
+    )
+    (command,) = found.ablations[0].rows[0].commands
+    assert command.startswith("for seed in $(seq 0 4); do polarstep run cifar10 --method rand-muon")
+    assert command.endswith("--seed $seed --vary rank=16; done")
+
+
+def test_a_page_of_350_runs_stays_small(tmp_path):
+    write_table_2(tmp_path / "table2", "cifar10", seeds=50)
+    files = report_files([tmp_path])
+    assert len(files["index.html"]) < 1_000_000
+    assert sum(map(len, files.values())) < 3_000_000
