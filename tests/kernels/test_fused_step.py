@@ -118,6 +118,35 @@ def test_a_hook_sees_the_step_and_does_not_change_it(device: torch.device) -> No
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+def test_tables_are_written_again_only_when_something_changed(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polarstep.optim import fused
+
+    written = []
+    refreshed = fused.refreshed
+    monkeypatch.setattr(fused, "refreshed", lambda *a: written.append(a[2]) or refreshed(*a))
+    params = parameters(device)[:2]
+    opt = ps.Muon(params, lr=0.1, momentum=0.5, polar=MAPS[0])
+    set_gradients(params, 0)
+    opt.step()
+    assert written == [torch.int64, torch.int64, torch.float32, torch.float32]  # two buckets
+    opt.step()
+    assert len(written) == 4
+    opt.param_groups[0]["lr"] = 0.0
+    before = [p.detach().clone() for p in params]
+    opt.step()
+    assert written[4:] == [torch.float32] * 2
+    assert all(torch.equal(p, b) for p, b in zip(params, before, strict=True))
+    opt.param_groups[0]["lr"] = 0.1
+    kept = params[0].grad
+    params[0].grad = torch.zeros_like(kept)
+    opt.step()
+    assert written[6:] == [torch.int64] * 2 + [torch.float32] * 2
+    want = 0.5 * (1 + 0.5 * (1 + 0.5 * 1)) * kept  # C after gradients G, G, G and 0
+    assert torch.allclose(opt.state[params[0]]["momentum_buffer"], want, atol=1e-5)
+
+
 def test_parameters_the_kernels_cannot_reach_are_updated_plainly(device: torch.device) -> None:
     odd = torch.nn.Parameter(torch.randn(8, 7, device=device))  # rows of 28 bytes
     even = torch.nn.Parameter(torch.randn(8, 8, device=device))

@@ -4,29 +4,38 @@ The phases are those of :mod:`polarstep.optim.phases`, and so is what they compu
 a bucket of matrices of one shape, wherever they lie in memory (:mod:`polarstep.optim.bucket`). This
 file says which parameters can go that way and which bucket each matrix belongs to. The answer is
 kept from step to step: a step of a thousand parameters should not spend its time in Python.
+
+After a few steps the launches of all buckets are captured as one CUDA graph, and a step is then one
+replay. What changes from step to step lies in tensors that the graph reads: addresses, momenta,
+learning rates and decays, random numbers, warm starts. Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polarstep import kernels
+from polarstep.kernels.pointers import refreshed
 from polarstep.optim.bucket import DeviceBucket, Member, Signature
 from polarstep.optim.groups import Group
 from polarstep.optim.phases import PolarHook, State, Work, ensure_buffers
+from polarstep.optim.scaling import resolve_scale
 
 __all__ = ["FusedStep", "can_fuse"]
 
 # M of a bucket takes two bytes an entry; a larger bucket is worked off in parts.
 LARGEST_BUCKET = 512 * 2**20
-# Captured buckets run on this many streams.
+# Buckets run on this many streams.
 STREAMS = 2
+# A step is captured after this many: all its kernels are compiled by then.
+STEPS_BEFORE_CAPTURE = 3
 # A vector load wants addresses like these.
 ALIGNMENT = 16
 
@@ -52,14 +61,34 @@ def _suits(tensor: Tensor, p: Tensor) -> bool:
     return tensor.dtype == p.dtype and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
-    """Who is updated how, as long as ``key`` is the same."""
+    """Who is updated how, as long as ``key`` is the same; and what the last step left on a GPU."""
 
     key: tuple[Any, ...]
     fused: list[list[int]]  # indices of parameters, per work
     plain: list[list[int]]
     runs: list[tuple[DeviceBucket, list[Member]]]
+    addresses: list[int] = field(default_factory=list)  # of X, G and C, parameter by parameter
+    scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
+    places: list[tuple[int, ...]] = field(default_factory=list)  # of what the launches work on
+    steps: int = 0  # since those are the same
+    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)  # one a device
+
+    @cached_property
+    def params(self) -> list[Tensor]:
+        """The parameters behind the buckets."""
+        return list({id(m.param): m.param for _, members in self.runs for m in members}.values())
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Their groups."""
+        return list({id(m.group): m.group for _, members in self.runs for m in members}.values())
+
+    @cached_property
+    def devices(self) -> list[torch.device]:
+        """Where the buckets are."""
+        return list({bucket.signature.device: None for bucket, _ in self.runs})
 
 
 class FusedStep:
@@ -67,13 +96,13 @@ class FusedStep:
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[Signature, int], DeviceBucket] = {}
-        self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
+        self._streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
         self._plan = _Plan((), [], [], [])
 
     def __call__(
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...] = ()
     ) -> list[Work]:
-        """Update the parameters that the kernels can reach; return the work that is left."""
+        """Update what can be; return the work that is left for the plain phases."""
         self._plan = plan = self._plan_for(works, state)
         if plan.runs:
             finite = {
@@ -94,24 +123,63 @@ class FusedStep:
         finite: dict[Tensor, Tensor],
         hooks: tuple[PolarHook, ...],
     ) -> None:
-        captured = sum(bucket.is_captured for bucket, _ in plan.runs)
-        for place, (bucket, members) in enumerate(plan.runs):
-            beside = bucket.is_captured and captured > 1 and not hooks
-            with self._stream(bucket.signature.device, place) if beside else nullcontext():
-                bucket.run(members, state, finite, hooks)
-        for (device, _), stream in self._streams.items():
-            torch.cuda.current_stream(device).wait_stream(stream)
+        _fill_tables(plan, state)
+        for bucket, members in plan.runs:
+            bucket.prepare(members, state, finite)
+        places = [bucket.place() for bucket, _ in plan.runs]
+        if places != plan.places:
+            plan.places, plan.steps, plan.graphs = places, 0, []
+        plan.steps += 1
+        if hooks:
+            for bucket, members in plan.runs:
+                bucket.show(members, hooks, bucket.launch())
+        elif plan.graphs:
+            for graph in plan.graphs:
+                graph.replay()
+        elif _can_capture(plan):
+            plan.graphs = [self._capture(plan, device) for device in plan.devices]
+        else:
+            for device in plan.devices:
+                self._launch(plan, device)
+        for bucket, members in plan.runs:
+            bucket.settle(members, state)
 
-    def _stream(self, device: torch.device, place: int) -> torch.cuda.StreamContext:
-        """A stream beside the current one, for a captured bucket.
+    def _launch(self, plan: _Plan, device: torch.device) -> None:
+        """The buckets on one device, on a GPU beside each other.
 
         The small products of one bucket do not fill a GPU; two buckets at a time do better.
         """
-        key = (device, place % STREAMS)
-        if key not in self._streams:
-            self._streams[key] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._streams[key].wait_stream(torch.cuda.current_stream(device))
-        return torch.cuda.stream(self._streams[key])
+        buckets = [bucket for bucket, _ in plan.runs if bucket.signature.device == device]
+        if device.type != "cuda" or len(buckets) == 1:
+            for bucket in buckets:
+                bucket.launch()
+            return
+        here = torch.cuda.current_stream(device)
+        streams = self._streams(device)
+        for stream in streams:
+            stream.wait_stream(here)
+        for bucket, stream in zip(buckets, cycle(streams)):
+            with torch.cuda.stream(stream):
+                bucket.launch()
+        for stream in streams:
+            here.wait_stream(stream)
+
+    def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
+        if device not in self._streams_of:
+            streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
+            self._streams_of[device] = streams
+        return self._streams_of[device]
+
+    def _capture(self, plan: _Plan, device: torch.device) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # Another thread (a loader that pins memory) may use CUDA meanwhile.
+        with (
+            torch.cuda.device(device),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            self._launch(plan, device)
+        graph.replay()
+        return graph
 
     def _plan_for(self, works: list[Work], state: State) -> _Plan:
         key = tuple(_key(work, works[0]) for work in works)
@@ -146,9 +214,52 @@ class FusedStep:
                 bucket = self._buckets.get((signature, part))
                 if bucket is None or bucket.count != count:
                     # One bucket a shape: where other experts have gradients at every step, keeping
-                    # a graph and its memory for each number of them would fill the GPU.
+                    # the memory for each number of them would fill the GPU.
                     bucket = self._buckets[signature, part] = DeviceBucket(signature, count)
                 yield bucket, chunk
+
+
+def _can_capture(plan: _Plan) -> bool:
+    """Whether the launches of the next steps will be those of this one."""
+    return (
+        plan.steps > STEPS_BEFORE_CAPTURE
+        and all(device.type == "cuda" for device in plan.devices)
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _fill_tables(plan: _Plan, state: State) -> None:
+    """Tell the buckets where their matrices lie and how far they step, if anything has changed."""
+    addresses = [
+        tensor.data_ptr()
+        for p in plan.params
+        for tensor in (p, p.grad, state[p]["momentum_buffer"])
+        if tensor is not None
+    ]
+    if addresses != plan.addresses:
+        plan.addresses = addresses
+        first = {id(p): addresses[3 * i : 3 * i + 3] for i, p in enumerate(plan.params)}
+        for bucket, members in plan.runs:
+            X, G, C = (
+                [at for m in members for at in m.addresses(first[id(m.param)][which])]
+                for which in range(3)
+            )
+            bucket.addresses = refreshed(bucket.addresses, [G, C, X], torch.int64)
+    scalars = [
+        (float(group["lr"]), group["momentum"], group["weight_decay"], group["lr_scale"])
+        for group in plan.groups
+    ]
+    if scalars != plan.scalars:
+        plan.scalars = scalars
+        by_group = dict(zip(map(id, plan.groups), scalars, strict=True))
+        for bucket, members in plan.runs:
+            rows: list[list[float]] = [[], [], []]
+            for member in members:
+                lr, beta, decay, scale = by_group[id(member.group)]
+                step = lr * resolve_scale(scale)(bucket.signature.m, bucket.signature.n)
+                for row, value in zip(rows, (beta, 1 - lr * decay, step), strict=True):
+                    row += [value] * member.count
+            bucket.scalars = refreshed(bucket.scalars, rows, torch.float32)
 
 
 def _key(work: Work, first: Work) -> tuple[Any, ...]:
