@@ -8,6 +8,7 @@ from pathlib import Path
 from polarstep.experiments.report.figures import ablation_figures, cost_figure, trajectory_figure
 from polarstep.experiments.report.folder import write_folder
 from polarstep.experiments.report.heatmap import gamma_figure
+from polarstep.experiments.report.noise import gamma_lines, noise_figure
 from polarstep.experiments.report.page import Drawings, render
 from polarstep.experiments.report.rows import Section, collect, sections_of
 from polarstep.experiments.report.tables import markdown, runs_csv, summary_csv
@@ -74,8 +75,11 @@ def _draw(section: Section) -> Drawings:
     )
     monitored = [section.rows, *(ablation.rows for ablation in section.ablations)]
     heatmaps = [gamma_figure(rows, f"{slug}-gamma-{i}") for i, rows in enumerate(monitored)]
+    heatmaps += [gamma_lines(rows, f"{slug}-gamma-lines-{i}") for i, rows in enumerate(monitored)]
+    noise = [noise_figure(row, f"{slug}-noise-{i}") for i, row in enumerate(section.all_rows)]
     return Drawings(
         comparison=tuple(drawing for drawing in comparison if drawing),
         ablations=ablation_figures(section, f"{slug}-ablations"),
         heatmaps=tuple(drawing for drawing in heatmaps if drawing),
+        noise=tuple(drawing for drawing in noise if drawing),
     )

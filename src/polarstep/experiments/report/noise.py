@@ -36,7 +36,9 @@ __all__ = ["gamma_lines", "noise_figure"]
 LogRow = Mapping[str, Any]
 
 _AT_MOST = 8  # panels that can still be read side by side
-_ALPHAS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)
+_MULTIPLES = (0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
+_TAIL_TICKS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)
+_GROWTH_TICKS = (1.0, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1, 2.2)
 
 
 def noise_figure(row: Row, name: str) -> Drawing | None:
@@ -54,12 +56,15 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
         _survival(survival, log, unit)
         _sizes(size, log)
 
-    first = next(entry for entry in log if entry["unit"] == unit)
+    drawn = " and ".join(
+        f"{entry['draws']} of one {_word(run, entry)}"
+        for u in ("example", "batch")
+        for entry in _of(log, u, "all")[:1]
+    )
     caption = (
-        f"{row.label}, seed {run.identity.seed}: {first['draws']} gradients of one {_word(run)} at "
-        "each point, at weights held still. Top left: Hill's index of ‖ξ‖ over all hidden "
-        "matrices, with 95% intervals, between the lightest and the heaviest single matrix (band); "
-        "grey is what the same estimator says of Gaussian noise of the same size. Top right: the α "
+        f"{row.label}, seed {run.identity.seed}: gradients at weights held still, {drawn} at each "
+        "point. Top left: Hill's index of ‖ξ‖ over all hidden matrices together, with 95% intervals; "
+        "the blue band spans those of single matrices, and grey is what the same estimator says of Gaussian noise of the same size. Top right: the α "
         "with which the noise of sums grows, from sums of a quarter as many terms. Bottom left: how "
         "often the norm exceeds multiples of its median; dotted, Gaussian noise. All norms are "
         f"Frobenius norms.{_moments_differ(log, unit)}"
@@ -146,7 +151,7 @@ def _tails(axes: Axes, log: Sequence[LogRow], unit: str) -> None:
         _with_intervals(
             axes, batches, entries, ablation_look(4, 7, True).light, "hidden, one batch", "--"
         )
-    _finish(axes, log, "α of ‖ξ‖ (Hill)", "Tail of the noise", low=-0.02, high=0.66)
+    _finish(axes, log, "α of ‖ξ‖ (Hill)", "Tail of the noise", _TAIL_TICKS, -0.02, 0.66)
 
 
 def _growth(axes: Axes, log: Sequence[LogRow], unit: str) -> None:
@@ -158,7 +163,7 @@ def _growth(axes: Axes, log: Sequence[LogRow], unit: str) -> None:
         look = ablation_look(index, len(levels), True)
         label = f"sums of {level} examples"
         _with_intervals(axes, [r for r, _ in pairs], [e for _, e in pairs], look.light, label)
-    _finish(axes, log, "α", "Growth of sums", low=0.45, high=0.66)
+    _finish(axes, log, "α", "Growth of sums", _GROWTH_TICKS, 0.45, 0.6)
 
 
 def _survival(axes: Axes, log: Sequence[LogRow], unit: str) -> None:
@@ -194,7 +199,9 @@ def _survival(axes: Axes, log: Sequence[LogRow], unit: str) -> None:
     heavy = np.array([1.0, max(high, 2.0)])
     axes.plot(heavy, 0.5 * heavy**-2.0, color=ALARM, lw=1.0, ls="--", label="t⁻², no variance")
     axes.set_xlim(low, high)
-    ticks = [t for t in (0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100) if low <= t <= high]
+    ticks = [
+        t for t in (0.1, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10, 30, 100) if low <= t <= high
+    ]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -218,7 +225,7 @@ def _sizes(axes: Axes, log: Sequence[LogRow]) -> None:
     axes.set_yscale("log")
     style_axes(axes, "Training step", "Frobenius norm", "Noise and gradient")
     _step_axis(axes, log)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, handlelength=3)
 
 
 def _moments_differ(log: Sequence[LogRow], unit: str) -> str:
@@ -263,7 +270,13 @@ def _with_intervals(
 
 
 def _finish(
-    axes: Axes, log: Sequence[LogRow], ylabel: str, title: str, low: float, high: float
+    axes: Axes,
+    log: Sequence[LogRow],
+    ylabel: str,
+    title: str,
+    alphas: Sequence[float],
+    low: float,
+    high: float,
 ) -> None:
     """An axis of 1/α labelled by α, with the line above which there is no variance."""
     style_axes(axes, "Training step", ylabel, title)
@@ -272,10 +285,10 @@ def _finish(
     axes.set_ylim(low, min(1.05, max(high, top + 0.03) if math.isfinite(top) else high))
     axes.axhline(0.5, color=ALARM, linewidth=1.0, linestyle="--", zorder=1)
     bottom, top = axes.get_ylim()
-    ticks = [alpha for alpha in _ALPHAS if bottom <= 1 / alpha <= top]
+    ticks = [alpha for alpha in alphas if bottom <= 1 / alpha <= top]
     axes.yaxis.set_major_locator(FixedLocator([1 / alpha for alpha in ticks]))
     axes.yaxis.set_major_formatter(lambda y, _: "∞" if y == 0 else f"{1 / y:g}")
-    axes.legend(fontsize=8, loc="upper right", ncols=2)
+    axes.legend(fontsize=8, loc="upper right", ncols=2, handlelength=3)
 
 
 def _step_axis(axes: Axes, log: Sequence[LogRow]) -> None:
@@ -309,5 +322,6 @@ def _chi_quantile(p: float, dimension: float) -> float:
     return float(max(0.0, 1 - spread + z * math.sqrt(spread)) ** 1.5)
 
 
-def _word(run: RunRecord) -> str:
-    return "image" if run.identity.benchmark == "cifar10" else "sequence"
+def _word(run: RunRecord, entry: LogRow) -> str:
+    noun = "image" if run.identity.benchmark == "cifar10" else "sequence"
+    return noun if entry["examples"] == 1 else f"batch of {entry['examples']}"

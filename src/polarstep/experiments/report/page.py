@@ -44,11 +44,12 @@ class Drawings:
     comparison: tuple[Drawing, ...]
     ablations: tuple[Drawing, ...]
     heatmaps: tuple[Drawing, ...]
+    noise: tuple[Drawing, ...] = ()
 
     @property
     def all(self) -> tuple[Drawing, ...]:
         """Every figure there is."""
-        return (*self.comparison, *self.ablations, *self.heatmaps)
+        return (*self.comparison, *self.ablations, *self.heatmaps, *self.noise)
 
 
 def render(
@@ -92,6 +93,7 @@ def _section(section: Section, drawings: Drawings) -> dict[str, Any]:
         "ablation_caption": ablation_caption(section),
         "ablation_drawings": [_inline(drawing) for drawing in drawings.ablations],
         "heatmaps": [_inline(drawing) for drawing in drawings.heatmaps],
+        "noise": [_inline(drawing) for drawing in drawings.noise],
     }
 
 
