@@ -236,6 +236,16 @@ def test_no_finished_trial_is_an_error(journal):
         best_recipe(journal)
 
 
+def test_what_all_trials_shared_is_no_tuned_value(journal, tmp_path):
+    spec = replace(journal, overrides={"model.layers": 2})
+    tune(spec, Bowl(), trials=2)
+    best = best_recipe(spec)
+    write_tuned(tmp_path / "values.json", best)
+    entry = json.loads((tmp_path / "values.json").read_text())["methods"]["muon"]
+    assert entry["overrides"] == {"optimizer.lr": best["overrides"]["optimizer.lr"]}
+    assert entry["tuned"]["under"] == {"model.layers": 2}
+
+
 def test_tuned_values_of_several_methods_collect_in_one_file(journal, tmp_path):
     path = tmp_path / "nanogpt-toy.json"
     for trials, method in enumerate(("muon", "adamw"), start=2):

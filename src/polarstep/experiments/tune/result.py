@@ -63,7 +63,10 @@ def write_recipe(path: Path, recipe: dict[str, Any]) -> None:
 
 
 def write_tuned(path: Path, recipe: dict[str, Any]) -> None:
-    """Add a recipe's values to a file of tuned values; the other methods' stay as they are."""
+    """Add what a study searched to a file of tuned values; the other methods' stay as they are.
+
+    Settings that all its trials shared, such as a shorter run, are noted and not taken over.
+    """
     content: dict[str, Any] = {"recipe": recipe["recipe"], "methods": {}}
     if path.exists():
         known = read_json(path)
@@ -73,9 +76,11 @@ def write_tuned(path: Path, recipe: dict[str, Any]) -> None:
                 "another file, or move it away"
             )
         content = known
+    searched = recipe["tuned"]["space"]
+    shared = {key: value for key, value in recipe["overrides"].items() if key not in searched}
     content["methods"][recipe["method"]] = {
-        "overrides": recipe["overrides"],
-        "tuned": recipe["tuned"],
+        "overrides": {key: recipe["overrides"][key] for key in searched},
+        "tuned": recipe["tuned"] | ({"under": shared} if shared else {}),
     }
     write_json(path, content)
 
