@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint format benchmark clean
+.PHONY: demo test lint format benchmark results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,15 @@ format: $(STAMP)
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmarks/polar_cost.py
+
+# Every report under results/ from the archives of runs beside it, and the tables of the README.
+results: $(STAMP)
+	@for folder in results/*/; do \
+		if [ -n "$$(find $$folder -name records.jsonl)" ]; then \
+			$(BIN)/polarstep report $$folder --out $$folder || exit 1; \
+		fi; \
+	done
+	$(BIN)/python benchmarks/update_docs.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,7 +4,9 @@
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
 A page has a marker ``<!-- table: RECORD -->`` or ``<!-- accuracy: RECORD -->``; what follows it up to
-the next blank line is the table made from that record.
+the next blank line is the table made from that record. What lies between ``<!-- results: FOLDER -->``
+and ``<!-- end -->`` is made from the archives of runs below that folder: nothing, as long as there are
+none.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/speed.md")
+RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MARKER = re.compile(r"(<!-- (table|accuracy): (\S+) -->\n)\n(?:\|.*\n)*\n?")
 
 
@@ -44,6 +47,30 @@ def accuracy_table(record: Path) -> str:
     return "\n".join(lines)
 
 
+def results_tables(folder: Path) -> str:
+    """The comparisons of all methods among the archived runs below a folder, with their sources."""
+    archives = sorted(folder.rglob("records.jsonl"))
+    if not archives:
+        return ""
+    from polarstep.experiments.report.rows import collect, sections_of
+    from polarstep.experiments.report.tables import brief_lines, seeds_text
+
+    sections, _ = sections_of(collect([folder]))
+    blocks = []
+    for section in sections:
+        if not section.rows:
+            continue
+        seeds = sorted({seeds_text(row) for row in section.rows})
+        devices = sorted({device for row in section.rows for device in row.devices})
+        links = [f"[report]({(folder / 'summary.md').relative_to(ROOT)})"]
+        links += [f"[{path.parent.name}]({path.relative_to(ROOT)})" for path in archives]
+        blocks.append(
+            f"**{section.recipe}**, seeds: {' or '.join(seeds)}, {', '.join(devices)} "
+            f"({', '.join(links)}):\n\n" + "\n".join(brief_lines(section))
+        )
+    return "\n" + "\n\n".join(blocks) + "\n\n"
+
+
 def filled(text: str) -> str:
     """``text`` with every marked table made anew."""
 
@@ -52,7 +79,11 @@ def filled(text: str) -> str:
         make = step_table if kind == "table" else accuracy_table
         return f"{marker}\n{make(ROOT / record)}\n\n"
 
-    return MARKER.sub(table, text)
+    def results(match: re.Match[str]) -> str:
+        opening, folder, end = match.groups()
+        return f"{opening}{results_tables(ROOT / folder)}{end}"
+
+    return RESULTS.sub(results, MARKER.sub(table, text))
 
 
 def main() -> int:

@@ -10,11 +10,13 @@ from polarstep.experiments.report.folder import write_folder
 from polarstep.experiments.report.heatmap import gamma_figure
 from polarstep.experiments.report.noise import gamma_lines, noise_figure
 from polarstep.experiments.report.page import Drawings, render
-from polarstep.experiments.report.rows import Section, collect, sections_of
+from polarstep.experiments.report.rows import Runs, Section, collect, sections_of
 from polarstep.experiments.report.tables import markdown, runs_csv, summary_csv
 from polarstep.storage import StorageError
 
-__all__ = ["report_files", "write_report"]
+__all__ = ["report_files", "stale_tables", "write_report"]
+
+TABLES = ("summary.md", "summary.csv", "runs.csv")
 
 
 def report_files(
@@ -23,6 +25,22 @@ def report_files(
     progress: Callable[[str], object] = lambda _: None,
 ) -> dict[str, bytes]:
     """All files of a report, by their path in its folder; a function of the records alone."""
+    runs, sections, notices = _read(paths)
+    drawings = []
+    for section in sections:
+        progress(section.recipe)
+        drawings.append(_draw(section))
+    files = {"index.html": render(title, runs, sections, drawings, notices).encode()}
+    files |= _tables(runs, sections, notices)
+    for group in drawings:
+        for drawing in group.all:
+            files[f"figures/{drawing.name}.svg"] = drawing.svg.encode()
+            files[f"figures/{drawing.name}.png"] = drawing.png
+    return files
+
+
+def _read(paths: Sequence[Path | str]) -> tuple[Runs, tuple[Section, ...], tuple[str, ...]]:
+    """The runs below ``paths``, grouped, and what the reader should be told about them."""
     runs = collect(paths)
     if not runs.records:
         detail = f" ({'; '.join(runs.notices)})" if runs.notices else ""
@@ -38,22 +56,22 @@ def report_files(
             "with `polarstep run … --resume`"
         )
     sections, left_out = sections_of(runs)
-    notices = (*runs.notices, *left_out)
-    drawings = []
-    for section in sections:
-        progress(section.recipe)
-        drawings.append(_draw(section))
-    files = {
-        "index.html": render(title, runs, sections, drawings, notices).encode(),
-        "summary.md": markdown(sections, notices).encode(),
-        "summary.csv": summary_csv(sections).encode(),
-        "runs.csv": runs_csv(runs).encode(),
-    }
-    for group in drawings:
-        for drawing in group.all:
-            files[f"figures/{drawing.name}.svg"] = drawing.svg.encode()
-            files[f"figures/{drawing.name}.png"] = drawing.png
-    return files
+    return runs, sections, (*runs.notices, *left_out)
+
+
+def _tables(runs: Runs, sections: Sequence[Section], notices: Sequence[str]) -> dict[str, bytes]:
+    texts = (markdown(sections, notices), summary_csv(sections), runs_csv(runs))
+    return {name: text.encode() for name, text in zip(TABLES, texts, strict=True)}
+
+
+def stale_tables(paths: Sequence[Path | str], out: Path) -> list[str]:
+    """The tables in the folder ``out`` that are missing or not what the records say."""
+    expected = _tables(*_read(paths))
+    return [
+        name
+        for name, content in expected.items()
+        if not (out / name).is_file() or (out / name).read_bytes() != content
+    ]
 
 
 def write_report(

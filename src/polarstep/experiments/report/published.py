@@ -96,7 +96,7 @@ TABLE_2: Mapping[str, Setting] = {
 PAPER_RECIPES: Mapping[str, str] = {"nanogpt": "nanogpt", "cifar10": "cifar10"}
 """Recipes that run the paper's own setting, and the benchmark of Table 2 each one repeats."""
 
-SCALED_RECIPES: Mapping[str, str] = {"nanogpt-small": "nanogpt"}
+SCALED_RECIPES: Mapping[str, str] = {"nanogpt-small": "nanogpt", "nanogpt-wiki": "nanogpt"}
 """Recipes for the paper's question at another size: digits cannot be compared, rankings can."""
 
 ABLATIONS_SOURCE = (

@@ -28,6 +28,7 @@ from polarstep.experiments.report.rows import (
 __all__ = [
     "MISSING",
     "ablation_caption",
+    "brief_lines",
     "caption",
     "comparison_lines",
     "difference_text",
@@ -217,6 +218,25 @@ def comparison_lines(section: Section) -> list[str]:
         if paper:
             cells[2:2] = [paper_text(row)]
             cells[5:5] = [number(row.paper.gflops if row.paper else None)]
+        lines.append(cells)
+    return _table(header, lines)
+
+
+def brief_lines(section: Section) -> list[str]:
+    """The table of all methods with the columns that fit a front page."""
+    beside = beside_the_paper(section)
+    comparable = beside is not None and beside.comparable
+    header = ["Method", section.metric_name]
+    header += ["paper", "difference"] if comparable else []
+    header += ["GFLOPs/step", "optimizer ms", "step ms", "run s"]
+    off = {line.row.label: line.difference for line in beside.lines} if beside else {}
+    lines = []
+    for row in section.rows:
+        cells = [row.label, metric_text(row.metric, decimals_of(section))]
+        if comparable:
+            cells += [paper_text(row), difference_text(off.get(row.label), decimals_of(section))]
+        cells += [number(row.gflops, 3), mean_text(row.optimizer_ms, 3)]
+        cells += [mean_text(row.step_ms, 3), mean_text(row.seconds, 3)]
         lines.append(cells)
     return _table(header, lines)
 
