@@ -64,10 +64,10 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
     caption = (
         f"{row.label}, seed {run.identity.seed}: gradients at weights held still, {drawn} at each "
         "point. Top left: Hill's index of ‖ξ‖ over all hidden matrices together, with 95% intervals; "
-        "the blue band spans those of single matrices, and grey is what the same estimator says of Gaussian noise of the same size. Top right: the α "
-        "with which the noise of sums grows, from sums of a quarter as many terms. Bottom left: how "
-        "often the norm exceeds multiples of its median; dotted, Gaussian noise. All norms are "
-        f"Frobenius norms.{_moments_differ(log, unit)}"
+        "the blue band spans those of single matrices, and grey is what the same estimator says of "
+        "Gaussian noise of the same size. Top right: the α with which the noise of sums grows, from "
+        "sums of a quarter as many terms. Bottom left: how often the norm exceeds multiples of its "
+        f"median. All norms are Frobenius norms.{_moments_differ(log, unit)}"
     )
     return draw(name, "Noise of the gradient", caption, (10.5, 8.2), paint)
 
