@@ -150,10 +150,9 @@ def write_planned(
     rng = np.random.default_rng([identity.seed, len(str(run.directory))])
     images = identity.benchmark == "cifar10"
     identity.save(run.directory)
-    write_json(
-        run.directory / "environment.json",
-        GPU | {"started": f"2026-11-15T05:{identity.seed:02}:00+00:00"},
-    )
+    second = 8 * [method.name for method in METHODS].index(identity.method)  # one after the other
+    started = f"2026-11-15T05:{identity.seed:02}:{second:02}+00:00"
+    write_json(run.directory / "environment.json", GPU | {"started": started})
     log = JsonLines(run.directory / "metrics.jsonl")
     seconds = 0.3
     for step in range(0, steps + 1, 10):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from dataclasses import replace
 
 import pytest
 from tests.experiments.synthetic import write_ablation, write_planned, write_run, write_table_2
@@ -17,8 +16,14 @@ from polarstep.experiments.report import report_files
 from polarstep.experiments.report.paper import beside_the_paper
 from polarstep.experiments.report.published import ABLATIONS, TABLE_2
 from polarstep.experiments.report.reasons import REASONS, Facts
-from polarstep.experiments.report.rows import Estimate, at_a_time, collect, sections_of
-from polarstep.experiments.report.tables import markdown, summary_csv
+from polarstep.experiments.report.rows import (
+    Estimate,
+    at_a_time,
+    collect,
+    ran_alone,
+    sections_of,
+)
+from polarstep.experiments.report.tables import brief_lines, markdown, summary_csv
 from polarstep.experiments.suite import comparison_runs
 from polarstep.storage import read_json, write_json
 
@@ -218,21 +223,65 @@ def test_an_override_takes_the_authors_ablation_away(tmp_path):
     assert section(tmp_path).ablations[0].rows[0].paper is None
 
 
-def test_runs_that_shared_a_device_are_noticed(tmp_path):
-    for seed in range(3):
-        folder = write_run(tmp_path / str(seed), seed=seed)  # 10 seconds each
+def started_at(root, seconds):
+    """Runs of 10 seconds each, begun at these moments, in order of seed."""
+    for seed, second in enumerate(seconds):
+        folder = write_run(root / str(seed), seed=seed, optimizer_ms=float(seed))
         environment = read_json(folder / "environment.json")
-        for name, gap in (("apart", 10), ("together", 4)):
-            started = f"2026-11-15T01:00:{gap * seed:02}+00:00"
-            write_json(tmp_path / name / f"{seed}.json", environment | {"started": started})
-    runs = collect([tmp_path]).records
-    for name, most in (("apart", 1), ("together", 3)):
-        moved = [
-            replace(run, environment=read_json(tmp_path / name / f"{run.identity.seed}.json"))
-            for run in runs
-        ]
-        assert at_a_time(moved) == most
-    assert at_a_time([replace(run, environment={}) for run in runs]) == 1
+        started = None if second is None else f"2026-11-15T01:{second // 60:02}:{second % 60:02}Z"
+        write_json(folder / "environment.json", environment | {"started": started})
+    return collect([root]).records
+
+
+@pytest.mark.parametrize(
+    ("moments", "most", "alone"),
+    [
+        ((0, 10, 20), 1, {0, 1, 2}),
+        ((0, 9, 18), 1, {0, 1, 2}),  # a start at 9.9 is recorded as 9
+        ((0, 4, 8), 3, set()),
+        ((0, 5, 30), 2, {2}),
+        ((0, 20, 22, 40), 2, {0, 3}),
+        ((None, None), 1, set()),
+    ],
+)
+def test_runs_that_shared_a_device_are_noticed(tmp_path, moments, most, alone):
+    runs = started_at(tmp_path, moments)
+    assert at_a_time(runs) == most
+    assert ran_alone(runs) == {tmp_path / str(seed) for seed in alone}
+
+
+def test_times_are_those_of_runs_alone_where_there_are_any(tmp_path):
+    started_at(tmp_path / "mixed", (0, 10, 30, 31, 32))
+    found = section(tmp_path / "mixed")
+    assert found.rows[0].optimizer_ms == Estimate(0.5, pytest.approx(0.5**0.5), 2)  # seeds 0 and 1
+    assert found.rows[0].metric.n == 5
+    assert "over the 2 seeds of a row that had it to themselves" in markdown((found,), ())
+    assert "optimizer ms" in "".join(brief_lines(found))
+    started_at(tmp_path / "shared", (0, 1, 2))
+    found = section(tmp_path / "shared")
+    assert found.rows[0].optimizer_ms.n == 3
+    assert "with up to 3 runs at a time" in markdown((found,), ())
+    assert "optimizer ms" not in "".join(brief_lines(found))
+
+
+def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(tmp_path):
+    write_run(
+        tmp_path / "a", recipe="cifar10", benchmark="cifar10", method="AdamW", status="diverged"
+    )
+    for seed in range(2):
+        write_run(
+            tmp_path / f"b{seed}",
+            recipe="cifar10",
+            benchmark="cifar10",
+            method="Muon (Nesterov)",
+            seed=seed,
+            final=0.937 + 0.001 * seed,
+        )
+    beside = beside_the_paper(section(tmp_path))
+    assert [line.place for line in beside.lines] == [None, 1]
+    assert beside.lines[0].difference is None
+    assert beside.order == ""
+    assert "Next to the paper" in report_files([tmp_path])["index.html"].decode()
 
 
 def test_seconds_of_a_run_are_in_the_tables(cifar):

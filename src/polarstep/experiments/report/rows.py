@@ -12,7 +12,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -40,6 +40,7 @@ __all__ = [
     "Section",
     "at_a_time",
     "collect",
+    "ran_alone",
     "sections_of",
 ]
 
@@ -95,12 +96,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ in their seed alone."""
+    """Runs that differ in their seed alone.
+
+    Times are those of the runs that had their device to themselves (``alone``), where there are any.
+    """
 
     label: str
     method: str
     runs: tuple[RunRecord, ...]
     paper: Published | None = None
+    alone: tuple[RunRecord, ...] = ()
 
     @property
     def finished(self) -> tuple[RunRecord, ...]:
@@ -139,7 +144,7 @@ class Row:
         """Measured wall-clock seconds of a whole run; ``None`` across different devices."""
         if len(self.devices) != 1:
             return None
-        return Estimate.of(run.seconds for run in self.finished)
+        return Estimate.of(run.seconds for run in self.alone or self.finished)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -171,11 +176,11 @@ class Row:
         return tuple(dict.fromkeys(commands))
 
     def _timing(self, name: str) -> Estimate | None:
-        return self._over_results(name) if len(self.devices) == 1 else None
+        return self._over_results(name, self.alone) if len(self.devices) == 1 else None
 
-    def _over_results(self, name: str) -> Estimate | None:
-        """Over finished runs, or over those that at least ended where none finished."""
-        runs = self.finished or self.runs
+    def _over_results(self, name: str, chosen: Sequence[RunRecord] = ()) -> Estimate | None:
+        """Over the chosen or the finished runs, or those that at least ended where none finished."""
+        runs = chosen or self.finished or self.runs
         return Estimate.of(getattr(run.result, name) for run in runs if run.result)
 
 
@@ -280,15 +285,16 @@ def collect(paths: Sequence[Path | str]) -> Runs:
 def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
     """Group the runs into sections, and say what had to be left out on the way."""
     notices: list[str] = []
+    alone = ran_alone(runs.records)
     sections = []
     for (benchmark, recipe), members in _grouped(
         runs.records, lambda run: (run.identity.benchmark, run.identity.recipe)
     ):
         setting = published(recipe, benchmark)
         plain = [run for run in members if run.identity.ablation is None]
-        rows = _rows(plain, runs, notices, setting)
+        rows = _rows(plain, runs, notices, setting, alone)
         ablations = [
-            _ablation(axis, method, group, runs, notices)
+            _ablation(axis, method, group, runs, notices, alone)
             for (axis, method), group in _grouped(
                 [run for run in members if run.identity.ablation is not None],
                 lambda run: (run.identity.ablation.axis, run.identity.method),
@@ -316,23 +322,38 @@ def device_of(run: RunRecord) -> str:
 
 
 def at_a_time(runs: Iterable[RunRecord]) -> int:
-    """How many of ``runs`` were under way at once, from when each began and how long it took.
-
-    Starts are recorded to the second, so a second of each run is left out of account.
-    """
-    moments = []
-    for run in runs:
-        try:
-            began = datetime.fromisoformat(str(run.environment.get("started"))).timestamp()
-        except ValueError:
-            continue
-        if run.seconds > 1:
-            moments += [(began + 1, 1), (began + run.seconds, -1)]
+    """How many of ``runs`` were under way at once."""
+    spans = [span for run in runs if (span := _span(run))]
+    moments = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
     most = now = 0
-    for _, change in sorted(moments):
+    for _, change in moments:
         now += change
         most = max(most, now)
     return max(1, most)
+
+
+def ran_alone(runs: Iterable[RunRecord]) -> frozenset[Path]:
+    """The directories of the runs during which no other was under way on the same device."""
+    alone = set()
+    latest: dict[str, tuple[float, Path]] = {}  # where a device's runs end so far, and the last one
+    spans = [(span, run) for run in runs if (span := _span(run))]
+    for (start, end), run in sorted(spans, key=lambda item: (item[0], str(item[1].directory))):
+        until, last = latest.get(device_of(run), (-math.inf, run.directory))
+        if start < until:
+            alone.discard(last)
+        else:
+            alone.add(run.directory)
+        latest[device_of(run)] = max((until, last), (end, run.directory))
+    return frozenset(alone)
+
+
+def _span(run: RunRecord) -> tuple[float, float] | None:
+    """When a run was under way, without its first second: starts are recorded to the second."""
+    try:
+        began = datetime.fromisoformat(str(run.environment.get("started"))).timestamp()
+    except ValueError:
+        return None
+    return (began + 1, began + run.seconds) if run.seconds > 1 else None
 
 
 def setting_of(run: RunRecord) -> str:
@@ -348,7 +369,11 @@ def setting_of(run: RunRecord) -> str:
 
 
 def _rows(
-    members: Sequence[RunRecord], runs: Runs, notices: list[str], setting: Setting | None
+    members: Sequence[RunRecord],
+    runs: Runs,
+    notices: list[str],
+    setting: Setting | None,
+    alone: Set[Path],
 ) -> tuple[Row, ...]:
     groups = _grouped(members, lambda run: (run.identity.method, setting_of(run)))
     times = Counter(method for (method, _), _ in groups)
@@ -359,14 +384,30 @@ def _rows(
             label = f"{method}, {_overrides(group[0].identity.overrides)}"
         same = all(keeps_setting(run.identity.overrides) for run in group)
         paper = setting.rows.get(method) if setting and same else None
-        rows.append(Row(label, method, _one_per_seed(group, label, runs, notices), paper))
+        rows.append(_row(label, method, _one_per_seed(group, label, runs, notices), paper, alone))
     rank = {method: index for index, method in enumerate(METHODS)}
     rows.sort(key=lambda row: (rank.get(row.method, len(rank)), row.label))
     return tuple(rows)
 
 
+def _row(
+    label: str,
+    method: str,
+    seeds: tuple[RunRecord, ...],
+    paper: Published | None,
+    alone: Set[Path],
+) -> Row:
+    timed = tuple(run for run in seeds if run.status == "finished" and run.directory in alone)
+    return Row(label, method, seeds, paper, timed)
+
+
 def _ablation(
-    axis: str, method: str, members: Sequence[RunRecord], runs: Runs, notices: list[str]
+    axis: str,
+    method: str,
+    members: Sequence[RunRecord],
+    runs: Runs,
+    notices: list[str],
+    alone: Set[Path],
 ) -> AblationSet:
     values = {run.identity.ablation.value for run in members if run.identity.ablation}
     known = [str(value) for a in AXES if a.name == axis for value in (*a.cifar10, *a.nanogpt)]
@@ -383,7 +424,8 @@ def _ablation(
             paper = published_ablation(group[0].identity.recipe, method, axis, value)
             if not keeps_setting(group[0].identity.overrides):
                 paper = None
-            rows.append(Row(label, method, _one_per_seed(same, label, runs, notices), paper))
+            seeds = _one_per_seed(same, label, runs, notices)
+            rows.append(_row(label, method, seeds, paper, alone))
             kept.append(value)
     return AblationSet(axis, method, tuple(rows), tuple(kept))
 

@@ -223,20 +223,22 @@ def comparison_lines(section: Section) -> list[str]:
 
 
 def brief_lines(section: Section) -> list[str]:
-    """The table of all methods with the columns that fit a front page."""
+    """The table of all methods with the columns that fit a front page; times of lone runs only."""
     beside = beside_the_paper(section)
     comparable = beside is not None and beside.comparable
+    timed = all(row.alone for row in section.rows)
     header = ["Method", section.metric_name]
     header += ["paper", "difference"] if comparable else []
-    header += ["GFLOPs/step", "optimizer ms", "step ms", "run s"]
+    header += ["GFLOPs/step", *(["optimizer ms", "step ms", "run s"] if timed else [])]
     off = {line.row.label: line.difference for line in beside.lines} if beside else {}
     lines = []
     for row in section.rows:
         cells = [row.label, metric_text(row.metric, decimals_of(section))]
         if comparable:
             cells += [paper_text(row), difference_text(off.get(row.label), decimals_of(section))]
-        cells += [number(row.gflops, 3), mean_text(row.optimizer_ms, 3)]
-        cells += [mean_text(row.step_ms, 3), mean_text(row.seconds, 3)]
+        cells += [number(row.gflops, 3)]
+        if timed:
+            cells += [mean_text(e, 3) for e in (row.optimizer_ms, row.step_ms, row.seconds)]
         lines.append(cells)
     return _table(header, lines)
 
@@ -347,21 +349,29 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def caption(section: Section) -> str:
     """What the columns of the comparison mean, and where they were measured."""
-    devices = sorted({device for row in section.rows for device in row.devices})
     text = (
         f"{section.metric_name}: mean ± standard deviation over the seeds that finished. GFLOPs: "
-        f"the optimizer's part of a step, from the ledger. Times measured on {', '.join(devices)}"
+        f"the optimizer's part of a step, from the ledger. {times_text(section.rows)} Run s: the "
+        "whole run, validation included."
     )
-    together = at_a_time(run for row in section.rows for run in row.runs)
-    if together > 1:
-        text += (
-            f" with up to {together} runs at a time: they share it, so these are not the times of a "
-            "run alone. "
-        )
-    else:
-        text += ", one run at a time. "
-    text += "Run s: the whole run, validation included."
     return text + (f" The paper's figures: {section.paper.source}." if section.paper else "")
+
+
+def times_text(rows: Sequence[Row]) -> str:
+    """Where times were measured, and whether the runs had the device to themselves."""
+    devices = sorted({device for row in rows for device in row.devices})
+    together = at_a_time(run for row in rows for run in row.runs)
+    text = f"Times measured on {', '.join(devices)}"
+    if together == 1:
+        return f"{text}, one run at a time."
+    if all(row.alone for row in rows):
+        counts = sorted({len(row.alone) for row in rows})
+        seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        return f"{text}, over the {seeds} seeds of a row that had it to themselves."
+    return (
+        f"{text} with up to {together} runs at a time: they share it, so these are not the times of "
+        "a run alone."
+    )
 
 
 def ablation_caption(section: Section) -> str:
@@ -372,6 +382,7 @@ def ablation_caption(section: Section) -> str:
             " Difference: from the recipe's own value, ± its standard error; that is the config in "
             "which the axes meet."
         )
+    text += " " + times_text([row for ablation in section.ablations for row in ablation.rows])
     if any(row.paper for ablation in section.ablations for row in ablation.rows):
         text += (
             f" Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the "
