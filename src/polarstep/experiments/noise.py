@@ -16,6 +16,7 @@ been measured to. The run is the same bit for bit with this log and without.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,7 @@ class NoiseLog:
         began = time.perf_counter()
         with held_still(self._task.model):
             rows = list(self._rows(step))
+        gc.collect()  # a task and its captured graph hold each other, and a GPU's memory
         for row in rows:
             self._log.write(_rounded(row))
         self._due.remove(step)
