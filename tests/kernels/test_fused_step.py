@@ -66,6 +66,26 @@ def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: 
     assert not close(ends[0], parameters(device), device)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_filters_are_fused_in_either_memory_format(
+    device: torch.device, memory_format: torch.memory_format
+) -> None:
+    # Nine times eight columns are a whole number of vector loads; three, the last dimension, are not.
+    ends = []
+    for fused in (True, False):
+        g = torch.Generator().manual_seed(0)
+        W = torch.randn(12, 8, 3, 3, generator=g).to(device, memory_format=memory_format)
+        p = torch.nn.Parameter(W)
+        opt = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused)
+        for _ in range(5):
+            p.grad = torch.randn(p.shape, generator=g).to(device, memory_format=memory_format)
+            opt.step()
+        assert bool(opt._fused._buckets) == fused
+        assert p.is_contiguous(memory_format=memory_format)
+        ends.append(p.detach())
+    assert close([ends[0]], [ends[1]], device)
+
+
 def test_nonfinite_gradients_are_skipped_alike(device: torch.device) -> None:
     ends = []
     for fused in (True, False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -24,4 +24,4 @@ def compiled(function: F) -> F:
     # A process that ablates sizes meets more shapes than the eight that torch allows by default,
     # and would fall back to the plain function without a word.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(function, dynamic=False)
+    return cast(F, torch.compile(function, dynamic=False))

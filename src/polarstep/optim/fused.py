@@ -24,7 +24,8 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.kernels.pointers import refreshed
 from polarstep.optim.bucket import DeviceBucket, Member, Signature
-from polarstep.optim.groups import Group
+from polarstep.matrix import MatrixView
+from polarstep.optim.groups import Group, view_of
 from polarstep.optim.phases import PolarHook, State, Work, ensure_buffers
 from polarstep.optim.scaling import resolve_scale
 
@@ -49,16 +50,36 @@ def can_fuse(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.is_cuda:
         return False  # its value is not known here without waiting
+    view = view_of(group, p)
     return (
         p.dtype in (torch.float32, torch.bfloat16)
-        and (p.shape[-1] * p.element_size()) % ALIGNMENT == 0
+        and (view.cols * p.element_size()) % ALIGNMENT == 0
+        and _rows_in_turn(p, view)
         and _suits(p, p)
         and (buffer is None or _suits(buffer, p))
     )
 
 
+def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
+    """Whether the rows of the matrices lie in memory one after the other.
+
+    In ``channels_last`` those of a filter do, with the columns in another order. That is no matter:
+    T(MP) = T(M)P for a permutation P, so the step is the same one, read in that order.
+    """
+    if p.is_contiguous():
+        return True
+    flattened = view.batch == 1 and view.rows == p.shape[0]
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return flattened and p.dim() in formats and p.is_contiguous(memory_format=formats[p.dim()])
+
+
 def _suits(tensor: Tensor, p: Tensor) -> bool:
-    return tensor.dtype == p.dtype and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+    """Whether ``tensor`` lies in memory as ``p`` does."""
+    return (
+        tensor.dtype == p.dtype
+        and tensor.stride() == p.stride()
+        and tensor.data_ptr() % ALIGNMENT == 0
+    )
 
 
 @dataclass
