@@ -23,8 +23,8 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.kernels.pointers import refreshed
-from polarstep.optim.bucket import DeviceBucket, Member, Signature
 from polarstep.matrix import MatrixView
+from polarstep.optim.bucket import DeviceBucket, Member, Signature
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.phases import PolarHook, State, Work, ensure_buffers
 from polarstep.optim.scaling import resolve_scale
