@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -116,13 +117,15 @@ class ImageTask:
     def _compute_gradients(self, *selection: Tensor) -> Tensor:
         """Set the gradients of a selection of images, and return its mean loss."""
         images, labels = self.train.assemble(*selection)
-        loss = F.cross_entropy(
-            self._logits(images, compiled(_apply) if self.config.runtime.compile else _apply),
-            labels,
-            label_smoothing=self._data.label_smoothing,
-            reduction="sum",
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
+        forward = compiled(_apply) if self.config.runtime.compile else _apply
+        with _fastest_convolutions():
+            loss = F.cross_entropy(
+                self._logits(images, forward),
+                labels,
+                label_smoothing=self._data.label_smoothing,
+                reduction="sum",
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach() / len(labels)
 
     @torch.no_grad()
@@ -157,10 +160,16 @@ class ImageTask:
         """Logits of normalized images by ``forward``, by default plainly."""
         if self.device.type == "cuda":
             images = images.to(memory_format=torch.channels_last)
-        # The fastest convolutions for these shapes, found in the first steps of a process.
-        fastest = torch.backends.cudnn.flags(enabled=True, benchmark=True)
-        with fastest, autocast(self.config.runtime, self.device):
+        with _fastest_convolutions(), autocast(self.config.runtime, self.device):
             return (forward or _apply)(self.model, images)
+
+
+def _fastest_convolutions() -> AbstractContextManager[object]:
+    """Those that cuDNN finds by trying them in the first steps of a process, backward ones included."""
+    context: AbstractContextManager[object] = torch.backends.cudnn.flags(  # type: ignore[no-untyped-call]
+        enabled=True, benchmark=True
+    )
+    return context
 
 
 def _apply(model: ConvNet, images: Tensor) -> Tensor:
