@@ -166,7 +166,7 @@ class ImageTask:
 
 def _fastest_convolutions() -> AbstractContextManager[object]:
     """Those that cuDNN finds by trying them in the first steps of a process, backward ones included."""
-    context: AbstractContextManager[object] = torch.backends.cudnn.flags(  # type: ignore[no-untyped-call]
+    context: AbstractContextManager[object] = torch.backends.cudnn.flags(
         enabled=True, benchmark=True
     )
     return context
