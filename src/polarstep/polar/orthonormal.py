@@ -44,7 +44,7 @@ def orthonormalize(Y: Tensor, method: Method = "auto", *, rough: bool = False) -
         return _householder(Y)
     if method == "cholesky":
         return _cholesky(Y, rough=rough)
-    return _products(Y)
+    return _products(Y, rough=rough)
 
 
 def _householder(Y: Tensor) -> Tensor:
@@ -91,14 +91,18 @@ def _has_squares(Y: Tensor) -> bool:
     return bool(((largest > 2.0**-40) & (largest < 2.0**40) | (largest == 0)).all())
 
 
-def _products(Y: Tensor) -> Tensor:
+def _products(Y: Tensor, *, rough: bool) -> Tensor:
     """The polar factor of Y by polynomials alone.
 
     PolarExpress lifts singular values down to 1e-4 of the norm near to one; the paper's quintic,
-    which never exceeds one, settles them there.
+    which never exceeds one, settles them there. Between power iterations four steps, which lift
+    those down to 1e-3, lose no alignment that bfloat16 had not lost (three do: 0.03).
     """
     dtype = product_dtype(Y)
-    X, lift = normalized(Y, dtype).mT, resolve("polar-express", 6)
+    X = normalized(Y, dtype).mT
+    if rough:
+        return iterate(X, resolve("polar-express", 4)).mT
+    lift = resolve("polar-express", 6)
     if dtype == torch.bfloat16:
         # It rounds a singular value of one by up to 2⁻⁸ either way; shrunk by as much, ‖Q‖_op ≤ 1.
         *first, last = lift
