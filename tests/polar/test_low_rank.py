@@ -245,3 +245,24 @@ def test_where_sketching_does_not_pay_the_inner_map_runs():
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         LowRank(**options)
+
+
+@pytest.fixture
+def in_bfloat16(monkeypatch):
+    """Products in bfloat16, as on a GPU."""
+    for module in ("matrix", "polar.low_rank", "polar.orthonormal", "polar.newton_schulz"):
+        monkeypatch.setattr(f"polarstep.{module}.product_dtype", lambda X: torch.bfloat16)
+
+
+@pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz(), Warm()], ids=str)
+def test_zero_columns_for_the_tensor_cores_change_nothing(sketch, in_bfloat16, monkeypatch):
+    solver = LowRank(8, 3, 1, sketch, orth="products", always_sketch=True)
+    M, ends = batch("power-law", 2, 24, 60).float(), []
+    for aligned in (1, 16):
+        monkeypatch.setattr("polarstep.polar.low_rank.ALIGNED", aligned)
+        T, factors = solver.factored(M, generator=rng.generator("Ω"))
+        assert factors.Q.shape == (2, 24, 11)
+        assert factors.Z.shape == factors.B.shape == (2, 11, 60)
+        ends.append(T)
+    torch.testing.assert_close(*ends, atol=2e-2, rtol=0)
+    assert (op(ends[1]) > 0.98).all()

@@ -20,6 +20,8 @@ __all__ = ["LowRank"]
 
 # On a GPU a smaller matrix is done in full space before a sketch has launched its kernels.
 SKETCHED_ON_GPU_FROM = 768
+# Tensor cores want bfloat16 in rows of a multiple of this length.
+ALIGNED = 16
 
 
 @dataclass(frozen=True)
@@ -134,16 +136,23 @@ class LowRank(PolarMap):
         """Q: an orthonormal basis (batch, m, ℓ) of the range of (M Mᵀ)^h M Ω for wide ``A`` = M.
 
         A chain of 2h + 1 products with M and Mᵀ in turn that ends on the short side, so it starts
-        with M for whole h and with Mᵀ for half ones.
+        with M for whole h and with Mᵀ for half ones. In bfloat16 zero columns may follow.
         """
         further = flops.power_products(self.power)
         factor = A if further % 2 == 0 else A.mT
-        Y = self.sketch.times(factor, numbers)
+        Y = self._aligned(self.sketch.times(factor, numbers))
         for _ in range(further):
             factor = factor.mT
             Q = orthonormalize(workable(Y), self.orth, rough=True).to(A.dtype)
             Y = (Q.mT @ factor.mT).mT  # columns in memory one by one, as a factorization wants them
         return orthonormalize(workable(Y), self.orth)
+
+    def _aligned(self, Y: Tensor) -> Tensor:
+        """``Y`` with zero columns to a length that tensor cores like; the maps leave them zero."""
+        if Y.dtype != torch.bfloat16 or self.orth not in ("auto", "products"):
+            return Y
+        missing = -Y.shape[-1] % ALIGNED
+        return torch.nn.functional.pad(Y.mT, (0, 0, 0, missing)).mT if missing else Y
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         m, n = X.shape[-2:]
@@ -168,10 +177,11 @@ class LowRank(PolarMap):
             Q = self.basis(A, numbers)
         else:
             Y = (start.to(A.dtype) @ A.mT).mT  # columns in memory one by one, as the update wants Q
-            Q = orthonormalize(workable(Y), self.orth)
+            Q = orthonormalize(workable(self._aligned(Y)), self.orth)
         Q = Q.to(A.dtype)
         B = workable(Q.mT @ A)
         Z = self.inner(B).to(A.dtype)
+        Q, B, Z = Q[..., : self.width], B[:, : self.width], Z[:, : self.width]
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
         orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero
         return Factors(Q, B, Z, numbers, orthonormal)
