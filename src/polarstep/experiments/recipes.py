@@ -114,16 +114,16 @@ GPT_SEARCH = {
 # that no rate is right for both.
 SMALL_SEARCH = {
     "adamw": {
-        "optimizer.lr": Range(6e-4, 1.2e-2, log=True),
-        "optimizer.embedding_lr": Range(0.03, 1.0, log=True),
+        "optimizer.lr": Range(8e-4, 1.2e-2, log=True),
+        "optimizer.embedding_lr": Range(0.05, 2.0, log=True),
     },
     "sgd": {
-        "optimizer.lr": Range(0.1, 10.0, log=True),
-        "optimizer.embedding_lr": Range(1.0, 300.0, log=True),
+        "optimizer.lr": Range(0.05, 5.0, log=True),
+        "optimizer.embedding_lr": Range(30.0, 3000.0, log=True),
     },
     "muon": {
         "optimizer.lr": Range(0.01, 0.1, log=True),
-        "optimizer.embedding_lr": Range(0.03, 1.0, log=True),
+        "optimizer.embedding_lr": Range(0.05, 2.0, log=True),
     },
 }
 
@@ -177,9 +177,9 @@ def nanogpt_small(method: Method) -> RunConfig:
     length of the run are cut. 35.4M parameters in hidden matrices, 77.3M in embedding and head.
     """
     lr, embedding_lr, momentum = {
-        "adamw": (3e-3, 0.2, 0.9),
-        "sgd": (1.0, 30.0, 0.9),
-        "muon": (0.03, 0.2, 0.95),
+        "adamw": (3e-3, 0.4, 0.9),
+        "sgd": (0.4, 300.0, 0.9),
+        "muon": (0.03, 0.3, 0.95),
     }[method.algorithm]
     muon = method.algorithm == "muon"
     return RunConfig(
