@@ -159,7 +159,7 @@ def _initial(config: GPTConfig, seed: int, device: torch.device) -> GPT:
     """The model before its first step, for runs to copy.
 
     Kept, because the methods of a comparison and the trials of a study begin with the same weights,
-    and to draw those of GPT-2's vocabulary takes longer than a hundred steps on a GPU.
+    and to draw those of GPT-2's vocabulary takes a second, as long as sixty steps on a GPU.
     """
     return GPT(config, generator(seed, "weights")).to(device)
 
