@@ -138,14 +138,14 @@ def normalized(X: Tensor, dtype: torch.dtype) -> Tensor:
     """``X/‖X‖_F`` for each matrix, in ``dtype``, of norm at most one; a zero matrix stays zero.
 
     The norm is accumulated in float64: the squares of entries like 1e-30 or 1e30 leave the range
-    of float32. In bfloat16 rounding could lift a norm of one above one, where the polynomials that
+    of float32. In 16 bits rounding could lift a norm of one above one, where the polynomials that
     act on it are steepest, so there it is made a little smaller.
     """
     shrink = 1 - torch.finfo(dtype).eps / 2 if dtype.itemsize < 4 else 1.0
-    if dtype == torch.bfloat16 and kernels.available(X.device):
+    if dtype.itemsize == 2 and kernels.available(X.device):
         from polarstep.kernels.normalize import normalized as by_kernel
 
-        return by_kernel(X, shrink)
+        return by_kernel(X, shrink, dtype)
     norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
     small = torch.promote_types(X.dtype, torch.float32)
     norm = norm.to(small).clamp_min(torch.finfo(small).tiny)

@@ -45,6 +45,49 @@ def test_products_take_transposed_operands(device: torch.device) -> None:
     assert torch.allclose(product(A, B), A @ B, atol=0.1 if device.type == "cuda" else 1e-4)
 
 
+@pytest.mark.parametrize("tiles", [(128, 128, 8), (128, 256, 3), (64, 128, 2)], ids=str)
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize(("batch", "m", "k"), [(2, 520, 64), (1, 520, 72), (2, 640, 520)])
+def test_symmetric_product_by_descriptors(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int,
+    m: int,
+    k: int,
+    transposed: bool,
+    tiles: tuple[int, int, int],
+) -> None:
+    from polarstep.kernels import product as module
+
+    for name, size in zip(("BM", "BN", "GROUP"), tiles, strict=True):
+        monkeypatch.setitem(module.DESCRIPTOR_TILES, name, size)
+    shape = (batch, k, m) if transposed else (batch, m, k)
+    X = randn(*shape, device=device).half()
+    X[-1, 0, 0] = float("inf")  # of the next matrix, for all but the last
+    X = X.mT if transposed else X
+    D = randn(batch, m, m, device=device, seed=1)
+    D = (D + D.mT).half()
+    suits = module._suits_descriptors(X, X.mT)
+    if device.type != "cuda" or torch.cuda.get_device_capability() >= (9, 0):
+        assert suits == (not transposed or batch == 1 or k % 64 == 0)
+    got = module.product(X, X.mT, alpha=0.5, D=D, beta=-2.0, identity=3.0, symmetric=True)
+    want = 0.5 * X.double() @ X.double().mT - 2 * D.double() + 3 * torch.eye(m, device=device)
+    finite = want.isfinite()
+    assert torch.equal(got.isfinite(), finite)
+    assert torch.equal(got[finite], got.mT[finite])
+    assert torch.allclose(got.double()[finite], want[finite], atol=4e-2, rtol=2e-3)
+
+
+def test_an_unfit_operand_takes_the_kernel_for_all_shapes(device: torch.device) -> None:
+    from polarstep.kernels.product import _suits_descriptors, product
+
+    X = randn(2, 520, 66, device=device).half()[:, :, 1:-1]  # rows at odd addresses
+    assert not _suits_descriptors(X, X.mT)
+    assert not _suits_descriptors(*(randn(1, 256, 64, device=device).half() for _ in range(2)))
+    got = product(X, X.mT, symmetric=True).double()
+    assert torch.allclose(got, X.double() @ X.double().mT, atol=4e-2, rtol=2e-3)
+
+
 def test_normalized_at_every_scale(device: torch.device) -> None:
     from polarstep.kernels.normalize import normalized
 
@@ -56,6 +99,20 @@ def test_normalized_at_every_scale(device: torch.device) -> None:
     transposed = normalized(Y.mT)
     assert transposed.stride() == Y.mT.stride()
     assert torch.equal(transposed.mT, normalized(Y))
+    norms = normalized(Y, 0.5, torch.float16).float().norm(dim=(1, 2))
+    assert torch.allclose(norms, want / 2, atol=5e-4)
+
+
+@pytest.mark.parametrize(("batch", "m", "n"), [(1, 3, 5), (5, 64, 2100), (700, 2, 3)])
+def test_normalized_however_many_there_are(
+    device: torch.device, batch: int, m: int, n: int
+) -> None:
+    from polarstep.kernels.normalize import normalized
+
+    norms = (
+        normalized(randn(batch, m, n, device=device), 1.0, torch.float16).double().norm(dim=(1, 2))
+    )
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-3)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -122,14 +179,59 @@ def test_blend_keeps_the_start_of_a_skipped_matrix(device: torch.device) -> None
 
 @pytest.mark.parametrize("degree", [3, 5, 7, 9])
 def test_the_polynomial_of_a_gram_matrix(device: torch.device, degree: int) -> None:
-    from polarstep.polar.iterate import _polynomial_of
+    from polarstep.polar.gram import polynomial_of
 
     polynomial = tuple(torch.linspace(2, -1, (degree + 1) // 2).tolist())
     X = randn(2, 20, 40, device=device)
     G = X @ X.mT / 60
     want = sum(c * torch.linalg.matrix_power(G.double(), i) for i, c in enumerate(polynomial))
-    tolerance = 2e-2 if device.type == "cuda" else 1e-5
-    assert torch.allclose(_polynomial_of(G, polynomial).double(), want, atol=tolerance)
+    assert torch.allclose(polynomial_of(G, polynomial).double(), want, atol=1e-5)
+    halves = polynomial_of(G.half(), polynomial)
+    assert halves.dtype == torch.float16
+    assert torch.allclose(halves.double(), want, atol=1e-2)
+
+
+SPECTRA = {
+    "k^-0.5": lambda k: k**-0.5,
+    "k^-1": lambda k: 1 / k,
+    "k^-2": lambda k: k**-2,
+    "flat": torch.ones_like,
+    "low rank and noise": lambda k: torch.where(k <= 8, 1.0, 1e-3),
+    "exponential": lambda k: 10 ** (-4 * k / len(k)),  # half of it drowns in a Gram matrix
+    "two over a tail": lambda k: torch.where(k <= 2, 1.0, 3e-3),
+    "rank one": lambda k: (k == 1).double(),
+    "zero": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("tall", [True, False])
+@pytest.mark.parametrize(
+    ("coefficients", "steps", "overshoot"),
+    [("polar-express", 5, 0.145), ("polar-express", 6, 0.008), ("quintic", 7, 0.005)],
+)
+def test_gram_form_in_float16_is_as_good_as_float64(
+    device: torch.device, coefficients: str, steps: int, overshoot: float, tall: bool
+) -> None:
+    """ν and γ beside those of the polynomial itself, on a batch that mixes all spectra."""
+    from polarstep import NewtonSchulz
+
+    m, n = 64, 200
+    k = torch.arange(1, m + 1, dtype=torch.float64)
+    sigma = torch.stack([spectrum(k).double() for spectrum in SPECTRA.values()])
+    U, V = (torch.linalg.qr(randn(s, m, device=device).double().cpu()).Q for s in (m, n))
+    M = (U * sigma[:, None]) @ V.mT
+    M = M.mT if tall else M
+    polar = NewtonSchulz(steps, coefficients, dtype=torch.float16, form="gram")
+    T = polar(M.float().to(device)).double().cpu()
+    assert T.isfinite().all()
+    assert not T[-1].any()
+    assert (torch.linalg.matrix_norm(T, 2) <= 1 + overshoot).all()
+    exact = NewtonSchulz(steps, coefficients)(M)
+    alignments = [(M * each).sum((-2, -1)) / sigma.sum(-1).clamp_min(1e-9) for each in (T, exact)]
+    # Where p_q is steepest, near one, rounding moves a singular value from one end of the
+    # overshoot to the other: PolarExpress with five steps is good to that.
+    tolerance = 0.01 + (overshoot if overshoot > 0.1 else 0)
+    assert (alignments[0] >= alignments[1] - tolerance).all()
 
 
 def test_a_table_keeps_its_place(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -146,6 +147,35 @@ def test_auto_takes_the_cheaper_form():
     for m, n in ((16, 16), (16, 20), (16, 64)):
         forms = [NewtonSchulz(5, form=form).product_flops(m, n) for form in ("plain", "gram")]
         assert solver.product_flops(m, n) == min(forms)
+
+
+def test_restarts_by_precision():
+    def lengths(name, steps, dtype):
+        starts = gram.restarts(coefficients.resolve(name, steps), gram.rounding(dtype))
+        return [b - a for a, b in itertools.pairwise([0, *starts, steps])]
+
+    half, single = torch.float16, torch.float32
+    assert lengths("polar-express", 5, half) == [1, 2, 2]  # [2, 3] has ν = 0.23 on 10^(-4k/m)
+    assert lengths("polar-express", 6, half) == [1, 2, 2, 1]  # [1, 2, 3] has ν = 0.02
+    assert lengths("quintic", 7, half) == [5, 2]
+    assert lengths("polar-express", 5, single) == [3, 2]
+    assert lengths("quintic", 7, single) == [6, 1]  # the last one settles
+
+
+def test_half_precision_is_for_polynomials_that_stay_in_its_range():
+    for name in coefficients.names():
+        assert gram.fits_float16(coefficients.resolve(name, 9))
+    assert not gram.fits_float16(((30.0, 5.0),) * 3)
+    assert not gram.fits_float16(((200.0, -199.0),))
+
+
+def test_wide_matrices_have_the_gram_form_in_float16():
+    solver = NewtonSchulz(5, "polar-express")
+    assert solver.uses_gram(4096, 14336, torch.float16)
+    assert solver.uses_gram(3072, 768, torch.float16)
+    assert not solver.uses_gram(4096, 4096, torch.float16)
+    assert not solver.uses_gram(4096, 14336, torch.bfloat16)
+    assert NewtonSchulz(5, form="gram").uses_gram(8, 8, torch.bfloat16)
 
 
 def test_flops_is_the_papers_count_whichever_form_runs():

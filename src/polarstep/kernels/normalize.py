@@ -1,4 +1,4 @@
-"""``Y/‖Y‖_F``, less a rounding error, for a batch, in bfloat16, whatever the scale of Y.
+"""``Y/‖Y‖_F``, less a rounding error, for a batch, in 16 bits, whatever the scale of Y.
 
 The squares are added in float64, as those of entries like 1e-30 or 1e30 leave float32's range, and in
 an order that does not depend on scheduling, so that a step can be repeated bit for bit.
@@ -13,8 +13,9 @@ from torch import Tensor
 
 __all__ = ["normalized"]
 
-_BLOCK = 2048
-_PARTS = 256  # partial sums a matrix: enough programs to fill a GPU with a handful of matrices
+_BLOCK = 4096
+# Partial sums of all matrices together: enough programs to fill a GPU, and few to add up in the end.
+_SUMS = 1024
 
 
 @triton.jit
@@ -43,18 +44,20 @@ def _divide_kernel(
     tl.store(out + batch * size + at, (y * inverse).to(out.dtype.element_ty), mask=inside)
 
 
-def normalized(Y: Tensor, shrink: float = 1.0) -> Tensor:
+def normalized(Y: Tensor, shrink: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Each matrix of ``Y`` (batch, m, n) times ``shrink``/‖Y‖_F; a zero one stays zero.
 
     The result has the memory layout of ``Y``, of a transposed one too.
     """
     if Y.mT.is_contiguous() and not Y.is_contiguous():
-        return normalized(Y.mT, shrink).mT
+        return normalized(Y.mT, shrink, dtype).mT
     Y = Y.contiguous()
     batch, size = Y.shape[0], Y.shape[1] * Y.shape[2]
-    sums = torch.empty(batch, _PARTS, device=Y.device, dtype=torch.float64)
-    out = torch.empty_like(Y, dtype=torch.bfloat16)
-    _sum_squares_kernel[(_PARTS, batch)](Y, sums, size, PARTS=_PARTS, BLOCK=_BLOCK)
+    parts = triton.next_power_of_2(max(8, min(512, triton.cdiv(_SUMS, batch))))
+    sums = torch.empty(batch, parts, device=Y.device, dtype=torch.float64)
+    out = torch.empty_like(Y, dtype=dtype)
+    common = {"PARTS": parts, "BLOCK": _BLOCK, "num_warps": 8}
+    _sum_squares_kernel[(parts, batch)](Y, sums, size, **common)
     grid = (triton.cdiv(size, _BLOCK), batch)
-    _divide_kernel[grid](Y, sums, out, size, SHRINK=shrink, PARTS=_PARTS, BLOCK=_BLOCK)
+    _divide_kernel[grid](Y, sums, out, size, SHRINK=shrink, **common)
     return out

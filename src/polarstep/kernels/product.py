@@ -3,6 +3,10 @@
 A Newton–Schulz step is three of these: G = XᵀX, H = cG² + bG + aI, X ← XH. The first two are
 symmetric, so only the tiles on and under the diagonal are computed and each is stored twice; and
 adding D and the identity on the way out saves a pass over memory each.
+
+Large symmetric products have a kernel of their own, which reads its operands through tensor
+descriptors: a Hopper GPU then copies whole tiles by itself, where its threads would spend their time
+on addresses.
 """
 
 from __future__ import annotations
@@ -14,7 +18,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # an older Triton: the kernel for all shapes does everything
+    TensorDescriptor = None
+
+from polarstep.kernels import interpreted
+
 __all__ = ["product"]
+
+# Below this many rows there are too few tiles of the size that the second kernel is good at.
+DESCRIPTORS_FROM = 512
+# Measured on an H200 for 4096×4096 results: 6% to 10% less time than the kernel for all shapes takes.
+DESCRIPTOR_TILES = {"BM": 128, "BN": 128, "BK": 64, "GROUP": 8, "num_warps": 8, "num_stages": 3}
 
 
 @triton.jit
@@ -83,6 +99,68 @@ def _product_kernel(
         tl.store(o + c[:, None] * O_row + r[None, :] * O_col, tl.trans(value), mask=mirrored)
 
 
+@triton.jit
+def _symmetric_kernel(
+    A, B, D, out,
+    M, K,
+    alpha, beta, kappa,
+    D_batch, D_row, D_col,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_IDENTITY: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    # A and B are descriptors of (batch·rows, cols) memory. What a tile reads past the end of its
+    # matrix is another one's: it lands in rows and columns of the result that are not stored.
+    batch = tl.program_id(1)
+    # Tiles in bands of GROUP rows, column by column, so that those in flight together share operands
+    # in cache. A band is as wide as its last row; what is above the diagonal has nothing to do.
+    rows = tl.cdiv(M, BM)
+    left = tl.program_id(0)
+    first = 0
+    height = tl.minimum(rows, GROUP)
+    width = tl.cdiv(height * BM, BN)
+    while left >= height * width:
+        left -= height * width
+        first += GROUP
+        height = tl.minimum(rows - first, GROUP)
+        width = tl.cdiv((first + height) * BM, BN)
+    top = (first + left % height) * BM
+    side = (left // height) * BN
+    if side < top + BM:
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        for k in range(0, K, BK):
+            if A_TRANSPOSED:  # noqa: SIM108 (the kernel language has no such expression)
+                x = tl.trans(A.load([batch * K + k, top]))
+            else:
+                x = A.load([batch * M + top, k])
+            if B_TRANSPOSED:
+                y = tl.trans(B.load([batch * M + side, k]))
+            else:
+                y = B.load([batch * K + k, side])
+            acc = tl.dot(x, y, acc)
+        acc *= alpha
+        r = top + tl.arange(0, BM)
+        c = side + tl.arange(0, BN)
+        # A tile that crosses the diagonal leaves the part above it to those below, so that each
+        # entry is written by one program, and a step can be repeated bit for bit.
+        own = (r[:, None] < M) & (c[None, :] < tl.minimum(M, top + BM))
+        if HAS_D:
+            d = D + batch.to(tl.int64) * D_batch + r[:, None] * D_row + c[None, :] * D_col
+            acc += beta * tl.load(d, mask=own, other=0.0).to(tl.float32)
+        if HAS_IDENTITY:
+            acc += tl.where(r[:, None] == c[None, :], kappa, 0.0)
+        value = acc.to(out.dtype.element_ty)
+        o = out + batch.to(tl.int64) * M * M
+        tl.store(o + r[:, None] * M + c[None, :], value, mask=own)
+        mirrored = (c[:, None] < top) & (r[None, :] < M)
+        tl.store(o + c[:, None] * M + r[None, :], tl.trans(value), mask=mirrored)
+
+
 def product(
     A: Tensor,
     B: Tensor,
@@ -101,6 +179,8 @@ def product(
     batch, M, K = A.shape
     N = B.shape[-1]
     out = torch.empty(batch, M, N, device=A.device, dtype=out_dtype or A.dtype)
+    if symmetric and _suits_descriptors(A, B):
+        return _by_descriptors(A, B, D, out, alpha, beta, identity)
     tiles = _tiles(M, N, A.element_size(), symmetric)
     rows, cols = triton.cdiv(M, tiles["BM"]), triton.cdiv(N, tiles["BN"])
     count = rows * (rows + 1) // 2 if symmetric else rows * cols
@@ -120,13 +200,64 @@ def product(
     return out
 
 
+def _suits_descriptors(A: Tensor, B: Tensor) -> bool:
+    """Whether the operands of a symmetric product can be read through tensor descriptors."""
+    batch, M, K = A.shape
+    if TensorDescriptor is None or M < DESCRIPTORS_FROM or A.dtype.itemsize != 2:
+        return False
+    if not interpreted() and torch.cuda.get_device_capability(A.device) < (9, 0):
+        return False
+    for X in (A, B.mT):  # both are (batch, M, K)
+        if not (X.is_contiguous() or X.mT.is_contiguous()) or X.data_ptr() % 16:
+            return False
+        inner = K if X.is_contiguous() else M
+        if inner * X.element_size() % 16:
+            return False
+        # Transposed in memory, a tile past the end of K is of the next matrix, and does count.
+        if not X.is_contiguous() and batch > 1 and K % DESCRIPTOR_TILES["BK"]:
+            return False
+    return True
+
+
+def _by_descriptors(
+    A: Tensor, B: Tensor, D: Tensor | None, out: Tensor, alpha: float, beta: float, identity: float
+) -> Tensor:
+    tiles = DESCRIPTOR_TILES
+    batch, M, K = A.shape
+    BM, BN, GROUP = tiles["BM"], tiles["BN"], tiles["GROUP"]
+    rows = triton.cdiv(M, BM)
+    heights = [(first, min(rows - first, GROUP)) for first in range(0, rows, GROUP)]
+    count = sum(height * triton.cdiv((first + height) * BM, BN) for first, height in heights)
+    d = out if D is None else D
+    _symmetric_kernel[(count, batch)](
+        _descriptor(A, BM), _descriptor(B.mT, BN), d, out,
+        M, K,
+        alpha, beta, identity,
+        *d.stride(),
+        A_TRANSPOSED=not A.is_contiguous(),
+        B_TRANSPOSED=B.mT.is_contiguous(),
+        HAS_D=D is not None,
+        HAS_IDENTITY=identity != 0.0,
+        **tiles,
+    )  # fmt: skip
+    return out
+
+
+def _descriptor(X: Tensor, rows: int) -> Any:
+    """Of (batch, M, K) as it lies in memory, in tiles of ``rows``×BK."""
+    block = [rows, DESCRIPTOR_TILES["BK"]]
+    if not X.is_contiguous():
+        X, block = X.mT, block[::-1]
+    return TensorDescriptor.from_tensor(X.reshape(-1, X.shape[-1]), block)
+
+
 def _tiles(M: int, N: int, element_size: int, symmetric: bool) -> dict[str, Any]:
     """Tile sizes that suit a Hopper GPU, from the size of the result.
 
     Chosen for bfloat16; wider elements get as much of the shared memory by a shorter BK.
     """
-    if max(M, N) <= 64:
-        return {"BM": 64, "BN": 64, "BK": 64 // element_size, "num_warps": 4, "num_stages": 3}
+    if max(M, N) <= (256 if symmetric else 64):  # larger tiles would leave a GPU half empty
+        return {"BM": 64, "BN": 64, "BK": 64 // element_size, "num_warps": 4, "num_stages": 4}
     tiles = {"BM": 128, "BK": 128 // element_size, "num_warps": 8}
     if symmetric:
         return tiles | {"BN": 128, "num_stages": 3}

@@ -129,7 +129,7 @@ class DeviceBucket:
         finite, element = self._finite, its.dtype
         momentum(G, C, betas, M, element=element, nesterov=its.nesterov, finite=finite)
         if self.sketched is None:
-            T = its.polar(M)
+            T = its.polar.as_computed(M)
             update(X, T, *tables, element=element, finite=finite)
             return Launched(M, T, None)
         assert self._numbers is not None

@@ -52,13 +52,17 @@ class PolarMap(ABC):
 
     def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return T(M) for ``M`` of shape ``(..., m, n)``."""
+        return self.as_computed(M, generator=generator).to(M.dtype)
+
+    def as_computed(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """T(M) in the precision the map ended in; to round what is read once would be a pass more."""
         _check(M)
         if M.numel() == 0:
             return M.clone()
         m, n = M.shape[-2:]
         X = workable(M.reshape(-1, m, n))
         T = self._polar(X, generator) if m <= n else self._polar(X.mT, generator).mT
-        return T.to(M.dtype).reshape(M.shape)
+        return T.reshape(M.shape)
 
     @property
     def rounds_input(self) -> bool:

@@ -10,12 +10,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from polarstep import flops
+from polarstep import flops, kernels
 from polarstep.matrix import normalized, product_dtype
 from polarstep.polar import coefficients, gram
 from polarstep.polar.base import PolarMap
 from polarstep.polar.iterate import iterate
-from polarstep.polar.symmetric import symmetric_flops
+from polarstep.polar.symmetric import WORTH_FROM, symmetric_flops
 
 __all__ = ["NewtonSchulz"]
 
@@ -84,21 +84,33 @@ class NewtonSchulz(PolarMap):
     def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
         """Whether an m×n matrix is iterated on through its Gram matrix.
 
-        ``dtype`` is that of the products. Below float32 the Gram form saves nothing: its m×m work
-        must stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
+        ``dtype`` is that of the products. In bfloat16 the Gram form saves nothing: its m×m work must
+        stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
         """
         if self.form != "auto":
             return self.form == "gram"
-        if dtype.itemsize < 4:
+        if dtype == torch.bfloat16:
             return False
-        return self._products(m, n, by_gram=True) < self._products(m, n, by_gram=False)
+        by_gram, plain = (self._products(m, n, by_gram=form, dtype=dtype) for form in (True, False))
+        return by_gram < plain
+
+    def _route(self, X: Tensor, m: int, n: int) -> tuple[torch.dtype, bool]:
+        """The precision of the products for an m×n matrix where ``X`` is, and whether by the Gram form.
+
+        On a GPU the Gram form has float16, at the rate of bfloat16, where it is the cheaper one.
+        """
+        dtype = product_dtype(X) if self.dtype is None else self.dtype
+        if self.dtype is None and dtype == torch.bfloat16 and kernels.available(X.device):
+            small = self.form == "auto" and min(m, n) < WORTH_FROM  # no half products there
+            if not small and isinstance(self.delta, str) and gram.fits_float16(self.polynomials):
+                by_gram = self.uses_gram(m, n, torch.float16)
+                return (torch.float16 if by_gram else dtype), by_gram
+        return dtype, self.uses_gram(m, n, dtype)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        dtype = product_dtype(X) if self.dtype is None else self.dtype
+        dtype, by_gram = self._route(X, *X.shape[-2:])
         X = self._divided_by_delta(X, dtype)
-        if self.uses_gram(X.shape[-2], X.shape[-1], dtype):
-            return gram.apply_polynomials(X, self.polynomials)
-        return iterate(X, self.polynomials)
+        return (gram.apply_polynomials if by_gram else iterate)(X, self.polynomials)
 
     def _divided_by_delta(self, M: Tensor, dtype: torch.dtype) -> Tensor:
         """``M/δ`` in ``dtype``; the division itself happens in float32 at least."""
@@ -127,31 +139,24 @@ class NewtonSchulz(PolarMap):
         """
         return self._products(m, n, by_gram=self.uses_gram(m, n))
 
-    def _products(self, m: int, n: int, *, by_gram: bool) -> int:
+    def _products(
+        self, m: int, n: int, *, by_gram: bool, dtype: torch.dtype = torch.float32
+    ) -> int:
         d0, d1 = min(m, n), max(m, n)
-        form, square = symmetric_flops(d0, d1), symmetric_flops(d0, d0)  # of XXᵀ, and of G²
+        form, square = symmetric_flops(d0, d1, dtype), symmetric_flops(d0, d0, dtype)  # XXᵀ, and G²
         extra = form + 2 * d0**3 if self.delta == "spectral" else 0
+        lengths = [1] * self.steps
         if by_gram:
-            return extra + _gram_products(d0, d1, self.polynomials)
+            starts = gram.restarts(self.polynomials, gram.rounding(dtype))
+            lengths = [end - first for first, end in pairwise([0, *starts, self.steps])]
         powers = sum(len(polynomial) - 2 for polynomial in self.polynomials)
-        return extra + self.steps * (form + 2 * d0 * d0 * d1) + powers * square
+        small = powers + sum(3 * (length - 1) for length in lengths if length)  # W ← PW, G ← PGP
+        return extra + small * square + sum(form + 2 * d0 * d0 * d1 for each in lengths if each)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Steps, coefficients and form, for the routing table."""
         name = self.coefficients if isinstance(self.coefficients, str) else "custom"
-        dtype = self.dtype or product_dtype(torch.empty(0, device=device or "cpu"))
-        form = ", Gram form" if self.uses_gram(m, n, dtype) else ""
+        dtype, by_gram = self._route(torch.empty(0, device=device or "cpu"), m, n)
+        form = ", Gram form" if by_gram else ""
+        form += " in float16" if by_gram and dtype == torch.float16 else ""
         return f"NewtonSchulz({self.steps} × {name}{form})"
-
-
-def _gram_products(d0: int, d1: int, polynomials: tuple[gram.Polynomial, ...]) -> int:
-    """Products of :func:`polarstep.polar.gram.apply_polynomials` in float32."""
-    starts = [0, *gram.restarts(polynomials, torch.finfo(torch.float32).eps), len(polynomials)]
-    total = 0
-    for first, end in pairwise(starts):
-        if first < end:
-            powers = sum(len(p) - 2 for p in polynomials[first:end])
-            small = powers + (end - first - 1) * 3  # W ← PW and G ← PGP, but for the last step
-            total += symmetric_flops(d0, d1) + small * symmetric_flops(d0, d0)
-            total += 2 * d0 * d0 * d1  # W X
-    return total

@@ -2,7 +2,7 @@
 
 XXᵀ is symmetric, and so is every product of polynomials in it, as they commute. A CPU is given the
 part on and below the diagonal, in strips wide enough for its matrix routines, and the rest is
-copied. (On a GPU, the kernels of :mod:`polarstep.kernels` do this by tiles.)
+copied. A GPU does this by tiles, in 16 bits (:mod:`polarstep.kernels.product`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["symmetric_flops", "symmetric_product"]
+from polarstep import kernels
+
+__all__ = ["WORTH_FROM", "symmetric_flops", "symmetric_product"]
 
 # Narrower strips and smaller matrices lose in the routine what they save in work.
 STRIP = 192
@@ -21,12 +23,37 @@ WORTH_FROM = 512
 
 
 def symmetric_product(
-    A: Tensor, B: Tensor, *, plus: Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
+    A: Tensor,
+    B: Tensor,
+    *,
+    plus: Tensor | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    identity: float = 0.0,
 ) -> Tensor:
-    """``alpha·ABᵀ + beta·plus`` for (batch, m, k) matrices whose product, as ``plus``, is symmetric."""
+    """``alpha·ABᵀ + beta·plus + identity·I`` for (batch, m, k) matrices, which must be symmetric."""
     m = A.shape[-2]
-    if A.device.type != "cpu" or m < WORTH_FROM:
-        return _product(A, B.mT, plus, alpha, beta)
+    extras = plus is not None or identity != 0.0
+    if A.dtype.itemsize == 2 and kernels.available(A.device) and (extras or m >= WORTH_FROM):
+        from polarstep.kernels.product import product
+
+        return product(A, B.mT, alpha=alpha, D=plus, beta=beta, identity=identity, symmetric=True)
+    C = (
+        _half_of(A, B, plus, alpha, beta)
+        if _has_strips(A)
+        else _product(A, B.mT, plus, alpha, beta)
+    )
+    if identity:
+        C.diagonal(dim1=-2, dim2=-1).add_(identity)
+    return C
+
+
+def _has_strips(A: Tensor) -> bool:
+    return A.device.type == "cpu" and A.shape[-2] >= WORTH_FROM
+
+
+def _half_of(A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float) -> Tensor:
+    m = A.shape[-2]
     C = A.new_empty(A.shape[0], m, m)
     for first, end in _strips(m):
         below = None if plus is None else plus[:, first:, first:end]
@@ -35,10 +62,12 @@ def symmetric_product(
     return C
 
 
-def symmetric_flops(m: int, k: int) -> int:
-    """FLOPs of one such product of m×k matrices on a CPU, two per multiply-add."""
+def symmetric_flops(m: int, k: int, dtype: torch.dtype = torch.float32) -> int:
+    """FLOPs of one such product of m×k matrices, two per multiply-add; a 16-bit one is a GPU's."""
     if m < WORTH_FROM:
         return 2 * m * m * k
+    if dtype.itemsize == 2:
+        return m * m * k  # and the tiles on the diagonal
     return sum(2 * (m - first) * (end - first) * k for first, end in _strips(m))
 
 
