@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polarstep import kernels
+
 __all__ = ["ConvNet", "ConvNetConfig"]
 
 
@@ -64,8 +66,17 @@ class Group(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (batch, channels, 2h, 2w) to (batch, width, h, w)."""
-        x = F.gelu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
+        x = F.gelu(self.norm1(_halved(self.conv1(x))))
         return F.gelu(self.norm2(self.conv2(x)))
+
+
+def _halved(x: Tensor) -> Tensor:
+    """2×2 max pooling."""
+    if not x.is_cuda or not kernels.available(x.device) or torch.compiler.is_compiling():
+        return F.max_pool2d(x, 2)
+    from polarstep.kernels.pool import max_pool
+
+    return max_pool(x)
 
 
 def _batch_norm(width: int, kept: float) -> nn.BatchNorm2d:
