@@ -167,6 +167,20 @@ def test_both_updates(device: torch.device, m: int, n: int, ell: int, skip: bool
             assert torch.allclose(X[i], want, atol=tolerance)
 
 
+def test_factors_of_different_precision(device: torch.device) -> None:
+    from polarstep.kernels.update import update_from_factors
+
+    L, R = (randn(2, *s, device=device).clamp(-1, 1) for s in [(70, 20), (20, 40)])
+    ones = torch.ones(2, device=device)
+    for left, right in ((torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16)):
+        X = list(randn(2, 70, 40, device=device).unbind())
+        want = torch.stack(X) - L.to(left).float() @ R.to(right).float()
+        update_from_factors(
+            addresses(X), L.to(left), R.to(right), ones, ones, element=torch.float32
+        )
+        assert torch.allclose(torch.stack(X), want, atol=1e-2 if device.type == "cuda" else 1e-3)
+
+
 def test_blend_keeps_the_start_of_a_skipped_matrix(device: torch.device) -> None:
     from polarstep.kernels.blend import blend
 
@@ -232,6 +246,52 @@ def test_gram_form_in_float16_is_as_good_as_float64(
     # overshoot to the other: PolarExpress with five steps is good to that.
     tolerance = 0.01 + (overshoot if overshoot > 0.1 else 0)
     assert (alignments[0] >= alignments[1] - tolerance).all()
+
+
+@pytest.mark.parametrize("m", [5, 64, 70])
+def test_the_first_polynomial_reads_the_norm_off_the_trace(device: torch.device, m: int) -> None:
+    from polarstep.kernels.product import product
+
+    scales = torch.tensor([1e-12, 1.0, 1e12], device=device)[:, None, None]
+    Y = (randn(3, m, 90, device=device) * scales).bfloat16()
+    G = Y.float() @ Y.float().mT
+    H = product(G, G, alpha=2.0, D=G, beta=-3.0, identity=4.0, symmetric=True, by_trace=True)
+    X = Y.double() / torch.linalg.matrix_norm(Y.double(), keepdim=True)
+    S, eye = X @ X.mT, torch.eye(m, device=device, dtype=torch.float64)
+    got, want = H.double() @ Y.double(), (2 * S @ S - 3 * S + 4 * eye) @ X
+    assert torch.allclose(got, want, atol=2e-2)
+    assert (torch.linalg.matrix_norm(got) < torch.linalg.matrix_norm(want)).all()  # a little shrunk
+
+
+def test_a_norm_that_float32_cannot_square_gives_zero(device: torch.device) -> None:
+    from polarstep.kernels.product import product
+
+    scales = torch.tensor([1e-25, 0.0, 1e25], device=device)[:, None, None]
+    Y = randn(3, 6, 20, device=device) * scales
+    G = Y @ Y.mT
+    H = product(G, G, D=G, identity=4.0, symmetric=True, by_trace=True)
+    assert not H.any()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("n", [24, 96])  # plain steps, and the Gram form
+def test_few_rows(device: torch.device, steps: int, n: int) -> None:
+    from polarstep.polar.coefficients import evaluate, polar_express
+    from polarstep.polar.small import small_polar, suits
+
+    polynomials = polar_express(0.03, steps, safety=1.01)
+    Y = torch.stack([randn(20, n, device=device), randn(20, n, device=device, seed=1)])
+    Y[0, 1:] *= 0.05
+    assert suits(Y.bfloat16(), polynomials)
+    # The interpreter multiplies no bfloat16.
+    Y = Y.bfloat16() if device.type == "cuda" else Y.half()
+    U, sigma, Vh = torch.linalg.svd(Y.double(), full_matrices=False)
+    sigma = evaluate(polynomials, sigma / torch.linalg.vector_norm(sigma, dim=-1, keepdim=True))
+    got = small_polar(Y, polynomials)
+    assert got.dtype == (torch.float16 if n == 96 and steps > 2 else Y.dtype)
+    assert torch.allclose(got.double(), (U * sigma[:, None]) @ Vh, atol=4e-2)
+    if steps == 4:
+        assert (torch.linalg.matrix_norm(got.double(), 2) < 1.02).all()
 
 
 def test_a_table_keeps_its_place(device: torch.device) -> None:

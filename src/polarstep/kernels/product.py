@@ -45,6 +45,8 @@ def _product_kernel(
     SYMMETRIC: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_IDENTITY: tl.constexpr,
+    BY_TRACE: tl.constexpr,
+    DIAGONAL: tl.constexpr,
     EVEN_K: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
@@ -74,6 +76,15 @@ def _product_kernel(
     a = A + batch * A_batch + (r % M)[:, None] * A_row + k[None, :] * A_col
     b = B + batch * B_batch + k[:, None] * B_row + (c % N)[None, :] * B_col
     acc = tl.zeros((BM, BN), dtype=tl.float32)
+    exact, trace, known = 1.0, 1.0, True
+    if BY_TRACE:
+        i = tl.arange(0, DIAGONAL)
+        diagonal = tl.load(A + batch * A_batch + i * (A_row + A_col), mask=i < K, other=0.0)
+        # A little more than it is: the norm, once rounded, must stay below one.
+        trace = tl.sum(diagonal.to(tl.float32), axis=0) * (1 + 2.0**-7)
+        known = (trace > 1e-36) & (trace < 1e36)  # else the result is zero
+        trace = tl.where(known, trace, 1.0)
+        exact = tl.exp2(-tl.floor(tl.log2(trace)))  # a power of two: A times it loses no bit
     for start in range(0, K, BK):
         if EVEN_K:
             x = tl.load(a)
@@ -81,16 +92,22 @@ def _product_kernel(
         else:
             x = tl.load(a, mask=k[None, :] < K - start, other=0.0)
             y = tl.load(b, mask=k[:, None] < K - start, other=0.0)
-        acc = tl.dot(x, y, acc)
+        if BY_TRACE:
+            x = x.to(tl.float32) * exact
+        acc = tl.dot(x.to(y.dtype), y, acc)
         a += BK * A_col
         b += BK * B_row
-    acc *= alpha
+    acc *= alpha / (exact * trace)
     inside = (r[:, None] < M) & (c[None, :] < N)
     if HAS_D:
         d = D + batch * D_batch + r[:, None] * D_row + c[None, :] * D_col
         acc += beta * tl.load(d, mask=inside, other=0.0).to(tl.float32)
+    if BY_TRACE:
+        acc /= trace
     if HAS_IDENTITY:
         acc += tl.where(r[:, None] == c[None, :], kappa, 0.0)
+    if BY_TRACE:
+        acc = tl.where(known, acc / tl.sqrt(trace), 0.0)
     value = acc.to(out.dtype.element_ty)
     o = out + batch * O_batch
     tl.store(o + r[:, None] * O_row + c[None, :] * O_col, value, mask=inside)
@@ -170,11 +187,16 @@ def product(
     beta: float = 1.0,
     identity: float = 0.0,
     symmetric: bool = False,
+    by_trace: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``alpha·A@B + beta·D + identity·I`` for batches (b, M, K) and (b, K, N).
 
-    ``symmetric`` promises that the result is: only half of it is then computed.
+    ``symmetric`` promises that the result is: only half of it is then computed. A is rounded to B's
+    precision, where that is another one, and the result to ``out_dtype`` or A's.
+
+    ``by_trace`` is for A = B = D = YYᵀ: with t = tr A = ‖Y‖_F² it gives
+    ``(alpha·A²/t² + beta·A/t + identity·I)/√t``, and zero where t leaves [1e-36, 1e36].
     """
     batch, M, K = A.shape
     N = B.shape[-1]
@@ -193,6 +215,8 @@ def product(
         SYMMETRIC=symmetric,
         HAS_D=D is not None,
         HAS_IDENTITY=identity != 0.0,
+        BY_TRACE=by_trace,
+        DIAGONAL=triton.next_power_of_2(K) if by_trace else 1,
         EVEN_K=K % tiles["BK"] == 0,
         GROUP=8,
         **tiles,

@@ -49,40 +49,46 @@ def _factors_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    matrix = tl.program_id(2).to(tl.int64)
+    matrix = tl.program_id(1).to(tl.int64)
     X = tl.multiple_of(tl.load(weights + matrix).to(tl.pointer_type(ELEMENT)), 16)
     decay = tl.load(decays + matrix)
     if SKIP:
         decay = tl.where(tl.load(finite + matrix) != 0, decay, 1.0)
     step = tl.load(steps + matrix)
-    r = tl.program_id(1) * BM + tl.arange(0, BM)
-    c = tl.program_id(0) * BN + tl.arange(0, BN)
-    x_at = X + r[:, None] * N + c[None, :]
-    inside = (r[:, None] < M) & (c[None, :] < N)
-    # Loaded before the product, so that it arrives while the product runs.
-    if EVEN:  # noqa: SIM108 (a branch at compile time)
-        x = tl.load(x_at)
-    else:
-        x = tl.load(x_at, mask=inside, other=0.0)
+    # Tiles in bands of GROUP rows, so that those in flight together share factors in cache.
+    tile = tl.program_id(0)
+    rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    first = tile // (GROUP * cols) * GROUP
+    height = tl.minimum(rows - first, GROUP)
+    r = (first + (tile % (GROUP * cols)) % height) * BM + tl.arange(0, BM)
+    c = ((tile % (GROUP * cols)) // height) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     a = L + matrix * L_batch + (r % M)[:, None] * L_row + k[None, :] * L_col
     b = R + matrix * R_batch + k[:, None] * R_row + (c % N)[None, :] * R_col
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for i in range(STEPS_K):
         left = K - i * BK
-        acc = tl.dot(
-            tl.load(a, mask=k[None, :] < left, other=0.0),
-            tl.load(b, mask=k[:, None] < left, other=0.0),
-            acc,
-        )
+        x = tl.load(a, mask=k[None, :] < left, other=0.0)
+        y = tl.load(b, mask=k[:, None] < left, other=0.0)
+        if x.dtype != y.dtype:  # no entry of a factor is above one: float16 keeps them
+            x = x.to(tl.float16)
+            y = y.to(tl.float16)
+        acc = tl.dot(x, y, acc)
         a += BK * L_col
         b += BK * R_row
-    value = (x.to(tl.float32) * decay - step * acc).to(ELEMENT)
+    x_at = X + r[:, None] * N + c[None, :]
+    inside = (r[:, None] < M) & (c[None, :] < N)
+    # X is used once: what the cache holds shall be the factors.
     if EVEN:
-        tl.store(x_at, value)
+        old = tl.load(x_at, eviction_policy="evict_first")
+        new = (old.to(tl.float32) * decay - step * acc).to(ELEMENT)
+        tl.store(x_at, new, eviction_policy="evict_first")
     else:
-        tl.store(x_at, value, mask=inside)
+        old = tl.load(x_at, mask=inside, other=0.0, eviction_policy="evict_first")
+        new = (old.to(tl.float32) * decay - step * acc).to(ELEMENT)
+        tl.store(x_at, new, mask=inside, eviction_policy="evict_first")
 
 
 def update(
@@ -116,8 +122,9 @@ def update_from_factors(
     """``X ← decay·X − step·LR`` with L of shape (B, m, ℓ) and R of shape (B, ℓ, n)."""
     batch, M, K = L.shape
     N = R.shape[-1]
-    BM, BN, BK = 64, 128, 64
-    grid = (triton.cdiv(N, BN), triton.cdiv(M, BM), batch)
+    # Many small programs: while some multiply, others wait for their part of X.
+    BM, BN, BK = 64, 128, 32
+    grid = (triton.cdiv(N, BN) * triton.cdiv(M, BM), batch)
     _factors_kernel[grid](
         weights, L, R, decays, steps, decays if finite is None else finite,
         M, N, K,
@@ -126,6 +133,6 @@ def update_from_factors(
         SKIP=finite is not None,
         EVEN=M % BM == 0 and N % BN == 0,
         STEPS_K=triton.cdiv(K, BK),
-        BM=BM, BN=BN, BK=BK,
+        BM=BM, BN=BN, BK=BK, GROUP=8,
         num_warps=4, num_stages=3,
     )  # fmt: skip

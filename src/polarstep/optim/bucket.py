@@ -140,7 +140,7 @@ class DeviceBucket:
         update_from_factors(X, L, R, *tables, element=element, finite=finite)
         if isinstance(self.sketched.sketch, Warm):
             if self._start is None:
-                self._start = torch.zeros_like(Z, memory_format=torch.contiguous_format)
+                self._start = torch.zeros(Z.shape, dtype=self.dtype, device=its.device)
             scale = self.sketched.sketch.scale(len(self._numbers))
             blend(Z, self._numbers, scale, self._start, finite)
         return Launched(M, None, factors)
@@ -158,8 +158,9 @@ class DeviceBucket:
         T, factors = step.T, step.factors
         if T is None:
             assert factors is not None
-            T = factors.Q @ factors.Z
-            T = T if self.signature.m <= self.signature.n else T.mT
+            wide = self.signature.m <= self.signature.n
+            T = factors.product_like(step.M if wide else step.M.mT)
+            T = T if wide else T.mT
         owners = [member for member in members for _ in range(member.count)]
         bucket = Bucket(
             self.signature.polar,

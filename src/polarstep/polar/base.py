@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polarstep.matrix import workable
+from polarstep.matrix import product_like, unit_scaled, workable
 
 __all__ = ["Factors", "PolarMap"]
 
@@ -34,9 +34,13 @@ class Factors:
 
     Q: Tensor  # (batch, m, ℓ), ‖Q‖_op ≤ 1
     B: Tensor  # (batch, ℓ, n), QᵀM on M's own scale
-    Z: Tensor  # (batch, ℓ, n), the polar factor of B that the inner map gives
+    Z: Tensor  # (batch, ℓ, n), the polar factor of B, in the precision the inner map ended in
     numbers: Tensor  # the random numbers of the sketch
     orthonormal: bool  # whether QᵀQ = I up to rounding; a null direction may be missing otherwise
+
+    def product_like(self, X: Tensor) -> Tensor:
+        """T = QZ in the memory layout of ``X``."""
+        return product_like(X, self.Q.to(self.Z.dtype), self.Z)
 
 
 class PolarMap(ABC):
@@ -52,10 +56,15 @@ class PolarMap(ABC):
 
     def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return T(M) for ``M`` of shape ``(..., m, n)``."""
-        return self.as_computed(M, generator=generator).to(M.dtype)
+        _check(M)
+        X = unit_scaled(M)[0] if M.is_cuda and M.numel() > 0 and self.ignores_scale else M
+        return self.as_computed(X, generator=generator).to(M.dtype)
 
     def as_computed(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """T(M) in the precision the map ended in; to round what is read once would be a pass more."""
+        """T(M) in the precision the map ended in; to round what is read once would be a pass more.
+
+        On a GPU small matrices come out as zero where their entries are beyond 1e-18 or 1e18.
+        """
         _check(M)
         if M.numel() == 0:
             return M.clone()
@@ -68,6 +77,11 @@ class PolarMap(ABC):
     def rounds_input(self) -> bool:
         """Whether M is rounded to the device's product precision anyway, so that a step may do it."""
         return False
+
+    @property
+    def ignores_scale(self) -> bool:
+        """Whether T(cM) = T(M), as it is but for a δ that somebody fixed."""
+        return True
 
     @property
     def is_warm(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.matrix import product_dtype, product_like, workable
+from polarstep.matrix import product_dtype, workable
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
@@ -109,6 +109,11 @@ class LowRank(PolarMap):
         return self.inner.rounds_input
 
     @property
+    def ignores_scale(self) -> bool:
+        """As the inner map does."""
+        return self.inner.ignores_scale
+
+    @property
     def is_warm(self) -> bool:
         """Whether a step can start from the last one's factor."""
         return isinstance(self.sketch, Warm)
@@ -157,9 +162,9 @@ class LowRank(PolarMap):
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         m, n = X.shape[-2:]
         if self.full_space_reason(m, n, X.device) is not None:
-            return self.inner(X, generator=generator)
+            return self.inner.as_computed(X, generator=generator)
         factors = self.factors(X, self._numbers(X, generator))
-        return product_like(X, factors.Q, factors.Z)
+        return factors.product_like(X)
 
     def _numbers(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         generator = default_generator(generator, X.device)
@@ -180,7 +185,7 @@ class LowRank(PolarMap):
             Q = orthonormalize(workable(self._aligned(Y)), self.orth)
         Q = Q.to(A.dtype)
         B = workable(Q.mT @ A)
-        Z = self.inner(B).to(A.dtype)
+        Z = self.inner.as_computed(B)
         Q, B, Z = Q[..., : self.width], B[:, : self.width], Z[:, : self.width]
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
         orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero
@@ -203,7 +208,7 @@ class LowRank(PolarMap):
         X = workable(M.reshape(-1, m, n))
         X = X if m <= n else X.mT
         factors = self.factors(X, self._numbers(X, generator), start)
-        T = product_like(X, factors.Q, factors.Z)
+        T = factors.product_like(X)
         return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
 
     def flops(self, m: int, n: int) -> int:

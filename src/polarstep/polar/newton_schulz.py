@@ -15,6 +15,7 @@ from polarstep.matrix import normalized, product_dtype
 from polarstep.polar import coefficients, gram
 from polarstep.polar.base import PolarMap
 from polarstep.polar.iterate import iterate
+from polarstep.polar.small import small_polar, suits
 from polarstep.polar.symmetric import WORTH_FROM, symmetric_flops
 
 __all__ = ["NewtonSchulz"]
@@ -77,6 +78,11 @@ class NewtonSchulz(PolarMap):
         return self.dtype is None
 
     @property
+    def ignores_scale(self) -> bool:
+        """Unless δ is a number."""
+        return isinstance(self.delta, str)
+
+    @property
     def polynomials(self) -> tuple[gram.Polynomial, ...]:
         """The polynomials φ₁, …, φ_q themselves."""
         return coefficients.resolve(self.coefficients, self.steps)
@@ -108,6 +114,9 @@ class NewtonSchulz(PolarMap):
         return dtype, self.uses_gram(m, n, dtype)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+        as_usual = self.dtype is None and self.delta == "frobenius" and self.form == "auto"
+        if as_usual and suits(X, self.polynomials):
+            return small_polar(X, self.polynomials)
         dtype, by_gram = self._route(X, *X.shape[-2:])
         X = self._divided_by_delta(X, dtype)
         return (gram.apply_polynomials if by_gram else iterate)(X, self.polynomials)

@@ -22,6 +22,7 @@ from polarstep.matrix import normalized, product_dtype, unit_scaled
 from polarstep.polar.coefficients import resolve
 from polarstep.polar.gram import apply_polynomials
 from polarstep.polar.iterate import iterate
+from polarstep.polar.small import small_polar, suits
 
 __all__ = ["Method", "orthonormalize"]
 
@@ -99,12 +100,14 @@ def _products(Y: Tensor, *, rough: bool) -> Tensor:
     those down to 1e-3, lose no alignment that bfloat16 had not lost (three do: 0.03).
     """
     dtype = product_dtype(Y)
-    X = normalized(Y, dtype).mT
-    if rough:
-        return iterate(X, resolve("polar-express", 4)).mT
-    lift = resolve("polar-express", 6)
-    if dtype == torch.bfloat16:
+    lift = resolve("polar-express", 4 if rough else 6)
+    if dtype == torch.bfloat16 and not rough:
         # It rounds a singular value of one by up to 2⁻⁸ either way; shrunk by as much, ‖Q‖_op ≤ 1.
         *first, last = lift
-        return iterate(X, (*first, tuple((1 - 2**-8) * c for c in last))).mT
+        lift = (*first, tuple((1 - 2**-8) * c for c in last))
+    if suits(Y.mT, lift):
+        return small_polar(Y.mT, lift, by_gram=False).mT
+    X = normalized(Y, dtype).mT
+    if rough or dtype == torch.bfloat16:
+        return iterate(X, lift).mT
     return apply_polynomials(X, (*lift, *resolve("quintic", 2))).mT

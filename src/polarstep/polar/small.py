@@ -1,0 +1,56 @@
+"""Matrices of few rows on a GPU: the sketches of a low-rank map, and small layers.
+
+Their products take a few microseconds each, so a pass over memory counts as much as a step. Two are
+saved. ‖Y‖_F² is the trace of YYᵀ, which the first step forms anyway: its polynomial is applied to
+YYᵀ/‖Y‖_F² and divided by ‖Y‖_F, and Y itself is never normalized. And the last product of that step
+leaves float16, in which the other steps run on the Gram matrix where n is well above m
+(:mod:`polarstep.polar.gram`): singular values are on the scale of one by then.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polarstep import kernels
+from polarstep.matrix import product_like
+from polarstep.polar import gram
+from polarstep.polar.iterate import iterate
+
+__all__ = ["small_polar", "suits"]
+
+# Larger ones are worth their pass, and their symmetric products have a kernel without this option.
+FEWER_ROWS_THAN = 512
+# n/m from which steps on the m×m Gram matrix are the cheaper ones.
+GRAM_FROM = 3
+
+
+def suits(Y: Tensor, polynomials: tuple[gram.Polynomial, ...]) -> bool:
+    """Whether :func:`small_polar` can do it."""
+    return (
+        Y.dtype == torch.bfloat16
+        and kernels.available(Y.device)
+        and Y.shape[-2] < FEWER_ROWS_THAN
+        and len(polynomials) > 0
+        and len(polynomials[0]) <= 3
+    )
+
+
+def small_polar(
+    Y: Tensor, polynomials: tuple[gram.Polynomial, ...], *, by_gram: bool = True
+) -> Tensor:
+    """φ_q∘…∘φ₁ on the singular values of Y/‖Y‖_F, for ``Y`` of shape (batch, m, n), m ≤ n.
+
+    In bfloat16, or in float16 where the Gram form was taken, which ``by_gram`` allows. Zero where
+    entries of Y are so small or so large, beyond 1e-18 or 1e18, that their squares leave float32.
+    """
+    from polarstep.kernels.product import product
+
+    first, rest = polynomials[0], polynomials[1:]
+    a, b, c = (*first, 0.0)[:3]
+    G = Y @ Y.mT
+    H = product(G, G, alpha=c, D=G, beta=b, identity=a, symmetric=True, by_trace=True)
+    by_gram &= len(rest) > 1 and Y.shape[-1] >= GRAM_FROM * Y.shape[-2]
+    if by_gram and gram.fits_float16(polynomials):
+        return gram.apply_polynomials(product(H, Y, out_dtype=torch.float16), rest)
+    return iterate(product_like(Y, H, Y), rest)
