@@ -55,7 +55,7 @@ def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: 
     for fused in (True, False):
         params = parameters(device)
         opt = ps.Muon(
-            groups(params), lr=0.1, weight_decay=0.1, polar=polar, nesterov=nesterov, fused=fused
+            groups(params), lr=0.1, weight_decay=0.01, polar=polar, nesterov=nesterov, fused=fused
         )
         for step in range(6):
             set_gradients(params, step)
@@ -63,7 +63,8 @@ def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: 
         ends.append([p.detach() for p in params])
         assert bool(opt._fused._buckets) == fused
     assert close(*ends, device)
-    assert not close(ends[0], parameters(device), device)
+    for end, start in zip(ends[0], parameters(device), strict=True):
+        assert (end - start).norm() > 0.02 * start.norm()  # decay alone moves them by 0.006
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

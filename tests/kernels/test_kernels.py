@@ -167,6 +167,26 @@ def test_both_updates(device: torch.device, m: int, n: int, ell: int, skip: bool
             assert torch.allclose(X[i], want, atol=tolerance)
 
 
+@pytest.mark.parametrize("ell", [64, 128, 138, 208, 256])
+@pytest.mark.parametrize(("m", "n"), [(64, 256), (128, 128), (72, 200)])
+def test_an_update_by_factors_as_a_step_has_them(
+    device: torch.device, m: int, n: int, ell: int
+) -> None:
+    from polarstep.kernels.update import update_from_factors
+
+    # The interpreter multiplies bfloat16 wrongly.
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    padded = ell + -ell % 16
+    Q = (randn(2, padded, m, device=device) / m**0.5).to(dtype).mT[..., :ell]
+    Z = (randn(2, padded, n, device=device, seed=1) / n**0.5).to(dtype)[:, :ell]
+    ones = torch.ones(2, device=device)
+    for L, R in ((Q, Z), (Z.mT, Q.mT)):
+        X = [torch.zeros(L.shape[1], R.shape[2], device=device) for _ in range(2)]
+        update_from_factors(addresses(X), L, R, ones, ones, element=torch.float32)
+        T = L.float() @ R.float()
+        assert (torch.stack(X) + T).norm() < 1e-2 * T.norm()
+
+
 def test_factors_of_different_precision(device: torch.device) -> None:
     from polarstep.kernels.update import update_from_factors
 

@@ -45,7 +45,6 @@ def _factors_kernel(
     ELEMENT: tl.constexpr,
     SKIP: tl.constexpr,
     EVEN: tl.constexpr,
-    STEPS_K: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -68,7 +67,9 @@ def _factors_kernel(
     a = L + matrix * L_batch + (r % M)[:, None] * L_row + k[None, :] * L_col
     b = R + matrix * R_batch + k[:, None] * R_row + (c % N)[None, :] * R_col
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for i in range(STEPS_K):
+    # The number of rounds is not a constant: one of three or more, known when the kernel is compiled,
+    # made Triton 3.6 lose the whole sum on an H200.
+    for i in range(tl.cdiv(K, BK)):
         left = K - i * BK
         x = tl.load(a, mask=k[None, :] < left, other=0.0)
         y = tl.load(b, mask=k[:, None] < left, other=0.0)
@@ -132,7 +133,6 @@ def update_from_factors(
         ELEMENT=ELEMENTS[element],
         SKIP=finite is not None,
         EVEN=M % BM == 0 and N % BN == 0,
-        STEPS_K=triton.cdiv(K, BK),
         BM=BM, BN=BN, BK=BK, GROUP=8,
         num_warps=4, num_stages=3,
     )  # fmt: skip
