@@ -45,7 +45,9 @@ def test_products_take_transposed_operands(device: torch.device) -> None:
     assert torch.allclose(product(A, B), A @ B, atol=0.1 if device.type == "cuda" else 1e-4)
 
 
-@pytest.mark.parametrize("tiles", [(128, 128, 8), (128, 256, 3), (64, 128, 2)], ids=str)
+@pytest.mark.parametrize(
+    "tiles", [(128, 128, 8), (128, 256, 3), (256, 128, 4), (64, 128, 2)], ids=str
+)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize(("batch", "m", "k"), [(2, 520, 64), (1, 520, 72), (2, 640, 520)])
 def test_symmetric_product_by_descriptors(
