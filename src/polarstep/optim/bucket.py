@@ -186,8 +186,7 @@ class DeviceBucket:
         if its.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return  # inside somebody's own graph: the numbers drawn before stay in use
         self._generator.manual_seed(rng.key_to_seed(*key))
-        numbers = polar.draw(its.m, its.n, self._generator)
-        self._numbers = numbers if self._numbers is None else self._numbers.copy_(numbers)
+        self._numbers = polar.draw(its.m, its.n, self._generator, out=self._numbers)
 
     def _recall(self, polar: LowRank, members: list[Member], state: State) -> None:
         """Bring the starts that the last step left into place, if there are any."""

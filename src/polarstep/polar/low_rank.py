@@ -131,11 +131,17 @@ class LowRank(PolarMap):
         return None
 
     def draw(
-        self, m: int, n: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+        self,
+        m: int,
+        n: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
     ) -> Tensor:
         """The random numbers for m×n matrices: Ω is on the long side, for half powers on the short."""
         whole = flops.power_products(self.power) % 2 == 0
-        return self.sketch.draw(max(m, n) if whole else min(m, n), self.width, generator, dtype)
+        side = max(m, n) if whole else min(m, n)
+        return self.sketch.draw(side, self.width, generator, dtype, out)
 
     def basis(self, A: Tensor, numbers: Tensor) -> Tensor:
         """Q: an orthonormal basis (batch, m, ℓ) of the range of (M Mᵀ)^h M Ω for wide ``A`` = M.

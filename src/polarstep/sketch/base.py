@@ -27,9 +27,17 @@ class Sketch(ABC):
 
     @abstractmethod
     def draw(
-        self, n: int, width: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+        self,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """The random numbers of a sketch with ℓ = ``width`` columns, on the generator's device."""
+        """The random numbers of a sketch with ℓ = ``width`` columns, on the generator's device.
+
+        In place of earlier ones, if ``out`` has those.
+        """
 
     @abstractmethod
     def omega(self, M: Tensor, numbers: Tensor) -> Tensor:

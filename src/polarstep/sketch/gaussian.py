@@ -22,13 +22,21 @@ class Gaussian(Sketch):
     """
 
     def draw(
-        self, n: int, width: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+        self,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Ω, of shape (n, ℓ), shared by a batch.
 
         Its columns lie one behind the other, as those of the factor Zᵀ that a warm start adds to it.
         """
-        return torch.randn(width, n, generator=generator, device=generator.device, dtype=dtype).mT
+        if out is None:
+            out = torch.empty(width, n, device=generator.device, dtype=dtype).mT
+        out.mT.normal_(generator=generator)
+        return out
 
     def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
         """The numbers themselves."""

@@ -27,13 +27,20 @@ class Kaczmarz(Sketch):
     """
 
     def draw(
-        self, n: int, width: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+        self,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
     ) -> Tensor:
         """ℓ uniform variates, shared by a batch.
 
         float64 whatever ``dtype``: with thousands of columns float32 would misplace the rare ones.
         """
-        return torch.rand(width, generator=generator, device=generator.device, dtype=torch.float64)
+        if out is None:
+            out = torch.empty(width, device=generator.device, dtype=torch.float64)
+        return out.uniform_(generator=generator)
 
     def columns(self, M: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Indices ``i_k`` and scales, √c/√(ℓ π_{i_k}) or zero, both of shape (..., ℓ).

@@ -40,10 +40,15 @@ class Warm(Sketch):
             )
 
     def draw(
-        self, n: int, width: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
+        self,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Gaussian numbers, of shape (n, ℓ)."""
-        return Gaussian().draw(n, width, generator, dtype)
+        return Gaussian().draw(n, width, generator, dtype, out)
 
     def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
         """The cold start: a Gaussian Ω."""
