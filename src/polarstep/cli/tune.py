@@ -26,7 +26,7 @@ def tune(
     recipe: Annotated[str, typer.Argument(help="A recipe by name (see polarstep list).")],
     method: Annotated[
         str,
-        typer.Option("--method", "-m", help="A method, or all: each with the same budget."),
+        typer.Option("--method", "-m", help="all, or some, as adamw,muon: each with its budget."),
     ],
     trials: Annotated[
         int, typer.Option("--trials", "-n", min=1, help="Trials per method, earlier ones counted.")
@@ -59,7 +59,8 @@ def tune(
     found = []
     with clear_errors(f"The trials so far are in {storage}; the same command continues."):
         overrides = dict(parse_assignment(text) for text in settings or [])
-        slugs = [m.slug for m in METHODS] if method == "all" else [find_method(method).slug]
+        chosen = METHODS if method == "all" else [find_method(m) for m in method.split(",")]
+        slugs = [m.slug for m in chosen]
         specs = [
             study_of(recipe, slug, storage, overrides, seed, cast(Any, pruner)) for slug in slugs
         ]

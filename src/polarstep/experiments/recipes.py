@@ -114,12 +114,12 @@ GPT_SEARCH = {
 # that no rate is right for both.
 SMALL_SEARCH = {
     "adamw": {
-        "optimizer.lr": Range(8e-4, 1.2e-2, log=True),
+        "optimizer.lr": Range(2e-4, 5e-3, log=True),
         "optimizer.embedding_lr": Range(0.05, 2.0, log=True),
     },
     "sgd": {
-        "optimizer.lr": Range(0.05, 5.0, log=True),
-        "optimizer.embedding_lr": Range(30.0, 3000.0, log=True),
+        "optimizer.lr": Range(0.02, 2.0, log=True),
+        "optimizer.embedding_lr": Range(100.0, 10_000.0, log=True),
     },
     "muon": {
         "optimizer.lr": Range(0.01, 0.1, log=True),
@@ -177,8 +177,8 @@ def nanogpt_small(method: Method) -> RunConfig:
     length of the run are cut. 35.4M parameters in hidden matrices, 77.3M in embedding and head.
     """
     lr, embedding_lr, momentum = {
-        "adamw": (3e-3, 0.4, 0.9),
-        "sgd": (0.4, 300.0, 0.9),
+        "adamw": (1e-3, 0.4, 0.9),
+        "sgd": (0.1, 2000.0, 0.9),
         "muon": (0.03, 0.3, 0.95),
     }[method.algorithm]
     muon = method.algorithm == "muon"
