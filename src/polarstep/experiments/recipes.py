@@ -191,7 +191,7 @@ def nanogpt_small(method: Method) -> RunConfig:
         data=TextData(
             train=("data/*_train_*.bin",),
             val=("data/*_val_*.bin",),
-            stages=(Stage(steps=600, sequences=16, sequence_length=1024),),
+            stages=(Stage(steps=400, sequences=16, sequence_length=1024),),
         ),
         optimizer=OptimizerConfig(
             lr=lr,
@@ -208,7 +208,7 @@ def nanogpt_small(method: Method) -> RunConfig:
             momentum_cooldown=20,
         ),
         # As many sequences as in a training batch: one compiled shape serves both.
-        evaluation=EvaluationConfig(every=120, tokens=327_680, batch=16),
+        evaluation=EvaluationConfig(every=80, tokens=327_680, batch=16),
         runtime=RuntimeConfig(micro_batch=16, compile=None),
     )
 
