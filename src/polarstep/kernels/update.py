@@ -123,8 +123,8 @@ def update_from_factors(
     """``X ← decay·X − step·LR`` with L of shape (B, m, ℓ) and R of shape (B, ℓ, n)."""
     batch, M, K = L.shape
     N = R.shape[-1]
-    # Many small programs: while some multiply, others wait for their part of X.
-    BM, BN, BK = 64, 128, 32
+    # Fastest of forty on an H200, at ℓ = 208: 254 µs for nanoGPT's matrices, where 64×128 takes 294.
+    BM, BN, BK = 128, 128, 32
     grid = (triton.cdiv(N, BN) * triton.cdiv(M, BM), batch)
     _factors_kernel[grid](
         weights, L, R, decays, steps, decays if finite is None else finite,
