@@ -11,7 +11,6 @@ none.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import sys
@@ -38,12 +37,12 @@ def step_table(record: Path) -> str:
 
 
 def accuracy_table(record: Path) -> str:
-    """The largest Δγ and ν of each map, from what step_accuracy.py printed last."""
-    (worst,) = re.findall(r"^worst: (\{.*\})$", record.read_text(), re.MULTILINE)
-    values = ast.literal_eval(worst)
+    """The largest Δγ and ν of each map over the matrices that step_accuracy.py printed."""
+    rows = re.findall(r"^  \S.*?\s{2,}(\S.*?)\s+Δγ\s+(\S+)\s+ν (\S+)$", record.read_text(), re.M)
     lines = ["| map | largest Δγ | largest ν |", "|---|---|---|"]
-    for name in (name for name in values if not name.endswith(" ν")):
-        lines.append(f"| {name} | {values[name]:.4f} | {values[name + ' ν']:.4f} |")
+    for name in dict.fromkeys(row[0] for row in rows):
+        gamma, nu = (max(float(row[i]) for row in rows if row[0] == name) for i in (1, 2))
+        lines.append(f"| {name} | {gamma:.4f} | {nu:.4f} |")
     return "\n".join(lines)
 
 
