@@ -171,7 +171,7 @@ def nanogpt_toy(method: Method) -> RunConfig:
     SMALL_SEARCH,
 )
 def nanogpt_small(method: Method) -> RunConfig:
-    """The nanoGPT columns of Table 2 for ten million tokens and one GPU.
+    """The nanoGPT columns of Table 2 for 6.6 million tokens and one GPU.
 
     Matrices, polar map, routing and the shape of the schedule are the paper's; depth, batch and
     length of the run are cut. 35.4M parameters in hidden matrices, 77.3M in embedding and head.
