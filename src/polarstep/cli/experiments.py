@@ -206,23 +206,24 @@ def list_(
 
 
 def _list_runs(folder: Path, console: Console) -> None:
+    found = {directory: RunRecord.load(directory) for directory in find_runs([folder])}
     table = Table(title=f"Runs in {folder}", title_justify="left")
-    table.add_column("run", overflow="fold")
-    for header in ("recipe", "method", "seed", "status", "steps", "value"):
+    table.add_column("run", overflow="fold", min_width=16)
+    for header in ("method", "seed", "status", "steps", "value"):
         table.add_column(header, no_wrap=True)
-    for directory in find_runs([folder]):
-        found = RunRecord.load(directory)
-        steps = found.metrics[-1].step if found.metrics else 0
-        value = f"{found.result.value:.4f}" if found.result else ""
-        identity = found.identity
+    recipe = ""
+    for directory, run in found.items():
+        identity = run.identity
+        if identity.recipe != recipe:
+            recipe = identity.recipe
+            table.add_row(recipe, style="bold")
         table.add_row(
             str(directory.relative_to(folder)),
-            identity.recipe,
             find_method(identity.method).slug,
             str(identity.seed),
-            found.status,
-            str(steps),
-            value,
+            run.status,
+            str(run.metrics[-1].step if run.metrics else 0),
+            f"{run.result.value:.4f}" if run.result else "",
         )
     console.print(table)
 

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from numpy.typing import ArrayLike, NDArray
 
 from polarstep.experiments.report.curves import Curve, curve_of, quantity_name, zoom
 from polarstep.experiments.report.drawing import ALARM, INK_SOFT, RULE, Drawing, draw, style_axes
@@ -19,6 +20,9 @@ __all__ = ["ablation_figures", "cost_figure", "trajectory_figure"]
 
 _LATE = 0.4
 """The share of training after which the curves of an ablation are shown."""
+
+FAR_OFF = 4.0
+"""A method this many times worse than the median one is marked at the edge of a figure."""
 
 
 def trajectory_figure(section: Section, name: str) -> Drawing | None:
@@ -63,16 +67,19 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     if not panels:
         return None
 
+    far_off = _far_off(rows, section.higher_is_better)
+
     def paint(figure: Figure) -> None:
         axes_row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (label, cost) in zip(axes_row, panels, strict=True):
             for row in rows:
                 x, look = cost(row), look_of(row.method)
-                if x and row.metric:
+                if x and row.metric and row not in far_off:
+                    mean, std = row.metric.mean, row.metric.std or 0.0
                     axes.errorbar(
                         x,
-                        row.metric.mean,
-                        yerr=row.metric.std,
+                        mean,
+                        yerr=[[mean - float(_below(mean, std))], [std]],
                         color=look.light,
                         marker=look.marker,
                         markersize=8,
@@ -86,10 +93,28 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
             if not section.higher_is_better:
                 axes.set_yscale("log")
                 _plain_log_ticks(axes.yaxis)
+            for row in far_off:
+                x, look = cost(row), look_of(row.method)
+                if x and row.metric:
+                    high = axes.get_xaxis_transform()
+                    axes.plot(
+                        x, 0.97, look.marker, color=look.light, transform=high, label=row.label
+                    )
+                    axes.annotate(
+                        f"↑ {row.metric.mean:.4g}",
+                        (x, 0.97),
+                        (8, 0),
+                        xycoords=high,
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=8,
+                    )
         _legend(figure, axes_row[0])
 
     better = "up" if section.higher_is_better else "down"
     caption = f"Better is {better} and to the left; bars are one standard deviation over seeds."
+    if far_off:
+        caption += " An arrow marks a method whose mean lies far above the axis."
     return draw(name, "Quality against cost", caption, (10.5, 4.4), paint)
 
 
@@ -172,13 +197,32 @@ def _trajectories(axes: Axes, curves: Sequence[Curve], looks: Sequence[Look], ag
         )
         line.set_gid(f"series-{index}")
         if np.any(curve.std > 0):
-            low = np.maximum(curve.mean - curve.std, 1e-12)
             axes.fill_between(
-                x, low, curve.mean + curve.std, color=look.light, alpha=0.16, linewidth=0
+                x,
+                _below(curve.mean, curve.std),
+                curve.mean + curve.std,
+                color=look.light,
+                alpha=0.16,
+                linewidth=0,
             )
         if against == "steps":
             for broken in curve.broken:
                 axes.plot(broken.steps, broken.values, color=look.light, linestyle=":", lw=1.0)
+
+
+def _below(mean: ArrayLike, std: ArrayLike) -> NDArray[np.float64]:
+    """The lower end of a band: mean − std; where that is not positive, as far as up on a log scale."""
+    mean, std = np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
+    return np.where(mean > std, mean - std, mean**2 / (mean + std))
+
+
+def _far_off(rows: Sequence[Row], higher_is_better: bool) -> list[Row]:
+    """Methods so much worse than most that an axis with them on it would show nothing else."""
+    if higher_is_better:
+        return []
+    means = sorted(row.metric.mean for row in rows if row.metric)
+    limit = FAR_OFF * means[len(means) // 2]
+    return [row for row in rows if row.metric and row.metric.mean > limit]
 
 
 def _inset(
