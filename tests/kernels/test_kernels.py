@@ -285,6 +285,17 @@ def test_the_first_polynomial_reads_the_norm_off_the_trace(device: torch.device,
     assert (torch.linalg.matrix_norm(got) < torch.linalg.matrix_norm(want)).all()  # a little shrunk
 
 
+def test_the_norm_is_read_off_the_trace_of_large_products_too(device: torch.device) -> None:
+    from polarstep.kernels.product import DESCRIPTORS_FROM, product
+
+    Y = randn(1, DESCRIPTORS_FROM + 8, 4, device=device)
+    G = (Y @ Y.mT).half()
+    H = product(G, G, alpha=2.0, D=G, beta=-3.0, identity=4.0, symmetric=True, by_trace=True)
+    S = G.double() / Y.double().square().sum()
+    want = (2 * S @ S - 3 * S + 4 * torch.eye(Y.shape[1], device=device)) / Y.double().norm()
+    assert (H.double() - want).norm() < 2e-2 * want.norm()
+
+
 def test_a_norm_that_float32_cannot_square_gives_zero(device: torch.device) -> None:
     from polarstep.kernels.product import product
 

@@ -1,6 +1,6 @@
 """One batched matrix product, ``α·AB + β·D + κ·I``, that knows when its result is symmetric.
 
-A Newton–Schulz step is three of these: G = XᵀX, H = cG² + bG + aI, X ← XH. The first two are
+A Newton–Schulz step is three of these: G = XXᵀ, H = cG² + bG + aI, X ← HX. The first two are
 symmetric, so only the tiles on and under the diagonal are computed and each is stored twice; and
 adding D and the identity on the way out saves a pass over memory each.
 
@@ -201,7 +201,7 @@ def product(
     batch, M, K = A.shape
     N = B.shape[-1]
     out = torch.empty(batch, M, N, device=A.device, dtype=out_dtype or A.dtype)
-    if symmetric and _suits_descriptors(A, B):
+    if symmetric and not by_trace and _suits_descriptors(A, B):
         return _by_descriptors(A, B, D, out, alpha, beta, identity)
     tiles = _tiles(M, N, A.element_size(), symmetric)
     rows, cols = triton.cdiv(M, tiles["BM"]), triton.cdiv(N, tiles["BN"])
@@ -282,7 +282,5 @@ def _tiles(M: int, N: int, element_size: int, symmetric: bool) -> dict[str, Any]
     """
     if max(M, N) <= (256 if symmetric else 64):  # larger tiles would leave a GPU half empty
         return {"BM": 64, "BN": 64, "BK": 64 // element_size, "num_warps": 4, "num_stages": 4}
-    tiles = {"BM": 128, "BK": 128 // element_size, "num_warps": 8}
-    if symmetric:
-        return tiles | {"BN": 128, "num_stages": 3}
-    return tiles | {"BN": 256, "num_stages": 3}
+    BN = 128 if symmetric else 256
+    return {"BM": 128, "BN": BN, "BK": 128 // element_size, "num_warps": 8, "num_stages": 3}
