@@ -1,7 +1,7 @@
 """One bucket on a GPU: equation (1) for all matrices of one shape, in a few launches.
 
     momentum   one kernel reads G and C, writes C and M, M in bfloat16 and in one batch
-    polar      the polar map of the batch: products in bfloat16
+    polar      the polar map of the batch: products in 16 bits
     apply      one kernel reads and writes X; T = QZ is multiplied out on the way, never stored
 
 A step is three calls: :meth:`DeviceBucket.prepare` brings what changes from step to step into place

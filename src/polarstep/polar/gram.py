@@ -34,11 +34,10 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.matrix import product_like
-from polarstep.polar.coefficients import evaluate
+from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.symmetric import symmetric_product
 
 __all__ = [
-    "Polynomial",
     "apply_polynomials",
     "fits_float16",
     "gram_matrix",
@@ -46,8 +45,6 @@ __all__ = [
     "restarts",
     "rounding",
 ]
-
-Polynomial = tuple[float, ...]
 
 # Largest error in an eigenvalue of G_t that is left to grow, on the scale of ‖G_t‖ ≤ 1. A negative
 # eigenvalue of this size changes P(λ) by under a tenth for every coefficient set we ship.
@@ -116,6 +113,10 @@ def _settles(polynomial: Polynomial) -> bool:
     return abs(sum(polynomial) - 1) < 1e-12 and abs(slope) < 1e-12
 
 
+# Not functools.cache, which torch.compile looks through.
+_FITS: dict[tuple[Polynomial, ...], bool] = {}
+
+
 def fits_float16(polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether singular values from [0, 1] and all that is made of them stay far from float16's limit."""
     if polynomials not in _FITS:
@@ -125,9 +126,6 @@ def fits_float16(polynomials: tuple[Polynomial, ...]) -> bool:
             fits &= bool(x.abs().max() < 4) and max(map(abs, polynomial)) < 100
         _FITS[polynomials] = fits
     return _FITS[polynomials]
-
-
-_FITS: dict[tuple[Polynomial, ...], bool] = {}
 
 
 def apply_polynomials(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.matrix import product_like
-from polarstep.polar.gram import Polynomial, polynomial_of
+from polarstep.polar.coefficients import Polynomial
+from polarstep.polar.gram import polynomial_of
 from polarstep.polar.symmetric import symmetric_product
 
 __all__ = ["iterate"]

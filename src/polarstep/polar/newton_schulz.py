@@ -14,6 +14,7 @@ from polarstep import flops, kernels
 from polarstep.matrix import normalized, product_dtype
 from polarstep.polar import coefficients, gram
 from polarstep.polar.base import PolarMap
+from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.iterate import iterate
 from polarstep.polar.small import small_polar, suits
 from polarstep.polar.symmetric import WORTH_FROM, symmetric_flops
@@ -83,7 +84,7 @@ class NewtonSchulz(PolarMap):
         return isinstance(self.delta, str)
 
     @property
-    def polynomials(self) -> tuple[gram.Polynomial, ...]:
+    def polynomials(self) -> tuple[Polynomial, ...]:
         """The polynomials φ₁, …, φ_q themselves."""
         return coefficients.resolve(self.coefficients, self.steps)
 

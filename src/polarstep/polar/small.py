@@ -15,6 +15,7 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.matrix import product_like
 from polarstep.polar import gram
+from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.iterate import iterate
 
 __all__ = ["small_polar", "suits"]
@@ -25,7 +26,7 @@ FEWER_ROWS_THAN = 512
 GRAM_FROM = 3
 
 
-def suits(Y: Tensor, polynomials: tuple[gram.Polynomial, ...]) -> bool:
+def suits(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether :func:`small_polar` can do it."""
     return (
         Y.dtype == torch.bfloat16
@@ -36,9 +37,7 @@ def suits(Y: Tensor, polynomials: tuple[gram.Polynomial, ...]) -> bool:
     )
 
 
-def small_polar(
-    Y: Tensor, polynomials: tuple[gram.Polynomial, ...], *, by_gram: bool = True
-) -> Tensor:
+def small_polar(Y: Tensor, polynomials: tuple[Polynomial, ...], *, by_gram: bool = True) -> Tensor:
     """φ_q∘…∘φ₁ on the singular values of Y/‖Y‖_F, for ``Y`` of shape (batch, m, n), m ≤ n.
 
     In bfloat16, or in float16 where the Gram form was taken, which ``by_gram`` allows. Zero where
