@@ -203,6 +203,14 @@ def test_kill_at_chosen_moments(moment, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_the_record_says_what_was_trained_on(tmp_path):
+    train(tiny_gpt("muon"), tmp_path / "text")
+    train(tiny_cnn(fake_cifar10(tmp_path / "data"), "muon"), tmp_path / "images")
+    text, images = (RunRecord.load(tmp_path / name).environment for name in ("text", "images"))
+    assert text["data"].startswith("tinyshakespeare: ")
+    assert "40 held out" in images["data"]
+
+
 def test_a_finished_run_may_leave_no_checkpoint(tmp_path):
     config = tiny_gpt(runtime__keep_checkpoint=False, runtime__checkpoint_seconds=0.0)
     train(tiny_gpt(), tmp_path / "kept")

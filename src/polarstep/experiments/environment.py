@@ -33,9 +33,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def record_environment(path: Path, device: torch.device) -> None:
-    """Write the environment of a run that begins; add that of one that goes on to its list."""
-    now = describe_environment(device)
+def record_environment(path: Path, device: torch.device, data: str = "") -> None:
+    """Write the environment of a run that begins; add that of one that goes on to its list.
+
+    ``data`` says what is trained on, in a few words: a config may have a pattern only.
+    """
+    now = describe_environment(device) | ({"data": data} if data else {})
     if path.exists():
         first = read_json(path)
         write_json(path, first | {"resumed": [*first.get("resumed", []), now]})

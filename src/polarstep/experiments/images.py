@@ -70,6 +70,12 @@ class ImageTask:
         return cls(config, device, model, train, val, test)
 
     @property
+    def data(self) -> str:
+        """How many images there are of each kind."""
+        counts = (len(self.train.images), len(self.val[1]), len(self.test[1]))
+        return "CIFAR-10: {:,} images, {:,} held out, {:,} for the test".format(*counts)
+
+    @property
     def metric(self) -> Literal["test_accuracy"]:
         """What :meth:`final` returns."""
         return "test_accuracy"

@@ -57,6 +57,16 @@ class LanguageTask:
         return cls(config, device, model, train, val)
 
     @property
+    def data(self) -> str:
+        """The files, and how many tokens they have."""
+        patterns = self._data.train
+        if patterns[0].startswith(CORPUS):
+            names = patterns[0].removeprefix(CORPUS)
+        else:
+            names = ", ".join(shard.name for shard in find_shards(patterns))
+        return f"{names}: {sum(map(len, self.train.shards)):,} tokens"
+
+    @property
     def metric(self) -> Literal["val_perplexity"]:
         """What :meth:`final` returns."""
         return "val_perplexity"

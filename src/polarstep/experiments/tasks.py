@@ -53,6 +53,10 @@ class Task(Protocol):
         """The network, on its device."""
 
     @property
+    def data(self) -> str:
+        """What it trains on, in a few words, for the record."""
+
+    @property
     def steps(self) -> int:
         """How many steps the run has."""
 

@@ -157,7 +157,7 @@ class _Run:
             progress = load_checkpoint(
                 checkpoint, task.model, scheduled.optimizer, config.to_dict(), device
             )
-        record_environment(directory / record.ENVIRONMENT, device)
+        record_environment(directory / record.ENVIRONMENT, device, task.data)
         now = time.perf_counter()
         run = cls(
             config=config,

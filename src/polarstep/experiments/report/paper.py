@@ -119,7 +119,9 @@ def _sentences(row: Row, wanted: Set[str]) -> list[tuple[str, str]]:
     method = next(method for method in ALL_METHODS if method.name == row.method)
     run = row.runs[0]
     device = str(run.environment.get("device", ""))
-    facts = Facts(method, run.identity.benchmark, row.config, device)
+    facts = Facts(
+        method, run.identity.benchmark, row.config, device, str(run.environment.get("data", ""))
+    )
     said = [(reason.topic, reason.say(facts)) for reason in REASONS if wanted & set(reason.about)]
     return [(topic, text) for topic, text in said if text]
 

@@ -32,6 +32,7 @@ class Facts:
     benchmark: str
     config: Mapping[str, Any]
     device: str
+    data: str = ""
 
     def get(self, path: str) -> Any:
         """What the config has at a dotted path; ``None`` where it has nothing."""
@@ -125,12 +126,11 @@ def _other_text(run: Facts) -> str | None:
     patterns = run.get("data.train")
     if run.benchmark != "nanogpt" or not patterns:
         return None
-    names = [str(pattern).rsplit("/", 1)[-1] for pattern in patterns]
     if all("fineweb" in str(pattern).lower() for pattern in patterns):
         return None
+    names = run.data or ", ".join(str(pattern).rsplit("/", 1)[-1] for pattern in patterns)
     return (
-        f"The text is that of the shards {', '.join(names)}, not FineWeb10B: a perplexity belongs to "
-        "its text."
+        f"The text is that of the shards {names}, not FineWeb10B: a perplexity belongs to its text."
     )
 
 
