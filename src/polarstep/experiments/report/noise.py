@@ -36,8 +36,6 @@ __all__ = ["gamma_lines", "noise_figure"]
 LogRow = Mapping[str, Any]
 
 _AT_MOST = 8  # panels that can still be read side by side
-_MULTIPLES = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
-_NEAR_ONE = (0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
 _TAIL_TICKS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)
 _GROWTH_TICKS = (1.0, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1, 2.2)
 
