@@ -13,11 +13,11 @@ from tests.experiments.synthetic import write_ablation, write_table_2
 from typer.testing import CliRunner
 
 from polarstep.cli import app
-from polarstep.experiments.archive import ARCHIVE
 from polarstep.experiments.methods import METHODS, find_method
-from polarstep.experiments.pack import pack
+from polarstep.experiments.records.archive import ARCHIVE
+from polarstep.experiments.records.pack import pack
 from polarstep.experiments.report import stale_tables, write_report
-from polarstep.experiments.suite import ablation_runs, comparison_runs
+from polarstep.experiments.suites.suite import ablation_runs, comparison_runs
 from polarstep.storage import StorageError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,10 +15,10 @@ from polarstep.cli import app
 from polarstep.cli import demo as command
 from polarstep.experiments.demo import RECIPE, SEEDS, demo_runs, tuning_budget
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.parallel import run_in_processes
 from polarstep.experiments.recipes import resolve, tuned
-from polarstep.experiments.record import RunRecord, find_runs
-from polarstep.experiments.suite import comparison_runs, pending
+from polarstep.experiments.records.record import RunRecord, find_runs
+from polarstep.experiments.suites.parallel import run_in_processes
+from polarstep.experiments.suites.suite import comparison_runs, pending
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_ctrl_c_keeps_checkpoints_and_the_runs_go_on_to_the_same_end(tmp_path):
     script = f"""
 from pathlib import Path
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.parallel import run_in_processes
-from polarstep.experiments.suite import comparison_runs, pending
+from polarstep.experiments.suites.parallel import run_in_processes
+from polarstep.experiments.suites.suite import comparison_runs, pending
 runs = comparison_runs({RECIPE!r}, METHODS[4:5], [1], {longer!r}, Path({str(tmp_path / "cut")!r}))
 for event in run_in_processes(runs, workers=1):
     print(event.step, flush=True)

@@ -20,7 +20,7 @@ from polarstep.cli import app
 from polarstep.data.corpus import CharacterVocabulary
 from polarstep.data.tokenizer import Characters
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.record import RunRecord, find_runs
+from polarstep.experiments.records.record import RunRecord, find_runs
 
 SMALL = [
     part

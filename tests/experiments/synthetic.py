@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.record import Ablation, MetricRow, Result, RunIdentity
+from polarstep.experiments.records.record import Ablation, MetricRow, Result, RunIdentity
 from polarstep.experiments.report.published import TABLE_2
-from polarstep.experiments.suite import PlannedRun, ablation_runs, comparison_runs
+from polarstep.experiments.suites.suite import PlannedRun, ablation_runs, comparison_runs
 from polarstep.storage import JsonLines, write_json
 
 DEVICE = "Synthetic CPU"

@@ -13,9 +13,9 @@ from tests.experiments.synthetic import write_run, write_table_2
 from typer.testing import CliRunner
 
 from polarstep.cli import app
-from polarstep.experiments.archive import ARCHIVE, write_archive
-from polarstep.experiments.pack import _stripped, pack
-from polarstep.experiments.record import Ablation, RunRecord, find_runs, read_files
+from polarstep.experiments.records.archive import ARCHIVE, write_archive
+from polarstep.experiments.records.pack import _stripped, pack
+from polarstep.experiments.records.record import Ablation, RunRecord, find_runs, read_files
 from polarstep.experiments.report import report_files
 from polarstep.storage import StorageError, read_json, write_json
 

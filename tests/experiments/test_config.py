@@ -19,12 +19,12 @@ from polarstep.experiments.config import (
     Stage,
     with_overrides,
 )
-from polarstep.experiments.language import LanguageTask
 from polarstep.experiments.methods import METHODS, find_method
-from polarstep.experiments.optimizers import build_optimizer, build_polar
 from polarstep.experiments.recipes import RECIPES, find_recipe, resolve, search_space, tuned
-from polarstep.experiments.schedule import Schedule, place_in_stages
 from polarstep.experiments.structure import parse_assignment
+from polarstep.experiments.training.language import LanguageTask
+from polarstep.experiments.training.optimizers import build_optimizer, build_polar
+from polarstep.experiments.training.schedule import Schedule, place_in_stages
 from polarstep.models.convnet import ConvNet
 from polarstep.models.gpt import GPT
 from polarstep.storage import write_json

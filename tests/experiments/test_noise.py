@@ -12,12 +12,12 @@ from tests.experiments.small import fake_cifar10, tiny_cnn, tiny_gpt
 from tests.experiments.test_train import StopAt, assert_same_run
 
 from polarstep.diagnostics.noise import held_still
-from polarstep.experiments import record
 from polarstep.experiments.config import ConfigError
-from polarstep.experiments.images import ImageTask
-from polarstep.experiments.noise import NoiseLog, points_along
-from polarstep.experiments.record import RunRecord
-from polarstep.experiments.train import Interrupted, build_task, train
+from polarstep.experiments.records import record
+from polarstep.experiments.records.record import RunRecord
+from polarstep.experiments.training.images import ImageTask
+from polarstep.experiments.training.noise import NoiseLog, points_along
+from polarstep.experiments.training.train import Interrupted, build_task, train
 
 MEASURED = {
     "runtime__noise__points": 4,

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from polarstep.experiments.record import (
+from polarstep.experiments.records.record import (
     Ablation,
     MetricRow,
     Result,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.experiments.synthetic import write_run
 
-from polarstep.experiments.record import Ablation
+from polarstep.experiments.records.record import Ablation
 from polarstep.experiments.report import report_files
 from polarstep.experiments.report.noise import gamma_lines, noise_figure
 from polarstep.experiments.report.rows import collect, sections_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.experiments.synthetic import write_comparison, write_run
 
-from polarstep.experiments.record import Ablation
+from polarstep.experiments.records.record import Ablation
 from polarstep.experiments.report import report_files, write_report
 from polarstep.experiments.report.curves import curve_of, zoom
 from polarstep.experiments.report.folder import MANIFEST

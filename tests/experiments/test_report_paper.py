@@ -11,7 +11,7 @@ from tests.experiments.synthetic import write_ablation, write_planned, write_run
 
 from polarstep.experiments.methods import METHODS
 from polarstep.experiments.recipes import resolve
-from polarstep.experiments.record import Ablation
+from polarstep.experiments.records.record import Ablation
 from polarstep.experiments.report import report_files
 from polarstep.experiments.report.paper import beside_the_paper
 from polarstep.experiments.report.published import ABLATIONS, TABLE_2
@@ -24,7 +24,7 @@ from polarstep.experiments.report.rows import (
     sections_of,
 )
 from polarstep.experiments.report.tables import brief_lines, markdown, summary_csv
-from polarstep.experiments.suite import comparison_runs
+from polarstep.experiments.suites.suite import comparison_runs
 from polarstep.storage import read_json, write_json
 
 

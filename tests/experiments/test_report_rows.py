@@ -9,7 +9,7 @@ import statistics
 import pytest
 from tests.experiments.synthetic import write_comparison, write_run
 
-from polarstep.experiments.record import Ablation
+from polarstep.experiments.records.record import Ablation
 from polarstep.experiments.report.published import METHODS, TABLE_2
 from polarstep.experiments.report.rows import collect, sections_of
 from polarstep.experiments.report.tables import markdown, runs_csv, seeds_text, summary_csv

@@ -16,11 +16,12 @@ import pytest
 import torch
 from tests.experiments.small import fake_cifar10, tiny_cnn, tiny_gpt
 
-from polarstep.experiments import checkpoint, record
 from polarstep.experiments.config import RunConfig
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.record import TIME_FIELDS, MetricRow, Result, RunRecord
-from polarstep.experiments.train import Interrupted, StopTraining, build_task, train
+from polarstep.experiments.records import record
+from polarstep.experiments.records.record import TIME_FIELDS, MetricRow, Result, RunRecord
+from polarstep.experiments.training import checkpoint
+from polarstep.experiments.training.train import Interrupted, StopTraining, build_task, train
 from polarstep.storage import StorageError
 
 
@@ -132,7 +133,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from tests.experiments.small import tiny_gpt
-from polarstep.experiments.train import train
+from polarstep.experiments.training.train import train
 train(tiny_gpt("rand-muon", runtime__checkpoint_seconds=0.0, data__stages=[STAGE]),
       Path(sys.argv[1]), resume=True)
 """
@@ -184,12 +185,12 @@ def test_kill_at_chosen_moments(moment, tmp_path, monkeypatch):
     train(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         if moment == "before the first checkpoint":
-            patch.setattr("polarstep.experiments.train.save_checkpoint", kill)
+            patch.setattr("polarstep.experiments.training.train.save_checkpoint", kill)
         elif moment == "between log and checkpoint":
             saved = iter(range(3))
             real = checkpoint.save_checkpoint
             patch.setattr(
-                "polarstep.experiments.train.save_checkpoint",
+                "polarstep.experiments.training.train.save_checkpoint",
                 lambda *a: real(*a) if next(saved, None) is not None else kill(),
             )
         else:
@@ -268,7 +269,7 @@ def test_the_compiled_functions_are_the_ones_that_are_run(tmp_path, monkeypatch)
 
         return counted
 
-    monkeypatch.setattr("polarstep.experiments.language.compiled", compiled)
+    monkeypatch.setattr("polarstep.experiments.training.language.compiled", compiled)
     plain = train(tiny_gpt("muon", runtime__compile=None), tmp_path / "plain")
     assert not calls  # left open, a run on a CPU is not compiled
     fast = train(tiny_gpt("muon", runtime__compile=True), tmp_path / "compiled")
@@ -329,7 +330,9 @@ def test_a_full_disk_is_said_and_leaves_the_record(tmp_path, monkeypatch):
     config = tiny_gpt(runtime__checkpoint_seconds=0.0)
     train(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("polarstep.experiments.checkpoint.torch.save", lambda _, file: full(file))
+        patch.setattr(
+            "polarstep.experiments.training.checkpoint.torch.save", lambda _, file: full(file)
+        )
         with pytest.raises(StorageError, match=r"no space left to write .*checkpoint\.pt"):
             train(config, tmp_path / "run")
     assert [row.step for row in RunRecord.load(tmp_path / "run").rows("train")] == [1]
@@ -386,7 +389,7 @@ def test_nothing_is_overwritten_silently(what, tmp_path):
 
 
 def test_two_processes_in_one_directory(tmp_path):
-    from polarstep.experiments.directory import RunLock
+    from polarstep.experiments.records.directory import RunLock
 
     config = tiny_gpt()
     with pytest.raises(Interrupted):

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from polarstep.experiments.optimizers import optimizer_gflops
 from polarstep.experiments.recipes import resolve
+from polarstep.experiments.training.optimizers import optimizer_gflops
 from polarstep.flops import CIFAR10, METHODS, NANOGPT, TABLE_2, Workload, gflops
 from polarstep.models.convnet import ConvNet, ConvNetConfig
 from polarstep.models.gpt import GPT, GPTConfig, rotary_table

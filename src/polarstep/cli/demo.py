@@ -12,9 +12,9 @@ from rich.table import Table
 from polarstep.cli.failures import ERROR, clear_errors
 from polarstep.experiments.demo import RECIPE, SEEDS, demo_runs, tuning_budget
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.parallel import available_cores, run_in_processes
-from polarstep.experiments.progress import follow
-from polarstep.experiments.suite import pending
+from polarstep.experiments.suites.parallel import available_cores, run_in_processes
+from polarstep.experiments.suites.progress import follow
+from polarstep.experiments.suites.suite import pending
 
 __all__ = ["demo"]
 

@@ -17,22 +17,22 @@ from rich.table import Table
 
 from polarstep.cli.failures import DIVERGED, ERROR, clear_errors
 from polarstep.experiments.ablations import AXES
-from polarstep.experiments.board import TensorBoard
 from polarstep.experiments.config import ConfigError
-from polarstep.experiments.methods import METHODS, find_method
-from polarstep.experiments.parallel import run_in_processes
-from polarstep.experiments.progress import ProgressBar, follow, progress_display
+from polarstep.experiments.methods import METHODS, find_method, find_methods
 from polarstep.experiments.recipes import RECIPES
-from polarstep.experiments.record import Result, RunRecord, find_runs
+from polarstep.experiments.records.record import Result, RunRecord, find_runs
 from polarstep.experiments.structure import parse_assignment
-from polarstep.experiments.suite import (
+from polarstep.experiments.suites.board import TensorBoard
+from polarstep.experiments.suites.parallel import run_in_processes
+from polarstep.experiments.suites.progress import ProgressBar, follow, progress_display
+from polarstep.experiments.suites.suite import (
     PlannedRun,
     ablation_runs,
     comparison_runs,
     pending,
     plan_run,
 )
-from polarstep.experiments.train import Observer, train
+from polarstep.experiments.training.train import Observer, train
 
 __all__ = ["ablate", "compare", "list_", "run"]
 
@@ -136,10 +136,9 @@ def compare(
     Started again, it leaves finished runs alone and resumes the others.
     """
     with clear_errors("Run the same command again to go on."):
-        chosen = METHODS if methods == "all" else [find_method(m) for m in methods.split(",")]
         folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
         overrides = _overrides(settings, device, monitor, noise)
-        runs = comparison_runs(recipe, list(chosen), _seeds(seeds), overrides, folder)
+        runs = comparison_runs(recipe, find_methods(methods), _seeds(seeds), overrides, folder)
         _run_suite(runs, folder, workers, force, tensorboard)
 
 

@@ -16,7 +16,7 @@ from polarstep.data.cifar10 import DatasetError
 from polarstep.data.shards import ShardError
 from polarstep.data.tokenizer import VocabularyError
 from polarstep.experiments.structure import ConfigError
-from polarstep.experiments.train import Interrupted
+from polarstep.experiments.training.train import Interrupted
 from polarstep.storage import StorageError
 
 __all__ = ["DIVERGED", "INTERRUPTED", "clear_errors"]

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from polarstep.cli.failures import clear_errors
-from polarstep.experiments.pack import pack as pack_runs
+from polarstep.experiments.records.pack import pack as pack_runs
 
 __all__ = ["pack"]
 

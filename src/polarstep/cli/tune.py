@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from polarstep.cli.failures import clear_errors
-from polarstep.experiments.methods import METHODS, find_method
-from polarstep.experiments.progress import progress_display
+from polarstep.experiments.methods import find_method, find_methods
 from polarstep.experiments.structure import parse_assignment
+from polarstep.experiments.suites.progress import progress_display
 
 if TYPE_CHECKING:
     from polarstep.experiments.tune import StudySpec
@@ -59,10 +59,9 @@ def tune(
     found = []
     with clear_errors(f"The trials so far are in {storage}; the same command continues."):
         overrides = dict(parse_assignment(text) for text in settings or [])
-        chosen = METHODS if method == "all" else [find_method(m) for m in method.split(",")]
-        slugs = [m.slug for m in chosen]
         specs = [
-            study_of(recipe, slug, storage, overrides, seed, cast(Any, pruner)) for slug in slugs
+            study_of(recipe, chosen.slug, storage, overrides, seed, cast(Any, pruner))
+            for chosen in find_methods(method)
         ]
         for spec in specs:
             _run(spec, trials, workers)

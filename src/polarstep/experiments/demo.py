@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polarstep.experiments.methods import METHODS
-from polarstep.experiments.suite import PlannedRun, comparison_runs
+from polarstep.experiments.suites.suite import PlannedRun, comparison_runs
 from polarstep.storage import read_json
 
 __all__ = ["RECIPE", "SEEDS", "Tuning", "demo_runs", "tuning_budget"]

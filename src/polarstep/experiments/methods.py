@@ -8,7 +8,7 @@ from typing import Literal
 
 from polarstep.experiments.structure import ConfigError
 
-__all__ = ["METHODS", "Method", "find_method"]
+__all__ = ["METHODS", "Method", "find_method", "find_methods"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ METHODS: tuple[Method, ...] = (
     Method("Rand Muon (Nes.-Gaussian)", "rand-muon", "muon", sketch="gaussian"),
     Method("Rand Muon (Nes.-Kaczmarz)", "rand-muon-kaczmarz", "muon", sketch="kaczmarz"),
 )
+
+
+def find_methods(names: str) -> list[Method]:
+    """``"all"`` of them, or those of a list like ``"adamw,muon"``."""
+    return list(METHODS) if names == "all" else [find_method(name) for name in names.split(",")]
 
 
 def find_method(name: str) -> Method:

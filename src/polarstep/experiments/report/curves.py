@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polarstep.experiments.record import MetricRow, RunRecord
+from polarstep.experiments.records.record import MetricRow, RunRecord
 from polarstep.experiments.report.rows import Row
 
 __all__ = ["Broken", "Curve", "curve_of", "quantity_name", "zoom"]

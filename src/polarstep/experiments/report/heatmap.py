@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from polarstep.experiments.record import RunRecord
+from polarstep.experiments.records.record import RunRecord
 from polarstep.experiments.report.drawing import RULE, Drawing, draw
 from polarstep.experiments.report.rows import Row
 

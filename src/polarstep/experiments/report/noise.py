@@ -1,6 +1,6 @@
 """What the two assumptions of the theory look like along a run: gradient noise, and γ and ν.
 
-The noise is that of ``noise.jsonl`` (:mod:`polarstep.experiments.noise`), γ and ν those of
+The noise is that of ``noise.jsonl`` (:mod:`polarstep.experiments.training.noise`), γ and ν those of
 ``gamma.jsonl``. Tail indices are drawn as 1/α, in which their errors are normal and an infinite index
 is a point on the axis: up is heavier, and above the line at α = 2 there is no variance.
 """
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from polarstep.experiments.record import RunRecord
+from polarstep.experiments.records.record import RunRecord
 from polarstep.experiments.report.drawing import (
     ALARM,
     INK,

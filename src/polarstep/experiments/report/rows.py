@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from polarstep.experiments.ablations import AXES
-from polarstep.experiments.archive import ARCHIVE
-from polarstep.experiments.record import RunRecord, find_runs
+from polarstep.experiments.records.archive import ARCHIVE
+from polarstep.experiments.records.record import RunRecord, find_runs
 from polarstep.experiments.report.published import (
     METHODS,
     Published,

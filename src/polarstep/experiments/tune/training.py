@@ -16,8 +16,8 @@ from typing import Any
 from polarstep.experiments.config import RunConfig, with_overrides
 from polarstep.experiments.methods import find_method
 from polarstep.experiments.recipes import find_recipe, resolve, search_space
-from polarstep.experiments.record import MetricRow, Result
-from polarstep.experiments.train import Interrupted, StopTraining, train
+from polarstep.experiments.records.record import MetricRow, Result
+from polarstep.experiments.training.train import Interrupted, StopTraining, train
 from polarstep.experiments.tune.study import Pruner, StudySpec
 from polarstep.experiments.tune.workers import Pruned
 

@@ -15,10 +15,10 @@ from polarstep.data.corpus import corpus_tokens
 from polarstep.data.shards import find_shards, open_shard
 from polarstep.data.tokenizer import vocab_size_beside
 from polarstep.data.tokens import TokenWindows
-from polarstep.experiments.compiling import compiled
 from polarstep.experiments.config import ConfigError, RunConfig, TextData
-from polarstep.experiments.schedule import Place, place_in_stages
-from polarstep.experiments.tasks import Draws, Validation, autocast
+from polarstep.experiments.training.compiling import compiled
+from polarstep.experiments.training.schedule import Place, place_in_stages
+from polarstep.experiments.training.tasks import Draws, Validation, autocast
 from polarstep.models.gpt import GPT, GPTConfig
 from polarstep.rng import generator
 

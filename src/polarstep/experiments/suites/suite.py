@@ -15,10 +15,10 @@ from typing import Any
 
 from polarstep.experiments.ablations import apply_axis, find_axis
 from polarstep.experiments.config import ConfigError, RunConfig
-from polarstep.experiments.directory import state_of
 from polarstep.experiments.methods import Method
 from polarstep.experiments.recipes import read_recipe_file, resolve
-from polarstep.experiments.record import Ablation, RunIdentity
+from polarstep.experiments.records.directory import state_of
+from polarstep.experiments.records.record import Ablation, RunIdentity
 from polarstep.storage import StorageError
 
 __all__ = ["PlannedRun", "ablation_runs", "comparison_runs", "pending", "plan_run"]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 import polarstep as ps
 from polarstep.experiments.config import ImageData, PolarConfig, RunConfig
-from polarstep.experiments.schedule import Schedule
+from polarstep.experiments.training.schedule import Schedule
 from polarstep.flops import ADAMW, SGD_NESTEROV, Workload, ledger, newton_schulz
 from polarstep.models.convnet import ConvNet
 from polarstep.models.gpt import GPT

@@ -1,7 +1,7 @@
 """Many run directories in one text file, small enough to be committed.
 
-``records.jsonl`` holds the JSON files of each run (:mod:`polarstep.experiments.record`); what many
-runs have in common is kept once::
+``records.jsonl`` holds the JSON files of each run (:mod:`polarstep.experiments.records.record`);
+what many runs have in common is kept once::
 
     {"format": "polarstep-records", "version": 1}
     {"shared": "5f0c1e9ab3d2", "value": {"recipe": "cifar10", …, "seed": null, …}}

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polarstep.experiments import record
-from polarstep.experiments.archive import ARCHIVE, archived_runs, split_path, write_archive
-from polarstep.experiments.record import find_runs, read_files
+from polarstep.experiments.records import record
+from polarstep.experiments.records.archive import ARCHIVE, archived_runs, split_path, write_archive
+from polarstep.experiments.records.record import find_runs, read_files
 from polarstep.storage import StorageError
 
 __all__ = ["Packed", "pack", "without_machine"]

@@ -18,25 +18,25 @@ from typing import Protocol
 
 import torch
 
-from polarstep.experiments import record
-from polarstep.experiments.checkpoint import Progress, load_checkpoint, save_checkpoint
 from polarstep.experiments.config import RunConfig
-from polarstep.experiments.directory import RunLock, check_directory, claim_directory
-from polarstep.experiments.environment import pick_device, record_environment
-from polarstep.experiments.gamma import GammaLog
-from polarstep.experiments.images import ImageTask
-from polarstep.experiments.interrupt import Interrupt
-from polarstep.experiments.language import LanguageTask
-from polarstep.experiments.noise import NoiseLog
-from polarstep.experiments.optimizers import (
+from polarstep.experiments.records import record
+from polarstep.experiments.records.directory import RunLock, check_directory, claim_directory
+from polarstep.experiments.records.environment import pick_device, record_environment
+from polarstep.experiments.records.record import MetricRow, Result, RunIdentity, RunRecord, Status
+from polarstep.experiments.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from polarstep.experiments.training.gamma import GammaLog
+from polarstep.experiments.training.images import ImageTask
+from polarstep.experiments.training.interrupt import Interrupt
+from polarstep.experiments.training.language import LanguageTask
+from polarstep.experiments.training.noise import NoiseLog
+from polarstep.experiments.training.optimizers import (
     ScheduledOptimizer,
     build_optimizer,
     optimizer_gflops,
 )
-from polarstep.experiments.record import MetricRow, Result, RunIdentity, RunRecord, Status
-from polarstep.experiments.schedule import Schedule
-from polarstep.experiments.tasks import Task, Validation
-from polarstep.experiments.timing import StepTimer
+from polarstep.experiments.training.schedule import Schedule
+from polarstep.experiments.training.tasks import Task, Validation
+from polarstep.experiments.training.timing import StepTimer
 from polarstep.storage import JsonLines, StorageError
 
 __all__ = ["Interrupted", "Observer", "StopTraining", "train"]

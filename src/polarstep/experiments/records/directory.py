@@ -11,8 +11,8 @@ try:
 except ImportError:  # Windows has no flock; there, two runs in one directory are not noticed.
     fcntl = None  # type: ignore[assignment]
 
-from polarstep.experiments import record
-from polarstep.experiments.record import Result, RunIdentity
+from polarstep.experiments.records import record
+from polarstep.experiments.records.record import Result, RunIdentity
 from polarstep.storage import StorageError
 
 __all__ = ["RunLock", "check_directory", "claim_directory", "state_of"]

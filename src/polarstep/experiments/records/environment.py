@@ -87,16 +87,16 @@ def _device_name(device: torch.device) -> str:
 
 def _git_commit() -> str | None:
     """The commit of the package's own source, with ``+`` where it has been changed since."""
-    here = Path(__file__).parent
+    package = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", *arguments], cwd=here, capture_output=True, text=True, check=True, timeout=10
+            ["git", *arguments], cwd=package, capture_output=True, text=True, check=True, timeout=10
         ).stdout.strip()
 
     try:
         commit = git("rev-parse", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(package))
         return commit + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None

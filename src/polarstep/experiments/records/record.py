@@ -16,8 +16,8 @@ stored as ``null`` and read back as NaN. A run killed in the middle of a line le
 incomplete; readers drop it.
 
 ``polarstep pack`` puts all but the checkpoints of many directories into one file
-(:mod:`polarstep.experiments.archive`). :func:`find_runs` and :meth:`RunRecord.load` make no difference
-between a directory and a run in an archive.
+(:mod:`polarstep.experiments.records.archive`). :func:`find_runs` and :meth:`RunRecord.load` make no
+difference between a directory and a run in an archive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from polarstep.experiments.archive import ARCHIVE, archived_runs, read_archived, split_path
+from polarstep.experiments.records.archive import ARCHIVE, archived_runs, read_archived, split_path
 from polarstep.storage import StorageError, read_json, read_lines, write_json
 
 __all__ = [

@@ -16,8 +16,8 @@ from rich.progress import (
 )
 
 from polarstep.experiments.config import RunConfig
-from polarstep.experiments.parallel import Event
-from polarstep.experiments.record import MetricRow, Result
+from polarstep.experiments.records.record import MetricRow, Result
+from polarstep.experiments.suites.parallel import Event
 
 __all__ = ["ProgressBar", "describe", "follow", "progress_display"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polarstep.experiments.config import RunConfig
-from polarstep.experiments.record import MetricRow, Result
+from polarstep.experiments.records.record import MetricRow, Result
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

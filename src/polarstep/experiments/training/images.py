@@ -15,10 +15,10 @@ from torch import Tensor
 
 from polarstep.data.augment import ImageBatches, Normalizer, reflect_pad
 from polarstep.data.cifar10 import load_cifar10
-from polarstep.experiments.capture import CapturedBackward
-from polarstep.experiments.compiling import compiled
 from polarstep.experiments.config import ConfigError, ImageData, RunConfig
-from polarstep.experiments.tasks import Draws, Validation, autocast
+from polarstep.experiments.training.capture import CapturedBackward
+from polarstep.experiments.training.compiling import compiled
+from polarstep.experiments.training.tasks import Draws, Validation, autocast
 from polarstep.models.convnet import ConvNet, ConvNetConfig
 from polarstep.rng import generator
 

@@ -19,9 +19,9 @@ from multiprocessing.queues import Queue
 import torch
 
 from polarstep.experiments.config import RunConfig
-from polarstep.experiments.record import MetricRow, Result
-from polarstep.experiments.suite import PlannedRun
-from polarstep.experiments.train import Interrupted, train
+from polarstep.experiments.records.record import MetricRow, Result
+from polarstep.experiments.suites.suite import PlannedRun
+from polarstep.experiments.training.train import Interrupted, train
 
 __all__ = ["Event", "available_cores", "run_in_processes"]
 

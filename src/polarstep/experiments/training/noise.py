@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from polarstep.diagnostics.noise import NoiseDraws, draw_noise, held_still, mean_gradient
 from polarstep.experiments.config import RunConfig
-from polarstep.experiments.tasks import Task
+from polarstep.experiments.training.tasks import Task
 from polarstep.optim.anatomy import dissect
 from polarstep.optim.roles import find_role
 from polarstep.rng import key_to_seed

@@ -1,0 +1,1 @@
+"""What runs leave behind, in directories and in archives, and where they took place."""

@@ -1,0 +1,1 @@
+"""One run: the loop, the two benchmarks it trains, their optimizers, checkpoints and side logs."""
