@@ -132,7 +132,8 @@ def test_several_workers_make_the_same_runs():
 def test_a_worker_that_fails_is_told_and_the_others_go_on():
     few = [*SMALL, "-m", "adamw,muon", "--out", "all", "--workers", "2"]
     outcome = polarstep("compare", "nanogpt-toy", *few, "--set", "data.val=no.bin", status=1)
-    assert "failed: " in said(outcome)
+    assert "failed: no token shard matches 'no.bin'" in said(outcome)
+    assert "none of 2 runs was made" in said(outcome)
     again = polarstep("compare", "nanogpt-toy", *few)
     assert "2 runs in all" in said(again)
 

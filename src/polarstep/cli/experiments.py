@@ -272,6 +272,9 @@ def _run_suite(
         raise ConfigError("--tensorboard goes with one run at a time: leave out --workers")
     else:
         failed = follow(run_in_processes(todo, workers, force), len(todo), console)
+    if failed == len(runs):
+        console.print(f"none of {len(runs)} runs was made", style="red", highlight=False)
+        raise typer.Exit(ERROR)
     Console().print(_summary(runs))
     typer.echo(f"{len(runs)} runs in {folder}; for the page: polarstep report {folder}")
     if failed:

@@ -18,12 +18,18 @@ from multiprocessing.queues import Queue
 
 import torch
 
-from polarstep.experiments.config import RunConfig
+from polarstep.data.cifar10 import DatasetError
+from polarstep.data.shards import ShardError
+from polarstep.experiments.config import ConfigError, RunConfig
 from polarstep.experiments.records.record import MetricRow, Result
 from polarstep.experiments.suites.suite import PlannedRun
 from polarstep.experiments.training.train import Interrupted, train
+from polarstep.storage import StorageError
 
 __all__ = ["Event", "available_cores", "run_in_processes"]
+
+EXPLAINED = (ConfigError, DatasetError, ShardError, StorageError)
+"""Errors whose message says what to do: nobody needs to see where they were raised."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,8 @@ def _work(jobs: Queue[PlannedRun | None], events: Queue[Event], force: bool) -> 
                 events.put(Event(run.label, result=result))
             except Interrupted:
                 return
+            except EXPLAINED as error:
+                events.put(Event(run.label, error=str(error)))
             except Exception as error:
                 traceback.print_exc()
                 events.put(Event(run.label, error=f"{type(error).__name__}: {error}"))
