@@ -205,13 +205,13 @@ def list_(
 
 
 def _list_runs(folder: Path, console: Console) -> None:
-    found = {directory: RunRecord.load(directory) for directory in find_runs([folder])}
     table = Table(title=f"Runs in {folder}", title_justify="left")
     table.add_column("run", overflow="fold", min_width=16)
     for header in ("method", "seed", "status", "steps", "value"):
         table.add_column(header, no_wrap=True)
     recipe = ""
-    for directory, run in found.items():
+    for directory in find_runs([folder]):
+        run = RunRecord.load(directory)
         identity = run.identity
         if identity.recipe != recipe:
             recipe = identity.recipe

@@ -12,12 +12,9 @@ import torch
 import typer
 from rich.console import Console
 
-from polarstep.data.cifar10 import DatasetError
-from polarstep.data.shards import ShardError
 from polarstep.data.tokenizer import VocabularyError
-from polarstep.experiments.structure import ConfigError
+from polarstep.experiments.suites.parallel import EXPLAINED
 from polarstep.experiments.training.train import Interrupted
-from polarstep.storage import StorageError
 
 __all__ = ["DIVERGED", "INTERRUPTED", "clear_errors"]
 
@@ -25,7 +22,7 @@ ERROR = 1
 DIVERGED = 3
 INTERRUPTED = 130
 
-EXPECTED = (ConfigError, DatasetError, ShardError, StorageError, VocabularyError, OSError)
+EXPECTED = (*EXPLAINED, VocabularyError, OSError)
 
 
 @contextmanager

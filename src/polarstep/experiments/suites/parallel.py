@@ -26,7 +26,7 @@ from polarstep.experiments.suites.suite import PlannedRun
 from polarstep.experiments.training.train import Interrupted, train
 from polarstep.storage import StorageError
 
-__all__ = ["Event", "available_cores", "run_in_processes"]
+__all__ = ["EXPLAINED", "Event", "available_cores", "run_in_processes"]
 
 EXPLAINED = (ConfigError, DatasetError, ShardError, StorageError)
 """Errors whose message says what to do: nobody needs to see where they were raised."""
