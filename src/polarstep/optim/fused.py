@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
+from polarstep.capture import captured
 from polarstep.kernels.pointers import refreshed
 from polarstep.matrix import MatrixView
 from polarstep.optim.bucket import DeviceBucket, Member, Signature
@@ -193,11 +194,7 @@ class FusedStep:
 
     def _capture(self, plan: _Plan, device: torch.device) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        # Another thread (a loader that pins memory) may use CUDA meanwhile.
-        with (
-            torch.cuda.device(device),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
-        ):
+        with torch.cuda.device(device), captured(graph):
             self._launch(plan, device)
         graph.replay()
         return graph

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from polarstep.capture import captured
+
 __all__ = ["CapturedBackward"]
 
 EAGER_RUNS = 3
@@ -55,7 +57,7 @@ class CapturedBackward:
         """Record the work. A capture computes nothing: weights and statistics stay as they are."""
         self._inputs = tuple(x.clone() for x in inputs)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with captured(graph):
             self._loss = self._work(*self._inputs)
         self._gradients = tuple(p.grad for p in self._parameters)
         return graph

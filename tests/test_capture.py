@@ -1,0 +1,55 @@
+"""The garbage collector stands still while a CUDA graph is captured."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from polarstep.capture import captured
+
+
+class Cycle:
+    """Freed by the collector alone, and says so."""
+
+    def __init__(self, freed: list[str], name: str) -> None:
+        self.itself, self.freed, self.name = self, freed, name
+
+    def __del__(self) -> None:
+        self.freed.append(self.name)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    @contextlib.contextmanager
+    def graph(_: object, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    enabled = gc.isenabled()
+    yield
+    gc.enable() if enabled else gc.disable()
+
+
+def test_garbage_is_freed_before_a_capture_and_not_during_it() -> None:
+    freed: list[str] = []
+    gc.enable()
+    Cycle(freed, "old graph")
+    with captured(None):  # type: ignore[arg-type]
+        assert freed == ["old graph"]
+        Cycle(freed, "made inside")
+        for _ in range(20_000):  # far more than what starts a collection
+            _cycle: list[object] = []
+            _cycle.append(_cycle)
+        assert freed == ["old graph"]
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_left_as_it_was_even_after_an_error(enabled: bool) -> None:
+    gc.enable() if enabled else gc.disable()
+    with pytest.raises(ValueError, match="inside"), captured(None):  # type: ignore[arg-type]
+        raise ValueError("inside")
+    assert gc.isenabled() is enabled
