@@ -34,8 +34,9 @@ __all__ = ["FusedStep", "can_fuse"]
 
 # M of a bucket takes two bytes an entry; a larger bucket is worked off in parts.
 LARGEST_BUCKET = 512 * 2**20
-# Buckets run on this many streams.
-STREAMS = 2
+# Buckets run on this many streams: on an H200 the six shapes of the CIFAR-10 network took 222 µs on two
+# and 149 on four, in full space with seven steps. nanoGPT has two shapes, and never more than two in use.
+STREAMS = 4
 # A step is captured after this many: all its kernels are compiled by then.
 STEPS_BEFORE_CAPTURE = 3
 # A vector load wants addresses like these.
@@ -169,7 +170,7 @@ class FusedStep:
     def _launch(self, plan: _Plan, device: torch.device) -> None:
         """The buckets on one device, on a GPU beside each other.
 
-        The small products of one bucket do not fill a GPU; two buckets at a time do better.
+        The small products of one bucket do not fill a GPU; a few buckets at a time do better.
         """
         buckets = [bucket for bucket, _ in plan.runs if bucket.signature.device == device]
         if device.type != "cuda" or len(buckets) == 1:
