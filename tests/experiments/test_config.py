@@ -412,3 +412,13 @@ def test_larger_batches_mean_fewer_steps_over_the_same_tokens():
 def test_ablations_that_make_no_sense(recipe, method, axis, value, message):
     with pytest.raises(ConfigError, match=message):
         apply_axis(resolve(recipe, method), axis, value)
+
+
+def test_a_run_may_sketch_warm():
+    config = resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.sketch": "warm"})
+    polar = build_polar(config.optimizer.polar, config.benchmark)
+    assert isinstance(polar, ps.LowRank)
+    assert isinstance(polar.sketch, ps.Warm)
+    # No power iterations in its price: those of earlier steps are in its start.
+    gaussian = build_polar(resolve("nanogpt-toy", "rand-muon").optimizer.polar, config.benchmark)
+    assert polar.flops(512, 512) < gaussian.flops(512, 512)

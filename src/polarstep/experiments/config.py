@@ -43,7 +43,8 @@ def _require(condition: bool, message: str) -> None:
 class PolarConfig:
     """The polar map T of the Muon methods; ``rank=None`` is full space.
 
-    ``"empirical"`` is the name the paper gives to Jordan's coefficients.
+    ``"empirical"`` is the name the paper gives to Jordan's coefficients. Sketches are the paper's two
+    and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`).
     """
 
     solver: Literal["cubic", "quintic", "quintic-2", "empirical", "polar-express", "exact"] = (
@@ -54,7 +55,7 @@ class PolarConfig:
     rank: int | None = None
     oversample: int = 10
     power: float = 1.0
-    sketch: Literal["gaussian", "kaczmarz"] = "gaussian"
+    sketch: Literal["gaussian", "kaczmarz", "warm"] = "gaussian"
 
     def __post_init__(self) -> None:
         _require(self.steps >= 0, f"optimizer.polar.steps={self.steps}: expected at least 0")
@@ -113,8 +114,8 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The shape of the learning rate, and of Muon's momentum, over the run.
 
-    The rate is constant, then falls linearly over the last ``cooldown`` of the scheduled steps to
-    ``final``, both as fractions; ``extension`` more steps stay at ``final``. Momentum rises from
+    The rate rises linearly over the first ``warmup`` steps, is constant, then falls linearly over the
+    last ``cooldown`` of the scheduled steps to ``final``, both as fractions; ``extension`` more steps stay at ``final``. Momentum rises from
     ``momentum_start`` over the first ``momentum_warmup`` of the run and falls back to it over the
     last ``momentum_cooldown`` steps.
     """

@@ -114,12 +114,12 @@ GPT_SEARCH = {
 # that no rate is right for both.
 SMALL_SEARCH = {
     "adamw": {
-        "optimizer.lr": Range(2e-4, 5e-3, log=True),
-        "optimizer.embedding_lr": Range(0.05, 2.0, log=True),
+        "optimizer.lr": Range(5e-4, 3e-3, log=True),
+        "optimizer.embedding_lr": Range(0.2, 1.0, log=True),
     },
     "sgd": {
-        "optimizer.lr": Range(0.02, 2.0, log=True),
-        "optimizer.embedding_lr": Range(100.0, 10_000.0, log=True),
+        "optimizer.lr": Range(0.05, 1.0, log=True),
+        "optimizer.embedding_lr": Range(100.0, 3000.0, log=True),
     },
     "muon": {
         "optimizer.lr": Range(0.01, 0.1, log=True),
@@ -201,6 +201,8 @@ def nanogpt_small(method: Method) -> RunConfig:
             head_lr=0.004 if muon else 0.0,
         ),
         schedule=ScheduleConfig(
+            # The baselines start gently, without which SGD is unstable; Muon's step has one size anyway.
+            warmup=0 if muon else 40,
             cooldown=0.6,
             final=0.05,
             momentum_start=0.85 if muon else None,

@@ -29,6 +29,8 @@ WHITENING_PORTION = 3 / 8
 """The whitening bias is trained for the first three of Airbench's eight epochs."""
 WHITENING_BIAS = "whitening.bias"
 
+SKETCHES = {"gaussian": ps.Gaussian, "kaczmarz": ps.Kaczmarz, "warm": ps.Warm}
+
 
 def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
     """The polar map of a config. PolarExpress takes the coefficients the paper prints for it."""
@@ -42,7 +44,7 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
         inner = ps.NewtonSchulz(config.steps, coefficients, delta=config.delta)
     if config.rank is None:
         return inner
-    sketch = ps.Kaczmarz() if config.sketch == "kaczmarz" else ps.Gaussian()
+    sketch = SKETCHES[config.sketch]()
     power = int(config.power) if float(config.power).is_integer() else config.power
     # A study of sketching sketches also where that does not pay, as small matrices on a GPU.
     return ps.LowRank(
