@@ -34,8 +34,8 @@ __all__ = ["FusedStep", "can_fuse"]
 
 # M of a bucket takes two bytes an entry; a larger bucket is worked off in parts.
 LARGEST_BUCKET = 512 * 2**20
-# Buckets run on this many streams: on an H200 the six shapes of the CIFAR-10 network took 222 µs on two
-# and 149 on four, in full space with seven steps. nanoGPT has two shapes, and never more than two in use.
+# Buckets run on this many streams: the CIFAR-10 filters, too small to fill an H200, took 222 µs on two
+# and 149 on four, in full space with seven steps. nanoGPT has two buckets.
 STREAMS = 4
 # A step is captured after this many: all its kernels are compiled by then.
 STEPS_BEFORE_CAPTURE = 3
