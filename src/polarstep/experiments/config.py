@@ -115,9 +115,9 @@ class ScheduleConfig:
     """The shape of the learning rate, and of Muon's momentum, over the run.
 
     The rate rises linearly over the first ``warmup`` steps, is constant, then falls linearly over the
-    last ``cooldown`` of the scheduled steps to ``final``, both as fractions; ``extension`` more steps stay at ``final``. Momentum rises from
-    ``momentum_start`` over the first ``momentum_warmup`` of the run and falls back to it over the
-    last ``momentum_cooldown`` steps.
+    last ``cooldown`` of the scheduled steps to ``final``, both as fractions; ``extension`` more steps
+    stay at ``final``. Momentum rises from ``momentum_start`` over the first ``momentum_warmup`` of the
+    run and falls back to it over the last ``momentum_cooldown`` steps.
     """
 
     warmup: int = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polarstep.experiments.methods import Method
-from polarstep.experiments.recipes import CIFAR_TUNED
+from polarstep.experiments.recipes.cifar10 import CIFAR_TUNED
 
 __all__ = ["REASONS", "Facts", "Reason"]
 
