@@ -282,5 +282,6 @@ def _tiles(M: int, N: int, element_size: int, symmetric: bool) -> dict[str, Any]
     """
     if max(M, N) <= (256 if symmetric else 64):  # larger tiles would leave a GPU half empty
         return {"BM": 64, "BN": 64, "BK": 64 // element_size, "num_warps": 4, "num_stages": 4}
-    BN = 128 if symmetric else 256
-    return {"BM": 128, "BN": BN, "BK": 128 // element_size, "num_warps": 8, "num_stages": 3}
+    if not symmetric:  # of few rows: memory is waited for, and two programs fit where one did
+        return {"BM": 128, "BN": 128, "BK": 64 // element_size, "num_warps": 4, "num_stages": 4}
+    return {"BM": 128, "BN": 128, "BK": 128 // element_size, "num_warps": 8, "num_stages": 3}
