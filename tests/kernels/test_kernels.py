@@ -189,20 +189,6 @@ def test_an_update_by_factors_as_a_step_has_them(
         assert (torch.stack(X) + T).norm() < 1e-2 * T.norm()
 
 
-def test_factors_of_different_precision(device: torch.device) -> None:
-    from polarstep.kernels.update import update_from_factors
-
-    L, R = (randn(2, *s, device=device).clamp(-1, 1) for s in [(70, 20), (20, 40)])
-    ones = torch.ones(2, device=device)
-    for left, right in ((torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16)):
-        X = list(randn(2, 70, 40, device=device).unbind())
-        want = torch.stack(X) - L.to(left).float() @ R.to(right).float()
-        update_from_factors(
-            addresses(X), L.to(left), R.to(right), ones, ones, element=torch.float32
-        )
-        assert torch.allclose(torch.stack(X), want, atol=1e-2 if device.type == "cuda" else 1e-3)
-
-
 def test_blend_keeps_the_start_of_a_skipped_matrix(device: torch.device) -> None:
     from polarstep.kernels.blend import blend
 
@@ -270,6 +256,24 @@ def test_gram_form_in_float16_is_as_good_as_float64(
     assert (alignments[0] >= alignments[1] - tolerance).all()
 
 
+def test_the_gram_form_rounds_once_to_another_precision(device: torch.device) -> None:
+    from polarstep.polar.coefficients import evaluate, resolve
+    from polarstep.polar.gram import apply_polynomials, restarts, rounding
+
+    polynomials = resolve("quintic", 7)
+    assert restarts(polynomials, rounding(torch.float16))  # those before the last stay in float16
+    X = randn(2, 20, 300, device=device).half()
+    X /= 1.01 * torch.linalg.matrix_norm(X.float(), 2, keepdim=True)
+    U, sigma, Vh = torch.linalg.svd(X.double(), full_matrices=False)
+    want = (U * evaluate(polynomials, sigma)[:, None]) @ Vh
+    Z = apply_polynomials(X, polynomials, out_dtype=torch.float32)
+    assert (Z - want).norm() < 2e-3 * want.norm()
+    assert (Z.half() != Z).any()
+    rounded = apply_polynomials(X, polynomials, out_dtype=torch.bfloat16)
+    assert rounded.dtype == torch.bfloat16
+    assert ((rounded.float() - Z).abs() <= 2**-7 * Z.abs()).all()  # truncated in the interpreter
+
+
 @pytest.mark.parametrize("m", [5, 64, 70])
 def test_the_first_polynomial_reads_the_norm_off_the_trace(device: torch.device, m: int) -> None:
     from polarstep.kernels.product import product
@@ -308,7 +312,10 @@ def test_a_norm_that_float32_cannot_square_gives_zero(device: torch.device) -> N
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("n", [24, 96])  # plain steps, and the Gram form
-def test_few_rows(device: torch.device, steps: int, n: int) -> None:
+def test_few_rows(
+    device: torch.device, steps: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polarstep.polar import gram
     from polarstep.polar.coefficients import evaluate, polar_express
     from polarstep.polar.small import small_polar, suits
 
@@ -316,12 +323,18 @@ def test_few_rows(device: torch.device, steps: int, n: int) -> None:
     Y = torch.stack([randn(20, n, device=device), randn(20, n, device=device, seed=1)])
     Y[0, 1:] *= 0.05
     assert suits(Y.bfloat16(), polynomials)
-    # The interpreter multiplies no bfloat16.
-    Y = Y.bfloat16() if device.type == "cuda" else Y.half()
+    by_gram = []
+    apply = gram.apply_polynomials
+    monkeypatch.setattr(
+        gram, "apply_polynomials", lambda X, *a, **k: by_gram.append(X.dtype) or apply(X, *a, **k)
+    )
+    if device.type == "cuda":  # the interpreter multiplies no bfloat16
+        Y = Y.bfloat16()
     U, sigma, Vh = torch.linalg.svd(Y.double(), full_matrices=False)
     sigma = evaluate(polynomials, sigma / torch.linalg.vector_norm(sigma, dim=-1, keepdim=True))
     got = small_polar(Y, polynomials)
-    assert got.dtype == (torch.float16 if n == 96 and steps > 2 else Y.dtype)
+    assert by_gram == ([torch.float16] if n == 96 and steps > 2 else [])
+    assert got.dtype == Y.dtype
     assert torch.allclose(got.double(), (U * sigma[:, None]) @ Vh, atol=4e-2)
     if steps == 4:
         assert (torch.linalg.matrix_norm(got.double(), 2) < 1.02).all()

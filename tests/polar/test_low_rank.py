@@ -247,6 +247,17 @@ def test_bad_options(options, error, message):
         LowRank(**options)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_both_factors_have_the_precision_of_the_inner_map(dtype):
+    M = batch("power-law", 2, 24, 60).float()
+    inner = NewtonSchulz(5, dtype=dtype, form="gram")
+    solver = LowRank(8, 3, inner=inner, always_sketch=True)
+    T, factors = solver.factored(M, generator=rng.generator("Ω"))
+    assert factors.Q.dtype == factors.Z.dtype == dtype
+    assert factors.B.dtype == T.dtype == torch.float32
+    torch.testing.assert_close(T.to(dtype), factors.Q @ factors.Z)
+
+
 @pytest.fixture
 def in_bfloat16(monkeypatch):
     """Products in bfloat16, as on a GPU."""

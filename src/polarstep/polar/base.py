@@ -32,7 +32,7 @@ class Factors:
     B = QᵀM says how much of M the basis captured, at no cost beyond the map's own.
     """
 
-    Q: Tensor  # (batch, m, ℓ), ‖Q‖_op ≤ 1
+    Q: Tensor  # (batch, m, ℓ), ‖Q‖_op ≤ 1, in the precision of Z
     B: Tensor  # (batch, ℓ, n), QᵀM on M's own scale
     Z: Tensor  # (batch, ℓ, n), the polar factor of B, in the precision the inner map ended in
     numbers: Tensor  # the random numbers of the sketch
@@ -40,7 +40,7 @@ class Factors:
 
     def product_like(self, X: Tensor) -> Tensor:
         """T = QZ in the memory layout of ``X``."""
-        return product_like(X, self.Q.to(self.Z.dtype), self.Z)
+        return product_like(X, self.Q, self.Z)
 
 
 class PolarMap(ABC):

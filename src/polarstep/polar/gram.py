@@ -128,16 +128,32 @@ def fits_float16(polynomials: tuple[Polynomial, ...]) -> bool:
     return _FITS[polynomials]
 
 
-def apply_polynomials(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-    """φ_q∘…∘φ₁ on the singular values of ``X``, of shape (batch, m, n) and ‖X‖_op ≤ 1."""
+def apply_polynomials(
+    X: Tensor, polynomials: tuple[Polynomial, ...], out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """φ_q∘…∘φ₁ on the singular values of ``X``, of shape (batch, m, n) and ‖X‖_op ≤ 1.
+
+    In ``out_dtype``, or in the precision of ``X``.
+    """
+    out_dtype = out_dtype or X.dtype
     in_halves = X.dtype == torch.float16 and kernels.available(X.device)
     starts = [0, *restarts(polynomials, rounding(X.dtype)), len(polynomials)]
     for first, end in pairwise(starts):
         if first < end:
             # But for float16 on a GPU, m×m work is never below float32.
             G = symmetric_product(X, X) if in_halves else gram_matrix(X)
-            X = product_like(X, _accumulate(G, polynomials[first:end]).to(X.dtype), X)
-    return X
+            W = _accumulate(G, polynomials[first:end]).to(X.dtype)
+            X = _applied(W, X, X.dtype if end < len(polynomials) else out_dtype)
+    return X.to(out_dtype)
+
+
+def _applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
+    """``WX`` in ``dtype``, rounded once where a kernel can do it."""
+    if dtype == X.dtype or not kernels.available(X.device):
+        return product_like(X, W, X).to(dtype)
+    from polarstep.kernels.product import product
+
+    return product(W, X, out_dtype=dtype)
 
 
 def _accumulate(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:

@@ -192,8 +192,7 @@ class LowRank(PolarMap):
         Q = Q.to(A.dtype)
         B = workable(Q.mT @ A)
         Z = self.inner.as_computed(B)
-        if Z.dtype == torch.float16:
-            Q = Q.to(Z.dtype)  # factors of one precision go to the tensor cores as they are
+        Q = Q.to(Z.dtype)  # T = QZ takes one precision; on a GPU the Gram form may end in float16
         Q, B, Z = Q[..., : self.width], B[:, : self.width], Z[:, : self.width]
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
         orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero

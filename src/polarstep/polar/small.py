@@ -2,9 +2,10 @@
 
 Their products take a few microseconds each, so a pass over memory counts as much as a step. Two are
 saved. ‖Y‖_F² is the trace of YYᵀ, which the first step forms anyway: its polynomial is applied to
-YYᵀ/‖Y‖_F² and divided by ‖Y‖_F, and Y itself is never normalized. And the last product of that step
-leaves float16, in which the other steps run on the Gram matrix where n is well above m
-(:mod:`polarstep.polar.gram`): singular values are on the scale of one by then.
+YYᵀ/‖Y‖_F² and divided by ‖Y‖_F, and Y itself is never normalized. And where n is well above m, the
+other steps run on the Gram matrix in float16 (:mod:`polarstep.polar.gram`), as singular values are on
+the scale of one by then: the last product of the first step leaves float16, and that of the last step
+bfloat16 again, which is what the other factor of a low-rank map is in.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def suits(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
 def small_polar(Y: Tensor, polynomials: tuple[Polynomial, ...], *, by_gram: bool = True) -> Tensor:
     """φ_q∘…∘φ₁ on the singular values of Y/‖Y‖_F, for ``Y`` of shape (batch, m, n), m ≤ n.
 
-    In bfloat16, or in float16 where the Gram form was taken, which ``by_gram`` allows. Zero where
+    In the precision of ``Y``; by the Gram form where it is cheaper, if ``by_gram`` allows it. Zero where
     entries of Y are so small or so large, beyond 1e-18 or 1e18, that their squares leave float32.
     """
     from polarstep.kernels.product import product
@@ -51,5 +52,6 @@ def small_polar(Y: Tensor, polynomials: tuple[Polynomial, ...], *, by_gram: bool
     H = product(G, G, alpha=c, D=G, beta=b, identity=a, symmetric=True, by_trace=True)
     by_gram &= len(rest) > 1 and Y.shape[-1] >= GRAM_FROM * Y.shape[-2]
     if by_gram and gram.fits_float16(polynomials):
-        return gram.apply_polynomials(product(H, Y, out_dtype=torch.float16), rest)
+        X = product(H, Y, out_dtype=torch.float16)
+        return gram.apply_polynomials(X, rest, out_dtype=Y.dtype)
     return iterate(product_like(Y, H, Y), rest)
