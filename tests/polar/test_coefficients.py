@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polarstep.polar.coefficients import evaluate, names, resolve
+from polarstep.polar.coefficients import evaluate, names, resolve, survives_16_bits
 
 UNIT = torch.linspace(0, 1, 200_001, dtype=torch.float64)
 
@@ -120,3 +120,28 @@ def test_malformed_sequences_are_refused(coefficients, message):
 def test_steps_must_be_a_count(steps):
     with pytest.raises(ValueError, match="expected an integer ≥ 0"):
         resolve("quintic", steps)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 7, 9])
+def test_all_sets_but_one_survive_rounding_to_16_bits(steps):
+    """The paper's triples for CIFAR-10 have no safety factor; two steps can do no harm."""
+    without_margin = {"polar-express-cifar10"} if steps > 2 else set()
+    broken = {name for name in names() if not survives_16_bits(resolve(name, steps))}
+    assert broken == without_margin
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "polar-express-cifar10"])
+def test_sets_that_survive_stay_bounded_whatever_the_rounding(name):
+    g = torch.Generator().manual_seed(0)
+    x = torch.linspace(0, 1, 20_001, dtype=torch.float64).repeat(8, 1)
+    for polynomial in resolve(name, 9):
+        up = torch.rand(x.shape, generator=g, dtype=x.dtype) < 0.9  # mostly the harmful way
+        x = evaluate((polynomial,), x * torch.where(up, 1 + 2**-8, 1 - 2**-8))
+    assert x.abs().max() < 1.25
+
+
+def test_without_a_safety_factor_rounding_blows_up():
+    x = torch.linspace(0, 1, 20_001, dtype=torch.float64)
+    for polynomial in resolve("polar-express-cifar10", 7):
+        x = evaluate((polynomial,), x * (1 + 2**-9))
+    assert x.abs().max() > 1e3

@@ -225,3 +225,19 @@ def test_products_in_the_dtype_that_was_asked_for():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         NewtonSchulz(**options)
+
+
+def test_coefficients_without_a_margin_are_not_run_in_16_bits(monkeypatch):
+    """A dense spectrum has a singular value wherever a polynomial peaks."""
+    monkeypatch.setattr("polarstep.polar.newton_schulz.product_dtype", lambda X: torch.bfloat16)
+    g = torch.Generator().manual_seed(0)
+    U, V = (torch.linalg.qr(torch.randn(48, 48, generator=g)).Q for _ in range(2))
+    M = (U * torch.linspace(0.02, 1, 48)) @ V.mT
+    careful = NewtonSchulz(7, "polar-express-cifar10")
+    assert not careful.rounds_input
+    assert "not below float32" in careful.describe(48, 48)
+    assert torch.linalg.matrix_norm(careful(M), 2) < 1.01
+    careless = NewtonSchulz(7, "polar-express-cifar10", dtype=torch.bfloat16)  # as asked for
+    assert not torch.linalg.matrix_norm(careless(M).float(), 2) < 10
+    assert NewtonSchulz(7, "polar-express").rounds_input
+    assert careful(M.double()).dtype == torch.float64

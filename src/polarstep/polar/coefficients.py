@@ -13,11 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from polarstep.polar.minimax import Polynomial, minimax, polar_express
 
-__all__ = ["Polynomial", "evaluate", "minimax", "names", "polar_express", "resolve"]
+__all__ = [
+    "Polynomial",
+    "evaluate",
+    "minimax",
+    "names",
+    "polar_express",
+    "resolve",
+    "survives_16_bits",
+]
 
 # The least l/u a quintic should be designed for, as given in the code listing of Amsel et al.
 # (arXiv:2505.16932).
@@ -78,6 +87,27 @@ def evaluate(polynomials: Sequence[Polynomial], x: Tensor) -> Tensor:
             value = value * y + c
         x = x * value
     return x
+
+
+_SURVIVES: dict[tuple[Polynomial, ...], bool] = {}
+
+
+def survives_16_bits(polynomials: tuple[Polynomial, ...]) -> bool:
+    """Whether rounding each step by 2⁻⁸, as bfloat16 does, leaves singular values bounded.
+
+    A minimax polynomial is steepest where its interval ends, and the next one is made for where this
+    one ends: without a safety factor, a singular value that rounding lifts over the edge grows by a
+    factor of twelve a step.
+    """
+    if polynomials not in _SURVIVES:
+        largest = 1.0
+        for polynomial in polynomials:
+            x = torch.linspace(0, largest * (1 + 2**-8), 4001, dtype=torch.float64, device="cpu")
+            largest = float(evaluate((polynomial,), x).abs().max())
+            if not largest < 4:
+                break
+        _SURVIVES[polynomials] = largest < 4
+    return _SURVIVES[polynomials]
 
 
 # A plain dictionary where functools.lru_cache would do, because torch.compile looks through the

@@ -43,7 +43,8 @@ class NewtonSchulz(PolarMap):
             A number: that δ for every matrix, which must be at least ‖M‖_op for the bounds to
             hold (the map is then not scale invariant).
         dtype: precision of the products; ``None`` is the fastest the device really has
-            (:func:`polarstep.matrix.product_dtype`).
+            (:func:`polarstep.matrix.product_dtype`), or float32 where that one has 16 bits and the
+            coefficients, for want of a safety factor, would blow up in it.
         form: ``"plain"`` iterates on M, ``"gram"`` on its small Gram matrix
             (:mod:`polarstep.polar.gram`); ``"auto"`` takes the cheaper of the two for the shape.
     """
@@ -75,8 +76,8 @@ class NewtonSchulz(PolarMap):
 
     @property
     def rounds_input(self) -> bool:
-        """Unless a precision was asked for."""
-        return self.dtype is None
+        """Unless a precision was asked for, or the polynomials need one."""
+        return self.dtype is None and coefficients.survives_16_bits(self.polynomials)
 
     @property
     def ignores_scale(self) -> bool:
@@ -107,6 +108,8 @@ class NewtonSchulz(PolarMap):
         On a GPU the Gram form has float16, at the rate of bfloat16, where it is the cheaper one.
         """
         dtype = product_dtype(X) if self.dtype is None else self.dtype
+        if self.dtype is None and not self.rounds_input:
+            dtype = torch.promote_types(dtype, torch.float32)
         if self.dtype is None and dtype == torch.bfloat16 and kernels.available(X.device):
             small = self.form == "auto" and min(m, n) < WORTH_FROM  # no half products there
             if not small and isinstance(self.delta, str) and gram.fits_float16(self.polynomials):
@@ -115,7 +118,7 @@ class NewtonSchulz(PolarMap):
         return dtype, self.uses_gram(m, n, dtype)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        as_usual = self.dtype is None and self.delta == "frobenius" and self.form == "auto"
+        as_usual = self.rounds_input and self.delta == "frobenius" and self.form == "auto"
         if as_usual and suits(X, self.polynomials):
             return small_polar(X, self.polynomials)
         dtype, by_gram = self._route(X, *X.shape[-2:])
@@ -169,4 +172,5 @@ class NewtonSchulz(PolarMap):
         dtype, by_gram = self._route(torch.empty(0, device=device or "cpu"), m, n)
         form = ", Gram form" if by_gram else ""
         form += " in float16" if by_gram and dtype == torch.float16 else ""
+        form += "" if self.rounds_input or self.dtype is not None else ", not below float32"
         return f"NewtonSchulz({self.steps} × {name}{form})"
