@@ -23,7 +23,11 @@ from polarstep.experiments.methods import METHODS, find_method
 from polarstep.experiments.recipes import RECIPES, find_recipe, resolve, search_space, tuned
 from polarstep.experiments.structure import parse_assignment
 from polarstep.experiments.training.language import LanguageTask
-from polarstep.experiments.training.optimizers import build_optimizer, build_polar
+from polarstep.experiments.training.optimizers import (
+    build_optimizer,
+    build_polar,
+    optimizer_gflops,
+)
 from polarstep.experiments.training.schedule import Schedule, place_in_stages
 from polarstep.models.convnet import ConvNet
 from polarstep.models.gpt import GPT
@@ -419,6 +423,20 @@ def test_a_run_may_sketch_warm():
     polar = build_polar(config.optimizer.polar, config.benchmark)
     assert isinstance(polar, ps.LowRank)
     assert isinstance(polar.sketch, ps.Warm)
-    # No power iterations in its price: those of earlier steps are in its start.
-    gaussian = build_polar(resolve("nanogpt-toy", "rand-muon").optimizer.polar, config.benchmark)
-    assert polar.flops(512, 512) < gaussian.flops(512, 512)
+
+
+def test_the_flops_of_a_run_are_those_of_its_sketch():
+    """Also where the sketch is not the method's own."""
+
+    def spent(method, **polar):
+        overrides = {f"optimizer.polar.{key}": value for key, value in polar.items()}
+        config = resolve("cifar10", method, overrides=overrides)
+        with torch.device("meta"):
+            return optimizer_gflops(ConvNet(config.model), config)
+
+    assert spent("rand-muon", sketch="kaczmarz") == spent("rand-muon-kaczmarz")
+    assert spent("rand-muon-kaczmarz", sketch="gaussian") == spent("rand-muon")
+    # A warm sketch iterates once a step, whatever the power it starts with.
+    assert spent("rand-muon", sketch="warm") == spent("rand-muon", power=0)
+    assert spent("rand-muon", sketch="warm") < spent("rand-muon", sketch="kaczmarz")
+    assert spent("rand-muon", rank=None) == spent("muon")

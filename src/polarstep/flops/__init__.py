@@ -17,7 +17,15 @@ from polarstep.flops.formulas import (
     power_products,
     qr,
 )
-from polarstep.flops.ledger import METHODS, TABLE_2, gflops, ledger, markdown, relative_difference
+from polarstep.flops.ledger import (
+    METHODS,
+    TABLE_2,
+    gflops,
+    ledger,
+    markdown,
+    muon_ledger,
+    relative_difference,
+)
 from polarstep.flops.workload import (
     ADAMW,
     ADAMW_DECAY,
@@ -47,6 +55,7 @@ __all__ = [
     "low_rank_parts",
     "markdown",
     "matmul",
+    "muon_ledger",
     "newton_schulz",
     "normalization",
     "power_products",

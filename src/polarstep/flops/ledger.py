@@ -12,7 +12,16 @@ from functools import partial
 from polarstep.flops import formulas
 from polarstep.flops.workload import SGD_NESTEROV, ElementwiseRule, Workload
 
-__all__ = ["METHODS", "TABLE_2", "gflops", "ledger", "markdown", "percent", "relative_difference"]
+__all__ = [
+    "METHODS",
+    "TABLE_2",
+    "gflops",
+    "ledger",
+    "markdown",
+    "muon_ledger",
+    "percent",
+    "relative_difference",
+]
 
 Ledger = dict[str, float]
 PolarCost = Callable[[Workload, int, int], dict[str, int]]
@@ -60,17 +69,26 @@ def muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
     return items
 
 
-_gaussian = partial(randomized, sketch=formulas.gaussian_sketch)
-_kaczmarz = partial(randomized, sketch=formulas.kaczmarz_sketch)
+_SKETCHES: dict[str | None, PolarCost] = {
+    None: full_space,
+    "gaussian": partial(randomized, sketch=formulas.gaussian_sketch),
+    "kaczmarz": partial(randomized, sketch=formulas.kaczmarz_sketch),
+}
+
+
+def muon_ledger(workload: Workload, *, nesterov: bool, sketch: str | None) -> Ledger:
+    """Muon's ledger with either momentum, in full space (``None``) or with a sketch."""
+    return muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=_SKETCHES[sketch])
+
 
 METHODS: dict[str, Callable[[Workload], Ledger]] = {
     "AdamW": lambda workload: everything_by(workload, rule=workload.adamw),
     "SGD (Nesterov)": partial(everything_by, rule=SGD_NESTEROV),
-    "Muon (Polyak)": partial(muon, momentum=_POLYAK, polar=full_space),
-    "Rand Muon (Polyak)": partial(muon, momentum=_POLYAK, polar=_gaussian),
-    "Muon (Nesterov)": partial(muon, momentum=_NESTEROV, polar=full_space),
-    "Rand Muon (Nes.-Gaussian)": partial(muon, momentum=_NESTEROV, polar=_gaussian),
-    "Rand Muon (Nes.-Kaczmarz)": partial(muon, momentum=_NESTEROV, polar=_kaczmarz),
+    "Muon (Polyak)": partial(muon_ledger, nesterov=False, sketch=None),
+    "Rand Muon (Polyak)": partial(muon_ledger, nesterov=False, sketch="gaussian"),
+    "Muon (Nesterov)": partial(muon_ledger, nesterov=True, sketch=None),
+    "Rand Muon (Nes.-Gaussian)": partial(muon_ledger, nesterov=True, sketch="gaussian"),
+    "Rand Muon (Nes.-Kaczmarz)": partial(muon_ledger, nesterov=True, sketch="kaczmarz"),
 }
 """The rows of Table 2, in its order and by its names."""
 

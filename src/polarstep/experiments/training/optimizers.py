@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 import polarstep as ps
 from polarstep.experiments.config import ImageData, PolarConfig, RunConfig
 from polarstep.experiments.training.schedule import Schedule
-from polarstep.flops import ADAMW, SGD_NESTEROV, Workload, ledger, newton_schulz
+from polarstep.flops import ADAMW, SGD_NESTEROV, Workload, ledger, muon_ledger, newton_schulz
 from polarstep.models.convnet import ConvNet
 from polarstep.models.gpt import GPT
 
@@ -190,7 +190,8 @@ def normalize_filters(filters: list[Tensor]) -> None:
 
 def optimizer_gflops(model: Model, config: RunConfig) -> float:
     """GFLOPs per optimizer step in the paper's convention, from the shapes of the model."""
-    polar = config.optimizer.polar
+    polar, rule = config.optimizer.polar, config.rule
+    warm = polar.rank is not None and polar.sketch == "warm"
     shapes = model.matrix_shapes()
     total = sum(p.numel() for p in model.parameters() if p.requires_grad)
     work = Workload.from_shapes(
@@ -200,14 +201,15 @@ def optimizer_gflops(model: Model, config: RunConfig) -> float:
         # The methods that do not sketch do not look at the rank.
         rank=polar.rank or 1,
         oversample=polar.oversample,
-        power=polar.power,
+        power=0 if warm else polar.power,  # the power iterations of a warm sketch are earlier steps
         steps=polar.steps,
         companion=ADAMW if isinstance(model, GPT) else SGD_NESTEROV,
     )
-    spent: float = sum(ledger(work, config.method).values())
-    if config.rule.algorithm == "muon":
-        spent += _other_solver(polar, config, shapes)
-    return spent / 1e9
+    if rule.algorithm != "muon":
+        return sum(ledger(work, config.method).values()) / 1e9
+    sketch = None if polar.rank is None else "gaussian" if warm else polar.sketch
+    spent = sum(muon_ledger(work, nesterov=rule.nesterov, sketch=sketch).values())
+    return (spent + _other_solver(polar, config, shapes)) / 1e9
 
 
 def _other_solver(polar: PolarConfig, config: RunConfig, shapes: list[tuple[int, int]]) -> float:
