@@ -297,7 +297,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
             axis.xaxis.set_minor_locator(NullLocator())
             axis.yaxis.set_major_formatter("{x:g}")
             axis.yaxis.set_minor_formatter("{x:g}" if kind == "rank" else NullFormatter())
-            axis.set_xlabel(kind)
+            axis.set_xlabel("width (ℓ: a quarter of it)" if kind == "width" else "ℓ")
             axis.set_ylabel("ms a step, four matrices")
             axis.legend(fontsize=8)
             axis.grid(alpha=0.3)
