@@ -91,6 +91,11 @@ class DeviceBucket:
             return None
         return its.polar if its.polar.full_space_reason(its.m, its.n, its.device) is None else None
 
+    @property
+    def nbytes(self) -> int:
+        """Of M, the measure of what a step of this bucket needs."""
+        return self.count * self.signature.m * self.signature.n * self.dtype.itemsize
+
     @cached_property
     def dtype(self) -> torch.dtype:
         """The precision of M and of the products on this device."""

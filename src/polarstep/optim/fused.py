@@ -35,8 +35,11 @@ __all__ = ["FusedStep", "can_fuse"]
 # M of a bucket takes two bytes an entry; a larger bucket is worked off in parts.
 LARGEST_BUCKET = 512 * 2**20
 # Buckets run on this many streams: the CIFAR-10 filters, too small to fill an H200, took 222 µs on two
-# and 149 on four, in full space with seven steps. nanoGPT has two buckets.
+# and 149 on four, in full space with seven steps. Large ones share the first two: they gain nothing from
+# more, and the work space of as many buckets as there are streams is held at once.
 STREAMS = 4
+STREAMS_OF_LARGE_BUCKETS = 2
+LARGE_BUCKET = 64 * 2**20
 # A step is captured after this many: all its kernels are compiled by then.
 STEPS_BEFORE_CAPTURE = 3
 # A vector load wants addresses like these.
@@ -181,8 +184,10 @@ class FusedStep:
         streams = self._streams(device)
         for stream in streams:
             stream.wait_stream(here)
-        for bucket, stream in zip(buckets, cycle(streams)):
-            with torch.cuda.stream(stream):
+        for bucket, lane in zip(
+            buckets, _lanes([bucket.nbytes for bucket in buckets]), strict=True
+        ):
+            with torch.cuda.stream(streams[lane]):
                 bucket.launch()
         for stream in streams:
             here.wait_stream(stream)
@@ -236,6 +241,17 @@ class FusedStep:
                     # the memory for each number of them would fill the GPU.
                     bucket = self._buckets[signature, part] = DeviceBucket(signature, count)
                 yield bucket, chunk
+
+
+def _lanes(sizes: list[int]) -> list[int]:
+    """The stream of each bucket, by the bytes of its M: large ones from below, others from above.
+
+    >>> _lanes([2**20] * 5), _lanes([2**27] * 3), _lanes([2**20, 2**27])
+    ([3, 2, 1, 0, 3], [0, 1, 0], [3, 0])
+    """
+    large = cycle(range(STREAMS_OF_LARGE_BUCKETS))
+    small = cycle(reversed(range(STREAMS)))
+    return [next(large) if size >= LARGE_BUCKET else next(small) for size in sizes]
 
 
 def _can_capture(plan: _Plan) -> bool:
