@@ -51,8 +51,9 @@ def results_tables(folder: Path) -> str:
     archives = sorted(folder.rglob("records.jsonl"))
     if not archives:
         return ""
-    from polarstep.experiments.report.rows import collect, sections_of
-    from polarstep.experiments.report.tables import brief_lines, seeds_text
+    from polarstep.experiments.report.grouping import collect, sections_of
+    from polarstep.experiments.report.tables import brief_lines
+    from polarstep.experiments.report.texts import seeds_text
 
     sections, _ = sections_of(collect([folder]))
     blocks = []

@@ -11,8 +11,8 @@ from tests.experiments.synthetic import write_run
 
 from polarstep.experiments.records.record import Ablation
 from polarstep.experiments.report import report_files
+from polarstep.experiments.report.grouping import collect, sections_of
 from polarstep.experiments.report.noise import gamma_lines, noise_figure
-from polarstep.experiments.report.rows import collect, sections_of
 
 STEPS = (0, 3, 20, 200)
 

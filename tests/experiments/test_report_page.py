@@ -16,9 +16,9 @@ from polarstep.experiments.records.record import Ablation
 from polarstep.experiments.report import report_files, write_report
 from polarstep.experiments.report.curves import curve_of, zoom
 from polarstep.experiments.report.folder import MANIFEST
+from polarstep.experiments.report.grouping import collect, sections_of
 from polarstep.experiments.report.heatmap import gamma_figure, gamma_grid
 from polarstep.experiments.report.palette import CHROME, SERIES
-from polarstep.experiments.report.rows import collect, sections_of
 from polarstep.storage import StorageError
 
 

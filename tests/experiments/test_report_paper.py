@@ -13,17 +13,14 @@ from polarstep.experiments.methods import METHODS
 from polarstep.experiments.recipes import resolve
 from polarstep.experiments.records.record import Ablation
 from polarstep.experiments.report import report_files
+from polarstep.experiments.report.estimates import Estimate
+from polarstep.experiments.report.grouping import collect, sections_of
 from polarstep.experiments.report.paper import beside_the_paper
 from polarstep.experiments.report.published import ABLATIONS, TABLE_2
 from polarstep.experiments.report.reasons import REASONS, Facts
-from polarstep.experiments.report.rows import (
-    Estimate,
-    at_a_time,
-    collect,
-    ran_alone,
-    sections_of,
-)
-from polarstep.experiments.report.tables import brief_lines, markdown, summary_csv
+from polarstep.experiments.report.spreadsheets import summary_csv
+from polarstep.experiments.report.tables import brief_lines, markdown
+from polarstep.experiments.report.timing import at_a_time, ran_alone
 from polarstep.experiments.suites.suite import comparison_runs
 from polarstep.storage import read_json, write_json
 

@@ -10,9 +10,11 @@ import pytest
 from tests.experiments.synthetic import write_comparison, write_run
 
 from polarstep.experiments.records.record import Ablation
+from polarstep.experiments.report.grouping import collect, sections_of
 from polarstep.experiments.report.published import METHODS, TABLE_2
-from polarstep.experiments.report.rows import collect, sections_of
-from polarstep.experiments.report.tables import markdown, runs_csv, seeds_text, summary_csv
+from polarstep.experiments.report.spreadsheets import runs_csv, summary_csv
+from polarstep.experiments.report.tables import markdown
+from polarstep.experiments.report.texts import seeds_text
 
 
 def sections(*paths):

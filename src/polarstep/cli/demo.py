@@ -66,8 +66,8 @@ def _introduction(runs: int) -> str:
 
 def _results(folder: Path) -> Table:
     """What came out, in the order of Table 2, the best in bold."""
-    from polarstep.experiments.report.rows import collect, sections_of
-    from polarstep.experiments.report.tables import metric_text, number, seeds_text
+    from polarstep.experiments.report.grouping import collect, sections_of
+    from polarstep.experiments.report.texts import metric_text, number, seeds_text
 
     (section, *_), _ = sections_of(collect([folder]))
     best = section.best(section.rows)

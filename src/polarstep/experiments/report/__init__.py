@@ -7,11 +7,13 @@ from pathlib import Path
 
 from polarstep.experiments.report.figures import ablation_figures, cost_figure, trajectory_figure
 from polarstep.experiments.report.folder import write_folder
+from polarstep.experiments.report.grouping import Runs, collect, sections_of
 from polarstep.experiments.report.heatmap import gamma_figure
 from polarstep.experiments.report.noise import gamma_lines, noise_figure
 from polarstep.experiments.report.page import Drawings, render
-from polarstep.experiments.report.rows import Runs, Section, collect, sections_of
-from polarstep.experiments.report.tables import markdown, runs_csv, summary_csv
+from polarstep.experiments.report.rows import Section
+from polarstep.experiments.report.spreadsheets import runs_csv, summary_csv
+from polarstep.experiments.report.tables import markdown
 from polarstep.storage import StorageError
 
 __all__ = ["report_files", "stale_tables", "write_report"]

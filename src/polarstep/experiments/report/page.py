@@ -15,22 +15,22 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from polarstep.experiments.report.captions import ablation_caption, caption
 from polarstep.experiments.report.drawing import Drawing
+from polarstep.experiments.report.grouping import Runs
 from polarstep.experiments.report.palette import Look, ablation_look, all_looks, look_of
 from polarstep.experiments.report.paper import Beside, beside_the_paper
-from polarstep.experiments.report.rows import STATUSES, AblationSet, Row, Runs, Section, device_of
-from polarstep.experiments.report.tables import (
-    ablation_caption,
-    ablation_rows,
+from polarstep.experiments.report.rows import STATUSES, AblationSet, Row, Section
+from polarstep.experiments.report.tables import ablation_rows, beside_cells
+from polarstep.experiments.report.texts import (
     base_text,
-    beside_cells,
-    caption,
     decimals_of,
     mean_text,
     metric_text,
     number,
     paper_text,
 )
+from polarstep.experiments.report.timing import device_of
 
 __all__ = ["Drawings", "render"]
 

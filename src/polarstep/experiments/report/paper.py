@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from polarstep.experiments.methods import METHODS as ALL_METHODS
+from polarstep.experiments.report.estimates import Difference, Estimate
 from polarstep.experiments.report.published import Published, Setting, scaled
 from polarstep.experiments.report.reasons import REASONS, Facts
-from polarstep.experiments.report.rows import Difference, Estimate, Row, Section
+from polarstep.experiments.report.rows import Row, Section
 
 __all__ = ["Beside", "Line", "Note", "beside_the_paper"]
 

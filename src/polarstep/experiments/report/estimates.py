@@ -1,0 +1,56 @@
+"""Means over seeds, and how far two of them are apart."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Difference", "Estimate"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean and standard deviation (n − 1 in the denominator) of ``n`` finite values."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Estimate | None:
+        """The estimate of the finite ones among ``values``; ``None`` where there are none.
+
+        >>> Estimate.of([1.0, 2.0, 3.0])
+        Estimate(mean=2.0, std=1.0, n=3)
+        """
+        finite = [float(value) for value in values if math.isfinite(value)]
+        if not finite:
+            return None
+        std = statistics.stdev(finite) if len(finite) > 1 else None
+        return cls(statistics.fmean(finite), std, len(finite))
+
+    def minus(self, other: Estimate) -> Difference:
+        """The difference of two means with its standard error, (s₁²/n₁ + s₂²/n₂)^½.
+
+        >>> Estimate(3.0, 0.6, 9).minus(Estimate(2.0, 0.8, 16)).error
+        0.28284271247461906
+        """
+        error = None
+        if self.std is not None and other.std is not None:
+            error = math.sqrt(self.std**2 / self.n + other.std**2 / other.n)
+        return Difference(self.mean - other.mean, error)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of means; its standard error is unknown where a side has a single value."""
+
+    value: float
+    error: float | None
+
+    @property
+    def clear(self) -> bool:
+        """Whether the difference is more than two standard errors."""
+        return self.error is not None and abs(self.value) > 2 * self.error

@@ -1,0 +1,56 @@
+"""What times were measured on: which device, and how many runs shared it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from polarstep.experiments.records.record import RunRecord
+
+__all__ = ["at_a_time", "device_of", "ran_alone"]
+
+
+def device_of(run: RunRecord) -> str:
+    """What a run was measured on; on a CPU that includes how many threads it had."""
+    environment = run.environment
+    name = str(environment.get("device_name") or environment.get("device") or "unknown device")
+    threads = environment.get("threads")
+    on_cpu = str(environment.get("device", "")).startswith("cpu")
+    return f"{name}, {threads} thread{'s' * (threads != 1)}" if on_cpu and threads else name
+
+
+def at_a_time(runs: Iterable[RunRecord]) -> int:
+    """How many of ``runs`` were under way at once."""
+    spans = [span for run in runs if (span := _span(run))]
+    moments = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    most = now = 0
+    for _, change in moments:
+        now += change
+        most = max(most, now)
+    return max(1, most)
+
+
+def ran_alone(runs: Iterable[RunRecord]) -> frozenset[Path]:
+    """The directories of the runs during which no other was under way on the same device."""
+    alone = set()
+    latest: dict[str, tuple[float, Path]] = {}  # where a device's runs end so far, and the last one
+    spans = [(span, run) for run in runs if (span := _span(run))]
+    for (start, end), run in sorted(spans, key=lambda item: (item[0], str(item[1].directory))):
+        until, last = latest.get(device_of(run), (-math.inf, run.directory))
+        if start < until:
+            alone.discard(last)
+        else:
+            alone.add(run.directory)
+        latest[device_of(run)] = max((until, last), (end, run.directory))
+    return frozenset(alone)
+
+
+def _span(run: RunRecord) -> tuple[float, float] | None:
+    """When a run was under way, without its first second: starts are recorded to the second."""
+    try:
+        began = datetime.fromisoformat(str(run.environment.get("started"))).timestamp()
+    except ValueError:
+        return None
+    return (began + 1, began + run.seconds) if run.seconds > 1 else None
