@@ -241,3 +241,11 @@ def test_coefficients_without_a_margin_are_not_run_in_16_bits(monkeypatch):
     assert not torch.linalg.matrix_norm(careless(M).float(), 2) < 10
     assert NewtonSchulz(7, "polar-express").rounds_input
     assert careful(M.double()).dtype == torch.float64
+
+
+def test_a_map_can_be_compiled_as_one_graph():
+    """With coefficients that no other test has looked at."""
+    polar = NewtonSchulz(3, ((1.90625, -1.28125, 0.375),))
+    M = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    compiled = torch.compile(lambda X: polar(X), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(M), polar(M))
