@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import statistics
 
 import pytest
 from tests.experiments.synthetic import write_ablation, write_planned, write_run, write_table_2
@@ -180,16 +181,17 @@ def test_the_base_of_an_ablation_is_where_the_axes_meet(cifar):
     rank = found.ablations[0]
     low, base = rank.rows
     difference = rank.difference(low)
-    assert difference.value == pytest.approx(low.metric.mean - base.metric.mean)
-    assert difference.error == pytest.approx(
-        math.sqrt(low.metric.std**2 / 5 + base.metric.std**2 / 5)
-    )
+    by_seed = [low.by_seed[seed] - base.by_seed[seed] for seed in range(5)]
+    assert difference.value == pytest.approx(statistics.fmean(by_seed))
+    assert difference.error == pytest.approx(statistics.stdev(by_seed) / math.sqrt(5))
+    assert difference.pairs == 5
     assert rank.difference(base) is None
     assert low.paper == ABLATIONS["rank"][16]
     lines = csv.DictReader(io.StringIO(summary_csv((found,))))
     line = next(row for row in lines if row["label"] == "rank = 16")
     assert float(line["difference_to_base"]) == difference.value
     assert float(line["difference_error"]) == difference.error
+    assert line["difference_pairs"] == "5"
 
 
 def test_an_axis_without_the_recipes_value_is_measured_from_the_comparison(tmp_path):
@@ -218,6 +220,182 @@ def test_an_override_takes_the_authors_ablation_away(tmp_path):
         overrides={"optimizer.lr": 0.1},
     )
     assert section(tmp_path).ablations[0].rows[0].paper is None
+
+
+RECIPE = {0: 150.0, 1: 140.0, 2: 148.0}
+GAUSSIAN = "Rand Muon (Nes.-Gaussian)"
+
+
+def ablated(root, values, recipe=RECIPE, lost=()):
+    """A recipe's row, and one value of an axis, by seed; the seeds ``lost`` diverged."""
+    for name, finals, ablation in (
+        ("recipe", recipe, None),
+        ("varied", values, Ablation("rank", 8)),
+    ):
+        for seed, final in finals.items():
+            write_run(
+                root / f"{name}-{seed}",
+                method=GAUSSIAN,
+                seed=seed,
+                final=final,
+                ablation=ablation,
+                status="diverged" if (name, seed) in lost else "finished",
+            )
+    found = section(root)
+    (ablation,) = found.ablations
+    return found, ablation, ablation.difference(ablation.rows[0])
+
+
+def test_a_difference_is_taken_on_the_seeds_that_both_have(tmp_path):
+    """A seed that is worth ten moves both sides: it must not move their difference."""
+    found, ablation, difference = ablated(tmp_path, {0: 151.0, 1: 143.0, 7: 100.0})
+    assert difference.value == pytest.approx(2.0)  # of +1 and +3
+    assert difference.error == pytest.approx(1.0)
+    assert difference.pairs == 2
+    assert difference.clear is False
+    text = markdown((found,), ())
+    assert "| +2.000 ± 1.000 |" in text
+    assert "on the seeds that both have" in text
+    assert "that of the means" not in text
+    assert ablation.reference == Estimate.of([150.0, 140.0])  # the line in the figure
+
+
+def test_one_pair_has_a_difference_and_no_error(tmp_path):
+    found, ablation, difference = ablated(tmp_path, {1: 141.5})
+    assert (difference.value, difference.error, difference.pairs) == (1.5, None, 1)
+    assert "| 8 | 1 | 141.500 | +1.500 |" in markdown((found,), ())
+    assert ablation.reference == Estimate(140.0, None, 1)
+
+
+def test_without_a_common_seed_the_means_are_compared_and_the_caption_says_so(tmp_path):
+    found, ablation, difference = ablated(tmp_path, {5: 150.0, 6: 152.0})
+    recipe, varied = Estimate.of(RECIPE.values()), Estimate.of([150.0, 152.0])
+    assert difference == varied.minus(recipe)
+    assert difference.pairs is None
+    text = markdown((found,), ())
+    assert "of the mean from that of the recipe's own value" in text
+    assert "on the seeds that both have" not in text
+    assert ablation.reference == recipe
+    lines = csv.DictReader(io.StringIO(summary_csv((found,))))
+    assert [line["difference_pairs"] for line in lines] == ["", ""]
+
+
+def test_a_caption_says_where_only_some_rows_share_seeds(tmp_path):
+    write_run(tmp_path / "other", method=GAUSSIAN, seed=9, ablation=Ablation("rank", 64))
+    for seed, final in RECIPE.items():
+        write_run(tmp_path / f"recipe-{seed}", method=GAUSSIAN, seed=seed, final=final)
+    write_run(tmp_path / "shared", method=GAUSSIAN, seed=1, ablation=Ablation("rank", 8))
+    text = markdown((section(tmp_path),), ())
+    assert "on the seeds that both have" in text
+    assert "Where no seed is common, it is that of the means." in text
+
+
+@pytest.mark.parametrize("side", ["recipe", "varied"])
+def test_a_run_that_diverged_is_in_no_pair(tmp_path, side):
+    _, _, difference = ablated(tmp_path, {0: 151.0, 1: 143.0}, lost={(side, 1)})
+    assert (difference.value, difference.error, difference.pairs) == (1.0, None, 1)
+
+
+def test_no_difference_where_nothing_finished(tmp_path):
+    found, _, difference = ablated(
+        tmp_path, {0: 151.0, 1: 143.0}, lost={("varied", 0), ("varied", 1)}
+    )
+    assert difference is None
+    assert "Difference:" not in markdown((found,), ())
+
+
+def at_commit(folder, commit):
+    environment = read_json(folder / "environment.json")
+    write_json(folder / "environment.json", environment | {"git_commit": commit})
+
+
+def test_times_of_different_commits_are_said_to_be(tmp_path):
+    old, new = (
+        "d3489d693579a7785dde696b0edc07a1d53f0a8e",
+        "3c0af1c8f344933a3e8b4f21bf2677f15ccdc5a5",
+    )
+    methods = ("AdamW", "Muon (Nesterov)", "Muon (Polyak)")
+    for method in methods:
+        at_commit(write_run(tmp_path / method, method=method), old)
+    at_commit(
+        write_run(tmp_path / "rank", method="Muon (Polyak)", ablation=Ablation("rank", 8)), old
+    )
+    assert "same commit" not in markdown((section(tmp_path),), ())
+    at_commit(tmp_path / "AdamW", f"{new}+")
+    at_commit(tmp_path / "rank", new)
+    text = markdown((section(tmp_path),), ())
+    assert (
+        "Not all rows were timed at the same commit: 3c0af1c with changes (AdamW) and d3489d6 "
+        "(the other rows)." in text
+    )
+    assert "same commit: 3c0af1c (rank = 8) and d3489d6 (recipe)." in text  # two rows of a table
+    assert new[:12] not in text
+    page = report_files([tmp_path])["index.html"].decode()
+    assert page.count("Not all rows were timed at the same commit") == 2
+
+
+def test_a_row_of_several_commits_names_them(tmp_path):
+    for seed, commit in enumerate(("a" * 40, "b" * 40)):
+        at_commit(write_run(tmp_path / f"x{seed}", method="AdamW", seed=seed), commit)
+        at_commit(write_run(tmp_path / f"y{seed}", method="Muon (Polyak)", seed=seed), "b" * 40)
+    at_commit(write_run(tmp_path / "z", method="Muon (Nesterov)", status="diverged"), "c" * 40)
+    text = markdown((section(tmp_path),), ())
+    assert "bbbbbbb (Muon (Polyak)) and aaaaaaa/bbbbbbb (AdamW)." in text
+    assert "ccccccc" not in text  # it has no times in the table
+
+
+def test_no_times_are_shown_of_runs_that_did_not_finish(tmp_path):
+    write_run(tmp_path / "good", optimizer_ms=2.0, steps=400)
+    for seed in range(2):
+        write_run(
+            tmp_path / str(seed), method=GAUSSIAN, seed=seed, status="diverged",
+            optimizer_ms=61.24, gflops=7.0,
+        )  # fmt: skip
+    found = section(tmp_path)
+    lost = next(row for row in found.rows if row.method == GAUSSIAN)
+    assert (lost.optimizer_ms, lost.step_ms, lost.seconds) == (None, None, None)
+    assert lost.gflops == 7.0
+    text = markdown((found,), ())
+    assert "| 0 of 2 (2 diverged) | 7.000 | — | — | — |" in text
+    assert "61.24" not in text
+    assert "61.24" not in report_files([tmp_path])["index.html"].decode()
+    (tmp_path / "good" / "result.json").unlink()
+    assert "Times measured" not in markdown((section(tmp_path),), ())
+
+
+def shards_named(tmp_path, names):
+    """The sentences about the text of a section, whose rows' records name these files, or none."""
+    plan = comparison_runs("nanogpt-small", METHODS[:3], [0], {}, tmp_path)
+    for run, name in zip(plan, names, strict=True):
+        write_planned(run, 30.0)
+        environment = read_json(run.directory / "environment.json")
+        write_json(
+            run.directory / "environment.json", environment | ({"data": name} if name else {})
+        )
+    beside = beside_the_paper(section(tmp_path))
+    return [(note.text, len(note.methods)) for note in beside.notes if note.topic == "data"]
+
+
+def test_shards_that_some_records_name_are_named_once(tmp_path):
+    ((text, methods),) = shards_named(tmp_path, (None, "wiki_1.bin: 9 tokens", None))
+    assert "of the shards wiki_1.bin: 9 tokens, not FineWeb10B" in text
+    assert methods == 3
+
+
+def test_records_that_disagree_do_not_speak_for_others(tmp_path):
+    said = shards_named(tmp_path, ("a.bin: 1 tokens", "b.bin: 2 tokens", None))
+    assert len(said) == 3
+    assert "*_train_*.bin" in said[-1][0]
+
+
+def test_there_is_nothing_next_to_the_paper_where_nothing_can_be_compared(tmp_path):
+    write_planned(comparison_runs("nanogpt-small", METHODS[2:3], [0], {}, tmp_path / "a")[0], 30.0)
+    assert beside_the_paper(section(tmp_path / "a")) is None
+    assert "paper" not in markdown((section(tmp_path / "a"),), ()).lower()
+    write_planned(comparison_runs("cifar10", METHODS[2:3], [0], {}, tmp_path / "b")[0], 0.93)
+    assert beside_the_paper(section(tmp_path / "b")) is None
+    write_planned(comparison_runs("cifar10", METHODS[2:3], [1], {}, tmp_path / "b")[0], 0.94)
+    assert len(beside_the_paper(section(tmp_path / "b")).lines) == 1  # two seeds have a spread
 
 
 def started_at(root, seconds):

@@ -6,50 +6,102 @@ from collections.abc import Sequence
 
 from polarstep.experiments.report.published import ABLATIONS_SOURCE
 from polarstep.experiments.report.rows import Row, Section
-from polarstep.experiments.report.timing import at_a_time
+from polarstep.experiments.report.texts import listed
+from polarstep.experiments.report.timing import at_a_time, commit_of
 
-__all__ = ["ablation_caption", "caption", "times_text"]
+__all__ = ["ablation_caption", "caption", "commits_text", "times_text"]
+
+Named = Sequence[tuple[str, Row]]
 
 
 def caption(section: Section) -> str:
     """What the columns of the comparison mean, and where they were measured."""
-    text = (
-        f"{section.metric_name}: mean ± standard deviation over the seeds that finished. GFLOPs: "
-        f"the optimizer's part of a step, from the ledger. {times_text(section.rows)} Run s: the "
-        "whole run, validation included."
-    )
-    return text + (f" The paper's figures: {section.paper.source}." if section.paper else "")
-
-
-def times_text(rows: Sequence[Row]) -> str:
-    """Where times were measured, and whether the runs had the device to themselves."""
-    devices = sorted({device for row in rows for device in row.devices})
-    together = at_a_time(run for row in rows for run in row.runs)
-    text = f"Times measured on {', '.join(devices)}"
-    if together == 1:
-        return f"{text}, one run at a time."
-    if all(row.alone for row in rows):
-        counts = sorted({len(row.alone) for row in rows})
-        seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        return f"{text}, over the {seeds} seeds of a row that had it to themselves."
-    return (
-        f"{text} with up to {together} runs at a time: they share it, so these are not the times of "
-        "a run alone."
+    named = [(row.label, row) for row in section.rows]
+    return _joined(
+        f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
+        "GFLOPs: the optimizer's part of a step, from the ledger.",
+        times_text(named),
+        "Run s: the whole run, validation included.",
+        commits_text(named),
+        f"The paper's figures: {section.paper.source}." if section.paper else "",
     )
 
 
 def ablation_caption(section: Section) -> str:
     """What the columns of the ablations mean."""
-    text = f"{section.metric_name}: mean ± standard deviation over the seeds that finished."
-    if any(ablation.base for ablation in section.ablations):
-        text += (
-            " Difference: from the recipe's own value, ± its standard error; that is the config in "
-            "which the axes meet."
-        )
-    text += " " + times_text([row for ablation in section.ablations for row in ablation.rows])
-    if any(row.paper for ablation in section.ablations for row in ablation.rows):
-        text += (
-            f" Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the "
-            "default setting differs from axis to axis."
-        )
-    return text
+    shown = {  # a base once, however many axes meet in it
+        id(row): ("recipe" if row is ablation.base else row.label, row)
+        for ablation in section.ablations
+        for _, row in ablation.named
+    }
+    named = [*shown.values()]
+    authors = any(row.paper for ablation in section.ablations for row in ablation.rows)
+    return _joined(
+        f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
+        _differences_text(section),
+        times_text(named),
+        commits_text(named),
+        f"Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the default "
+        "setting differs from axis to axis."
+        if authors
+        else "",
+    )
+
+
+def times_text(named: Named) -> str:
+    """Where times were measured, and whether the runs had the device to themselves."""
+    named = [(name, row) for name, row in named if row.timed]
+    if not named:
+        return ""
+    devices = sorted({device for _, row in named for device in row.devices})
+    together = at_a_time(run for _, row in named for run in row.runs)
+    text = f"Times measured on {', '.join(devices)}"
+    if together == 1:
+        return f"{text}, one run at a time."
+    alone = [name for name, row in named if row.alone]
+    if len(alone) == len(named):
+        counts = sorted({len(row.alone) for _, row in named})
+        seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        return f"{text}, over the {seeds} seeds of a row that had it to themselves."
+    text += (
+        f" with up to {together} runs at a time: they share it, so these are not the times of a run "
+        "alone"
+    )
+    return f"{text}, except for {listed(alone)}." if alone else f"{text}."
+
+
+def commits_text(named: Named) -> str:
+    """That the times of a table are not all of the same code, where that is so."""
+    groups: dict[str, list[str]] = {}
+    for name, row in named:
+        commits = sorted({commit_of(run) or "not recorded" for run in row.timed})
+        if commits:
+            groups.setdefault("/".join(commits), []).append(name)
+    if len(groups) < 2:
+        return ""
+    most = max(groups, key=lambda commits: len(groups[commits]))
+    if len(groups[most]) > 1:
+        groups[most] = ["the other rows"]
+    ordered = sorted(groups, key=lambda commits: (commits == most, commits))
+    parts = [f"{commits} ({listed(groups[commits])})" for commits in ordered]
+    return f"Not all rows were timed at the same commit: {listed(parts)}."
+
+
+def _differences_text(section: Section) -> str:
+    """What a difference is one of: pairs of runs with one seed, or two means."""
+    found = [d for a in section.ablations for row in a.rows if (d := a.difference(row))]
+    if not found:
+        return ""
+    meet = "the recipe's own value, the config in which the axes meet"
+    if not any(d.pairs for d in found):
+        return f"Difference: of the mean from that of {meet}, ± its standard error."
+    return _joined(
+        f"Difference: from {meet}, on the seeds that both have: the mean of the differences ± its "
+        "standard error, unknown for a single seed. A seed fixes initial weights and order of data, "
+        "so this need not be the difference of the two means where one has more seeds.",
+        "" if all(d.pairs for d in found) else "Where no seed is common, it is that of the means.",
+    )
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))

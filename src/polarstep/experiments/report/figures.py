@@ -157,12 +157,15 @@ def _small_multiples(
             panels[1, 0].set_yscale("log")
             _plain_log_ticks(panels[1, 0].yaxis)
 
-    based = any(ablation.base for ablation in ablations)
+    references = [a.reference for a in ablations if a.reference]
     caption = (
         f"{method}: one setting varied, all else as in the recipe. Above, the final "
         f"{section.metric_name.lower()}; all axes on one scale, mean ± one standard deviation"
     )
-    caption += "; the band is the recipe's own value ± one." if based else "."
+    if references:
+        caption += ". The dotted line is the recipe's own value over the seeds that it shares with the others"
+        caption += ", the band ± one" * any(reference.std is not None for reference in references)
+    caption += "."
     caption += (
         f" Below, {quantity_name(section.benchmark).lower()} over the later part of training."
     )
@@ -254,8 +257,8 @@ def _final(axes: Axes, ablation: AblationSet, looks: Sequence[Look], section: Se
     """Points with error bars, evenly spaced; joined where the values have an order."""
     pairs = list(zip(ablation.values, ablation.rows, strict=True))
     positions = range(len(pairs))
-    if ablation.base is not None and ablation.base.metric:
-        base = ablation.base.metric
+    base = ablation.reference
+    if base is not None:
         spread = base.std or 0.0
         axes.axhspan(base.mean - spread, base.mean + spread, color=RULE, alpha=0.6, linewidth=0)
         axes.axhline(base.mean, color=INK_SOFT, linewidth=0.8, linestyle=":")

@@ -21,10 +21,11 @@ from polarstep.experiments.report.grouping import Runs
 from polarstep.experiments.report.palette import Look, ablation_look, all_looks, look_of
 from polarstep.experiments.report.paper import Beside, beside_the_paper
 from polarstep.experiments.report.rows import STATUSES, AblationSet, Row, Section
-from polarstep.experiments.report.tables import ablation_rows, beside_cells
+from polarstep.experiments.report.tables import beside_cells
 from polarstep.experiments.report.texts import (
     base_text,
     decimals_of,
+    listed,
     mean_text,
     metric_text,
     number,
@@ -130,7 +131,7 @@ def _headline(section: Section) -> str:
     ]
     word = "highest" if section.higher_is_better else "lowest"
     text = (
-        f"{_listed(ties)} {'have' if len(ties) > 1 else 'has'} the {word} mean "
+        f"{listed(ties)} {'have' if len(ties) > 1 else 'has'} the {word} mean "
         f"{section.metric_name.lower()} of {len(scored)} methods: {metric_text(best, decimals)} "
         f"over {_plural(best.n, 'seed')}."
     )
@@ -163,7 +164,7 @@ def _comparison(section: Section) -> dict[str, Any]:
 
 
 def _ablation(section: Section, ablation: AblationSet) -> dict[str, Any]:
-    named = ablation_rows(ablation)
+    named = ablation.named
     rows = [row for _, row in named]
     place = _strip_scale(rows, log=not section.higher_is_better)
     best = _best(section, ablation.rows)
@@ -295,11 +296,6 @@ def _variables() -> str:
 
 def _resource(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _listed(names: Sequence[str]) -> str:
-    """``A``, ``A and B``, ``A, B and C``."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _plural(count: int, noun: str) -> str:

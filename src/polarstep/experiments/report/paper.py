@@ -68,19 +68,27 @@ class Beside:
 
 
 def beside_the_paper(section: Section) -> Beside | None:
-    """The comparison of a section with Table 2; ``None`` where the paper has no such benchmark."""
+    """The comparison of a section with Table 2; ``None`` where there is nothing to compare.
+
+    One method alone has a place among none, and one seed of it no spread.
+    """
     setting = scaled(section.recipe, section.benchmark)
     rows = _one_per_method(section, setting)
     if setting is None or not rows:
         return None
     comparable = any(row.paper for row in rows)
+    scored = [row.metric for row in rows if row.metric]
+    if len(scored) < 2 and not (comparable and scored and scored[0].n > 1):
+        return None
     differences = {
         row.method: _minus(row, setting.rows[row.method]) if comparable and row.paper else None
         for row in rows
     }
     told = {
         row.method: _sentences(
-            row, _wanted(row, setting, differences[row.method]) if comparable else _ALL
+            row,
+            _wanted(row, setting, differences[row.method]) if comparable else _ALL,
+            _data_of(row, section),
         )
         for row in rows
     }
@@ -115,14 +123,29 @@ def _one_per_method(section: Section, setting: Setting | None) -> list[Row]:
     return [chosen[method] for method in (setting.rows if setting else ()) if method in chosen]
 
 
-def _sentences(row: Row, wanted: Set[str]) -> list[tuple[str, str]]:
+def _data_of(row: Row, section: Section) -> str:
+    """What a row was trained on, by its own records or by others that name the same shards.
+
+    Records did not always say. Where two say different things of one pattern, neither speaks for a
+    third.
+    """
+    own = [run.environment.get("data") for run in row.runs]
+    others = [
+        run.environment.get("data")
+        for other in section.all_rows
+        if other.config.get("data") == row.config.get("data")
+        for run in other.runs
+    ]
+    known = {*filter(None, own)} or {*filter(None, others)}
+    return str(known.pop()) if len(known) == 1 else ""
+
+
+def _sentences(row: Row, wanted: Set[str], data: str) -> list[tuple[str, str]]:
     """What is known to differ for a row and bears on the figures that are wanted: topic, sentence."""
     method = next(method for method in ALL_METHODS if method.name == row.method)
     run = row.runs[0]
     device = str(run.environment.get("device", ""))
-    facts = Facts(
-        method, run.identity.benchmark, row.config, device, str(run.environment.get("data", ""))
-    )
+    facts = Facts(method, run.identity.benchmark, row.config, device, data)
     said = [(reason.topic, reason.say(facts)) for reason in REASONS if wanted & set(reason.about)]
     return [(topic, text) for topic, text in said if text]
 
@@ -212,8 +235,8 @@ def _order(lines: Sequence[Line], section: Section) -> str:
     if not pairs:
         return ""
     text = (
-        f"Of the {pairs} pairs of methods that the paper tells apart by more than two standard "
-        f"errors, {len(same)} come in the same order here"
+        f"Of the {pairs} pair{'s' * (pairs > 1)} of methods that the paper tells apart by more than "
+        f"two standard errors, {len(same)} come{'s' * (len(same) == 1)} in the same order here"
     )
     if open_:
         verb = "is" if len(open_) == 1 else "are"

@@ -7,6 +7,7 @@ disappear either: every row counts them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polarstep.experiments.records.record import RunRecord
-from polarstep.experiments.report.estimates import Difference, Estimate
+from polarstep.experiments.report.estimates import Difference, Estimate, paired
 from polarstep.experiments.report.published import Published, Setting
 from polarstep.experiments.report.timing import device_of
 
@@ -49,32 +50,51 @@ class Row:
         return {status: counter[status] for status in STATUSES if counter[status]}
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        """The final metric of each seed that finished."""
+        values = {run.identity.seed: run.result.value for run in self.finished if run.result}
+        return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+    @property
     def metric(self) -> Estimate | None:
         """The final metric over the seeds that finished."""
-        return Estimate.of(run.result.value for run in self.finished if run.result)
+        return Estimate.of(self.by_seed.values())
+
+    def minus(self, other: Row) -> Difference | None:
+        """How far the metric is from another row's: on the same seeds, or else by the means."""
+        if self.metric is None or other.metric is None:
+            return None
+        return paired(self.by_seed, other.by_seed) or self.metric.minus(other.metric)
 
     @property
     def gflops(self) -> float | None:
         """Optimizer GFLOPs of one step, from the ledger; a function of the config alone."""
-        estimate = self._over_results("optimizer_gflops_per_step")
+        results = [run.result for run in self.finished or self.runs if run.result]
+        estimate = Estimate.of(result.optimizer_gflops_per_step for result in results)
         return estimate.mean if estimate else None
+
+    @property
+    def timed(self) -> tuple[RunRecord, ...]:
+        """The runs whose times are shown: none where they ran on different devices.
+
+        A run that did not finish has no time worth showing: its first steps are its slowest.
+        """
+        return (self.alone or self.finished) if len(self.devices) == 1 else ()
 
     @property
     def optimizer_ms(self) -> Estimate | None:
         """Measured milliseconds of one optimizer step; ``None`` across different devices."""
-        return self._timing("optimizer_ms_per_step")
+        return Estimate.of(run.result.optimizer_ms_per_step for run in self.timed if run.result)
 
     @property
     def step_ms(self) -> Estimate | None:
         """Measured milliseconds of one whole training step; ``None`` across different devices."""
-        return self._timing("step_ms")
+        return Estimate.of(run.result.step_ms for run in self.timed if run.result)
 
     @property
     def seconds(self) -> Estimate | None:
         """Measured wall-clock seconds of a whole run; ``None`` across different devices."""
-        if len(self.devices) != 1:
-            return None
-        return Estimate.of(run.seconds for run in self.alone or self.finished)
+        return Estimate.of(run.seconds for run in self.timed)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -105,14 +125,6 @@ class Row:
             return (f"for seed in {listed}; do {looped.pop()}; done",)
         return tuple(dict.fromkeys(commands))
 
-    def _timing(self, name: str) -> Estimate | None:
-        return self._over_results(name, self.alone) if len(self.devices) == 1 else None
-
-    def _over_results(self, name: str, chosen: Sequence[RunRecord] = ()) -> Estimate | None:
-        """Over the chosen or the finished runs, or those that at least ended where none finished."""
-        runs = chosen or self.finished or self.runs
-        return Estimate.of(getattr(run.result, name) for run in runs if run.result)
-
 
 @dataclass(frozen=True)
 class AblationSet:
@@ -130,9 +142,24 @@ class AblationSet:
 
     def difference(self, row: Row) -> Difference | None:
         """How far the metric of a row is from that of the base."""
-        if self.base is None or row is self.base or not row.metric or not self.base.metric:
+        return None if self.base is None or row is self.base else row.minus(self.base)
+
+    @property
+    def reference(self) -> Estimate | None:
+        """The base's metric over the seeds that the differences are taken on."""
+        if self.base is None:
             return None
-        return row.metric.minus(self.base.metric)
+        values = self.base.by_seed
+        shared = {seed for row in self.rows if row is not self.base for seed in row.by_seed}
+        return Estimate.of([values[seed] for seed in values if seed in shared] or values.values())
+
+    @property
+    def named(self) -> list[tuple[str, Row]]:
+        """The rows by value, after the base where that is none of them."""
+        rows = [(str(v), row) for v, row in zip(self.values, self.rows, strict=True)]
+        if self.base is not None and self.base not in self.rows:
+            rows.insert(0, ("recipe", self.base))
+        return rows
 
     @property
     def numeric(self) -> bool:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from polarstep.experiments.report.captions import ablation_caption, caption
+from polarstep.experiments.report.captions import ablation_caption, caption, commits_text
 from polarstep.experiments.report.paper import Beside, beside_the_paper
-from polarstep.experiments.report.rows import AblationSet, Row, Section
+from polarstep.experiments.report.rows import AblationSet, Section
 from polarstep.experiments.report.texts import (
     MISSING,
     base_text,
@@ -24,7 +24,7 @@ from polarstep.experiments.report.texts import (
     share_text,
 )
 
-__all__ = ["ablation_rows", "beside_cells", "brief_lines", "comparison_lines", "markdown"]
+__all__ = ["beside_cells", "brief_lines", "comparison_lines", "markdown"]
 
 
 def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
@@ -78,7 +78,10 @@ def comparison_lines(section: Section) -> list[str]:
 
 
 def brief_lines(section: Section) -> list[str]:
-    """The table of all methods with the columns that fit a front page; times of lone runs only."""
+    """The table of all methods with the columns that fit a front page; times of lone runs only.
+
+    Below it stands what a reader of the times has to know.
+    """
     beside = beside_the_paper(section)
     comparable = beside is not None and beside.comparable
     timed = all(row.alone for row in section.rows)
@@ -95,7 +98,8 @@ def brief_lines(section: Section) -> list[str]:
         if timed:
             cells += [mean_text(e, 3) for e in (row.optimizer_ms, row.step_ms, row.seconds)]
         lines.append(cells)
-    return _table(header, lines)
+    commits = commits_text([(row.label, row) for row in section.rows]) if timed else ""
+    return [*_table(header, lines), *(["", commits] if commits else [])]
 
 
 def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
@@ -108,7 +112,7 @@ def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
     decimals = decimals_of(section)
     best = section.best(ablation.rows)
     lines = []
-    for value, row in ablation_rows(ablation):
+    for value, row in ablation.named:
         text = metric_text(row.metric, decimals)
         cells = [
             value,
@@ -122,14 +126,6 @@ def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
         cells += [number(row.gflops), mean_text(row.optimizer_ms), mean_text(row.step_ms)]
         lines.append(cells)
     return _table(header, lines)
-
-
-def ablation_rows(ablation: AblationSet) -> list[tuple[str, Row]]:
-    """The rows of an axis by value, after the recipe's own where that is none of them."""
-    rows = [(str(v), row) for v, row in zip(ablation.values, ablation.rows, strict=True)]
-    if ablation.base is not None and ablation.base not in ablation.rows:
-        rows.insert(0, ("recipe", ablation.base))
-    return rows
 
 
 def _beside_lines(section: Section, beside: Beside) -> list[str]:

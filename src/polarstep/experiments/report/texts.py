@@ -5,6 +5,8 @@ They are rounded the way the paper's Table 2 is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polarstep.experiments.report.estimates import Difference, Estimate
 from polarstep.experiments.report.paper import Line
 from polarstep.experiments.report.rows import AblationSet, Row, Section
@@ -14,6 +16,7 @@ __all__ = [
     "base_text",
     "decimals_of",
     "difference_text",
+    "listed",
     "mean_text",
     "metric_text",
     "notes_text",
@@ -110,3 +113,8 @@ def notes_text(line: Line) -> str:
     if line.marks:
         return ", ".join(line.marks)
     return "no reason known" if line.differs else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """``A``, ``A and B``, ``A, B and C``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

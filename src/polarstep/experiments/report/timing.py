@@ -1,4 +1,4 @@
-"""What times were measured on: which device, and how many runs shared it."""
+"""What times were measured on: which device, how many runs shared it, and which code ran."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from polarstep.experiments.records.record import RunRecord
 
-__all__ = ["at_a_time", "device_of", "ran_alone"]
+__all__ = ["at_a_time", "commit_of", "device_of", "ran_alone"]
 
 
 def device_of(run: RunRecord) -> str:
@@ -19,6 +19,14 @@ def device_of(run: RunRecord) -> str:
     threads = environment.get("threads")
     on_cpu = str(environment.get("device", "")).startswith("cpu")
     return f"{name}, {threads} thread{'s' * (threads != 1)}" if on_cpu and threads else name
+
+
+def commit_of(run: RunRecord) -> str | None:
+    """The commit that a run was made by, short, with a word where the source was changed since."""
+    commit = run.environment.get("git_commit")
+    if not commit:
+        return None
+    return f"{commit[:7]} with changes" if str(commit).endswith("+") else str(commit)[:7]
 
 
 def at_a_time(runs: Iterable[RunRecord]) -> int:
