@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from polarstep.experiments.report.assumptions import polar_of
 from polarstep.experiments.report.figures import ablation_figures, cost_figure, trajectory_figure
 from polarstep.experiments.report.folder import write_folder
 from polarstep.experiments.report.grouping import Runs, collect, sections_of
 from polarstep.experiments.report.heatmap import gamma_figure
 from polarstep.experiments.report.noise import gamma_lines, noise_figure
 from polarstep.experiments.report.page import Drawings, render
-from polarstep.experiments.report.rows import Section
+from polarstep.experiments.report.rows import Row, Section
 from polarstep.experiments.report.spreadsheets import runs_csv, summary_csv
 from polarstep.experiments.report.tables import markdown
 from polarstep.storage import StorageError
@@ -93,9 +95,9 @@ def _draw(section: Section) -> Drawings:
         trajectory_figure(section, f"{slug}-trajectories"),
         cost_figure(section, f"{slug}-cost"),
     )
-    monitored = [section.rows, *(ablation.rows for ablation in section.ablations)]
-    heatmaps = [gamma_figure(rows, f"{slug}-gamma-{i}") for i, rows in enumerate(monitored)]
-    heatmaps += [gamma_lines(rows, f"{slug}-gamma-lines-{i}") for i, rows in enumerate(monitored)]
+    monitored = _monitored(section)
+    heatmaps = [gamma_lines(rows, f"{slug}-gamma-lines-{i}") for i, rows in enumerate(monitored)]
+    heatmaps += [gamma_figure(rows, f"{slug}-gamma-{i}") for i, rows in enumerate(monitored)]
     noise = [noise_figure(row, f"{slug}-noise-{i}") for i, row in enumerate(section.all_rows)]
     return Drawings(
         comparison=tuple(drawing for drawing in comparison if drawing),
@@ -103,3 +105,24 @@ def _draw(section: Section) -> Drawings:
         heatmaps=tuple(drawing for drawing in heatmaps if drawing),
         noise=tuple(drawing for drawing in noise if drawing),
     )
+
+
+def _monitored(section: Section) -> list[list[Row]]:
+    """Rows whose γ and ν stand side by side: methods, and each axis with the recipe's own value."""
+    groups, taken = [], set()
+    for ablation in section.ablations:
+        if any(run.gamma for row in ablation.rows for run in row.runs):
+            groups.append([_labelled(name, row, ablation.axis) for name, row in ablation.named])
+            taken |= {id(row) for _, row in ablation.named}
+    watched = [row for row in section.rows if any(run.gamma for run in row.runs)]
+    if len(watched) == 1 and id(watched[0]) in taken:
+        return groups
+    return [watched, *groups]
+
+
+def _labelled(name: str, row: Row, axis: str) -> Row:
+    """The row, called by its value on the axis also where it is the recipe's own."""
+    if name != "recipe":
+        return row
+    value = polar_of(row).get(axis)
+    return replace(row, label="recipe" if value is None else f"{axis} = {value} (recipe)")

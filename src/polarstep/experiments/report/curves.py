@@ -27,6 +27,7 @@ class Broken:
     status: str
     steps: Array
     values: Array
+    seconds: Array
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def curve_of(row: Row, benchmark: str) -> Curve:
         std=values.std(axis=0, ddof=1) if many else np.zeros_like(steps),
         seconds=seconds.mean(axis=0) if finished else empty,
         broken=tuple(
-            Broken(run.status, *_series(run, benchmark)[:2])
+            Broken(run.status, *_series(run, benchmark))
             for run in row.runs
             if run.status != "finished" and len(_series(run, benchmark)[0])
         ),

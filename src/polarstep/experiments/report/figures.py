@@ -163,7 +163,8 @@ def _small_multiples(
         f"{section.metric_name.lower()}; all axes on one scale, mean ± one standard deviation"
     )
     if references:
-        caption += ". The dotted line is the recipe's own value over the seeds that it shares with the others"
+        caption += ". The dotted line is the recipe's own value over the seeds that it shares with "
+        caption += "the others"
         caption += ", the band ± one" * any(reference.std is not None for reference in references)
     caption += "."
     caption += (
@@ -208,9 +209,9 @@ def _trajectories(axes: Axes, curves: Sequence[Curve], looks: Sequence[Look], ag
                 alpha=0.16,
                 linewidth=0,
             )
-        if against == "steps":
-            for broken in curve.broken:
-                axes.plot(broken.steps, broken.values, color=look.light, linestyle=":", lw=1.0)
+        for broken in curve.broken:
+            x = broken.steps if against == "steps" else broken.seconds
+            axes.plot(x, broken.values, color=look.light, linestyle=":", lw=1.0)
 
 
 def _below(mean: ArrayLike, std: ArrayLike) -> NDArray[np.float64]:

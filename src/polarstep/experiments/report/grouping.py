@@ -23,6 +23,7 @@ from polarstep.experiments.report.published import (
     keeps_setting,
     published,
     published_ablation,
+    scaled,
 )
 from polarstep.experiments.report.rows import AblationSet, Row, Section, are_numbers
 from polarstep.experiments.report.timing import ran_alone
@@ -86,8 +87,15 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
         ]
         ablations = sorted(_with_bases(rows, ablations), key=_place_of_axis)
         sections.append(Section(recipe, benchmark, rows, tuple(ablations), setting))
-    # The language model first, as in the paper.
-    sections.sort(key=lambda section: (section.benchmark != "nanogpt", section.recipe))
+    # The paper's benchmarks and the language model first; what has nothing finished last.
+    sections.sort(
+        key=lambda section: (
+            not any(row.finished for row in section.all_rows),
+            scaled(section.recipe, section.benchmark) is None,
+            section.benchmark != "nanogpt",
+            section.recipe,
+        )
+    )
     return tuple(sections), tuple(notices)
 
 

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from polarstep.experiments.records.record import RunRecord
+from polarstep.experiments.report.assumptions import noise_points, noise_unit
 from polarstep.experiments.report.drawing import (
     ALARM,
     INK,
@@ -27,7 +28,7 @@ from polarstep.experiments.report.drawing import (
     draw,
     style_axes,
 )
-from polarstep.experiments.report.heatmap import gamma_grid
+from polarstep.experiments.report.heatmap import gamma_grid, one_method, orderly, panel_title
 from polarstep.experiments.report.palette import ablation_look, look_of
 from polarstep.experiments.report.rows import Row
 
@@ -56,16 +57,17 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
         _sizes(size, log)
 
     drawn = " and ".join(
-        f"{entry['draws']} of one {_word(run, entry)}"
+        f"{entry['draws']} of one {noise_unit(run, entry)}"
         for u in ("example", "batch")
         for entry in _of(log, u, "all")[:1]
     )
+    ended = "" if run.status == "finished" else f", {run.status}, with {noise_points(run)} points"
     caption = (
-        f"{row.label}, seed {run.identity.seed}: gradients at weights held still, {drawn} at each "
-        "point. Top left: Hill's index of ‖ξ‖ over all hidden matrices together, with 95% intervals; "
-        "the blue band spans those of single matrices, and grey is what the same estimator says of "
-        "Gaussian noise of the same size. Top right: the α with which the noise of sums grows, from "
-        "sums of a quarter as many terms. Bottom left: how often the norm exceeds multiples of its "
+        f"{row.label}, seed {run.identity.seed}{ended}: gradients at weights held still, {drawn} at "
+        "each point. Top left: Hill's index of ‖ξ‖ over all hidden matrices together, with 95% "
+        "intervals; the blue band spans those of single matrices, and grey is what the same estimator "
+        "says of Gaussian noise of the same size. Top right: the α with which the noise of sums grows, "
+        "from sums of a quarter as many terms. Bottom left: how often the norm exceeds multiples of its "
         f"median. All norms are Frobenius norms.{_moments_differ(log, unit)}"
     )
     return draw(name, "Noise of the gradient", caption, (10.5, 8.2), paint)
@@ -92,24 +94,36 @@ def gamma_lines(rows: Sequence[Row], name: str) -> Drawing | None:
                 low, middle, high = (
                     f(values, axis=0) for f in (np.nanmin, np.nanmedian, np.nanmax)
                 )
+                if len(x) == 1:  # a run that was lost early
+                    bar = [middle - low, high - middle]
+                    axes.errorbar(x, middle, yerr=bar, color=look.light, marker="o", capsize=3)
                 axes.fill_between(x, low, high, color=look.light, alpha=0.2, linewidth=0)
                 axes.plot(x, middle, color=look.light)
                 style_axes(axes, "", symbol if index == 0 else "")
                 if key == "gamma":
-                    axes.set_title(row.label.replace(" (", "\n(", 1), fontsize=8.5)
-            # Rounding errors must not look like something.
-            line[0].set_ylim(0, max(line[0].get_ylim()[1], {"gamma": 1e-3, "nu": 0.01}[key]))
+                    axes.set_title(panel_title(row, run), fontsize=8.5)
+            # Rounding errors must not look like something, nor a run that blew up like everything.
+            tops = [_largest(run, key) for _, run in shown]
+            limit = max(_largest(run, key) for run in orderly([run for _, run in shown]))
+            limit = 1.08 * max(limit, {"gamma": 1e-3, "nu": 0.01}[key])
+            line[0].set_ylim(0, limit)
+            for axes, top in zip(line, tops, strict=True):
+                if top > limit:
+                    place = {"xycoords": "axes fraction", "ha": "left", "va": "top", "fontsize": 8}
+                    axes.annotate(f"↑ {top:.4g}", (0.08, 0.98), **place)
             line[0].yaxis.label.set_rotation(0)
         figure.supxlabel("Training step", fontsize=10)
 
     seeds = sorted({run.identity.seed for _, run in shown})
     caption = (
-        "What each polar step gave up (γ) and by how much its operator norm exceeded one (ν), from "
-        "exact singular values: the median over matrices, and the band of all of them. "
-        f"Seed {', '.join(map(str, seeds))}."
+        f"{one_method(watched)}What each polar step gave up (γ) and by how much its operator norm "
+        "exceeded one (ν), from exact singular values: the median over matrices, and the band of all "
+        f"of them. Seed {', '.join(map(str, seeds))}."
     )
     if len(watched) > _AT_MOST:
         caption += f" The first {_AT_MOST} of {len(watched)} monitored rows."
+    if any(_largest(run, "nu") > 1 for _, run in shown if run.status == "diverged"):
+        caption += " An arrow marks what lies above the axis."
     return draw(name, "γ and ν along the run", caption, (10.5, 4.6), paint)
 
 
@@ -198,10 +212,9 @@ def _survival(axes: Axes, log: Sequence[LogRow], unit: str) -> None:
     heavy = np.array([1.0, max(high, 2.0)])
     axes.plot(heavy, 0.5 * heavy**-2.0, color=ALARM, lw=1.0, ls="--", label="t⁻², no variance")
     axes.set_xlim(low, high)
-    ticks = [
-        t for t in (0.1, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5, 10, 30, 100) if low <= t <= high
-    ]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    near, far = (0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5), (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+    ticks = near if high < 10 * low else far
+    axes.xaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     style_axes(axes, "t, in medians of ‖ξ‖", "P(‖ξ‖ > t)", "Survival")
@@ -321,6 +334,7 @@ def _chi_quantile(p: float, dimension: float) -> float:
     return float(max(0.0, 1 - spread + z * math.sqrt(spread)) ** 1.5)
 
 
-def _word(run: RunRecord, entry: LogRow) -> str:
-    noun = "image" if run.identity.benchmark == "cifar10" else "sequence"
-    return noun if entry["examples"] == 1 else f"batch of {entry['examples']}"
+def _largest(run: RunRecord, key: str) -> float:
+    """The largest γ or ν along a run."""
+    _, _, values = gamma_grid(run.gamma, key)
+    return float(np.nanmax(values)) if np.isfinite(values).any() else 0.0

@@ -15,6 +15,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from polarstep.experiments.report.assumptions import (
+    GAMMA_CAPTION,
+    NOISE_CAPTION,
+    assumptions_headline,
+    gamma_cells,
+    noise_cells,
+)
 from polarstep.experiments.report.captions import ablation_caption, caption
 from polarstep.experiments.report.drawing import Drawing
 from polarstep.experiments.report.grouping import Runs
@@ -86,16 +93,23 @@ def _section(section: Section, drawings: Drawings) -> dict[str, Any]:
         "slug": section.slug,
         "title": section.recipe,
         "benchmark": _BENCHMARKS.get(section.benchmark, section.benchmark),
-        "headline": _headline(section),
+        "watched": section.watched,
+        "headline": assumptions_headline(section) if section.watched else _headline(section),
         "table": _comparison(section) if section.rows else None,
         "beside": _beside(section, beside) if beside else None,
         "drawings": [_inline(drawing) for drawing in drawings.comparison],
         "ablations": [_ablation(section, ablation) for ablation in section.ablations],
         "ablation_caption": ablation_caption(section),
         "ablation_drawings": [_inline(drawing) for drawing in drawings.ablations],
+        "gamma": _cells(gamma_cells(section), GAMMA_CAPTION),
         "heatmaps": [_inline(drawing) for drawing in drawings.heatmaps],
+        "noise_table": _cells(noise_cells(section), NOISE_CAPTION),
         "noise": [_inline(drawing) for drawing in drawings.noise],
     }
+
+
+def _cells(cells: tuple[list[str], list[list[str]]] | None, below: str) -> dict[str, Any] | None:
+    return {"header": cells[0], "rows": cells[1], "caption": below} if cells else None
 
 
 def _beside(section: Section, beside: Beside) -> dict[str, Any]:

@@ -197,6 +197,13 @@ class Section:
         """The rows of the comparison, then those of the ablations."""
         return (*self.rows, *(row for ablation in self.ablations for row in ablation.rows))
 
+    @property
+    def watched(self) -> bool:
+        """Whether its runs were made to look at noise, γ and ν: every row has some of them."""
+        return all(
+            any(run.gamma or run.logs.get("noise") for run in row.runs) for row in self.all_rows
+        )
+
     def best(self, rows: Sequence[Row]) -> Row | None:
         """The row with the best mean metric."""
         scored = [(row.metric.mean, row) for row in rows if row.metric]

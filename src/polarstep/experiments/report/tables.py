@@ -7,6 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from polarstep.experiments.report.assumptions import (
+    GAMMA_CAPTION,
+    NOISE_CAPTION,
+    assumptions_headline,
+    gamma_cells,
+    noise_cells,
+)
 from polarstep.experiments.report.captions import ablation_caption, caption, commits_text
 from polarstep.experiments.report.paper import Beside, beside_the_paper
 from polarstep.experiments.report.rows import AblationSet, Section
@@ -34,7 +41,10 @@ def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
         lines += [f"> {notice}", ""]
     for section in sections:
         lines += [f"## {section.recipe} ({section.benchmark})", ""]
+        if section.watched:
+            lines += [assumptions_headline(section), "", *_assumption_lines(section)]
         if section.rows:
+            lines += ["### The runs", ""] if section.watched else []
             lines += [*comparison_lines(section), "", caption(section), ""]
             beside = beside_the_paper(section)
             lines += _beside_lines(section, beside) if beside else []
@@ -42,6 +52,7 @@ def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
             lines += [f"### Ablation: {ablation.axis}, {ablation.method}", ""]
             lines += [*_ablation_lines(section, ablation), ""]
         lines += [ablation_caption(section), ""] if section.ablations else []
+        lines += [] if section.watched else _assumption_lines(section)
         lines += ["### Commands", ""]
         for row in section.all_rows:
             lines += [f"{row.label}:", "", "```sh", *(row.commands or ("# not recorded",))]
@@ -126,6 +137,18 @@ def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
         cells += [number(row.gflops), mean_text(row.optimizer_ms), mean_text(row.step_ms)]
         lines.append(cells)
     return _table(header, lines)
+
+
+def _assumption_lines(section: Section) -> list[str]:
+    """Noise, γ and ν, where they were measured."""
+    lines = []
+    for title, cells, below in (
+        ("Noise of the gradient", noise_cells(section), NOISE_CAPTION),
+        ("How inexact each step was", gamma_cells(section), GAMMA_CAPTION),
+    ):
+        if cells:
+            lines += [f"### {title}", "", *_table(*cells), "", below, ""]
+    return lines
 
 
 def _beside_lines(section: Section, beside: Beside) -> list[str]:
