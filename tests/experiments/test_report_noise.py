@@ -190,12 +190,15 @@ def test_the_noise_table_has_the_heaviest_point_of_each_unit(tmp_path):
             row["growth"][0] |= {"alpha": 1.1, "low": 1.0, "high": 1.2}  # shorter sums do not count
         if row["step"] == 3:
             row["tail"]["alpha"] = None
+        if row["unit"] == "batch":
+            row["tail"]["gaussian"] = [1.4e7, 1.8e7, None]
     write_noise(write_run(tmp_path / "a", method="Muon (Nesterov)"), rows)
     ((section,), _) = sections_of(collect([tmp_path]))
     _, (example, batch) = noise_cells(section)
     assert example[1:] == ["sequence", "4", "1.19 (0.910 to ∞) at step 20", "20.0 to ∞",
                            "1.53 (1.34 to 1.77) at step 20"]  # fmt: skip
     assert batch[1] == "batch of 16"
+    assert batch[4] == "∞"  # from infinity to infinity
     assert batch[3] == "4.00 (3.20 to 5.20) at step 0"
 
 

@@ -39,8 +39,8 @@ NOISE_CAPTION = (
     "ξ is the difference of a gradient from ∇f at weights held still, over all hidden matrices "
     "together. Heaviest tail: the smallest index that Hill's estimator finds along the run, with its "
     "95% interval; Gaussian: what it finds in Gaussian noise of the same size. Slowest averaging: the "
-    "smallest α with which sums grow, for the longest sums that were drawn. An α below 2 is that of "
-    "noise without a variance."
+    "smallest α with which sums grow, for the longest sums that were drawn. An α clearly below 2 "
+    "speaks against a variance; one above 2 does not prove that there is one."
 )
 GAMMA_CAPTION = (
     "γ is the alignment that a polar step gave up and ν by how much its operator norm exceeded one, "
@@ -182,7 +182,8 @@ def _heaviest_tail(entries: Sequence[LogRow]) -> tuple[str, str]:
         return MISSING, MISSING
     worst = min(measured, key=lambda entry: _or_infinity(entry["tail"]["alpha"]))
     gaussian = worst["tail"].get("gaussian")
-    reference = f"{_index(gaussian[0])} to {_index(gaussian[-1])}" if gaussian else MISSING
+    ends = [*dict.fromkeys(_index(gaussian[i]) for i in (0, -1))] if gaussian else [MISSING]
+    reference = " to ".join(ends)
     return _with_interval(worst["tail"], worst["step"]), reference
 
 
