@@ -84,8 +84,8 @@ def _results(folder: Path) -> Table:
             row.label,
             metric_text(row.metric, 3),
             number(row.gflops, 3),
-            number(row.optimizer_ms.mean if row.optimizer_ms else None, 3),
-            number(row.step_ms.mean if row.step_ms else None, 3),
+            number(row.optimizer_ms, 3),
+            number(row.step_ms, 3),
             *([seeds_text(row)] if seeds else []),
             style="bold" if row is best else "",
         )

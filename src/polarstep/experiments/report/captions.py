@@ -21,7 +21,7 @@ def caption(section: Section) -> str:
         f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
         "GFLOPs: the optimizer's part of a step, from the ledger.",
         times_text(named),
-        "Run s: the whole run, validation included.",
+        "Run s: the whole run, validation included. Times are medians over the seeds.",
         commits_text(named),
         f"The paper's figures: {section.paper.source}." if section.paper else "",
     )

@@ -71,7 +71,7 @@ def curve_of(row: Row, benchmark: str) -> Curve:
         steps=steps,
         mean=values.mean(axis=0) if finished else empty,
         std=values.std(axis=0, ddof=1) if many else np.zeros_like(steps),
-        seconds=seconds.mean(axis=0) if finished else empty,
+        seconds=np.median(seconds, axis=0) if finished else empty,
         broken=tuple(
             Broken(run.status, *_series(run, benchmark))
             for run in row.runs

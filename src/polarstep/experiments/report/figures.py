@@ -60,7 +60,7 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
         ("Optimizer GFLOPs per step (ledger)", lambda row: row.gflops),
         (
             "Optimizer milliseconds per step (measured)",
-            lambda row: row.optimizer_ms.mean if row.optimizer_ms else None,
+            lambda row: row.optimizer_ms,
         ),
     ]
     panels = [panel for panel in panels if len([row for row in rows if panel[1](row)]) > 1]

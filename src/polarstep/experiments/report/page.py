@@ -33,7 +33,6 @@ from polarstep.experiments.report.texts import (
     base_text,
     decimals_of,
     listed,
-    mean_text,
     metric_text,
     number,
     paper_text,
@@ -228,9 +227,9 @@ def _row(
         "seeds": finished if not counts else f"{finished} of {len(row.runs)}",
         "losses": [{"status": status, "count": count} for status, count in counts.items()],
         "gflops": number(row.gflops),
-        "optimizer_ms": mean_text(row.optimizer_ms),
-        "step_ms": mean_text(row.step_ms),
-        "seconds": mean_text(row.seconds, 3),
+        "optimizer_ms": number(row.optimizer_ms),
+        "step_ms": number(row.step_ms),
+        "seconds": number(row.seconds, 3),
         "command": "\n".join(row.commands),
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,19 +83,19 @@ class Row:
         return (self.alone or self.finished) if len(self.devices) == 1 else ()
 
     @property
-    def optimizer_ms(self) -> Estimate | None:
+    def optimizer_ms(self) -> float | None:
         """Measured milliseconds of one optimizer step; ``None`` across different devices."""
-        return Estimate.of(run.result.optimizer_ms_per_step for run in self.timed if run.result)
+        return _median(run.result.optimizer_ms_per_step for run in self.timed if run.result)
 
     @property
-    def step_ms(self) -> Estimate | None:
+    def step_ms(self) -> float | None:
         """Measured milliseconds of one whole training step; ``None`` across different devices."""
-        return Estimate.of(run.result.step_ms for run in self.timed if run.result)
+        return _median(run.result.step_ms for run in self.timed if run.result)
 
     @property
-    def seconds(self) -> Estimate | None:
+    def seconds(self) -> float | None:
         """Measured wall-clock seconds of a whole run; ``None`` across different devices."""
-        return Estimate.of(run.seconds for run in self.timed)
+        return _median(run.seconds for run in self.timed)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -214,3 +215,9 @@ class Section:
 def are_numbers(values: Iterable[object]) -> bool:
     """Whether all of ``values`` can be put on an axis."""
     return all(isinstance(value, int | float) for value in values)
+
+
+def _median(values: Iterable[float]) -> float | None:
+    """Of times: one run that compiled or waited says nothing about the others."""
+    times = list(values)
+    return statistics.median(times) if times else None

@@ -22,7 +22,6 @@ from polarstep.experiments.report.texts import (
     base_text,
     decimals_of,
     difference_text,
-    mean_text,
     metric_text,
     notes_text,
     number,
@@ -77,9 +76,9 @@ def comparison_lines(section: Section) -> list[str]:
             f"**{text}**" if row is best and len(section.rows) > 1 else text,
             seeds_text(row),
             number(row.gflops),
-            mean_text(row.optimizer_ms),
-            mean_text(row.step_ms),
-            mean_text(row.seconds, 3),
+            number(row.optimizer_ms),
+            number(row.step_ms),
+            number(row.seconds, 3),
         ]
         if paper:
             cells[2:2] = [paper_text(row)]
@@ -107,7 +106,7 @@ def brief_lines(section: Section) -> list[str]:
             cells += [paper_text(row), difference_text(off.get(row.label), decimals_of(section))]
         cells += [number(row.gflops, 3)]
         if timed:
-            cells += [mean_text(e, 3) for e in (row.optimizer_ms, row.step_ms, row.seconds)]
+            cells += [number(t, 3) for t in (row.optimizer_ms, row.step_ms, row.seconds)]
         lines.append(cells)
     commits = commits_text([(row.label, row) for row in section.rows]) if timed else ""
     return [*_table(header, lines), *(["", commits] if commits else [])]
@@ -134,7 +133,7 @@ def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
             cells.append(base_text(ablation, row, decimals))
         if authors:
             cells.append(paper_text(row))
-        cells += [number(row.gflops), mean_text(row.optimizer_ms), mean_text(row.step_ms)]
+        cells += [number(row.gflops), number(row.optimizer_ms), number(row.step_ms)]
         lines.append(cells)
     return _table(header, lines)
 

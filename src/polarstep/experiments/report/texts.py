@@ -17,7 +17,6 @@ __all__ = [
     "decimals_of",
     "difference_text",
     "listed",
-    "mean_text",
     "metric_text",
     "notes_text",
     "number",
@@ -73,11 +72,6 @@ def share_text(share: float | None) -> str:
     ('11.75%', '—')
     """
     return MISSING if share is None else f"{share:.2%}"
-
-
-def mean_text(estimate: Estimate | None, digits: int = 4) -> str:
-    """The mean alone, for times."""
-    return number(estimate.mean if estimate else None, digits)
 
 
 def decimals_of(section: Section) -> int:
