@@ -183,6 +183,7 @@ def test_divergence_has_a_status_of_its_own():
         (["run", "nanogpt", "-m", "muon"], "no token shard matches"),
         (["run", "nanogpt-toy", "-m", "muon", "--device", "gpu0"], "expected auto, cpu, cuda"),
         (["compare", "nanogpt-toy", "--seeds", "many"], "expected a number of seeds"),
+        (["compare", "nanogpt-toy", "--seeds", "2", "--set", "seed=5"], "choose it with --seed 5"),
         (["run", "missing.json", "-m", "muon"], "missing.json does not exist"),
         (["list", "nowhere"], "nowhere does not exist"),
         (["download", "imagenet"], "expected cifar10"),

@@ -75,7 +75,13 @@ def test_methods_are_the_ledgers_rows():
         ("schedule.extension", 1000, r"schedule.extension=1000 leaves nothing of the 160 steps"),
         ("evaluation.every", 0, r"evaluation.every=0: expected at least 1"),
         ("runtime.precision", "half", r"runtime.precision='half': expected one of auto"),
-        ("method", "muoon", r"method 'muoon': did you mean 'muon'\?"),
+        ("data", "", r"data='': data is a group of settings; set one of data.train, data.val"),
+        ("optimizer.polar", 3, r"optimizer.polar=3: .* set one of optimizer.polar.solver"),
+        ("optimizer.lr.x.y", 3, r"no setting optimizer.lr.x: optimizer.lr is the value"),
+        ("seed", 5, r"seed=5: no setting to override; choose it with --seed 5 .*--seeds"),
+        ("method", "adamw", r"method=adamw: .* choose it with --method adamw"),
+        ("recipe", "nanogpt", r"recipe=nanogpt: .* `polarstep run nanogpt`"),
+        ("benchmark", "cifar10", r"benchmark=cifar10: .* choose another recipe"),
     ],
 )
 def test_bad_settings_are_named(key, value, message):
@@ -125,6 +131,9 @@ def test_a_recipe_file_is_a_recipe(tmp_path):
     assert (config.optimizer.lr, config.model.layers) == (0.125, 2)
     with pytest.raises(ConfigError, match="is a recipe for muon, not for adamw"):
         resolve(str(path), "adamw")
+    path.write_text(json.dumps(content | {"overrides": {"seed": 5}}))
+    with pytest.raises(ConfigError, match="seed=5: no setting to override"):
+        resolve(str(path))
     path.write_text("{}")
     with pytest.raises(ConfigError, match="is not a recipe file"):
         resolve(str(path))

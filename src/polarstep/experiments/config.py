@@ -341,11 +341,23 @@ class RunConfig:
         return from_plain(cls, data)
 
 
+_CHOSEN_ELSEWHERE = {
+    "recipe": "name the recipe itself, as in `polarstep run {value}`",
+    "benchmark": "it is the recipe's; choose another recipe (polarstep list shows them)",
+    "method": "choose it with --method {value} (compare: --methods)",
+    "seed": "choose it with --seed {value} (compare and ablate: --seeds)",
+}
+"""What a run is filed under. An override would change the run and not what its record says it is."""
+
+
 def with_overrides(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     """``config`` with leaves replaced, as in ``{"optimizer.lr": 0.02, "model.layers": 4}``."""
     if not overrides:
         return replace(config)
     data = config.to_dict()
     for path, value in overrides.items():
+        if path in _CHOSEN_ELSEWHERE:
+            remedy = _CHOSEN_ELSEWHERE[path].format(value=value)
+            raise ConfigError(f"{path}={value}: no setting to override; {remedy}")
         set_at(data, path, value)
     return RunConfig.from_dict(data)

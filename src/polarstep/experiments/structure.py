@@ -121,9 +121,12 @@ def set_at(data: dict[str, Any], path: str, value: Any) -> None:
         node = _child(node, key, ".".join(parents[: depth + 1]))
         if isinstance(node, tuple):
             raise AssertionError("plain data to be changed holds lists, not tuples")
-    if not isinstance(node, dict | list):
-        raise ConfigError(f"no setting {path}: {'.'.join(parents)} is the value {node!r}")
-    _child(node, leaf, path)
+    present = _child(node, leaf, path)
+    if isinstance(present, dict) and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{path}={value!r}: {path} is a group of settings; set one of "
+            f"{', '.join(f'{path}.{name}' for name in present)}"
+        )
     node[int(leaf) if isinstance(node, list) else leaf] = value  # type: ignore[index]
 
 
@@ -132,9 +135,11 @@ def _child(node: Any, key: str, path: str) -> Any:
         if not key.isdigit() or int(key) >= len(node):
             raise ConfigError(f"no setting {path}: the list has entries 0 to {len(node) - 1}")
         return node[int(key)]
-    if not isinstance(node, dict) or key not in node:
-        names = list(node) if isinstance(node, dict) else []
-        raise ConfigError(_unknown(key, names, path.rpartition(".")[0]))
+    parent = path.rpartition(".")[0]
+    if not isinstance(node, dict):
+        raise ConfigError(f"no setting {path}: {parent} is the value {node!r}")
+    if key not in node:
+        raise ConfigError(_unknown(key, list(node), parent))
     return node[key]
 
 
