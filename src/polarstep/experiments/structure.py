@@ -127,7 +127,7 @@ def set_at(data: dict[str, Any], path: str, value: Any) -> None:
             f"{path}={value!r}: {path} is a group of settings; set one of "
             f"{', '.join(f'{path}.{name}' for name in present)}"
         )
-    node[int(leaf) if isinstance(node, list) else leaf] = value  # type: ignore[index]
+    node[int(leaf) if isinstance(node, list) else leaf] = value
 
 
 def _child(node: Any, key: str, path: str) -> Any:
