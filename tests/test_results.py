@@ -9,15 +9,22 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from tests.experiments.synthetic import write_ablation, write_table_2
 from typer.testing import CliRunner
 
 from polarstep.cli import app
+from polarstep.experiments.config import RunConfig
 from polarstep.experiments.methods import METHODS, find_method
 from polarstep.experiments.records.archive import ARCHIVE
 from polarstep.experiments.records.pack import pack
+from polarstep.experiments.records.record import RunRecord, find_runs
 from polarstep.experiments.report import stale_tables, write_report
+from polarstep.experiments.report.grouping import setting_of
 from polarstep.experiments.suites.suite import ablation_runs, comparison_runs
+from polarstep.experiments.training.optimizers import optimizer_gflops
+from polarstep.models.convnet import ConvNet
+from polarstep.models.gpt import GPT
 from polarstep.storage import StorageError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +35,23 @@ def test_the_reports_under_results_are_those_of_their_archives():
     for folder in PUBLISHED:
         stale = stale_tables([folder], folder)
         assert not stale, f"{stale} in {folder.relative_to(ROOT)} are out of date: make results"
+
+
+def test_the_gflops_of_every_record_are_the_ledgers():
+    """They follow from the config alone, so that a repair of the ledger reaches older records too."""
+    expected = {}
+    for run in map(RunRecord.load, find_runs(PUBLISHED)):
+        if run.result is None:
+            continue
+        setting = setting_of(run)
+        if setting not in expected:
+            config = RunConfig.from_dict(run.identity.config)
+            with torch.device("meta"):
+                model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
+            expected[setting] = optimizer_gflops(model, config)
+        found = run.result.optimizer_gflops_per_step
+        assert found == pytest.approx(expected[setting], rel=1e-12), run.directory
+    assert len(expected) > 50
 
 
 def test_pages_carry_no_path_of_a_machine():
