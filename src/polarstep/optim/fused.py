@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polarstep import kernels
 from polarstep.capture import captured
@@ -79,9 +80,10 @@ def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
 
 
 def _suits(tensor: Tensor, p: Tensor) -> bool:
-    """Whether ``tensor`` lies in memory as ``p`` does."""
+    """Whether ``tensor`` lies in memory as ``p`` does; a ``DTensor`` and its like lie nowhere."""
     return (
-        tensor.dtype == p.dtype
+        not is_traceable_wrapper_subclass(tensor)
+        and tensor.dtype == p.dtype
         and tensor.stride() == p.stride()
         and tensor.data_ptr() % ALIGNMENT == 0
     )

@@ -18,6 +18,7 @@ from polarstep.optim.groups import ELEMENTWISE, check_params, complete
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
+from polarstep.sharded import local, whole
 from polarstep.sketch import Gaussian, Kaczmarz, Warm
 
 __all__ = ["Muon"]
@@ -168,14 +169,13 @@ class Muon(Optimizer):
         for p in work.params:
             if not self.state[p]:
                 self.state[p].update(rule.new_state(p))
-        states = [self.state[p] for p in work.params]
+        params, grads = ([local(X) for X in each] for each in (work.params, work.grads))
+        states = [{k: local(X) for k, X in self.state[p].items()} for p in work.params]
         if work.finite is None:
-            rule.update(work.group, work.params, work.grads, states)
+            rule.update(work.group, params, grads, states)
             return
-        for p, grad, state, finite in zip(
-            work.params, work.grads, states, work.finite, strict=True
-        ):
-            rule.update(work.group, [p], [grad], [state], found_inf=1 - finite.float())
+        for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
+            rule.update(work.group, [p], [grad], [state], found_inf=1 - whole(finite).float())
 
     def register_polar_hook(self, hook: phases.PolarHook) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.

@@ -10,7 +10,7 @@ the matrices of equal shape from all groups into buckets and calls the polar map
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from polarstep.optim.groups import Group, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, PolarMap
+from polarstep.sharded import is_sharded, placed_like, whole
 from polarstep.sketch import Warm
 
 __all__ = [
@@ -40,6 +41,13 @@ __all__ = [
 
 # What an optimizer keeps per parameter, as torch has it.
 State = dict[Tensor, dict[str, Any]]
+
+# A block in a bucket: its work, the indices of parameter and block; and with the M of the block.
+_Place = tuple["Work", int, int]
+_Member = tuple["Work", int, int, Tensor]
+
+# Bytes of M that are gathered from shards at a time; a larger bucket is worked off in parts.
+LARGEST_GATHERED = 512 * 2**20
 
 
 @dataclass
@@ -108,7 +116,7 @@ def collect(group: Group) -> Work:
             )
         names.append(name)
         params.append(p)
-        grads.append(p.grad)
+        grads.append(placed_like(p.grad, p))
     finite = None
     if group["nonfinite"] == "skip" and grads:
         finite = _are_finite(grads)
@@ -177,44 +185,72 @@ def polar(
     A sketch's generator is keyed by (seed, shape, step): no parameter's sketch depends on which
     others are in its bucket, and a resumed run draws the same ones.
     """
-    places: dict[tuple[Any, ...], list[tuple[Work, int, int, Tensor]]] = {}
+    buckets: dict[tuple[Any, ...], list[_Place]] = {}
     for work in works:
         group = work.group
         for i, (view, M) in enumerate(zip(work.views, work.M, strict=True)):
-            blocks = view.blocks(M)
-            work.T.append(blocks)  # replaced below, block by block
-            for j, block in enumerate(blocks):
+            work.T.append([M] * len(view.shapes))  # replaced below, block by block
+            for j, (_, m, n) in enumerate(view.shapes):
                 key = (
                     group["polar"],
                     group["seed"],
                     group["step"],
-                    block.shape[-2:],
-                    block.dtype,
-                    block.device,
+                    (m, n),
+                    M.dtype,
+                    M.device,
+                    is_sharded(M),
                 )
-                places.setdefault(key, []).append((work, i, j, block))
-    for (polar_map, seed, step, (m, n), _, device), members in places.items():
-        blocks = [block for *_, block in members]
-        M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+                buckets.setdefault(key, []).append((work, i, j))
+    for (polar_map, seed, step, (m, n), dtype, *_, sharded), places in buckets.items():
         generator_key = (seed, f"{m}x{n}", step)
-        generator = rng.generator(*generator_key, device=device) if polar_map.is_random else None
-        factors = None
-        if hooks or polar_map.is_warm:
-            start = _recall(members, state, polar_map, generator_key) if polar_map.is_warm else None
-            T, factors = polar_map.factored(M, generator=generator, start=start)
-        else:
-            T = polar_map(M, generator=generator)
-        if polar_map.is_warm and factors is not None:
-            assert isinstance(polar_map, LowRank)
-            assert isinstance(polar_map.sketch, Warm)
-            _remember(members, state, polar_map.sketch, factors)
-        parts = T.split([len(block) for block in blocks])
-        for (work, i, j, _), part in zip(members, parts, strict=True):
-            work.T[i][j] = part
-        if hooks:
-            bucket = _bucket(polar_map, step, generator_key, members, M, T, factors)
-            for hook in hooks:
-                hook(bucket)
+        for part in _parts(places, m * n * dtype.itemsize) if sharded else [places]:
+            _polar_of_bucket(polar_map, generator_key, part, state, hooks)
+
+
+def _parts(places: list[_Place], nbytes: int) -> Iterator[list[_Place]]:
+    """Parts of a bucket of sharded matrices, ``nbytes`` each; a single parameter is not cut."""
+    most, part, count = LARGEST_GATHERED // max(nbytes, 1), list[_Place](), 0
+    for work, i, j in places:
+        more = work.views[i].shapes[j][0]
+        if part and count + more > most:
+            yield part
+            part, count = [], 0
+        part.append((work, i, j))
+        count += more
+    yield part
+
+
+def _polar_of_bucket(
+    polar_map: PolarMap,
+    generator_key: tuple[int | str, ...],
+    places: list[_Place],
+    state: State,
+    hooks: Iterable[PolarHook],
+) -> None:
+    members = [(work, i, j, work.views[i].blocks(whole(work.M[i]))[j]) for work, i, j in places]
+    blocks = [block for *_, block in members]
+    M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    generator = rng.generator(*generator_key, device=M.device) if polar_map.is_random else None
+    factors = None
+    if hooks or polar_map.is_warm:
+        start = _recall(members, state, polar_map, generator_key) if polar_map.is_warm else None
+        T, factors = polar_map.factored(M, generator=generator, start=start)
+    else:
+        T = polar_map(M, generator=generator)
+    if polar_map.is_warm and factors is not None:
+        assert isinstance(polar_map, LowRank)
+        assert isinstance(polar_map.sketch, Warm)
+        _remember(members, state, polar_map.sketch, factors)
+    parts = torch.split(T, [len(block) for block in blocks])
+    for (work, i, j, _), part in zip(members, parts, strict=True):
+        p, view = work.params[i], work.views[i]
+        # Of a whole parameter a rank keeps its own part at once; blocks wait for each other.
+        alone = len(view.shapes) == 1 and is_sharded(p)
+        work.T[i][j] = placed_like(view.assemble([part], p.shape), p) if alone else part
+    if hooks:
+        bucket = _bucket(polar_map, generator_key, members, M, T, factors)
+        for hook in hooks:
+            hook(bucket)
 
 
 def apply(work: Work) -> None:
@@ -234,19 +270,19 @@ def apply(work: Work) -> None:
     # By step size, so that scaling T and adding it is one pass over memory.
     by_size: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
     for p, view, T in zip(work.params, work.views, work.T, strict=True):
-        sizes = [-lr * scale(*t.shape[-2:]) for t in T]
+        sizes = [-lr * scale(m, n) for _, m, n in view.shapes]
         size = sizes[0]
         if len(T) > 1 or isinstance(lr, Tensor):
             T, size = [t * each for t, each in zip(T, sizes, strict=True)], 1.0
         params, updates = by_size.setdefault(size, ([], []))
         params.append(p)
-        updates.append(view.assemble(T, p.shape))
+        updates.append(placed_like(view.assemble(T, p.shape), p))
     for size, (params, updates) in by_size.items():
         torch._foreach_add_(params, updates, alpha=size)
 
 
 def _recall(
-    members: list[tuple[Work, int, int, Tensor]],
+    members: list[_Member],
     state: State,
     polar_map: PolarMap,
     generator_key: tuple[int | str, ...],
@@ -271,7 +307,7 @@ def _recall(
 
 
 def _remember(
-    members: list[tuple[Work, int, int, Tensor]],
+    members: list[_Member],
     state: State,
     sketch: Warm,
     factors: Factors,
@@ -287,15 +323,14 @@ def _remember(
         basis = part.to(p.dtype).contiguous()
         known = state[p].get(key)
         if work.finite is not None and known is not None and known.shape == basis.shape:
-            basis = torch.where(work.finite[i], basis, known)
+            basis = torch.where(whole(work.finite[i]), basis, known)
         state[p][key] = basis
 
 
 def _bucket(
     polar_map: PolarMap,
-    step: int,
     generator_key: tuple[int | str, ...],
-    members: list[tuple[Work, int, int, Tensor]],
+    members: list[_Member],
     M: Tensor,
     T: Tensor,
     factors: Factors | None,
@@ -303,4 +338,5 @@ def _bucket(
     owners = [(work, i) for work, i, _, block in members for _ in range(len(block))]
     names = tuple(work.names[i] for work, i in owners)
     params = tuple(work.params[i] for work, i in owners)
+    step = members[0][0].group["step"]
     return Bucket(polar_map, step, generator_key, names, params, M, T, factors)

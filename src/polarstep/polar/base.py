@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from polarstep.matrix import product_like, unit_scaled, workable
+from polarstep.sharded import is_sharded
 
 __all__ = ["Factors", "PolarMap"]
 
@@ -126,3 +127,8 @@ def _check(M: Tensor) -> None:
         raise TypeError(f"expected a real floating-point tensor, got {M.dtype}; cast it first")
     if M.layout != torch.strided:
         raise TypeError(f"expected a dense tensor, got layout {M.layout}; call M.to_dense() first")
+    if is_sharded(M):
+        raise TypeError(
+            "expected a whole matrix, got a DTensor; call M.full_tensor() first "
+            "(polarstep.Muon does so by itself)"
+        )

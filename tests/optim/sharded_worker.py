@@ -1,0 +1,121 @@
+"""Train a sharded network (FSDP2): python sharded_worker.py RANK FOLDER, one process a rank."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polarstep import SGD, LowRank, Muon, NewtonSchulz, muon_for, rng
+from polarstep.optim import phases
+from polarstep.sketch import Warm
+
+RANKS = 2
+STEPS = 3
+POISONED = 1  # the step at which a gradient has an infinity
+CASES: dict[str, dict[str, Any]] = {
+    "default": {"weight_decay": 0.1},
+    "Polyak, SGD": {"nesterov": False, "others": SGD(lr=0.1)},
+    "Gaussian": {"polar": LowRank(4, 2, always_sketch=True)},
+    "warm": {"polar": LowRank(4, 2, sketch=Warm(), always_sketch=True)},
+    "tensor lr": {"lr": torch.tensor(0.03), "weight_decay": 0.1},
+    "skip, warm": {
+        "nonfinite": "skip",
+        "weight_decay": 0.1,
+        "polar": LowRank(4, 2, sketch=Warm(), always_sketch=True),
+    },
+}
+
+
+def network() -> nn.Sequential:
+    """Shards of unequal size, equal and unequal splits, and filters."""
+    layers = [
+        nn.Conv1d(1, 15, 16, bias=False),
+        nn.Flatten(),
+        nn.Linear(15, 24),
+        nn.Tanh(),
+        nn.Linear(24, 24),
+        nn.Tanh(),
+        nn.Linear(24, 24),
+        nn.Linear(24, 5),
+    ]
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.copy_(
+                torch.randn(p.shape, generator=rng.generator("sharded", i)) / p[0].numel() ** 0.5
+            )
+    return model
+
+
+def train(model: nn.Module, name: str) -> Muon:
+    optimizer = muon_for(model, splits={"2.weight": 2, "4.weight": (17, 7)}, **CASES[name])
+    for step in range(STEPS):
+        x = torch.randn(8, 1, 16, generator=rng.generator("batch", step))
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        if step == POISONED and CASES[name].get("nonfinite") == "skip":
+            for p in model.parameters():
+                if p.shape == (24, 24):
+                    poison(p.grad)
+        optimizer.step()
+    return optimizer
+
+
+def poison(grad: Tensor | None) -> None:
+    """An infinity in the first entry, which only one rank has."""
+    if hasattr(grad, "to_local"):
+        if torch.distributed.get_rank() == 0:
+            grad.to_local()[0, 0] = math.inf
+    elif grad is not None:
+        grad[0, 0] = math.inf
+
+
+def refusal(p: Tensor) -> str:
+    """What a polar map says to a sharded matrix."""
+    try:
+        NewtonSchulz()(p.detach())
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return "none"
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
+
+
+def main(rank: int, folder: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS
+    )
+    mesh = init_device_mesh("cpu", (RANKS,))
+    model = network()
+    for number, name in enumerate(CASES):
+        phases.LARGEST_GATHERED = 2**29 if number % 2 else 1  # bytes; a bucket in one part, in many
+        model = network()
+        fully_shard(model, mesh=mesh)
+        optimizer = train(model, name)
+        bases = [v for s in optimizer.state.values() for k, v in s.items() if "basis" in k]
+        result = {
+            "params": whole(model),
+            "bases": bases,
+            "shards": [p.to_local().shape[0] for p in model.parameters()],
+            "routes": str(optimizer.routes),
+        }
+        torch.save(result, folder / f"{number}.{rank}.pt")
+    torch.save(
+        [refusal(p) for p in model.parameters() if p.ndim > 1], folder / f"refusals.{rank}.pt"
+    )
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), Path(sys.argv[2]))
