@@ -197,6 +197,23 @@ def test_settings_reach_the_ledger():
     )
 
 
+def test_a_sketch_wider_than_every_matrix_costs_full_space_and_one_that_is_not_does_not():
+    shapes = [(128, 128), (512, 128)]
+    full, just_full, sketched = (
+        flops.gflops(Workload.from_shapes("w", shapes, elementwise=9, rank=rank, oversample=8))
+        for rank in (400, 120, 119)
+    )
+    assert full == just_full
+    for sketch in ("Nes.-Gaussian", "Nes.-Kaczmarz"):
+        assert full[f"Rand Muon ({sketch})"] == full["Muon (Nesterov)"]
+        assert sketched[f"Rand Muon ({sketch})"] != full[f"Rand Muon ({sketch})"]
+    assert full["Rand Muon (Polyak)"] == full["Muon (Polyak)"]
+    # One matrix that is sketched is enough for Table 2's convention, which charges all as sketched.
+    assert CIFAR10.sketched
+    assert CIFAR10.width > 64
+    assert "sketch MΩ" in flops.ledger(CIFAR10, "Rand Muon (Polyak)")
+
+
 def test_unknown_names_are_answered_with_the_known_ones():
     assert [named(name) for name in names()] == WORKLOADS
     with pytest.raises(ValueError, match=r"workload 'mnist': expected one of nanogpt, cifar10"):

@@ -404,6 +404,47 @@ def test_lengths_are_in_the_papers_proportions_to_the_recipes_own():
         assert ablated.evaluation.tokens % (ablated.evaluation.batch * length) == 0
 
 
+@pytest.mark.parametrize(
+    ("recipe", "ranks"),
+    [
+        ("nanogpt", (50, 100, 200, 400)),
+        ("nanogpt-small", (50, 100, 200, 400)),
+        ("nanogpt-toy", (8, 16, 32, 64)),
+        ("cifar10", (16, 32, 64, 128)),
+        ("cifar10-tiny", (2, 4, 8, 16)),
+    ],
+)
+def test_ranks_are_in_the_papers_proportions_and_all_of_them_sketch(recipe, ranks):
+    (axis,) = [axis for axis in AXES if axis.name == "rank"]
+    config = resolve(recipe, "rand-muon")
+    assert axis.values(config) == ranks
+    assert config.optimizer.polar.rank in ranks
+    spent = []
+    for rank in ranks:
+        ablated = apply_axis(config, "rank", rank)
+        with torch.device("meta"):
+            model = (GPT if config.benchmark == "nanogpt" else ConvNet)(ablated.model)
+        polar = build_polar(ablated.optimizer.polar, config.benchmark)
+        assert not all(polar.full_space_reason(m, n) for m, n in model.matrix_shapes())
+        spent.append(optimizer_gflops(model, ablated))
+    assert spent == sorted(set(spent))
+
+
+def test_values_of_a_small_rank_do_not_repeat():
+    (axis,) = [axis for axis in AXES if axis.name == "rank"]
+    config = resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.rank": 2})
+    assert axis.values(config) == (1, 2, 4)
+
+
+@pytest.mark.parametrize("axis", ["sketch", "solver"])
+def test_the_axes_name_every_value_there_is(axis):
+    (found,) = [each for each in AXES if each.name == axis]
+    with pytest.raises(ConfigError, match="expected one of") as error:
+        apply_axis(resolve("nanogpt", "rand-muon"), axis, "none")
+    named = str(error.value).partition("expected one of ")[2].split(", ")
+    assert {*found.nanogpt, *found.also} == set(named)
+
+
 def test_larger_batches_mean_fewer_steps_over_the_same_tokens():
     config = resolve("nanogpt-toy", "rand-muon")
     first = config.data.stages[0]
@@ -420,6 +461,9 @@ def test_larger_batches_mean_fewer_steps_over_the_same_tokens():
         ("nanogpt", "rand-muon", "batch", 0, "expected a whole number"),
         ("nanogpt", "rand-muon", "depth", 3, "expected one of rank, steps"),
         ("nanogpt", "rand-muon", "solver", "octic", "expected one of cubic"),
+        ("nanogpt-toy", "rand-muon", "rank", 120, r"ℓ = 120 \+ 8 ≥ 128, .* expected 1 to 119"),
+        ("nanogpt-toy", "rand-muon", "rank", None, "full space is `polarstep run"),
+        ("cifar10", "rand-muon", "rank", 246, r"ℓ = 246 \+ 10 ≥ 256, .* expected 1 to 245"),
     ],
 )
 def test_ablations_that_make_no_sense(recipe, method, axis, value, message):
@@ -449,3 +493,7 @@ def test_the_flops_of_a_run_are_those_of_its_sketch():
     assert spent("rand-muon", sketch="warm") == spent("rand-muon", power=0)
     assert spent("rand-muon", sketch="warm") < spent("rand-muon", sketch="kaczmarz")
     assert spent("rand-muon", rank=None) == spent("muon")
+    # As wide as every matrix: the map runs in full space, and that is what it costs.
+    assert spent("rand-muon", rank=246) == spent("rand-muon", rank=999) == spent("muon")
+    assert spent("rand-muon", rank=999, solver="cubic") == spent("muon", solver="cubic")
+    assert spent("rand-muon", rank=245) != spent("muon")

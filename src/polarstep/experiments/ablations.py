@@ -7,13 +7,17 @@ sequences or larger batches mean fewer steps, as in the paper's appendix.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import torch
+
 from polarstep.experiments.config import ConfigError, ImageData, RunConfig, TextData, with_overrides
-from polarstep.models.gpt import GPTConfig
+from polarstep.models.convnet import ConvNet, ConvNetConfig
+from polarstep.models.gpt import GPT, GPTConfig
 
 __all__ = ["AXES", "Axis", "apply_axis", "find_axis"]
 
@@ -23,7 +27,7 @@ class Axis:
     """A setting to vary: how it is applied, and the values the paper tries on each benchmark.
 
     With ``relative``, they belong to the paper's setting, and those of another recipe are in the
-    same proportion to its own.
+    same proportion to its own. ``also`` are values that can be given and are not the paper's.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Axis:
     nanogpt: tuple[int | str, ...]
     cifar10: tuple[int | str, ...]
     relative: Callable[[RunConfig], Fraction] | None = None
+    also: tuple[str, ...] = ()
 
     def values(self, config: RunConfig) -> tuple[int | str, ...]:
         """The paper's values, or near ones, for a recipe; empty where it has no such ablation."""
@@ -39,11 +44,46 @@ class Axis:
         if self.relative is None or not found:
             return found
         share = self.relative(config)
-        return tuple(max(1, round(value * share)) for value in found if isinstance(value, int))
+        near = (max(1, round(value * share)) for value in found if isinstance(value, int))
+        return tuple(dict.fromkeys(near))
 
 
 def _set(path: str) -> Callable[[RunConfig, Any], RunConfig]:
     return lambda config, value: with_overrides(config, {path: value})
+
+
+def _rank(config: RunConfig, value: Any) -> RunConfig:
+    """The rank s; refused where no matrix would be sketched: all such ranks are one run."""
+    ablated = with_overrides(config, {"optimizer.polar.rank": value})
+    polar = ablated.optimizer.polar
+    if polar.rank is None:
+        raise ConfigError(f"rank={value}: expected a whole number ≥ 1; {_FULL_SPACE}")
+    ell, side = polar.rank + polar.oversample, _longest_short_side(ablated.model)
+    if ell >= side:
+        sketching = side - polar.oversample - 1
+        raise ConfigError(
+            f"rank={value}: no matrix would be sketched, since ℓ = {polar.rank} + {polar.oversample} ≥ "
+            f"{side}, the largest min(m, n); "
+            + (f"expected 1 to {sketching}" if sketching > 0 else "lower the oversampling")
+            + f"; {_FULL_SPACE}"
+        )
+    return ablated
+
+
+_FULL_SPACE = "full space is `polarstep run … --set optimizer.polar.rank=null`"
+
+
+@functools.lru_cache
+def _longest_short_side(model: GPTConfig | ConvNetConfig) -> int:
+    """The largest min(m, n) of the matrices that are Muon's."""
+    with torch.device("meta"):
+        built = GPT(model) if isinstance(model, GPTConfig) else ConvNet(model)
+    return max(min(m, n) for m, n in built.matrix_shapes())
+
+
+def _share_of_the_papers_rank(config: RunConfig) -> Fraction:
+    paper = 200 if config.benchmark == "nanogpt" else 128
+    return Fraction(config.optimizer.polar.rank or paper, paper)
 
 
 def _batch(config: RunConfig, value: Any) -> RunConfig:
@@ -110,9 +150,10 @@ AXES: tuple[Axis, ...] = (
     Axis(
         "rank",
         "s",
-        _set("optimizer.polar.rank"),
+        _rank,
         nanogpt=(50, 100, 200, 400),
         cifar10=(16, 32, 64, 128),
+        relative=_share_of_the_papers_rank,
     ),
     Axis(
         "steps",
@@ -127,6 +168,7 @@ AXES: tuple[Axis, ...] = (
         _set("optimizer.polar.solver"),
         nanogpt=("cubic", "quintic", "empirical", "polar-express"),
         cifar10=("cubic", "quintic", "empirical", "polar-express"),
+        also=("quintic-2", "exact"),
     ),
     Axis(
         "sketch",
@@ -134,6 +176,7 @@ AXES: tuple[Axis, ...] = (
         _set("optimizer.polar.sketch"),
         nanogpt=("gaussian", "kaczmarz"),
         cifar10=("gaussian", "kaczmarz"),
+        also=("warm",),
     ),
     Axis("batch", "B", _batch, nanogpt=(), cifar10=(500, 1000, 2000, 3000, 4000)),
     Axis(

@@ -77,8 +77,13 @@ _SKETCHES: dict[str | None, PolarCost] = {
 
 
 def muon_ledger(workload: Workload, *, nesterov: bool, sketch: str | None) -> Ledger:
-    """Muon's ledger with either momentum, in full space (``None``) or with a sketch."""
-    return muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=_SKETCHES[sketch])
+    """Muon's ledger with either momentum, in full space (``None``) or with a sketch.
+
+    A sketch wider than some matrices is charged for them as in Table 2; one wider than all of them
+    is no sketch, and full space is charged.
+    """
+    polar = _SKETCHES[sketch if workload.sketched else None]
+    return muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=polar)
 
 
 METHODS: dict[str, Callable[[Workload], Ledger]] = {

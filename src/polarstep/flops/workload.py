@@ -127,6 +127,11 @@ class Workload:
         return self.rank + self.oversample
 
     @property
+    def sketched(self) -> bool:
+        """Whether ℓ < min(m, n) for any matrix; where for none, Algorithm 1 is the inner map itself."""
+        return any(self.width < min(m, n) for (m, n), _ in self.matrices)
+
+    @property
     def muon_parameters(self) -> int:
         """How many parameters are Muon's."""
         return sum(m * n * count for (m, n), count in self.matrices)

@@ -7,7 +7,7 @@ parameter.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -209,17 +209,16 @@ def optimizer_gflops(model: Model, config: RunConfig) -> float:
         return sum(ledger(work, config.method).values()) / 1e9
     sketch = None if polar.rank is None else "gaussian" if warm else polar.sketch
     spent = sum(muon_ledger(work, nesterov=rule.nesterov, sketch=sketch).values())
-    return (spent + _other_solver(polar, config, shapes)) / 1e9
+    return (spent + _other_solver(work, config, shapes)) / 1e9
 
 
-def _other_solver(polar: PolarConfig, config: RunConfig, shapes: list[tuple[int, int]]) -> float:
+def _other_solver(work: Workload, config: RunConfig, shapes: list[tuple[int, int]]) -> float:
     """What the solver costs beyond the ledger's quintic: cubic steps are cheaper."""
-    inner = build_polar(polar, config.benchmark)
-    width = None
-    if isinstance(inner, ps.LowRank):
-        width, inner = inner.width, inner.inner
+    polar = config.optimizer.polar
+    inner = build_polar(replace(polar, rank=None), config.benchmark)
+    sketched = polar.rank is not None and work.sketched
     difference = 0.0
     for m, n in shapes:
-        k = m if width is None else min(m, width)
+        k = min(m, work.width) if sketched else m
         difference += inner.flops(k, n) - newton_schulz(k, n, polar.steps)
     return difference
