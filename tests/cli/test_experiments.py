@@ -157,6 +157,9 @@ def test_ablate_varies_one_setting():
     bad = polarstep("ablate", "nanogpt-toy", "rank", "--values", "4,0", "--out", "b", status=1)
     assert "optimizer.polar.rank=0" in said(bad)
     assert not Path("b").exists()
+    wide = polarstep("ablate", "nanogpt-toy", "rank", "--values", "8,200", "--out", "b", status=1)
+    assert "rank=200: no matrix would be sketched" in said(wide)
+    assert not Path("b").exists()
     none = polarstep("ablate", "nanogpt-toy", "batch", status=1)
     assert "give the values yourself" in said(none)
 
@@ -239,6 +242,8 @@ def test_list_shows_what_there_is():
     outcome = polarstep("list")
     for word in ("nanogpt-toy", "cifar10", "rand-muon-kaczmarz", "sequence-length"):
         assert word in outcome.output
+    assert "sketch also takes warm" in said(outcome)
+    assert "Other recipes vary rank and sequence-length in the same proportion" in said(outcome)
     polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL)
     assert "finished" in polarstep("list", "runs").output
 

@@ -148,7 +148,7 @@ def ablate(
         str, typer.Argument(help=f"What to vary: {', '.join(axis.name for axis in AXES)}.")
     ],
     values: Annotated[
-        str | None, typer.Option("--values", help="Values, as 16,32,64 [the paper's].")
+        str | None, typer.Option("--values", help="Values, as 16,32,64 [the paper's, see list].")
     ] = None,
     method: Annotated[str, typer.Option("--method", "-m", help="The method.")] = "rand-muon",
     seeds: SeedsOption = "1",
@@ -196,12 +196,27 @@ def list_(
     methods = Table("method", "row of Table 2", title="Methods", title_justify="left")
     for method in METHODS:
         methods.add_row(method.slug, method.name)
-    axes = Table("axis", "", "nanogpt", "cifar10", title="Ablations", title_justify="left")
+    axes = Table(
+        "axis",
+        "",
+        "nanogpt",
+        "cifar10",
+        title="Ablations: the paper's values",
+        title_justify="left",
+    )
     for axis in AXES:
         axes.add_row(
             axis.name, axis.symbol, *(", ".join(map(str, v)) for v in (axis.nanogpt, axis.cifar10))
         )
     console.print(recipes, methods, axes)
+    relative = " and ".join(axis.name for axis in AXES if axis.relative)
+    others = [f"{axis.name} also takes {', '.join(axis.also)}" for axis in AXES if axis.also]
+    console.print(
+        f"Other recipes vary {relative} in the same proportion to their own. "
+        f"Not the paper's: {'; '.join(others)} (--values).",
+        style="dim",
+        highlight=False,
+    )
 
 
 def _list_runs(folder: Path, console: Console) -> None:
