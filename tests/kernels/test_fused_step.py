@@ -220,6 +220,19 @@ def test_parameters_the_kernels_cannot_reach_are_updated_plainly(device: torch.d
     assert not any(torch.equal(p, b) for p, b in zip((odd, even, strided), before, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 8, 8)], ids=str)
+def test_an_empty_parameter_is_nothing_to_do(device: torch.device, shape: tuple[int, ...]) -> None:
+    """A layer without outputs or inputs, as pruning leaves it; its neighbours move."""
+    empty, other = (torch.nn.Parameter(torch.ones(s, device=device)) for s in (shape, (8, 8)))
+    opt = ps.Muon([empty, other], weight_decay=0.1)
+    for _ in range(2):
+        set_gradients([empty, other], 0)
+        opt.step()
+    assert opt._fused._buckets
+    assert empty.shape == shape
+    assert not torch.equal(other, torch.ones_like(other))
+
+
 def test_a_parameter_that_joins_later_starts_from_a_fresh_sketch(device: torch.device) -> None:
     a, b = (torch.nn.Parameter(torch.zeros(16, 32, device=device)) for _ in range(2))
     opt = ps.Muon([a, b], lr=1.0, polar=MAPS[3])

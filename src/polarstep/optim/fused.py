@@ -58,7 +58,8 @@ def can_fuse(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
         return False  # its value is not known here without waiting
     view = view_of(group, p)
     return (
-        p.dtype in (torch.float32, torch.bfloat16)
+        p.numel() > 0
+        and p.dtype in (torch.float32, torch.bfloat16)
         and (view.cols * p.element_size()) % ALIGNMENT == 0
         and _rows_in_turn(p, view)
         and _suits(p, p)
