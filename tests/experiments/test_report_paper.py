@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import statistics
 
 import pytest
@@ -260,10 +261,29 @@ def test_a_difference_is_taken_on_the_seeds_that_both_have(tmp_path):
     assert ablation.reference == Estimate.of([150.0, 140.0])  # the line in the figure
 
 
+@pytest.mark.parametrize(("varied", "best"), [(147.0, "recipe"), (145.0, "8")])
+def test_the_recipes_own_row_takes_part_in_the_choice_of_the_best(tmp_path, varied, best):
+    found, ablation, _ = ablated(tmp_path, {0: varied})
+    assert ablation.base is not None  # 146 on average
+    assert ablation.base not in ablation.rows
+    lines = markdown((found,), ()).split("### Ablation")[1].splitlines()
+    bold = [line.split(" | ")[0] for line in lines if "**" in line]
+    assert bold == [f"| {best}"]
+    page = report_files([tmp_path])["index.html"].decode().split('aria-label="Ablation of rank"')[1]
+    rows = re.findall(r'<tr( class="best")?>\s*<th scope="row">.*?</span>(.*?)</th>', page)
+    assert [name for mark, name in rows[:2] if mark] == [best]
+    assert {name for _, name in rows[:2]} == {"recipe", "8"}
+
+
+def test_one_row_alone_is_not_the_best(tmp_path):
+    found, _, _ = ablated(tmp_path, {0: 151.0, 1: 143.0}, lost={("varied", 0), ("varied", 1)})
+    assert "**" not in markdown((found,), ())
+
+
 def test_one_pair_has_a_difference_and_no_error(tmp_path):
     found, ablation, difference = ablated(tmp_path, {1: 141.5})
     assert (difference.value, difference.error, difference.pairs) == (1.5, None, 1)
-    assert "| 8 | 1 | 141.500 | +1.500 |" in markdown((found,), ())
+    assert "| 8 | 1 | **141.500** | +1.500 |" in markdown((found,), ())
     assert ablation.reference == Estimate(140.0, None, 1)
 
 

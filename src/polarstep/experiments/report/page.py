@@ -163,7 +163,7 @@ def _headline(section: Section) -> str:
 def _comparison(section: Section) -> dict[str, Any]:
     rows = section.rows
     place = _strip_scale(rows, log=not section.higher_is_better)
-    best = _best(section, rows)
+    best = section.marked(rows)
     return {
         "label": f"Comparison of {section.recipe}",
         "first": "Method",
@@ -180,7 +180,7 @@ def _ablation(section: Section, ablation: AblationSet) -> dict[str, Any]:
     named = ablation.named
     rows = [row for _, row in named]
     place = _strip_scale(rows, log=not section.higher_is_better)
-    best = _best(section, ablation.rows)
+    best = section.marked(rows)
     lines = []
     for name, row in named:
         own = list(ablation.rows).index(row) if row in ablation.rows else None
@@ -199,10 +199,6 @@ def _ablation(section: Section, ablation: AblationSet) -> dict[str, Any]:
         "lines": sum(len(row.commands) for row in rows),
         "rows": lines,
     }
-
-
-def _best(section: Section, rows: Sequence[Row]) -> Row | None:
-    return section.best(rows) if len([row for row in rows if row.metric]) > 1 else None
 
 
 def _row(

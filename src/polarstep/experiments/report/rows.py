@@ -211,6 +211,13 @@ class Section:
         choose = max if self.higher_is_better else min
         return choose(scored, key=lambda pair: pair[0])[1] if scored else None
 
+    def marked(self, rows: Sequence[Row]) -> Row | None:
+        """The row that a table of ``rows`` sets in bold: the best, where there are two to compare.
+
+        ``rows`` are all that the table shows, the recipe's own above an ablation included.
+        """
+        return self.best(rows) if sum(row.metric is not None for row in rows) > 1 else None
+
 
 def are_numbers(values: Iterable[object]) -> bool:
     """Whether all of ``values`` can be put on an axis."""

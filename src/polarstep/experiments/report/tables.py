@@ -67,13 +67,13 @@ def comparison_lines(section: Section) -> list[str]:
     if paper:
         header[2:2] = ["Paper"]
         header[5:5] = ["Paper GFLOPs"]
-    best = section.best(section.rows)
+    best = section.marked(section.rows)
     lines = []
     for row in section.rows:
         text = metric_text(row.metric, decimals_of(section))
         cells = [
             row.label,
-            f"**{text}**" if row is best and len(section.rows) > 1 else text,
+            f"**{text}**" if row is best else text,
             seeds_text(row),
             number(row.gflops),
             number(row.optimizer_ms),
@@ -120,14 +120,14 @@ def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
     header += ["Difference"] * based + ["Authors"] * authors
     header += ["GFLOPs/step", "Optimizer ms", "Step ms"]
     decimals = decimals_of(section)
-    best = section.best(ablation.rows)
+    best = section.marked([row for _, row in ablation.named])
     lines = []
     for value, row in ablation.named:
         text = metric_text(row.metric, decimals)
         cells = [
             value,
             seeds_text(row),
-            f"**{text}**" if row is best and len(ablation.rows) > 1 else text,
+            f"**{text}**" if row is best else text,
         ]
         if based:
             cells.append(base_text(ablation, row, decimals))
