@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
 import statistics
@@ -352,6 +353,44 @@ def test_times_of_different_commits_are_said_to_be(tmp_path):
     assert new[:12] not in text
     page = report_files([tmp_path])["index.html"].decode()
     assert page.count("Not all rows were timed at the same commit") == 2
+
+
+def test_times_under_different_settings_are_said_to_be(tmp_path):
+    common = {"compile": None, "precision": "auto", "micro_batch": 16, "cuda_graph": True}
+    sentence = "Times of rows that ran under different settings do not compare: "
+    minutes = itertools.count()
+
+    def add(name, method=GAUSSIAN, ablation=None, seed=0, **runtime):
+        overrides = {"runtime": common | runtime}
+        folder = write_run(
+            tmp_path / name, method=method, seed=seed, ablation=ablation, overrides=overrides
+        )
+        environment = read_json(folder / "environment.json")
+        started = f"2026-11-15T01:{next(minutes):02}:00Z"  # one after the other
+        environment |= {"device": "cuda", "started": started}
+        write_json(folder / "environment.json", environment)
+
+    add("recipe")
+    add("adamw", "AdamW", compile=True, precision="bfloat16")  # what is left open comes to that
+    add("rank", ablation=Ablation("rank", 8))
+    assert sentence not in markdown((section(tmp_path),), ())
+    for length in (512, 2048):
+        add(f"t{length}", ablation=Ablation("sequence-length", length), compile=False)
+    text = markdown((section(tmp_path),), ())
+    assert (
+        f"{sentence}runtime.compile is false (sequence-length = 512 and sequence-length = 2048) and "
+        "true (the other rows)." in text
+    )
+    assert text.count(sentence) == 1  # the comparison ran alike
+    assert report_files([tmp_path])["index.html"].decode().count(sentence) == 1
+    assert sentence not in "".join(brief_lines(section(tmp_path)))
+    add("sgd", "SGD (Nesterov)", precision="float32", micro_batch=None)
+    found = section(tmp_path)
+    for text in (markdown((found,), ()), "".join(brief_lines(found))):
+        assert (
+            f"{sentence}runtime.precision is float32 (SGD (Nesterov)) and bfloat16 (the other rows) "
+            "and runtime.micro_batch is null (SGD (Nesterov)) and 16 (the other rows)." in text
+        )
 
 
 def test_a_row_of_several_commits_names_them(tmp_path):

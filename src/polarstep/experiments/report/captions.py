@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from polarstep.experiments.report.published import ABLATIONS_SOURCE
 from polarstep.experiments.report.rows import Row, Section
 from polarstep.experiments.report.texts import listed
-from polarstep.experiments.report.timing import at_a_time, commit_of
+from polarstep.experiments.report.timing import at_a_time, commit_of, runtime_of
 
-__all__ = ["ablation_caption", "caption", "commits_text", "times_text"]
+__all__ = ["ablation_caption", "caption", "commits_text", "settings_text", "times_text"]
 
 Named = Sequence[tuple[str, Row]]
 
@@ -22,6 +22,7 @@ def caption(section: Section) -> str:
         "GFLOPs: the optimizer's part of a step, from the ledger.",
         times_text(named),
         "Run s: the whole run, validation included. Times are medians over the seeds.",
+        settings_text(named),
         commits_text(named),
         f"The paper's figures: {section.paper.source}." if section.paper else "",
     )
@@ -40,6 +41,7 @@ def ablation_caption(section: Section) -> str:
         f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
         _differences_text(section),
         times_text(named),
+        settings_text(named),
         commits_text(named),
         f"Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the default "
         "setting differs from axis to axis."
@@ -70,6 +72,23 @@ def times_text(named: Named) -> str:
     return f"{text}, except for {listed(alone)}." if alone else f"{text}."
 
 
+def settings_text(named: Named) -> str:
+    """That the rows of a table did not all run under the same settings of speed, where that is so."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for name, row in named:
+        values: dict[str, set[str]] = {}
+        for run in row.timed:
+            for setting, value in runtime_of(run).items():
+                values.setdefault(setting, set()).add(value)
+        for setting, found in values.items():
+            rows_of = groups.setdefault(setting, {})
+            rows_of.setdefault("/".join(sorted(found)), []).append(name)
+    differing = [f"{key} is {_by_rows(rows)}" for key, rows in groups.items() if len(rows) > 1]
+    if not differing:
+        return ""
+    return f"Times of rows that ran under different settings do not compare: {listed(differing)}."
+
+
 def commits_text(named: Named) -> str:
     """That the times of a table are not all of the same code, where that is so."""
     groups: dict[str, list[str]] = {}
@@ -79,12 +98,17 @@ def commits_text(named: Named) -> str:
             groups.setdefault("/".join(commits), []).append(name)
     if len(groups) < 2:
         return ""
-    most = max(groups, key=lambda commits: len(groups[commits]))
+    return f"Not all rows were timed at the same commit: {_by_rows(groups)}."
+
+
+def _by_rows(groups: Mapping[str, list[str]]) -> str:
+    """``A (row), B (row and row) and C (the other rows)``: the value that most rows have comes last."""
+    most = max(groups, key=lambda value: len(groups[value]))
+    names = {value: listed(rows) for value, rows in groups.items()}
     if len(groups[most]) > 1:
-        groups[most] = ["the other rows"]
-    ordered = sorted(groups, key=lambda commits: (commits == most, commits))
-    parts = [f"{commits} ({listed(groups[commits])})" for commits in ordered]
-    return f"Not all rows were timed at the same commit: {listed(parts)}."
+        names[most] = "the other rows"
+    ordered = sorted(groups, key=lambda value: (value == most, value))
+    return listed([f"{value} ({names[value]})" for value in ordered])
 
 
 def _differences_text(section: Section) -> str:

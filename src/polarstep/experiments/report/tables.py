@@ -14,7 +14,12 @@ from polarstep.experiments.report.assumptions import (
     gamma_cells,
     noise_cells,
 )
-from polarstep.experiments.report.captions import ablation_caption, caption, commits_text
+from polarstep.experiments.report.captions import (
+    ablation_caption,
+    caption,
+    commits_text,
+    settings_text,
+)
 from polarstep.experiments.report.paper import Beside, beside_the_paper
 from polarstep.experiments.report.rows import AblationSet, Section
 from polarstep.experiments.report.texts import (
@@ -108,8 +113,9 @@ def brief_lines(section: Section) -> list[str]:
         if timed:
             cells += [number(t, 3) for t in (row.optimizer_ms, row.step_ms, row.seconds)]
         lines.append(cells)
-    commits = commits_text([(row.label, row) for row in section.rows]) if timed else ""
-    return [*_table(header, lines), *(["", commits] if commits else [])]
+    named = [(row.label, row) for row in section.rows] if timed else []
+    known = " ".join(filter(None, [settings_text(named), commits_text(named)]))
+    return [*_table(header, lines), *(["", known] if known else [])]
 
 
 def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:

@@ -1,7 +1,8 @@
-"""What times were measured on: which device, how many runs shared it, and which code ran."""
+"""What times were measured on: which device, how many runs shared it, which code ran, and how."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from datetime import datetime
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from polarstep.experiments.records.record import RunRecord
 
-__all__ = ["at_a_time", "commit_of", "device_of", "ran_alone"]
+__all__ = ["at_a_time", "commit_of", "device_of", "ran_alone", "runtime_of"]
 
 
 def device_of(run: RunRecord) -> str:
@@ -27,6 +28,25 @@ def commit_of(run: RunRecord) -> str | None:
     if not commit:
         return None
     return f"{commit[:7]} with changes" if str(commit).endswith("+") else str(commit)[:7]
+
+
+def runtime_of(run: RunRecord) -> dict[str, str]:
+    """The settings that change how long a step takes and not what it computes, as they were run.
+
+    What a config leaves open, the device decides.
+    """
+    runtime = run.identity.config.get("runtime") or {}
+    names = ("compile", "precision", "micro_batch", "cuda_graph")
+    found = {name: runtime[name] for name in names if name in runtime}
+    on_gpu = str(run.environment.get("device", "")).startswith("cuda")
+    if "compile" in found and found["compile"] is None:
+        found["compile"] = on_gpu and run.identity.benchmark == "nanogpt"
+    if found.get("precision") == "auto":
+        found["precision"] = "bfloat16" if on_gpu else "float32"
+    return {
+        f"runtime.{name}": value if isinstance(value, str) else json.dumps(value)
+        for name, value in found.items()
+    }
 
 
 def at_a_time(runs: Iterable[RunRecord]) -> int:
