@@ -30,6 +30,19 @@ def matrix():
         ),
         ({"momentum": 1.0}, ValueError, r"momentum=1\.0: expected 0 ≤ momentum < 1"),
         ({"momentum": -0.1}, ValueError, r"momentum=-0\.1"),
+        ({"lr": torch.tensor(-1.0)}, ValueError, r"lr=-1\.0: expected a finite number ≥ 0; 0\.02"),
+        ({"lr": None}, TypeError, r"lr=None: expected a finite number ≥ 0, or a tensor with one"),
+        ({"lr": "0.1"}, TypeError, r"lr='0\.1': expected a finite number ≥ 0, or a tensor with"),
+        ({"momentum": None}, TypeError, r"momentum=None: expected a number, 0 ≤ momentum < 1, as"),
+        ({"weight_decay": "0"}, TypeError, r"weight_decay='0': expected a finite number ≥ 0"),
+        ({"nesterov": "no"}, TypeError, r"nesterov='no': expected True or False"),
+        ({"fused": 1}, TypeError, r"fused=1: expected True or False"),
+        ({"split_sizes": 2}, TypeError, r"split_sizes=2: expected the rows of each matrix, integ"),
+        (
+            {"split_sizes": (2.0, 2.0)},
+            TypeError,
+            r"split_sizes=\(2\.0, 2\.0\): expected the rows of",
+        ),
         ({"weight_decay": -1}, ValueError, r"weight_decay=-1: expected a finite number ≥ 0"),
         ({"polar": "exact"}, TypeError, r"polar='exact': expected a polar map such as"),
         ({"polar": Exact}, TypeError, r"expected a polar map such as polarstep.NewtonSchulz\(\)"),
@@ -87,6 +100,10 @@ def test_bad_parameters(params, error, message):
         ({"algorithm": "adam"}, r"algorithm='adam': expected one of muon, adamw, sgd"),
         ({"betas": (0.9, 0.99)}, r"option 'betas' in a group with algorithm='muon'"),
         ({"momentun": 0.9}, r"option 'momentun'.*did you mean 'momentum'\?"),
+        ({"learning_rate": 0.1}, r"option 'learning_rate'.*did you mean 'lr'\?"),
+        ({"wd": 0.1}, r"option 'wd'.*did you mean 'weight_decay'\?"),
+        ({"algorithm": "adamw", "wd": 0.1}, r"option 'wd'.*'adamw': did you mean 'weight_decay'\?"),
+        ({"ns_steps": 5}, r"option 'ns_steps'.*did you mean 'polar'\?"),
         ({"algorithm": "adamw", "polar": Exact()}, r"option 'polar' in a group with algorithm='ad"),
         ({"algorithm": "adamw", "betas": (0.9, 1.0)}, r"betas=.*expected two numbers in \[0, 1\)"),
         ({"algorithm": "adamw", "lr": -1}, r"lr=-1: expected a finite number ≥ 0"),
@@ -127,6 +144,56 @@ def test_rules_check_their_own():
             rule(weight_decay=math.inf)
     with pytest.raises(ValueError, match="betas"):
         AdamW(betas=(0.9,))
+    for betas in (0.9, ("a", "b"), None):
+        with pytest.raises(TypeError, match=r"betas=.*expected two numbers in"):
+            AdamW(betas=betas)
+    with pytest.raises(TypeError, match="lr=None: expected a finite number ≥ 0"):
+        SGD(lr=None)
+    with pytest.raises(TypeError, match=r"momentum='0\.9': expected a number in \[0, 1\)"):
+        SGD(momentum="0.9")
+    with pytest.raises(TypeError, match="nesterov='no': expected True or False"):
+        SGD(nesterov="no")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "option", "value", "message"),
+    [
+        ("muon", "nonfinite", "zzz", "nonfinite='zzz': expected one of propagate, skip"),
+        ("muon", "momentum", 2, "momentum=2: expected 0 ≤ momentum < 1"),
+        ("muon", "lr", -0.1, r"lr=-0\.1: expected a finite number ≥ 0"),
+        ("muon", "split_sizes", (2.0, 2.0), "expected the rows of each matrix, integers"),
+        ("muon", "split_sizes", (3, 3), "sum to 6, but the weight has 4 rows"),
+        ("muon", "algorithm", "adam", "algorithm='adam': expected one of muon, adamw, sgd"),
+        ("adamw", "betas", (0.9, 1.0), "expected two numbers in"),
+        ("sgd", "momentum", 1.5, r"momentum=1\.5: expected 0 ≤ momentum < 1"),
+    ],
+    ids=str,
+)
+def test_bad_options_between_steps_change_nothing(algorithm, option, value, message):
+    good, bad = (Parameter(gaussian(4, 6).float()) for _ in range(2))
+    optimizer = Muon([{"params": [good]}, {"params": [bad], "algorithm": algorithm}])
+    for p in (good, bad):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = copy.deepcopy(([good, bad], optimizer.state))
+    optimizer.param_groups[1][option] = value
+    with pytest.raises((TypeError, ValueError), match=message):
+        optimizer.step()
+    assert str(([good, bad], optimizer.state)) == str(before)
+
+
+def test_a_list_of_splits_between_steps_is_as_good_as_a_tuple():
+    ends = []
+    for split in ([1, 3], (1, 3)):
+        W = Parameter(gaussian(4, 6).float())
+        optimizer = Muon([W])
+        W.grad = gaussian(4, 6, seed=1).float()
+        optimizer.step()
+        optimizer.param_groups[0]["split_sizes"] = split
+        optimizer.step()
+        ends.append(W.detach())
+    assert torch.equal(*ends)
+    assert "1×6 + 3×6" in str(optimizer.routes)
 
 
 def bad_gradients():

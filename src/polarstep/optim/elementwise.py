@@ -7,7 +7,10 @@ device has it), with torch's names for the state, so that a checkpoint reads lik
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -32,9 +35,12 @@ class AdamW:
     algorithm: ClassVar[str] = "adamw"
 
     def __post_init__(self) -> None:
-        _check_at_least_zero(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        check_at_least_zero(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        form = "expected two numbers in [0, 1), as (0.9, 0.95)"
+        if not isinstance(self.betas, Sequence) or not all(isinstance(b, Real) for b in self.betas):
+            raise TypeError(f"betas={self.betas!r}: {form}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={self.betas}: expected two numbers in [0, 1), as (0.9, 0.95)")
+            raise ValueError(f"betas={self.betas}: {form}")
 
     @staticmethod
     def new_state(p: Tensor) -> State:
@@ -86,7 +92,10 @@ class SGD:
     algorithm: ClassVar[str] = "sgd"
 
     def __post_init__(self) -> None:
-        _check_at_least_zero(lr=self.lr, weight_decay=self.weight_decay)
+        check_at_least_zero(lr=self.lr, weight_decay=self.weight_decay)
+        check_bool(nesterov=self.nesterov)
+        if not isinstance(self.momentum, Real):
+            raise TypeError(f"momentum={self.momentum!r}: expected a number in [0, 1), as 0.9")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum}: expected 0 ≤ momentum < 1, as 0.9")
         if self.nesterov and self.momentum == 0:
@@ -133,7 +142,17 @@ def _has_fused(p: Tensor) -> bool:
     return p.device.type in ("cpu", "cuda")
 
 
-def _check_at_least_zero(**values: float) -> None:
+def check_at_least_zero(**values: float) -> None:
+    """Raise for the first that is not a finite number ≥ 0."""
     for name, value in values.items():
-        if not 0 <= value < float("inf"):
+        if not isinstance(value, Real):
+            raise TypeError(f"{name}={value!r}: expected a finite number ≥ 0")
+        if not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: expected a finite number ≥ 0")
+
+
+def check_bool(**values: bool) -> None:
+    """Raise for the first that is neither True nor False: ``"no"`` would count as True."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}: expected True or False")

@@ -306,7 +306,7 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
     return (
         id(group),
         *(group[option] for option in ("polar", "seed", "nesterov", "fused", "layout")),
-        group["split_sizes"],
+        None if group["split_sizes"] is None else tuple(group["split_sizes"]),
         group["step"] - first.group["step"],
         isinstance(group["lr"], Tensor),
         work.finite is not None,

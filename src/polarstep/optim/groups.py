@@ -7,61 +7,107 @@ parameters: ``"muon"``, ``"adamw"`` or ``"sgd"``. Everything is checked before a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from functools import lru_cache
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from numbers import Integral, Real
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from polarstep.matrix import Layout, MatrixView
-from polarstep.optim.elementwise import SGD, AdamW, group_of
+from polarstep.optim.elementwise import SGD, AdamW, check_at_least_zero, check_bool, group_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.polar import PolarMap
 
-__all__ = ["ELEMENTWISE", "Group", "complete", "named_params", "view_of"]
+__all__ = [
+    "ELEMENTWISE",
+    "Group",
+    "check_options",
+    "check_params",
+    "complete",
+    "named_params",
+    "view_of",
+]
 
 Group = dict[str, Any]
 
 ELEMENTWISE: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
+# What such a rule checks by itself; lr may be a tensor in a group.
+_OPTIONS = {
+    name: tuple(field.name for field in fields(rule) if field.name != "lr")
+    for name, rule in ELEMENTWISE.items()
+}
 NONFINITE = ("propagate", "skip")
+# Names that other libraries give our options; those of torch.optim.Muon among them.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "decay": "weight_decay",
+    "beta": "momentum",
+    "mu": "momentum",
+    "ns_steps": "polar",
+    "ns_coefficients": "polar",
+    "adjust_lr_fn": "lr_scale",
+}
 
 
 def complete(group: Group, muon_defaults: Group) -> Group:
     """``group`` with its algorithm's defaults filled in and every value checked."""
-    algorithm = group.get("algorithm", "muon")
-    if algorithm == "muon":
-        defaults = muon_defaults
-    elif algorithm in ELEMENTWISE:
-        defaults = group_of(ELEMENTWISE[algorithm]()) | {"nonfinite": muon_defaults["nonfinite"]}
-    else:
-        known = ", ".join(("muon", *ELEMENTWISE))
-        raise ValueError(f"algorithm={algorithm!r}: expected one of {known}")
-    _check_keys(group, algorithm, set(defaults), set(muon_defaults))
+    group = {"algorithm": "muon"} | group
+    defaults = _defaults_of(group["algorithm"], muon_defaults)
+    _check_keys(group, set(defaults), set(muon_defaults))
     group = defaults | group
+    check_options(group)
+    _check_value(group["lr"])
     if group.get("split_sizes") is not None:
         group["split_sizes"] = tuple(group["split_sizes"])
-    _check_nonfinite(group)
-    if algorithm == "muon":
-        check_muon(group)
-    else:
-        rule = ELEMENTWISE[algorithm]
-        _check_lr(group["lr"])
-        rule(**{key: group[key] for key in group_of(rule()) if key not in ("algorithm", "lr")})
     return group
 
 
-def check_muon(group: Group) -> None:
-    """Raise a ``ValueError`` or ``TypeError`` for the first bad hyperparameter of a Muon group."""
+def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
+    if algorithm == "muon":
+        return muon_defaults
+    _check_algorithm(algorithm)
+    return group_of(ELEMENTWISE[algorithm]()) | {"nonfinite": muon_defaults["nonfinite"]}
+
+
+def check_options(group: Group) -> None:
+    """Raise a ``ValueError`` or ``TypeError`` for the first bad option of a group.
+
+    Anybody may write into a group between two steps, so every step asks.
+    """
+    algorithm = group["algorithm"]
+    _check_algorithm(algorithm)
     _check_lr(group["lr"])
-    _check_nonfinite(group)
+    if group["nonfinite"] not in NONFINITE:
+        raise ValueError(
+            f"nonfinite={group['nonfinite']!r}: expected one of {', '.join(NONFINITE)}"
+        )
+    if algorithm == "muon":
+        _check_muon(group)
+    else:
+        ELEMENTWISE[algorithm](**{key: group[key] for key in _OPTIONS[algorithm]})
+
+
+def _check_algorithm(algorithm: str) -> None:
+    if algorithm != "muon" and algorithm not in ELEMENTWISE:
+        known = ", ".join(("muon", *ELEMENTWISE))
+        raise ValueError(f"algorithm={algorithm!r}: expected one of {known}")
+
+
+def _check_muon(group: Group) -> None:
+    momentum = group["momentum"]
+    if not isinstance(momentum, Real):
+        raise TypeError(f"momentum={momentum!r}: expected a number, 0 ≤ momentum < 1, as 0.95")
     if not 0 <= group["momentum"] < 1:
         raise ValueError(
-            f"momentum={group['momentum']}: expected 0 ≤ momentum < 1; "
+            f"momentum={momentum}: expected 0 ≤ momentum < 1; "
             "the paper's schedule for K=10,000 gives 0.99"
         )
-    if not 0 <= group["weight_decay"] < float("inf"):
-        raise ValueError(f"weight_decay={group['weight_decay']}: expected a finite number ≥ 0")
+    check_at_least_zero(weight_decay=group["weight_decay"])
+    check_bool(nesterov=group["nesterov"], fused=group["fused"])
     if not isinstance(group["polar"], PolarMap):
         raise TypeError(
             f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz()"
@@ -73,6 +119,13 @@ def check_muon(group: Group) -> None:
         )
     if not isinstance(group["seed"], int):
         raise TypeError(f"seed={group['seed']!r}: expected an integer")
+    split = group["split_sizes"]
+    if split is not None and not (
+        isinstance(split, Sequence) and all(isinstance(rows, Integral) for rows in split)
+    ):
+        raise TypeError(
+            f"split_sizes={split!r}: expected the rows of each matrix, integers, as (768, 256, 256)"
+        )
 
 
 def check_params(group: Group) -> None:
@@ -101,46 +154,46 @@ def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
 
 def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:
     """How a Muon group reads ``p`` as matrices."""
-    try:
-        return _view(p.shape, group["layout"], group["split_sizes"])
-    except ValueError:  # once more, for a message with the parameter's name in it
-        return MatrixView.of(
-            p.shape, layout=group["layout"], split_sizes=group["split_sizes"], name=name
-        )
+    layout, split = group["layout"], group["split_sizes"]
+    key = (p.shape, layout, None if split is None else tuple(split))
+    if key not in _VIEWS:
+        _VIEWS[key] = MatrixView.of(p.shape, layout=layout, split_sizes=split, name=name)
+    return _VIEWS[key]
 
 
-@lru_cache(maxsize=4096)  # asked for every parameter at every step
-def _view(shape: torch.Size, layout: Layout, split_sizes: tuple[int, ...] | None) -> MatrixView:
-    return MatrixView.of(shape, layout=layout, split_sizes=split_sizes)
+# Asked for every parameter at every step. Not functools.cache, which torch.compile looks through.
+_VIEWS: dict[tuple[torch.Size, Layout, tuple[int, ...] | None], MatrixView] = {}
 
 
-def _check_keys(group: Group, algorithm: str, own: set[str], muon: set[str]) -> None:
-    """Refuse another algorithm's options and misspelt ones.
+def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
+    """Refuse another algorithm's options, misspelt ones, and ours by another name.
 
-    torch lets a group carry any key, and so do we; but ``betas`` in a Muon group, or ``momentun``,
-    is a misunderstanding that would go unnoticed for a whole training run.
+    torch lets a group carry any key, and so do we; but ``betas`` in a Muon group, ``momentun`` or
+    ``wd`` is a misunderstanding that would go unnoticed for a whole training run.
     """
     others = muon.union(*(group_of(rule()) for rule in ELEMENTWISE.values())) - own
     for key in sorted(set(group) - own - {"params", "param_names"}):
         close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
-        if key in others or close:
-            hint = f"did you mean {close[0]!r}? " if close else ""
+        meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
+        if key in others or meant:
+            hint = f"did you mean {meant!r}? " if meant else ""
             raise ValueError(
-                f"option {key!r} in a group with algorithm={algorithm!r}: {hint}"
+                f"option {key!r} in a group with algorithm={group['algorithm']!r}: {hint}"
                 f"expected some of {', '.join(sorted(own))}"
             )
 
 
-def _check_nonfinite(group: Group) -> None:
-    if group["nonfinite"] not in NONFINITE:
-        raise ValueError(
-            f"nonfinite={group['nonfinite']!r}: expected one of {', '.join(NONFINITE)}"
-        )
-
-
 def _check_lr(lr: float | Tensor) -> None:
+    """As far as can be told without waiting for a device."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")
-    elif not 0 <= lr < float("inf"):
+    elif not isinstance(lr, Real):
+        raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
+    elif not 0 <= lr < math.inf:
         raise ValueError(f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon")
+
+
+def _check_value(lr: float | Tensor) -> None:
+    """That of a tensor, too."""
+    _check_lr(float(lr))

@@ -102,7 +102,7 @@ class Muon(Optimizer):
             "weight_decay": weight_decay,
             "lr_scale": lr_scale,
             "layout": layout,
-            "split_sizes": None if split_sizes is None else tuple(split_sizes),
+            "split_sizes": split_sizes,
             "nonfinite": nonfinite,
             "seed": seed,
             "fused": fused,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polarstep import rng
 from polarstep.matrix import MatrixView
-from polarstep.optim.groups import Group, named_params, view_of
+from polarstep.optim.groups import Group, check_options, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, PolarMap
@@ -100,6 +100,7 @@ def collect(group: Group) -> Work:
 
     A parameter without one is left alone altogether, weight decay included.
     """
+    check_options(group)
     names, params, grads = [], [], []
     for name, p in named_params(group):
         if p.grad is None:
