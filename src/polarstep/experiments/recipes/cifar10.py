@@ -100,6 +100,6 @@ def cifar10_tiny(method: Method) -> RunConfig:
         model=ConvNetConfig(widths=(32, 64, 64)),
         data=replace(config.data, train_images=10_000, epochs=2.0, held_out=2000),
         optimizer=replace(config.optimizer, polar=polar_of(method, rank=16, oversample=4, power=2)),
-        evaluation=replace(config.evaluation, every=10, test_time_augmentation=True),
+        evaluation=replace(config.evaluation, every=10),
         runtime=replace(config.runtime, log_every=2),
     )
