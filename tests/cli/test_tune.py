@@ -9,7 +9,8 @@ from tests.experiments.small import SMALLEST_GPT as TINY
 from typer.testing import CliRunner
 
 from polarstep.cli import app
-from polarstep.experiments.recipes import resolve
+from polarstep.experiments.methods import find_method
+from polarstep.experiments.recipes import find_recipe, resolve
 from polarstep.experiments.tune import TrainingObjective, study_of, trial_table
 
 SET = [word for key, value in TINY.items() for word in ("--set", f"{key}={json.dumps(value)}")]
@@ -49,9 +50,11 @@ def test_a_trial_is_judged_by_the_last_validation_loss(invoke, tmp_path):
     assert again == reports[-1] == row["val_loss"]
 
 
-def test_the_recipes_own_value_is_tried_first(tmp_path):
+def test_the_value_in_the_recipes_code_is_tried_first_and_not_a_tuned_one(tmp_path):
     spec = study_of("nanogpt-toy", "adamw", tmp_path / "s.journal")
-    assert spec.start["optimizer.lr"] > 0
+    method = find_method("adamw")
+    assert spec.start["optimizer.lr"] == find_recipe("nanogpt-toy").build(method).optimizer.lr
+    assert spec.start["optimizer.lr"] != resolve("nanogpt-toy", method).optimizer.lr
     outside = study_of("nanogpt-toy", "adamw", tmp_path / "s.journal", {"optimizer.lr": 1e3})
     assert outside.start == {}
 

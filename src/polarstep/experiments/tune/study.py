@@ -44,7 +44,7 @@ class StudySpec:
     method: str
     space: Mapping[str, Range]
     start: Mapping[str, float] = field(default_factory=dict)
-    """The recipe's own values: the first trial, so that tuning cannot end worse than it began."""
+    """The first trial: what the recipe's function gives, so that tuning cannot end worse than that."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     pruner: Pruner = "median"
@@ -112,7 +112,7 @@ def open_study(spec: StudySpec, worker: int = 0) -> optuna.Study:
 
 
 def opening_values(spec: StudySpec) -> list[dict[str, float]]:
-    """What is tried before there is anything to learn from: the recipe's own values, then a spread.
+    """What is tried before there is anything to learn from: ``start``, then a spread.
 
     The spread is the additive recurrence of the generalized golden ratio (M. Roberts, "The
     Unreasonable Effectiveness of Quasirandom Sequences", 2018). With a budget of ten trials, random

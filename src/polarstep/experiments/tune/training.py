@@ -34,7 +34,8 @@ def study_of(
 ) -> StudySpec:
     """The study of a method over what its recipe marks for tuning.
 
-    Its first trial is the recipe's own setting where that lies within the ranges.
+    Its first trial is what the recipe's function gives, where that lies within the ranges: not what
+    an earlier study found, whose trials would then count for this one.
     """
     found = find_method(method)
     space = search_space(recipe, found)
