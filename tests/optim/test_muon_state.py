@@ -81,6 +81,69 @@ def test_a_checkpoint_brings_its_hyperparameters():
     assert (loaded.param_groups[0]["lr"], loaded.param_groups[0]["seed"]) == (0.3, 7)
 
 
+def test_what_an_older_checkpoint_lacks_stays_as_it_is():
+    """An option that came later: as given to this optimizer, group by group."""
+    W, b = Parameter(gaussian(8, 12).float()), Parameter(gaussian(5).float())
+
+    def optimizer_of(nonfinite):
+        groups = [{"params": [W]}, {"params": [b], "algorithm": "adamw"}]
+        return Muon(groups, lr=0.3, nonfinite=nonfinite)
+
+    checkpoint = optimizer_of("propagate").state_dict()
+    for group in checkpoint["param_groups"]:
+        del group["nonfinite"], group["weight_decay"]
+    loaded = optimizer_of("skip")
+    loaded.param_groups[1]["weight_decay"] = 0.25
+    loaded.load_state_dict(checkpoint)
+    assert [group["nonfinite"] for group in loaded.param_groups] == ["skip", "skip"]
+    assert [group["weight_decay"] for group in loaded.param_groups] == [0.0, 0.25]
+    W.grad, b.grad = torch.ones_like(W), torch.ones_like(b)
+    loaded.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": 7}, "momentum=7: expected 0 ≤ momentum < 1"),
+        ({"algorithm": "adam"}, "algorithm='adam': expected one of muon, adamw, sgd"),
+        ({"polar": "exact"}, "polar='exact': expected a polar map"),
+        ({"split_sizes": (4, 5)}, "sum to 9, but the weight has 8 rows"),
+    ],
+    ids=str,
+)
+def test_a_bad_checkpoint_is_refused_and_changes_nothing(options, message):
+    W, V = (Parameter(gaussian(8, 12).float()) for _ in range(2))
+    optimizer = Muon([{"params": [W]}, {"params": [V]}], lr=0.3)
+    W.grad = torch.ones_like(W)
+    optimizer.step()
+    before = str(optimizer.state_dict())
+    checkpoint = Muon([{"params": [W]}, {"params": [V]}], lr=0.1).state_dict()
+    checkpoint["param_groups"][1].update(options)
+    with pytest.raises((TypeError, ValueError), match=message):
+        optimizer.load_state_dict(checkpoint)
+    assert str(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize("other", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Muon])
+def test_another_optimizers_checkpoint_is_refused(other):
+    W = Parameter(gaussian(8, 12).float())
+    with pytest.raises(
+        ValueError, match=r"no 'algorithm', only .*lr.*: expected the state_dict\(\)"
+    ):
+        Muon([W]).load_state_dict(other([W]).state_dict())
+
+
+def test_a_schedulers_keys_in_a_checkpoint_are_kept():
+    W = Parameter(gaussian(8, 12).float())
+    saved = Muon([W])
+    torch.optim.lr_scheduler.OneCycleLR(saved, 0.1, 10)
+    loaded = Muon([W])
+    for _ in range(2):
+        loaded.load_state_dict(saved.state_dict())
+        assert loaded.param_groups[0].keys() == saved.param_groups[0].keys()
+    assert loaded.param_groups[0]["max_momentum"] == saved.param_groups[0]["max_momentum"]
+
+
 def test_a_warm_start_is_part_of_the_state():
     params, optimizer = worker.start("warm")
     worker.train(params, optimizer, 0, 2)

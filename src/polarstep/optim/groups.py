@@ -28,6 +28,7 @@ __all__ = [
     "check_params",
     "complete",
     "named_params",
+    "restored",
     "view_of",
 ]
 
@@ -59,11 +60,36 @@ def complete(group: Group, muon_defaults: Group) -> Group:
     defaults = _defaults_of(group["algorithm"], muon_defaults)
     _check_keys(group, set(defaults), set(muon_defaults))
     group = defaults | group
+    _check_whole(group)
+    return group
+
+
+def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
+    """A checkpoint's ``group``, checked; what it lacks is as in ``now``, the group it replaces.
+
+    Schedulers leave keys of their own in a group, so unknown ones are kept.
+    """
+    if "algorithm" not in group:
+        raise ValueError(
+            f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
+            "expected the state_dict() of a polarstep.Muon; from another optimizer's run take the "
+            "model's weights, and let momentum start anew"
+        )
+    defaults = _defaults_of(group["algorithm"], muon_defaults)
+    if now is not None and now["algorithm"] == group["algorithm"]:
+        defaults = {key: now[key] for key in defaults}
+    group = defaults | group
+    _check_whole(group)
+    check_params(group)
+    return group
+
+
+def _check_whole(group: Group) -> None:
+    """Check everything, the value of a tensor lr too, and bring splits into one form."""
     check_options(group)
-    _check_value(group["lr"])
+    _check_lr(float(group["lr"]))
     if group.get("split_sizes") is not None:
         group["split_sizes"] = tuple(group["split_sizes"])
-    return group
 
 
 def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
@@ -192,8 +218,3 @@ def _check_lr(lr: float | Tensor) -> None:
         raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
     elif not 0 <= lr < math.inf:
         raise ValueError(f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon")
-
-
-def _check_value(lr: float | Tensor) -> None:
-    """That of a tensor, too."""
-    _check_lr(float(lr))

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from polarstep.matrix import Layout
 from polarstep.optim import phases
 from polarstep.optim.fused import FusedStep
-from polarstep.optim.groups import ELEMENTWISE, check_params, complete
+from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
@@ -192,6 +192,13 @@ class Muon(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
+        known = state.get("defaults") or self.defaults
+        defaults = {key: known[key] for key in known if key != "differentiable"}  # that is torch's
+        groups = state["param_groups"]
+        now = self.__dict__.get("param_groups", [None] * len(groups))
+        filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
+        for group, options in zip(groups, filled, strict=True):  # all of them are good
+            group.update(options)
         super().__setstate__(state)
         for p, of_parameter in self.state.items():
             # torch leaves AdamW's counter on the device the checkpoint was read to.
