@@ -198,6 +198,26 @@ def test_tables_are_written_again_only_when_something_changed(
     assert torch.allclose(opt.state[params[0]]["momentum_buffer"], want, atol=1e-5)
 
 
+def test_a_scale_that_changes_between_steps_is_asked_at_every_step(device: torch.device) -> None:
+    factor, ends = {}, []
+
+    def scale(m: int, n: int) -> float:
+        return factor["now"] * m / n
+
+    for fused in (True, False):
+        params = parameters(device)[:3]
+        opt = ps.Muon(params, lr=0.1, polar=MAPS[0], lr_scale=scale, fused=fused)
+        for step in range(6):
+            factor["now"] = float(step % 3)
+            set_gradients(params, step)
+            before = [p.detach().clone() for p in params]
+            opt.step()
+            still = [torch.equal(p, b) for p, b in zip(params, before, strict=True)]
+            assert still == [step % 3 == 0] * 3
+        ends.append([p.detach() for p in params])
+    assert close(*ends, device)
+
+
 def test_parameters_the_kernels_cannot_reach_are_updated_plainly(device: torch.device) -> None:
     odd = torch.nn.Parameter(torch.randn(8, 7, device=device))  # rows of 28 bytes
     even = torch.nn.Parameter(torch.randn(8, 8, device=device))

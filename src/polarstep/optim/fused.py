@@ -115,6 +115,15 @@ class _Plan:
         return list({id(m.group): m.group for _, members in self.runs for m in members}.values())
 
     @cached_property
+    def shapes(self) -> list[list[tuple[int, int]]]:
+        """The shapes of the matrices in each of them."""
+        found: dict[int, dict[tuple[int, int], None]] = {id(group): {} for group in self.groups}
+        for bucket, members in self.runs:
+            for m in members:
+                found[id(m.group)][bucket.signature.m, bucket.signature.n] = None
+        return [list(shapes) for shapes in found.values()]
+
+    @cached_property
     def devices(self) -> list[torch.device]:
         """Where the buckets are."""
         return list({bucket.signature.device: None for bucket, _ in self.runs})
@@ -284,8 +293,8 @@ def _fill_tables(plan: _Plan, state: State) -> None:
             )
             bucket.addresses = refreshed(bucket.addresses, [G, C, X], torch.int64)
     scalars = [
-        (float(group["lr"]), group["momentum"], group["weight_decay"], group["lr_scale"])
-        for group in plan.groups
+        (float(group["lr"]), group["momentum"], group["weight_decay"], _scales(group, shapes))
+        for group, shapes in zip(plan.groups, plan.shapes, strict=True)
     ]
     if scalars != plan.scalars:
         plan.scalars = scalars
@@ -293,11 +302,17 @@ def _fill_tables(plan: _Plan, state: State) -> None:
         for bucket, members in plan.runs:
             rows: list[list[float]] = [[], [], []]
             for member in members:
-                lr, beta, decay, scale = by_group[id(member.group)]
-                step = lr * resolve_scale(scale)(bucket.signature.m, bucket.signature.n)
+                lr, beta, decay, scales = by_group[id(member.group)]
+                step = lr * scales[bucket.signature.m, bucket.signature.n]
                 for row, value in zip(rows, (beta, 1 - lr * decay, step), strict=True):
                     row += [value] * member.count
             bucket.scalars = refreshed(bucket.scalars, rows, torch.float32)
+
+
+def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """The scale of every shape, as a function of somebody's own gives it at this step."""
+    scale = resolve_scale(group["lr_scale"])
+    return {shape: scale(*shape) for shape in shapes}
 
 
 def _key(work: Work, first: Work) -> tuple[Any, ...]:
