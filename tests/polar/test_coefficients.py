@@ -83,9 +83,7 @@ def test_evaluate_composes_first_polynomial_first():
     torch.testing.assert_close(evaluate([p, q], -x), -outer)  # odd
 
 
-def test_compiled_code_finds_what_the_solver_resolved_before():
-    resolve("polar-express", 5)
-
+def test_compiled_code_resolves_names_as_it_is_traced():
     def apply(x: torch.Tensor) -> torch.Tensor:
         return evaluate(resolve("polar-express", 5), x)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
@@ -249,3 +250,32 @@ def test_a_map_can_be_compiled_as_one_graph():
     M = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
     compiled = torch.compile(lambda X: polar(X), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(M), polar(M))
+
+
+@pytest.mark.parametrize("name", ["quintic", "polar-express", ((1.890625, -1.265625, 0.375),)])
+def test_a_map_can_be_made_inside_a_compiled_function(name):
+    M = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+
+    def apply(X):
+        return NewtonSchulz(4, name)(X)
+
+    compiled = torch.compile(apply, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(M), apply(M))
+
+
+@pytest.mark.parametrize("name", ["polar-express", ((1.859375, -1.234375, 0.375),)])
+def test_an_unpickled_map_can_be_compiled_as_one_graph(name, monkeypatch):
+    """Nothing is known of its coefficients, as in a new process that reads a checkpoint."""
+    polar = NewtonSchulz(6, name)
+    M = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    expected = polar(M)
+    stored = pickle.dumps(polar)
+    for module, known in (
+        (coefficients, "_COMPUTED"),
+        (coefficients, "_SURVIVES"),
+        (gram, "_FITS"),
+    ):
+        monkeypatch.setattr(module, known, {})
+    unpickled = pickle.loads(stored)
+    compiled = torch.compile(lambda X: unpickled(X), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(M), expected)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from polarstep.polar.minimax import Polynomial, minimax, polar_express
 
 __all__ = [
     "Polynomial",
+    "constant_when_compiled",
     "evaluate",
     "minimax",
     "names",
@@ -58,11 +60,22 @@ _GENERATED: dict[str, Callable[[int], tuple[Polynomial, ...]]] = {
 }
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def constant_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Have torch.compile call ``function``, of Python numbers, instead of tracing what it does."""
+    constant: Callable[P, R] = torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
+    return constant
+
+
 def names() -> tuple[str, ...]:
     """The names that :func:`resolve` knows."""
     return (*_FIXED, *_GENERATED)
 
 
+@constant_when_compiled
 def resolve(coefficients: str | Sequence[Sequence[float]], steps: int) -> tuple[Polynomial, ...]:
     """Exactly ``steps`` polynomials, from a name or from a sequence of coefficient tuples.
 
@@ -92,6 +105,7 @@ def evaluate(polynomials: Sequence[Polynomial], x: Tensor) -> Tensor:
 _SURVIVES: dict[tuple[Polynomial, ...], bool] = {}
 
 
+@constant_when_compiled
 def survives_16_bits(polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether rounding each step by 2⁻⁸, as bfloat16 does, leaves singular values bounded.
 
@@ -110,8 +124,6 @@ def survives_16_bits(polynomials: tuple[Polynomial, ...]) -> bool:
     return _SURVIVES[polynomials]
 
 
-# A plain dictionary where functools.lru_cache would do, because torch.compile looks through the
-# latter: it would trace the generator anew, where it finds the entry of an earlier call here.
 _COMPUTED: dict[tuple[str, int], tuple[Polynomial, ...]] = {}
 
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.matrix import product_like
-from polarstep.polar.coefficients import Polynomial, evaluate
+from polarstep.polar.coefficients import Polynomial, constant_when_compiled, evaluate
 from polarstep.polar.symmetric import symmetric_product
 
 __all__ = [
@@ -113,10 +113,10 @@ def _settles(polynomial: Polynomial) -> bool:
     return abs(sum(polynomial) - 1) < 1e-12 and abs(slope) < 1e-12
 
 
-# Not functools.cache, which torch.compile looks through.
 _FITS: dict[tuple[Polynomial, ...], bool] = {}
 
 
+@constant_when_compiled
 def fits_float16(polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether singular values from [0, 1] and all that is made of them stay far from float16's limit."""
     if polynomials not in _FITS:
