@@ -6,6 +6,7 @@ import itertools
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -226,6 +227,37 @@ def test_products_in_the_dtype_that_was_asked_for():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         NewtonSchulz(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delta": None}, r"delta=None: expected \"frobenius\", \"spectral\" or a positive number"),
+        ({"delta": torch.ones(2)}, r"delta=tensor\(\[1., 1.\]\): expected \"frobenius\""),
+        (
+            {"dtype": "float32"},
+            r"dtype='float32': expected a torch.dtype such as torch.float32, or",
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_options_of_another_type(options, message):
+    with pytest.raises(TypeError, match=message):
+        NewtonSchulz(**options)
+
+
+@pytest.mark.parametrize("array", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"])
+def test_numbers_of_any_kind_make_the_same_map(array):
+    """A map is a key of buckets and part of checkpoints: plain numbers, equal and hashed alike."""
+    rows = [[2.0, -1.5, 0.5], [1.875, -1.25, 0.375]]
+    plain = NewtonSchulz(5, tuple(map(tuple, rows)), 2.0)
+    delta = 2 if array is list else array(2.0)
+    polar = NewtonSchulz(5, array(rows), delta)
+    assert polar == plain
+    assert hash(polar) == hash(plain)
+    assert repr(polar) == repr(plain)
+    M = torch.eye(3)
+    torch.testing.assert_close(polar(M), plain(M))
 
 
 def test_coefficients_without_a_margin_are_not_run_in_16_bits(monkeypatch):

@@ -28,6 +28,7 @@ __all__ = [
     "polar_express",
     "resolve",
     "survives_16_bits",
+    "validated",
 ]
 
 # The least l/u a quintic should be designed for, as given in the code listing of Amsel et al.
@@ -88,7 +89,7 @@ def resolve(coefficients: str | Sequence[Sequence[float]], steps: int) -> tuple[
         raise ValueError(f"steps={steps!r}: expected an integer ≥ 0; 5 to 10 is usual")
     if isinstance(coefficients, str):
         return _named(coefficients, steps)
-    return _repeat_last(_validated(coefficients), steps)
+    return _repeat_last(validated(coefficients), steps)
 
 
 def evaluate(polynomials: Sequence[Polynomial], x: Tensor) -> Tensor:
@@ -145,7 +146,8 @@ def _repeat_last(polynomials: tuple[Polynomial, ...], steps: int) -> tuple[Polyn
     return polynomials[:steps] + polynomials[-1:] * (steps - len(polynomials))
 
 
-def _validated(rows: Sequence[Sequence[float]]) -> tuple[Polynomial, ...]:
+def validated(rows: Sequence[Sequence[float]]) -> tuple[Polynomial, ...]:
+    """``rows`` as tuples of floats; raises on what is none."""
     form = "expected a sequence of tuples (a, b, c, …), one per step, e.g. ((1.5, -0.5),)"
     try:
         polynomials = tuple(tuple(float(c) for c in row) for row in rows)

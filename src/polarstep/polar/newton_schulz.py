@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
@@ -22,6 +21,7 @@ from polarstep.polar.symmetric import WORTH_FROM, symmetric_flops
 __all__ = ["NewtonSchulz"]
 
 Delta = Literal["frobenius", "spectral"]
+DELTAS = 'expected "frobenius", "spectral" or a positive number'
 Form = Literal["auto", "plain", "gram"]
 
 
@@ -58,17 +58,19 @@ class NewtonSchulz(PolarMap):
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
             raise ValueError(f"steps={self.steps!r}: expected an integer ≥ 0; 5 to 9 are usual")
-        coefficients.resolve(self.coefficients, self.steps)  # raises on what it cannot use
-        if isinstance(self.coefficients, Sequence) and not isinstance(self.coefficients, str):
-            rows = tuple(tuple(float(c) for c in row) for row in self.coefficients)
+        # Arrays and tensors of numbers become plain ones, so that equal maps are equal and hash alike.
+        if not isinstance(self.coefficients, str):
+            rows = coefficients.validated(self.coefficients)
             object.__setattr__(self, "coefficients", rows)
-        if isinstance(self.delta, str):
-            if self.delta not in get_args(Delta):
-                raise ValueError(
-                    f'delta={self.delta!r}: expected "frobenius", "spectral" or a positive number'
-                )
-        elif not 0 < self.delta < float("inf"):
-            raise ValueError(f"delta={self.delta}: expected a finite number > 0, at least ‖M‖_op")
+        coefficients.resolve(self.coefficients, self.steps)  # raises on what it cannot use
+        if not isinstance(self.delta, str):
+            object.__setattr__(self, "delta", _as_delta(self.delta))
+        elif self.delta not in get_args(Delta):
+            raise ValueError(f"delta={self.delta!r}: {DELTAS}")
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise TypeError(
+                f"dtype={self.dtype!r}: expected a torch.dtype such as torch.float32, or None"
+            )
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ValueError(f"dtype={self.dtype}: expected a floating-point dtype, or None")
         if self.form not in get_args(Form):
@@ -174,3 +176,13 @@ class NewtonSchulz(PolarMap):
         form += " in float16" if by_gram and dtype == torch.float16 else ""
         form += "" if self.rounds_input or self.dtype is not None else ", not below float32"
         return f"NewtonSchulz({self.steps} × {name}{form})"
+
+
+def _as_delta(value: float) -> float:
+    try:
+        delta = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"delta={value!r}: {DELTAS}") from error
+    if not 0 < delta < float("inf"):
+        raise ValueError(f"delta={delta}: expected a finite number > 0, at least ‖M‖_op")
+    return delta
