@@ -143,3 +143,16 @@ def test_without_a_safety_factor_rounding_blows_up():
     for polynomial in resolve("polar-express-cifar10", 7):
         x = evaluate((polynomial,), x * (1 + 2**-9))
     assert x.abs().max() > 1e3
+
+
+def test_without_a_safety_factor_it_is_the_excess_over_the_edge_that_grows():
+    """The numbers in survives_16_bits, where the edge is the largest value without rounding."""
+    edge = rounded = 1.0
+    slopes, largest = [], []
+    for polynomial in resolve("polar-express-cifar10", 9)[:4]:
+        slopes.append(sum((2 * i + 1) * c * edge ** (2 * i) for i, c in enumerate(polynomial)))
+        edge = float(evaluate((polynomial,), edge * UNIT).max())
+        rounded = float(evaluate((polynomial,), rounded * (1 + 2**-8) * UNIT).max())
+        largest.append(rounded)
+    assert [round(slope) for slope in slopes] == [24, 12, 11, 8]
+    assert largest == pytest.approx([2.09, 3.49, 180, 9.9e10], rel=5e-3)

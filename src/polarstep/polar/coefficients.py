@@ -111,8 +111,10 @@ def survives_16_bits(polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether rounding each step by 2⁻⁸, as bfloat16 does, leaves singular values bounded.
 
     A minimax polynomial is steepest where its interval ends, and the next one is made for where this
-    one ends: without a safety factor, a singular value that rounding lifts over the edge grows by a
-    factor of twelve a step.
+    one ends: without a safety factor, the excess of a singular value that rounding lifts over the edge
+    is multiplied by that slope, and once it is of the size of one, the value explodes. The slopes of
+    the paper's triples for CIFAR-10 begin with 24, 12, 11 and 8, and the largest value is 2.09, 3.49,
+    180 and 9.9e10 after these steps.
     """
     if polynomials not in _SURVIVES:
         largest = 1.0
