@@ -122,7 +122,7 @@ ERRORS = {
     "all frozen": (
         lambda: muon_for(mlp(3, 3, 3).requires_grad_(False)),
         ValueError,
-        "4 more: frozen, requires_grad=False",
+        r"would be updated by Muon:\n  all 4 parameters: frozen, requires_grad=False\nUnfreeze",
     ),
     "all by rules": (
         lambda: muon_for(mlp(3, 3, 3), rules=[("0.*", AdamW())]),
@@ -202,7 +202,31 @@ ERRORS = {
         ValueError,
         r"blocks\.0\.qkv\.weight has split_sizes=\(16, 16\), which sum to 32",
     ),
+    "splits of another type": (
+        lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": 3.0}),
+        TypeError,
+        r"splits\['\*\.qkv\.weight'\]=3\.0: expected the number of equal parts, or the rows of each",
+    ),
+    "splits of a head": (
+        lambda: muon_for(mlp(8, 8, 8), splits={"2.weight": 2}),
+        ValueError,
+        r"splits\['2\.weight'\] has no effect: 2\.weight goes to AdamW \(head: the model's last layer\)"
+        r'.*rules=\[\("2\.weight", "muon"\)\]',
+    ),
+    "splits of what a rule sent away": (
+        lambda: muon_for(mlp(8, 8, 8, 8), splits={"0.weight": 2}, rules=[("0.*", None)]),
+        ValueError,
+        r"has no effect: 0\.weight is left out \(hidden, by rules\[0\]",
+    ),
 }
+
+
+def test_splits_may_match_others_beside_muons():
+    """A broad pattern, and a weight that is frozen for now, are no misunderstanding."""
+    model = mlp(8, 8, 8, 8)
+    model[2].weight.requires_grad_(False)
+    routes = muon_for(model, splits={"[04].weight": 2, "2.weight": 4}).routes
+    assert (routes["0.weight"].matrix, routes["4.weight"].matrix) == ("2·(4×8)", "8×8")
 
 
 @pytest.mark.parametrize("case", ERRORS)

@@ -135,6 +135,7 @@ def muon_for(
             form, cut = cuts[site]
             why = f"{found.role}: cut by {cut}" if site not in chosen else f"{why}, cut by {cut}"
         routed.append(_Routed(site, found.role, form, target, why))
+    _check_cuts(cuts, routed)
     if not any(_is_muon(r.target) for r in routed):
         raise ValueError(_nothing_for_muon(model, routed, len(anatomy.sites) - len(trainable)))
     optimizer = Muon(
@@ -230,12 +231,30 @@ def _apply_splits(
                     )
                 split = (view.rows // parts,) * parts
             else:
+                if not isinstance(parts, Sequence):
+                    raise TypeError(
+                        f"{title}={parts!r}: expected the number of equal parts, or the rows of "
+                        "each, as (768, 256, 256)"
+                    )
                 split = tuple(parts)
                 MatrixView.of(
                     site.parameter.shape, layout=form.layout, split_sizes=split, name=site.name
                 )
             cuts.setdefault(site, (Form(form.layout, split, form.what), title))
     return cuts
+
+
+def _check_cuts(cuts: Mapping[Site, tuple[Form, str]], routed: Sequence[_Routed]) -> None:
+    """Refuse a pattern in ``splits`` that has its trainable parameters nowhere in Muon."""
+    used = {cuts[r.site][1] for r in routed if r.site in cuts and _is_muon(r.target)}
+    for r in routed:
+        if r.site in cuts and cuts[r.site][1] not in used:
+            goes = "is left out" if r.target is None else f"goes to {type(r.target).__name__}"
+            raise ValueError(
+                f"{cuts[r.site][1]} has no effect: {r.site.name} {goes} ({r.why}), and only Muon "
+                f'reads matrices; send it there with rules=[("{r.site.name}", "muon")], or leave it '
+                "out of splits"
+            )
 
 
 def _matches(which: Matcher, site: Site) -> bool:
@@ -277,6 +296,10 @@ def _nothing_for_muon(model: nn.Module, routed: Sequence[_Routed], frozen: int) 
     for why, count in Counter(r.why for r in routed).items():
         more = f" and {count - 1} more" if count > 1 else ""
         lines.append(f"  {examples[why]}{more}: {why}")
+    if frozen and not routed:
+        lines.append(f"  all {frozen} parameters: frozen, requires_grad=False")
+        lines.append("Unfreeze what is to be trained, by requires_grad_(True), then call muon_for.")
+        return "\n".join(lines)
     if frozen:
         lines.append(f"  {frozen} more: frozen, requires_grad=False")
     matrix = next((r.site.name for r in routed if r.site.parameter.ndim >= 2), None)
