@@ -61,6 +61,31 @@ def test_certify_and_cheap_refuse_mismatched_shapes():
             function(torch.ones(3, 4), torch.ones(4, 3))
 
 
+def test_certify_of_a_matrix_that_is_not_finite_is_nan_and_its_own_matter():
+    """As the maps have it: LAPACK would refuse the whole batch."""
+    M = torch.stack([matrix("power-law", 9, 7)] * 4)
+    T = ps.NewtonSchulz(3)(M)
+    M[1, 2, 3], T[2, 0, 0], M[3, 1, 1] = torch.nan, torch.nan, torch.inf
+    found, good = certify(M, T), certify(M[:1], T[:1])
+    assert found.gamma.isnan().tolist() == [False, True, True, True]
+    assert found.nu.isnan().tolist() == [False, False, True, False]
+    assert float(found.gamma[0]) == pytest.approx(float(good.gamma[0]))
+    whole = measures.measure(M, T)
+    for column, poisoned in (("gamma", [1, 2, 3]), ("nu", [2]), ("stable_rank", [1, 3])):
+        assert getattr(whole, column).isnan().nonzero().flatten().tolist() == poisoned
+    assert whole.effective_rank.isnan().tolist() == [False, True, False, True]
+    assert whole.captured_energy.isnan().tolist() == [False, True, True, True]
+
+
+def test_certify_refuses_what_is_no_matrix_of_real_numbers():
+    M = torch.eye(3)
+    for bad in (M.long(), M.bool(), M.to(torch.complex64)):
+        with pytest.raises(TypeError, match=r"expected real floating-point matrices.*M\.float\(\)"):
+            certify(bad, M)
+        with pytest.raises(TypeError, match=r"T is torch\..*expected real floating-point"):
+            certify(M, bad)
+
+
 @pytest.mark.parametrize("name", [*MAPS, "unknown"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_cheap_certificate_is_never_below_the_exact_one(name, dtype):

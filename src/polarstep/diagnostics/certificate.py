@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polarstep.diagnostics.measures import singular_values
+
 __all__ = ["Certificate", "certify"]
 
 
@@ -35,7 +37,7 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
     This costs two SVDs: it is for studies, tests and sampled steps. Every step can afford
     :func:`polarstep.diagnostics.cheap_certificate`. γ comes out slightly negative where T overshoots
     one (the Jordan and PolarExpress coefficients do); a zero M has γ = 0, there being nothing to align
-    with.
+    with. A matrix with a NaN or an infinity has NaN, and the others of its batch their own numbers.
 
     >>> import polarstep as ps
     >>> M = torch.diag(torch.tensor([3.0, 1.0]))
@@ -53,9 +55,14 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
             f"M has shape {tuple(M.shape)} and T {tuple(T.shape)}: expected the same shape "
             "(..., m, n), as in certify(M, polar(M))"
         )
+    for name, X in (("M", M), ("T", T)):
+        if not X.is_floating_point():
+            raise TypeError(
+                f"{name} is {X.dtype}: expected real floating-point matrices; call {name}.float()"
+            )
     M, T = M.to(torch.float64), T.to(torch.float64)
-    nuclear = torch.linalg.svdvals(M).sum(-1)
+    nuclear = singular_values(M).sum(-1)
     alignment = (M * T).sum((-2, -1))
-    gamma = torch.where(nuclear > 0, 1 - alignment / nuclear, 0.0)
-    nu = (torch.linalg.matrix_norm(T, ord=2) - 1).clamp_min(0)
+    gamma = torch.where(nuclear == 0, 0.0, 1 - alignment / nuclear)
+    nu = (singular_values(T)[..., 0] - 1).clamp_min(0)
     return Certificate(gamma, nu)

@@ -1,7 +1,8 @@
 """Numbers that describe a matrix or a step, each a pure function of tensors.
 
 All take matrices of shape ``(..., m, n)`` and return one float64 number a matrix. Zero matrices have
-rank 0 in every sense and captured energy 1, there being nothing to miss.
+rank 0 in every sense and captured energy 1, there being nothing to miss. One with a NaN or an infinity
+has NaN, and the others of its batch their own numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ __all__ = [
     "captured_energy",
     "effective_rank",
     "measure",
+    "singular_values",
     "stable_rank",
     "update_ratio",
 ]
@@ -39,11 +41,11 @@ def measure(M: Tensor, T: Tensor) -> Measures:
     The same numbers as :func:`polarstep.certify` and the functions below give one by one.
     """
     M, T = M.to(torch.float64), T.to(torch.float64)
-    sigma = torch.linalg.svdvals(M)
-    U, reached, Vh = torch.linalg.svd(T, full_matrices=False)
+    sigma = singular_values(M)
+    U, reached, Vh = _svd(T)
     nuclear, alignment = sigma.sum(-1), (M * T).sum((-2, -1))
     return Measures(
-        gamma=torch.where(nuclear > 0, 1 - alignment / nuclear, 0.0),
+        gamma=torch.where(nuclear == 0, 0.0, 1 - alignment / nuclear),
         nu=(reached[..., 0] - 1).clamp_min(0),
         captured_energy=_captured(M, U, reached, Vh),
         stable_rank=_stable_rank(sigma),
@@ -58,7 +60,7 @@ def stable_rank(M: Tensor) -> Tensor:
     >>> float(stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0]))))
     1.5
     """
-    return _stable_rank(torch.linalg.svdvals(M.to(torch.float64)))
+    return _stable_rank(singular_values(M))
 
 
 @torch.no_grad()
@@ -68,7 +70,7 @@ def effective_rank(M: Tensor) -> Tensor:
     >>> round(float(effective_rank(torch.eye(4))), 6)
     4.0
     """
-    return _effective_rank(torch.linalg.svdvals(M.to(torch.float64)))
+    return _effective_rank(singular_values(M))
 
 
 @torch.no_grad()
@@ -79,7 +81,7 @@ def captured_energy(M: Tensor, T: Tensor) -> Tensor:
     U and V of T, UUᵀMVVᵀ = QQᵀM, whichever side the sketch was on.
     """
     M = M.to(torch.float64)
-    return _captured(M, *torch.linalg.svd(T.to(torch.float64), full_matrices=False))
+    return _captured(M, *_svd(T))
 
 
 @torch.no_grad()
@@ -88,16 +90,36 @@ def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
     return update.to(torch.float64).norm() / weight.to(torch.float64).norm()
 
 
+def singular_values(M: Tensor) -> Tensor:
+    """In float64, largest first; NaN where M is not finite, which LAPACK would refuse."""
+    finite = _finite(M)
+    return torch.where(finite[..., 0], torch.linalg.svdvals(_safe(M, finite)), torch.nan)
+
+
+def _svd(M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    finite = _finite(M)
+    U, sigma, Vh = torch.linalg.svd(_safe(M, finite), full_matrices=False)
+    return torch.where(finite, U, torch.nan), torch.where(finite[..., 0], sigma, torch.nan), Vh
+
+
+def _finite(M: Tensor) -> Tensor:
+    return M.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+
+
+def _safe(M: Tensor, finite: Tensor) -> Tensor:
+    return torch.where(finite, M, 0).to(torch.float64)
+
+
 def _stable_rank(sigma: Tensor) -> Tensor:
     largest = sigma[..., 0]
-    return torch.where(largest > 0, (sigma / largest[..., None]).square().sum(-1), 0.0)
+    return torch.where(largest == 0, 0.0, (sigma / largest[..., None]).square().sum(-1))
 
 
 def _effective_rank(sigma: Tensor) -> Tensor:
     total = sigma.sum(-1, keepdim=True)
-    weight = torch.where(total > 0, sigma / total, 0.0)
+    weight = torch.where(total == 0, 0.0, sigma / total)
     entropy = -torch.xlogy(weight, weight).sum(-1)
-    return torch.where(total[..., 0] > 0, entropy.exp(), 0.0)
+    return torch.where(total[..., 0] == 0, 0.0, entropy.exp())
 
 
 def _captured(M: Tensor, U: Tensor, sigma: Tensor, Vh: Tensor) -> Tensor:
@@ -105,4 +127,4 @@ def _captured(M: Tensor, U: Tensor, sigma: Tensor, Vh: Tensor) -> Tensor:
     kept = sigma > 1e-6 * sigma[..., :1]
     inside = (U * kept[..., None, :]).mT @ M @ (Vh * kept[..., None]).mT
     energy = torch.linalg.matrix_norm(M).square()
-    return torch.where(energy > 0, torch.linalg.matrix_norm(inside).square() / energy, 1.0)
+    return torch.where(energy == 0, 1.0, torch.linalg.matrix_norm(inside).square() / energy)
