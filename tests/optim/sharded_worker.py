@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from pathlib import Path
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from polarstep import SGD, LowRank, Muon, NewtonSchulz, muon_for, rng
+from polarstep.diagnostics import Monitor
 from polarstep.optim import phases
 from polarstep.sketch import Warm
 
 RANKS = 2
 STEPS = 3
+RESUMED = 1  # the step before which the optimizer is made anew from its checkpoint
+WATCHED = "Gaussian"
 POISONED = 1  # the step at which a gradient has an infinity
 CASES: dict[str, dict[str, Any]] = {
     "default": {"weight_decay": 0.1},
@@ -52,8 +56,9 @@ def network() -> nn.Sequential:
     return model
 
 
-def train(model: nn.Module, name: str) -> Muon:
-    optimizer = muon_for(model, splits={"2.weight": 2, "4.weight": (17, 7)}, **CASES[name])
+def train(model: nn.Module, name: str) -> tuple[Muon, list[dict[str, Any]]]:
+    """The optimizer after all steps, and what a monitor saw in the case it looks at."""
+    optimizer, rows = optimizer_of(model, name), []
     for step in range(STEPS):
         x = torch.randn(8, 1, 16, generator=rng.generator("batch", step))
         optimizer.zero_grad()
@@ -62,8 +67,18 @@ def train(model: nn.Module, name: str) -> Muon:
             for p in model.parameters():
                 if p.shape == (24, 24):
                     poison(p.grad)
+        if step == RESUMED:
+            checkpoint = copy.deepcopy(optimizer.state_dict())
+            optimizer = optimizer_of(model, name)
+            optimizer.load_state_dict(checkpoint)
+            if name == WATCHED:
+                rows = Monitor(optimizer, every=1).rows
         optimizer.step()
-    return optimizer
+    return optimizer, rows
+
+
+def optimizer_of(model: nn.Module, name: str) -> Muon:
+    return muon_for(model, splits={"2.weight": 2, "4.weight": (17, 7)}, **CASES[name])
 
 
 def poison(grad: Tensor | None) -> None:
@@ -101,11 +116,12 @@ def main(rank: int, folder: Path) -> None:
         phases.LARGEST_GATHERED = 2**29 if number % 2 else 1  # bytes; a bucket in one part, in many
         model = network()
         fully_shard(model, mesh=mesh)
-        optimizer = train(model, name)
+        optimizer, rows = train(model, name)
         bases = [v for s in optimizer.state.values() for k, v in s.items() if "basis" in k]
         result = {
             "params": whole(model),
             "bases": bases,
+            "rows": rows,
             "shards": [p.to_local().shape[0] for p in model.parameters()],
             "routes": str(optimizer.routes),
         }

@@ -47,7 +47,7 @@ def sharded(tmp_path_factory):
 def test_shards_take_the_trajectory_of_the_whole(name, sharded):
     ranks = sharded[0][name]
     model = worker.network()
-    optimizer = worker.train(model, name)
+    optimizer, rows = worker.train(model, name)
     bases = [v for s in optimizer.state.values() for k, v in s.items() if "basis" in k]
     for there in ranks:
         for p, start, q in zip(
@@ -57,6 +57,10 @@ def test_shards_take_the_trajectory_of_the_whole(name, sharded):
             torch.testing.assert_close(q, p.detach(), atol=1e-5, rtol=0)
         for here, basis in zip(bases, there["bases"], strict=True):
             torch.testing.assert_close(basis, here, atol=1e-4, rtol=0)
+        assert bool(rows) == (name == worker.WATCHED)
+        for here, row in zip(rows, there["rows"], strict=True):
+            assert row.pop("shape") == list(here["shape"])
+            assert row == pytest.approx({k: here[k] for k in row}, rel=1e-3, abs=1e-4)
     first, second = (there["shards"] for there in ranks)
     assert [a + b for a, b in zip(first, second, strict=True)] == [
         p.shape[0] for p in model.parameters()

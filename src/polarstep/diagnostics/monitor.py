@@ -31,6 +31,7 @@ from polarstep.diagnostics.cheap import cheap_certificate
 from polarstep.diagnostics.measures import measure, update_ratio
 from polarstep.optim import Muon
 from polarstep.optim.phases import Bucket
+from polarstep.sharded import whole
 from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
 
@@ -176,7 +177,7 @@ class Monitor:
                 continue
             common: Row = {"step": step, "parameter": name, "shape": list(p.shape)}
             before = self._before[p]
-            own = {"update_ratio": float(update_ratio(p.detach() - before, before))}
+            own = {"update_ratio": float(update_ratio(whole(p.detach() - before), whole(before)))}
             own |= self._tail_of(p)
             matrices = seen.get(name, [{"block": 0}])
             for row in matrices:
@@ -185,7 +186,7 @@ class Monitor:
     def _tail_of(self, p: Tensor) -> dict[str, float]:
         if p not in self._previous or p.grad is None:
             return {}
-        difference = (p.grad - self._previous[p]).flatten()
+        difference = whole(p.grad - self._previous[p]).flatten()
         difference = difference[:: max(1, difference.numel() // TAIL_ENTRIES)]
         if int(torch.count_nonzero(difference)) <= SMALLEST:
             return {}
