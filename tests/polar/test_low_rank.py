@@ -234,6 +234,7 @@ def test_where_sketching_does_not_pay_the_inner_map_runs():
         ({"power": -1}, ValueError, r"power=-1: expected 0, ½, 1"),
         ({"power": 0.3}, ValueError, r"power=0\.3: expected 0, ½, 1"),
         ({"power": float("nan")}, ValueError, r"power=nan: expected 0, ½, 1"),
+        ({"power": None}, TypeError, r"power=None: expected 0, ½, 1"),
         ({"power": float("inf")}, ValueError, r"power=inf: expected 0, ½, 1"),
         ({"sketch": "gaussian"}, TypeError, r"sketch='gaussian': expected a Sketch such as"),
         ({"inner": "quintic"}, TypeError, r"inner='quintic': expected a polar map such as"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -30,8 +31,11 @@ class Exact(PolarMap):
     rtol: float | None = None
 
     def __post_init__(self) -> None:
+        form = f"rtol={self.rtol!r}: expected 0 ≤ rtol < 1, or None for the default"
+        if self.rtol is not None and not isinstance(self.rtol, Real):
+            raise TypeError(form)
         if self.rtol is not None and not 0 <= self.rtol < 1:
-            raise ValueError(f"rtol={self.rtol}: expected 0 ≤ rtol < 1, or None for the default")
+            raise ValueError(form)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         # LAPACK refuses a NaN, and with it the whole batch; here only its own matrix is lost.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import get_args
 
 import torch
@@ -75,10 +76,11 @@ class LowRank(PolarMap):
             raise ValueError(
                 f"oversample={self.oversample!r}: expected an integer ≥ 0; the paper takes 10"
             )
+        form = f"power={self.power!r}: expected 0, ½, 1, 1½, …; the paper takes 1 or 2"
+        if not isinstance(self.power, Real):
+            raise TypeError(form)
         if not (0 <= self.power < float("inf") and float(2 * self.power).is_integer()):
-            raise ValueError(
-                f"power={self.power!r}: expected 0, ½, 1, 1½, …; the paper takes 1 or 2"
-            )
+            raise ValueError(form)
         if not isinstance(self.sketch, Sketch):
             raise TypeError(f"sketch={self.sketch!r}: expected a Sketch such as Gaussian()")
         if isinstance(self.sketch, Warm) and self.power != int(self.power):
