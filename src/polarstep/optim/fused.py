@@ -28,7 +28,7 @@ from polarstep.kernels.pointers import refreshed
 from polarstep.matrix import MatrixView
 from polarstep.optim.bucket import DeviceBucket, Member, Signature
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.phases import PolarHook, State, Work, ensure_buffers
+from polarstep.optim.phases import PolarHook, State, Work, ensure_buffers, in_parts
 from polarstep.optim.scaling import resolve_scale
 
 __all__ = ["FusedStep", "can_fuse"]
@@ -245,7 +245,8 @@ class FusedStep:
         for signature, member in members:
             buckets.setdefault((signature, member.group["step"]), []).append(member)
         for (signature, _), together in buckets.items():
-            for part, chunk in enumerate(_chunks(together, signature)):
+            most = LARGEST_BUCKET // (2 * signature.m * signature.n)
+            for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
                 count = sum(member.count for member in chunk)
                 bucket = self._buckets.get((signature, part))
                 if bucket is None or bucket.count != count:
@@ -347,15 +348,3 @@ def _members(work: Work, index: int) -> Iterator[tuple[Signature, Member]]:
         name = work.names[index]
         yield signature, Member(p, name, group, block, count, size * offset, size * stride)
         offset += m * n
-
-
-def _chunks(members: list[Member], signature: Signature) -> Iterator[list[Member]]:
-    """Parts of a bucket whose M stays under LARGEST_BUCKET; a single parameter is not cut."""
-    most = max(1, LARGEST_BUCKET // (2 * signature.m * signature.n))
-    chunk: list[Member] = []
-    for member in members:
-        if chunk and sum(other.count for other in chunk) + member.count > most:
-            yield chunk
-            chunk = []
-        chunk.append(member)
-    yield chunk

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,9 +35,12 @@ __all__ = [
     "basis_key",
     "collect",
     "ensure_buffers",
+    "in_parts",
     "momentum",
     "polar",
 ]
+
+Item = TypeVar("Item")
 
 # What an optimizer keeps per parameter, as torch has it.
 State = dict[Tensor, dict[str, Any]]
@@ -204,20 +207,33 @@ def polar(
                 buckets.setdefault(key, []).append((work, i, j))
     for (polar_map, seed, step, (m, n), dtype, *_, sharded), places in buckets.items():
         generator_key = (seed, f"{m}x{n}", step)
-        for part in _parts(places, m * n * dtype.itemsize) if sharded else [places]:
+        nbytes = max(1, m * n * dtype.itemsize)
+        parts = in_parts(places, _matrices, LARGEST_GATHERED // nbytes) if sharded else [places]
+        for part in parts:
             _polar_of_bucket(polar_map, generator_key, part, state, hooks)
 
 
-def _parts(places: list[_Place], nbytes: int) -> Iterator[list[_Place]]:
-    """Parts of a bucket of sharded matrices, ``nbytes`` each; a single parameter is not cut."""
-    most, part, count = LARGEST_GATHERED // max(nbytes, 1), list[_Place](), 0
-    for work, i, j in places:
-        more = work.views[i].shapes[j][0]
-        if part and count + more > most:
+def _matrices(place: _Place) -> int:
+    """How many matrices a block is."""
+    work, i, j = place
+    return work.views[i].shapes[j][0]
+
+
+def in_parts(
+    items: Iterable[Item], count: Callable[[Item], int], most: int
+) -> Iterator[list[Item]]:
+    """Lists of ``items`` with at most ``most`` matrices each; a single item is not cut.
+
+    >>> list(in_parts([1, 1, 1, 5, 2], lambda matrices: matrices, most=2))
+    [[1, 1], [1], [5], [2]]
+    """
+    part, size = list[Item](), 0
+    for item in items:
+        if part and size + count(item) > most:
             yield part
-            part, count = [], 0
-        part.append((work, i, j))
-        count += more
+            part, size = [], 0
+        part.append(item)
+        size += count(item)
     yield part
 
 
@@ -228,7 +244,11 @@ def _polar_of_bucket(
     state: State,
     hooks: Iterable[PolarHook],
 ) -> None:
-    members = [(work, i, j, work.views[i].blocks(whole(work.M[i]))[j]) for work, i, j in places]
+    blocks_of: dict[tuple[int, int], list[Tensor]] = {}  # of several blocks, M is gathered once
+    for work, i, _ in places:
+        if (id(work), i) not in blocks_of:
+            blocks_of[id(work), i] = work.views[i].blocks(whole(work.M[i]))
+    members = [(work, i, j, blocks_of[id(work), i][j]) for work, i, j in places]
     blocks = [block for *_, block in members]
     M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     generator = rng.generator(*generator_key, device=M.device) if polar_map.is_random else None
