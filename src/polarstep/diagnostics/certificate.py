@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polarstep.diagnostics.measures import singular_values
+from polarstep.diagnostics.measures import alignment_lost, singular_values
 
 __all__ = ["Certificate", "certify"]
 
@@ -61,8 +61,6 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
                 f"{name} is {X.dtype}: expected real floating-point matrices; call {name}.float()"
             )
     M, T = M.to(torch.float64), T.to(torch.float64)
-    nuclear = singular_values(M).sum(-1)
-    alignment = (M * T).sum((-2, -1))
-    gamma = torch.where(nuclear == 0, 0.0, 1 - alignment / nuclear)
+    gamma = alignment_lost(M, T, singular_values(M))
     nu = (singular_values(T)[..., 0] - 1).clamp_min(0)
     return Certificate(gamma, nu)

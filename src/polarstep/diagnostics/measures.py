@@ -14,6 +14,7 @@ from torch import Tensor
 
 __all__ = [
     "Measures",
+    "alignment_lost",
     "captured_energy",
     "effective_rank",
     "measure",
@@ -43,9 +44,8 @@ def measure(M: Tensor, T: Tensor) -> Measures:
     M, T = M.to(torch.float64), T.to(torch.float64)
     sigma = singular_values(M)
     U, reached, Vh = _svd(T)
-    nuclear, alignment = sigma.sum(-1), (M * T).sum((-2, -1))
     return Measures(
-        gamma=torch.where(nuclear == 0, 0.0, 1 - alignment / nuclear),
+        gamma=alignment_lost(M, T, sigma),
         nu=(reached[..., 0] - 1).clamp_min(0),
         captured_energy=_captured(M, U, reached, Vh),
         stable_rank=_stable_rank(sigma),
@@ -88,6 +88,12 @@ def captured_energy(M: Tensor, T: Tensor) -> Tensor:
 def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
     """‖update‖_F/‖weight‖_F over all of a parameter; infinite for a zero weight."""
     return update.to(torch.float64).norm() / weight.to(torch.float64).norm()
+
+
+def alignment_lost(M: Tensor, T: Tensor, sigma: Tensor) -> Tensor:
+    """γ = 1 − ⟨M, T⟩/‖M‖_* for the singular values ``sigma`` of M; a zero M has 0."""
+    nuclear = sigma.sum(-1)
+    return torch.where(nuclear == 0, 0.0, 1 - (M * T).sum((-2, -1)) / nuclear)
 
 
 def singular_values(M: Tensor) -> Tensor:
