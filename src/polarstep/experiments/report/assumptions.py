@@ -99,7 +99,7 @@ def noise_cells(section: Section) -> Cells | None:
     """A line for each unit of noise of each row that measured it: one example, one batch."""
     lines = []
     for row in section.all_rows:
-        run = next((run for run in row.runs if run.logs.get("noise")), None)
+        run = _run_with_noise(row)
         for unit in ("example", "batch") if run else ():
             assert run
             entries = _entries(run, unit)
@@ -138,7 +138,7 @@ def assumptions_headline(section: Section) -> str:
     """The worst of each, in a few sentences."""
     sentences = []
     for row in section.all_rows:
-        run = next((run for run in row.runs if run.logs.get("noise")), None)
+        run = _run_with_noise(row)
         entries = _entries(run, "example") or _entries(run, "batch") if run else []
         if run and entries:
             slowest = _slowest_averaging(entries)
@@ -165,6 +165,10 @@ def assumptions_headline(section: Section) -> str:
         ways = listed(sorted({status for row in lost for status in row.counts}))
         sentences.append(f"What is marked {ways} is shown as far as it went.")
     return " ".join(sentences)
+
+
+def _run_with_noise(row: Row) -> RunRecord | None:
+    return next((run for run in row.runs if run.logs.get("noise")), None)
 
 
 def _entries(run: RunRecord, unit: str) -> list[LogRow]:
