@@ -6,6 +6,7 @@ import sys
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.captures import as_if_captured
 
 from polarstep.rng import generator, key_to_seed
 
@@ -31,3 +32,14 @@ def test_the_same_in_another_process():
 def test_streams_are_unrelated(untouched_rng):
     a, b = (torch.randn(4000, generator=generator(0, "768x768", step)) for step in (1, 2))
     assert abs((a * b).mean()) < 0.06
+
+
+def test_what_a_graph_captures_is_drawn_from_the_generator_that_it_knows(monkeypatch):
+    known = (torch.Generator(), torch.Generator())
+    monkeypatch.setattr(torch.cuda, "default_generators", known)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with as_if_captured():
+        assert generator(0, "768x768", 41, device="cuda:0") is known[0]
+        assert generator(0, device="cuda") is known[1]
+        on_cpu = generator(0, "768x768", 41)
+    assert on_cpu.initial_seed() == key_to_seed(0, "768x768", 41)

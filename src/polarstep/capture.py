@@ -8,7 +8,13 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["captured"]
+__all__ = ["captured", "in_a_graph"]
+
+
+def in_a_graph() -> bool:
+    """Whether what is launched now is captured for later replays, and does not run."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

@@ -7,6 +7,9 @@ be drawn again after a resume, in another process, or by a test:
 >>> b = generator(0, "768x768", 41)
 >>> torch.equal(torch.randn(3, generator=a), torch.randn(3, generator=b))
 True
+
+There is one exception. A CUDA graph draws new numbers at each replay only from a generator that it
+knows, which is torch's own; so while one is captured, that is the generator, whatever the key.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from __future__ import annotations
 import hashlib
 
 import torch
+
+from polarstep.capture import in_a_graph
 
 __all__ = ["generator", "key_to_seed"]
 
@@ -28,5 +33,13 @@ def key_to_seed(*key: int | str) -> int:
 
 
 def generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """Make a generator on ``device`` whose stream is a function of ``key`` alone."""
+    """Make a generator on ``device`` whose stream is a function of ``key`` alone.
+
+    For what a CUDA graph captures it is torch's default one of that GPU, which ``torch.manual_seed``
+    seeds and every replay advances.
+    """
+    device = torch.device(device)
+    if device.type == "cuda" and in_a_graph():
+        here = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[here]
     return torch.Generator(device=device).manual_seed(key_to_seed(*key))

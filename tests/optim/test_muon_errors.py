@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from tests.captures import as_if_captured
 from tests.spectra import gaussian
 from torch.nn import Parameter
 
@@ -243,3 +244,24 @@ def test_a_bad_gradient_changes_nothing(gradient, error, message, algorithm):
     with pytest.raises(error, match=message):
         optimizer.step()
     assert str(([good, vector, bad], optimizer.state_dict())) == str(before)
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw", "sgd"])
+def test_a_first_step_is_not_captured(algorithm):
+    """Every replay would make the state anew."""
+    W, late = matrix(), matrix()
+    optimizer = Muon([{"params": [("W", W), ("late", late)], "algorithm": algorithm}])
+    W.grad = torch.ones_like(W)
+    optimizer.step()
+    late.grad = torch.ones_like(late)
+    before = copy.deepcopy(([W, late], optimizer.state_dict()))
+    with (
+        as_if_captured(),
+        pytest.raises(RuntimeError, match="first step of late is being captured"),
+    ):
+        optimizer.step()
+    assert str(([W, late], optimizer.state_dict())) == str(before)
+    optimizer.step()
+    with as_if_captured():
+        optimizer.step()
+    assert not torch.equal(W, before[0][0])

@@ -12,7 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polarstep.capture import in_a_graph
+
 __all__ = ["refreshed"]
+
+_READ_BY_GRAPHS: list[Tensor] = []
 
 
 def refreshed(table: Tensor, values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
@@ -20,6 +24,8 @@ def refreshed(table: Tensor, values: Sequence[Sequence[float]], dtype: torch.dty
     host = torch.tensor(values, dtype=dtype)
     if table.is_cuda:
         host = host.pin_memory()  # a copy from pageable memory would wait for the device
+        if in_a_graph():
+            _READ_BY_GRAPHS.append(host)  # at every replay, and nobody says which is the last
     if table.shape != host.shape or table.dtype != dtype:
         table = torch.empty(host.shape, dtype=dtype, device=table.device)
     return table.copy_(host, non_blocking=True)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
+from polarstep.capture import in_a_graph
 from polarstep.matrix import product_dtype
 from polarstep.optim.groups import Group
 from polarstep.optim.phases import Bucket, PolarHook, State, basis_key
@@ -101,10 +102,6 @@ class DeviceBucket:
         """The precision of M and of the products on this device."""
         return product_dtype(torch.empty(0, device=self.signature.device))
 
-    @cached_property
-    def _generator(self) -> torch.Generator:
-        return torch.Generator(self.signature.device)
-
     def place(self) -> tuple[int, ...]:
         """Addresses of the tensors that :meth:`launch` works on; a graph knows only those it saw."""
         ours = (self.addresses, self.scalars, self._finite, self._start, self._numbers)
@@ -151,12 +148,19 @@ class DeviceBucket:
         return Launched(M, None, factors)
 
     def settle(self, members: list[Member], state: State) -> None:
-        """Leave a warm sketch's start in the optimizer's state, where checkpoints find it."""
+        """Leave a warm sketch's start in the optimizer's state, where checkpoints find it.
+
+        In somebody's own graph it goes to where the graph took it from, for the next replay.
+        """
         if self._start is None or self._parts:
             return
         self._parts = list(torch.split(self._start, [member.count for member in members]))
         for member, part in zip(members, self._parts, strict=True):
-            state[member.param][basis_key(member.block)] = part
+            of_parameter, key = state[member.param], basis_key(member.block)
+            if in_a_graph() and key in of_parameter and of_parameter[key].shape == part.shape:
+                of_parameter[key].copy_(part)
+            else:
+                of_parameter[key] = part
 
     def show(self, members: list[Member], hooks: tuple[PolarHook, ...], step: Launched) -> None:
         """Call the hooks on what :meth:`launch` returned."""
@@ -188,10 +192,8 @@ class DeviceBucket:
     def _draw(self, polar: LowRank, key: tuple[int | str, ...]) -> None:
         """This step's random numbers, in the place where a captured graph reads them."""
         its = self.signature
-        if its.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return  # inside somebody's own graph: the numbers drawn before stay in use
-        self._generator.manual_seed(rng.key_to_seed(*key))
-        self._numbers = polar.draw(its.m, its.n, self._generator, out=self._numbers)
+        generator = rng.generator(*key, device=its.device)
+        self._numbers = polar.draw(its.m, its.n, generator, out=self._numbers)
 
     def _recall(self, polar: LowRank, members: list[Member], state: State) -> None:
         """Bring the starts that the last step left into place, if there are any."""

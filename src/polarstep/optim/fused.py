@@ -269,11 +269,7 @@ def _lanes(sizes: list[int]) -> list[int]:
 
 def _can_capture(plan: _Plan) -> bool:
     """Whether the launches of the next steps will be those of this one."""
-    return (
-        plan.steps > STEPS_BEFORE_CAPTURE
-        and all(device.type == "cuda" for device in plan.devices)
-        and not torch.cuda.is_current_stream_capturing()
-    )
+    return plan.steps > STEPS_BEFORE_CAPTURE and all(d.type == "cuda" for d in plan.devices)
 
 
 def _fill_tables(plan: _Plan, state: State) -> None:

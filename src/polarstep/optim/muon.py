@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 from torch.utils.hooks import RemovableHandle
 
+from polarstep.capture import in_a_graph
 from polarstep.matrix import Layout
 from polarstep.optim import phases
 from polarstep.optim.fused import FusedStep
@@ -62,6 +63,10 @@ class Muon(Optimizer):
         fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
             CUDA graph, in bfloat16 where torch would multiply in it anyway
             (:mod:`polarstep.optim.fused`). ``False``: the same in plain torch operations.
+
+    Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
+    outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
+    the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     ``torch.load`` reads it back with ``weights_only=True``, its default, as long as ``polarstep`` is
@@ -148,7 +153,11 @@ class Muon(Optimizer):
         works = [phases.collect(group) for group in self.param_groups]
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
-        plain = self._fused(muon, self.state, hooks)
+        fused = self._fused
+        if in_a_graph():
+            _check_started(works, self.state)
+            fused = FusedStep()  # what it makes is the graph's, and no later step changes it
+        plain = fused(muon, self.state, hooks)
         for work in plain:
             phases.momentum(work, self.state)
         phases.polar(plain, self.state, hooks)
@@ -207,6 +216,18 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_polar_hooks", OrderedDict())
         self.__dict__.setdefault("_fused", FusedStep())
         self.__dict__.setdefault("_left_out", ())
+
+
+def _check_started(works: list[phases.Work], state: phases.State) -> None:
+    """Raise if a graph would capture how the state of a parameter is made: at every replay anew."""
+    for work in works:
+        for name, p in zip(work.names, work.params, strict=True):
+            if not state.get(p):
+                raise RuntimeError(
+                    f"the first step of {name} is being captured in a CUDA graph, and every replay "
+                    "would start from a state of zeros; call step() a few times before the capture, on "
+                    "a side stream, as torch's notes on CUDA graphs do"
+                )
 
 
 def _as_listed(group: dict[str, Any]) -> dict[str, Any]:

@@ -335,17 +335,21 @@ def _remember(
 ) -> None:
     """Keep Ωᵀ for the next step, but where the parameter is skipped.
 
-    In the parameter's own precision, to which torch casts what it loads from a checkpoint.
+    In the parameter's own precision, to which torch casts what it loads from a checkpoint; and in
+    one place, where somebody's own CUDA graph finds it at its next replay.
     """
     start = sketch.next_start(factors.Z, factors.numbers)
     parts = torch.split(start, [len(block) for *_, block in members])
     for (work, i, j, _), part in zip(members, parts, strict=True):
         p, key = work.params[i], basis_key(j)
-        basis = part.to(p.dtype).contiguous()
+        basis = part.to(p.dtype)
         known = state[p].get(key)
-        if work.finite is not None and known is not None and known.shape == basis.shape:
-            basis = torch.where(whole(work.finite[i]), basis, known)
-        state[p][key] = basis
+        if known is None or (known.shape, known.dtype) != (basis.shape, basis.dtype):
+            state[p][key] = basis.contiguous()
+        elif work.finite is None:
+            known.copy_(basis)
+        else:
+            known.copy_(torch.where(whole(work.finite[i]), basis, known))
 
 
 def _bucket(

@@ -1,0 +1,16 @@
+"""The code that runs while a CUDA graph is captured, on a machine that cannot capture any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+
+
+@contextmanager
+def as_if_captured() -> Iterator[None]:
+    capturing = patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
+    with patch.object(torch.cuda, "is_initialized", return_value=True), capturing:
+        yield
