@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -103,6 +104,7 @@ def evaluate(polynomials: Sequence[Polynomial], x: Tensor) -> Tensor:
     return x
 
 
+# Not functools.cache, which torch.compile looks through, and warns of.
 _SURVIVES: dict[tuple[Polynomial, ...], bool] = {}
 
 
@@ -127,16 +129,12 @@ def survives_16_bits(polynomials: tuple[Polynomial, ...]) -> bool:
     return _SURVIVES[polynomials]
 
 
-_COMPUTED: dict[tuple[str, int], tuple[Polynomial, ...]] = {}
-
-
+@cache
 def _named(name: str, steps: int) -> tuple[Polynomial, ...]:
     if name in _FIXED:
         return _repeat_last(_FIXED[name], steps)
     if name in _GENERATED:
-        if (name, steps) not in _COMPUTED:
-            _COMPUTED[name, steps] = _repeat_last(_GENERATED[name](steps), steps)
-        return _COMPUTED[name, steps]
+        return _repeat_last(_GENERATED[name](steps), steps)
     known = ", ".join(map(repr, names()))
     raise ValueError(
         f"coefficients={name!r}: expected one of {known}, or a sequence of tuples (a, b, c, …), "
