@@ -278,3 +278,17 @@ def test_changing_company_keeps_one_bucket_and_the_right_basis(device: torch.dev
         ends.append([p.detach() for p in params])
         assert len(opt._fused._buckets) == fused
     assert close(*ends, device)
+
+
+def test_a_split_that_changes_between_steps_is_seen_at_the_next_one(device: torch.device) -> None:
+    ends = []
+    for fused in (True, False):
+        (*_, p) = parameters(device)
+        opt = ps.Muon([p], lr=0.1, polar=MAPS[0], fused=fused)
+        for step, split in enumerate([None, [32, 8, 8], [32, 8, 8], (16, 16, 16), None]):
+            opt.param_groups[0]["split_sizes"] = split
+            set_gradients([p], step)
+            opt.step()
+        assert bool(opt._fused._buckets) == fused
+        ends.append(p.detach())
+    assert close([ends[0]], [ends[1]], device)

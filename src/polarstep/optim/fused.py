@@ -317,12 +317,12 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
     group = work.group
     return (
         id(group),
-        *(group[option] for option in ("polar", "seed", "nesterov", "fused", "layout")),
-        None if group["split_sizes"] is None else tuple(group["split_sizes"]),
+        *(group[option] for option in ("polar", "seed", "nesterov", "fused")),
         group["step"] - first.group["step"],
         isinstance(group["lr"], Tensor),
         work.finite is not None,
         *map(id, work.params),
+        *work.views,
     )
 
 
