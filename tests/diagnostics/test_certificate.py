@@ -84,6 +84,8 @@ def test_certify_refuses_what_is_no_matrix_of_real_numbers():
             certify(bad, M)
         with pytest.raises(TypeError, match=r"T is torch\..*expected real floating-point"):
             certify(M, bad)
+    with pytest.raises(TypeError, match=r"T is a list: expected a tensor"):
+        certify(M, M.tolist())
 
 
 @pytest.mark.parametrize("name", [*MAPS, "unknown"])

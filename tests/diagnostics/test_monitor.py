@@ -167,6 +167,12 @@ def test_heatmap_is_drawn(tmp_path, suffix):
         heatmap([], path)
 
 
+def test_an_optimizer_without_polar_steps_is_refused():
+    other = torch.optim.AdamW([torch.nn.Parameter(torch.eye(3))])
+    with pytest.raises(TypeError, match=r"optimizer is a AdamW: expected a polarstep\.Muon"):
+        Monitor(other)
+
+
 def test_bad_interval():
     with pytest.raises(ValueError, match="every=0"):
         Monitor(ps.Muon([torch.nn.Parameter(torch.eye(3))]), every=0)

@@ -265,3 +265,11 @@ def test_a_first_step_is_not_captured(algorithm):
     with as_if_captured():
         optimizer.step()
     assert not torch.equal(W, before[0][0])
+
+
+@pytest.mark.parametrize(
+    "model", [torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.nn.Bilinear(2, 2, 2)]
+)
+def test_a_whole_model_belongs_to_muon_for(model):
+    with pytest.raises(TypeError, match=r"a whole model: let polarstep\.muon_for\(model\)"):
+        Muon(model)

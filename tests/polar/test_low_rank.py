@@ -240,6 +240,7 @@ def test_where_sketching_does_not_pay_the_inner_map_runs():
         ({"inner": "quintic"}, TypeError, r"inner='quintic': expected a polar map such as"),
         ({"inner": LowRank(3)}, ValueError, r"inner is a LowRank map: expected a full-space"),
         ({"orth": "svd"}, ValueError, r"orth='svd': expected one of auto, householder"),
+        ({"always_sketch": "no"}, TypeError, r"always_sketch='no': expected True or False"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

@@ -119,3 +119,10 @@ def test_warm_needs_noise():
     for bad in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"noise=.*expected a number > 0.*missed for ever"):
             Warm(noise=bad)
+    with pytest.raises(TypeError, match=r"noise='0\.1': expected a number > 0"):
+        Warm(noise="0.1")
+
+
+def test_a_seed_is_no_generator():
+    with pytest.raises(TypeError, match=r"generator=3: expected a torch\.Generator"):
+        Gaussian()(torch.eye(4), 2, generator=3)

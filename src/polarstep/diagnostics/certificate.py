@@ -50,16 +50,18 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
         M: matrices of shape ``(..., m, n)``.
         T: what a polar map made of them, of the same shape.
     """
+    for name, X in (("M", M), ("T", T)):
+        if not isinstance(X, Tensor):
+            raise TypeError(f"{name} is a {type(X).__name__}: expected a tensor (..., m, n)")
+        if not X.is_floating_point():
+            raise TypeError(
+                f"{name} is {X.dtype}: expected real floating-point matrices; call {name}.float()"
+            )
     if M.shape != T.shape or M.ndim < 2:
         raise ValueError(
             f"M has shape {tuple(M.shape)} and T {tuple(T.shape)}: expected the same shape "
             "(..., m, n), as in certify(M, polar(M))"
         )
-    for name, X in (("M", M), ("T", T)):
-        if not X.is_floating_point():
-            raise TypeError(
-                f"{name} is {X.dtype}: expected real floating-point matrices; call {name}.float()"
-            )
     M, T = M.to(torch.float64), T.to(torch.float64)
     gamma = alignment_lost(M, T, singular_values(M))
     nu = (singular_values(T)[..., 0] - 1).clamp_min(0)

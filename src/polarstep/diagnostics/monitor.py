@@ -76,6 +76,11 @@ class Monitor:
         select: Callable[[str], bool] | None = None,
         tail: bool = True,
     ) -> None:
+        if not isinstance(optimizer, Muon):
+            raise TypeError(
+                f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, whose polar "
+                "steps there are to measure; polarstep.muon_for(model) makes one"
+            )
         if every < 1:
             raise ValueError(f"every={every}: expected a number of steps ≥ 1, such as 100")
         self.optimizer, self.every = optimizer, every

@@ -113,6 +113,11 @@ class Muon(Optimizer):
             "fused": fused,
             "step": 0,
         }
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(
+                f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
+                "choose its hidden matrices, or give parameters"
+            )
         complete({}, defaults)
         self._polar_hooks: OrderedDict[int, phases.PolarHook] = OrderedDict()
         self._fused = FusedStep()

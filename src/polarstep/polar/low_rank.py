@@ -94,6 +94,8 @@ class LowRank(PolarMap):
             raise ValueError("inner is a LowRank map: expected a full-space one, as NewtonSchulz()")
         if self.orth not in get_args(Method):
             raise ValueError(f"orth={self.orth!r}: expected one of {', '.join(get_args(Method))}")
+        if not isinstance(self.always_sketch, bool):
+            raise TypeError(f"always_sketch={self.always_sketch!r}: expected True or False")
 
     @property
     def width(self) -> int:

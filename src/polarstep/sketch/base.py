@@ -70,4 +70,10 @@ def default_generator(generator: torch.Generator | None, device: torch.device) -
 
     The global generator is never touched; without a generator two calls give the same sketch.
     """
-    return rng.generator("polarstep", device=device) if generator is None else generator
+    if generator is None:
+        return rng.generator("polarstep", device=device)
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator={generator!r}: expected a torch.Generator, as torch.Generator().manual_seed(0)"
+        )
+    return generator

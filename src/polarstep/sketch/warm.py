@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class Warm(Sketch):
     noise: float = 0.1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.noise, Real):
+            raise TypeError(f"noise={self.noise!r}: expected a number > 0, as 0.1")
         if not 0 < self.noise < math.inf:
             raise ValueError(
                 f"noise={self.noise}: expected a number > 0, as 0.1; without noise a direction "
