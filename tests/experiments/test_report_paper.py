@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import math
 import re
 import statistics
@@ -16,7 +17,9 @@ from polarstep.experiments.methods import METHODS
 from polarstep.experiments.recipes import resolve
 from polarstep.experiments.records.record import Ablation
 from polarstep.experiments.report import report_files
+from polarstep.experiments.report.curves import curve_of
 from polarstep.experiments.report.estimates import Estimate
+from polarstep.experiments.report.figures import trajectory_figure
 from polarstep.experiments.report.grouping import collect, sections_of
 from polarstep.experiments.report.paper import beside_the_paper
 from polarstep.experiments.report.published import ABLATIONS, TABLE_2
@@ -490,12 +493,28 @@ def test_times_are_those_of_runs_alone_where_there_are_any(tmp_path):
     assert found.rows[0].optimizer_ms == 0.5  # seeds 0 and 1
     assert found.rows[0].metric.n == 5
     assert "over the 2 seeds of a row that had it to themselves" in markdown((found,), ())
+    assert "had the device to themselves" in trajectory_figure(found, "x").caption
     assert "optimizer ms" in "".join(brief_lines(found))
     started_at(tmp_path / "shared", (0, 1, 2))
     found = section(tmp_path / "shared")
     assert found.rows[0].optimizer_ms == 1.0  # of all three
     assert "with up to 3 runs at a time" in markdown((found,), ())
     assert "optimizer ms" not in "".join(brief_lines(found))
+    assert "had the device to themselves" not in trajectory_figure(found, "x").caption
+
+
+def test_the_seconds_of_a_curve_are_those_of_runs_alone(tmp_path):
+    started_at(tmp_path, (0, 20, 21))
+    for seed in (1, 2):  # these two shared the device
+        log = tmp_path / str(seed) / "metrics.jsonl"
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        rows = [row | {"seconds": 3 * row["seconds"]} for row in rows]
+        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = section(tmp_path).rows
+    assert len(row.alone) == 1
+    curve = curve_of(row, "nanogpt")
+    assert curve.seconds[-1] == pytest.approx(10.0)
+    assert len(curve.seconds) == len(curve.mean)
 
 
 def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(tmp_path):

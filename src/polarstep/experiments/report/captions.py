@@ -6,10 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from polarstep.experiments.report.published import ABLATIONS_SOURCE
 from polarstep.experiments.report.rows import Row, Section
-from polarstep.experiments.report.texts import listed
+from polarstep.experiments.report.texts import MISSING, listed, number
 from polarstep.experiments.report.timing import at_a_time, commit_of, runtime_of
 
-__all__ = ["ablation_caption", "caption", "commits_text", "settings_text", "times_text"]
+__all__ = [
+    "SHARED",
+    "ablation_caption",
+    "caption",
+    "commits_text",
+    "settings_text",
+    "times_of",
+    "times_text",
+]
+
+SHARED = "†"
+"""The mark of times that shared a device, where others of the same tables did not."""
 
 Named = Sequence[tuple[str, Row]]
 
@@ -30,11 +41,11 @@ def caption(section: Section) -> str:
 
 def ablation_caption(section: Section) -> str:
     """What the columns of the ablations mean."""
-    shown = {  # a base once, however many axes meet in it
-        id(row): ("recipe" if row is ablation.base else row.label, row)
-        for ablation in section.ablations
-        for _, row in ablation.named
-    }
+    shown = {}  # a base once, however many axes meet in it
+    for ablation in section.ablations:
+        for _, row in ablation.named:
+            name = "recipe" if row is ablation.base else row.label
+            shown[id(row)] = (name + section.whose(ablation), row)
     named = [*shown.values()]
     authors = any(row.paper for ablation in section.ablations for row in ablation.rows)
     return _joined(
@@ -65,11 +76,23 @@ def times_text(named: Named) -> str:
         counts = sorted({len(row.alone) for _, row in named})
         seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         return f"{text}, over the {seeds} seeds of a row that had it to themselves."
-    text += (
-        f" with up to {together} runs at a time: they share it, so these are not the times of a run "
-        "alone"
+    shared = (
+        f"with up to {together} runs at a time: they share it, so these are not the times of a run "
+        "alone."
     )
-    return f"{text}, except for {listed(alone)}." if alone else f"{text}."
+    return f"{text}; {SHARED} {shared}" if alone else f"{text} {shared}"
+
+
+def times_of(row: Row, rows: Sequence[Row]) -> tuple[str, str, str]:
+    """Milliseconds of the optimizer and of a step and seconds of a run, as ``rows`` show them.
+
+    Times that shared a device have a mark where others in these rows did not.
+    """
+    lone = any(other.alone for other in rows)
+    shared = lone and not row.alone and at_a_time(run for r in rows for run in r.runs) > 1
+    times = (number(row.optimizer_ms), number(row.step_ms), number(row.seconds, 3))
+    optimizer, step, run = (t + SHARED if shared and t != MISSING else t for t in times)
+    return optimizer, step, run
 
 
 def settings_text(named: Named) -> str:

@@ -32,7 +32,10 @@ class Broken:
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean ± one standard deviation over finished seeds, at the steps that all of them share."""
+    """Mean ± one standard deviation over finished seeds, at the steps that all of them share.
+
+    Seconds are the median over the runs whose times the tables show.
+    """
 
     label: str
     method: str
@@ -55,14 +58,16 @@ def quantity_name(benchmark: str) -> str:
 
 def curve_of(row: Row, benchmark: str) -> Curve:
     """The trajectory of a row."""
-    finished = [_series(run, benchmark) for run in row.finished]
-    finished = [series for series in finished if len(series[0])]
+    found = {run.directory: _series(run, benchmark) for run in row.finished}
+    found = {directory: series for directory, series in found.items() if len(series[0])}
+    finished = [*found.values()]
+    timed = [found[run.directory] for run in row.timed if run.directory in found] or finished
     steps: Array = np.array([])
     if finished:
         shared = set.intersection(*(set(series[0].tolist()) for series in finished))
         steps = np.array(sorted(shared))
     values = np.array([series[1][np.isin(series[0], steps)] for series in finished])
-    seconds = np.array([series[2][np.isin(series[0], steps)] for series in finished])
+    seconds = np.array([series[2][np.isin(series[0], steps)] for series in timed])
     many = len(finished) > 1
     empty: Array = np.array([])
     return Curve(

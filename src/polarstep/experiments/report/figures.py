@@ -48,6 +48,8 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
     caption = f"{quantity}, mean over the seeds that finished; the band is one standard deviation."
     if window:
         caption += " The inset shows the last fifth of training around the curves that end best."
+    if any(0 < len(row.alone) < len(row.finished) for row in section.rows):
+        caption += " Seconds are those of runs that had the device to themselves."
     if any(curve.broken for curve in curves):
         caption += " Thin dotted lines are runs that did not finish; × marks where one diverged."
     return draw(name, "Trajectories", caption, (10.5, 4.9), paint)

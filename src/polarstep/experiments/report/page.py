@@ -22,11 +22,16 @@ from polarstep.experiments.report.assumptions import (
     gamma_cells,
     noise_cells,
 )
-from polarstep.experiments.report.captions import ablation_caption, caption
+from polarstep.experiments.report.captions import ablation_caption, caption, times_of
 from polarstep.experiments.report.drawing import Drawing
 from polarstep.experiments.report.grouping import Runs
 from polarstep.experiments.report.palette import Look, ablation_look, all_looks, look_of
 from polarstep.experiments.report.paper import Beside, beside_the_paper
+from polarstep.experiments.report.randomized import (
+    RANDOMIZED_CAPTION,
+    randomized_cells,
+    verdict,
+)
 from polarstep.experiments.report.rows import STATUSES, AblationSet, Row, Section
 from polarstep.experiments.report.tables import beside_cells
 from polarstep.experiments.report.texts import (
@@ -95,6 +100,8 @@ def _section(section: Section, drawings: Drawings) -> dict[str, Any]:
         "watched": section.watched,
         "headline": assumptions_headline(section) if section.watched else _headline(section),
         "table": _comparison(section) if section.rows else None,
+        "randomized": _cells(randomized_cells(section), RANDOMIZED_CAPTION),
+        "verdict": verdict(section),
         "beside": _beside(section, beside) if beside else None,
         "drawings": [_inline(drawing) for drawing in drawings.comparison],
         "ablations": [_ablation(section, ablation) for ablation in section.ablations],
@@ -171,7 +178,8 @@ def _comparison(section: Section) -> dict[str, Any]:
         "caption": caption(section),
         "lines": sum(len(row.commands) for row in rows),
         "rows": [
-            _row(section, row, row.label, look_of(row.method), row is best, place) for row in rows
+            _row(section, row, row.label, look_of(row.method), row is best, place, rows)
+            for row in rows
         ],
     }
 
@@ -186,7 +194,7 @@ def _ablation(section: Section, ablation: AblationSet) -> dict[str, Any]:
         own = list(ablation.rows).index(row) if row in ablation.rows else None
         count = len(ablation.rows)
         look = look_of("") if own is None else ablation_look(own, count, ablation.numeric)
-        line = _row(section, row, name, look, row is best, place)
+        line = _row(section, row, name, look, row is best, place, section.ablation_rows)
         line["is_base"] = row is ablation.base
         line["difference"] = base_text(ablation, row, decimals_of(section))
         lines.append(line)
@@ -202,12 +210,20 @@ def _ablation(section: Section, ablation: AblationSet) -> dict[str, Any]:
 
 
 def _row(
-    section: Section, row: Row, label: str, look: Look, best: bool, place: Any
+    section: Section,
+    row: Row,
+    label: str,
+    look: Look,
+    best: bool,
+    place: Any,
+    beside: Sequence[Row],
 ) -> dict[str, Any]:
+    """One line of a table; ``beside`` are the rows that its times are seen next to."""
     values = [run.result.value for run in row.finished if run.result]
     counts = row.counts
     finished = counts.pop("finished", 0)
     decimals = decimals_of(section)
+    optimizer_ms, step_ms, seconds = times_of(row, beside)
     return {
         "label": label,
         "variable": look.variable,
@@ -223,9 +239,9 @@ def _row(
         "seeds": finished if not counts else f"{finished} of {len(row.runs)}",
         "losses": [{"status": status, "count": count} for status, count in counts.items()],
         "gflops": number(row.gflops),
-        "optimizer_ms": number(row.optimizer_ms),
-        "step_ms": number(row.step_ms),
-        "seconds": number(row.seconds, 3),
+        "optimizer_ms": optimizer_ms,
+        "step_ms": step_ms,
+        "seconds": seconds,
         "command": "\n".join(row.commands),
     }
 

@@ -235,8 +235,9 @@ def _order(lines: Sequence[Line], section: Section) -> str:
     if not pairs:
         return ""
     text = (
-        f"Of the {pairs} pair{'s' * (pairs > 1)} of methods that the paper tells apart by more than "
-        f"two standard errors, {len(same)} come{'s' * (len(same) == 1)} in the same order here"
+        f"Of {'the' if pairs > 1 else 'only'} {pairs} pair{'s' * (pairs > 1)} of methods that the "
+        f"paper tells apart by more than two standard errors, {len(same) or 'none'} "
+        f"come{'s' * (len(same) < 2)} in the same order here"
     )
     if open_:
         verb = "is" if len(open_) == 1 else "are"

@@ -198,6 +198,16 @@ class Section:
         """The rows of the comparison, then those of the ablations."""
         return (*self.rows, *(row for ablation in self.ablations for row in ablation.rows))
 
+    def whose(self, ablation: AblationSet) -> str:
+        """To be put after the name of a row, where one axis was varied with several methods."""
+        same = [other for other in self.ablations if other.axis == ablation.axis]
+        return f" with {ablation.method}" if len(same) > 1 else ""
+
+    @property
+    def ablation_rows(self) -> tuple[Row, ...]:
+        """All that the tables of the ablations show, the recipe's own rows included."""
+        return tuple(row for ablation in self.ablations for _, row in ablation.named)
+
     @property
     def watched(self) -> bool:
         """Whether its runs were made to look at noise, γ and ν: every row has some of them."""

@@ -19,8 +19,10 @@ from polarstep.experiments.report.captions import (
     caption,
     commits_text,
     settings_text,
+    times_of,
 )
 from polarstep.experiments.report.paper import Beside, beside_the_paper
+from polarstep.experiments.report.randomized import RANDOMIZED_CAPTION, randomized_cells, verdict
 from polarstep.experiments.report.rows import AblationSet, Section
 from polarstep.experiments.report.texts import (
     MISSING,
@@ -50,6 +52,7 @@ def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
         if section.rows:
             lines += ["### The runs", ""] if section.watched else []
             lines += [*comparison_lines(section), "", caption(section), ""]
+            lines += _randomized_lines(section)
             beside = beside_the_paper(section)
             lines += _beside_lines(section, beside) if beside else []
         for ablation in section.ablations:
@@ -58,9 +61,10 @@ def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
         lines += [ablation_caption(section), ""] if section.ablations else []
         lines += [] if section.watched else _assumption_lines(section)
         lines += ["### Commands", ""]
-        for row in section.all_rows:
-            lines += [f"{row.label}:", "", "```sh", *(row.commands or ("# not recorded",))]
-            lines += ["```", ""]
+        named = [(row.label, row) for row in section.rows]
+        named += [(r.label + section.whose(a), r) for a in section.ablations for r in a.rows]
+        for label, row in named:
+            lines += [f"{label}:", "", "```sh", *(row.commands or ("# not recorded",)), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -81,9 +85,7 @@ def comparison_lines(section: Section) -> list[str]:
             f"**{text}**" if row is best else text,
             seeds_text(row),
             number(row.gflops),
-            number(row.optimizer_ms),
-            number(row.step_ms),
-            number(row.seconds, 3),
+            *times_of(row, section.rows),
         ]
         if paper:
             cells[2:2] = [paper_text(row)]
@@ -95,7 +97,7 @@ def comparison_lines(section: Section) -> list[str]:
 def brief_lines(section: Section) -> list[str]:
     """The table of all methods with the columns that fit a front page; times of lone runs only.
 
-    Below it stands what a reader of the times has to know.
+    Below it stands what a reader of the times has to know, and how randomized steps compare.
     """
     beside = beside_the_paper(section)
     comparable = beside is not None and beside.comparable
@@ -115,7 +117,8 @@ def brief_lines(section: Section) -> list[str]:
         lines.append(cells)
     named = [(row.label, row) for row in section.rows] if timed else []
     known = " ".join(filter(None, [settings_text(named), commits_text(named)]))
-    return [*_table(header, lines), *(["", known] if known else [])]
+    below = [text for text in (known, verdict(section)) if text]
+    return [*_table(header, lines), *(line for text in below for line in ("", text))]
 
 
 def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
@@ -139,7 +142,7 @@ def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
             cells.append(base_text(ablation, row, decimals))
         if authors:
             cells.append(paper_text(row))
-        cells += [number(row.gflops), number(row.optimizer_ms), number(row.step_ms)]
+        cells += [number(row.gflops), *times_of(row, section.ablation_rows)[:2]]
         lines.append(cells)
     return _table(header, lines)
 
@@ -154,6 +157,16 @@ def _assumption_lines(section: Section) -> list[str]:
         if cells:
             lines += [f"### {title}", "", *_table(*cells), "", below, ""]
     return lines
+
+
+def _randomized_lines(section: Section) -> list[str]:
+    """Randomized rows next to full space, where there are both."""
+    cells = randomized_cells(section)
+    if not cells:
+        return []
+    told = verdict(section)
+    lines = ["### Randomized next to full space", "", *([told, ""] if told else [])]
+    return [*lines, *_table(*cells), "", RANDOMIZED_CAPTION, ""]
 
 
 def _beside_lines(section: Section, beside: Beside) -> list[str]:

@@ -53,15 +53,16 @@ def metric_text(estimate: Estimate | None, decimals: int) -> str:
 
 
 def difference_text(difference: Difference | None, decimals: int) -> str:
-    """A signed difference ± its standard error.
+    """A signed difference ± its standard error; one that rounds to zero has no sign.
 
-    >>> difference_text(Difference(-0.00123, 0.0004), 4)
-    '−0.0012 ± 0.0004'
+    >>> difference_text(Difference(-0.00123, 0.0004), 4), difference_text(Difference(-1e-5, None), 4)
+    ('−0.0012 ± 0.0004', '0.0000')
     """
     if difference is None:
         return MISSING
-    sign = "−" if difference.value < 0 else "+"
-    text = f"{sign}{abs(difference.value):.{decimals}f}"
+    size = f"{abs(difference.value):.{decimals}f}"
+    sign = "" if float(size) == 0 else "−" if difference.value < 0 else "+"
+    text = f"{sign}{size}"
     return text if difference.error is None else f"{text} ± {difference.error:.{decimals}f}"
 
 
