@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -171,6 +172,12 @@ def test_an_optimizer_without_polar_steps_is_refused():
     other = torch.optim.AdamW([torch.nn.Parameter(torch.eye(3))])
     with pytest.raises(TypeError, match=r"optimizer is a AdamW: expected a polarstep\.Muon"):
         Monitor(other)
+
+
+def test_the_core_install_says_what_a_heatmap_needs(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib: pip install 'polarstep\["):
+        heatmap([], tmp_path / "gamma.png")
 
 
 def test_bad_interval():

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from polarstep.cli.failures import DIVERGED, ERROR, clear_errors
 from polarstep.experiments.ablations import AXES
@@ -190,7 +190,8 @@ def list_(
         with clear_errors(""):
             _list_runs(folder, console)
         return
-    recipes = Table("recipe", "what", "needs", title="Recipes", title_justify="left")
+    needs = Column("needs", overflow="fold")
+    recipes = Table("recipe", "what", needs, title="Recipes", title_justify="left")
     for recipe in RECIPES.values():
         recipes.add_row(recipe.name, recipe.summary, recipe.needs)
     methods = Table("method", "row of Table 2", title="Methods", title_justify="left")

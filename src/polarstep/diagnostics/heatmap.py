@@ -36,7 +36,11 @@ def heatmap(rows: Iterable[Mapping[str, Any]], path: str | Path, column: str = "
     Layers keep the order in which they were first seen, which is the model's. Steps that a layer
     was not sampled at stay empty.
     """
-    import matplotlib
+    try:
+        import matplotlib
+    except ModuleNotFoundError as missing:
+        form = "a heatmap needs matplotlib: pip install 'polarstep[experiments]'"
+        raise ModuleNotFoundError(form, name=missing.name) from missing
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
