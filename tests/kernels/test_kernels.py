@@ -45,6 +45,74 @@ def test_products_take_transposed_operands(device: torch.device) -> None:
     assert torch.allclose(product(A, B), A @ B, atol=0.1 if device.type == "cuda" else 1e-4)
 
 
+@pytest.mark.parametrize(("m", "n"), [(16, 16), (70, 33), (144, 256), (208, 80), (256, 96), (1, 5)])
+@pytest.mark.parametrize("polynomial", [(3.4, -4.7, 2.0), (3.0, -4.0, 2.5, -0.5)], ids=len)
+def test_polynomial_times_a_matrix_in_one_launch(
+    device: torch.device, m: int, n: int, polynomial: tuple[float, ...]
+) -> None:
+    from polarstep.polar.gram import one_launch, polynomial_times
+
+    X = randn(2, m, 40, device=device) / (m**0.5 + 40**0.5)
+    G, Y = (X @ X.mT).half(), randn(2, m, n, device=device, seed=1).half()
+    assert one_launch(Y, (polynomial,))
+    P = torch.full_like(G, float("nan"))
+    got = polynomial_times(G, Y, polynomial, P=P)
+    of = sum(c * torch.linalg.matrix_power(G.double(), k) for k, c in enumerate(polynomial))
+    assert torch.allclose(P.double(), of, atol=1e-2)
+    want = P.double() @ Y.double()
+    assert torch.allclose(got.double(), want, atol=1e-2, rtol=2e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9, 0.0, 1e25])
+def test_polynomial_times_a_matrix_of_any_norm(device: torch.device, scale: float) -> None:
+    from polarstep.kernels.polynomial import product_times
+
+    Y = randn(3, 72, 128, device=device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # not half: of its range
+    Y[1] *= scale
+    Y = Y.to(dtype)
+    G = Y @ Y.mT
+    got = product_times(G, G, Y, alpha=2.0, D=G, beta=-3.0, identity=4.0, by_trace=True)
+    for y, result in zip(Y.double(), got.double(), strict=True):
+        norm = y.norm()
+        if not 1e-18 < norm < 1e18:
+            assert (result == 0).all()
+            continue
+        x = y / norm
+        want = 4 * x - 3 * x @ x.mT @ x + 2 * x @ x.mT @ x @ x.mT @ x
+        assert torch.linalg.matrix_norm(result - want, 2) <= 4e-2
+
+
+@pytest.mark.parametrize("m", [48, 208])
+def test_gram_form_in_few_launches(device: torch.device, m: int) -> None:
+    from polarstep.polar import gram
+    from polarstep.polar.coefficients import polar_express
+
+    polynomials = polar_express(0.1, 3, safety=1.01)
+    X = randn(2, m, 3 * m, device=device)
+    X /= 1.1 * torch.linalg.matrix_norm(X, 2)[:, None, None]
+    G = (X @ X.mT).half()
+    assert gram.one_launch(G, polynomials)
+    got = gram._accumulate(G, polynomials).double()
+    want = gram._accumulate(G.double(), polynomials)
+    assert (
+        torch.linalg.matrix_norm(got - want, 2).max()
+        <= 2e-3 * torch.linalg.matrix_norm(want, 2).max()
+    )
+
+
+def test_what_is_too_large_for_one_launch_takes_two(device: torch.device) -> None:
+    from polarstep.polar.gram import one_launch
+
+    quintic = ((3.4, -4.7, 2.0),)
+    assert one_launch(randn(1, 256, 8, device=device).half(), quintic)
+    assert not one_launch(randn(1, 257, 8, device=device).half(), quintic)
+    assert not one_launch(randn(1, 8, 1025, device=device).half(), quintic)
+    assert not one_launch(randn(1, 16, 8, device=device).half().mT, quintic)
+    assert not one_launch(randn(1, 16, 8, device=device), quintic)
+    assert not one_launch(randn(1, 16, 8, device=device).half(), ((1.5, -0.5),))
+
+
 @pytest.mark.parametrize(
     "tiles", [(128, 128, 8), (128, 256, 3), (256, 128, 4), (64, 128, 2)], ids=str
 )

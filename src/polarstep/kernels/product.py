@@ -5,8 +5,7 @@ symmetric, so only the tiles on and under the diagonal are computed and each is 
 adding D and the identity on the way out saves a pass over memory each.
 
 Large symmetric products have a kernel of their own, which reads its operands through tensor
-descriptors: a Hopper GPU then copies whole tiles by itself, where its threads would spend their time
-on addresses.
+descriptors (:mod:`polarstep.kernels.descriptors`).
 """
 
 from __future__ import annotations
@@ -18,12 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-try:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-except ImportError:  # an older Triton: the kernel for all shapes does everything
-    TensorDescriptor = None
-
-from polarstep.kernels import interpreted
+from polarstep.kernels.descriptors import describable, describe
 
 __all__ = ["product"]
 
@@ -227,15 +221,12 @@ def product(
 def _suits_descriptors(A: Tensor, B: Tensor) -> bool:
     """Whether the operands of a symmetric product can be read through tensor descriptors."""
     batch, M, K = A.shape
-    if TensorDescriptor is None or M < DESCRIPTORS_FROM or A.dtype.itemsize != 2:
-        return False
-    if not interpreted() and torch.cuda.get_device_capability(A.device) < (9, 0):
+    if M < DESCRIPTORS_FROM or A.dtype.itemsize != 2:
         return False
     for X in (A, B.mT):  # both are (batch, M, K)
-        if not (X.is_contiguous() or X.mT.is_contiguous()) or X.data_ptr() % 16:
+        if not (X.is_contiguous() or X.mT.is_contiguous()):
             return False
-        inner = K if X.is_contiguous() else M
-        if inner * X.element_size() % 16:
+        if not describable(X if X.is_contiguous() else X.mT):
             return False
         # Transposed in memory, a tile past the end of K is of the next matrix, and does count.
         if not X.is_contiguous() and batch > 1 and K % DESCRIPTOR_TILES["BK"]:
@@ -272,7 +263,7 @@ def _descriptor(X: Tensor, rows: int) -> Any:
     block = [rows, DESCRIPTOR_TILES["BK"]]
     if not X.is_contiguous():
         X, block = X.mT, block[::-1]
-    return TensorDescriptor.from_tensor(X.reshape(-1, X.shape[-1]), block)
+    return describe(X.reshape(-1, X.shape[-1]), block)
 
 
 def _tiles(M: int, N: int, element_size: int, symmetric: bool) -> dict[str, Any]:

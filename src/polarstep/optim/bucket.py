@@ -21,7 +21,7 @@ from polarstep import rng
 from polarstep.capture import in_a_graph
 from polarstep.matrix import product_dtype
 from polarstep.optim.groups import Group
-from polarstep.optim.phases import Bucket, PolarHook, State, basis_key
+from polarstep.optim.phases import Bucket, PolarHook, State, basis_key, generator_key
 from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.sketch import Warm
@@ -83,6 +83,7 @@ class DeviceBucket:
         self._start: Tensor | None = None  # Ωᵀ of a warm sketch, (count, ℓ, long side)
         self._parts: list[Tensor] = []  # of it, by member, as the optimizer's state holds them
         self._numbers: Tensor | None = None  # this step's random numbers
+        self._drawn: tuple[int | str, ...] | None = None  # their generator's key
 
     @cached_property
     def sketched(self) -> LowRank | None:
@@ -187,11 +188,13 @@ class DeviceBucket:
     def _key(self, members: list[Member]) -> tuple[int | str, ...]:
         """Of the generator."""
         its = self.signature
-        return its.seed, f"{its.m}x{its.n}", members[0].group["step"]
+        return generator_key(its.polar, its.seed, its.m, its.n, members[0].group["step"])
 
     def _draw(self, polar: LowRank, key: tuple[int | str, ...]) -> None:
         """This step's random numbers, in the place where a captured graph reads them."""
-        its = self.signature
+        if key == self._drawn:
+            return
+        its, self._drawn = self.signature, key
         generator = rng.generator(*key, device=its.device)
         self._numbers = polar.draw(its.m, its.n, generator, out=self._numbers)
 

@@ -35,6 +35,7 @@ __all__ = [
     "basis_key",
     "collect",
     "ensure_buffers",
+    "generator_key",
     "in_parts",
     "momentum",
     "polar",
@@ -179,6 +180,18 @@ def basis_key(block: int) -> str:
     return "basis" if block == 0 else f"basis.{block}"
 
 
+def generator_key(
+    polar_map: PolarMap, seed: int, m: int, n: int, step: int
+) -> tuple[int | str, ...]:
+    """Of the generator of the sketch of m×n matrices, so that a resumed run draws the same numbers.
+
+    A warm sketch has the same ones at every step. They are there so that no direction is left out,
+    which any numbers in general position see to, and drawing them once leaves a step without a launch
+    outside its graph.
+    """
+    return (seed, f"{m}x{n}") if polar_map.is_warm else (seed, f"{m}x{n}", step)
+
+
 def polar(
     works: Iterable[Work],
     state: State,
@@ -186,8 +199,7 @@ def polar(
 ) -> None:
     """T of every block of every M, one call of the polar map a bucket.
 
-    A sketch's generator is keyed by (seed, shape, step): no parameter's sketch depends on which
-    others are in its bucket, and a resumed run draws the same ones.
+    No parameter's sketch depends on which others are in its bucket (:func:`generator_key`).
     """
     buckets: dict[tuple[Any, ...], list[_Place]] = {}
     for work in works:
@@ -206,11 +218,11 @@ def polar(
                 )
                 buckets.setdefault(key, []).append((work, i, j))
     for (polar_map, seed, step, (m, n), dtype, *_, sharded), places in buckets.items():
-        generator_key = (seed, f"{m}x{n}", step)
+        numbers_key = generator_key(polar_map, seed, m, n, step)
         nbytes = max(1, m * n * dtype.itemsize)
         parts = in_parts(places, _matrices, LARGEST_GATHERED // nbytes) if sharded else [places]
         for part in parts:
-            _polar_of_bucket(polar_map, generator_key, part, state, hooks)
+            _polar_of_bucket(polar_map, numbers_key, part, state, hooks)
 
 
 def _matrices(place: _Place) -> int:
@@ -239,7 +251,7 @@ def in_parts(
 
 def _polar_of_bucket(
     polar_map: PolarMap,
-    generator_key: tuple[int | str, ...],
+    numbers_key: tuple[int | str, ...],
     places: list[_Place],
     state: State,
     hooks: Iterable[PolarHook],
@@ -251,10 +263,10 @@ def _polar_of_bucket(
     members = [(work, i, j, blocks_of[id(work), i][j]) for work, i, j in places]
     blocks = [block for *_, block in members]
     M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-    generator = rng.generator(*generator_key, device=M.device) if polar_map.is_random else None
+    generator = rng.generator(*numbers_key, device=M.device) if polar_map.is_random else None
     factors = None
     if hooks or polar_map.is_warm:
-        start = _recall(members, state, polar_map, generator_key) if polar_map.is_warm else None
+        start = _recall(members, state, polar_map, numbers_key) if polar_map.is_warm else None
         T, factors = polar_map.factored(M, generator=generator, start=start)
     else:
         T = polar_map(M, generator=generator)
@@ -269,7 +281,7 @@ def _polar_of_bucket(
         alone = len(view.shapes) == 1 and is_sharded(p)
         work.T[i][j] = placed_like(view.assemble([part], p.shape), p) if alone else part
     if hooks:
-        bucket = _bucket(polar_map, generator_key, members, M, T, factors)
+        bucket = _bucket(polar_map, numbers_key, members, M, T, factors)
         for hook in hooks:
             hook(bucket)
 
@@ -306,7 +318,7 @@ def _recall(
     members: list[_Member],
     state: State,
     polar_map: PolarMap,
-    generator_key: tuple[int | str, ...],
+    numbers_key: tuple[int | str, ...],
 ) -> Tensor | None:
     """Ωᵀ for every matrix of a bucket, as its last step left it; a Gaussian one for new ones.
 
@@ -319,7 +331,7 @@ def _recall(
         shape = (len(block), polar_map.width, max(block.shape[-2:]))
         if basis is None or basis.shape != shape:
             m, n = block.shape[-2:]
-            fresh = polar_map.draw(m, n, rng.generator(*generator_key, device=block.device))
+            fresh = polar_map.draw(m, n, rng.generator(*numbers_key, device=block.device))
             starts.append(fresh.mT.to(block.dtype).expand(shape))  # a Gaussian sketch
         else:
             starts.append(basis)
@@ -354,7 +366,7 @@ def _remember(
 
 def _bucket(
     polar_map: PolarMap,
-    generator_key: tuple[int | str, ...],
+    numbers_key: tuple[int | str, ...],
     members: list[_Member],
     M: Tensor,
     T: Tensor,
@@ -364,4 +376,4 @@ def _bucket(
     names = tuple(work.names[i] for work, i in owners)
     params = tuple(work.params[i] for work, i in owners)
     step = members[0][0].group["step"]
-    return Bucket(polar_map, step, generator_key, names, params, M, T, factors)
+    return Bucket(polar_map, step, numbers_key, names, params, M, T, factors)

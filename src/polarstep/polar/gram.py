@@ -41,7 +41,9 @@ __all__ = [
     "apply_polynomials",
     "fits_float16",
     "gram_matrix",
+    "one_launch",
     "polynomial_of",
+    "polynomial_times",
     "restarts",
     "rounding",
 ]
@@ -78,6 +80,31 @@ def polynomial_of(G: Tensor, polynomial: Polynomial) -> Tensor:
     while len(rest) > 1:  # every partial result is symmetric
         H, scale = symmetric_product(H, G, plus=G, alpha=scale, beta=rest.pop()), 1.0
     return symmetric_product(H, G, plus=G, alpha=scale, beta=rest.pop(), identity=a)
+
+
+def polynomial_times(
+    G: Tensor, Y: Tensor, polynomial: Polynomial, *, by_trace: bool = False, P: Tensor | None = None
+) -> Tensor:
+    """``P(G)Y`` in one launch, where :func:`one_launch` says so; P(G) goes to ``P``, if that is given.
+
+    ``by_trace`` is for G = YYᵀ and a polynomial of degree five: P(G/‖Y‖_F²)Y/‖Y‖_F.
+    """
+    from polarstep.kernels.polynomial import product_times
+
+    a, b, *higher = polynomial
+    H, scale = G, higher.pop()
+    while higher:
+        H, scale = symmetric_product(H, G, plus=G, alpha=scale, beta=higher.pop()), 1.0
+    return product_times(H, G, Y, alpha=scale, D=G, beta=b, identity=a, by_trace=by_trace, P=P)
+
+
+def one_launch(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
+    """Whether P(G)Y is one launch: for few rows on a GPU, in 16 bits, from degree five on."""
+    if Y.dtype.itemsize != 2 or not kernels.available(Y.device):
+        return False
+    from polarstep.kernels.polynomial import suits
+
+    return suits(Y) and all(len(polynomial) >= 3 for polynomial in polynomials)
 
 
 def rounding(dtype: torch.dtype) -> float:
@@ -158,6 +185,8 @@ def _applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _accumulate(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """W_q for the Gram matrix ``G``."""
+    if one_launch(G, polynomials):
+        return _accumulate_in_few_launches(G, polynomials)
     W: Tensor | None = None
     for t, polynomial in enumerate(polynomials):
         P = polynomial_of(G, polynomial)
@@ -165,4 +194,16 @@ def _accumulate(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
         if t + 1 < len(polynomials):
             G = symmetric_product(symmetric_product(P, G), P)
     assert W is not None
+    return W
+
+
+def _accumulate_in_few_launches(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+    """The same with two launches a step: W ← P(G)W, which leaves P as well, and G ← PGP."""
+    from polarstep.kernels.polynomial import product_times
+
+    W = P = polynomial_of(G, polynomials[0])
+    for polynomial in polynomials[1:]:
+        G = product_times(P, G, P)
+        P = torch.empty_like(G)
+        W = polynomial_times(G, W, polynomial, P=P)
     return W

@@ -1,10 +1,10 @@
 """The plain Newton–Schulz iteration: X ← P(XXᵀ)X, step by step on the matrix itself.
 
 In float32 and float64 the polynomial is evaluated as written. In 16 bits, on a GPU, each step is
-three products: G = XXᵀ and H = P(G), of which only half is computed as both are symmetric, and HX.
-There a·X is part of HX; the rounding of H's diagonal that this costs is no larger than that of X,
-and it saves a pass over memory. Rounding does not build up: every step starts from the X that the
-last one left, and pulls it towards orthonormal rows.
+three products: G = XXᵀ and H = P(G), of which only half is computed as both are symmetric, and HX;
+for few rows the last two are one launch. There a·X is part of HX; the rounding of H's diagonal that
+this costs is no larger than that of X, and it saves a pass over memory. Rounding does not build up:
+every step starts from the X that the last one left, and pulls it towards orthonormal rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.matrix import product_like
 from polarstep.polar.coefficients import Polynomial
-from polarstep.polar.gram import polynomial_of
+from polarstep.polar.gram import one_launch, polynomial_of, polynomial_times
 from polarstep.polar.symmetric import symmetric_product
 
 __all__ = ["iterate"]
@@ -24,8 +24,12 @@ __all__ = ["iterate"]
 def iterate(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """φ_q∘…∘φ₁ on the singular values of ``X``, of shape (batch, m, n) with m ≤ n."""
     three_products = X.dtype.itemsize == 2 and kernels.available(X.device)
+    two_launches = one_launch(X, polynomials)
     for a, *rest in polynomials:
         G = symmetric_product(X, X)
+        if two_launches:
+            X = polynomial_times(G, X, (a, *rest))
+            continue
         if three_products:
             X = product_like(X, polynomial_of(G, (a, *rest)), X)
             continue

@@ -47,11 +47,14 @@ def small_polar(Y: Tensor, polynomials: tuple[Polynomial, ...], *, by_gram: bool
     from polarstep.kernels.product import product
 
     first, rest = polynomials[0], polynomials[1:]
-    a, b, c = (*first, 0.0)[:3]
     G = Y @ Y.mT
-    H = product(G, G, alpha=c, D=G, beta=b, identity=a, symmetric=True, by_trace=True)
     by_gram &= len(rest) > 1 and Y.shape[-1] >= GRAM_FROM * Y.shape[-2]
-    if by_gram and gram.fits_float16(polynomials):
+    by_gram = by_gram and gram.fits_float16(polynomials)
+    if not by_gram and gram.one_launch(Y, (first,)):
+        return iterate(gram.polynomial_times(G, Y, first, by_trace=True), rest)
+    a, b, c = (*first, 0.0)[:3]
+    H = product(G, G, alpha=c, D=G, beta=b, identity=a, symmetric=True, by_trace=True)
+    if by_gram:
         X = product(H, Y, out_dtype=torch.float16)
         return gram.apply_polynomials(X, rest, out_dtype=Y.dtype)
     return iterate(product_like(Y, H, Y), rest)

@@ -22,13 +22,13 @@ class Warm(Sketch):
     Momentum moves slowly, so that Z₋ᵀ already spans most of what is to be found: one product does
     the work of a power iteration, which came for nothing with the last step. The noise is there so
     that no direction is missed for ever: a matrix that was zero, as zero-initialized projections
-    are at step one, starts from noise alone.
+    are at step one, starts from noise alone. Its numbers are the same at every step.
 
     The optimizer keeps Ωᵀ (ℓ×n per matrix) in its state and its checkpoints. Without one, at the
     first step or in a plain call of the map, Ω is Gaussian and the map's power iterations run.
 
     Args:
-        noise: size of the fresh part; the spectral norm of Z₋ is at most one.
+        noise: size of the random part; the spectral norm of Z₋ is at most one.
     """
 
     noise: float = 0.1

@@ -1,0 +1,34 @@
+"""Whether operands can be read through tensor descriptors.
+
+A Hopper GPU copies whole tiles by itself that way, where threads would spend their time on addresses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # an older Triton
+    TensorDescriptor = None
+
+from polarstep.kernels import interpreted
+
+__all__ = ["describable", "describe"]
+
+
+def describable(*tensors: Tensor) -> bool:
+    """Whether contiguous ``tensors`` can be: a GPU that can, and rows of a multiple of 16 bytes."""
+    if TensorDescriptor is None:
+        return False
+    if not interpreted() and torch.cuda.get_device_capability(tensors[0].device) < (9, 0):
+        return False
+    return all(X.data_ptr() % 16 == 0 and X.shape[-1] * X.element_size() % 16 == 0 for X in tensors)
+
+
+def describe(X: Tensor, block: list[int]) -> Any:
+    """A descriptor of contiguous ``X`` that is read in tiles of ``block``."""
+    return TensorDescriptor.from_tensor(X, block)

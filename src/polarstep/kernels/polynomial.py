@@ -1,0 +1,146 @@
+"""``(αAB + βD + κI)·Y`` for matrices of at most 256 rows, in one launch.
+
+A step of Newton–Schulz is X ← P(G)X with P(G) = cG² + bG + aI, and one of the Gram form is
+G ← PGP: a product of small square matrices, and at once another one with its result. Apart they
+take two launches of a few microseconds each, and what lies between goes through memory.
+
+A program makes BM rows of the polynomial, rounds them, keeps them in registers and multiplies them
+with all of Y. Nothing is made twice, as only whole rows are needed.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polarstep.kernels.descriptors import describable, describe
+
+__all__ = ["product_times", "suits"]
+
+MOST_ROWS = 256
+# A wider Y is worth more programs than there are blocks of rows, which two launches have.
+MOST_COLUMNS = 1024
+
+_TILES = {"BM": 64, "BK": 32, "BN": 64, "num_warps": 4, "num_stages": 3}
+
+
+@triton.jit
+def _product_times_kernel(
+    A, B, D, Y, P, out,
+    L, N,
+    alpha, beta, kappa,
+    HAS_D: tl.constexpr,
+    BY_TRACE: tl.constexpr,
+    KEEP: tl.constexpr,
+    BY_DESCRIPTORS: tl.constexpr,
+    BL: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    # A, B, D, P are (batch, L, L), Y and out (batch, L, N). Through descriptors, what is past the end
+    # of B and Y comes as zeros.
+    batch = tl.program_id(1).to(tl.int64)
+    r = tl.program_id(0) * BM + tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    l = tl.arange(0, BL)  # noqa: E741
+    A += batch * L * L
+    exact, trace, known = 1.0, 1.0, True
+    if BY_TRACE:
+        diagonal = tl.load(A + l * (L + 1), mask=l < L, other=0.0)
+        # A little more than it is: the norm, once rounded, must stay below one.
+        trace = tl.sum(diagonal.to(tl.float32), axis=0) * (1 + 2.0**-7)
+        known = (trace > 1e-36) & (trace < 1e36)  # else the result is zero
+        trace = tl.where(known, trace, 1.0)
+        exact = tl.exp2(-tl.floor(tl.log2(trace)))  # a power of two: A times it loses no bit
+    acc = tl.zeros((BM, BL), dtype=tl.float32)
+    for i in range(0, L, BK):
+        x = tl.load(
+            A + (r % L)[:, None] * L + (i + k)[None, :], mask=(i + k)[None, :] < L, other=0.0
+        )
+        if BY_TRACE:
+            x = (x.to(tl.float32) * exact).to(A.dtype.element_ty)
+        if BY_DESCRIPTORS:
+            y = B.load([tl.program_id(1), i, 0]).reshape(BK, BL)
+        else:
+            inside = ((i + k)[:, None] < L) & (l[None, :] < L)
+            y = tl.load(
+                B + batch * L * L + (i + k)[:, None] * L + l[None, :], mask=inside, other=0.0
+            )
+        acc = tl.dot(x, y, acc)
+    acc *= alpha / (exact * trace)
+    inside = (r[:, None] < L) & (l[None, :] < L)
+    at = batch * L * L + r[:, None] * L + l[None, :]
+    if HAS_D:
+        acc += beta * tl.load(D + at, mask=inside, other=0.0).to(tl.float32)
+    if BY_TRACE:
+        acc /= trace
+    acc += tl.where(r[:, None] == l[None, :], kappa, 0.0)
+    if BY_TRACE:
+        acc = tl.where(known, acc / tl.sqrt(trace), 0.0)
+    p = acc.to(A.dtype.element_ty)
+    if KEEP:
+        tl.store(P + at, p, mask=inside)
+    n = tl.arange(0, BN)
+    for j in range(0, N, BN):
+        if BY_DESCRIPTORS:
+            y = Y.load([tl.program_id(1), 0, j]).reshape(BL, BN)
+        else:
+            inside = (l[:, None] < L) & ((j + n)[None, :] < N)
+            y = tl.load(
+                Y + batch * L * N + l[:, None] * N + (j + n)[None, :], mask=inside, other=0.0
+            )
+        value = tl.dot(p, y).to(out.dtype.element_ty)
+        inside = (r[:, None] < L) & ((j + n)[None, :] < N)
+        tl.store(out + batch * L * N + r[:, None] * N + (j + n)[None, :], value, mask=inside)
+
+
+def suits(Y: Tensor) -> bool:
+    """Whether Y is of a kind for which :func:`product_times` is the faster way."""
+    return (
+        Y.dtype.itemsize == 2
+        and Y.shape[-2] <= MOST_ROWS
+        and Y.shape[-1] <= MOST_COLUMNS
+        and Y.is_contiguous()
+    )
+
+
+def product_times(
+    A: Tensor,
+    B: Tensor,
+    Y: Tensor,
+    *,
+    alpha: float = 1.0,
+    D: Tensor | None = None,
+    beta: float = 1.0,
+    identity: float = 0.0,
+    by_trace: bool = False,
+    P: Tensor | None = None,
+) -> Tensor:
+    """``PY`` with ``P = alpha·A@B + beta·D + identity·I``; P itself goes to ``P``, if that is given.
+
+    A, B and D are (batch, ℓ, ℓ) and Y is (batch, ℓ, n), contiguous and of one precision of 16 bits.
+    ``by_trace`` is for A = B = D = YYᵀ: then P is ``(alpha·A²/t² + beta·A/t + identity·I)/√t`` with
+    t = tr A = ‖Y‖_F², and zero where t leaves [1e-36, 1e36].
+    """
+    batch, L, N = Y.shape
+    out = torch.empty_like(Y)
+    BL = max(16, triton.next_power_of_2(L))
+    b, y = B, Y
+    by_descriptors = describable(B, Y)
+    if by_descriptors:
+        b, y = describe(B, [1, _TILES["BK"], BL]), describe(Y, [1, BL, _TILES["BN"]])
+    _product_times_kernel[(triton.cdiv(L, _TILES["BM"]), batch)](
+        A, b, A if D is None else D, y, A if P is None else P, out,
+        L, N,
+        alpha, beta, identity,
+        HAS_D=D is not None,
+        BY_TRACE=by_trace,
+        KEEP=P is not None,
+        BY_DESCRIPTORS=by_descriptors,
+        BL=BL,
+        **_TILES,
+    )  # fmt: skip
+    return out
