@@ -65,10 +65,8 @@ def _product_times_kernel(
         if BY_DESCRIPTORS:
             y = B.load([tl.program_id(1), i, 0]).reshape(BK, BL)
         else:
-            inside = ((i + k)[:, None] < L) & (l[None, :] < L)
-            y = tl.load(
-                B + batch * L * L + (i + k)[:, None] * L + l[None, :], mask=inside, other=0.0
-            )
+            read = ((i + k)[:, None] < L) & (l[None, :] < L)
+            y = tl.load(B + batch * L * L + (i + k)[:, None] * L + l[None, :], mask=read, other=0.0)
         acc = tl.dot(x, y, acc)
     acc *= alpha / (exact * trace)
     inside = (r[:, None] < L) & (l[None, :] < L)
@@ -88,13 +86,11 @@ def _product_times_kernel(
         if BY_DESCRIPTORS:
             y = Y.load([tl.program_id(1), 0, j]).reshape(BL, BN)
         else:
-            inside = (l[:, None] < L) & ((j + n)[None, :] < N)
-            y = tl.load(
-                Y + batch * L * N + l[:, None] * N + (j + n)[None, :], mask=inside, other=0.0
-            )
+            read = (l[:, None] < L) & ((j + n)[None, :] < N)
+            y = tl.load(Y + batch * L * N + l[:, None] * N + (j + n)[None, :], mask=read, other=0.0)
         value = tl.dot(p, y).to(out.dtype.element_ty)
-        inside = (r[:, None] < L) & ((j + n)[None, :] < N)
-        tl.store(out + batch * L * N + r[:, None] * N + (j + n)[None, :], value, mask=inside)
+        own = (r[:, None] < L) & ((j + n)[None, :] < N)
+        tl.store(out + batch * L * N + r[:, None] * N + (j + n)[None, :], value, mask=own)
 
 
 def suits(Y: Tensor) -> bool:
