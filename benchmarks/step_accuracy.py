@@ -136,7 +136,9 @@ def main() -> None:
         starts: dict[str, Tensor] = {}
         for step, matrices in enumerate(history):
             for key, M in matrices.items():
-                g = rng.generator("a", key, step, device=device)
+                # As in an optimizer: a warm sketch draws its numbers once.
+                numbers = ("a", key) if polar.is_warm else ("a", key, step)
+                g = rng.generator(*numbers, device=device)
                 T, factors = polar.factored(M[None], generator=g, start=starts.get(key))
                 if isinstance(polar.sketch, ps.Warm) and factors is not None:
                     starts[key] = polar.sketch.next_start(factors.Z, factors.numbers)
