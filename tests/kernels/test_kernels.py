@@ -63,6 +63,19 @@ def test_polynomial_times_a_matrix_in_one_launch(
     assert torch.allclose(got.double(), want, atol=1e-2, rtol=2e-3)
 
 
+def test_without_descriptors_a_product_is_the_same(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polarstep.kernels.descriptors import describable
+    from polarstep.polar.gram import polynomial_times
+
+    G, Y = randn(2, 72, 72, device=device).half() / 9, randn(2, 72, 40, device=device).half()
+    expected = polynomial_times(G, Y, (3.4, -4.7, 2.0))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not describable(G, Y)
+    assert torch.allclose(polynomial_times(G, Y, (3.4, -4.7, 2.0)), expected, atol=1e-2, rtol=1e-2)
+
+
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9, 0.0, 1e25])
 def test_polynomial_times_a_matrix_of_any_norm(device: torch.device, scale: float) -> None:
     from polarstep.kernels.polynomial import product_times

@@ -21,8 +21,11 @@ __all__ = ["describable", "describe"]
 
 
 def describable(*tensors: Tensor) -> bool:
-    """Whether contiguous ``tensors`` can be: a GPU that can, and rows of a multiple of 16 bytes."""
-    if TensorDescriptor is None:
+    """Whether contiguous ``tensors`` can be: a GPU that can, and rows of a multiple of 16 bytes.
+
+    Not while torch.compile traces: addresses are not known then.
+    """
+    if TensorDescriptor is None or torch.compiler.is_compiling():
         return False
     if not interpreted() and torch.cuda.get_device_capability(tensors[0].device) < (9, 0):
         return False
