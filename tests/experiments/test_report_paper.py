@@ -227,6 +227,27 @@ def test_an_override_takes_the_authors_ablation_away(tmp_path):
     assert section(tmp_path).ablations[0].rows[0].paper is None
 
 
+@pytest.mark.parametrize(("moved", "marked"), [(0.0, False), (0.02, True)])
+def test_a_mark_stands_at_the_authors_figures_that_ours_are_off(tmp_path, moved, marked):
+    published = ABLATIONS["rank"][16]
+    for seed, spread in enumerate((-0.001, 0.0, 0.001)):
+        write_run(
+            tmp_path / str(seed),
+            recipe="cifar10",
+            benchmark="cifar10",
+            method="Rand Muon (Nes.-Gaussian)",
+            ablation=Ablation("rank", 16),
+            seed=seed,
+            final=published.mean + moved + spread,
+        )
+    found = section(tmp_path)
+    text = markdown((found,), ())
+    figure = f"{published.mean:.4f} ± {published.std:.4f}"
+    assert (f"{figure}‡" in text) == marked
+    assert ("‡ more than two standard errors from ours" in text) == marked
+    assert figure in text
+
+
 RECIPE = {0: 150.0, 1: 140.0, 2: 148.0}
 GAUSSIAN = "Rand Muon (Nes.-Gaussian)"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from polarstep.experiments.report.published import ABLATIONS_SOURCE
 from polarstep.experiments.report.rows import Row, Section
-from polarstep.experiments.report.texts import MISSING, listed, number
+from polarstep.experiments.report.texts import MISSING, OFF, differs, listed, number
 from polarstep.experiments.report.timing import at_a_time, commit_of, runtime_of
 
 __all__ = [
@@ -36,6 +36,7 @@ def caption(section: Section) -> str:
         settings_text(named),
         commits_text(named),
         f"The paper's figures: {section.paper.source}." if section.paper else "",
+        _off_text(section.rows),
     )
 
 
@@ -55,10 +56,16 @@ def ablation_caption(section: Section) -> str:
         settings_text(named),
         commits_text(named),
         f"Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the default "
-        "setting differs from axis to axis."
+        "setting differs from axis to axis, which is the only reason we know where figures differ."
         if authors
         else "",
+        _off_text(row for _, row in named),
     )
+
+
+def _off_text(rows: Iterable[Row]) -> str:
+    """What the mark at a published figure means, where there is one."""
+    return f"{OFF} more than two standard errors from ours." if any(map(differs, rows)) else ""
 
 
 def times_text(named: Named) -> str:

@@ -18,7 +18,7 @@ from polarstep.experiments.report.published import Published, Setting, scaled
 from polarstep.experiments.report.reasons import REASONS, Facts
 from polarstep.experiments.report.rows import Row, Section
 
-__all__ = ["Beside", "Line", "Note", "beside_the_paper"]
+__all__ = ["Beside", "Line", "Note", "beside_the_paper", "off_the_paper"]
 
 REFERENCE = "Muon (Nesterov)"
 """The method that costs are given relative to where models differ."""
@@ -81,7 +81,9 @@ def beside_the_paper(section: Section) -> Beside | None:
     if len(scored) < 2 and not (comparable and scored and scored[0].n > 1):
         return None
     differences = {
-        row.method: _minus(row, setting.rows[row.method]) if comparable and row.paper else None
+        row.method: off_the_paper(row, setting.rows[row.method])
+        if comparable and row.paper
+        else None
         for row in rows
     }
     told = {
@@ -160,7 +162,8 @@ def _notes(rows: Sequence[Row], told: Mapping[str, Sequence[tuple[str, str]]]) -
     )
 
 
-def _minus(row: Row, paper: Published) -> Difference | None:
+def off_the_paper(row: Row, paper: Published) -> Difference | None:
+    """How far a row's metric is from a published one."""
     theirs = Estimate(paper.mean, paper.std, paper.seeds)
     return row.metric.minus(theirs) if row.metric else None
 

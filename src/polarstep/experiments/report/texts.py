@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polarstep.experiments.report.estimates import Difference, Estimate
-from polarstep.experiments.report.paper import Line
+from polarstep.experiments.report.paper import Line, off_the_paper
 from polarstep.experiments.report.rows import AblationSet, Row, Section
 
 __all__ = [
     "MISSING",
+    "OFF",
     "base_text",
     "decimals_of",
     "difference_text",
+    "differs",
     "listed",
     "metric_text",
     "notes_text",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 MISSING = "—"
+OFF = "‡"  # at a published figure that ours is clearly off
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -94,8 +97,20 @@ def seeds_text(row: Row) -> str:
 
 
 def paper_text(row: Row) -> str:
-    """The paper's figure for a row of the paper's recipe, with the digits it is printed with."""
-    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}" if row.paper else MISSING
+    """The paper's figure for a row of the paper's recipe, with the digits it is printed with.
+
+    With a mark where ours is clearly another one.
+    """
+    if not row.paper:
+        return MISSING
+    mark = OFF if differs(row) else ""
+    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{mark}"
+
+
+def differs(row: Row) -> bool:
+    """Whether a row's metric is further from the published one than two standard errors."""
+    off = off_the_paper(row, row.paper) if row.paper else None
+    return off is not None and off.clear
 
 
 def base_text(ablation: AblationSet, row: Row, decimals: int) -> str:
