@@ -202,7 +202,7 @@ def list_(
         "",
         "nanogpt",
         "cifar10",
-        title="Ablations: the paper's values",
+        title="Ablations",
         title_justify="left",
     )
     for axis in AXES:
@@ -211,10 +211,11 @@ def list_(
         )
     console.print(recipes, methods, axes)
     relative = " and ".join(axis.name for axis in AXES if axis.relative)
+    ours = " and ".join(axis.name for axis in AXES if axis.ours)
     others = [f"{axis.name} also takes {', '.join(axis.also)}" for axis in AXES if axis.also]
     console.print(
         f"Other recipes vary {relative} in the same proportion to their own. "
-        f"Not the paper's: {'; '.join(others)} (--values).",
+        f"Not the paper's: {ours}; {'; '.join(others)} (--values).",
         style="dim",
         highlight=False,
     )

@@ -1,8 +1,9 @@
-"""The paper's ablations: one setting varied, everything else as in the recipe.
+"""Ablations: one setting varied, everything else as in the recipe.
 
 Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 1b, 1d and 2, and
 the appendix). For batch size and sequence length the amount of data stays the same, so that longer
-sequences or larger batches mean fewer steps, as in the paper's appendix.
+sequences or larger batches mean fewer steps, as in the paper's appendix. The number of power
+iterations h is one that the paper leaves open.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Axis:
     """A setting to vary: how it is applied, and the values the paper tries on each benchmark.
 
     With ``relative``, they belong to the paper's setting, and those of another recipe are in the
-    same proportion to its own. ``also`` are values that can be given and are not the paper's.
+    same proportion to its own. ``also`` are values that can be given and are not the paper's; with
+    ``ours`` none is.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Axis:
     cifar10: tuple[int | str, ...]
     relative: Callable[[RunConfig], Fraction] | None = None
     also: tuple[str, ...] = ()
+    ours: bool = False
 
     def values(self, config: RunConfig) -> tuple[int | str, ...]:
         """The paper's values, or near ones, for a recipe; empty where it has no such ablation."""
@@ -154,6 +157,14 @@ AXES: tuple[Axis, ...] = (
         nanogpt=(50, 100, 200, 400),
         cifar10=(16, 32, 64, 128),
         relative=_share_of_the_papers_rank,
+    ),
+    Axis(
+        "power",
+        "h",
+        _set("optimizer.polar.power"),
+        nanogpt=(0, 1, 2),
+        cifar10=(0, 1, 2),
+        ours=True,
     ),
     Axis(
         "steps",
