@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.descriptors import describable, describe
+from polarstep.kernels.trace import squared_norm
 
 __all__ = ["product_times", "suits"]
 
@@ -47,14 +48,10 @@ def _product_times_kernel(
     k = tl.arange(0, BK)
     l = tl.arange(0, BL)  # noqa: E741
     A += batch * L * L
-    exact, trace, known = 1.0, 1.0, True
+    trace, exact, known = 1.0, 1.0, True
     if BY_TRACE:
         diagonal = tl.load(A + l * (L + 1), mask=l < L, other=0.0)
-        # A little more than it is: the norm, once rounded, must stay below one.
-        trace = tl.sum(diagonal.to(tl.float32), axis=0) * (1 + 2.0**-7)
-        known = (trace > 1e-36) & (trace < 1e36)  # else the result is zero
-        trace = tl.where(known, trace, 1.0)
-        exact = tl.exp2(-tl.floor(tl.log2(trace)))  # a power of two: A times it loses no bit
+        trace, exact, known = squared_norm(diagonal)  # where it is not known, the result is zero
     acc = tl.zeros((BM, BL), dtype=tl.float32)
     for i in range(0, L, BK):
         x = tl.load(

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.descriptors import describable, describe
+from polarstep.kernels.trace import squared_norm
 
 __all__ = ["product"]
 
@@ -70,15 +71,11 @@ def _product_kernel(
     a = A + batch * A_batch + (r % M)[:, None] * A_row + k[None, :] * A_col
     b = B + batch * B_batch + k[:, None] * B_row + (c % N)[None, :] * B_col
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    exact, trace, known = 1.0, 1.0, True
+    trace, exact, known = 1.0, 1.0, True
     if BY_TRACE:
         i = tl.arange(0, DIAGONAL)
         diagonal = tl.load(A + batch * A_batch + i * (A_row + A_col), mask=i < K, other=0.0)
-        # A little more than it is: the norm, once rounded, must stay below one.
-        trace = tl.sum(diagonal.to(tl.float32), axis=0) * (1 + 2.0**-7)
-        known = (trace > 1e-36) & (trace < 1e36)  # else the result is zero
-        trace = tl.where(known, trace, 1.0)
-        exact = tl.exp2(-tl.floor(tl.log2(trace)))  # a power of two: A times it loses no bit
+        trace, exact, known = squared_norm(diagonal)  # where it is not known, the result is zero
     for start in range(0, K, BK):
         if EVEN_K:
             x = tl.load(a)

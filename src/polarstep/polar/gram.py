@@ -76,10 +76,17 @@ def polynomial_of(G: Tensor, polynomial: Polynomial) -> Tensor:
         if a:
             H.diagonal(dim1=-2, dim2=-1).add_(a)
         return H
-    H, scale = G, rest.pop()
-    while len(rest) > 1:  # every partial result is symmetric
-        H, scale = symmetric_product(H, G, plus=G, alpha=scale, beta=rest.pop()), 1.0
-    return symmetric_product(H, G, plus=G, alpha=scale, beta=rest.pop(), identity=a)
+    H, scale = _but_for_the_last_product(G, polynomial)
+    return symmetric_product(H, G, plus=G, alpha=scale, beta=rest[0], identity=a)
+
+
+def _but_for_the_last_product(G: Tensor, polynomial: Polynomial) -> tuple[Tensor, float]:
+    """H and s with ``P(G) = s·HG + bG + aI``, for a polynomial of degree five or more."""
+    _, _, *higher = polynomial
+    H, scale = G, higher.pop()
+    while higher:  # every partial result is symmetric
+        H, scale = symmetric_product(H, G, plus=G, alpha=scale, beta=higher.pop()), 1.0
+    return H, scale
 
 
 def polynomial_times(
@@ -91,16 +98,14 @@ def polynomial_times(
     """
     from polarstep.kernels.polynomial import product_times
 
-    a, b, *higher = polynomial
-    H, scale = G, higher.pop()
-    while higher:
-        H, scale = symmetric_product(H, G, plus=G, alpha=scale, beta=higher.pop()), 1.0
+    a, b, *_ = polynomial
+    H, scale = _but_for_the_last_product(G, polynomial)
     return product_times(H, G, Y, alpha=scale, D=G, beta=b, identity=a, by_trace=by_trace, P=P)
 
 
 def one_launch(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether P(G)Y is one launch: for few rows on a GPU, in 16 bits, from degree five on."""
-    if Y.dtype.itemsize != 2 or not kernels.available(Y.device):
+    if not kernels.available(Y.device):
         return False
     from polarstep.kernels.polynomial import suits
 

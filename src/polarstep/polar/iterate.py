@@ -25,17 +25,17 @@ def iterate(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """φ_q∘…∘φ₁ on the singular values of ``X``, of shape (batch, m, n) with m ≤ n."""
     three_products = X.dtype.itemsize == 2 and kernels.available(X.device)
     two_launches = one_launch(X, polynomials)
-    for a, *rest in polynomials:
+    for polynomial in polynomials:
         G = symmetric_product(X, X)
         if two_launches:
-            X = polynomial_times(G, X, (a, *rest))
-            continue
-        if three_products:
-            X = product_like(X, polynomial_of(G, (a, *rest)), X)
-            continue
-        H = polynomial_of(G, (0.0, *rest))
-        if X.mT.is_contiguous():  # a transposed tall matrix stays one
-            X = torch.baddbmm(X.mT, X.mT, H, beta=a).mT
+            X = polynomial_times(G, X, polynomial)
+        elif three_products:
+            X = product_like(X, polynomial_of(G, polynomial), X)
         else:
-            X = torch.baddbmm(X, H, X, beta=a)
+            a, *rest = polynomial
+            H = polynomial_of(G, (0.0, *rest))
+            if X.mT.is_contiguous():  # a transposed tall matrix stays one
+                X = torch.baddbmm(X.mT, X.mT, H, beta=a).mT
+            else:
+                X = torch.baddbmm(X, H, X, beta=a)
     return X

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from polarstep.experiments.report.published import ABLATIONS_SOURCE
 from polarstep.experiments.report.rows import Row, Section
-from polarstep.experiments.report.texts import MISSING, OFF, differs, listed, number
+from polarstep.experiments.report.texts import MISSING, OFF, listed, number
 from polarstep.experiments.report.timing import at_a_time, commit_of, runtime_of
 
 __all__ = [
@@ -65,7 +65,8 @@ def ablation_caption(section: Section) -> str:
 
 def _off_text(rows: Iterable[Row]) -> str:
     """What the mark at a published figure means, where there is one."""
-    return f"{OFF} more than two standard errors from ours." if any(map(differs, rows)) else ""
+    off = any(row.differs for row in rows)
+    return f"{OFF} more than two standard errors from ours." if off else ""
 
 
 def times_text(named: Named) -> str:

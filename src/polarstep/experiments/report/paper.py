@@ -18,7 +18,7 @@ from polarstep.experiments.report.published import Published, Setting, scaled
 from polarstep.experiments.report.reasons import REASONS, Facts
 from polarstep.experiments.report.rows import Row, Section
 
-__all__ = ["Beside", "Line", "Note", "beside_the_paper", "off_the_paper"]
+__all__ = ["Beside", "Line", "Note", "beside_the_paper"]
 
 REFERENCE = "Muon (Nesterov)"
 """The method that costs are given relative to where models differ."""
@@ -52,7 +52,7 @@ class Line:
     @property
     def differs(self) -> bool:
         """Whether the metric is further from the paper's than two standard errors."""
-        return self.difference is not None and self.difference.clear
+        return self.row.differs
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,10 @@ def beside_the_paper(section: Section) -> Beside | None:
     scored = [row.metric for row in rows if row.metric]
     if len(scored) < 2 and not (comparable and scored and scored[0].n > 1):
         return None
-    differences = {
-        row.method: off_the_paper(row, setting.rows[row.method])
-        if comparable and row.paper
-        else None
-        for row in rows
-    }
     told = {
         row.method: _sentences(
             row,
-            _wanted(row, setting, differences[row.method]) if comparable else _ALL,
+            _wanted(row, setting) if comparable else _ALL,
             _data_of(row, section),
         )
         for row in rows
@@ -103,7 +97,7 @@ def beside_the_paper(section: Section) -> Beside | None:
         Line(
             row,
             setting.rows[row.method],
-            differences[row.method],
+            row.off_the_paper,
             places.get(row.method),
             paper_places[row.method],
             _relative(ours, row.method),
@@ -162,15 +156,9 @@ def _notes(rows: Sequence[Row], told: Mapping[str, Sequence[tuple[str, str]]]) -
     )
 
 
-def off_the_paper(row: Row, paper: Published) -> Difference | None:
-    """How far a row's metric is from a published one."""
-    theirs = Estimate(paper.mean, paper.std, paper.seeds)
-    return row.metric.minus(theirs) if row.metric else None
-
-
-def _wanted(row: Row, setting: Setting, difference: Difference | None) -> Set[str]:
+def _wanted(row: Row, setting: Setting) -> Set[str]:
     """Which figures of a row ask for a reason."""
-    gflops = setting.rows[row.method].gflops
+    gflops, difference = setting.rows[row.method].gflops, row.off_the_paper
     wanted = set()
     if difference is not None and (difference.clear or difference.error is None):
         wanted.add("metric")

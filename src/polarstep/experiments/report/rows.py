@@ -68,6 +68,18 @@ class Row:
         return paired(self.by_seed, other.by_seed) or self.metric.minus(other.metric)
 
     @property
+    def off_the_paper(self) -> Difference | None:
+        """How far the metric is from the published one."""
+        if self.metric is None or self.paper is None:
+            return None
+        return self.metric.minus(Estimate(self.paper.mean, self.paper.std, self.paper.seeds))
+
+    @property
+    def differs(self) -> bool:
+        """Whether that is more than two standard errors."""
+        return self.off_the_paper is not None and self.off_the_paper.clear
+
+    @property
     def gflops(self) -> float | None:
         """Optimizer GFLOPs of one step, from the ledger; a function of the config alone."""
         results = [run.result for run in self.finished or self.runs if run.result]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polarstep.experiments.report.estimates import Difference, Estimate
-from polarstep.experiments.report.paper import Line, off_the_paper
+from polarstep.experiments.report.paper import Line
 from polarstep.experiments.report.rows import AblationSet, Row, Section
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "base_text",
     "decimals_of",
     "difference_text",
-    "differs",
     "listed",
     "metric_text",
     "notes_text",
@@ -103,14 +102,8 @@ def paper_text(row: Row) -> str:
     """
     if not row.paper:
         return MISSING
-    mark = OFF if differs(row) else ""
+    mark = OFF if row.differs else ""
     return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{mark}"
-
-
-def differs(row: Row) -> bool:
-    """Whether a row's metric is further from the published one than two standard errors."""
-    off = off_the_paper(row, row.paper) if row.paper else None
-    return off is not None and off.clear
 
 
 def base_text(ablation: AblationSet, row: Row, decimals: int) -> str:
