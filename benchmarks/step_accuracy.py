@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,15 +134,14 @@ def main() -> None:
     }
     for name, polar in maps(64).items():
         delta, nu = [], []
-        starts: dict[str, Tensor] = {}
+        starts: dict[str, Any] = {}  # what a warm sketch left of each
         for step, matrices in enumerate(history):
             for key, M in matrices.items():
                 # As in an optimizer: a warm sketch draws its numbers once.
                 numbers = ("a", key) if polar.is_warm else ("a", key, step)
                 g = rng.generator(*numbers, device=device)
                 T, factors = polar.factored(M[None], generator=g, start=starts.get(key))
-                if isinstance(polar.sketch, ps.Warm) and factors is not None:
-                    starts[key] = polar.sketch.next_start(factors.Z, factors.numbers)
+                starts[key] = None if factors is None else factors.start
                 if (step, key) in cases:
                     one = cases[step, key].measure(T)
                     delta.append(one[0])

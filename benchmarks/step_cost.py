@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
+from polarstep import rng
 from polarstep.matrix import product_dtype
+from polarstep.polar import warm
 from polarstep.polar.coefficients import polar_express
 from polarstep.polar.orthonormal import orthonormalize
 from timing import machine, milliseconds, replayed_milliseconds
@@ -149,8 +151,22 @@ def phases(workload: Any, device: torch.device) -> dict[str, float]:
         G, C, X = (torch.randn(count, m, n, device=device) for _ in range(3))
         M = torch.randn(count, m, n, device=device, dtype=dtype)
         A = M if m <= n else M.mT
-        start = torch.randn(count, polar.width, max(m, n), device=device, dtype=dtype)
         add("momentum", _momentum(G, C, M, device))
+        if warm.applies(polar, m, n, device, dtype):
+            numbers = polar.draw(m, n, rng.generator("phases", device=device))
+            start = polar.start_from(numbers, None, like=A, whitened=True)
+            Y = warm.sketch(polar, A, start)
+            add("sketch", partial(warm.sketch, polar, A, start))
+            Q, half = warm.basis(Y)
+            add("orthonormalization", partial(warm.basis, Y))
+            B = Q @ A
+            add("project", partial(torch.matmul, Q, A))
+            W, R = warm.inner(polar, B, numbers, start)
+            add("inner iteration", partial(warm.inner, polar, B, numbers, start))
+            add("lift and update", partial(torch.matmul, W, half))
+            add("lift and update", _update(X, (W @ half).mT, R, device))
+            continue
+        start = torch.randn(count, polar.width, max(m, n), device=device, dtype=dtype)
         Y = (start @ A.mT).mT
         add("sketch", partial(torch.matmul, start, A.mT))
         Q = orthonormalize(Y).to(dtype)

@@ -106,8 +106,8 @@ def test_gram_form_in_few_launches(device: torch.device, m: int) -> None:
     X /= 1.1 * torch.linalg.matrix_norm(X, 2)[:, None, None]
     G = (X @ X.mT).half()
     assert gram.one_launch(G, polynomials)
-    got = gram._accumulate(G, polynomials).double()
-    want = gram._accumulate(G.double(), polynomials)
+    got = gram.accumulated(G, polynomials).double()
+    want = gram.accumulated(G.double(), polynomials)
     assert (
         torch.linalg.matrix_norm(got - want, 2).max()
         <= 2e-3 * torch.linalg.matrix_norm(want, 2).max()

@@ -13,6 +13,7 @@ from tests.captures import as_if_captured
 from torch import Tensor, nn
 
 import polarstep as ps
+from polarstep.polar.minimax import polar_express
 
 SHAPES = [(48, 96), (96, 48), (48, 96), (64, 64)]  # three buckets, side by side on a GPU
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="captures nothing without a GPU")
@@ -117,11 +118,17 @@ def test_the_seed_of_a_replay_is_torchs(
         assert (same - other).norm() > 0.1 * same.norm()
 
 
+# With the second Z is never made, and the state has two parts.
+@pytest.mark.parametrize(
+    "inner",
+    [ps.NewtonSchulz(7), ps.NewtonSchulz(4, polar_express(0.03, 4, safety=1.01))],
+    ids=["with Z", "without Z"],
+)
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_warm_sketch_goes_on_from_replay_to_replay(
-    device: torch.device, capture: Capture, fused: bool
+    device: torch.device, capture: Capture, fused: bool, inner: ps.NewtonSchulz
 ) -> None:
-    polar = ps.LowRank(12, 4, power=0, sketch=ps.Warm(), always_sketch=True)
+    polar = ps.LowRank(12, 4, power=0, sketch=ps.Warm(), inner=inner, always_sketch=True)
     params, opt = start(device, polar, fused)
     replay = capture(opt.step)
     places = [opt.state[p]["basis"].data_ptr() for p in params]

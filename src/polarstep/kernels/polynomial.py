@@ -111,15 +111,17 @@ def product_times(
     identity: float = 0.0,
     by_trace: bool = False,
     P: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``PY`` with ``P = alpha·A@B + beta·D + identity·I``; P itself goes to ``P``, if that is given.
 
-    A, B and D are (batch, ℓ, ℓ) and Y is (batch, ℓ, n), contiguous and of one precision of 16 bits.
+    A, B and D are (batch, ℓ, ℓ) and Y is (batch, ℓ, n), contiguous and of one precision of 16 bits; the
+    result is of that one too, or of ``out_dtype``.
     ``by_trace`` is for A = B = D = YYᵀ: then P is ``(alpha·A²/t² + beta·A/t + identity·I)/√t`` with
     t = tr A = ‖Y‖_F², and zero where t leaves [1e-36, 1e36].
     """
     batch, L, N = Y.shape
-    out = torch.empty_like(Y)
+    out = torch.empty_like(Y, dtype=out_dtype)
     BL = max(16, triton.next_power_of_2(L))
     b, y = B, Y
     by_descriptors = describable(B, Y)

@@ -180,18 +180,20 @@ def product(
     symmetric: bool = False,
     by_trace: bool = False,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """``alpha·A@B + beta·D + identity·I`` for batches (b, M, K) and (b, K, N).
 
     ``symmetric`` promises that the result is: only half of it is then computed. A is rounded to B's
-    precision, where that is another one, and the result to ``out_dtype`` or A's.
+    precision, where that is another one, and the result to ``out_dtype`` or A's; or it goes to ``out``.
 
     ``by_trace`` is for A = B = D = YYᵀ: with t = tr A = ‖Y‖_F² it gives
     ``(alpha·A²/t² + beta·A/t + identity·I)/√t``, and zero where t leaves [1e-36, 1e36].
     """
     batch, M, K = A.shape
     N = B.shape[-1]
-    out = torch.empty(batch, M, N, device=A.device, dtype=out_dtype or A.dtype)
+    if out is None:
+        out = torch.empty(batch, M, N, device=A.device, dtype=out_dtype or A.dtype)
     if symmetric and not by_trace and _suits_descriptors(A, B):
         return _by_descriptors(A, B, D, out, alpha, beta, identity)
     tiles = _tiles(M, N, A.element_size(), symmetric)

@@ -21,10 +21,18 @@ from polarstep import rng
 from polarstep.capture import in_a_graph
 from polarstep.matrix import product_dtype
 from polarstep.optim.groups import Group
-from polarstep.optim.phases import Bucket, PolarHook, State, basis_key, generator_key
-from polarstep.polar import LowRank
+from polarstep.optim.phases import (
+    Bucket,
+    PolarHook,
+    State,
+    basis_key,
+    generator_key,
+    whitening_key,
+)
+from polarstep.polar import LowRank, warm
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.sketch import Warm
+from polarstep.sketch.warm import Start
 
 __all__ = ["DeviceBucket", "Launched", "Member", "Signature"]
 
@@ -63,11 +71,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a step computed: M, and T or its factors."""
+    """What a step computed: M, and T or what it is made of."""
 
     M: Tensor
-    T: Tensor | None
-    factors: Factors | None
+    T: Tensor | Factors | warm.WarmStep
 
 
 class DeviceBucket:
@@ -80,8 +87,8 @@ class DeviceBucket:
         self.addresses = none  # (3, count): of G, C and X
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self._finite: Tensor | None = None
-        self._start: Tensor | None = None  # Ωᵀ of a warm sketch, (count, ℓ, long side)
-        self._parts: list[Tensor] = []  # of it, by member, as the optimizer's state holds them
+        self._start: Start | None = None  # of a warm sketch
+        self._parts: list[Start] = []  # of it, by member, as the optimizer's state holds them
         self._numbers: Tensor | None = None  # this step's random numbers
         self._drawn: tuple[int | str, ...] | None = None  # their generator's key
 
@@ -92,6 +99,12 @@ class DeviceBucket:
         if not isinstance(its.polar, LowRank):
             return None
         return its.polar if its.polar.full_space_reason(its.m, its.n, its.device) is None else None
+
+    @cached_property
+    def _without_Z(self) -> bool:
+        """Whether a step starts from two factors of Ωᵀ, and leaves them."""
+        its, polar = self.signature, self.sketched
+        return polar is not None and warm.applies(polar, its.m, its.n, its.device, self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +118,8 @@ class DeviceBucket:
 
     def place(self) -> tuple[int, ...]:
         """Addresses of the tensors that :meth:`launch` works on; a graph knows only those it saw."""
-        ours = (self.addresses, self.scalars, self._finite, self._start, self._numbers)
+        start = (None, None) if self._start is None else (self._start.S, self._start.V)
+        ours = (self.addresses, self.scalars, self._finite, *start, self._numbers)
         return tuple(0 if tensor is None else tensor.data_ptr() for tensor in ours)
 
     def prepare(self, members: list[Member], state: State, finite: dict[Tensor, Tensor]) -> None:
@@ -121,7 +135,6 @@ class DeviceBucket:
 
     def launch(self) -> Launched:
         """Momentum, polar, apply: launches only, on tensors that keep their place."""
-        from polarstep.kernels.blend import blend
         from polarstep.kernels.momentum import momentum
         from polarstep.kernels.update import update, update_from_factors
 
@@ -134,19 +147,32 @@ class DeviceBucket:
         if self.sketched is None:
             T = its.polar.as_computed(M)
             update(X, T, *tables, element=element, finite=finite)
-            return Launched(M, T, None)
-        assert self._numbers is not None
+            return Launched(M, T)
         wide = its.m <= its.n
-        factors = self.sketched.factors(M if wide else M.mT, self._numbers, self._start)
-        Q, Z = factors.Q, factors.Z
-        L, R = (Q, Z) if wide else (Z.mT, Q.mT)
+        step = self._step(self.sketched, M if wide else M.mT)
+        L, R = step.two_factors
+        L, R = (L, R) if wide else (R.mT, L.mT)
         update_from_factors(X, L, R, *tables, element=element, finite=finite)
-        if isinstance(self.sketched.sketch, Warm):
-            if self._start is None:
-                self._start = torch.zeros(Z.shape, dtype=self.dtype, device=its.device)
-            scale = self.sketched.sketch.scale(len(self._numbers))
-            blend(Z, self._numbers, scale, self._start, finite)
-        return Launched(M, None, factors)
+        return Launched(M, step)
+
+    def _step(self, polar: LowRank, A: Tensor) -> Factors | warm.WarmStep:
+        """T of wide ``A``, and of a warm sketch the next start."""
+        from polarstep.kernels.blend import blend
+
+        numbers, start = self._numbers, self._start
+        assert numbers is not None
+        if not isinstance(polar.sketch, Warm):
+            return polar.factors(A, numbers)
+        if start is None or self._without_Z != (start.V is not None):
+            # What remains of it is for those whose step is skipped.
+            self._start = polar.start_from(numbers, start, like=A, whitened=self._without_Z)
+        assert self._start is not None
+        if self._without_Z:
+            return warm.warm_step(polar, A, numbers, start, self._start, self._finite)
+        factors = polar.factors(A, numbers, start)
+        scale = polar.sketch.scale(len(numbers))
+        blend(factors.Z, numbers, scale, self._start.S, self._finite)
+        return factors
 
     def settle(self, members: list[Member], state: State) -> None:
         """Leave a warm sketch's start in the optimizer's state, where checkpoints find it.
@@ -155,21 +181,29 @@ class DeviceBucket:
         """
         if self._start is None or self._parts:
             return
-        self._parts = list(torch.split(self._start, [member.count for member in members]))
+        self._parts = self._start.split([member.count for member in members])
         for member, part in zip(members, self._parts, strict=True):
-            of_parameter, key = state[member.param], basis_key(member.block)
-            if in_a_graph() and key in of_parameter and of_parameter[key].shape == part.shape:
-                of_parameter[key].copy_(part)
-            else:
-                of_parameter[key] = part
+            of_parameter, block = state[member.param], member.block
+            for key, value in ((basis_key(block), part.S), (whitening_key(block), part.V)):
+                known = of_parameter.get(key)
+                if value is None:
+                    of_parameter.pop(key, None)
+                elif in_a_graph() and known is not None and known.shape == value.shape:
+                    known.copy_(value)
+                else:
+                    of_parameter[key] = value
 
     def show(self, members: list[Member], hooks: tuple[PolarHook, ...], step: Launched) -> None:
         """Call the hooks on what :meth:`launch` returned."""
-        T, factors = step.T, step.factors
-        if T is None:
-            assert factors is not None
-            wide = self.signature.m <= self.signature.n
-            T = factors.product_like(step.M if wide else step.M.mT)
+        T, factors, wide = step.T, None, self.signature.m <= self.signature.n
+        if isinstance(T, warm.WarmStep):
+            assert self.sketched is not None
+            assert self._numbers is not None
+            factors = T.factors(self.sketched.width, self._numbers)
+        elif isinstance(T, Factors):
+            factors = T
+        if not isinstance(T, Tensor):
+            T = T.product_like(step.M if wide else step.M.mT)
             T = T if wide else T.mT
         owners = [member for member in members for _ in range(member.count)]
         bucket = Bucket(
@@ -200,26 +234,24 @@ class DeviceBucket:
 
     def _recall(self, polar: LowRank, members: list[Member], state: State) -> None:
         """Bring the starts that the last step left into place, if there are any."""
-        known = [state[member.param].get(basis_key(member.block)) for member in members]
-        if len(known) == len(self._parts) and all(map(_is, known, self._parts)):
+        S = [state[member.param].get(basis_key(member.block)) for member in members]
+        V = [state[member.param].get(whitening_key(member.block)) for member in members]
+        ours_S, ours_V = [part.S for part in self._parts], [part.V for part in self._parts]
+        if [*map(id, S), *map(id, V)] == [*map(id, ours_S), *map(id, ours_V)]:
             return  # they are where the last step left them
         self._parts = []
         shape = (polar.width, max(self.signature.m, self.signature.n))
         # One of another width counts for none: somebody has changed the rank since.
-        known = [each if each is None or each.shape[1:] == shape else None for each in known]
-        if all(each is None for each in known):
+        S = [each if each is None or each.shape[1:] == shape else None for each in S]
+        if all(each is None for each in S):
             self._start = None  # a cold start
             return
-        start = torch.empty((self.count, *shape), dtype=self.dtype, device=self.signature.device)
-        places = torch.split(start, [member.count for member in members])
-        for place, each in zip(places, known, strict=True):
-            if each is None:
+        starts = []
+        for member, s, v in zip(members, S, V, strict=True):
+            if s is None:
                 assert self._numbers is not None
-                place.copy_(self._numbers.mT)  # new among others: a Gaussian sketch
-            else:
-                place.copy_(each)  # from a checkpoint, or from another bucket
-        self._start = start
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
+                fresh = self._numbers.mT.expand(member.count, *shape)  # a Gaussian sketch
+                starts.append(Start(fresh.to(self.dtype)))
+            else:  # from a checkpoint, or from another bucket
+                starts.append(Start(s, v).to(self.dtype))
+        self._start = Start.joined(starts)

@@ -24,7 +24,7 @@ from polarstep.optim.scaling import resolve_scale
 from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.sharded import is_sharded, placed_like, whole
-from polarstep.sketch import Warm
+from polarstep.sketch.warm import Start
 
 __all__ = [
     "Bucket",
@@ -39,6 +39,7 @@ __all__ = [
     "in_parts",
     "momentum",
     "polar",
+    "whitening_key",
 ]
 
 Item = TypeVar("Item")
@@ -176,8 +177,13 @@ def momentum(work: Work, state: State) -> None:
 
 
 def basis_key(block: int) -> str:
-    """Where the state of a parameter keeps the last factor of its ``block``-th block."""
+    """Where the state of a parameter keeps S of a warm sketch for its ``block``-th block."""
     return "basis" if block == 0 else f"basis.{block}"
+
+
+def whitening_key(block: int) -> str:
+    """Where it keeps V, if there is one."""
+    return "whitening" if block == 0 else f"whitening.{block}"
 
 
 def generator_key(
@@ -270,10 +276,8 @@ def _polar_of_bucket(
         T, factors = polar_map.factored(M, generator=generator, start=start)
     else:
         T = polar_map(M, generator=generator)
-    if polar_map.is_warm and factors is not None:
-        assert isinstance(polar_map, LowRank)
-        assert isinstance(polar_map.sketch, Warm)
-        _remember(members, state, polar_map.sketch, factors)
+    if factors is not None and factors.start is not None:
+        _remember(members, state, factors.start)
     parts = torch.split(T, [len(block) for block in blocks])
     for (work, i, j, _), part in zip(members, parts, strict=True):
         p, view = work.params[i], work.views[i]
@@ -319,49 +323,48 @@ def _recall(
     state: State,
     polar_map: PolarMap,
     numbers_key: tuple[int | str, ...],
-) -> Tensor | None:
-    """Ωᵀ for every matrix of a bucket, as its last step left it; a Gaussian one for new ones.
+) -> Start | None:
+    """What the last step of every matrix of a bucket left; a Gaussian sketch for new ones.
 
     One of another width counts for none: somebody has changed the rank since.
     """
     assert isinstance(polar_map, LowRank)
-    starts, none_known = [], True
+    starts, none_known = list[Start](), True
     for work, i, j, block in members:
-        basis = state[work.params[i]].get(basis_key(j))
+        of_parameter = state[work.params[i]]
+        basis, whitening = of_parameter.get(basis_key(j)), of_parameter.get(whitening_key(j))
         shape = (len(block), polar_map.width, max(block.shape[-2:]))
         if basis is None or basis.shape != shape:
             m, n = block.shape[-2:]
             fresh = polar_map.draw(m, n, rng.generator(*numbers_key, device=block.device))
-            starts.append(fresh.mT.to(block.dtype).expand(shape))  # a Gaussian sketch
+            starts.append(Start(fresh.mT.to(block.dtype).expand(shape)))
         else:
-            starts.append(basis)
+            starts.append(Start(basis, whitening))
             none_known = False
-    return None if none_known else torch.cat(starts)
+    return None if none_known else Start.joined(starts)
 
 
-def _remember(
-    members: list[_Member],
-    state: State,
-    sketch: Warm,
-    factors: Factors,
-) -> None:
-    """Keep Ωᵀ for the next step, but where the parameter is skipped.
+def _remember(members: list[_Member], state: State, start: Start) -> None:
+    """Keep what the next step starts from, but where the parameter is skipped.
 
     In the parameter's own precision, to which torch casts what it loads from a checkpoint; and in
     one place, where somebody's own CUDA graph finds it at its next replay.
     """
-    start = sketch.next_start(factors.Z, factors.numbers)
-    parts = torch.split(start, [len(block) for *_, block in members])
+    parts = start.split([len(block) for *_, block in members])
     for (work, i, j, _), part in zip(members, parts, strict=True):
-        p, key = work.params[i], basis_key(j)
-        basis = part.to(p.dtype)
-        known = state[p].get(key)
-        if known is None or (known.shape, known.dtype) != (basis.shape, basis.dtype):
-            state[p][key] = basis.contiguous()
-        elif work.finite is None:
-            known.copy_(basis)
-        else:
-            known.copy_(torch.where(whole(work.finite[i]), basis, known))
+        p = work.params[i]
+        finite = None if work.finite is None else whole(work.finite[i])
+        for key, value in ((basis_key(j), part.S), (whitening_key(j), part.V)):
+            if value is None:
+                state[p].pop(key, None)
+                continue
+            value, known = value.to(p.dtype), state[p].get(key)
+            if known is None or (known.shape, known.dtype) != (value.shape, value.dtype):
+                state[p][key] = value.contiguous()
+            elif finite is None:
+                known.copy_(value)
+            else:
+                known.copy_(torch.where(finite, value, known))
 
 
 def _bucket(

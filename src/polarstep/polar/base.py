@@ -22,6 +22,7 @@ from torch import Tensor
 
 from polarstep.matrix import product_like, unit_scaled, workable
 from polarstep.sharded import is_sharded
+from polarstep.sketch.warm import Start
 
 __all__ = ["Factors", "PolarMap"]
 
@@ -38,6 +39,12 @@ class Factors:
     Z: Tensor  # (batch, ℓ, n), the polar factor of B, in the precision the inner map ended in
     numbers: Tensor  # the random numbers of the sketch
     orthonormal: bool  # whether QᵀQ = I up to rounding; a null direction may be missing otherwise
+    start: Start | None = None  # a warm sketch's, for the next step
+
+    @property
+    def two_factors(self) -> tuple[Tensor, Tensor]:
+        """L and R with T = LR."""
+        return self.Q, self.Z
 
     def product_like(self, X: Tensor) -> Tensor:
         """T = QZ in the memory layout of ``X``."""
@@ -94,7 +101,7 @@ class PolarMap(ABC):
         M: Tensor,
         *,
         generator: torch.Generator | None = None,
-        start: Tensor | None = None,
+        start: Start | None = None,
     ) -> tuple[Tensor, Factors | None]:
         """T(M), and the factors it was made of where the map works in a subspace."""
         return self(M, generator=generator), None

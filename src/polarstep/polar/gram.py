@@ -38,6 +38,8 @@ from polarstep.polar.coefficients import Polynomial, constant_when_compiled, eva
 from polarstep.polar.symmetric import symmetric_product
 
 __all__ = [
+    "accumulated",
+    "applied",
     "apply_polynomials",
     "fits_float16",
     "gram_matrix",
@@ -90,7 +92,13 @@ def _but_for_the_last_product(G: Tensor, polynomial: Polynomial) -> tuple[Tensor
 
 
 def polynomial_times(
-    G: Tensor, Y: Tensor, polynomial: Polynomial, *, by_trace: bool = False, P: Tensor | None = None
+    G: Tensor,
+    Y: Tensor,
+    polynomial: Polynomial,
+    *,
+    by_trace: bool = False,
+    P: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """``P(G)Y`` in one launch, where :func:`one_launch` says so; P(G) goes to ``P``, if that is given.
 
@@ -100,7 +108,9 @@ def polynomial_times(
 
     a, b, *_ = polynomial
     H, scale = _but_for_the_last_product(G, polynomial)
-    return product_times(H, G, Y, alpha=scale, D=G, beta=b, identity=a, by_trace=by_trace, P=P)
+    return product_times(
+        H, G, Y, alpha=scale, D=G, beta=b, identity=a, by_trace=by_trace, P=P, out_dtype=out_dtype
+    )
 
 
 def one_launch(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
@@ -174,12 +184,12 @@ def apply_polynomials(
         if first < end:
             # But for float16 on a GPU, m×m work is never below float32.
             G = symmetric_product(X, X) if in_halves else gram_matrix(X)
-            W = _accumulate(G, polynomials[first:end]).to(X.dtype)
-            X = _applied(W, X, X.dtype if end < len(polynomials) else out_dtype)
+            W = accumulated(G, polynomials[first:end]).to(X.dtype)
+            X = applied(W, X, X.dtype if end < len(polynomials) else out_dtype)
     return X.to(out_dtype)
 
 
-def _applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
+def applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
     """``WX`` in ``dtype``, rounded once where a kernel can do it."""
     if dtype == X.dtype or not kernels.available(X.device):
         return product_like(X, W, X).to(dtype)
@@ -188,10 +198,10 @@ def _applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
     return product(W, X, out_dtype=dtype)
 
 
-def _accumulate(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+def accumulated(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """W_q for the Gram matrix ``G``."""
     if one_launch(G, polynomials):
-        return _accumulate_in_few_launches(G, polynomials)
+        return _accumulated_in_few_launches(G, polynomials)
     W: Tensor | None = None
     for t, polynomial in enumerate(polynomials):
         P = polynomial_of(G, polynomial)
@@ -202,7 +212,7 @@ def _accumulate(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     return W
 
 
-def _accumulate_in_few_launches(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+def _accumulated_in_few_launches(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """The same with two launches a step: W ← P(G)W, which leaves P as well, and G ← PGP."""
     from polarstep.kernels.polynomial import product_times
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import get_args
 
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from polarstep import flops
 from polarstep.matrix import product_dtype, workable
+from polarstep.polar import warm
 from polarstep.polar.base import Factors, PolarMap
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch, Warm
 from polarstep.sketch.base import default_generator
+from polarstep.sketch.warm import Start
 
 __all__ = ["LowRank"]
 
@@ -147,27 +149,37 @@ class LowRank(PolarMap):
         side = max(m, n) if whole else min(m, n)
         return self.sketch.draw(side, self.width, generator, dtype, out)
 
-    def basis(self, A: Tensor, numbers: Tensor) -> Tensor:
+    def basis(self, A: Tensor, numbers: Tensor, start: Start | None = None) -> Tensor:
         """Q: an orthonormal basis (batch, m, ℓ) of the range of (M Mᵀ)^h M Ω for wide ``A`` = M.
 
         A chain of 2h + 1 products with M and Mᵀ in turn that ends on the short side, so it starts
         with M for whole h and with Mᵀ for half ones. In bfloat16 zero columns may follow.
+
+        ``start`` has a warm sketch's Ωᵀ. It replaces the power iterations: it has had those of all the
+        steps before.
         """
+        if start is not None:
+            Y = self.aligned(start.omega_transposed(A.dtype) @ A.mT).mT
+            return orthonormalize(workable(Y), self.orth).to(A.dtype)
         further = flops.power_products(self.power)
         factor = A if further % 2 == 0 else A.mT
-        Y = self._aligned(self.sketch.times(factor, numbers))
+        Y = self.aligned(self.sketch.times(factor, numbers).mT).mT
         for _ in range(further):
             factor = factor.mT
             Q = orthonormalize(workable(Y), self.orth, rough=True).to(A.dtype)
             Y = (Q.mT @ factor.mT).mT  # columns in memory one by one, as a factorization wants them
-        return orthonormalize(workable(Y), self.orth)
+        return orthonormalize(workable(Y), self.orth).to(A.dtype)
 
-    def _aligned(self, Y: Tensor) -> Tensor:
-        """``Y`` with zero columns to a length that tensor cores like; the maps leave them zero."""
-        if Y.dtype != torch.bfloat16 or self.orth not in ("auto", "products"):
-            return Y
-        missing = -Y.shape[-1] % ALIGNED
-        return torch.nn.functional.pad(Y.mT, (0, 0, 0, missing)).mT if missing else Y
+    def aligned(self, Y: Tensor) -> Tensor:
+        """``Y`` with zero rows to a number that tensor cores like; the maps leave them zero."""
+        missing = self.aligned_width(Y.dtype) - Y.shape[-2]
+        return torch.nn.functional.pad(Y, (0, 0, 0, missing)) if missing else Y
+
+    def aligned_width(self, dtype: torch.dtype) -> int:
+        """ℓ, with those rows."""
+        if dtype != torch.bfloat16 or self.orth not in ("auto", "products"):
+            return self.width
+        return self.width + -self.width % ALIGNED
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         m, n = X.shape[-2:]
@@ -181,19 +193,10 @@ class LowRank(PolarMap):
         dtype = torch.promote_types(X.dtype, torch.float32)
         return self.draw(X.shape[-2], X.shape[-1], generator, dtype).to(X.device)
 
-    def factors(self, X: Tensor, numbers: Tensor, start: Tensor | None = None) -> Factors:
-        """Q, B and Z of wide ``X`` for the random numbers of :meth:`draw`.
-
-        ``start`` is a warm sketch's Ωᵀ (batch, ℓ, n). It replaces the power iterations: it has had
-        those of all the steps before.
-        """
+    def factors(self, X: Tensor, numbers: Tensor, start: Start | None = None) -> Factors:
+        """Q, B and Z of wide ``X`` for the random numbers of :meth:`draw`."""
         A = X.to(product_dtype(X))
-        if start is None:
-            Q = self.basis(A, numbers)
-        else:
-            Y = (start.to(A.dtype) @ A.mT).mT  # columns in memory one by one, as the update wants Q
-            Q = orthonormalize(workable(self._aligned(Y)), self.orth)
-        Q = Q.to(A.dtype)
+        Q = self.basis(A, numbers, start)
         B = workable(Q.mT @ A)
         Z = self.inner.as_computed(B)
         Q = Q.to(Z.dtype)  # T = QZ takes one precision; on a GPU the Gram form may end in float16
@@ -207,20 +210,50 @@ class LowRank(PolarMap):
         M: Tensor,
         *,
         generator: torch.Generator | None = None,
-        start: Tensor | None = None,
+        start: Start | None = None,
     ) -> tuple[Tensor, Factors | None]:
         """T(M) with Q, B and Z; without them where the inner map runs in full space.
 
-        ``start`` is Ωᵀ of a :class:`~polarstep.Warm` sketch.
+        ``start`` is what the last step's factors have as theirs, of a :class:`~polarstep.Warm` sketch.
         """
         m, n = M.shape[-2:]
         if M.numel() == 0 or self.full_space_reason(m, n, M.device) is not None:
             return self(M, generator=generator), None
         X = workable(M.reshape(-1, m, n))
         X = X if m <= n else X.mT
-        factors = self.factors(X, self._numbers(X, generator), start)
-        T = factors.product_like(X)
+        T, factors = self._with_start(X, self._numbers(X, generator), start)
         return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
+
+    def _with_start(
+        self, X: Tensor, numbers: Tensor, start: Start | None
+    ) -> tuple[Tensor, Factors]:
+        """T and the factors of wide ``X``, those of a warm sketch with the next start."""
+        A = X.to(product_dtype(X))
+        m, n = A.shape[-2:]
+        if warm.applies(self, m, n, A.device, A.dtype):
+            into = self.start_from(numbers, None, like=A, whitened=True)
+            known = None if start is None else start.to(A.dtype)
+            step = warm.warm_step(self, A, numbers, known, into)
+            return step.product_like(X), step.factors(self.width, numbers, into)
+        factors = self.factors(A, numbers, start)
+        T = factors.product_like(X)
+        if isinstance(self.sketch, Warm):
+            factors = replace(factors, start=Start(self.sketch.next_start(factors.Z, numbers)))
+        return T, factors
+
+    def start_from(
+        self, numbers: Tensor, known: Start | None, *, like: Tensor, whitened: bool
+    ) -> Start:
+        """Ωᵀ of ``known``, or a Gaussian one, for the matrices ``like``; with V = I if ``whitened``."""
+        if known is None:
+            S = numbers.mT.to(like.dtype).repeat(len(like), 1, 1)
+        else:
+            S = known.omega_transposed(like.dtype).clone()
+        if not whitened:
+            return Start(S)
+        width = self.aligned_width(like.dtype)
+        V = torch.eye(width, dtype=like.dtype, device=like.device)
+        return Start(S, V.repeat(len(like), 1, 1))
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count, of the sketched or the full-space path, whichever is taken."""
@@ -246,6 +279,9 @@ class LowRank(PolarMap):
         if reason is not None:
             return f"{self.inner.describe(m, n, device)}, full space: {reason}"
         sketch = type(self.sketch).__name__
+        where = device or torch.device("cpu")
+        if warm.applies(self, m, n, where, product_dtype(torch.empty(0, device=where))):
+            sketch += ", whitened"
         inner = self.inner.describe(self.width, max(m, n), device)
         return f"LowRank({self.rank}+{self.oversample}, h={self.power:g}, {sketch}) of {inner}"
 

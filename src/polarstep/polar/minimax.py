@@ -22,6 +22,7 @@ and below up to l = u, where p becomes the Newton–Schulz polynomial of that de
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -69,7 +70,12 @@ def minimax(lower: float, upper: float, degree: int = 5) -> tuple[Polynomial, fl
 
 
 def polar_express(
-    lower: float, steps: int, degree: int = 5, *, cushion: float = 0.0, safety: float = 1.0
+    lower: float,
+    steps: int,
+    degree: int | Sequence[int] = 5,
+    *,
+    cushion: float = 0.0,
+    safety: float = 1.0,
 ) -> tuple[Polynomial, ...]:
     """The optimal composition of ``steps`` odd polynomials for singular values in [lower, 1].
 
@@ -81,17 +87,20 @@ def polar_express(
     Args:
         lower: lower bound of the normalized singular values, 0 < lower ≤ 1.
         steps: number of polynomials.
-        degree: their degree: 3, 5, 7, …
+        degree: their degree: 3, 5, 7, …, or one for each of them.
         cushion: design each polynomial for [max(l, cushion·u), u] instead of [l, u], then rescale
             it so that its range on [l, u] is centred at 1 again.
         safety: evaluate each polynomial at x/safety, which tolerates singular values that rounding
             pushed above u. Not the last polynomial, so that the result stays centred at 1.
     """
     _check_composition(lower, steps, cushion, safety)
+    degrees = [degree] * steps if isinstance(degree, int) else degree
+    if len(degrees) != steps:
+        raise ValueError(f"degree={degree!r}: expected a degree, or one for each of {steps} steps")
     upper = 1.0
     polynomials = []
-    for step in range(steps):
-        p, E = minimax(max(lower, cushion * upper), upper, degree)
+    for step, its_degree in enumerate(degrees):
+        p, E = minimax(max(lower, cushion * upper), upper, its_degree)
         if cushion * upper > lower:  # p increases below the cushion, so its least value is p(lower)
             centre = (_at(p, lower) + 1 + E) / 2
             p = tuple(c / centre for c in p)

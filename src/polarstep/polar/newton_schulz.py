@@ -82,6 +82,11 @@ class NewtonSchulz(PolarMap):
         return self.dtype is None and coefficients.survives_16_bits(self.polynomials)
 
     @property
+    def is_usual(self) -> bool:
+        """Whether the device may choose how: in 16 bits, divided by ‖M‖_F, in either form."""
+        return self.rounds_input and self.delta == "frobenius" and self.form == "auto"
+
+    @property
     def ignores_scale(self) -> bool:
         """Unless δ is a number."""
         return isinstance(self.delta, str)
@@ -120,8 +125,7 @@ class NewtonSchulz(PolarMap):
         return dtype, self.uses_gram(m, n, dtype)
 
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        as_usual = self.rounds_input and self.delta == "frobenius" and self.form == "auto"
-        if as_usual and suits(X, self.polynomials):
+        if self.is_usual and suits(X, self.polynomials):
             return small_polar(X, self.polynomials)
         dtype, by_gram = self._route(X, *X.shape[-2:])
         X = self._divided_by_delta(X, dtype)

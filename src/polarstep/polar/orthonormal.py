@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from polarstep.matrix import normalized, product_dtype, unit_scaled
-from polarstep.polar.coefficients import resolve
+from polarstep.polar.coefficients import Polynomial, constant_when_compiled, evaluate, resolve
 from polarstep.polar.gram import apply_polynomials
 from polarstep.polar.iterate import iterate
+from polarstep.polar.minimax import polar_express
 from polarstep.polar.small import small_polar, suits
 
-__all__ = ["Method", "orthonormalize"]
+__all__ = ["Method", "orthonormalize", "whitened_polynomials"]
 
 Method = Literal["auto", "householder", "cholesky", "products"]
 
@@ -111,3 +112,22 @@ def _products(Y: Tensor, *, rough: bool) -> Tensor:
     if rough or dtype == torch.bfloat16:
         return iterate(X, lift).mT
     return apply_polynomials(X, (*lift, *resolve("quintic", 2))).mT
+
+
+# Not functools.cache, which torch.compile looks through, and warns of.
+_WHITENED: list[tuple[Polynomial, ...]] = []
+
+
+@constant_when_compiled
+def whitened_polynomials() -> tuple[Polynomial, ...]:
+    """The lift of a Y with singular values down to 0.01·‖Y‖_F, in four steps.
+
+    Degree seven costs a small product more than five, where steps are on the Gram matrix, and the
+    four are worth 4½ of degree five. Scaled to end under one, as in :func:`_products`.
+    """
+    if not _WHITENED:
+        *first, last = polar_express(0.01, 4, (5, 7, 7, 5), safety=1.01)
+        x = torch.linspace(0.01, 1, 4001, dtype=torch.float64, device="cpu")
+        scale = (1 - 2**-10) / float(evaluate((*first, last), x).max())
+        _WHITENED.append((*first, tuple(scale * c for c in last)))
+    return _WHITENED[0]

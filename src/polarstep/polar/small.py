@@ -10,6 +10,8 @@ bfloat16 again, which is what the other factor of a low-rank map is in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,9 @@ from polarstep.matrix import product_like
 from polarstep.polar import gram
 from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.iterate import iterate
+from polarstep.polar.symmetric import symmetric_product
 
-__all__ = ["small_polar", "suits"]
+__all__ = ["FEWER_ROWS_THAN", "GRAM_FROM", "factored", "small_polar", "suits"]
 
 # Larger ones are worth their pass, and their symmetric products have a kernel without this option.
 FEWER_ROWS_THAN = 512
@@ -52,9 +55,40 @@ def small_polar(Y: Tensor, polynomials: tuple[Polynomial, ...], *, by_gram: bool
     by_gram = by_gram and gram.fits_float16(polynomials)
     if not by_gram and gram.one_launch(Y, (first,)):
         return iterate(gram.polynomial_times(G, Y, first, by_trace=True), rest)
-    a, b, c = (*first, 0.0)[:3]
-    H = product(G, G, alpha=c, D=G, beta=b, identity=a, symmetric=True, by_trace=True)
+    H = _first_polynomial(G, first)
     if by_gram:
         X = product(H, Y, out_dtype=torch.float16)
         return gram.apply_polynomials(X, rest, out_dtype=Y.dtype)
     return iterate(product_like(Y, H, Y), rest)
+
+
+def factored(
+    Y: Tensor,
+    polynomials: tuple[Polynomial, ...],
+    times: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``W`` and ``X`` with φ_q∘…∘φ₁(Y/‖Y‖_F) = WX: X is the first step, W all others, in one go.
+
+    Both are float16 where ``Y`` is bfloat16. ``times(H, Y)`` makes X in place of the product HY, for one
+    who wants more of it.
+    """
+    from polarstep.kernels.product import product
+
+    first, rest = polynomials[0], polynomials[1:]
+    dtype = torch.float16 if Y.dtype == torch.bfloat16 else Y.dtype
+    G = Y @ Y.mT
+    if times is not None:
+        X = times(_first_polynomial(G, first), Y)
+    elif gram.one_launch(Y, (first,)):
+        X = gram.polynomial_times(G, Y, first, by_trace=True, out_dtype=dtype)
+    else:
+        X = product(_first_polynomial(G, first), Y, out_dtype=dtype)
+    return gram.accumulated(symmetric_product(X, X), rest), X
+
+
+def _first_polynomial(G: Tensor, polynomial: Polynomial) -> Tensor:
+    """``P(G/t)/√t`` with t = tr G = ‖Y‖_F², so that its product with Y is the first step of Y/‖Y‖_F."""
+    from polarstep.kernels.product import product
+
+    a, b, c = (*polynomial, 0.0)[:3]
+    return product(G, G, alpha=c, D=G, beta=b, identity=a, symmetric=True, by_trace=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 
@@ -12,7 +13,45 @@ from torch import Tensor
 from polarstep.sketch.base import Sketch
 from polarstep.sketch.gaussian import Gaussian
 
-__all__ = ["Warm"]
+__all__ = ["Start", "Warm"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a step leaves for the next: Ωᵀ = V·S, or S itself where there is no V.
+
+    V says how far S is from having rows of one length (:mod:`polarstep.polar.warm`).
+    """
+
+    S: Tensor  # (batch, ℓ, n)
+    V: Tensor | None = None  # (batch, ℓ, ℓ), or with some more rows and columns
+
+    @staticmethod
+    def joined(starts: Sequence[Start]) -> Start:
+        """Of all the matrices of ``starts``; with V if all of them have it, of one size."""
+        sizes = {None if each.V is None else each.V.shape[-2:] for each in starts}
+        if None in sizes or len(sizes) > 1:
+            return Start(torch.cat([each.omega_transposed(each.S.dtype) for each in starts]))
+        V = [each.V for each in starts if each.V is not None]
+        return Start(torch.cat([each.S for each in starts]), torch.cat(V))
+
+    def split(self, counts: list[int]) -> list[Start]:
+        """The starts of ``counts`` matrices each."""
+        S = torch.split(self.S, counts)
+        V = [None] * len(counts) if self.V is None else torch.split(self.V, counts)
+        return [Start(*each) for each in zip(S, V, strict=True)]
+
+    def to(self, dtype: torch.dtype) -> Start:
+        """The same in another precision."""
+        return Start(self.S.to(dtype), None if self.V is None else self.V.to(dtype))
+
+    def omega_transposed(self, dtype: torch.dtype) -> Tensor:
+        """Ωᵀ (batch, ℓ, n) in ``dtype``."""
+        S = self.S.to(dtype)
+        if self.V is None:
+            return S
+        width = S.shape[-2]
+        return self.V[..., :width, :width].to(dtype) @ S
 
 
 @dataclass(frozen=True)
@@ -24,8 +63,9 @@ class Warm(Sketch):
     that no direction is missed for ever: a matrix that was zero, as zero-initialized projections
     are at step one, starts from noise alone. Its numbers are the same at every step.
 
-    The optimizer keeps Ωᵀ (ℓ×n per matrix) in its state and its checkpoints. Without one, at the
-    first step or in a plain call of the map, Ω is Gaussian and the map's power iterations run.
+    The optimizer keeps Ωᵀ (ℓ×n per matrix) in its state and its checkpoints; on a GPU it may keep two
+    factors of it (:class:`Start`). Without one, at the first step or in a plain call of the map, Ω is
+    Gaussian and the map's power iterations run.
 
     Args:
         noise: size of the random part; the spectral norm of Z₋ is at most one.
