@@ -5,13 +5,14 @@
 For every matrix, γ and ν of the map as it runs on this device, beside γ of Algorithm 1 in float64
 with the same rank and one power iteration: on four spectra, on a batch that mixes zero, rank-one and
 full-rank matrices, and on the momentum of a real GPT recorded from its first step, step after step,
-as a warm sketch sees it. Δγ is what the fast map gives up; negative where it is the better one.
+as a warm sketch sees it. A warm sketch is also followed on matrices of those spectra a tenth of which
+is new at every step. Δγ is what the fast map gives up; negative where it is the better one.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -54,6 +55,20 @@ def synthetic(m: int, n: int) -> Iterator[tuple[str, Tensor]]:
         yield name, M[None]
     rank_one = U[:, :1] @ V[:, :1].mT
     yield "mixed batch", torch.stack([torch.zeros_like(rank_one), rank_one, made["k^-1"]])
+
+
+def turning(m: int, n: int, steps: int) -> Iterator[tuple[str, list[Tensor]]]:
+    """A matrix of each spectrum step by step, with a tenth of it drawn anew, float64."""
+    g = rng.generator("accuracy", "turning", m, n)
+    k = torch.arange(1, m + 1, dtype=torch.float64)
+
+    def drawn(spectrum: Callable[[Tensor], Tensor]) -> Tensor:
+        U, V = (torch.randn(side, m, generator=g, dtype=torch.float64) for side in (m, n))
+        return (torch.linalg.qr(U).Q * spectrum(k)) @ torch.linalg.qr(V).Q.mT
+
+    for name, spectrum in SPECTRA.items():
+        M = drawn(spectrum)
+        yield name, [0.9 * M + 0.1 * drawn(spectrum) for _ in range(steps)]
 
 
 def recorded(device: torch.device, steps: int = 40) -> list[dict[str, Tensor]]:
@@ -127,6 +142,16 @@ def main() -> None:
             for name, polar in maps(128).items():
                 T = polar(M.float().to(device), generator=rng.generator("a", device=device))
                 report(f"{what}, {m}×{n}", name, *case.measure(T))
+    for what, matrices in turning(512, 1024, steps=5):
+        polar, start, measured = maps(128)["warm"], None, []
+        for step, M in enumerate(matrices):
+            numbers = rng.generator("a", device=device)
+            M = M[None]
+            T, factors = polar.factored(M.float().to(device), generator=numbers, start=start)
+            start = None if factors is None else factors.start
+            if step > 0:
+                measured.append(Case(M, 128).measure(T))
+        report(f"{what}, turning", "warm", *(max(each) for each in zip(*measured, strict=True)))
     history = recorded(device)
     measured = [step for step in range(len(history)) if step < 8 or step % 8 == 0]
     cases = {

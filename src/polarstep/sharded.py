@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeGuard
 
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["is_sharded", "local", "placed_like", "whole"]
 
 
+# Of these there is no need to ask, which takes a microsecond where the answer is no.
+_PLAIN = (Tensor, nn.Parameter)
+
+
 def is_sharded(X: object) -> TypeGuard[DTensor]:
     """Whether ``X`` is a ``DTensor``, asked without the second that importing it takes."""
-    return hasattr(X, "full_tensor")
+    return type(X) not in _PLAIN and hasattr(X, "full_tensor")
 
 
 def whole(X: Tensor) -> Tensor:

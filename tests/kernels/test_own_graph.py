@@ -13,7 +13,6 @@ from tests.captures import as_if_captured
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep.polar.minimax import polar_express
 
 SHAPES = [(48, 96), (96, 48), (48, 96), (64, 64)]  # three buckets, side by side on a GPU
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="captures nothing without a GPU")
@@ -121,7 +120,7 @@ def test_the_seed_of_a_replay_is_torchs(
 # With the second Z is never made, and the state has two parts.
 @pytest.mark.parametrize(
     "inner",
-    [ps.NewtonSchulz(7), ps.NewtonSchulz(4, polar_express(0.03, 4, safety=1.01))],
+    [ps.NewtonSchulz(7), ps.NewtonSchulz(4, "polar-express-sketch")],
     ids=["with Z", "without Z"],
 )
 @pytest.mark.parametrize("fused", [True, False])

@@ -16,10 +16,9 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.polar import warm
 from polarstep.polar.coefficients import evaluate
-from polarstep.polar.minimax import polar_express
 
 # One step on B and three on its Gram matrix: Z is never made.
-INNER = ps.NewtonSchulz(4, polar_express(0.03, 4, safety=1.01))
+INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 POLAR = ps.LowRank(12, 4, sketch=ps.Warm(), inner=INNER, always_sketch=True)
 # A restart in between, or as many rows as the inner map in full space: Z as it always was.
 WITH_Z = replace(POLAR, inner=ps.NewtonSchulz(7))
@@ -91,7 +90,7 @@ SPECTRA = {
     "k^-0.5": lambda k: k**-0.5,
     "k^-1": lambda k: 1 / k,
     "flat": torch.ones_like,
-    "low rank and noise": lambda k: torch.where(k <= 8, 1.0, 1e-3),
+    "low rank and noise": lambda k: torch.where(k <= len(k) // 6, 1.0, 1e-3),
     "one towers": lambda k: torch.where(k == 1, 1.0, 1e-2),
 }
 
@@ -102,7 +101,9 @@ def test_as_accurate_as_algorithm_1_in_float64(
     device: torch.device, spectrum: str, turn: float
 ) -> None:
     """Step after step, beside matrices that are zero, of rank one, or zero until the third step."""
-    m, n, steps = 48, 96, 6
+    # In 16 bits the rounding of few entries averages out less: real sketches have hundreds of rows.
+    (m, n, rank), steps = ((384, 768, 92) if device.type == "cuda" else (48, 96, 12)), 6
+    polar = replace(POLAR, rank=rank)
     sigma = SPECTRA[spectrum](torch.arange(1, m + 1, dtype=torch.float64))
     start = None
     g = rng.generator("warm", device=device)
@@ -111,14 +112,14 @@ def test_as_accurate_as_algorithm_1_in_float64(
         M = (1 - turn) * M + turn * with_singular_values(sigma, m, n, 50 + step)
         one = torch.outer(M[:, 0], M[0])
         batch = torch.stack([M, torch.zeros_like(M), one, M * (step > 2)])
-        T, factors = POLAR.factored(batch.float().to(device), generator=g, start=start)
+        T, factors = polar.factored(batch.float().to(device), generator=g, start=start)
         assert factors is not None
         assert factors.start is not None
         assert factors.start.V is not None
         start, T = factors.start, T.double().cpu()
         assert bool(torch.isfinite(T).all())
         assert torch.linalg.matrix_norm(T, 2).max() <= 1.01
-        reference = ps.LowRank(12, 4, always_sketch=True)(batch)
+        reference = ps.LowRank(rank, 4, always_sketch=True)(batch)
         nuclear = torch.linalg.svdvals(batch).sum(-1)
         for i, scale in enumerate(nuclear.tolist()):
             if scale == 0:
@@ -144,7 +145,7 @@ def test_on_momentum_of_a_real_network_from_its_first_step(device: torch.device)
             scale = torch.linalg.svdvals(M.double()).sum(-1).clamp_min(1e-30)
             behind = ((reference - T) * M).sum((-2, -1)) / scale
             # Zero-initialized projections turn all gradients about at the second step.
-            assert behind.max() < (0.02 if step > 2 else 0.1)
+            assert behind.max() < (0.03 if step > 2 else 0.1)
 
 
 def test_v_is_what_the_start_lacks(device: torch.device) -> None:

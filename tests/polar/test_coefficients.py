@@ -156,3 +156,12 @@ def test_without_a_safety_factor_it_is_the_excess_over_the_edge_that_grows():
         largest.append(rounded)
     assert [round(slope) for slope in slopes] == [24, 12, 11, 8]
     assert largest == pytest.approx([2.09, 3.49, 180, 9.9e10], rel=5e-3)
+
+
+def test_the_set_for_sketches_has_the_gain_of_seven_quintic_steps_in_four():
+    four, seven = resolve("polar-express-sketch", 4), resolve("quintic", 7)
+    small = torch.tensor(1e-6, dtype=torch.float64)
+    gains = [float(evaluate(each, small) / small) for each in (four, seven)]
+    assert gains == pytest.approx([81, 81], rel=0.02)
+    x = torch.linspace(0.03, 1, 20_001, dtype=torch.float64)
+    assert (evaluate(four, x) - 1).abs().max() < 5.5e-5

@@ -248,3 +248,14 @@ def test_modded_nanogpts_list_comes_out_to_rounding():
 def test_polar_express_refuses(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         polar_express(*arguments, **options)
+
+
+def test_a_degree_for_each_step():
+    mixed = polar_express(0.01, 4, (5, 7, 7, 5))
+    assert [len(p) for p in mixed] == [3, 4, 4, 3]
+    x = torch.linspace(0.01, 1, 20_001, dtype=torch.float64)
+    errors = [float((evaluate(p, x) - 1).abs().max()) for p in (mixed, polar_express(0.01, 4))]
+    assert errors[0] < errors[1] / 10
+    assert polar_express(0.01, 2, (5, 5)) == polar_express(0.01, 2)
+    with pytest.raises(ValueError, match="one for each of 3 steps"):
+        polar_express(0.01, 3, (5, 5))

@@ -80,3 +80,15 @@ def test_cholesky_falls_back_where_it_must_and_only_there():
     Q = orthonormalize(torch.stack([easy, hard]), "cholesky")
     torch.testing.assert_close(Q[0], orthonormalize(easy[None], "cholesky")[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(Q[1].mT @ Q[1], torch.eye(10), atol=1e-5, rtol=0)
+
+
+def test_whitened_polynomials_lift_a_hundredth_and_never_exceed_one():
+    from polarstep.polar.coefficients import evaluate
+    from polarstep.polar.orthonormal import whitened_polynomials
+
+    x = torch.linspace(0.01, 1, 20_001, dtype=torch.float64)
+    lifted = evaluate(whitened_polynomials(), x)
+    assert lifted.max() < 1
+    assert lifted.min() > 0.99
+    below = torch.linspace(0, 0.01, 1001, dtype=torch.float64)
+    assert evaluate(whitened_polynomials(), below).max() < 1

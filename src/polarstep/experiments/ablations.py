@@ -89,6 +89,16 @@ def _share_of_the_papers_rank(config: RunConfig) -> Fraction:
     return Fraction(config.optimizer.polar.rank or paper, paper)
 
 
+def _sketch(config: RunConfig, value: Any) -> RunConfig:
+    """Ω; ``"warm-fast"`` is the warm one with the inner map that it is fastest with."""
+    settings = {"sketch": value}
+    if value == "warm-fast":
+        settings = {"sketch": "warm", "solver": "polar-express-sketch", "steps": 4}
+    elif value not in (known := ("gaussian", "kaczmarz", "warm")):
+        raise ConfigError(f"sketch={value!r}: expected one of {', '.join(known)}, warm-fast")
+    return with_overrides(config, {f"optimizer.polar.{key}": v for key, v in settings.items()})
+
+
 def _batch(config: RunConfig, value: Any) -> RunConfig:
     """Images per batch, or sequences per batch with the same number of tokens in every stage."""
     if isinstance(config.data, ImageData):
@@ -179,15 +189,15 @@ AXES: tuple[Axis, ...] = (
         _set("optimizer.polar.solver"),
         nanogpt=("cubic", "quintic", "empirical", "polar-express"),
         cifar10=("cubic", "quintic", "empirical", "polar-express"),
-        also=("quintic-2", "exact"),
+        also=("quintic-2", "polar-express-sketch", "exact"),
     ),
     Axis(
         "sketch",
         "Ω",
-        _set("optimizer.polar.sketch"),
+        _sketch,
         nanogpt=("gaussian", "kaczmarz"),
         cifar10=("gaussian", "kaczmarz"),
-        also=("warm",),
+        also=("warm", "warm-fast"),
     ),
     Axis("batch", "B", _batch, nanogpt=(), cifar10=(500, 1000, 2000, 3000, 4000)),
     Axis(

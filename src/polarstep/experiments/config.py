@@ -43,13 +43,20 @@ def _require(condition: bool, message: str) -> None:
 class PolarConfig:
     """The polar map T of the Muon methods; ``rank=None`` is full space.
 
-    ``"empirical"`` is the name the paper gives to Jordan's coefficients. Sketches are the paper's two
-    and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`).
+    ``"empirical"`` is the name the paper gives to Jordan's coefficients; ``"polar-express-sketch"`` is
+    ours. Sketches are the paper's two and ``"warm"``, which starts from the last step's factor
+    (:class:`polarstep.Warm`).
     """
 
-    solver: Literal["cubic", "quintic", "quintic-2", "empirical", "polar-express", "exact"] = (
-        "quintic"
-    )
+    solver: Literal[
+        "cubic",
+        "quintic",
+        "quintic-2",
+        "empirical",
+        "polar-express",
+        "polar-express-sketch",
+        "exact",
+    ] = "quintic"
     steps: int = 7
     delta: Literal["frobenius", "spectral"] = "frobenius"
     rank: int | None = None

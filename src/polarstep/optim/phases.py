@@ -108,21 +108,22 @@ def collect(group: Group) -> Work:
     check_options(group)
     names, params, grads = [], [], []
     for name, p in named_params(group):
-        if p.grad is None:
+        grad = p.grad
+        if grad is None:
             continue
-        if p.grad.layout != torch.strided:
+        if grad.layout != torch.strided:
             raise TypeError(
-                f"{name} has a gradient of layout {p.grad.layout}: expected a dense one; "
+                f"{name} has a gradient of layout {grad.layout}: expected a dense one; "
                 "build its module with sparse=False"
             )
-        if p.grad.shape != p.shape:
+        if grad.shape != p.shape:
             raise ValueError(
                 f"{name} has shape {tuple(p.shape)}, but its gradient has shape "
-                f"{tuple(p.grad.shape)}; call zero_grad() after changing a parameter's shape"
+                f"{tuple(grad.shape)}; call zero_grad() after changing a parameter's shape"
             )
         names.append(name)
         params.append(p)
-        grads.append(placed_like(p.grad, p))
+        grads.append(placed_like(grad, p))
     finite = None
     if group["nonfinite"] == "skip" and grads:
         finite = _are_finite(grads)
