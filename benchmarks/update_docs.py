@@ -3,10 +3,9 @@
     python benchmarks/update_docs.py            # write
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
-A page has a marker ``<!-- table: RECORD -->`` or ``<!-- accuracy: RECORD -->``; what follows it up to
-the next blank line is the table made from that record. What lies between ``<!-- results: FOLDER -->``
-and ``<!-- end -->`` is made from the archives of runs below that folder: nothing, as long as there are
-none.
+A page has a marker ``<!-- KIND: RECORD -->``, of kind table, device or accuracy; what follows it up to the
+next blank line is the table made from that record. What lies between ``<!-- results: FOLDER -->`` and
+``<!-- end -->`` is made from the archives of runs below that folder: nothing, as long as there are none.
 """
 
 from __future__ import annotations
@@ -14,25 +13,38 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/speed.md")
 RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MARKER = re.compile(r"(<!-- (table|accuracy): (\S+) -->\n)\n(?:\|.*\n)*\n?")
+MARKER = re.compile(r"(<!-- (table|device|accuracy): (\S+) -->\n)\n(?:\|.*\n)*\n?")
 
 
 def step_table(record: Path) -> str:
     """Times and ratios of whole steps, from what step_cost.py wrote."""
+    return _by_workload(record, lambda row: f"{row['ms']:.2f} ms, {row['ratio']:.2f}×")
+
+
+def device_table(record: Path) -> str:
+    """Times of the same steps on the device alone, where they are one graph."""
+    return _by_workload(
+        record, lambda row: f"{row['device_ms']:.3f} ms" if "device_ms" in row else None
+    )
+
+
+def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> str:
+    """A row an optimizer and a column a workload; without the rows that have nothing to show."""
     steps = json.loads(record.read_text())["steps"]
     loads = list(dict.fromkeys(row["workload"] for row in steps))
     lines = ["| optimizer | " + " | ".join(loads) + " |", "|---|" + "---|" * len(loads)]
     for name in dict.fromkeys(row["optimizer"] for row in steps):
-        cells = []
-        for load in loads:
-            (row,) = (r for r in steps if (r["workload"], r["optimizer"]) == (load, name))
-            cells.append(f"{row['ms']:.2f} ms, {row['ratio']:.2f}×")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        rows = {row["workload"]: row for row in steps if row["optimizer"] == name}
+        cells = [cell(rows[load]) for load in loads]
+        if any(cells):
+            lines.append(f"| {name} | " + " | ".join(each or "–" for each in cells) + " |")
     return "\n".join(lines)
 
 
@@ -76,7 +88,7 @@ def filled(text: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         marker, kind, record = match.groups()
-        make = step_table if kind == "table" else accuracy_table
+        make = {"table": step_table, "device": device_table, "accuracy": accuracy_table}[kind]
         return f"{marker}\n{make(ROOT / record)}\n\n"
 
     def results(match: re.Match[str]) -> str:

@@ -140,7 +140,8 @@ def test_on_momentum_of_a_real_network_from_its_first_step(device: torch.device)
             T, factors = POLAR.factored(M.to(device), generator=g, start=start)
             assert factors is not None
             start, T = factors.start, T.double().cpu()
-            assert torch.linalg.matrix_norm(T, 2).max() <= 1.01
+            # ν of sixteen rows in 16 bits is 0.0126; with (W₂W₁)X₁ it would be several times that.
+            assert torch.linalg.matrix_norm(T, 2).max() <= 1.02
             reference = ps.LowRank(12, 4, always_sketch=True)(M.double())
             scale = torch.linalg.svdvals(M.double()).sum(-1).clamp_min(1e-30)
             behind = ((reference - T) * M).sum((-2, -1)) / scale
