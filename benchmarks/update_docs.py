@@ -3,9 +3,10 @@
     python benchmarks/update_docs.py            # write
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
-A page has a marker ``<!-- KIND: RECORD -->``, of kind table, device or accuracy; what follows it up to the
-next blank line is the table made from that record. What lies between ``<!-- results: FOLDER -->`` and
-``<!-- end -->`` is made from the archives of runs below that folder: nothing, as long as there are none.
+A page has a marker ``<!-- KIND: RECORD -->``, of kind table, device or accuracy; what follows it up to
+the next blank line is the table made from that record. What lies between ``<!-- results: FOLDER -->``
+and ``<!-- end -->`` is made from the archives of runs below that folder: nothing, as long as there are
+none.
 """
 
 from __future__ import annotations
