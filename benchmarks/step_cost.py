@@ -159,7 +159,7 @@ def phases(workload: Any, device: torch.device) -> dict[str, float]:
         add("momentum", _momentum(G, C, M, device))
         if warm.applies(polar, m, n, device, dtype):
             numbers = polar.draw(m, n, rng.generator("phases", device=device))
-            start = polar.start_from(numbers, None, like=A, whitened=True)
+            start = warm.start_from(polar, numbers, None, like=A, whitened=True)
             Y = warm.sketch(polar, A, start)
             add("sketch", partial(warm.sketch, polar, A, start))
             Q, half = warm.basis(Y)

@@ -457,6 +457,7 @@ def test_larger_batches_mean_fewer_steps_over_the_same_tokens():
     [
         ("nanogpt", "adamw", "rank", 8, "has no polar map"),
         ("nanogpt", "muon", "sketch", "kaczmarz", "does not sketch"),
+        ("nanogpt", "muon", "power", 0, "does not sketch"),
         ("cifar10", "rand-muon", "sequence-length", 8, "images have no sequences"),
         ("nanogpt", "rand-muon", "batch", 0, "expected a whole number"),
         ("nanogpt", "rand-muon", "depth", 3, "expected one of rank, power, steps"),
@@ -476,6 +477,9 @@ def test_a_run_may_sketch_warm():
     polar = build_polar(config.optimizer.polar, config.benchmark)
     assert isinstance(polar, ps.LowRank)
     assert isinstance(polar.sketch, ps.Warm)
+    fast = apply_axis(resolve("nanogpt-toy", "rand-muon"), "sketch", "warm-fast")
+    polar = build_polar(fast.optimizer.polar, fast.benchmark)
+    assert (polar.sketch, polar.inner) == (ps.Warm(), ps.NewtonSchulz(4, "polar-express-sketch"))
 
 
 def test_the_flops_of_a_run_are_those_of_its_sketch():

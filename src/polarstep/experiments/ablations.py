@@ -222,12 +222,12 @@ def find_axis(name: str) -> Axis:
 
 def apply_axis(config: RunConfig, name: str, value: Any) -> RunConfig:
     """``config`` with one setting at ``value``."""
-    polar = ("rank", "steps", "solver", "sketch")
+    polar = ("rank", "power", "steps", "solver", "sketch")
     if name in polar and config.rule.algorithm != "muon":
         raise ConfigError(
             f"{name}={value}: {config.method} has no polar map; ablate a Muon method, as rand-muon"
         )
-    if name in ("rank", "sketch") and not config.rule.randomized:
+    if name in ("rank", "power", "sketch") and not config.rule.randomized:
         raise ConfigError(
             f"{name}={value}: {config.method} does not sketch; ablate a randomized one, as rand-muon"
         )

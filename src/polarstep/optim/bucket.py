@@ -165,7 +165,8 @@ class DeviceBucket:
             return polar.factors(A, numbers)
         if start is None or self._without_Z != (start.V is not None):
             # What remains of it is for those whose step is skipped.
-            self._start = polar.start_from(numbers, start, like=A, whitened=self._without_Z)
+            whitened = self._without_Z
+            self._start = warm.start_from(polar, numbers, start, like=A, whitened=whitened)
         assert self._start is not None
         if self._without_Z:
             return warm.warm_step(polar, A, numbers, start, self._start, self._finite)

@@ -231,7 +231,7 @@ class LowRank(PolarMap):
         A = X.to(product_dtype(X))
         m, n = A.shape[-2:]
         if warm.applies(self, m, n, A.device, A.dtype):
-            into = self.start_from(numbers, None, like=A, whitened=True)
+            into = warm.start_from(self, numbers, None, like=A, whitened=True)
             known = None if start is None else start.to(A.dtype)
             step = warm.warm_step(self, A, numbers, known, into)
             return step.product_like(X), step.factors(self.width, numbers, into)
@@ -240,20 +240,6 @@ class LowRank(PolarMap):
         if isinstance(self.sketch, Warm):
             factors = replace(factors, start=Start(self.sketch.next_start(factors.Z, numbers)))
         return T, factors
-
-    def start_from(
-        self, numbers: Tensor, known: Start | None, *, like: Tensor, whitened: bool
-    ) -> Start:
-        """Ωᵀ of ``known``, or a Gaussian one, for the matrices ``like``; with V = I if ``whitened``."""
-        if known is None:
-            S = numbers.mT.to(like.dtype).repeat(len(like), 1, 1)
-        else:
-            S = known.omega_transposed(like.dtype).clone()
-        if not whitened:
-            return Start(S)
-        width = self.aligned_width(like.dtype)
-        V = torch.eye(width, dtype=like.dtype, device=like.device)
-        return Start(S, V.repeat(len(like), 1, 1))
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count, of the sketched or the full-space path, whichever is taken."""

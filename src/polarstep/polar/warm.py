@@ -40,7 +40,7 @@ from polarstep.sketch.warm import Start
 if TYPE_CHECKING:
     from polarstep.polar.low_rank import LowRank
 
-__all__ = ["WarmStep", "applies", "basis", "inner", "sketch", "warm_step"]
+__all__ = ["WarmStep", "applies", "basis", "inner", "sketch", "start_from", "warm_step"]
 
 # With twice as much, Δγ on recorded momentum went from 0.014 to 0.020.
 MOST_NOISE = 0.1
@@ -92,6 +92,21 @@ def applies(polar: LowRank, m: int, n: int, device: torch.device, dtype: torch.d
         and width < small.FEWER_ROWS_THAN
         and small.GRAM_FROM * width <= min(m, n)
     )
+
+
+def start_from(
+    polar: LowRank, numbers: Tensor, known: Start | None, *, like: Tensor, whitened: bool
+) -> Start:
+    """Ωᵀ of ``known``, or a Gaussian one, for the matrices ``like``; with V = I if ``whitened``."""
+    if known is None:
+        S = numbers.mT.to(like.dtype).repeat(len(like), 1, 1)
+    else:
+        S = known.omega_transposed(like.dtype).clone()
+    if not whitened:
+        return Start(S)
+    width = polar.aligned_width(like.dtype)
+    V = torch.eye(width, dtype=like.dtype, device=like.device)
+    return Start(S, V.repeat(len(like), 1, 1))
 
 
 def warm_step(
