@@ -118,9 +118,11 @@ class DeviceBucket:
 
     def place(self) -> tuple[int, ...]:
         """Addresses of the tensors that :meth:`launch` works on; a graph knows only those it saw."""
-        start = (None, None) if self._start is None else (self._start.S, self._start.V)
-        ours = (self.addresses, self.scalars, self._finite, *start, self._numbers)
-        return tuple(0 if tensor is None else tensor.data_ptr() for tensor in ours)
+        ours = [self.addresses, self.scalars]
+        ours += [tensor for tensor in (self._finite, self._numbers) if tensor is not None]
+        if self._start is not None:
+            ours += [self._start.S] if self._start.V is None else [self._start.S, self._start.V]
+        return tuple([tensor.data_ptr() for tensor in ours])
 
     def prepare(self, members: list[Member], state: State, finite: dict[Tensor, Tensor]) -> None:
         """Bring into place what changes from step to step, but for the tables."""

@@ -152,6 +152,8 @@ class FusedStep:
             self._run(plan, state, finite, hooks)
         if not any(plan.fused):
             return works
+        if not any(plan.plain):
+            return []
         return [work.select(left) for work, left in zip(works, plan.plain, strict=True)]
 
     def _run(
