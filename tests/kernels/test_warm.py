@@ -129,6 +129,37 @@ def test_as_accurate_as_algorithm_1_in_float64(
                 assert aligned[0] > aligned[1] - 0.02
 
 
+def _spike(M: Tensor) -> Tensor:
+    return M + 100 * torch.outer(M[:, 3], M[5]) / (M[:, 3].norm() * M[5].norm())
+
+
+SHOCKS = {
+    "another matrix": lambda M, other: [M, M, other, other, other, other],
+    "its negative": lambda M, other: [M, M, -M, -M],
+    "nothing for two steps": lambda M, other: [M, M, 0 * M, 0 * M, M, M, M],
+    "a million times as large": lambda M, other: [M, 1e6 * M, 1e-6 * M, M],
+    "a spike": lambda M, other: [M, M, _spike(M), M, M, M],
+    "rank one, then all": lambda M, other: [torch.outer(M[:, 0], M[0]), *[M] * 4],
+}
+
+
+@pytest.mark.parametrize("shock", SHOCKS)
+def test_what_a_start_does_not_foresee_costs_two_steps(device: torch.device, shock: str) -> None:
+    m, n = 48, 96
+    sigma = torch.arange(1, m + 1, dtype=torch.float64) ** -1
+    start, aligned = None, []
+    for M in SHOCKS[shock](*(with_singular_values(sigma, m, n, seed) for seed in (1, 2))):
+        g = rng.generator("warm", device=device)
+        T, factors = POLAR.factored(M[None].float().to(device), generator=g, start=start)
+        assert factors is not None
+        start, T = factors.start, T[0].double().cpu()
+        assert torch.linalg.matrix_norm(T, 2) <= 1.02
+        best = torch.linalg.svdvals(M)[:16].sum()
+        aligned.append(float((M * T).sum() / best) if best > 0 else float(T.norm() == 0))
+    assert min(aligned) > 0.7
+    assert aligned[-1] > 0.95
+
+
 def test_on_momentum_of_a_real_network_from_its_first_step(device: torch.device) -> None:
     """Where W₁ and W₂ are both large, which no smooth spectrum makes them."""
     steps = 12
