@@ -143,15 +143,15 @@ def main() -> None:
                 T = polar(M.float().to(device), generator=rng.generator("a", device=device))
                 report(f"{what}, {m}×{n}", name, *case.measure(T))
     for what, matrices in turning(512, 1024, steps=5):
-        polar, start, measured = maps(128)["warm"], None, []
+        polar, start, followed = maps(128)["warm"], None, []
         for step, M in enumerate(matrices):
             numbers = rng.generator("a", device=device)
             M = M[None]
             T, factors = polar.factored(M.float().to(device), generator=numbers, start=start)
             start = None if factors is None else factors.start
             if step > 0:
-                measured.append(Case(M, 128).measure(T))
-        report(f"{what}, turning", "warm", *(max(each) for each in zip(*measured, strict=True)))
+                followed.append(Case(M, 128).measure(T))
+        report(f"{what}, turning", "warm", *(max(each) for each in zip(*followed, strict=True)))
     history = recorded(device)
     measured = [step for step in range(len(history)) if step < 8 or step % 8 == 0]
     cases = {

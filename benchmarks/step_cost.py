@@ -157,31 +157,41 @@ def phases(workload: Any, device: torch.device) -> dict[str, float]:
         M = torch.randn(count, m, n, device=device, dtype=dtype)
         A = M if m <= n else M.mT
         add("momentum", _momentum(G, C, M, device))
-        if warm.applies(polar, m, n, device, dtype):
-            numbers = polar.draw(m, n, rng.generator("phases", device=device))
-            start = warm.start_from(polar, numbers, None, like=A, whitened=True)
-            Y = warm.sketch(polar, A, start)
-            add("sketch", partial(warm.sketch, polar, A, start))
-            Q, half = warm.basis(Y)
-            add("orthonormalization", partial(warm.basis, Y))
-            B = Q @ A
-            add("project", partial(torch.matmul, Q, A))
-            W, R = warm.inner(polar, B, numbers, start)
-            add("inner iteration", partial(warm.inner, polar, B, numbers, start))
-            add("lift and update", partial(torch.matmul, W, half))
-            add("lift and update", _update(X, (W @ half).mT, R, device))
-            continue
-        start = torch.randn(count, polar.width, max(m, n), device=device, dtype=dtype)
-        Y = (start @ A.mT).mT
-        add("sketch", partial(torch.matmul, start, A.mT))
-        Q = orthonormalize(Y).to(dtype)
-        add("orthonormalization", partial(orthonormalize, Y))
-        B = Q.mT @ A
-        add("project", partial(torch.matmul, Q.mT, A))
-        Z = polar.inner.as_computed(B)  # as a step calls it: what it is given is in range
-        add("inner iteration", partial(polar.inner.as_computed, B))
-        add("lift and update", _update(X, Q, Z, device))
+        applies = warm.applies(polar, m, n, device, dtype)
+        for phase, run in (_without_Z if applies else _with_Z)(polar, A, X):
+            add(phase, run)
     return total
+
+
+def _with_Z(polar: ps.LowRank, A: Tensor, X: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The phases of a warm step that makes Z, for wide A."""
+    start = torch.randn(len(A), polar.width, A.shape[-1], device=A.device, dtype=A.dtype)
+    yield "sketch", partial(torch.matmul, start, A.mT)
+    Y = (start @ A.mT).mT
+    yield "orthonormalization", partial(orthonormalize, Y)
+    Q = orthonormalize(Y).to(A.dtype)
+    yield "project", partial(torch.matmul, Q.mT, A)
+    B = Q.mT @ A  # as a step calls the inner map: what it is given is in range
+    yield "inner iteration", partial(polar.inner.as_computed, B)
+    yield "lift and update", _update(X, Q, polar.inner.as_computed(B), A.device)
+
+
+def _without_Z(
+    polar: ps.LowRank, A: Tensor, X: Tensor
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Those of one that does not."""
+    numbers = polar.draw(*A.shape[-2:], rng.generator("phases", device=A.device))
+    start = warm.start_from(polar, numbers, None, like=A, whitened=True)
+    yield "sketch", partial(warm.sketch, polar, A, start)
+    Y = warm.sketch(polar, A, start)
+    yield "orthonormalization", partial(warm.basis, Y)
+    Q, half = warm.basis(Y)
+    yield "project", partial(torch.matmul, Q, A)
+    B = Q @ A
+    yield "inner iteration", partial(warm.inner, polar, B, numbers, start)
+    W, R = warm.inner(polar, B, numbers, start)
+    yield "lift and update", partial(torch.matmul, W, half)
+    yield "lift and update", _update(X, (W @ half).mT, R, A.device)
 
 
 def _momentum(G: Tensor, C: Tensor, M: Tensor, device: torch.device) -> Callable[[], object]:

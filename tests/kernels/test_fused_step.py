@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.resuming import gone_on_beside
 from torch import Tensor
 
 import polarstep as ps
@@ -141,13 +141,8 @@ def test_a_resumed_fused_run_goes_on_bit_for_bit(device: torch.device) -> None:
     for step in range(3):
         set_gradients(params, step)
         opt.step()
-    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    resumed = ps.Muon(groups(copies), lr=0.1, polar=MAPS[3])
-    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
-    for step in range(3, 6):
-        for these, optimizer in ((params, opt), (copies, resumed)):
-            set_gradients(these, step)
-            optimizer.step()
+    options = {"lr": 0.1, "polar": MAPS[3]}
+    copies = gone_on_beside(params, opt, groups, set_gradients, range(3, 6), **options)
     if device.type == "cpu":
         assert all(torch.equal(a, b) for a, b in zip(params, copies, strict=True))
     else:

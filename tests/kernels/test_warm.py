@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.recorded import record_momentum
+from tests.resuming import gone_on_beside
 from tests.spectra import with_singular_values
 from torch import Tensor, nn
 
@@ -215,13 +215,8 @@ def test_fused_equals_plain(device: torch.device, nesterov: bool) -> None:
 
 def test_a_resumed_run_goes_on_bit_for_bit(device: torch.device) -> None:
     params, opt = run(device, 3)
-    copies = [nn.Parameter(p.detach().clone()) for p in params]
-    resumed = ps.Muon(copies, lr=0.1, polar=POLAR)
-    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
-    for step in range(3, 6):
-        for these, optimizer in ((params, opt), (copies, resumed)):
-            set_gradients(these, step)
-            optimizer.step()
+    options = {"lr": 0.1, "polar": POLAR}
+    copies = gone_on_beside(params, opt, list, set_gradients, range(3, 6), **options)
     if device.type == "cpu":
         assert all(torch.equal(a, b) for a, b in zip(params, copies, strict=True))
     else:

@@ -12,11 +12,18 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
-from polarstep.experiments.config import ConfigError, ImageData, RunConfig, TextData, with_overrides
+from polarstep.experiments.config import (
+    ConfigError,
+    ImageData,
+    RunConfig,
+    SketchName,
+    TextData,
+    with_overrides,
+)
 from polarstep.models.convnet import ConvNet, ConvNetConfig
 from polarstep.models.gpt import GPT, GPTConfig
 
@@ -94,7 +101,7 @@ def _sketch(config: RunConfig, value: Any) -> RunConfig:
     settings = {"sketch": value}
     if value == "warm-fast":
         settings = {"sketch": "warm", "solver": "polar-express-sketch", "steps": 4}
-    elif value not in (known := ("gaussian", "kaczmarz", "warm")):
+    elif value not in (known := get_args(SketchName)):
         raise ConfigError(f"sketch={value!r}: expected one of {', '.join(known)}, warm-fast")
     return with_overrides(config, {f"optimizer.polar.{key}": v for key, v in settings.items()})
 

@@ -26,6 +26,7 @@ __all__ = [
     "RunConfig",
     "RuntimeConfig",
     "ScheduleConfig",
+    "SketchName",
     "Stage",
     "TextData",
     "with_overrides",
@@ -37,6 +38,9 @@ Benchmark = Literal["nanogpt", "cifar10"]
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+SketchName = Literal["gaussian", "kaczmarz", "warm"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class PolarConfig:
     rank: int | None = None
     oversample: int = 10
     power: float = 1.0
-    sketch: Literal["gaussian", "kaczmarz", "warm"] = "gaussian"
+    sketch: SketchName = "gaussian"
 
     def __post_init__(self) -> None:
         _require(self.steps >= 0, f"optimizer.polar.steps={self.steps}: expected at least 0")

@@ -27,6 +27,7 @@ from polarstep.optim.phases import (
     State,
     basis_key,
     generator_key,
+    start_entries,
     whitening_key,
 )
 from polarstep.polar import LowRank, warm
@@ -186,8 +187,8 @@ class DeviceBucket:
             return
         self._parts = self._start.split([member.count for member in members])
         for member, part in zip(members, self._parts, strict=True):
-            of_parameter, block = state[member.param], member.block
-            for key, value in ((basis_key(block), part.S), (whitening_key(block), part.V)):
+            of_parameter = state[member.param]
+            for key, value in start_entries(member.block, part):
                 known = of_parameter.get(key)
                 if value is None:
                     of_parameter.pop(key, None)

@@ -39,6 +39,7 @@ __all__ = [
     "in_parts",
     "momentum",
     "polar",
+    "start_entries",
     "whitening_key",
 ]
 
@@ -185,6 +186,11 @@ def basis_key(block: int) -> str:
 def whitening_key(block: int) -> str:
     """Where it keeps V, if there is one."""
     return "whitening" if block == 0 else f"whitening.{block}"
+
+
+def start_entries(block: int, start: Start) -> tuple[tuple[str, Tensor | None], ...]:
+    """What the state of a parameter has of a start: keys, and what belongs there."""
+    return (basis_key(block), start.S), (whitening_key(block), start.V)
 
 
 def generator_key(
@@ -355,7 +361,7 @@ def _remember(members: list[_Member], state: State, start: Start) -> None:
     for (work, i, j, _), part in zip(members, parts, strict=True):
         p = work.params[i]
         finite = None if work.finite is None else whole(work.finite[i])
-        for key, value in ((basis_key(j), part.S), (whitening_key(j), part.V)):
+        for key, value in start_entries(j, part):
             if value is None:
                 state[p].pop(key, None)
                 continue

@@ -231,10 +231,9 @@ class LowRank(PolarMap):
         A = X.to(product_dtype(X))
         m, n = A.shape[-2:]
         if warm.applies(self, m, n, A.device, A.dtype):
-            into = warm.start_from(self, numbers, None, like=A, whitened=True)
             known = None if start is None else start.to(A.dtype)
-            step = warm.warm_step(self, A, numbers, known, into)
-            return step.product_like(X), step.factors(self.width, numbers, into)
+            step = warm.warm_step(self, A, numbers, known)
+            return step.product_like(X), step.factors(self.width, numbers)
         factors = self.factors(A, numbers, start)
         T = factors.product_like(X)
         if isinstance(self.sketch, Warm):

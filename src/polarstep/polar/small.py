@@ -22,7 +22,7 @@ from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.iterate import iterate
 from polarstep.polar.symmetric import symmetric_product
 
-__all__ = ["FEWER_ROWS_THAN", "GRAM_FROM", "factored", "small_polar", "suits"]
+__all__ = ["FEWER_ROWS_THAN", "GRAM_FROM", "factored", "in_halves", "small_polar", "suits"]
 
 # Larger ones are worth their pass, and their symmetric products have a kernel without this option.
 FEWER_ROWS_THAN = 512
@@ -75,7 +75,7 @@ def factored(
     from polarstep.kernels.product import product
 
     first, rest = polynomials[0], polynomials[1:]
-    dtype = torch.float16 if Y.dtype == torch.bfloat16 else Y.dtype
+    dtype = in_halves(Y.dtype)
     G = Y @ Y.mT
     if times is not None:
         X = times(_first_polynomial(G, first), Y)
@@ -84,6 +84,11 @@ def factored(
     else:
         X = product(_first_polynomial(G, first), Y, out_dtype=dtype)
     return gram.accumulated(symmetric_product(X, X), rest), X
+
+
+def in_halves(dtype: torch.dtype) -> torch.dtype:
+    """What singular values on the scale of one are held in, where others are in ``dtype``."""
+    return torch.float16 if dtype == torch.bfloat16 else dtype
 
 
 def _first_polynomial(G: Tensor, polynomial: Polynomial) -> Tensor:

@@ -55,6 +55,7 @@ class WarmStep:
     W: Tensor  # (batch, ℓ, ℓ)
     X: Tensor  # (batch, ℓ, n)
     left: Tensor  # (batch, ℓ, m), WQ
+    start: Start  # for the next step
 
     @property
     def two_factors(self) -> tuple[Tensor, Tensor]:
@@ -65,11 +66,11 @@ class WarmStep:
         """T in the memory layout of wide ``M``."""
         return product_like(M, *self.two_factors)
 
-    def factors(self, width: int, numbers: Tensor, start: Start | None = None) -> Factors:
+    def factors(self, width: int, numbers: Tensor) -> Factors:
         """Q, B and Z, which is made here."""
         Z = gram.applied(self.W, self.X, self.Q.dtype)
         Q, B, Z = self.Q.mT[..., :width], self.B[:, :width], Z[:, :width]
-        return Factors(Q, B, Z, numbers, orthonormal=False, start=start)
+        return Factors(Q, B, Z, numbers, orthonormal=False, start=self.start)
 
 
 def applies(polar: LowRank, m: int, n: int, device: torch.device, dtype: torch.dtype) -> bool:
@@ -114,21 +115,25 @@ def warm_step(
     A: Tensor,
     numbers: Tensor,
     start: Start | None,
-    into: Start,
+    into: Start | None = None,
     finite: Tensor | None = None,
 ) -> WarmStep:
-    """A step for wide ``A`` from ``start``, if there is one, that leaves the next start in ``into``.
+    """A step for wide ``A`` from ``start``, if there is one; the next start goes to ``into``, if given.
 
     Where ``finite`` is zero, that stays as it was. ``start`` and ``into`` may be the same.
     """
+    if into is None:
+        width = polar.aligned_width(A.dtype)
+        S = A.new_empty(len(A), polar.width, A.shape[-1])
+        into = Start(S, A.new_empty(len(A), width, width))
     if start is None or start.V is None:
         Q = polar.basis(A, numbers, start).mT.contiguous()
-        Q_in_halves = Q.to(_half(Q.dtype))
+        Q_in_halves = Q.to(small.in_halves(Q.dtype))
     else:
         Q, Q_in_halves = basis(sketch(polar, A, start))
     B = Q @ A
     W, X = inner(polar, B, numbers, into, finite)
-    return WarmStep(Q, B, W, X, W @ Q_in_halves)
+    return WarmStep(Q, B, W, X, W @ Q_in_halves, into)
 
 
 def sketch(polar: LowRank, A: Tensor, start: Start) -> Tensor:
@@ -163,7 +168,7 @@ def inner(
     times = partial(
         product_and_blend,
         start=into.S,
-        out_dtype=_half(B.dtype),
+        out_dtype=small.in_halves(B.dtype),
         numbers=numbers,
         scale=polar.sketch.scale(len(numbers)),
         finite=finite,
@@ -175,8 +180,3 @@ def inner(
         V = product(W, W, symmetric=True, out_dtype=into.V.dtype)
         into.V.copy_(torch.where(finite[:, None, None] != 0, V, into.V))
     return W, X
-
-
-def _half(dtype: torch.dtype) -> torch.dtype:
-    """What singular values on the scale of one are held in, where others are in ``dtype``."""
-    return torch.float16 if dtype == torch.bfloat16 else dtype
