@@ -477,9 +477,16 @@ def test_a_run_may_sketch_warm():
     polar = build_polar(config.optimizer.polar, config.benchmark)
     assert isinstance(polar, ps.LowRank)
     assert isinstance(polar.sketch, ps.Warm)
-    fast = apply_axis(resolve("nanogpt-toy", "rand-muon"), "sketch", "warm-fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "sketch", "power"), [("warm-fast", ps.Warm(), 1), ("gaussian-fast", ps.Gaussian(), 0)]
+)
+def test_a_run_may_sketch_fast(name, sketch, power):
+    fast = apply_axis(resolve("nanogpt-toy", "rand-muon"), "sketch", name)
     polar = build_polar(fast.optimizer.polar, fast.benchmark)
-    assert (polar.sketch, polar.inner) == (ps.Warm(), ps.NewtonSchulz(4, "polar-express-sketch"))
+    assert (polar.sketch, polar.power) == (sketch, power)
+    assert polar.inner == ps.NewtonSchulz(4, "polar-express-sketch")
 
 
 def test_the_flops_of_a_run_are_those_of_its_sketch():

@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from torch.utils.hooks import RemovableHandle
 
 from polarstep.capture import in_a_graph
+from polarstep.compiling import as_it_is
 from polarstep.matrix import Layout
 from polarstep.optim import phases
 from polarstep.optim.fused import FusedStep
@@ -155,6 +156,13 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if torch.compiler.is_compiling():
+            self._update_uncompiled()
+        else:
+            self._update()
+        return loss
+
+    def _update(self) -> None:
         works = [phases.collect(group) for group in self.param_groups]
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
@@ -173,7 +181,11 @@ class Muon(Optimizer):
         for work in works:
             if work.group["algorithm"] in ELEMENTWISE:
                 self._elementwise(work)
-        return loss
+
+    @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
+    def _update_uncompiled(self) -> None:
+        """The same for torch.compile, which would compile it anew at every step and gain nothing."""
+        self._update()
 
     def _elementwise(self, work: phases.Work) -> None:
         """AdamW or SGD of one group; parameter by parameter where some may have to be skipped."""

@@ -13,16 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from polarstep.compiling import constant
 from polarstep.polar.minimax import Polynomial, minimax, polar_express
 
 __all__ = [
     "Polynomial",
-    "constant_when_compiled",
     "evaluate",
     "minimax",
     "names",
@@ -66,22 +65,12 @@ _GENERATED: dict[str, Callable[[int], tuple[Polynomial, ...]]] = {
 }
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def constant_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Have torch.compile call ``function``, of Python numbers, instead of tracing what it does."""
-    constant: Callable[P, R] = torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
-    return constant
-
-
 def names() -> tuple[str, ...]:
     """The names that :func:`resolve` knows."""
     return (*_FIXED, *_GENERATED)
 
 
-@constant_when_compiled
+@constant
 def resolve(coefficients: str | Sequence[Sequence[float]], steps: int) -> tuple[Polynomial, ...]:
     """Exactly ``steps`` polynomials, from a name or from a sequence of coefficient tuples.
 
@@ -112,7 +101,7 @@ def evaluate(polynomials: Sequence[Polynomial], x: Tensor) -> Tensor:
 _SURVIVES: dict[tuple[Polynomial, ...], bool] = {}
 
 
-@constant_when_compiled
+@constant
 def survives_16_bits(polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether rounding each step by 2⁻⁸, as bfloat16 does, leaves singular values bounded.
 

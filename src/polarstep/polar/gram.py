@@ -33,8 +33,9 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
+from polarstep.compiling import constant
 from polarstep.matrix import product_like
-from polarstep.polar.coefficients import Polynomial, constant_when_compiled, evaluate
+from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.symmetric import symmetric_product
 
 __all__ = [
@@ -158,7 +159,7 @@ def _settles(polynomial: Polynomial) -> bool:
 _FITS: dict[tuple[Polynomial, ...], bool] = {}
 
 
-@constant_when_compiled
+@constant
 def fits_float16(polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether singular values from [0, 1] and all that is made of them stay far from float16's limit."""
     if polynomials not in _FITS:

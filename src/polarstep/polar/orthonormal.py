@@ -18,8 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from polarstep.compiling import constant
 from polarstep.matrix import normalized, product_dtype, unit_scaled
-from polarstep.polar.coefficients import Polynomial, constant_when_compiled, evaluate, resolve
+from polarstep.polar.coefficients import Polynomial, evaluate, resolve
 from polarstep.polar.gram import apply_polynomials
 from polarstep.polar.iterate import iterate
 from polarstep.polar.minimax import polar_express
@@ -118,7 +119,7 @@ def _products(Y: Tensor, *, rough: bool) -> Tensor:
 _WHITENED: list[tuple[Polynomial, ...]] = []
 
 
-@constant_when_compiled
+@constant
 def whitened_polynomials() -> tuple[Polynomial, ...]:
     """The lift of a Y with singular values down to 0.01·‖Y‖_F, in four steps.
 
