@@ -18,8 +18,12 @@ def in_a_graph() -> bool:
 
 
 @contextmanager
-def captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+def captured(
+    graph: torch.cuda.CUDAGraph, beside: torch.cuda.CUDAGraph | None = None
+) -> Iterator[None]:
     """Capture into ``graph`` what is launched inside; it does not run yet.
+
+    It works in the memory of the graph ``beside`` it, if there is one; they must not run at a time.
 
     Another thread (a loader that pins memory) may use CUDA meanwhile. This one must not free a graph:
     that ends the capture with an error, and the garbage collector would do it whenever it pleases to
@@ -29,7 +33,8 @@ def captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        pool = None if beside is None else beside.pool()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield
     finally:
         if was_enabled:

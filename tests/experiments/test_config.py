@@ -460,7 +460,7 @@ def test_larger_batches_mean_fewer_steps_over_the_same_tokens():
         ("nanogpt", "muon", "power", 0, "does not sketch"),
         ("cifar10", "rand-muon", "sequence-length", 8, "images have no sequences"),
         ("nanogpt", "rand-muon", "batch", 0, "expected a whole number"),
-        ("nanogpt", "rand-muon", "depth", 3, "expected one of rank, power, steps"),
+        ("nanogpt", "rand-muon", "depth", 3, "expected one of rank, power, keep, steps"),
         ("nanogpt", "rand-muon", "solver", "octic", "expected one of cubic"),
         ("nanogpt-toy", "rand-muon", "rank", 120, r"ℓ = 120 \+ 8 ≥ 128, .* expected 1 to 119"),
         ("nanogpt-toy", "rand-muon", "rank", None, "full space is `polarstep run"),
@@ -480,12 +480,17 @@ def test_a_run_may_sketch_warm():
 
 
 @pytest.mark.parametrize(
-    ("name", "sketch", "power"), [("warm-fast", ps.Warm(), 1), ("gaussian-fast", ps.Gaussian(), 0)]
+    ("name", "sketch", "power", "keep"),
+    [
+        ("warm-fast", ps.Warm(), 1, 1),
+        ("gaussian-fast", ps.Gaussian(), 0, 1),
+        ("kept-fast", ps.Gaussian(), 0, 4),
+    ],
 )
-def test_a_run_may_sketch_fast(name, sketch, power):
+def test_a_run_may_sketch_fast(name, sketch, power, keep):
     fast = apply_axis(resolve("nanogpt-toy", "rand-muon"), "sketch", name)
     polar = build_polar(fast.optimizer.polar, fast.benchmark)
-    assert (polar.sketch, polar.power) == (sketch, power)
+    assert (polar.sketch, polar.power, polar.keep) == (sketch, power, keep)
     assert polar.inner == ps.NewtonSchulz(4, "polar-express-sketch")
 
 

@@ -3,7 +3,7 @@
 Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 1b, 1d and 2, and
 the appendix). For batch size and sequence length the amount of data stays the same, so that longer
 sequences or larger batches mean fewer steps, as in the paper's appendix. The number of power
-iterations h is one that the paper leaves open.
+iterations h is one that the paper leaves open, and the number of steps a basis is kept for is ours.
 """
 
 from __future__ import annotations
@@ -97,9 +97,10 @@ def _share_of_the_papers_rank(config: RunConfig) -> Fraction:
 
 
 _FAST = {"solver": "polar-express-sketch", "steps": 4}
-# Sketches with the inner map that they are fastest with; a fresh one without power iterations too.
+# Sketches with the inner map that they are fastest with; fresh ones without power iterations too.
 _FAST_SKETCHES: dict[str, dict[str, Any]] = {
     "gaussian-fast": {"sketch": "gaussian", "power": 0, **_FAST},
+    "kept-fast": {"sketch": "gaussian", "power": 0, "keep": 4, **_FAST},
     "warm-fast": {"sketch": "warm", **_FAST},
 }
 
@@ -190,6 +191,14 @@ AXES: tuple[Axis, ...] = (
         ours=True,
     ),
     Axis(
+        "keep",
+        "k",
+        _set("optimizer.polar.keep"),
+        nanogpt=(1, 2, 4, 8),
+        cifar10=(1, 2, 4, 8),
+        ours=True,
+    ),
+    Axis(
         "steps",
         "q",
         _set("optimizer.polar.steps"),
@@ -235,12 +244,12 @@ def find_axis(name: str) -> Axis:
 
 def apply_axis(config: RunConfig, name: str, value: Any) -> RunConfig:
     """``config`` with one setting at ``value``."""
-    polar = ("rank", "power", "steps", "solver", "sketch")
+    polar = ("rank", "power", "keep", "steps", "solver", "sketch")
     if name in polar and config.rule.algorithm != "muon":
         raise ConfigError(
             f"{name}={value}: {config.method} has no polar map; ablate a Muon method, as rand-muon"
         )
-    if name in ("rank", "power", "sketch") and not config.rule.randomized:
+    if name in ("rank", "power", "keep", "sketch") and not config.rule.randomized:
         raise ConfigError(
             f"{name}={value}: {config.method} does not sketch; ablate a randomized one, as rand-muon"
         )

@@ -49,7 +49,7 @@ class PolarConfig:
 
     ``"empirical"`` is the name the paper gives to Jordan's coefficients; ``"polar-express-sketch"`` is
     ours. Sketches are the paper's two and ``"warm"``, which starts from the last step's factor
-    (:class:`polarstep.Warm`).
+    (:class:`polarstep.Warm`). A basis may serve ``keep`` steps.
     """
 
     solver: Literal[
@@ -67,6 +67,7 @@ class PolarConfig:
     oversample: int = 10
     power: float = 1.0
     sketch: SketchName = "gaussian"
+    keep: int = 1
 
     def __post_init__(self) -> None:
         _require(self.steps >= 0, f"optimizer.polar.steps={self.steps}: expected at least 0")
@@ -81,6 +82,10 @@ class PolarConfig:
         _require(
             self.power >= 0 and float(2 * self.power).is_integer(),
             f"optimizer.polar.power={self.power}: expected 0, 0.5, 1, 1.5, …",
+        )
+        _require(
+            self.keep >= 1 and (self.keep == 1 or self.sketch != "warm"),
+            f"optimizer.polar.keep={self.keep}: expected at least 1, and 1 with a warm sketch",
         )
 
 

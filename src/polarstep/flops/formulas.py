@@ -100,6 +100,7 @@ def low_rank_parts(
     *,
     sketch_flops: int | None = None,
     orth_flops: int | None = None,
+    keep: int = 1,
 ) -> dict[str, int]:
     """Algorithm 1 on an m×n matrix, part by part; :func:`low_rank` is their sum.
 
@@ -107,13 +108,16 @@ def low_rank_parts(
     lift QZ cost 2mnk each. ``inner_flops`` is the cost of the inner map on the k×n matrix B,
     ``sketch_flops`` that of MΩ (a dense product unless told otherwise; for Algorithm 2 pass
     :func:`kaczmarz_sketch`), ``orth_flops`` that of all orthonormalizations (one QR unless told
-    otherwise).
+    otherwise). A basis that is kept for ``keep`` steps is charged to each of them in equal parts.
     """
     k = min(m, ell)
-    return {
+    basis = {
         "sketch MΩ": gaussian_sketch(m, n, ell) if sketch_flops is None else sketch_flops,
         "power iteration": power_products(power) * matmul(m, n, ell),
         "orthonormal basis": qr(m, ell) if orth_flops is None else orth_flops,
+    }
+    return {
+        **{part: flops // keep for part, flops in basis.items()},
         "projection QᵀM": matmul(k, m, n),
         "polynomial steps": inner_flops,
         "lift QZ": matmul(m, k, n),
@@ -129,6 +133,7 @@ def low_rank(
     *,
     sketch_flops: int | None = None,
     orth_flops: int | None = None,
+    keep: int = 1,
 ) -> int:
     """Algorithm 1 on an m×n matrix: (4h + 6)mnℓ for its products, one QR, and the inner map.
 
@@ -139,7 +144,7 @@ def low_rank(
     42.06...
     """
     parts = low_rank_parts(
-        m, n, ell, power, inner_flops, sketch_flops=sketch_flops, orth_flops=orth_flops
+        m, n, ell, power, inner_flops, sketch_flops=sketch_flops, orth_flops=orth_flops, keep=keep
     )
     return sum(parts.values())
 

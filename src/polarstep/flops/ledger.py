@@ -44,10 +44,10 @@ def randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> dic
     ell = workload.width
     k = min(m, ell)
     inner = formulas.newton_schulz(k, n, workload.steps)
-    return {
-        "normalization": formulas.normalization(k, n),
-        **formulas.low_rank_parts(m, n, ell, workload.power, inner, sketch_flops=sketch(m, n, ell)),
-    }
+    parts = formulas.low_rank_parts(
+        m, n, ell, workload.power, inner, sketch_flops=sketch(m, n, ell), keep=workload.keep
+    )
+    return {"normalization": formulas.normalization(k, n), **parts}
 
 
 def everything_by(workload: Workload, *, rule: ElementwiseRule) -> Ledger:

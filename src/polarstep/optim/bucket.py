@@ -27,11 +27,12 @@ from polarstep.optim.phases import (
     State,
     basis_key,
     generator_key,
+    kept_key,
     start_entries,
     whitening_key,
 )
 from polarstep.polar import LowRank, warm
-from polarstep.polar.base import Factors, PolarMap
+from polarstep.polar.base import Factors, Kept, PolarMap
 from polarstep.sketch import Warm
 from polarstep.sketch.warm import Start
 
@@ -89,7 +90,11 @@ class DeviceBucket:
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self._finite: Tensor | None = None
         self._start: Start | None = None  # of a warm sketch
-        self._parts: list[Start] = []  # of it, by member, as the optimizer's state holds them
+        self._kept: Tensor | None = (
+            None  # Qᵀ for some steps, with zero rows where products want them
+        )
+        self._parts: list[Start | Kept] = []  # of these, as the optimizer's state holds them
+        self.makes_basis = True  # at this step
         self._numbers: Tensor | None = None  # this step's random numbers
         self._drawn: tuple[int | str, ...] | None = None  # their generator's key
 
@@ -120,7 +125,8 @@ class DeviceBucket:
     def place(self) -> tuple[int, ...]:
         """Addresses of the tensors that :meth:`launch` works on; a graph knows only those it saw."""
         ours = [self.addresses, self.scalars]
-        ours += [tensor for tensor in (self._finite, self._numbers) if tensor is not None]
+        others = (self._finite, self._numbers, self._kept)
+        ours += [tensor for tensor in others if tensor is not None]
         if self._start is not None:
             ours += [self._start.S] if self._start.V is None else [self._start.S, self._start.V]
         return tuple([tensor.data_ptr() for tensor in ours])
@@ -131,10 +137,17 @@ class DeviceBucket:
             flags = [finite[member.param] for member in members for _ in range(member.count)]
             stacked = torch.stack(flags).to(torch.float32)
             self._finite = stacked if self._finite is None else self._finite.copy_(stacked)
-        if self.sketched is not None:
-            self._draw(self.sketched, self._key(members))
-            if self.sketched.is_warm:
-                self._recall(self.sketched, members, state)
+        polar = self.sketched
+        if polar is None:
+            return
+        if polar.keeps_basis:
+            self._recall_kept(polar, members, state)
+            step = members[0].group["step"]
+            self.makes_basis = self._kept is None or in_a_graph() or polar.makes_basis(step)
+        if self.makes_basis:
+            self._draw(polar, self._key(members))
+        if polar.is_warm:
+            self._recall(polar, members, state)
 
     def launch(self) -> Launched:
         """Momentum, polar, apply: launches only, on tensors that keep their place."""
@@ -163,9 +176,15 @@ class DeviceBucket:
         from polarstep.kernels.blend import blend
 
         numbers, start = self._numbers, self._start
+        if not self.makes_basis:
+            assert self._kept is not None
+            return polar.in_basis(A, self._kept.mT)
         assert numbers is not None
         if not isinstance(polar.sketch, Warm):
-            return polar.factors(A, numbers)
+            Q = polar.basis(A, numbers)
+            if polar.keeps_basis:
+                self._keep(Q.mT)
+            return polar.in_basis(A, Q)
         if start is None or self._without_Z != (start.V is not None):
             # What remains of it is for those whose step is skipped.
             whitened = self._without_Z
@@ -173,19 +192,28 @@ class DeviceBucket:
         assert self._start is not None
         if self._without_Z:
             return warm.warm_step(polar, A, numbers, start, self._start, self._finite)
-        factors = polar.factors(A, numbers, start)
+        factors = polar.in_basis(A, polar.basis(A, numbers, start))
         scale = polar.sketch.scale(len(numbers))
         blend(factors.Z, numbers, scale, self._start.S, self._finite)
         return factors
 
+    def _keep(self, Qt: Tensor) -> None:
+        """Keep a basis for the next steps, but where the parameter is skipped."""
+        if self._kept is None:
+            self._kept = torch.zeros_like(Qt, memory_format=torch.contiguous_format)
+        if self._finite is not None:
+            Qt = torch.where(self._finite[:, None, None] != 0, Qt, self._kept)
+        self._kept.copy_(Qt)
+
     def settle(self, members: list[Member], state: State) -> None:
-        """Leave a warm sketch's start in the optimizer's state, where checkpoints find it.
+        """Leave what the next step starts from in the optimizer's state, where checkpoints find it.
 
         In somebody's own graph it goes to where the graph took it from, for the next replay.
         """
-        if self._start is None or self._parts:
+        left = self._left_behind()
+        if left is None or self._parts:
             return
-        self._parts = self._start.split([member.count for member in members])
+        self._parts = [*left.split([member.count for member in members])]
         for member, part in zip(members, self._parts, strict=True):
             of_parameter = state[member.param]
             for key, value in start_entries(member.block, part):
@@ -197,13 +225,18 @@ class DeviceBucket:
                 else:
                     of_parameter[key] = value
 
+    def _left_behind(self) -> Start | Kept | None:
+        if self._kept is None:
+            return self._start
+        assert self.sketched is not None
+        return Kept(self._kept[:, : self.sketched.width])
+
     def show(self, members: list[Member], hooks: tuple[PolarHook, ...], step: Launched) -> None:
         """Call the hooks on what :meth:`launch` returned."""
         T, factors, wide = step.T, None, self.signature.m <= self.signature.n
         if isinstance(T, warm.WarmStep):
             assert self.sketched is not None
-            assert self._numbers is not None
-            factors = T.factors(self.sketched.width, self._numbers)
+            factors = T.factors(self.sketched.width)
         elif isinstance(T, Factors):
             factors = T
         if not isinstance(T, Tensor):
@@ -236,12 +269,25 @@ class DeviceBucket:
         generator = rng.generator(*key, device=its.device)
         self._numbers = polar.draw(its.m, its.n, generator, out=self._numbers)
 
+    def _recall_kept(self, polar: LowRank, members: list[Member], state: State) -> None:
+        """Bring the bases that an earlier step left into place, if all of them are there."""
+        known = [state[member.param].get(kept_key(member.block)) for member in members]
+        if [*map(id, known)] == [id(part.Qt) for part in self._parts if isinstance(part, Kept)]:
+            return  # they are where that step left them
+        self._parts, self._kept = [], None
+        shape = (polar.width, min(self.signature.m, self.signature.n))
+        found = [Qt for Qt in known if Qt is not None and Qt.shape[1:] == shape]
+        if len(found) == len(known):
+            self._kept = polar.aligned(torch.cat(found).to(self.dtype)).contiguous()
+
     def _recall(self, polar: LowRank, members: list[Member], state: State) -> None:
         """Bring the starts that the last step left into place, if there are any."""
         S = [state[member.param].get(basis_key(member.block)) for member in members]
         V = [state[member.param].get(whitening_key(member.block)) for member in members]
-        ours_S, ours_V = [part.S for part in self._parts], [part.V for part in self._parts]
-        if [*map(id, S), *map(id, V)] == [*map(id, ours_S), *map(id, ours_V)]:
+        ours = [part for part in self._parts if isinstance(part, Start)]
+        if [*map(id, S), *map(id, V)] == [id(part.S) for part in ours] + [
+            id(part.V) for part in ours
+        ]:
             return  # they are where the last step left them
         self._parts = []
         shape = (polar.width, max(self.signature.m, self.signature.n))

@@ -101,8 +101,10 @@ class _Plan:
     addresses: list[int] = field(default_factory=list)  # of X, G and C, parameter by parameter
     scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
     places: list[tuple[int, ...]] = field(default_factory=list)  # of what the launches work on
-    steps: int = 0  # since those are the same
-    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)  # one a device
+    # Since those are the same, by what buckets do at a step: how many such steps there were, and
+    # what was captured of them, a graph for each device.
+    steps: dict[tuple[bool, ...], int] = field(default_factory=dict)
+    graphs: dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]] = field(default_factory=dict)
 
     @cached_property
     def params(self) -> list[Tensor]:
@@ -168,16 +170,17 @@ class FusedStep:
             bucket.prepare(members, state, finite)
         places = [bucket.place() for bucket, _ in plan.runs]
         if places != plan.places:
-            plan.places, plan.steps, plan.graphs = places, 0, []
-        plan.steps += 1
+            plan.places, plan.steps, plan.graphs = places, {}, {}
+        kind = tuple(bucket.makes_basis for bucket, _ in plan.runs)
+        plan.steps[kind] = plan.steps.get(kind, 0) + 1
         if hooks:
             for bucket, members in plan.runs:
                 bucket.show(members, hooks, bucket.launch())
-        elif plan.graphs:
-            for graph in plan.graphs:
+        elif kind in plan.graphs:
+            for graph in plan.graphs[kind]:
                 graph.replay()
-        elif _can_capture(plan):
-            plan.graphs = [self._capture(plan, device) for device in plan.devices]
+        elif _can_capture(plan, kind):
+            plan.graphs[kind] = self._capture(plan)
         else:
             for device in plan.devices:
                 self._launch(plan, device)
@@ -212,12 +215,17 @@ class FusedStep:
             self._streams_of[device] = streams
         return self._streams_of[device]
 
-    def _capture(self, plan: _Plan, device: torch.device) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), captured(graph):
-            self._launch(plan, device)
-        graph.replay()
-        return graph
+    def _capture(self, plan: _Plan) -> list[torch.cuda.CUDAGraph]:
+        """Capture a step, a graph for each device, and run it."""
+        others = next(iter(plan.graphs.values()), [None] * len(plan.devices))
+        graphs = []
+        for device, other in zip(plan.devices, others, strict=True):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.device(device), captured(graph, beside=other):
+                self._launch(plan, device)
+            graph.replay()
+            graphs.append(graph)
+        return graphs
 
     def _plan_for(self, works: list[Work], state: State) -> _Plan:
         key = tuple(_key(work, works[0]) for work in works)
@@ -269,9 +277,9 @@ def _lanes(sizes: list[int]) -> list[int]:
     return [next(large) if size >= LARGE_BUCKET else next(small) for size in sizes]
 
 
-def _can_capture(plan: _Plan) -> bool:
-    """Whether the launches of the next steps will be those of this one."""
-    return plan.steps > STEPS_BEFORE_CAPTURE and all(d.type == "cuda" for d in plan.devices)
+def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
+    """Whether the launches of the next steps of this kind will be those of this one."""
+    return plan.steps[kind] > STEPS_BEFORE_CAPTURE and all(d.type == "cuda" for d in plan.devices)
 
 
 def _fill_tables(plan: _Plan, state: State) -> None:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
+from polarstep.capture import in_a_graph
 from polarstep.matrix import MatrixView
 from polarstep.optim.groups import Group, check_options, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.polar import LowRank
-from polarstep.polar.base import Factors, PolarMap
+from polarstep.polar.base import Factors, Kept, PolarMap
 from polarstep.sharded import is_sharded, placed_like, whole
 from polarstep.sketch.warm import Start
 
@@ -37,6 +38,7 @@ __all__ = [
     "ensure_buffers",
     "generator_key",
     "in_parts",
+    "kept_key",
     "momentum",
     "polar",
     "start_entries",
@@ -188,8 +190,15 @@ def whitening_key(block: int) -> str:
     return "whitening" if block == 0 else f"whitening.{block}"
 
 
-def start_entries(block: int, start: Start) -> tuple[tuple[str, Tensor | None], ...]:
+def kept_key(block: int) -> str:
+    """Where it keeps a basis for the next steps."""
+    return "kept" if block == 0 else f"kept.{block}"
+
+
+def start_entries(block: int, start: Start | Kept) -> tuple[tuple[str, Tensor | None], ...]:
     """What the state of a parameter has of a start: keys, and what belongs there."""
+    if isinstance(start, Kept):
+        return ((kept_key(block), start.Qt),)
     return (basis_key(block), start.S), (whitening_key(block), start.V)
 
 
@@ -277,14 +286,16 @@ def _polar_of_bucket(
     blocks = [block for *_, block in members]
     M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     generator = rng.generator(*numbers_key, device=M.device) if polar_map.is_random else None
-    factors = None
-    if hooks or polar_map.is_warm:
-        start = _recall(members, state, polar_map, numbers_key) if polar_map.is_warm else None
+    factors, start = None, None
+    if hooks or polar_map.is_warm or polar_map.keeps_basis:
+        start = _start(members, state, polar_map, numbers_key)
         T, factors = polar_map.factored(M, generator=generator, start=start)
     else:
         T = polar_map(M, generator=generator)
     if factors is not None and factors.start is not None:
         _remember(members, state, factors.start)
+    elif factors is not None and polar_map.keeps_basis and start is None:
+        _remember(members, state, Kept(factors.Q.mT))
     parts = torch.split(T, [len(block) for block in blocks])
     for (work, i, j, _), part in zip(members, parts, strict=True):
         p, view = work.params[i], work.views[i]
@@ -325,6 +336,35 @@ def apply(work: Work) -> None:
         torch._foreach_add_(params, updates, alpha=size)
 
 
+def _start(
+    members: list[_Member],
+    state: State,
+    polar_map: PolarMap,
+    numbers_key: tuple[int | str, ...],
+) -> Start | Kept | None:
+    """What earlier steps have left for this one."""
+    if polar_map.is_warm:
+        return _recall(members, state, polar_map, numbers_key)
+    if polar_map.keeps_basis:
+        return _kept(members, state, polar_map)
+    return None
+
+
+def _kept(members: list[_Member], state: State, polar_map: PolarMap) -> Kept | None:
+    """The bases of a bucket, unless it is time for new ones or one of them is missing."""
+    assert isinstance(polar_map, LowRank)
+    # A graph of somebody's own repeats one step for ever, and should not be one without a new basis.
+    if in_a_graph() or polar_map.makes_basis(members[0][0].group["step"]):
+        return None
+    known = []
+    for work, i, j, block in members:
+        Qt = state[work.params[i]].get(kept_key(j))
+        if Qt is None or Qt.shape != (len(block), polar_map.width, min(block.shape[-2:])):
+            return None
+        known.append(Qt)
+    return Kept(torch.cat(known))
+
+
 def _recall(
     members: list[_Member],
     state: State,
@@ -351,13 +391,14 @@ def _recall(
     return None if none_known else Start.joined(starts)
 
 
-def _remember(members: list[_Member], state: State, start: Start) -> None:
+def _remember(members: list[_Member], state: State, start: Start | Kept) -> None:
     """Keep what the next step starts from, but where the parameter is skipped.
 
     In the parameter's own precision, to which torch casts what it loads from a checkpoint; and in
     one place, where somebody's own CUDA graph finds it at its next replay.
     """
-    parts = start.split([len(block) for *_, block in members])
+    counts = [len(block) for *_, block in members]
+    parts: list[Start | Kept] = [*start.split(counts)]
     for (work, i, j, _), part in zip(members, parts, strict=True):
         p = work.params[i]
         finite = None if work.finite is None else whole(work.finite[i])
@@ -367,7 +408,7 @@ def _remember(members: list[_Member], state: State, start: Start) -> None:
                 continue
             value, known = value.to(p.dtype), state[p].get(key)
             if known is None or (known.shape, known.dtype) != (value.shape, value.dtype):
-                state[p][key] = value.contiguous()
+                state[p][key] = value.clone(memory_format=torch.contiguous_format)
             elif finite is None:
                 known.copy_(value)
             else:

@@ -24,7 +24,18 @@ from polarstep.matrix import product_like, unit_scaled, workable
 from polarstep.sharded import is_sharded
 from polarstep.sketch.warm import Start
 
-__all__ = ["Factors", "PolarMap"]
+__all__ = ["Factors", "Kept", "PolarMap"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The basis of an earlier step, for this one to work in as it is."""
+
+    Qt: Tensor  # (batch, ℓ, m) for wide M: Qᵀ, so that a basis vector lies in one piece
+
+    def split(self, counts: list[int]) -> list[Kept]:
+        """The bases of ``counts`` matrices each."""
+        return [Kept(part) for part in torch.split(self.Qt, counts)]
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,6 @@ class Factors:
     Q: Tensor  # (batch, m, ℓ), ‖Q‖_op ≤ 1, in the precision of Z
     B: Tensor  # (batch, ℓ, n), QᵀM on M's own scale
     Z: Tensor  # (batch, ℓ, n), the polar factor of B, in the precision the inner map ended in
-    numbers: Tensor  # the random numbers of the sketch
     orthonormal: bool  # whether QᵀQ = I up to rounding; a null direction may be missing otherwise
     start: Start | None = None  # a warm sketch's, for the next step
 
@@ -96,12 +106,17 @@ class PolarMap(ABC):
         """Whether a step can start from the last one's factor."""
         return False
 
+    @property
+    def keeps_basis(self) -> bool:
+        """Whether a step can work in an earlier one's basis."""
+        return False
+
     def factored(
         self,
         M: Tensor,
         *,
         generator: torch.Generator | None = None,
-        start: Start | None = None,
+        start: Start | Kept | None = None,
     ) -> tuple[Tensor, Factors | None]:
         """T(M), and the factors it was made of where the map works in a subspace."""
         return self(M, generator=generator), None

@@ -12,7 +12,7 @@ from torch import Tensor
 from polarstep import flops
 from polarstep.matrix import product_dtype, workable
 from polarstep.polar import warm
-from polarstep.polar.base import Factors, PolarMap
+from polarstep.polar.base import Factors, Kept, PolarMap
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch, Warm
@@ -59,6 +59,10 @@ class LowRank(PolarMap):
         orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
         always_sketch: sketch also where that costs more than the inner map in full space. For
             studies; it changes nothing where ℓ ≥ min(m, n).
+        keep: in an optimizer, the number of steps that work in one basis Q. It is made at every
+            ``keep``-th step, from the M of that step; between them T = Q·inner(QᵀM) in the basis that
+            is there, without a sketch. ‖T‖_op ≤ 1 holds as ever; what M has gained outside of that
+            basis waits in the momentum for the next one. A plain call of the map makes its own.
     """
 
     rank: int = 200
@@ -68,6 +72,7 @@ class LowRank(PolarMap):
     inner: PolarMap = field(default_factory=lambda: NewtonSchulz(steps=7))
     orth: Method = "auto"
     always_sketch: bool = False
+    keep: int = 1
 
     def __post_init__(self) -> None:
         if not _is_int(self.rank) or self.rank < 1:
@@ -98,6 +103,15 @@ class LowRank(PolarMap):
             raise ValueError(f"orth={self.orth!r}: expected one of {', '.join(get_args(Method))}")
         if not isinstance(self.always_sketch, bool):
             raise TypeError(f"always_sketch={self.always_sketch!r}: expected True or False")
+        if not _is_int(self.keep) or self.keep < 1:
+            raise ValueError(
+                f"keep={self.keep!r}: expected an integer ≥ 1, the steps that a basis is kept for"
+            )
+        if self.keep > 1 and isinstance(self.sketch, Warm):
+            raise ValueError(
+                f"keep={self.keep} with Warm(): expected 1; a warm sketch goes on from the last step's "
+                "factor at every step. Keep the basis of a Gaussian() one"
+            )
 
     @property
     def width(self) -> int:
@@ -123,6 +137,18 @@ class LowRank(PolarMap):
     def is_warm(self) -> bool:
         """Whether a step can start from the last one's factor."""
         return isinstance(self.sketch, Warm)
+
+    @property
+    def keeps_basis(self) -> bool:
+        """Whether a step can work in an earlier one's basis."""
+        return self.keep > 1
+
+    def makes_basis(self, step: int) -> bool:
+        """Whether ``step``, counted from zero, makes a basis.
+
+        All of the first ones do: at step zero whole gradients may be zero, and have no basis.
+        """
+        return step < self.keep or step % self.keep == 0
 
     def full_space_reason(self, m: int, n: int, device: torch.device | None = None) -> str | None:
         """Why the inner map runs on an m×n matrix in full space; ``None`` where it is sketched."""
@@ -185,43 +211,48 @@ class LowRank(PolarMap):
         m, n = X.shape[-2:]
         if self.full_space_reason(m, n, X.device) is not None:
             return self.inner.as_computed(X, generator=generator)
-        factors = self.factors(X, self._numbers(X, generator))
-        return factors.product_like(X)
+        A = X.to(product_dtype(X))
+        Q = self.basis(A, self._numbers(X, generator))
+        return self.in_basis(A, Q).product_like(X)
 
     def _numbers(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         generator = default_generator(generator, X.device)
         dtype = torch.promote_types(X.dtype, torch.float32)
         return self.draw(X.shape[-2], X.shape[-1], generator, dtype).to(X.device)
 
-    def factors(self, X: Tensor, numbers: Tensor, start: Start | None = None) -> Factors:
-        """Q, B and Z of wide ``X`` for the random numbers of :meth:`draw`."""
-        A = X.to(product_dtype(X))
-        Q = self.basis(A, numbers, start)
+    def in_basis(self, A: Tensor, Q: Tensor) -> Factors:
+        """B and Z of wide ``A`` in the basis Q that :meth:`basis` made, of it or of another matrix."""
         B = workable(Q.mT @ A)
         Z = self.inner.as_computed(B)
         Q = Q.to(Z.dtype)  # T = QZ takes one precision; on a GPU the Gram form may end in float16
         Q, B, Z = Q[..., : self.width], B[:, : self.width], Z[:, : self.width]
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
         orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero
-        return Factors(Q, B, Z, numbers, orthonormal)
+        return Factors(Q, B, Z, orthonormal)
 
     def factored(
         self,
         M: Tensor,
         *,
         generator: torch.Generator | None = None,
-        start: Start | None = None,
+        start: Start | Kept | None = None,
     ) -> tuple[Tensor, Factors | None]:
         """T(M) with Q, B and Z; without them where the inner map runs in full space.
 
-        ``start`` is what the last step's factors have as theirs, of a :class:`~polarstep.Warm` sketch.
+        ``start`` is what the last step's factors have as theirs, of a :class:`~polarstep.Warm` sketch,
+        or a basis that is kept.
         """
         m, n = M.shape[-2:]
         if M.numel() == 0 or self.full_space_reason(m, n, M.device) is not None:
             return self(M, generator=generator), None
         X = workable(M.reshape(-1, m, n))
         X = X if m <= n else X.mT
-        T, factors = self._with_start(X, self._numbers(X, generator), start)
+        if isinstance(start, Kept):
+            A = X.to(product_dtype(X))
+            factors = self.in_basis(A, self.aligned(start.Qt.to(A.dtype)).mT)
+            T = factors.product_like(X)
+        else:
+            T, factors = self._with_start(X, self._numbers(X, generator), start)
         return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
 
     def _with_start(
@@ -233,8 +264,8 @@ class LowRank(PolarMap):
         if warm.applies(self, m, n, A.device, A.dtype):
             known = None if start is None else start.to(A.dtype)
             step = warm.warm_step(self, A, numbers, known)
-            return step.product_like(X), step.factors(self.width, numbers)
-        factors = self.factors(A, numbers, start)
+            return step.product_like(X), step.factors(self.width)
+        factors = self.in_basis(A, self.basis(A, numbers, start))
         T = factors.product_like(X)
         if isinstance(self.sketch, Warm):
             factors = replace(factors, start=Start(self.sketch.next_start(factors.Z, numbers)))
@@ -256,6 +287,7 @@ class LowRank(PolarMap):
             0 if self.is_warm else self.power,  # a warm start iterates once a step
             self.inner.flops(self.width, d1),
             sketch_flops=self.sketch.flops(*first, self.width),
+            keep=self.keep,
         )
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
@@ -267,6 +299,8 @@ class LowRank(PolarMap):
         where = device or torch.device("cpu")
         if warm.applies(self, m, n, where, product_dtype(torch.empty(0, device=where))):
             sketch += ", whitened"
+        if self.keeps_basis:
+            sketch += f", basis kept {self.keep} steps"
         inner = self.inner.describe(self.width, max(m, n), device)
         return f"LowRank({self.rank}+{self.oversample}, h={self.power:g}, {sketch}) of {inner}"
 

@@ -66,11 +66,11 @@ class WarmStep:
         """T in the memory layout of wide ``M``."""
         return product_like(M, *self.two_factors)
 
-    def factors(self, width: int, numbers: Tensor) -> Factors:
+    def factors(self, width: int) -> Factors:
         """Q, B and Z, which is made here."""
         Z = gram.applied(self.W, self.X, self.Q.dtype)
         Q, B, Z = self.Q.mT[..., :width], self.B[:, :width], Z[:, :width]
-        return Factors(Q, B, Z, numbers, orthonormal=False, start=self.start)
+        return Factors(Q, B, Z, orthonormal=False, start=self.start)
 
 
 def applies(polar: LowRank, m: int, n: int, device: torch.device, dtype: torch.dtype) -> bool:

@@ -48,7 +48,13 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
     power = int(config.power) if float(config.power).is_integer() else config.power
     # A study of sketching sketches also where that does not pay, as small matrices on a GPU.
     return ps.LowRank(
-        config.rank, config.oversample, power, sketch=sketch, inner=inner, always_sketch=True
+        config.rank,
+        config.oversample,
+        power,
+        sketch=sketch,
+        inner=inner,
+        always_sketch=True,
+        keep=config.keep,
     )
 
 
@@ -203,6 +209,7 @@ def optimizer_gflops(model: Model, config: RunConfig) -> float:
         oversample=polar.oversample,
         power=0 if warm else polar.power,  # the power iterations of a warm sketch are earlier steps
         steps=polar.steps,
+        keep=polar.keep,
         companion=ADAMW if isinstance(model, GPT) else SGD_NESTEROV,
     )
     if rule.algorithm != "muon":

@@ -19,9 +19,10 @@ __all__ = ["StepTimer"]
 class StepTimer:
     """Spans ``"step"`` and ``"optimizer"`` since the last :meth:`read`."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Time on ``device``."""
+    def __init__(self, device: torch.device, cycle: int = 1) -> None:
+        """Time on ``device``, where the work of a step repeats after ``cycle`` steps."""
         self._cuda = device.type == "cuda"
+        self._cycle = cycle
         self._spans: dict[str, list[float | tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
 
     @contextmanager
@@ -40,13 +41,17 @@ class StepTimer:
             spans.append(1e3 * (time.perf_counter() - began))
 
     def read(self, name: str) -> float:
-        """The median span in milliseconds since the last read; NaN where there was none."""
+        """Milliseconds of a step, since the last read: the median of the means over whole cycles.
+
+        Of the spans there are, where they are fewer than a cycle; NaN where there was none.
+        """
         spans = self._spans.pop(name, [])
         if not spans:
             return float("nan")
-        return statistics.median(
-            span if isinstance(span, float) else _elapsed(*span) for span in spans
-        )
+        times = [span if isinstance(span, float) else _elapsed(*span) for span in spans]
+        cycle = min(self._cycle, len(times))
+        firsts = range(0, len(times) - cycle + 1, cycle)
+        return statistics.median(statistics.fmean(times[i : i + cycle]) for i in firsts)
 
 
 def _event() -> torch.cuda.Event:

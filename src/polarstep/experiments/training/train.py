@@ -164,7 +164,7 @@ class _Run:
             directory=directory,
             task=task,
             scheduled=scheduled,
-            timer=StepTimer(device),
+            timer=StepTimer(device, cycle=config.optimizer.polar.keep),
             metrics=JsonLines(directory / record.METRICS, progress.metrics_bytes),
             gamma=GammaLog.attach(
                 directory / record.GAMMA,
