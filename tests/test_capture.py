@@ -23,7 +23,8 @@ class Cycle:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     @contextlib.contextmanager
-    def graph(_: object, capture_error_mode: str) -> Iterator[None]:
+    def graph(_: object, pool: object, capture_error_mode: str) -> Iterator[None]:
+        assert pool is None
         assert capture_error_mode == "thread_local"
         yield
 

@@ -17,7 +17,7 @@ _BLOCK = 2048
 
 @triton.jit
 def _blend_kernel(
-    Z, numbers, start, finite, size, scale, SKIP: tl.constexpr, BLOCK: tl.constexpr
+    Z, numbers, start, finite, size, Z_batch, scale, SKIP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     batch = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -25,7 +25,7 @@ def _blend_kernel(
     if SKIP:
         end = tl.where(tl.load(finite + batch) != 0, size, 0)  # nothing is stored
     inside = at < end
-    z = tl.load(Z + batch * size + at, mask=inside, other=0.0).to(tl.float32)
+    z = tl.load(Z + batch * Z_batch + at, mask=inside, other=0.0).to(tl.float32)
     n = tl.load(numbers + at, mask=inside, other=0.0).to(tl.float32)
     value = (z + scale * n).to(start.dtype.element_ty)
     tl.store(start + batch * size + at, value, mask=inside)
@@ -36,9 +36,11 @@ def blend(
 ) -> None:
     """``start ← Z + scale·numbersᵀ``: Z and start are (batch, ℓ, n), ``numbers`` is (n, ℓ).
 
-    Where ``finite`` is zero, the start stays as it was.
+    Z may be the first ℓ rows of more. Where ``finite`` is zero, the start stays as it was.
     """
-    Z, numbers = Z.contiguous(), numbers.mT.contiguous()
+    if Z.stride()[1:] != (Z.shape[-1], 1):
+        Z = Z.contiguous()
+    numbers = numbers.mT.contiguous()
     size = numbers.numel()
     _blend_kernel[(triton.cdiv(size, _BLOCK), Z.shape[0])](
         Z,
@@ -46,6 +48,7 @@ def blend(
         start,
         start if finite is None else finite,
         size,
+        Z.stride(0),
         scale,
         SKIP=finite is not None,
         BLOCK=_BLOCK,

@@ -36,7 +36,7 @@ from polarstep import kernels
 from polarstep.compiling import constant
 from polarstep.matrix import product_like
 from polarstep.polar.coefficients import Polynomial, evaluate
-from polarstep.polar.symmetric import symmetric_product
+from polarstep.polar.symmetric import WORTH_FROM, symmetric_product
 
 __all__ = [
     "accumulated",
@@ -203,6 +203,8 @@ def accumulated(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """W_q for the Gram matrix ``G``."""
     if one_launch(G, polynomials):
         return _accumulated_in_few_launches(G, polynomials)
+    if _are_few(G, polynomials):
+        return _accumulated_side_by_side(G, polynomials)
     W: Tensor | None = None
     for t, polynomial in enumerate(polynomials):
         P = polynomial_of(G, polynomial)
@@ -210,6 +212,50 @@ def accumulated(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
         if t + 1 < len(polynomials):
             G = symmetric_product(symmetric_product(P, G), P)
     assert W is not None
+    return W
+
+
+def _are_few(G: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
+    """Whether there are few matrices, and small ones, on a GPU and in 16 bits."""
+    if not kernels.available(G.device) or G.dtype.itemsize != 2 or G.shape[-1] >= WORTH_FROM:
+        return False
+    from polarstep.kernels.polynomial import is_few
+
+    return is_few(G) and all(len(polynomial) >= 3 for polynomial in polynomials)
+
+
+def _accumulated_side_by_side(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+    """The same with three launches a step: P = P(G), P·[W G] as one product, and G ← (PG)P.
+
+    So that W and G are one operand again at the next step, G goes to the other side of W each time.
+    """
+    from polarstep.kernels.product import product
+
+    def polynomial_to(G: Tensor, polynomial: Polynomial, out: Tensor | None = None) -> Tensor:
+        a, b, *_ = polynomial
+        H, scale = _but_for_the_last_product(G, polynomial)
+        return product(H, G, alpha=scale, D=G, beta=b, identity=a, symmetric=True, out=out)
+
+    batch, m, _ = G.shape
+    left, middle, right = slice(0, m), slice(m, 2 * m), slice(2 * m, 3 * m)
+    first, *rest = polynomials
+    room = G.new_empty(batch, m, 3 * m)
+    W = polynomial_to(G, first, out=room[..., left])
+    if rest:
+        torch.bmm(W @ G, W, out=room[..., middle])
+    at_W, at_G = left, middle
+    for t, polynomial in enumerate(rest):
+        W, G, both = room[..., at_W], room[..., at_G], room[..., min(at_W.start, at_G.start) :]
+        P = polynomial_to(G, polynomial)
+        if t + 1 == len(rest):
+            return P @ W
+        W_first = at_W.start < at_G.start
+        room = G.new_empty(batch, m, 3 * m)
+        # [W PG] goes to the right, where the left is free for G, and [PG W] to the left.
+        to = slice(m, 3 * m) if W_first else slice(0, 2 * m)
+        torch.bmm(P, both[..., : 2 * m], out=room[..., to])
+        at_W, at_PG, at_G = (middle, right, left) if W_first else (middle, left, right)
+        torch.bmm(room[..., at_PG], P, out=room[..., at_G])
     return W
 
 

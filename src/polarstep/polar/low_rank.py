@@ -185,16 +185,33 @@ class LowRank(PolarMap):
         steps before.
         """
         if start is not None:
-            Y = self.aligned(start.omega_transposed(A.dtype) @ A.mT).mT
+            Y = self._aligned_product(start.omega_transposed(A.dtype), A.mT).mT
             return orthonormalize(workable(Y), self.orth).to(A.dtype)
         further = flops.power_products(self.power)
         factor = A if further % 2 == 0 else A.mT
-        Y = self.aligned(self.sketch.times(factor, numbers).mT).mT
+        Y = self._sketched(factor, numbers).mT
         for _ in range(further):
             factor = factor.mT
             Q = orthonormalize(workable(Y), self.orth, rough=True).to(A.dtype)
             Y = (Q.mT @ factor.mT).mT  # columns in memory one by one, as a factorization wants them
         return orthonormalize(workable(Y), self.orth).to(A.dtype)
+
+    def _sketched(self, factor: Tensor, numbers: Tensor) -> Tensor:
+        """(MΩ)ᵀ of ``factor`` = M, with those rows."""
+        if self.aligned_width(factor.dtype) == self.width or isinstance(self.sketch, Kaczmarz):
+            return self.aligned(self.sketch.times(factor, numbers).mT)
+        # As ΩᵀMᵀ: the rows of MΩ would have a length that tensor cores do not like.
+        Omega = self.sketch.omega(factor, numbers)
+        return self._aligned_product(Omega.mT.expand(len(factor), -1, -1), factor.mT)
+
+    def _aligned_product(self, S: Tensor, A: Tensor) -> Tensor:
+        """``S·A``, with zero rows as :meth:`aligned` has them but without a copy."""
+        width = self.aligned_width(S.dtype)
+        if width == S.shape[-2]:
+            return S @ A
+        Y = S.new_zeros(len(A), width, A.shape[-1])
+        torch.bmm(S, A, out=Y[:, : S.shape[-2]])
+        return Y
 
     def aligned(self, Y: Tensor) -> Tensor:
         """``Y`` with zero rows to a number that tensor cores like; the maps leave them zero."""
