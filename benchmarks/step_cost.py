@@ -159,7 +159,7 @@ def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
     graphs = optimizer._fused._plan.graphs
     makes = [graph for kind, found in graphs.items() if any(kind) for graph in found]
     keeps = [graph for kind, found in graphs.items() if not any(kind) for graph in found]
-    launched = makes + keeps * (_cycle(optimizer) - 1)
+    launched = makes + (keeps or makes) * (_cycle(optimizer) - 1)
     return lambda: [graph.replay() for graph in launched]
 
 

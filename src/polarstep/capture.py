@@ -27,9 +27,9 @@ def captured(
 
     Another thread (a loader that pins memory) may use CUDA meanwhile. This one must not free a graph:
     that ends the capture with an error, and the garbage collector would do it whenever it pleases to
-    an old graph in a cycle. So it collects before, and not during.
+    an old graph in a cycle. So it does not collect here. Nor before: that takes 0.2 s, a tenth of a
+    whole run on CIFAR-10.
     """
-    gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:

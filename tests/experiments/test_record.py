@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 
 import pytest
 
+from polarstep.experiments.recipes.resolve import resolve
 from polarstep.experiments.records.record import (
     Ablation,
     MetricRow,
@@ -50,6 +52,21 @@ def test_a_run_directory_is_read_back_as_written(tmp_path):
     assert math.isnan(loaded.metrics[1].loss)
     assert loaded.rows("train")[0].optimizer_ms == 3.25
     assert "step_ms" not in rows[0].to_dict()
+
+
+def test_an_older_record_has_the_default_of_a_newer_setting(tmp_path):
+    """It is the same run: it stands in one row with today's, and one may go on with it."""
+    today = resolve("nanogpt-toy", "rand-muon").to_dict()
+    older = copy.deepcopy(today)
+    del older["optimizer"]["polar"]["keep"]
+    identity(config=older).save(tmp_path)
+    assert RunIdentity.load(tmp_path).config == today
+
+
+def test_a_config_that_is_not_understood_stays_as_it_is(tmp_path):
+    config = resolve("nanogpt-toy", "rand-muon").to_dict() | {"of another version": 1}
+    identity(config=config).save(tmp_path)
+    assert RunIdentity.load(tmp_path).config == config
 
 
 def test_files_are_standard_json(tmp_path):

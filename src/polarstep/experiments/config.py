@@ -357,6 +357,17 @@ class RunConfig:
         return from_plain(cls, data)
 
 
+def completed(config: Any) -> Any:
+    """The config of a record as this version writes it: settings that are newer have their defaults.
+
+    One that this version cannot read stays as it is.
+    """
+    try:
+        return RunConfig.from_dict(config).to_dict()
+    except ConfigError:
+        return config
+
+
 _CHOSEN_ELSEWHERE = {
     "recipe": "name the recipe itself, as in `polarstep run {value}`",
     "benchmark": "it is the recipe's; choose another recipe (polarstep list shows them)",

@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from polarstep.experiments.config import completed
 from polarstep.experiments.records.archive import ARCHIVE, archived_runs, read_archived, split_path
 from polarstep.storage import StorageError, read_json, read_lines, write_json
 
@@ -86,6 +87,7 @@ class RunIdentity:
         try:
             ablation = raw.get("ablation")
             values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+            values["config"] = completed(values.get("config"))
             return cls(**values | {"ablation": Ablation(**ablation) if ablation else None})
         except (AttributeError, TypeError) as error:
             raise StorageError(f"{path} is not the config of a run: {error}") from error

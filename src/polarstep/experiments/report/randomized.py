@@ -139,16 +139,21 @@ def verdict(section: Section) -> str:
     ratios = [f"{step:.2f}" for step, _ in sorted(timed, key=lambda item: item[0])]
     span = ratios[0] if ratios[0] == ratios[-1] else f"{ratios[0]} to {ratios[-1]}"
     faster = [pair.label for step, pair in timed if round(step, 2) < 1]
+    as_fast = [pair.label for step, pair in timed if round(step, 2) == 1]
     if len(faster) == len(timed):
-        which = "every randomized row is" if faster[1:] else f"{faster[0]} is"
-    elif not faster:
-        which = "no randomized row is" if timed[1:] else f"{timed[0][1].label} is not"
+        which = "every randomized row is faster" if faster[1:] else f"{faster[0]} is faster"
+    elif faster:
+        are = "are" if faster[1:] else "is"
+        which = f"of {len(timed)} randomized rows {listed(faster)} {are} faster"
+    elif as_fast:
+        which = f"{listed(as_fast)} {'are' if as_fast[1:] else 'is'} as fast"
     else:
-        which = f"of {len(timed)} randomized rows {listed(faster)} {'are' if faster[1:] else 'is'}"
+        label = timed[0][1].label
+        which = "no randomized row is faster" if timed[1:] else f"{label} is not faster"
     _, best = min(timed, key=lambda item: item[0])
     fastest = f"The fastest, {best.label}, takes" if timed[1:] else "It takes"
     return (
-        f"A whole step takes {span} times as long as in full space: {which} faster. {fastest} "
+        f"A whole step takes {span} times as long as in full space: {which}. {fastest} "
         f"{number(best.row.step_ms)} ms where {best.full.label} takes {number(best.full.step_ms)}, "
         f"with {share_text(best.gflops)} of the optimizer's FLOPs{_metric_text(section, best)}."
     )
