@@ -334,7 +334,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(
         2 if swept else 1, 2, figsize=(13, 9 if swept else 5), squeeze=False
     )
-    colours = plt.get_cmap("tab10").colors
+    colours = plt.get_cmap("tab20").colors[::2] + plt.get_cmap("tab20").colors[1::2]
     names = list(dict.fromkeys(row["optimizer"] for row in record["steps"]))
     loads = [load for load, parts in record["phases"].items() if parts]
     for i, name in enumerate(names):
@@ -350,12 +350,14 @@ def draw(record: dict[str, Any], path: Path) -> None:
             for w in loads
         ]
         at = [j + (i - len(names) / 2) * 0.8 / len(names) for j in range(len(loads))]
-        axes[0, 0].bar(at, ratios, 0.8 / len(names), label=name, color=colours[i % 10])
+        axes[0, 0].bar(at, ratios, 0.8 / len(names), label=name, color=colours[i])
     axes[0, 0].set_yscale("log")
     axes[0, 0].axhline(1, color="black", lw=0.8)
     axes[0, 0].set_xticks(range(len(loads)), loads)
     axes[0, 0].set_ylabel("time of a step ÷ AdamW's")
-    axes[0, 0].legend(fontsize=7, ncols=2)
+    bottom, top = axes[0, 0].get_ylim()
+    axes[0, 0].set_ylim(bottom, top * (top / bottom) ** 0.35)  # room for the names
+    axes[0, 0].legend(fontsize=7, ncols=2, loc="upper center")
     for j, load in enumerate(loads):
         left = 0.0
         for i, (phase, ms) in enumerate(record["phases"][load].items()):
