@@ -285,9 +285,8 @@ class DeviceBucket:
         S = [state[member.param].get(basis_key(member.block)) for member in members]
         V = [state[member.param].get(whitening_key(member.block)) for member in members]
         ours = [part for part in self._parts if isinstance(part, Start)]
-        if [*map(id, S), *map(id, V)] == [id(part.S) for part in ours] + [
-            id(part.V) for part in ours
-        ]:
+        left = [part.S for part in ours] + [part.V for part in ours]
+        if [*map(id, S), *map(id, V)] == [*map(id, left)]:
             return  # they are where the last step left them
         self._parts = []
         shape = (polar.width, max(self.signature.m, self.signature.n))

@@ -227,7 +227,8 @@ def _are_few(G: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
 def _accumulated_side_by_side(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """The same with three launches a step: P = P(G), P·[W G] as one product, and G ← (PG)P.
 
-    So that W and G are one operand again at the next step, G goes to the other side of W each time.
+    W lies in the middle of room for three. G lies beside it, so that both are one operand, and the next
+    G goes to the other side, where the PG that it is made of is not.
     """
     from polarstep.kernels.product import product
 
@@ -236,27 +237,22 @@ def _accumulated_side_by_side(G: Tensor, polynomials: tuple[Polynomial, ...]) ->
         H, scale = _but_for_the_last_product(G, polynomial)
         return product(H, G, alpha=scale, D=G, beta=b, identity=a, symmetric=True, out=out)
 
-    batch, m, _ = G.shape
-    left, middle, right = slice(0, m), slice(m, 2 * m), slice(2 * m, 3 * m)
     first, *rest = polynomials
-    room = G.new_empty(batch, m, 3 * m)
-    W = polynomial_to(G, first, out=room[..., left])
-    if rest:
-        torch.bmm(W @ G, W, out=room[..., middle])
-    at_W, at_G = left, middle
-    for t, polynomial in enumerate(rest):
-        W, G, both = room[..., at_W], room[..., at_G], room[..., min(at_W.start, at_G.start) :]
-        P = polynomial_to(G, polynomial)
-        if t + 1 == len(rest):
-            return P @ W
-        W_first = at_W.start < at_G.start
-        room = G.new_empty(batch, m, 3 * m)
-        # [W PG] goes to the right, where the left is free for G, and [PG W] to the left.
-        to = slice(m, 3 * m) if W_first else slice(0, 2 * m)
-        torch.bmm(P, both[..., : 2 * m], out=room[..., to])
-        at_W, at_PG, at_G = (middle, right, left) if W_first else (middle, left, right)
-        torch.bmm(room[..., at_PG], P, out=room[..., at_G])
-    return W
+    if not rest:
+        return polynomial_to(G, first)
+    batch, m, _ = G.shape
+    at = [slice(0, m), slice(m, 2 * m), slice(2 * m, 3 * m)]
+    both = {0: slice(0, 2 * m), 2: slice(m, 3 * m)}  # by the side on which G is
+    room, side = G.new_empty(batch, m, 3 * m), 2
+    W = polynomial_to(G, first, out=room[..., at[1]])
+    torch.bmm(W @ G, W, out=room[..., at[side]])
+    for polynomial in rest[:-1]:
+        P, before = polynomial_to(room[..., at[side]], polynomial), room
+        room = torch.empty_like(before)
+        torch.bmm(P, before[..., both[side]], out=room[..., both[side]])
+        torch.bmm(room[..., at[side]], P, out=room[..., at[2 - side]])
+        side = 2 - side
+    return polynomial_to(room[..., at[side]], rest[-1]) @ room[..., at[1]]
 
 
 def _accumulated_in_few_launches(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
