@@ -146,7 +146,8 @@ def _small_multiples(
             ]
             first = ablation is ablations[0]
             _final(top, ablation, looks, section)
-            style_axes(top, "", section.metric_name if first else "", ablation.axis)
+            title = ablation.axis.replace("-", "\n")  # panels are narrow
+            style_axes(top, "", section.metric_name if first else "", title)
             curves = [curve_of(row, section.benchmark) for row in ablation.rows]
             _endings(bottom, curves, looks)
             quantity = quantity_name(section.benchmark)
