@@ -7,8 +7,9 @@ import pytest
 import torch
 from tests.theory.spectra import random_spectra, with_spectrum
 
-from polarstep import rng
-from polarstep.polar import LowRank, NewtonSchulz
+from polarstep import certify, rng
+from polarstep.polar import Exact, LowRank, NewtonSchulz
+from polarstep.polar.base import Kept
 from polarstep.sketch import Gaussian, Kaczmarz
 from polarstep.theory import bounds
 
@@ -171,3 +172,35 @@ def test_the_remedy_for_h_works():
     with pytest.raises(ValueError, match="p ≥ 8"):
         bounds.power_iterations_needed(FLAT, 2, 7)
     assert bounds.power_iterations_needed(FLAT, 2, 8) == 0
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.003, 0.03, 0.3, 3.0])
+def test_a_kept_basis_loses_no_more_than_its_bound(drift):
+    before = with_spectrum(random_spectra(64, M_ROWS), M_ROWS, N_COLS)
+    generator = torch.Generator().manual_seed(1)
+    change = torch.randn(before.shape, generator=generator, dtype=torch.float64)
+    size = drift * torch.linalg.svdvals(before).sum(-1) / torch.linalg.svdvals(change).sum(-1)
+    change *= size[:, None, None]
+    after = before + change
+    polar = LowRank(4, 2, power=0, inner=Exact(), always_sketch=True, keep=2)
+    T, factors = polar.factored(before, generator=rng.generator("kept"))
+    gamma = certify(before, T).gamma
+    T, _ = polar.factored(after, start=Kept(factors.Q.mT))
+    found = certify(after, T)
+    nuclear = torch.linalg.svdvals(after).sum(-1)
+    moved = torch.linalg.svdvals(change).sum(-1) / nuclear
+    bound = bounds.kept_basis_gamma(gamma, moved)
+    assert (found.gamma <= bound + 1e-10).all()
+    assert (found.nu <= 1e-10).all()
+    if drift <= 0.03:
+        assert (bound < 1).all()  # it says something
+    if drift == 0:
+        torch.testing.assert_close(found.gamma, bound)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "drift", "message"), [(1.2, 0.1, "0 ≤ γ ≤ 1"), (0.1, -0.1, "≥ 0")]
+)
+def test_a_kept_basis_of_no_such_gamma(gamma, drift, message):
+    with pytest.raises(ValueError, match=message):
+        bounds.kept_basis_gamma(gamma, drift)

@@ -1,4 +1,7 @@
-"""Every bound of the paper as a function: of the polar maps, of the noise, of convergence."""
+"""Every bound of the paper as a function: of the polar maps, of the noise, of convergence.
+
+One is not the paper's, for a basis that is kept (:func:`kept_basis_gamma`).
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from polarstep.theory.bounds.polar import (
     SketchBound,
     captured_energy_bound,
     captured_energy_of_sketch,
+    kept_basis_gamma,
     newton_schulz_gamma,
     power_iterations_needed,
     randomized_polar_bound,
@@ -42,6 +46,7 @@ __all__ = [
     "hilbert_constant",
     "inexact_polar_bound",
     "initial_bias_bound",
+    "kept_basis_gamma",
     "newton_schulz_gamma",
     "power_iterations_needed",
     "randomized_polar_bound",

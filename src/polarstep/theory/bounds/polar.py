@@ -24,6 +24,7 @@ __all__ = [
     "SketchBound",
     "captured_energy_bound",
     "captured_energy_of_sketch",
+    "kept_basis_gamma",
     "newton_schulz_gamma",
     "power_iterations_needed",
     "randomized_polar_bound",
@@ -197,3 +198,24 @@ def _split(sigma: Tensor, s: int) -> tuple[Tensor, Tensor, Tensor]:
     squares = sigma.square()
     head, tail = squares[..., :s].sum(-1), squares[..., s:].sum(-1)
     return head, tail, sigma[..., s] / sigma[..., s - 1]
+
+
+def kept_basis_gamma(gamma: Tensor | float, drift: Tensor | float) -> Tensor:
+    """γ of a step in the basis of an earlier one, at most. Not in the paper.
+
+    Let Q have orthonormal columns, and T(M) = Q·polar(QᵀM) with an exact inner map, so that
+    ⟨M, T(M)⟩ = ‖QᵀM‖_*. If Q had γ₀ for the M₀ it was made of, and d = ‖M − M₀‖_*/‖M‖_*,
+
+        ‖QᵀM‖_* ≥ ‖QᵀM₀‖_* − ‖M − M₀‖_* ≥ (1 − γ₀)‖M₀‖_* − ‖M − M₀‖_*,
+
+    and ‖M₀‖_* ≥ ‖M‖_* − ‖M − M₀‖_*; hence γ ≤ γ₀ + (2 − γ₀)d. ν stays zero.
+
+    >>> kept_basis_gamma(0.1, 0.05)
+    tensor(0.1950, dtype=torch.float64)
+    """
+    gamma, drift = (torch.as_tensor(x, dtype=torch.float64) for x in (gamma, drift))
+    if bool(((gamma < 0) | (gamma > 1)).any()):
+        raise ValueError(f"gamma={gamma}: expected the γ of the basis when it was made, 0 ≤ γ ≤ 1")
+    if bool((drift < 0).any()):
+        raise ValueError(f"drift={drift}: expected ‖M − M₀‖_*/‖M‖_* ≥ 0")
+    return (gamma + (2 - gamma) * drift).clamp_max(1)
