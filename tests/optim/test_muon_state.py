@@ -177,6 +177,27 @@ def test_a_checkpoint_read_to_the_cpu_goes_on_on_the_gpu():
     assert optimizer.state[p]["step"] == 2
 
 
+def test_a_warm_sketch_draws_its_numbers_once(monkeypatch):
+    """They are the same at every step; drawing them is a tenth of a step on a CPU."""
+    draws = []
+    draw = LowRank.draw
+
+    def counted(self, m, n, *rest):
+        draws.append((m, n))
+        return draw(self, m, n, *rest)
+
+    monkeypatch.setattr(LowRank, "draw", counted)
+    W = [Parameter(gaussian(8, 12, seed=i)) for i in range(2)]
+    optimizer = Muon(W, lr=0.1, polar=LowRank(3, 2, sketch=Warm(), always_sketch=True))
+    for step in range(4):
+        for p in W:
+            p.grad = gaussian(8, 12, seed=step)
+        optimizer.step()
+        if step == 0:
+            first = len(draws)
+    assert len(draws) == first
+
+
 def test_warm_and_cold_are_told_apart_by_the_map_alone():
     assert LowRank(3, sketch=Warm()).is_warm
     assert not LowRank(3).is_warm

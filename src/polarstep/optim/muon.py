@@ -122,6 +122,7 @@ class Muon(Optimizer):
         complete({}, defaults)
         self._polar_hooks: OrderedDict[int, phases.PolarHook] = OrderedDict()
         self._fused = FusedStep()
+        self._drawn: phases.Drawn = {}
         self._left_out: tuple[Route, ...] = ()  # what muon_for gave to no group
         super().__init__(params, defaults)
 
@@ -173,7 +174,7 @@ class Muon(Optimizer):
         plain = fused(muon, self.state, hooks)
         for work in plain:
             phases.momentum(work, self.state)
-        phases.polar(plain, self.state, hooks)
+        phases.polar(plain, self.state, hooks, self._drawn)
         for work in plain:
             phases.apply(work)
         for work in muon:
@@ -232,6 +233,7 @@ class Muon(Optimizer):
                 of_parameter["step"] = of_parameter["step"].to(p.device)
         self.__dict__.setdefault("_polar_hooks", OrderedDict())
         self.__dict__.setdefault("_fused", FusedStep())
+        self.__dict__.setdefault("_drawn", {})
         self.__dict__.setdefault("_left_out", ())
 
 

@@ -29,6 +29,7 @@ from polarstep.sketch.warm import Start
 
 __all__ = [
     "Bucket",
+    "Drawn",
     "PolarHook",
     "State",
     "Work",
@@ -49,6 +50,9 @@ Item = TypeVar("Item")
 
 # What an optimizer keeps per parameter, as torch has it.
 State = dict[Tensor, dict[str, Any]]
+
+# Random numbers by generator, width, device and precision.
+Drawn = dict[tuple[Any, ...], Tensor]
 
 # A block in a bucket: its work, the indices of parameter and block; and with the M of the block.
 _Place = tuple["Work", int, int]
@@ -218,11 +222,14 @@ def polar(
     works: Iterable[Work],
     state: State,
     hooks: Iterable[PolarHook] = (),
+    drawn: Drawn | None = None,
 ) -> None:
     """T of every block of every M, one call of the polar map a bucket.
 
-    No parameter's sketch depends on which others are in its bucket (:func:`generator_key`).
+    No parameter's sketch depends on which others are in its bucket (:func:`generator_key`). In
+    ``drawn``, which outlives a step, are the numbers that are the same at every one.
     """
+    drawn = {} if drawn is None else drawn
     buckets: dict[tuple[Any, ...], list[_Place]] = {}
     for work in works:
         group = work.group
@@ -244,7 +251,7 @@ def polar(
         nbytes = max(1, m * n * dtype.itemsize)
         parts = in_parts(places, _matrices, LARGEST_GATHERED // nbytes) if sharded else [places]
         for part in parts:
-            _polar_of_bucket(polar_map, numbers_key, part, state, hooks)
+            _polar_of_bucket(polar_map, numbers_key, part, state, hooks, drawn)
 
 
 def _matrices(place: _Place) -> int:
@@ -277,6 +284,7 @@ def _polar_of_bucket(
     places: list[_Place],
     state: State,
     hooks: Iterable[PolarHook],
+    drawn: Drawn,
 ) -> None:
     blocks_of: dict[tuple[int, int], list[Tensor]] = {}  # of several blocks, M is gathered once
     for work, i, _ in places:
@@ -289,7 +297,8 @@ def _polar_of_bucket(
     factors, start = None, None
     if hooks or polar_map.is_warm or polar_map.keeps_basis:
         start = _start(members, state, polar_map, numbers_key)
-        T, factors = polar_map.factored(M, generator=generator, start=start)
+        numbers = _numbers(polar_map, numbers_key, M, drawn) if polar_map.is_warm else None
+        T, factors = polar_map.factored(M, generator=generator, start=start, numbers=numbers)
     else:
         T = polar_map(M, generator=generator)
     if factors is not None and factors.start is not None:
@@ -306,6 +315,21 @@ def _polar_of_bucket(
         bucket = _bucket(polar_map, numbers_key, members, M, T, factors)
         for hook in hooks:
             hook(bucket)
+
+
+def _numbers(
+    polar_map: PolarMap, key: tuple[int | str, ...], M: Tensor, drawn: Drawn
+) -> Tensor | None:
+    """The numbers of a warm sketch, drawn once; not for what is captured, whose replays draw anew."""
+    assert isinstance(polar_map, LowRank)
+    if in_a_graph():
+        return None
+    dtype = torch.promote_types(M.dtype, torch.float32)
+    place = (*key, polar_map.width, M.device, dtype)
+    if place not in drawn:
+        m, n = M.shape[-2:]
+        drawn[place] = polar_map.draw(m, n, rng.generator(*key, device=M.device), dtype)
+    return drawn[place]
 
 
 def apply(work: Work) -> None:

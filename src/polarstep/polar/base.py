@@ -117,8 +117,12 @@ class PolarMap(ABC):
         *,
         generator: torch.Generator | None = None,
         start: Start | Kept | None = None,
+        numbers: Tensor | None = None,
     ) -> tuple[Tensor, Factors | None]:
-        """T(M), and the factors it was made of where the map works in a subspace."""
+        """T(M), and the factors it was made of where the map works in a subspace.
+
+        ``numbers`` are those that a random map would draw, where somebody has drawn them before.
+        """
         return self(M, generator=generator), None
 
     @abstractmethod

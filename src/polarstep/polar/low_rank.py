@@ -253,11 +253,12 @@ class LowRank(PolarMap):
         *,
         generator: torch.Generator | None = None,
         start: Start | Kept | None = None,
+        numbers: Tensor | None = None,
     ) -> tuple[Tensor, Factors | None]:
         """T(M) with Q, B and Z; without them where the inner map runs in full space.
 
         ``start`` is what the last step's factors have as theirs, of a :class:`~polarstep.Warm` sketch,
-        or a basis that is kept.
+        or a basis that is kept. ``numbers`` are those of :meth:`draw`, drawn before.
         """
         m, n = M.shape[-2:]
         if M.numel() == 0 or self.full_space_reason(m, n, M.device) is not None:
@@ -269,7 +270,8 @@ class LowRank(PolarMap):
             factors = self.in_basis(A, self.aligned(start.Qt.to(A.dtype)).mT)
             T = factors.product_like(X)
         else:
-            T, factors = self._with_start(X, self._numbers(X, generator), start)
+            numbers = self._numbers(X, generator) if numbers is None else numbers
+            T, factors = self._with_start(X, numbers, start)
         return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
 
     def _with_start(
