@@ -90,9 +90,7 @@ class DeviceBucket:
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self._finite: Tensor | None = None
         self._start: Start | None = None  # of a warm sketch
-        self._kept: Tensor | None = (
-            None  # Qᵀ for some steps, with zero rows where products want them
-        )
+        self._kept: Tensor | None = None  # Qᵀ of a basis that is kept, aligned with zero rows
         self._parts: list[Start | Kept] = []  # of these, as the optimizer's state holds them
         self.makes_basis = True  # at this step
         self._numbers: Tensor | None = None  # this step's random numbers

@@ -324,11 +324,9 @@ def _numbers(
     assert isinstance(polar_map, LowRank)
     if in_a_graph():
         return None
-    dtype = torch.promote_types(M.dtype, torch.float32)
-    place = (*key, polar_map.width, M.device, dtype)
+    place = (*key, polar_map.width, M.device, M.dtype)
     if place not in drawn:
-        m, n = M.shape[-2:]
-        drawn[place] = polar_map.draw(m, n, rng.generator(*key, device=M.device), dtype)
+        drawn[place] = polar_map.numbers_for(M, rng.generator(*key, device=M.device))
     return drawn[place]
 
 

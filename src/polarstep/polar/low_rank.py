@@ -185,7 +185,7 @@ class LowRank(PolarMap):
         steps before.
         """
         if start is not None:
-            Y = self._aligned_product(start.omega_transposed(A.dtype), A.mT).mT
+            Y = self.aligned_product(start.omega_transposed(A.dtype), A.mT).mT
             return orthonormalize(workable(Y), self.orth).to(A.dtype)
         further = flops.power_products(self.power)
         factor = A if further % 2 == 0 else A.mT
@@ -202,9 +202,9 @@ class LowRank(PolarMap):
             return self.aligned(self.sketch.times(factor, numbers).mT)
         # As ΩᵀMᵀ: the rows of MΩ would have a length that tensor cores do not like.
         Omega = self.sketch.omega(factor, numbers)
-        return self._aligned_product(Omega.mT.expand(len(factor), -1, -1), factor.mT)
+        return self.aligned_product(Omega.mT.expand(len(factor), -1, -1), factor.mT)
 
-    def _aligned_product(self, S: Tensor, A: Tensor) -> Tensor:
+    def aligned_product(self, S: Tensor, A: Tensor) -> Tensor:
         """``S·A``, with zero rows as :meth:`aligned` has them but without a copy."""
         width = self.aligned_width(S.dtype)
         if width == S.shape[-2]:
@@ -229,10 +229,11 @@ class LowRank(PolarMap):
         if self.full_space_reason(m, n, X.device) is not None:
             return self.inner.as_computed(X, generator=generator)
         A = X.to(product_dtype(X))
-        Q = self.basis(A, self._numbers(X, generator))
+        Q = self.basis(A, self.numbers_for(X, generator))
         return self.in_basis(A, Q).product_like(X)
 
-    def _numbers(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+    def numbers_for(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The random numbers for the matrices ``X``, where they are and precise enough for them."""
         generator = default_generator(generator, X.device)
         dtype = torch.promote_types(X.dtype, torch.float32)
         return self.draw(X.shape[-2], X.shape[-1], generator, dtype).to(X.device)
@@ -270,7 +271,7 @@ class LowRank(PolarMap):
             factors = self.in_basis(A, self.aligned(start.Qt.to(A.dtype)).mT)
             T = factors.product_like(X)
         else:
-            numbers = self._numbers(X, generator) if numbers is None else numbers
+            numbers = self.numbers_for(X, generator) if numbers is None else numbers
             T, factors = self._with_start(X, numbers, start)
         return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
 

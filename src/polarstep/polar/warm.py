@@ -139,7 +139,7 @@ def warm_step(
 def sketch(polar: LowRank, A: Tensor, start: Start) -> Tensor:
     """``Y = V·(S·Mᵀ)`` for wide ``A`` = M."""
     assert start.V is not None
-    return start.V @ polar.aligned(start.S @ A.mT)
+    return start.V @ polar.aligned_product(start.S, A.mT)
 
 
 def basis(Y: Tensor) -> tuple[Tensor, Tensor]:
