@@ -452,3 +452,18 @@ def test_a_table_keeps_its_place(device: torch.device) -> None:
     assert again.tolist() == [[4, 5, 6]]
     assert again.data_ptr() == table.data_ptr()  # a captured graph reads it there
     assert refreshed(table, [[1, 2], [3, 4]], torch.int64).tolist() == [[1, 2], [3, 4]]
+
+
+def test_one_table_has_a_part_for_each(device: torch.device) -> None:
+    from polarstep.kernels.pointers import shared_table
+
+    values = [[[1, 2, 3], [4, 5, 6]], [[7], [8]], [[9] * 5, [10] * 5]]
+    table, parts = shared_table(torch.empty(0, device=device), values, torch.int64)
+    assert [part.tolist() for part in parts] == values
+    # A kernel is compiled for rows that begin at a multiple of 16 bytes.
+    assert all(row.data_ptr() % 16 == 0 for part in parts for row in part)
+    values[1] = [[70], [80]]
+    again, moved = shared_table(table, values, torch.int64)
+    assert [part.tolist() for part in parts] == values  # the parts are where they were
+    assert again.data_ptr() == table.data_ptr()
+    assert [part.data_ptr() for part in moved] == [part.data_ptr() for part in parts]

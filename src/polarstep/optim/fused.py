@@ -12,7 +12,7 @@ learning rates and decays, random numbers, warm starts. Nothing here waits for t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polarstep import kernels
 from polarstep.capture import captured
-from polarstep.kernels.pointers import refreshed
+from polarstep.kernels.pointers import shared_table
 from polarstep.matrix import MatrixView
 from polarstep.optim.bucket import DeviceBucket, Member, Signature
 from polarstep.optim.groups import Group, view_of
@@ -41,8 +41,9 @@ LARGEST_BUCKET = 512 * 2**20
 STREAMS = 4
 STREAMS_OF_LARGE_BUCKETS = 2
 LARGE_BUCKET = 64 * 2**20
-# A step is captured after this many: all its kernels are compiled by then.
-STEPS_BEFORE_CAPTURE = 3
+# A step is captured after this many of its kind: all its kernels are compiled by then. Launched one by
+# one it takes milliseconds of Python.
+STEPS_BEFORE_CAPTURE = 1
 # A vector load wants addresses like these.
 ALIGNMENT = 16
 
@@ -100,6 +101,7 @@ class _Plan:
     runs: list[tuple[DeviceBucket, list[Member]]]
     addresses: list[int] = field(default_factory=list)  # of X, G and C, parameter by parameter
     scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
+    tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     places: list[tuple[int, ...]] = field(default_factory=list)  # of what the launches work on
     # Since those are the same, by what buckets do at a step: how many such steps there were, and
     # what was captured of them, a graph for each device.
@@ -293,12 +295,16 @@ def _fill_tables(plan: _Plan, state: State) -> None:
     if addresses != plan.addresses:
         plan.addresses = addresses
         first = {id(p): addresses[3 * i : 3 * i + 3] for i, p in enumerate(plan.params)}
-        for bucket, members in plan.runs:
+
+        def addresses_of(bucket: DeviceBucket, members: list[Member]) -> list[list[int]]:
             X, G, C = (
                 [at for m in members for at in m.addresses(first[id(m.param)][which])]
                 for which in range(3)
             )
-            bucket.addresses = refreshed(bucket.addresses, [G, C, X], torch.int64)
+            return [G, C, X]
+
+        for bucket, part in _tabulated(plan, addresses_of, torch.int64):
+            bucket.addresses = part
     scalars = [
         (float(group["lr"]), group["momentum"], group["weight_decay"], _scales(group, shapes))
         for group, shapes in zip(plan.groups, plan.shapes, strict=True)
@@ -306,14 +312,33 @@ def _fill_tables(plan: _Plan, state: State) -> None:
     if scalars != plan.scalars:
         plan.scalars = scalars
         by_group = dict(zip(map(id, plan.groups), scalars, strict=True))
-        for bucket, members in plan.runs:
+
+        def scalars_of(bucket: DeviceBucket, members: list[Member]) -> list[list[float]]:
             rows: list[list[float]] = [[], [], []]
             for member in members:
                 lr, beta, decay, scales = by_group[id(member.group)]
                 step = lr * scales[bucket.signature.m, bucket.signature.n]
                 for row, value in zip(rows, (beta, 1 - lr * decay, step), strict=True):
                     row += [value] * member.count
-            bucket.scalars = refreshed(bucket.scalars, rows, torch.float32)
+            return rows
+
+        for bucket, part in _tabulated(plan, scalars_of, torch.float32):
+            bucket.scalars = part
+
+
+def _tabulated(
+    plan: _Plan,
+    rows_of: Callable[[DeviceBucket, list[Member]], Sequence[Sequence[float]]],
+    dtype: torch.dtype,
+) -> Iterator[tuple[DeviceBucket, Tensor]]:
+    """The rows of every bucket, on its device: one copy for all that are there."""
+    for device in plan.devices:
+        there = [run for run in plan.runs if run[0].signature.device == device]
+        table = plan.tables.get((device, dtype), torch.empty(0, device=device))
+        plan.tables[device, dtype], parts = shared_table(
+            table, [rows_of(*run) for run in there], dtype
+        )
+        yield from zip([bucket for bucket, _ in there], parts, strict=True)
 
 
 def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
