@@ -15,7 +15,7 @@ from tests.experiments.small import fake_cifar10
 from typer.testing import CliRunner
 
 from polarstep.cli import app
-from polarstep.data import cifar10
+from polarstep.data import augment, cifar10
 from polarstep.data.augment import ImageBatches, Normalizer, reflect_pad, translate
 from polarstep.data.cifar10 import DatasetError, download_cifar10, load_cifar10
 
@@ -182,6 +182,17 @@ def test_batches_are_a_function_of_seed_and_step():
         torch.equal(a, b) for a, b in zip(batches().batch(7), batches().batch(7), strict=True)
     )
     assert not torch.equal(batches().batch(7)[0], batches(seed=1).batch(7)[0])
+
+
+def test_the_next_epoch_is_drawn_before_it_begins():
+    data = batches(seed=21)
+    steps = range(3 * data.per_epoch)
+    drawn = []
+    for step in steps:
+        before = augment._plan.cache_info().misses
+        data.selection(step)
+        drawn.append(augment._plan.cache_info().misses - before)
+    assert drawn == [1, 1, 0, 0, 1, 0, 0, 1, 0]
 
 
 def test_alternating_flip_shows_both_sides_in_two_epochs():

@@ -99,10 +99,15 @@ class ImageBatches:
         """
         epoch, position = divmod(step, self.per_epoch)
         batch = slice(position * self.batch_size, (position + 1) * self.batch_size)
-        order, shifts, mirrored = _plan(
-            self.seed, epoch, len(self.images), self.translation, self.images.device
-        )
+        order, shifts, mirrored = self._drawn(epoch)
+        if position == self.per_epoch // 2:
+            # Ten milliseconds that a GPU with steps in its queue does not notice. At the end of an epoch
+            # it would wait: it has just been waited for, by a validation.
+            self._drawn(epoch + 1)
         return order[batch], shifts[batch], mirrored[batch]
+
+    def _drawn(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        return _plan(self.seed, epoch, len(self.images), self.translation, self.images.device)
 
     def assemble(self, chosen: Tensor, shifts: Tensor, mirrored: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels of a selection, by kernels on the device alone."""
@@ -119,7 +124,7 @@ class ImageBatches:
         return reflect_pad(self.images, self.translation) if self.translation else self.images
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _plan(
     seed: int, epoch: int, count: int, translation: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,4 +134,8 @@ def _plan(
     shifts = torch.randint(0, 2 * translation + 1, (count, 2), generator=rng)[order]
     draw = torch.rand(count, generator=generator(seed, "flip"))
     mirrored = ((draw < 0.5) ^ (epoch % 2 == 1))[order]
-    return order.to(device), shifts.to(device), mirrored.to(device)
+    drawn = [order, shifts, mirrored]
+    if device.type == "cuda":  # a copy from pageable memory would wait for all that is in the queue
+        drawn = [each.pin_memory() for each in drawn]
+    order, shifts, mirrored = (each.to(device, non_blocking=True) for each in drawn)
+    return order, shifts, mirrored

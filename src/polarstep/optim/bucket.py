@@ -142,6 +142,11 @@ class DeviceBucket:
             self._recall_kept(polar, members, state)
             step = members[0].group["step"]
             self.makes_basis = self._kept is None or in_a_graph() or polar.makes_basis(step)
+            if self._kept is None:  # here and not when it is made: a graph counts on its place
+                rows, m = polar.aligned_width(self.dtype), min(self.signature.m, self.signature.n)
+                self._kept = torch.zeros(
+                    self.count, rows, m, dtype=self.dtype, device=self.signature.device
+                )
         if self.makes_basis:
             self._draw(polar, self._key(members))
         if polar.is_warm:
@@ -197,8 +202,7 @@ class DeviceBucket:
 
     def _keep(self, Qt: Tensor) -> None:
         """Keep a basis for the next steps, but where the parameter is skipped."""
-        if self._kept is None:
-            self._kept = torch.zeros_like(Qt, memory_format=torch.contiguous_format)
+        assert self._kept is not None
         if self._finite is not None:
             Qt = torch.where(self._finite[:, None, None] != 0, Qt, self._kept)
         self._kept.copy_(Qt)

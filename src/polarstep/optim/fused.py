@@ -280,8 +280,16 @@ def _lanes(sizes: list[int]) -> list[int]:
 
 
 def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
-    """Whether the launches of the next steps of this kind will be those of this one."""
-    return plan.steps[kind] > STEPS_BEFORE_CAPTURE and all(d.type == "cuda" for d in plan.devices)
+    """Whether the launches of the next steps of this kind will be those of this one, all compiled.
+
+    A step in a basis that is there launches nothing that one which makes a basis does not.
+    """
+    covered = any(
+        all(makes or not wanted for wanted, makes in zip(kind, other, strict=True))
+        for other in plan.graphs
+    )
+    compiled = covered or plan.steps[kind] > STEPS_BEFORE_CAPTURE
+    return compiled and all(device.type == "cuda" for device in plan.devices)
 
 
 def _fill_tables(plan: _Plan, state: State) -> None:
