@@ -20,19 +20,12 @@ from torch import Tensor
 from polarstep import rng
 from polarstep.capture import in_a_graph
 from polarstep.matrix import product_dtype
+from polarstep.optim.carried import basis_key, kept_key, start_entries, whitening_key
 from polarstep.optim.groups import Group
-from polarstep.optim.phases import (
-    Bucket,
-    PolarHook,
-    State,
-    basis_key,
-    generator_key,
-    kept_key,
-    start_entries,
-    whitening_key,
-)
+from polarstep.optim.phases import Bucket, PolarHook, generator_key
+from polarstep.optim.work import State
 from polarstep.polar import LowRank, warm
-from polarstep.polar.base import Factors, Kept, PolarMap
+from polarstep.polar.base import Factors, Kept, PolarMap, lifted
 from polarstep.sketch import Warm
 from polarstep.sketch.warm import Start
 
@@ -235,15 +228,11 @@ class DeviceBucket:
 
     def show(self, members: list[Member], hooks: tuple[PolarHook, ...], step: Launched) -> None:
         """Call the hooks on what :meth:`launch` returned."""
-        T, factors, wide = step.T, None, self.signature.m <= self.signature.n
-        if isinstance(T, warm.WarmStep):
-            assert self.sketched is not None
-            factors = T.factors(self.sketched.width)
-        elif isinstance(T, Factors):
-            factors = T
-        if not isinstance(T, Tensor):
-            T = T.product_like(step.M if wide else step.M.mT)
-            T = T if wide else T.mT
+        factors = None
+        if isinstance(step.T, Tensor):
+            T = step.T
+        else:
+            T, factors = lifted(step.T, step.M), step.T.factors
         owners = [member for member in members for _ in range(member.count)]
         bucket = Bucket(
             self.signature.polar,

@@ -28,8 +28,9 @@ from polarstep.kernels.pointers import shared_table
 from polarstep.matrix import MatrixView
 from polarstep.optim.bucket import DeviceBucket, Member, Signature
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.phases import PolarHook, State, Work, ensure_buffers, in_parts
+from polarstep.optim.phases import PolarHook, ensure_buffers, in_parts
 from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.work import State, Work
 
 __all__ = ["FusedStep", "can_fuse"]
 

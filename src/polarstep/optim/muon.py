@@ -19,6 +19,7 @@ from polarstep.optim.fused import FusedStep
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
+from polarstep.optim.work import State, Work
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
 from polarstep.sharded import local, whole
 from polarstep.sketch import Gaussian, Kaczmarz, Warm
@@ -188,7 +189,7 @@ class Muon(Optimizer):
         """The same for torch.compile, which would compile it anew at every step and gain nothing."""
         self._update()
 
-    def _elementwise(self, work: phases.Work) -> None:
+    def _elementwise(self, work: Work) -> None:
         """AdamW or SGD of one group; parameter by parameter where some may have to be skipped."""
         if not work.params:
             return
@@ -237,7 +238,7 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_left_out", ())
 
 
-def _check_started(works: list[phases.Work], state: phases.State) -> None:
+def _check_started(works: list[Work], state: State) -> None:
     """Raise if a graph would capture how the state of a parameter is made: at every replay anew."""
     for work in works:
         for name, p in zip(work.names, work.params, strict=True):

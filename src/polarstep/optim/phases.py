@@ -11,7 +11,7 @@ the matrices of equal shape from all groups into buckets and calls the polar map
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,72 +19,34 @@ from torch import Tensor
 
 from polarstep import rng
 from polarstep.capture import in_a_graph
-from polarstep.matrix import MatrixView
+from polarstep.optim.carried import remember, start_of
 from polarstep.optim.groups import Group, check_options, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.work import Place, Placed, Product, State, Work
 from polarstep.polar import LowRank
-from polarstep.polar.base import Factors, Kept, PolarMap
+from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, lifted
 from polarstep.sharded import is_sharded, placed_like, whole
-from polarstep.sketch.warm import Start
 
 __all__ = [
     "Bucket",
     "Drawn",
     "PolarHook",
-    "State",
-    "Work",
     "apply",
-    "basis_key",
     "collect",
     "ensure_buffers",
     "generator_key",
     "in_parts",
-    "kept_key",
     "momentum",
     "polar",
-    "start_entries",
-    "whitening_key",
 ]
 
 Item = TypeVar("Item")
 
-# What an optimizer keeps per parameter, as torch has it.
-State = dict[Tensor, dict[str, Any]]
-
 # Random numbers by generator, width, device and precision.
 Drawn = dict[tuple[Any, ...], Tensor]
 
-# A block in a bucket: its work, the indices of parameter and block; and with the M of the block.
-_Place = tuple["Work", int, int]
-_Member = tuple["Work", int, int, Tensor]
-
 # Bytes of M that are gathered from shards at a time; a larger bucket is worked off in parts.
 LARGEST_GATHERED = 512 * 2**20
-
-
-@dataclass
-class Work:
-    """What one step does to one parameter group."""
-
-    group: Group
-    names: list[str]
-    params: list[Tensor]
-    grads: list[Tensor]
-    finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
-    views: list[MatrixView] = field(default_factory=list)
-    M: list[Tensor] = field(default_factory=list)  # per parameter
-    T: list[list[Tensor]] = field(default_factory=list)  # per parameter and block
-
-    def select(self, indices: list[int]) -> Work:
-        """The same for some of the parameters, before any phase has run."""
-        return Work(
-            self.group,
-            [self.names[i] for i in indices],
-            [self.params[i] for i in indices],
-            [self.grads[i] for i in indices],
-            None if self.finite is None else [self.finite[i] for i in indices],
-            [self.views[i] for i in indices],
-        )
 
 
 @dataclass(frozen=True)
@@ -171,39 +133,18 @@ def momentum(work: Work, state: State) -> None:
     C = [state[p]["momentum_buffer"] for p in work.params]
     beta, nesterov = work.group["momentum"], work.group["nesterov"]
     if work.finite is None:
-        torch._foreach_mul_(C, beta)
-        torch._foreach_add_(C, work.grads)
-        if nesterov:
-            work.M = list(torch._foreach_add(work.grads, C, alpha=beta))
+        if all(c.device.type == "cpu" and not is_sharded(c) for c in C):
+            for c, grad in zip(C, work.grads, strict=True):
+                torch.add(grad, c, alpha=beta, out=c)  # one pass over memory instead of two
         else:
-            work.M = C
+            torch._foreach_mul_(C, beta)
+            torch._foreach_add_(C, work.grads)
+        work.M = list(torch._foreach_add(work.grads, C, alpha=beta)) if nesterov else C
         return
     for c, grad, finite in zip(C, work.grads, work.finite, strict=True):
         c.copy_(torch.where(finite, beta * c + grad, c))
         m = torch.where(finite, beta * c + grad, 0) if nesterov else torch.where(finite, c, 0)
         work.M.append(m)  # zero where the gradient was not finite, and T(0) = 0
-
-
-def basis_key(block: int) -> str:
-    """Where the state of a parameter keeps S of a warm sketch for its ``block``-th block."""
-    return "basis" if block == 0 else f"basis.{block}"
-
-
-def whitening_key(block: int) -> str:
-    """Where it keeps V, if there is one."""
-    return "whitening" if block == 0 else f"whitening.{block}"
-
-
-def kept_key(block: int) -> str:
-    """Where it keeps a basis for the next steps."""
-    return "kept" if block == 0 else f"kept.{block}"
-
-
-def start_entries(block: int, start: Start | Kept) -> tuple[tuple[str, Tensor | None], ...]:
-    """What the state of a parameter has of a start: keys, and what belongs there."""
-    if isinstance(start, Kept):
-        return ((kept_key(block), start.Qt),)
-    return (basis_key(block), start.S), (whitening_key(block), start.V)
 
 
 def generator_key(
@@ -230,7 +171,7 @@ def polar(
     ``drawn``, which outlives a step, are the numbers that are the same at every one.
     """
     drawn = {} if drawn is None else drawn
-    buckets: dict[tuple[Any, ...], list[_Place]] = {}
+    buckets: dict[tuple[Any, ...], list[Place]] = {}
     for work in works:
         group = work.group
         for i, (view, M) in enumerate(zip(work.views, work.M, strict=True)):
@@ -254,7 +195,7 @@ def polar(
             _polar_of_bucket(polar_map, numbers_key, part, state, hooks, drawn)
 
 
-def _matrices(place: _Place) -> int:
+def _matrices(place: Place) -> int:
     """How many matrices a block is."""
     work, i, j = place
     return work.views[i].shapes[j][0]
@@ -281,7 +222,7 @@ def in_parts(
 def _polar_of_bucket(
     polar_map: PolarMap,
     numbers_key: tuple[int | str, ...],
-    places: list[_Place],
+    places: list[Place],
     state: State,
     hooks: Iterable[PolarHook],
     drawn: Drawn,
@@ -294,39 +235,74 @@ def _polar_of_bucket(
     blocks = [block for *_, block in members]
     M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
     generator = rng.generator(*numbers_key, device=M.device) if polar_map.is_random else None
-    factors, start = None, None
-    if hooks or polar_map.is_warm or polar_map.keeps_basis:
-        start = _start(members, state, polar_map, numbers_key)
+    step = None
+    if hooks or polar_map.is_warm or polar_map.keeps_basis or M.device.type == "cpu":
         numbers = _numbers(polar_map, numbers_key, M, drawn) if polar_map.is_warm else None
-        T, factors = polar_map.factored(M, generator=generator, start=start, numbers=numbers)
-    else:
-        T = polar_map(M, generator=generator)
-    if factors is not None and factors.start is not None:
-        _remember(members, state, factors.start)
-    elif factors is not None and polar_map.keeps_basis and start is None:
-        _remember(members, state, Kept(factors.Q.mT))
-    parts = torch.split(T, [len(block) for block in blocks])
-    for (work, i, j, _), part in zip(members, parts, strict=True):
+        start = start_of(members, state, polar_map, numbers)
+        step = polar_map.sketched(M, generator=generator, start=start, numbers=numbers)
+        if step is not None and step.start is not None:
+            remember(members, state, step.start)
+        elif step is not None and polar_map.keeps_basis and start is None:
+            remember(members, state, Kept(step.factors.Q.mT))
+    products = _taken_as_products(members, M, step)
+    T: Tensor | None = None
+    if hooks or None in products:
+        T = polar_map(M, generator=generator) if step is None else lifted(step, M)
+    parts = () if T is None else torch.split(T, [len(block) for block in blocks])
+    for k, ((work, i, j, _), product) in enumerate(zip(members, products, strict=True)):
+        if product is not None:
+            work.T[i][j] = product
+            continue
         p, view = work.params[i], work.views[i]
         # Of a whole parameter a rank keeps its own part at once; blocks wait for each other.
         alone = len(view.shapes) == 1 and is_sharded(p)
-        work.T[i][j] = placed_like(view.assemble([part], p.shape), p) if alone else part
+        work.T[i][j] = placed_like(view.assemble([parts[k]], p.shape), p) if alone else parts[k]
     if hooks:
+        assert T is not None
+        factors = None if step is None else step.factors
         bucket = _bucket(polar_map, numbers_key, members, M, T, factors)
         for hook in hooks:
             hook(bucket)
 
 
-def _numbers(
-    polar_map: PolarMap, key: tuple[int | str, ...], M: Tensor, drawn: Drawn
-) -> Tensor | None:
+def _taken_as_products(
+    members: list[Placed], M: Tensor, step: Sketched | None
+) -> list[Product | None]:
+    """T of each block as a product, where its parameter can take it in as that; ``None`` elsewhere."""
+    if step is None:
+        return [None] * len(members)
+    counts = [len(block) for *_, block in members]
+    L, R = step.two_factors
+    L, R = (L, R) if M.shape[-2] <= M.shape[-1] else (R.mT, L.mT)
+    products = map(Product, torch.split(L, counts), torch.split(R, counts))
+    return [
+        product if _takes_products(work, i, L.dtype) else None
+        for (work, i, *_), product in zip(members, products, strict=True)
+    ]
+
+
+def _takes_products(work: Work, i: int, dtype: torch.dtype) -> bool:
+    """Whether X ← βX + αLR is one operation for a parameter, with factors of ``dtype``."""
+    p, view = work.params[i], work.views[i]
+    return (
+        p.device.type == "cpu"  # on a GPU factors have 16 bits
+        and p.dtype == dtype
+        and not is_sharded(p)
+        and p.is_contiguous()
+        and len(view.shapes) == 1
+        and not isinstance(work.group["lr"], Tensor)
+    )
+
+
+def _numbers(polar_map: PolarMap, key: tuple[int | str, ...], M: Tensor, drawn: Drawn) -> Tensor:
     """The numbers of a warm sketch, drawn once; not for what is captured, whose replays draw anew."""
     assert isinstance(polar_map, LowRank)
-    if in_a_graph():
-        return None
     place = (*key, polar_map.width, M.device, M.dtype)
-    if place not in drawn:
-        drawn[place] = polar_map.numbers_for(M, rng.generator(*key, device=M.device))
+    if in_a_graph() or place not in drawn:
+        numbers = polar_map.numbers_for(M, rng.generator(*key, device=M.device))
+        if in_a_graph():
+            return numbers
+        drawn[place] = numbers
     return drawn[place]
 
 
@@ -338,109 +314,35 @@ def apply(work: Work) -> None:
     lr, decay, scale = group["lr"], group["weight_decay"], resolve_scale(group["lr_scale"])
     if isinstance(lr, Tensor):
         lr = lr.reshape(())  # torch allows one element in any number of dimensions
-    if decay != 0:
-        if work.finite is None:
-            torch._foreach_mul_(work.params, 1 - lr * decay)
-        else:
-            for p, finite in zip(work.params, work.finite, strict=True):
-                p.copy_(torch.where(finite, p * (1 - lr * decay), p))
+    remains = 1 - lr * decay
+    if work.finite is not None and decay != 0:
+        for p, finite in zip(work.params, work.finite, strict=True):
+            p.copy_(torch.where(finite, p * remains, p))
+        remains = 1.0
     # By step size, so that scaling T and adding it is one pass over memory.
     by_size: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-    for p, view, T in zip(work.params, work.views, work.T, strict=True):
+    for p, view, blocks in zip(work.params, work.views, work.T, strict=True):
         sizes = [-lr * scale(m, n) for _, m, n in view.shapes]
-        size = sizes[0]
+        if isinstance(blocks[0], Product):
+            L, R = blocks[0].L, blocks[0].R
+            p.view(view.shapes[0]).baddbmm_(L, R, beta=remains, alpha=sizes[0])
+            continue
+        T, size = [block for block in blocks if isinstance(block, Tensor)], sizes[0]
         if len(T) > 1 or isinstance(lr, Tensor):
             T, size = [t * each for t, each in zip(T, sizes, strict=True)], 1.0
         params, updates = by_size.setdefault(size, ([], []))
         params.append(p)
         updates.append(placed_like(view.assemble(T, p.shape), p))
     for size, (params, updates) in by_size.items():
+        if decay != 0 and work.finite is None:
+            torch._foreach_mul_(params, remains)
         torch._foreach_add_(params, updates, alpha=size)
-
-
-def _start(
-    members: list[_Member],
-    state: State,
-    polar_map: PolarMap,
-    numbers_key: tuple[int | str, ...],
-) -> Start | Kept | None:
-    """What earlier steps have left for this one."""
-    if polar_map.is_warm:
-        return _recall(members, state, polar_map, numbers_key)
-    if polar_map.keeps_basis:
-        return _kept(members, state, polar_map)
-    return None
-
-
-def _kept(members: list[_Member], state: State, polar_map: PolarMap) -> Kept | None:
-    """The bases of a bucket, unless it is time for new ones or one of them is missing."""
-    assert isinstance(polar_map, LowRank)
-    # A graph of somebody's own repeats one step for ever, and should not be one without a new basis.
-    if in_a_graph() or polar_map.makes_basis(members[0][0].group["step"]):
-        return None
-    known = []
-    for work, i, j, block in members:
-        Qt = state[work.params[i]].get(kept_key(j))
-        if Qt is None or Qt.shape != (len(block), polar_map.width, min(block.shape[-2:])):
-            return None
-        known.append(Qt)
-    return Kept(torch.cat(known))
-
-
-def _recall(
-    members: list[_Member],
-    state: State,
-    polar_map: PolarMap,
-    numbers_key: tuple[int | str, ...],
-) -> Start | None:
-    """What the last step of every matrix of a bucket left; a Gaussian sketch for new ones.
-
-    One of another width counts for none: somebody has changed the rank since.
-    """
-    assert isinstance(polar_map, LowRank)
-    starts, none_known = list[Start](), True
-    for work, i, j, block in members:
-        of_parameter = state[work.params[i]]
-        basis, whitening = of_parameter.get(basis_key(j)), of_parameter.get(whitening_key(j))
-        shape = (len(block), polar_map.width, max(block.shape[-2:]))
-        if basis is None or basis.shape != shape:
-            m, n = block.shape[-2:]
-            fresh = polar_map.draw(m, n, rng.generator(*numbers_key, device=block.device))
-            starts.append(Start(fresh.mT.to(block.dtype).expand(shape)))
-        else:
-            starts.append(Start(basis, whitening))
-            none_known = False
-    return None if none_known else Start.joined(starts)
-
-
-def _remember(members: list[_Member], state: State, start: Start | Kept) -> None:
-    """Keep what the next step starts from, but where the parameter is skipped.
-
-    In the parameter's own precision, to which torch casts what it loads from a checkpoint; and in
-    one place, where somebody's own CUDA graph finds it at its next replay.
-    """
-    counts = [len(block) for *_, block in members]
-    parts: list[Start | Kept] = [*start.split(counts)]
-    for (work, i, j, _), part in zip(members, parts, strict=True):
-        p = work.params[i]
-        finite = None if work.finite is None else whole(work.finite[i])
-        for key, value in start_entries(j, part):
-            if value is None:
-                state[p].pop(key, None)
-                continue
-            value, known = value.to(p.dtype), state[p].get(key)
-            if known is None or (known.shape, known.dtype) != (value.shape, value.dtype):
-                state[p][key] = value.clone(memory_format=torch.contiguous_format)
-            elif finite is None:
-                known.copy_(value)
-            else:
-                known.copy_(torch.where(finite, value, known))
 
 
 def _bucket(
     polar_map: PolarMap,
     numbers_key: tuple[int | str, ...],
-    members: list[_Member],
+    members: list[Placed],
     M: Tensor,
     T: Tensor,
     factors: Factors | None,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from polarstep.matrix import product_like, unit_scaled, workable
 from polarstep.sharded import is_sharded
 from polarstep.sketch.warm import Start
 
-__all__ = ["Factors", "Kept", "PolarMap"]
+__all__ = ["Factors", "Kept", "PolarMap", "Sketched", "lifted"]
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,35 @@ class Factors:
         """L and R with T = LR."""
         return self.Q, self.Z
 
-    def product_like(self, X: Tensor) -> Tensor:
-        """T = QZ in the memory layout of ``X``."""
-        return product_like(X, self.Q, self.Z)
+    @property
+    def factors(self) -> Factors:
+        """These; other ways to make T have others inside, and make these when they are asked for."""
+        return self
+
+
+class Sketched(Protocol):
+    """T of wide matrices before it is multiplied out, and what it was made of."""
+
+    @property
+    def start(self) -> Start | None:
+        """What the next step starts from, of a warm sketch."""
+
+    @property
+    def two_factors(self) -> tuple[Tensor, Tensor]:
+        """L and R with T = LR."""
+
+    @property
+    def factors(self) -> Factors:
+        """Q, B and Z."""
+
+
+def lifted(step: Sketched, M: Tensor) -> Tensor:
+    """T of the matrices ``M`` that ``step`` was made of, in their shape, precision and memory layout."""
+    m, n = M.shape[-2:]
+    X = M.reshape(-1, m, n)
+    L, R = step.two_factors
+    T = product_like(X, L, R) if m <= n else product_like(X.mT, L, R).mT
+    return T.to(M.dtype).reshape(M.shape)
 
 
 class PolarMap(ABC):
@@ -121,9 +148,22 @@ class PolarMap(ABC):
     ) -> tuple[Tensor, Factors | None]:
         """T(M), and the factors it was made of where the map works in a subspace.
 
-        ``numbers`` are those that a random map would draw, where somebody has drawn them before.
+        ``start`` is what the last step's factors have as theirs, of a :class:`~polarstep.Warm` sketch,
+        or a basis that is kept. ``numbers`` are those that a random map would draw, where somebody has
+        drawn them before.
         """
         return self(M, generator=generator), None
+
+    def sketched(
+        self,
+        M: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        start: Start | Kept | None = None,
+        numbers: Tensor | None = None,
+    ) -> Sketched | None:
+        """The same before T is multiplied out; ``None`` where the map works in full space."""
+        return None
 
     @abstractmethod
     def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.compiling import constant
-from polarstep.matrix import product_like
+from polarstep.matrix import product_like, unit_scaled
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.symmetric import WORTH_FROM, symmetric_product
 
@@ -42,6 +42,7 @@ __all__ = [
     "accumulated",
     "applied",
     "apply_polynomials",
+    "apply_to_normalized",
     "fits_float16",
     "gram_matrix",
     "one_launch",
@@ -188,6 +189,27 @@ def apply_polynomials(
             W = accumulated(G, polynomials[first:end]).to(X.dtype)
             X = applied(W, X, X.dtype if end < len(polynomials) else out_dtype)
     return X.to(out_dtype)
+
+
+def apply_to_normalized(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+    """φ_q∘…∘φ₁ on the singular values of X/‖X‖_F, for ``X`` on a CPU, without a pass to divide it.
+
+    ‖X‖_F² is the trace of XXᵀ. Where that is near the limits of the precision, X is scaled first; to
+    look costs a CPU nothing.
+    """
+    G, trace = _gram_and_trace(X)
+    if not bool(((trace > 1e-24) & (trace < 1e24)).all()):
+        X, _ = unit_scaled(X)
+        G, trace = _gram_and_trace(X)
+        trace = torch.where(trace == 0, 1, trace)
+    end = next(iter(restarts(polynomials, rounding(X.dtype))), len(polynomials))
+    W = accumulated(G / trace, polynomials[:end]) / trace.sqrt()
+    return apply_polynomials(product_like(X, W, X), polynomials[end:])
+
+
+def _gram_and_trace(X: Tensor) -> tuple[Tensor, Tensor]:
+    G = gram_matrix(X)
+    return G, G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
 
 
 def applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:

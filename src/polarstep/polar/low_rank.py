@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.matrix import product_dtype, workable
+from polarstep.matrix import product_dtype, product_like, workable
 from polarstep.polar import warm
-from polarstep.polar.base import Factors, Kept, PolarMap
+from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, lifted
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch, Warm
@@ -198,9 +198,12 @@ class LowRank(PolarMap):
 
     def _sketched(self, factor: Tensor, numbers: Tensor) -> Tensor:
         """(MΩ)ᵀ of ``factor`` = M, with those rows."""
-        if self.aligned_width(factor.dtype) == self.width or isinstance(self.sketch, Kaczmarz):
+        on_gpu = factor.device.type != "cpu"
+        suits_gpu = on_gpu and self.aligned_width(factor.dtype) == self.width
+        if suits_gpu or isinstance(self.sketch, Kaczmarz):
             return self.aligned(self.sketch.times(factor, numbers).mT)
-        # As ΩᵀMᵀ: the rows of MΩ would have a length that tensor cores do not like.
+        # As ΩᵀMᵀ: the rows of MΩ would have a length that tensor cores do not like, and a CPU takes a
+        # tenth longer for it.
         Omega = self.sketch.omega(factor, numbers)
         return self.aligned_product(Omega.mT.expand(len(factor), -1, -1), factor.mT)
 
@@ -230,7 +233,7 @@ class LowRank(PolarMap):
             return self.inner.as_computed(X, generator=generator)
         A = X.to(product_dtype(X))
         Q = self.basis(A, self.numbers_for(X, generator))
-        return self.in_basis(A, Q).product_like(X)
+        return product_like(X, *self.in_basis(A, Q).two_factors)
 
     def numbers_for(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
         """The random numbers for the matrices ``X``, where they are and precise enough for them."""
@@ -256,40 +259,37 @@ class LowRank(PolarMap):
         start: Start | Kept | None = None,
         numbers: Tensor | None = None,
     ) -> tuple[Tensor, Factors | None]:
-        """T(M) with Q, B and Z; without them where the inner map runs in full space.
+        """T(M) with Q, B and Z; without them where the inner map runs in full space."""
+        step = self.sketched(M, generator=generator, start=start, numbers=numbers)
+        if step is None:
+            return self(M, generator=generator), None
+        return lifted(step, M), step.factors
 
-        ``start`` is what the last step's factors have as theirs, of a :class:`~polarstep.Warm` sketch,
-        or a basis that is kept. ``numbers`` are those of :meth:`draw`, drawn before.
-        """
+    def sketched(
+        self,
+        M: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        start: Start | Kept | None = None,
+        numbers: Tensor | None = None,
+    ) -> Sketched | None:
+        """Two factors of T(M); ``None`` where the inner map runs in full space."""
         m, n = M.shape[-2:]
         if M.numel() == 0 or self.full_space_reason(m, n, M.device) is not None:
-            return self(M, generator=generator), None
+            return None
         X = workable(M.reshape(-1, m, n))
         X = X if m <= n else X.mT
-        if isinstance(start, Kept):
-            A = X.to(product_dtype(X))
-            factors = self.in_basis(A, self.aligned(start.Qt.to(A.dtype)).mT)
-            T = factors.product_like(X)
-        else:
-            numbers = self.numbers_for(X, generator) if numbers is None else numbers
-            T, factors = self._with_start(X, numbers, start)
-        return (T if m <= n else T.mT).to(M.dtype).reshape(M.shape), factors
-
-    def _with_start(
-        self, X: Tensor, numbers: Tensor, start: Start | None
-    ) -> tuple[Tensor, Factors]:
-        """T and the factors of wide ``X``, those of a warm sketch with the next start."""
         A = X.to(product_dtype(X))
-        m, n = A.shape[-2:]
+        if isinstance(start, Kept):
+            return self.in_basis(A, self.aligned(start.Qt.to(A.dtype)).mT)
+        numbers = self.numbers_for(X, generator) if numbers is None else numbers
         if warm.applies(self, m, n, A.device, A.dtype):
             known = None if start is None else start.to(A.dtype)
-            step = warm.warm_step(self, A, numbers, known)
-            return step.product_like(X), step.factors(self.width)
+            return warm.warm_step(self, A, numbers, known)
         factors = self.in_basis(A, self.basis(A, numbers, start))
-        T = factors.product_like(X)
         if isinstance(self.sketch, Warm):
             factors = replace(factors, start=Start(self.sketch.next_start(factors.Z, numbers)))
-        return T, factors
+        return factors
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count, of the sketched or the full-space path, whichever is taken."""

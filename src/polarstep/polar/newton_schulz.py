@@ -128,8 +128,16 @@ class NewtonSchulz(PolarMap):
         if self.is_usual and suits(X, self.polynomials):
             return small_polar(X, self.polynomials)
         dtype, by_gram = self._route(X, *X.shape[-2:])
+        if by_gram and self._is_normalized_on_the_way(X, dtype):
+            return gram.apply_to_normalized(X, self.polynomials)
         X = self._divided_by_delta(X, dtype)
         return (gram.apply_polynomials if by_gram else iterate)(X, self.polynomials)
+
+    def _is_normalized_on_the_way(self, X: Tensor, dtype: torch.dtype) -> bool:
+        """Whether M/‖M‖_F need not be made: on a CPU, but where torch.compile cannot look at ‖M‖_F."""
+        usual = self.delta == "frobenius" and len(self.polynomials) > 0
+        as_it_is = X.dtype == dtype and dtype.itemsize >= 4 and X.device.type == "cpu"
+        return usual and as_it_is and not torch.compiler.is_compiling()
 
     def _divided_by_delta(self, M: Tensor, dtype: torch.dtype) -> Tensor:
         """``M/δ`` in ``dtype``; the division itself happens in float32 at least."""

@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
-from polarstep.matrix import product_like
 from polarstep.polar import gram, small
 from polarstep.polar.base import Factors
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -56,20 +55,18 @@ class WarmStep:
     X: Tensor  # (batch, ℓ, n)
     left: Tensor  # (batch, ℓ, m), WQ
     start: Start  # for the next step
+    width: int  # ℓ, without the zero rows that the others may have
 
     @property
     def two_factors(self) -> tuple[Tensor, Tensor]:
         """L and R with T = LR."""
         return self.left.mT, self.X
 
-    def product_like(self, M: Tensor) -> Tensor:
-        """T in the memory layout of wide ``M``."""
-        return product_like(M, *self.two_factors)
-
-    def factors(self, width: int) -> Factors:
+    @property
+    def factors(self) -> Factors:
         """Q, B and Z, which is made here."""
         Z = gram.applied(self.W, self.X, self.Q.dtype)
-        Q, B, Z = self.Q.mT[..., :width], self.B[:, :width], Z[:, :width]
+        Q, B, Z = self.Q.mT[..., : self.width], self.B[:, : self.width], Z[:, : self.width]
         return Factors(Q, B, Z, orthonormal=False, start=self.start)
 
 
@@ -133,7 +130,7 @@ def warm_step(
         Q, Q_in_halves = basis(sketch(polar, A, start))
     B = Q @ A
     W, X = inner(polar, B, numbers, into, finite)
-    return WarmStep(Q, B, W, X, W @ Q_in_halves, into)
+    return WarmStep(Q, B, W, X, W @ Q_in_halves, into, polar.width)
 
 
 def sketch(polar: LowRank, A: Tensor, start: Start) -> Tensor:

@@ -29,6 +29,8 @@ class Start:
     @staticmethod
     def joined(starts: Sequence[Start]) -> Start:
         """Of all the matrices of ``starts``; with V if all of them have it, of one size."""
+        if len(starts) == 1:
+            return starts[0]
         sizes = {None if each.V is None else each.V.shape[-2:] for each in starts}
         if None in sizes or len(sizes) > 1:
             return Start(torch.cat([each.omega_transposed(each.S.dtype) for each in starts]))
