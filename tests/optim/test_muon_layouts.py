@@ -10,6 +10,7 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 
 from polarstep import Exact, LowRank, Muon, NewtonSchulz, PolarMap, rng
+from polarstep.optim import phases
 from polarstep.sketch import Warm
 
 
@@ -174,7 +175,14 @@ def test_the_sketch_of_a_step_can_be_drawn_again():
 
 
 @pytest.mark.parametrize(
-    "polar", [LowRank(3, 2, sketch=Warm(), always_sketch=True), NewtonSchulz()], ids=str
+    "polar",
+    [
+        LowRank(3, 2, always_sketch=True),
+        LowRank(3, 2, sketch=Warm(), always_sketch=True),
+        LowRank(3, 2, always_sketch=True, keep=2),
+        NewtonSchulz(),
+    ],
+    ids=str,
 )
 def test_hooks_only_look(polar):
     watched, plain = (Parameter(gaussian(8, 12)) for _ in range(2))
@@ -185,6 +193,47 @@ def test_hooks_only_look(polar):
             p.grad = gaussian(8, 12, seed=k)
             optimizer.step()
     assert torch.equal(watched, plain)
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (12, 8), (2, 3, 8, 12), (8, 3, 2, 2)], ids=str)
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_t_that_is_not_stored_is_the_same_step(shape, nonfinite, decay, monkeypatch):
+    options = {"layout": "stack" if shape == (2, 3, 8, 12) else "auto", "nonfinite": nonfinite}
+    options |= {"polar": LowRank(3, 2, always_sketch=True), "weight_decay": decay}
+    ends, taken = [], []
+    as_they_are = phases._takes_products
+    for takes in (as_they_are, lambda *_: False):
+
+        def noted(*arguments, takes=takes):
+            taken.append(takes(*arguments))
+            return taken[-1]
+
+        monkeypatch.setattr(phases, "_takes_products", noted)
+        W = Parameter(gaussian(*shape, seed=9).float())
+        step(W, **options)
+        ends.append(W.detach())
+    assert taken == [True] * 3 + [False] * 3
+    torch.testing.assert_close(*ends)
+
+
+def test_t_is_stored_for_those_that_cannot_take_a_product():
+    polar = LowRank(3, 2, always_sketch=True)
+    plain = Parameter(gaussian(8, 12, seed=9).float())
+    transposed = Parameter(plain.detach().mT.contiguous().mT)
+    blocks = Parameter(torch.cat([plain.detach(), torch.ones(9, 12)]))
+    rounded = Parameter(plain.detach().bfloat16())
+    step(plain, polar=polar)
+    step(transposed, polar=polar)
+    step(blocks, polar=polar, split_sizes=(8, 9))
+    step(rounded, polar=polar)
+    adjustable = Parameter(gaussian(8, 12, seed=9).float())
+    step(adjustable, polar=polar, lr=torch.tensor(0.1))
+    for other in (transposed, adjustable):
+        torch.testing.assert_close(other, plain)
+    torch.testing.assert_close(rounded.float(), plain.detach(), atol=0.02, rtol=0.02)
+    assert blocks.isfinite().all()
+    assert not torch.equal(blocks[8:], torch.ones(9, 12))
 
 
 def test_polyak_leaves_its_buffer_as_it_is():

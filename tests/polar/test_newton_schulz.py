@@ -308,3 +308,18 @@ def test_an_unpickled_map_can_be_compiled_as_one_graph(name, monkeypatch):
     unpickled = pickle.loads(stored)
     compiled = torch.compile(lambda X: unpickled(X), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(M), expected)
+
+
+@pytest.mark.parametrize("name", ["quintic", "polar-express", "cubic"])
+def test_a_norm_read_off_the_gram_matrix_is_as_good(name):
+    X = torch.stack([gaussian(12, 80), 1e-3 * gaussian(12, 80, seed=1), torch.zeros(12, 80)])
+    polynomials = coefficients.resolve(name, 5)
+    exact = NewtonSchulz(5, name, form="plain")(X)
+    for scale in (1.0, 1e-30, 1e30):
+        got = gram.apply_to_normalized((scale * X).float(), polynomials)
+        torch.testing.assert_close(got.double(), exact, atol=2e-5, rtol=0)
+    # A power of two changes no bit of T.
+    X = X.float()
+    once, again = (gram.apply_to_normalized(s * X, polynomials) for s in (1.0, 2.0**-90))
+    assert torch.equal(once, again)
+    assert not once[2].any()

@@ -71,6 +71,13 @@ def test_rough_is_a_well_conditioned_basis_of_the_same_range(method):
     assert (torch.linalg.matrix_rank(both, rtol=1e-5) == 10).all()
 
 
+def test_cholesky_and_householder_agree_in_every_sign():
+    sigma = torch.logspace(0, -2, 8, dtype=torch.float64)
+    Y = torch.stack([with_singular_values(sigma, 40, 8, seed=s) for s in range(3)])
+    one, other = (orthonormalize(Y, method) for method in ("householder", "cholesky"))
+    torch.testing.assert_close(one, other, atol=1e-9, rtol=0)
+
+
 def test_cholesky_falls_back_where_it_must_and_only_there():
     # Nine directions of 3e-7 beside one: float32's Gram matrix knows nothing of them.
     sigma = torch.full((10,), 3e-7, dtype=torch.float64)

@@ -126,25 +126,31 @@ def ensure_buffers(work: Work, state: State) -> None:
 
 
 def momentum(work: Work, state: State) -> None:
-    """``C ← βC + G`` in place, and M from it."""
+    """``C ← βC + G`` in place."""
     if not work.params:
         return
     ensure_buffers(work, state)
     C = [state[p]["momentum_buffer"] for p in work.params]
-    beta, nesterov = work.group["momentum"], work.group["nesterov"]
-    if work.finite is None:
-        if all(c.device.type == "cpu" and not is_sharded(c) for c in C):
-            for c, grad in zip(C, work.grads, strict=True):
-                torch.add(grad, c, alpha=beta, out=c)  # one pass over memory instead of two
-        else:
-            torch._foreach_mul_(C, beta)
-            torch._foreach_add_(C, work.grads)
-        work.M = list(torch._foreach_add(work.grads, C, alpha=beta)) if nesterov else C
-        return
-    for c, grad, finite in zip(C, work.grads, work.finite, strict=True):
-        c.copy_(torch.where(finite, beta * c + grad, c))
-        m = torch.where(finite, beta * c + grad, 0) if nesterov else torch.where(finite, c, 0)
-        work.M.append(m)  # zero where the gradient was not finite, and T(0) = 0
+    beta = work.group["momentum"]
+    if work.finite is not None:
+        for c, grad, finite in zip(C, work.grads, work.finite, strict=True):
+            c.copy_(torch.where(finite, beta * c + grad, c))
+    elif all(c.device.type == "cpu" and not is_sharded(c) for c in C):
+        for c, grad in zip(C, work.grads, strict=True):
+            torch.add(grad, c, alpha=beta, out=c)  # one pass over memory instead of two
+    else:
+        torch._foreach_mul_(C, beta)
+        torch._foreach_add_(C, work.grads)
+
+
+def _momentum_of(work: Work, i: int, state: State, out: Tensor | None = None) -> Tensor:
+    """M of a parameter: βC + G, or C itself, which is not to be changed."""
+    M: Tensor = state[work.params[i]]["momentum_buffer"]
+    if work.group["nesterov"]:
+        M = torch.add(work.grads[i], M, alpha=work.group["momentum"], out=out)
+    if work.finite is not None:
+        M = torch.where(work.finite[i], M, 0)  # and T(0) = 0
+    return M
 
 
 def generator_key(
@@ -174,17 +180,17 @@ def polar(
     buckets: dict[tuple[Any, ...], list[Place]] = {}
     for work in works:
         group = work.group
-        for i, (view, M) in enumerate(zip(work.views, work.M, strict=True)):
-            work.T.append([M] * len(view.shapes))  # replaced below, block by block
+        for i, (view, p) in enumerate(zip(work.views, work.params, strict=True)):
+            work.T.append([p] * len(view.shapes))  # replaced below, block by block
             for j, (_, m, n) in enumerate(view.shapes):
                 key = (
                     group["polar"],
                     group["seed"],
                     group["step"],
                     (m, n),
-                    M.dtype,
-                    M.device,
-                    is_sharded(M),
+                    p.dtype,
+                    p.device,
+                    is_sharded(p),
                 )
                 buckets.setdefault(key, []).append((work, i, j))
     for (polar_map, seed, step, (m, n), dtype, *_, sharded), places in buckets.items():
@@ -227,13 +233,7 @@ def _polar_of_bucket(
     hooks: Iterable[PolarHook],
     drawn: Drawn,
 ) -> None:
-    blocks_of: dict[tuple[int, int], list[Tensor]] = {}  # of several blocks, M is gathered once
-    for work, i, _ in places:
-        if (id(work), i) not in blocks_of:
-            blocks_of[id(work), i] = work.views[i].blocks(whole(work.M[i]))
-    members = [(work, i, j, blocks_of[id(work), i][j]) for work, i, j in places]
-    blocks = [block for *_, block in members]
-    M = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+    M, members = _gathered(places, state)
     generator = rng.generator(*numbers_key, device=M.device) if polar_map.is_random else None
     step = None
     if hooks or polar_map.is_warm or polar_map.keeps_basis or M.device.type == "cpu":
@@ -248,7 +248,7 @@ def _polar_of_bucket(
     T: Tensor | None = None
     if hooks or None in products:
         T = polar_map(M, generator=generator) if step is None else lifted(step, M)
-    parts = () if T is None else torch.split(T, [len(block) for block in blocks])
+    parts = () if T is None else torch.split(T, [len(block) for *_, block in members])
     for k, ((work, i, j, _), product) in enumerate(zip(members, products, strict=True)):
         if product is not None:
             work.T[i][j] = product
@@ -263,6 +263,31 @@ def _polar_of_bucket(
         bucket = _bucket(polar_map, numbers_key, members, M, T, factors)
         for hook in hooks:
             hook(bucket)
+
+
+def _gathered(places: list[Place], state: State) -> tuple[Tensor, list[Placed]]:
+    """M of a bucket in one piece, and each block with its part of it."""
+    if len(places) > 1 and all(_writes_momentum(work, i) for work, i, _ in places):
+        (work, i, j), counts = places[0], [_matrices(place) for place in places]
+        p, (_, m, n) = work.params[i], work.views[i].shapes[j]
+        M = torch.empty(sum(counts), m, n, dtype=p.dtype, device=p.device)
+        parts = torch.split(M, counts)
+        for (work, i, _), part in zip(places, parts, strict=True):
+            _momentum_of(work, i, state, out=part.view(work.params[i].shape))
+        return M, [(*place, part) for place, part in zip(places, parts, strict=True)]
+    blocks_of: dict[tuple[int, int], list[Tensor]] = {}  # of several blocks, M is gathered once
+    for work, i, _ in places:
+        if (id(work), i) not in blocks_of:
+            blocks_of[id(work), i] = work.views[i].blocks(whole(_momentum_of(work, i, state)))
+    members = [(work, i, j, blocks_of[id(work), i][j]) for work, i, j in places]
+    blocks = [block for *_, block in members]
+    return (blocks[0] if len(blocks) == 1 else torch.cat(blocks)), members
+
+
+def _writes_momentum(work: Work, i: int) -> bool:
+    """Whether M of a parameter is computed, and of one block, so that it can be written anywhere."""
+    made = work.group["nesterov"] and work.finite is None
+    return made and len(work.views[i].shapes) == 1 and not is_sharded(work.params[i])
 
 
 def _taken_as_products(

@@ -34,7 +34,6 @@ class Work:
     grads: list[Tensor]
     finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
     views: list[MatrixView] = field(default_factory=list)
-    M: list[Tensor] = field(default_factory=list)  # per parameter
     T: list[list[Tensor | Product]] = field(default_factory=list)  # per parameter and block
 
     def select(self, indices: list[int]) -> Work:

@@ -51,7 +51,10 @@ def orthonormalize(Y: Tensor, method: Method = "auto", *, rough: bool = False) -
 
 
 def _householder(Y: Tensor) -> Tensor:
-    return torch.linalg.qr(Y).Q
+    """The Q of Y = QR with a positive diagonal of R, as Cholesky's has: signs tell no two ways apart."""
+    Q, R = torch.linalg.qr(Y)
+    negative = R.diagonal(dim1=-2, dim2=-1) < 0
+    return torch.where(negative[..., None, :], -Q, Q)
 
 
 def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
