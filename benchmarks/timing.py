@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-
-# Of what is over in no time a GPU is given as many as take this long, or a hiccup of the host is all of it.
+# What is over in no time is repeated for this long: a hiccup of the host would be all of it.
 LEAST_MILLISECONDS = 100
 
 
