@@ -156,7 +156,7 @@ def _one_by_one(
 
 
 def _in_turn(
-    made: Iterable[tuple[str, Callable[[], torch.optim.Optimizer]]], rounds: int = 7
+    made: Iterable[tuple[str, Callable[[], torch.optim.Optimizer]]], rounds: int = 15
 ) -> Iterator[dict[str, Any]]:
     """On a CPU, which others may slow down for a while: round by round, each in its turn."""
     steps = {}

@@ -65,36 +65,51 @@ def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
     ‖QᵀQ − I‖ ≤ ½ ends with QᵀQ = I up to rounding and is the last. For a zero column there is a one
     on the diagonal of QᵀQ, with which it remains zero.
     """
-    Q = Y if _has_squares(Y) else unit_scaled(Y)[0]
-    identity = torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device)
-    broken = torch.zeros(Y.shape[0], dtype=torch.bool, device=Y.device)
-    for sweep in range(1 if rough else 4):
-        G = Q.mT @ Q
-        diagonal = G.diagonal(dim1=-2, dim2=-1)
-        trace = diagonal.sum(-1, keepdim=True)
-        diagonal.add_(diagonal == 0)
-        unfinished = torch.linalg.matrix_norm(G - identity) > 0.5
-        if sweep == 0:
-            diagonal.add_(10 * torch.finfo(Y.dtype).eps * trace)
-        L, info = torch.linalg.cholesky_ex(G)
-        if bool(info.any()):
-            broken |= info > 0
-            L = torch.where(broken[:, None, None], identity, L)
-        Q = torch.linalg.solve_triangular(L.mT, Q, upper=True, left=False)
-        unfinished &= ~broken
-        if sweep > 0 and not bool(unfinished.any()):
-            break
+    Q, (G, trace) = Y, _gram_and_trace(Y)
+    if not bool(((trace > 1e-24) & (trace < 1e24)).all()):  # squares could leave the range
+        Q, _ = unit_scaled(Y)
+        G, trace = _gram_and_trace(Q)
+    G.diagonal(dim1=-2, dim2=-1).add_(10 * torch.finfo(Y.dtype).eps * trace)
+    Q, broken = _divided(Q, G)
     if not rough:
-        broken |= unfinished
+        Q, broken = _finished(Q, broken)
     if bool(broken.any()):
         Q[broken] = _householder(Y[broken])
     return Q
 
 
-def _has_squares(Y: Tensor) -> bool:
-    """Whether Y's scale is such that a Gram matrix stays within its range; most are."""
-    largest = torch.maximum(Y.amax((-2, -1)), -Y.amin((-2, -1)))
-    return bool(((largest > 2.0**-40) & (largest < 2.0**40) | (largest == 0)).all())
+def _finished(Q: Tensor, broken: Tensor) -> tuple[Tensor, Tensor]:
+    """Further passes until QᵀQ = I, three at most, and the matrices for which that failed."""
+    identity = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
+    unfinished = broken
+    for _ in range(3):
+        G, _ = _gram_and_trace(Q)
+        far = torch.linalg.matrix_norm(G - identity) > 0.5
+        Q, failed = _divided(Q, G)
+        broken = broken | failed
+        unfinished = far & ~broken
+        if not bool(unfinished.any()):
+            break
+    return Q, broken | unfinished
+
+
+def _gram_and_trace(Q: Tensor) -> tuple[Tensor, Tensor]:
+    """QᵀQ, with a one on the diagonal for a zero column, and its trace without, as (batch, 1)."""
+    G = torch.bmm(Q.mT, Q)
+    diagonal = G.diagonal(dim1=-2, dim2=-1)
+    trace = diagonal.sum(-1, keepdim=True)
+    diagonal.add_(diagonal == 0)
+    return G, trace
+
+
+def _divided(Q: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
+    """``QL⁻ᵀ`` with G = LLᵀ, and the matrices that have none; those are left as they are."""
+    L, info = torch.linalg.cholesky_ex(G)
+    failed = info > 0
+    if bool(failed.any()):
+        identity = torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+        L = torch.where(failed[:, None, None], identity, L)
+    return torch.linalg.solve_triangular(L.mT, Q, upper=True, left=False), failed
 
 
 def _products(Y: Tensor, *, rough: bool) -> Tensor:

@@ -78,5 +78,6 @@ def _strips(m: int) -> Iterator[tuple[int, int]]:
 
 def _product(A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float) -> Tensor:
     if plus is None:
-        return A @ B if alpha == 1 else alpha * (A @ B)
+        C = torch.bmm(A, B)  # as A @ B ends up, without the views on the way
+        return C if alpha == 1 else alpha * C
     return torch.baddbmm(plus, A, B, beta=beta, alpha=alpha)
