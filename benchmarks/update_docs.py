@@ -3,10 +3,10 @@
     python benchmarks/update_docs.py            # write
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
-A page has a marker ``<!-- KIND: RECORD -->``, of kind table, device or accuracy; what follows it up to
-the next blank line is the table made from that record. What lies between ``<!-- results: FOLDER -->``
-and ``<!-- end -->`` is made from the archives of runs below that folder: nothing, as long as there are
-none.
+A page has a marker ``<!-- KIND: RECORD -->``, of kind table, device, speedup or accuracy; what
+follows it up to the next blank line is the table made from that record. What lies between
+``<!-- results: FOLDER -->`` and ``<!-- end -->`` is made from the archives of runs below that folder:
+nothing, as long as there are none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/speed.md")
 RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MARKER = re.compile(r"(<!-- (table|device|accuracy): (\S+) -->\n)\n(?:\|.*\n)*\n?")
+MARKER = re.compile(r"(<!-- (table|device|speedup|accuracy): (\S+) -->\n)\n(?:\|.*\n)*\n?")
 
 
 def step_table(record: Path) -> str:
@@ -34,6 +34,18 @@ def device_table(record: Path) -> str:
     return _by_workload(
         record, lambda row: f"{row['device_ms']:.3f} ms" if "device_ms" in row else None
     )
+
+
+def speedup_table(record: Path) -> str:
+    """How many times faster than the loop of seven steps, where one was timed."""
+    steps = json.loads(record.read_text())["steps"]
+    loop = {row["workload"]: row["ms"] for row in steps if row["optimizer"].endswith("Schulz 7")}
+
+    def cell(row: dict[str, Any]) -> str | None:
+        ours = row["optimizer"].startswith(("LowRank", "full space"))
+        return f"{loop[row['workload']] / row['ms']:.1f}" if ours else None
+
+    return _by_workload(record, cell)
 
 
 def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> str:
@@ -89,7 +101,12 @@ def filled(text: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         marker, kind, record = match.groups()
-        make = {"table": step_table, "device": device_table, "accuracy": accuracy_table}[kind]
+        make = {
+            "table": step_table,
+            "device": device_table,
+            "speedup": speedup_table,
+            "accuracy": accuracy_table,
+        }[kind]
         return f"{marker}\n{make(ROOT / record)}\n\n"
 
     def results(match: re.Match[str]) -> str:
