@@ -88,6 +88,7 @@ def optimizers(
     if device.type == "cpu":
         yield "a loop of Newton–Schulz 7", lambda: HandWritten(params, 7)
         yield "a loop of Newton–Schulz 5", lambda: HandWritten(params, 5)
+        yield "a loop of batches, 7", lambda: Batched(params, 7)
     for name, polar in maps(rank, oversample).items():
         yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar)
 
@@ -110,6 +111,33 @@ class HandWritten(torch.optim.Optimizer):
                     A = X @ X.T
                     X = 1.875 * X + (-1.25 * A + 0.375 * A @ A) @ X
                 p.add_(X.T if p.shape[0] > p.shape[1] else X, alpha=-1e-5)
+
+
+class Batched(torch.optim.Optimizer):
+    """The same with care: all matrices of a shape at a time, and additions within the products."""
+
+    def __init__(self, params: list[Tensor], steps: int) -> None:
+        super().__init__(params, {"steps": steps})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[Tensor]] = {}
+            for p in group["params"]:
+                shapes.setdefault(p.shape, []).append(p)
+            for (m, n), params in shapes.items():
+                C = [self.state[p].setdefault("C", torch.zeros_like(p)) for p in params]
+                grads = [p.grad for p in params]
+                torch._foreach_mul_(C, 0.95)
+                torch._foreach_add_(C, grads)
+                X = torch.stack(torch._foreach_add(grads, C, alpha=0.95))
+                X = (X.mT if m > n else X) / X.flatten(1).norm(dim=1)[:, None, None]
+                for _ in range(group["steps"]):
+                    A = X @ X.mT
+                    X = torch.baddbmm(
+                        X, torch.baddbmm(A, A, A, beta=-1.25, alpha=0.375), X, beta=1.875
+                    )
+                torch._foreach_add_(params, list(X.mT if m > n else X), alpha=-1e-5)
 
 
 def whole_steps(name: str, workload: Any, device: torch.device) -> list[dict[str, Any]]:
