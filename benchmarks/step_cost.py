@@ -113,11 +113,8 @@ class HandWritten(torch.optim.Optimizer):
                 p.add_(X.T if p.shape[0] > p.shape[1] else X, alpha=-1e-5)
 
 
-class Batched(torch.optim.Optimizer):
+class Batched(HandWritten):
     """The same with care: all matrices of a shape at a time, and additions within the products."""
-
-    def __init__(self, params: list[Tensor], steps: int) -> None:
-        super().__init__(params, {"steps": steps})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]

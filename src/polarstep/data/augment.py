@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from polarstep.data.transfer import sent_to
 from polarstep.rng import generator
 
 __all__ = ["ImageBatches", "Normalizer", "translate"]
@@ -134,8 +135,5 @@ def _plan(
     shifts = torch.randint(0, 2 * translation + 1, (count, 2), generator=rng)[order]
     draw = torch.rand(count, generator=generator(seed, "flip"))
     mirrored = ((draw < 0.5) ^ (epoch % 2 == 1))[order]
-    drawn = [order, shifts, mirrored]
-    if device.type == "cuda":  # a copy from pageable memory would wait for all that is in the queue
-        drawn = [each.pin_memory() for each in drawn]
-    order, shifts, mirrored = (each.to(device, non_blocking=True) for each in drawn)
+    order, shifts, mirrored = sent_to(device, order, shifts, mirrored)
     return order, shifts, mirrored

@@ -25,7 +25,7 @@ from polarstep.optim.groups import Group
 from polarstep.optim.phases import Bucket, PolarHook, generator_key
 from polarstep.optim.work import State
 from polarstep.polar import LowRank, warm
-from polarstep.polar.base import Factors, Kept, PolarMap, lifted
+from polarstep.polar.base import Factors, Kept, PolarMap, lifted, oriented
 from polarstep.sketch import Warm
 from polarstep.sketch.warm import Start
 
@@ -162,8 +162,7 @@ class DeviceBucket:
             return Launched(M, T)
         wide = its.m <= its.n
         step = self._step(self.sketched, M if wide else M.mT)
-        L, R = step.two_factors
-        L, R = (L, R) if wide else (R.mT, L.mT)
+        L, R = oriented(step, its.m, its.n)
         update_from_factors(X, L, R, *tables, element=element, finite=finite)
         return Launched(M, step)
 

@@ -133,6 +133,10 @@ class _Plan:
         """Where the buckets are."""
         return list({bucket.signature.device: None for bucket, _ in self.runs})
 
+    def runs_on(self, device: torch.device) -> list[tuple[DeviceBucket, list[Member]]]:
+        """Those of one device."""
+        return [run for run in self.runs if run[0].signature.device == device]
+
 
 class FusedStep:
     """The buckets of an optimizer, kept from step to step."""
@@ -195,7 +199,7 @@ class FusedStep:
 
         The small products of one bucket do not fill a GPU; a few buckets at a time do better.
         """
-        buckets = [bucket for bucket, _ in plan.runs if bucket.signature.device == device]
+        buckets = [bucket for bucket, _ in plan.runs_on(device)]
         if device.type != "cuda" or len(buckets) == 1:
             for bucket in buckets:
                 bucket.launch()
@@ -342,7 +346,7 @@ def _tabulated(
 ) -> Iterator[tuple[DeviceBucket, Tensor]]:
     """The rows of every bucket, on its device: one copy for all that are there."""
     for device in plan.devices:
-        there = [run for run in plan.runs if run[0].signature.device == device]
+        there = plan.runs_on(device)
         table = plan.tables.get((device, dtype), torch.empty(0, device=device))
         plan.tables[device, dtype], parts = shared_table(
             table, [rows_of(*run) for run in there], dtype

@@ -24,7 +24,7 @@ from polarstep.optim.groups import Group, check_options, named_params, view_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.work import Place, Placed, Product, State, Work
 from polarstep.polar import LowRank
-from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, lifted
+from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, lifted, oriented
 from polarstep.sharded import is_sharded, placed_like, whole
 
 __all__ = [
@@ -297,8 +297,7 @@ def _taken_as_products(
     if step is None:
         return [None] * len(members)
     counts = [len(block) for *_, block in members]
-    L, R = step.two_factors
-    L, R = (L, R) if M.shape[-2] <= M.shape[-1] else (R.mT, L.mT)
+    L, R = oriented(step, *M.shape[-2:])
     products = map(Product, torch.split(L, counts), torch.split(R, counts))
     return [
         product if _takes_products(work, i, L.dtype) else None
@@ -322,12 +321,11 @@ def _takes_products(work: Work, i: int, dtype: torch.dtype) -> bool:
 def _numbers(polar_map: PolarMap, key: tuple[int | str, ...], M: Tensor, drawn: Drawn) -> Tensor:
     """The numbers of a warm sketch, drawn once; not for what is captured, whose replays draw anew."""
     assert isinstance(polar_map, LowRank)
+    if in_a_graph():
+        drawn = {}
     place = (*key, polar_map.width, M.device, M.dtype)
-    if in_a_graph() or place not in drawn:
-        numbers = polar_map.numbers_for(M, rng.generator(*key, device=M.device))
-        if in_a_graph():
-            return numbers
-        drawn[place] = numbers
+    if place not in drawn:
+        drawn[place] = polar_map.numbers_for(M, rng.generator(*key, device=M.device))
     return drawn[place]
 
 

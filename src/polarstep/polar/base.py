@@ -25,7 +25,7 @@ from polarstep.matrix import product_like, unit_scaled, workable
 from polarstep.sharded import is_sharded
 from polarstep.sketch.warm import Start
 
-__all__ = ["Factors", "Kept", "PolarMap", "Sketched", "lifted"]
+__all__ = ["Factors", "Kept", "PolarMap", "Sketched", "lifted", "oriented"]
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,16 @@ class Sketched(Protocol):
         """Q, B and Z."""
 
 
+def oriented(step: Sketched, m: int, n: int) -> tuple[Tensor, Tensor]:
+    """L and R with T = LR for the m×n matrices that ``step`` was made of, tall ones too."""
+    L, R = step.two_factors
+    return (L, R) if m <= n else (R.mT, L.mT)
+
+
 def lifted(step: Sketched, M: Tensor) -> Tensor:
     """T of the matrices ``M`` that ``step`` was made of, in their shape, precision and memory layout."""
     m, n = M.shape[-2:]
-    X = M.reshape(-1, m, n)
-    L, R = step.two_factors
-    T = product_like(X, L, R) if m <= n else product_like(X.mT, L, R).mT
+    T = product_like(M.reshape(-1, m, n), *oriented(step, m, n))
     return T.to(M.dtype).reshape(M.shape)
 
 

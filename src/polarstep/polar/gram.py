@@ -50,6 +50,7 @@ __all__ = [
     "polynomial_times",
     "restarts",
     "rounding",
+    "scaled_gram",
 ]
 
 # Largest error in an eigenvalue of G_t that is left to grow, on the scale of ‖G_t‖ ≤ 1. A negative
@@ -70,6 +71,23 @@ def gram_matrix(X: Tensor) -> Tensor:
         return torch.bmm(X, X.mT, out_dtype=torch.float32)
     X = X.float()
     return X @ X.mT
+
+
+def scaled_gram(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """X, XXᵀ and its trace ‖X‖_F², of shape (batch, 1, 1), for ``X`` on a CPU.
+
+    Where that is near the limits of the precision, X is scaled first; to look costs a CPU nothing.
+    """
+    G, trace = _gram_and_trace(X)
+    if not bool(((trace > 1e-24) & (trace < 1e24)).all()):
+        X, _ = unit_scaled(X)
+        G, trace = _gram_and_trace(X)
+    return X, G, trace
+
+
+def _gram_and_trace(X: Tensor) -> tuple[Tensor, Tensor]:
+    G = gram_matrix(X)
+    return G, G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
 
 
 def polynomial_of(G: Tensor, polynomial: Polynomial) -> Tensor:
@@ -194,22 +212,13 @@ def apply_polynomials(
 def apply_to_normalized(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
     """φ_q∘…∘φ₁ on the singular values of X/‖X‖_F, for ``X`` on a CPU, without a pass to divide it.
 
-    ‖X‖_F² is the trace of XXᵀ. Where that is near the limits of the precision, X is scaled first; to
-    look costs a CPU nothing.
+    ‖X‖_F² is the trace of XXᵀ.
     """
-    G, trace = _gram_and_trace(X)
-    if not bool(((trace > 1e-24) & (trace < 1e24)).all()):
-        X, _ = unit_scaled(X)
-        G, trace = _gram_and_trace(X)
-        trace = torch.where(trace == 0, 1, trace)
+    X, G, trace = scaled_gram(X)
+    trace = torch.where(trace == 0, 1, trace)
     end = next(iter(restarts(polynomials, rounding(X.dtype))), len(polynomials))
     W = accumulated(G / trace, polynomials[:end]) / trace.sqrt()
     return apply_polynomials(product_like(X, W, X), polynomials[end:])
-
-
-def _gram_and_trace(X: Tensor) -> tuple[Tensor, Tensor]:
-    G = gram_matrix(X)
-    return G, G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
 
 
 def applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from polarstep.compiling import constant
-from polarstep.matrix import normalized, product_dtype, unit_scaled
+from polarstep.matrix import normalized, product_dtype
 from polarstep.polar.coefficients import Polynomial, evaluate, resolve
-from polarstep.polar.gram import apply_polynomials
+from polarstep.polar.gram import apply_polynomials, gram_matrix, scaled_gram
 from polarstep.polar.iterate import iterate
 from polarstep.polar.minimax import polar_express
 from polarstep.polar.small import small_polar, suits
@@ -65,12 +65,9 @@ def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
     ‖QᵀQ − I‖ ≤ ½ ends with QᵀQ = I up to rounding and is the last. For a zero column there is a one
     on the diagonal of QᵀQ, with which it remains zero.
     """
-    Q, (G, trace) = Y, _gram_and_trace(Y)
-    if not bool(((trace > 1e-24) & (trace < 1e24)).all()):  # squares could leave the range
-        Q, _ = unit_scaled(Y)
-        G, trace = _gram_and_trace(Q)
-    G.diagonal(dim1=-2, dim2=-1).add_(10 * torch.finfo(Y.dtype).eps * trace)
-    Q, broken = _divided(Q, G)
+    Qt, G, trace = scaled_gram(Y.mT)
+    _mark_zero_columns(G).add_(10 * torch.finfo(Y.dtype).eps * trace[..., 0])
+    Q, broken = _divided(Qt.mT, G)
     if not rough:
         Q, broken = _finished(Q, broken)
     if bool(broken.any()):
@@ -83,7 +80,8 @@ def _finished(Q: Tensor, broken: Tensor) -> tuple[Tensor, Tensor]:
     identity = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
     unfinished = broken
     for _ in range(3):
-        G, _ = _gram_and_trace(Q)
+        G = gram_matrix(Q.mT)
+        _mark_zero_columns(G)
         far = torch.linalg.matrix_norm(G - identity) > 0.5
         Q, failed = _divided(Q, G)
         broken = broken | failed
@@ -93,13 +91,10 @@ def _finished(Q: Tensor, broken: Tensor) -> tuple[Tensor, Tensor]:
     return Q, broken | unfinished
 
 
-def _gram_and_trace(Q: Tensor) -> tuple[Tensor, Tensor]:
-    """QᵀQ, with a one on the diagonal for a zero column, and its trace without, as (batch, 1)."""
-    G = torch.bmm(Q.mT, Q)
+def _mark_zero_columns(G: Tensor) -> Tensor:
+    """Set ones on the diagonal of G = QᵀQ for zero columns of Q; the diagonal, as a view."""
     diagonal = G.diagonal(dim1=-2, dim2=-1)
-    trace = diagonal.sum(-1, keepdim=True)
-    diagonal.add_(diagonal == 0)
-    return G, trace
+    return diagonal.add_(diagonal == 0)
 
 
 def _divided(Q: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from polarstep.data.corpus import corpus_tokens
 from polarstep.data.shards import find_shards, open_shard
 from polarstep.data.tokenizer import vocab_size_beside
 from polarstep.data.tokens import TokenWindows
+from polarstep.data.transfer import sent_to
 from polarstep.experiments.config import ConfigError, RunConfig, TextData
 from polarstep.experiments.training.compiling import compiled
 from polarstep.experiments.training.schedule import Place, place_in_stages
@@ -111,7 +112,7 @@ class LanguageTask:
         total = torch.zeros((), device=self.device)
         size = self.config.runtime.micro_batch or len(inputs)
         for x, y in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
-            loss = self._loss(*self._to_device(x, y)) / targets.numel()
+            loss = self._loss(*sent_to(self.device, x, y)) / targets.numel()
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -135,7 +136,7 @@ class LanguageTask:
         size = self.config.evaluation.batch
         for first in range(0, windows, size):
             count = min(size, windows - first)
-            total += self._loss(*self._to_device(*self.val.in_order(first, count))).double()
+            total += self._loss(*sent_to(self.device, *self.val.in_order(first, count))).double()
         self.model.train()
         loss = total.item() / (windows * self.val.length)
         return Validation(loss, perplexity=math.exp(min(loss, 700.0)))
@@ -157,11 +158,6 @@ class LanguageTask:
         """As configured; where that is left open, on a GPU."""
         wanted = self.config.runtime.compile
         return self.device.type == "cuda" if wanted is None else wanted
-
-    def _to_device(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        if self.device.type != "cuda":
-            return tensors
-        return tuple(t.pin_memory().to(self.device, non_blocking=True) for t in tensors)
 
 
 @lru_cache(maxsize=1)
