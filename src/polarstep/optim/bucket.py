@@ -25,7 +25,7 @@ from polarstep.optim.groups import Group
 from polarstep.optim.phases import Bucket, PolarHook, generator_key
 from polarstep.optim.work import State
 from polarstep.polar import LowRank, warm
-from polarstep.polar.base import Factors, Kept, PolarMap, lifted, oriented
+from polarstep.polar.base import Kept, PolarMap, Sketched, lifted, oriented
 from polarstep.sketch import Warm
 from polarstep.sketch.warm import Start
 
@@ -69,7 +69,7 @@ class Launched:
     """What a step computed: M, and T or what it is made of."""
 
     M: Tensor
-    T: Tensor | Factors | warm.WarmStep
+    T: Tensor | Sketched
 
 
 class DeviceBucket:
@@ -166,7 +166,7 @@ class DeviceBucket:
         update_from_factors(X, L, R, *tables, element=element, finite=finite)
         return Launched(M, step)
 
-    def _step(self, polar: LowRank, A: Tensor) -> Factors | warm.WarmStep:
+    def _step(self, polar: LowRank, A: Tensor) -> Sketched:
         """T of wide ``A``, and of a warm sketch the next start."""
         from polarstep.kernels.blend import blend
 
@@ -187,7 +187,7 @@ class DeviceBucket:
         assert self._start is not None
         if self._without_Z:
             return warm.warm_step(polar, A, numbers, start, self._start, self._finite)
-        factors = polar.in_basis(A, polar.basis(A, numbers, start))
+        factors = polar.in_basis(A, polar.basis(A, numbers, start)).factors
         scale = polar.sketch.scale(len(numbers))
         blend(factors.Z, numbers, scale, self._start.S, self._finite)
         return factors

@@ -243,7 +243,7 @@ def _polar_of_bucket(
         if step is not None and step.start is not None:
             remember(members, state, step.start)
         elif step is not None and polar_map.keeps_basis and start is None:
-            remember(members, state, Kept(step.factors.Q.mT))
+            remember(members, state, Kept(step.basis.mT))
     products = _taken_as_products(members, M, step)
     T: Tensor | None = None
     if hooks or None in products:

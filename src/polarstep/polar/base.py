@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -25,7 +26,7 @@ from polarstep.matrix import product_like, unit_scaled, workable
 from polarstep.sharded import is_sharded
 from polarstep.sketch.warm import Start
 
-__all__ = ["Factors", "Kept", "PolarMap", "Sketched", "lifted", "oriented"]
+__all__ = ["Factors", "Kept", "PolarMap", "Sketched", "Weighted", "lifted", "oriented"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Factors:
     start: Start | None = None  # a warm sketch's, for the next step
 
     @property
+    def basis(self) -> Tensor:
+        """Q."""
+        return self.Q
+
+    @property
     def two_factors(self) -> tuple[Tensor, Tensor]:
         """L and R with T = LR."""
         return self.Q, self.Z
@@ -63,12 +69,40 @@ class Factors:
         return self
 
 
+@dataclass(frozen=True)
+class Weighted:
+    """T = (QW)B, where the polar factor of B is Z = WB.
+
+    Z is not made for it: QW has the short side of M, where Z has the long one.
+    """
+
+    basis: Tensor  # (batch, m, ℓ), the Q of Factors
+    B: Tensor  # (batch, ℓ, n)
+    W: Tensor  # (batch, ℓ, ℓ)
+    orthonormal: bool
+    start: None = None
+
+    @cached_property
+    def two_factors(self) -> tuple[Tensor, Tensor]:
+        """L and R with T = LR."""
+        return torch.bmm(self.basis, self.W), self.B
+
+    @cached_property
+    def factors(self) -> Factors:
+        """Q, B and Z, which is made here."""
+        return Factors(self.basis, self.B, torch.bmm(self.W, self.B), self.orthonormal)
+
+
 class Sketched(Protocol):
     """T of wide matrices before it is multiplied out, and what it was made of."""
 
     @property
     def start(self) -> Start | None:
         """What the next step starts from, of a warm sketch."""
+
+    @property
+    def basis(self) -> Tensor:
+        """Q, of shape (batch, m, ℓ)."""
 
     @property
     def two_factors(self) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from polarstep import flops
 from polarstep.matrix import product_dtype, product_like, workable
 from polarstep.polar import warm
-from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, lifted
+from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, Weighted, lifted
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method, orthonormalize
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch, Warm
@@ -241,14 +241,17 @@ class LowRank(PolarMap):
         dtype = torch.promote_types(X.dtype, torch.float32)
         return self.draw(X.shape[-2], X.shape[-1], generator, dtype).to(X.device)
 
-    def in_basis(self, A: Tensor, Q: Tensor) -> Factors:
-        """B and Z of wide ``A`` in the basis Q that :meth:`basis` made, of it or of another matrix."""
+    def in_basis(self, A: Tensor, Q: Tensor) -> Factors | Weighted:
+        """T of wide ``A`` in the basis Q that :meth:`basis` made, of it or of another matrix."""
         B = workable(Q.mT @ A)
+        orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
+        orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero
+        W = self.inner.weight(B) if isinstance(self.inner, NewtonSchulz) else None
+        if W is not None:
+            return Weighted(Q, B, W, orthonormal)
         Z = self.inner.as_computed(B)
         Q = Q.to(Z.dtype)  # T = QZ takes one precision; on a GPU the Gram form may end in float16
         Q, B, Z = Q[..., : self.width], B[:, : self.width], Z[:, : self.width]
-        orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
-        orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero
         return Factors(Q, B, Z, orthonormal)
 
     def factored(
@@ -286,10 +289,11 @@ class LowRank(PolarMap):
         if warm.applies(self, m, n, A.device, A.dtype):
             known = None if start is None else start.to(A.dtype)
             return warm.warm_step(self, A, numbers, known)
-        factors = self.in_basis(A, self.basis(A, numbers, start))
-        if isinstance(self.sketch, Warm):
-            factors = replace(factors, start=Start(self.sketch.next_start(factors.Z, numbers)))
-        return factors
+        step = self.in_basis(A, self.basis(A, numbers, start))
+        if not isinstance(self.sketch, Warm):
+            return step
+        next_start = Start(self.sketch.next_start(step.factors.Z, numbers))
+        return replace(step.factors, start=next_start)
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count, of the sketched or the full-space path, whichever is taken."""

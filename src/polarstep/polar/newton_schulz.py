@@ -133,6 +133,15 @@ class NewtonSchulz(PolarMap):
         X = self._divided_by_delta(X, dtype)
         return (gram.apply_polynomials if by_gram else iterate)(X, self.polynomials)
 
+    def weight(self, M: Tensor) -> Tensor | None:
+        """W with T(M) = WM for wide ``M``, where that is all the work on a CPU; ``None`` elsewhere."""
+        dtype, by_gram = self._route(M, *M.shape[-2:])
+        if kernels.available(M.device) or not by_gram:
+            return None
+        return (
+            gram.weight(M, self.polynomials) if self._is_normalized_on_the_way(M, dtype) else None
+        )
+
     def _is_normalized_on_the_way(self, X: Tensor, dtype: torch.dtype) -> bool:
         """Whether M/‖M‖_F need not be made: on a CPU, but where torch.compile cannot look at ‖M‖_F."""
         usual = self.delta == "frobenius" and len(self.polynomials) > 0

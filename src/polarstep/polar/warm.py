@@ -58,6 +58,11 @@ class WarmStep:
     width: int  # ℓ, without the zero rows that the others may have
 
     @property
+    def basis(self) -> Tensor:
+        """Q as a basis is everywhere else, with columns."""
+        return self.Q.mT[..., : self.width]
+
+    @property
     def two_factors(self) -> tuple[Tensor, Tensor]:
         """L and R with T = LR."""
         return self.left.mT, self.X
@@ -66,8 +71,8 @@ class WarmStep:
     def factors(self) -> Factors:
         """Q, B and Z, which is made here."""
         Z = gram.applied(self.W, self.X, self.Q.dtype)
-        Q, B, Z = self.Q.mT[..., : self.width], self.B[:, : self.width], Z[:, : self.width]
-        return Factors(Q, B, Z, orthonormal=False, start=self.start)
+        B, Z = self.B[:, : self.width], Z[:, : self.width]
+        return Factors(self.basis, B, Z, orthonormal=False, start=self.start)
 
 
 def applies(polar: LowRank, m: int, n: int, device: torch.device, dtype: torch.dtype) -> bool:
