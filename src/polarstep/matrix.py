@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
+from polarstep.compiling import constant
 
 __all__ = [
     "Layout",
@@ -24,11 +25,15 @@ __all__ = [
     "normalized",
     "product_dtype",
     "product_like",
+    "sketch_dtype",
     "unit_scaled",
     "workable",
 ]
 
 Layout = Literal["auto", "conv", "stack"]
+
+# A CPU's tiles multiply smaller matrices no faster, with the casts.
+TILES_FROM = 512
 
 
 @dataclass(frozen=True)
@@ -118,13 +123,35 @@ def product_dtype(X: Tensor) -> torch.dtype:
 
     float64 stays float64: who asks for it wants it. On CUDA from Ampere on that is bfloat16 with
     float32 accumulation. On a CPU it is float32: without bf16 arithmetic (most CPUs) a bf16
-    product is emulated, hundreds of times slower than float32.
+    product is emulated, hundreds of times slower than float32, and with it float32 is fast enough
+    not to give up its digits; but see :func:`sketch_dtype`.
     """
     if X.dtype == torch.float64:
         return torch.float64
     if X.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
     return torch.float32
+
+
+def sketch_dtype(A: Tensor) -> torch.dtype:
+    """The precision of products that are to find directions of ``A``, not digits of it.
+
+    That of ``A``, but for float32 on a CPU with matrix tiles (AMX): bfloat16, which those multiply
+    several times as fast. A basis of Y is as good a basis when Y has been rounded, if only it is made
+    orthonormal to more digits than that.
+    """
+    fast = A.dtype == torch.float32 and A.device.type == "cpu" and min(A.shape[-2:]) >= TILES_FROM
+    return torch.bfloat16 if fast and has_tiles() else A.dtype
+
+
+@constant
+def has_tiles() -> bool:
+    """Whether this CPU has tiles for bfloat16 products, and torch's library that uses them is on."""
+    # torch has no public name for the first question.
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    mkldnn = torch.backends.mkldnn
+    available = mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and mkldnn.enabled and supported())
 
 
 def workable(X: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.matrix import product_dtype, product_like, workable
+from polarstep.matrix import product_dtype, product_like, sketch_dtype, workable
 from polarstep.polar import warm
 from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, Weighted, lifted
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -185,31 +185,45 @@ class LowRank(PolarMap):
         steps before.
         """
         if start is not None:
-            Y = self.aligned_product(start.omega_transposed(A.dtype), A.mT).mT
+            dtype = sketch_dtype(A)
+            Y = self._times(A.to(dtype), start.omega_transposed(dtype).mT)
             return orthonormalize(workable(Y), self.orth).to(A.dtype)
         further = flops.power_products(self.power)
         factor = A if further % 2 == 0 else A.mT
-        Y = self._sketched(factor, numbers).mT
+        samples = isinstance(self.sketch, Kaczmarz)  # columns, which are not rounded for that
+        rounded = factor if samples and further == 0 else factor.to(sketch_dtype(A))
+        Y = self._sketched(factor if samples else rounded, numbers)
         for _ in range(further):
-            factor = factor.mT
-            Q = orthonormalize(workable(Y), self.orth, rough=True).to(A.dtype)
-            Y = (Q.mT @ factor.mT).mT  # columns in memory one by one, as a factorization wants them
+            rounded = rounded.mT
+            Q = orthonormalize(workable(Y), self.orth, rough=True).to(rounded.dtype)
+            Y = self._times(rounded, Q)
         return orthonormalize(workable(Y), self.orth).to(A.dtype)
 
     def _sketched(self, factor: Tensor, numbers: Tensor) -> Tensor:
-        """(MΩ)ᵀ of ``factor`` = M, with those rows."""
+        """``MΩ`` of ``factor`` = M, with zero columns as :meth:`_times` has them."""
         on_gpu = factor.device.type != "cpu"
-        suits_gpu = on_gpu and self.aligned_width(factor.dtype) == self.width
+        suits_gpu = on_gpu and self.aligned_width(factor.dtype, factor.device) == self.width
         if suits_gpu or isinstance(self.sketch, Kaczmarz):
-            return self.aligned(self.sketch.times(factor, numbers).mT)
-        # As ΩᵀMᵀ: the rows of MΩ would have a length that tensor cores do not like, and a CPU takes a
-        # tenth longer for it.
-        Omega = self.sketch.omega(factor, numbers)
-        return self.aligned_product(Omega.mT.expand(len(factor), -1, -1), factor.mT)
+            return self.aligned(self.sketch.times(factor, numbers).mT).mT
+        return self._times(factor, self.sketch.omega(factor, numbers).expand(len(factor), -1, -1))
+
+    def _times(self, factor: Tensor, S: Tensor) -> Tensor:
+        """``factor·S``, with zero columns on a GPU as :meth:`aligned` has zero rows.
+
+        As (Sᵀ·factorᵀ)ᵀ: columns lie in memory one by one, as a factorization wants them, rows would
+        have a length that tensor cores do not like, and a CPU takes a tenth longer for those.
+        """
+        if (
+            factor.device.type == "cpu"
+            and factor.dtype == torch.bfloat16
+            and factor.is_contiguous()
+        ):
+            return factor @ S.contiguous()  # torch would copy a transposed factor for its library
+        return self.aligned_product(S.mT, factor.mT).mT
 
     def aligned_product(self, S: Tensor, A: Tensor) -> Tensor:
         """``S·A``, with zero rows as :meth:`aligned` has them but without a copy."""
-        width = self.aligned_width(S.dtype)
+        width = self.aligned_width(S.dtype, S.device)
         if width == S.shape[-2]:
             return S @ A
         Y = S.new_zeros(len(A), width, A.shape[-1])
@@ -218,12 +232,13 @@ class LowRank(PolarMap):
 
     def aligned(self, Y: Tensor) -> Tensor:
         """``Y`` with zero rows to a number that tensor cores like; the maps leave them zero."""
-        missing = self.aligned_width(Y.dtype) - Y.shape[-2]
+        missing = self.aligned_width(Y.dtype, Y.device) - Y.shape[-2]
         return torch.nn.functional.pad(Y, (0, 0, 0, missing)) if missing else Y
 
-    def aligned_width(self, dtype: torch.dtype) -> int:
+    def aligned_width(self, dtype: torch.dtype, device: torch.device) -> int:
         """ℓ, with those rows."""
-        if dtype != torch.bfloat16 or self.orth not in ("auto", "products"):
+        on_cpu = device.type == "cpu"
+        if dtype != torch.bfloat16 or on_cpu or self.orth not in ("auto", "products"):
             return self.width
         return self.width + -self.width % ALIGNED
 
