@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.spectra import gaussian
 
-from polarstep.matrix import MatrixView, normalized, product_dtype, product_like, unit_scaled
+from polarstep.matrix import (
+    MatrixView,
+    has_tiles,
+    normalized,
+    product_dtype,
+    product_like,
+    sketch_dtype,
+    unit_scaled,
+)
 
 SIZE = st.integers(1, 5)
 
@@ -118,6 +126,28 @@ def test_product_dtype_on_a_cpu():
     }
     for dtype, products in expected.items():
         assert product_dtype(torch.zeros(1, dtype=dtype)) == products
+
+
+def test_directions_are_found_in_bfloat16_where_a_cpu_has_tiles(monkeypatch):
+    cpu, half = torch.device("cpu"), torch.bfloat16
+    monkeypatch.setattr("polarstep.matrix.has_tiles", lambda: True)
+    assert sketch_dtype(512, 2048, torch.float32, cpu) == half
+    assert sketch_dtype(511, 2048, torch.float32, cpu) == torch.float32  # the casts cost as much
+    assert sketch_dtype(512, 2048, torch.float64, cpu) == torch.float64
+    assert sketch_dtype(512, 2048, torch.float32, torch.device("cuda")) == torch.float32
+    monkeypatch.setattr("polarstep.matrix.has_tiles", lambda: False)
+    assert sketch_dtype(512, 2048, torch.float32, cpu) == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:TF32")  # torch says it of flags that do not concern this
+def test_tiles_are_for_the_library_that_uses_them(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    available = torch.backends.mkldnn.is_available()
+    assert has_tiles() == available
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not has_tiles()
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
+    assert not has_tiles()
 
 
 def test_product_like_keeps_the_layout():

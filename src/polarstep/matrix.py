@@ -133,15 +133,15 @@ def product_dtype(X: Tensor) -> torch.dtype:
     return torch.float32
 
 
-def sketch_dtype(A: Tensor) -> torch.dtype:
-    """The precision of products that are to find directions of ``A``, not digits of it.
+def sketch_dtype(m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The precision of products that are to find directions of an m×n matrix, not digits of it.
 
-    That of ``A``, but for float32 on a CPU with matrix tiles (AMX): bfloat16, which those multiply
-    several times as fast. A basis of Y is as good a basis when Y has been rounded, if only it is made
-    orthonormal to more digits than that.
+    That of the matrix, ``dtype``, but for float32 on a CPU with matrix tiles (AMX): bfloat16, which
+    those multiply several times as fast. A basis of Y is as good a basis when Y has been rounded, if
+    only it is made orthonormal to more digits than that.
     """
-    fast = A.dtype == torch.float32 and A.device.type == "cpu" and min(A.shape[-2:]) >= TILES_FROM
-    return torch.bfloat16 if fast and has_tiles() else A.dtype
+    fast = dtype == torch.float32 and device.type == "cpu" and min(m, n) >= TILES_FROM
+    return torch.bfloat16 if fast and has_tiles() else dtype
 
 
 @constant

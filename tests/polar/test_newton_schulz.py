@@ -323,3 +323,41 @@ def test_a_norm_read_off_the_gram_matrix_is_as_good(name):
     once, again = (gram.apply_to_normalized(s * X, polynomials) for s in (1.0, 2.0**-90))
     assert torch.equal(once, again)
     assert not once[2].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("quintic", 1), ("quintic", 5), ("quintic", 7), ("cubic", 9), ("polar-express-sketch", 4)],
+)
+def test_the_weight_of_a_matrix_makes_its_polar_factor(name, steps):
+    X = torch.stack([gaussian(12, 80), matrix("one-dominant", 12, 80), torch.zeros(12, 80)])
+    polynomials = coefficients.resolve(name, steps)
+    exact = NewtonSchulz(steps, name, form="plain")(X)
+    for scale in (1.0, 1e-30, 1e30):
+        scaled = (scale * X).float()
+        W = gram.weight(scaled, polynomials)
+        torch.testing.assert_close((W @ scaled).double(), exact, atol=3e-5, rtol=0)
+    torch.testing.assert_close(gram.weight(X, polynomials) @ X, exact, atol=1e-12, rtol=0)
+
+
+def test_a_weight_shrinks_by_its_own_rounding_errors():
+    """‖WX‖_op ≤ 1 without a last step that would settle it."""
+    polynomials = coefficients.resolve("quintic", 7)
+    for seed in range(20):
+        X = (gaussian(1, 40, 60, seed=seed) + 99 * matrix("one-dominant", 40, 60)).float()
+        T = gram.weight(X, polynomials).double() @ X.double()
+        assert torch.linalg.matrix_norm(T, 2) <= 1
+    exact = gram.weight(gaussian(40, 60)[None], polynomials)
+    rounded = gram.weight(gaussian(40, 60)[None].float(), polynomials)
+    assert 0.9e-5 < 1 - float((rounded / exact).median()) < 1.1e-5
+
+
+def test_there_is_no_weight_where_a_gram_matrix_must_be_formed_afresh():
+    X = gaussian(12, 80).float()[None]
+    long = coefficients.resolve("quintic", 12)
+    assert gram.restarts(long, gram.rounding(X.dtype), settling=False)
+    assert gram.weight(X, long) is None
+    assert NewtonSchulz(12, form="gram").weight(X) is None
+    assert NewtonSchulz(7, form="plain").weight(X) is None
+    assert NewtonSchulz(7, delta="spectral").weight(X) is None
+    assert NewtonSchulz(7, form="gram").weight(X) is not None

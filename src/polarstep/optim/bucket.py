@@ -137,7 +137,7 @@ class DeviceBucket:
             self.makes_basis = self._kept is None or in_a_graph() or polar.makes_basis(step)
             if self._kept is None:  # here and not when it is made: a graph counts on its place
                 its = self.signature
-                shape = (self.count, polar.aligned_width(self.dtype, its.device), min(its.m, its.n))
+                shape = (self.count, polar.aligned_width(self.dtype), min(its.m, its.n))
                 self._kept = torch.zeros(shape, dtype=self.dtype, device=its.device)
         if self.makes_basis:
             self._draw(polar, self._key(members))

@@ -184,46 +184,50 @@ class LowRank(PolarMap):
         ``start`` has a warm sketch's Ωᵀ. It replaces the power iterations: it has had those of all the
         steps before.
         """
+        dtype = self._sketch_dtype(A.shape[-2], A.shape[-1], A.dtype, A.device)
+        times = self._times if dtype == A.dtype else _times_by_tiles
         if start is not None:
-            dtype = sketch_dtype(A)
-            Y = self._times(A.to(dtype), start.omega_transposed(dtype).mT)
+            Y = times(A.to(dtype), start.omega_transposed(dtype).mT)
             return orthonormalize(workable(Y), self.orth).to(A.dtype)
         further = flops.power_products(self.power)
-        factor = A if further % 2 == 0 else A.mT
-        samples = isinstance(self.sketch, Kaczmarz)  # columns, which are not rounded for that
-        rounded = factor if samples and further == 0 else factor.to(sketch_dtype(A))
-        Y = self._sketched(factor if samples else rounded, numbers)
+        exact = A if further % 2 == 0 else A.mT
+        factor = exact.to(dtype)
+        if self._samples or self._suits_gpu(factor):
+            Y = self.aligned(self.sketch.times(exact, numbers).mT).mT
+        else:
+            Y = times(factor, self.sketch.omega(factor, numbers).expand(len(A), -1, -1))
         for _ in range(further):
-            rounded = rounded.mT
-            Q = orthonormalize(workable(Y), self.orth, rough=True).to(rounded.dtype)
-            Y = self._times(rounded, Q)
+            factor = factor.mT
+            Q = orthonormalize(workable(Y), self.orth, rough=True).to(dtype)
+            Y = times(factor, Q)
         return orthonormalize(workable(Y), self.orth).to(A.dtype)
 
-    def _sketched(self, factor: Tensor, numbers: Tensor) -> Tensor:
-        """``MΩ`` of ``factor`` = M, with zero columns as :meth:`_times` has them."""
-        on_gpu = factor.device.type != "cpu"
-        suits_gpu = on_gpu and self.aligned_width(factor.dtype, factor.device) == self.width
-        if suits_gpu or isinstance(self.sketch, Kaczmarz):
-            return self.aligned(self.sketch.times(factor, numbers).mT).mT
-        return self._times(factor, self.sketch.omega(factor, numbers).expand(len(factor), -1, -1))
+    @property
+    def _samples(self) -> bool:
+        """Whether MΩ takes columns of M as they are, without a product."""
+        return isinstance(self.sketch, Kaczmarz)
+
+    def _suits_gpu(self, factor: Tensor) -> bool:
+        """Whether MΩ, with one Ω for all M, has rows of a length that tensor cores like."""
+        return factor.device.type != "cpu" and self.aligned_width(factor.dtype) == self.width
+
+    def _sketch_dtype(
+        self, m: int, n: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.dtype:
+        """The precision of the products that make the basis of an m×n matrix; ``dtype`` is its own."""
+        return dtype if self._samples and self.power == 0 else sketch_dtype(m, n, dtype, device)
 
     def _times(self, factor: Tensor, S: Tensor) -> Tensor:
-        """``factor·S``, with zero columns on a GPU as :meth:`aligned` has zero rows.
+        """``factor·S``, with zero columns where :meth:`aligned` has zero rows.
 
         As (Sᵀ·factorᵀ)ᵀ: columns lie in memory one by one, as a factorization wants them, rows would
         have a length that tensor cores do not like, and a CPU takes a tenth longer for those.
         """
-        if (
-            factor.device.type == "cpu"
-            and factor.dtype == torch.bfloat16
-            and factor.is_contiguous()
-        ):
-            return factor @ S.contiguous()  # torch would copy a transposed factor for its library
         return self.aligned_product(S.mT, factor.mT).mT
 
     def aligned_product(self, S: Tensor, A: Tensor) -> Tensor:
         """``S·A``, with zero rows as :meth:`aligned` has them but without a copy."""
-        width = self.aligned_width(S.dtype, S.device)
+        width = self.aligned_width(S.dtype)
         if width == S.shape[-2]:
             return S @ A
         Y = S.new_zeros(len(A), width, A.shape[-1])
@@ -232,13 +236,12 @@ class LowRank(PolarMap):
 
     def aligned(self, Y: Tensor) -> Tensor:
         """``Y`` with zero rows to a number that tensor cores like; the maps leave them zero."""
-        missing = self.aligned_width(Y.dtype, Y.device) - Y.shape[-2]
+        missing = self.aligned_width(Y.dtype) - Y.shape[-2]
         return torch.nn.functional.pad(Y, (0, 0, 0, missing)) if missing else Y
 
-    def aligned_width(self, dtype: torch.dtype, device: torch.device) -> int:
+    def aligned_width(self, dtype: torch.dtype) -> int:
         """ℓ, with those rows."""
-        on_cpu = device.type == "cpu"
-        if dtype != torch.bfloat16 or on_cpu or self.orth not in ("auto", "products"):
+        if dtype != torch.bfloat16 or self.orth not in ("auto", "products"):
             return self.width
         return self.width + -self.width % ALIGNED
 
@@ -260,7 +263,7 @@ class LowRank(PolarMap):
         """T of wide ``A`` in the basis Q that :meth:`basis` made, of it or of another matrix."""
         B = workable(Q.mT @ A)
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
-        orthonormal &= not isinstance(self.sketch, Kaczmarz)  # repeated columns come out as zero
+        orthonormal &= not self._samples  # repeated columns come out as zero
         W = self.inner.weight(B) if isinstance(self.inner, NewtonSchulz) else None
         if W is not None:
             return Weighted(Q, B, W, orthonormal)
@@ -336,12 +339,22 @@ class LowRank(PolarMap):
             return f"{self.inner.describe(m, n, device)}, full space: {reason}"
         sketch = type(self.sketch).__name__
         where = device or torch.device("cpu")
-        if warm.applies(self, m, n, where, product_dtype(torch.empty(0, device=where))):
+        dtype = product_dtype(torch.empty(0, device=where))
+        if warm.applies(self, m, n, where, dtype):
             sketch += ", whitened"
+        if self._sketch_dtype(m, n, dtype, where) != dtype:
+            sketch += " in bfloat16"
         if self.keeps_basis:
             sketch += f", basis kept {self.keep} steps"
         inner = self.inner.describe(self.width, max(m, n), device)
         return f"LowRank({self.rank}+{self.oversample}, h={self.power:g}, {sketch}) of {inner}"
+
+
+def _times_by_tiles(factor: Tensor, S: Tensor) -> Tensor:
+    """``factor·S`` in bfloat16 on a CPU, without a transposed factor, which torch would copy first."""
+    if factor.is_contiguous():
+        return factor @ S.contiguous()
+    return (S.mT @ factor.mT).mT
 
 
 def _is_int(value: object) -> bool:

@@ -83,7 +83,7 @@ def applies(polar: LowRank, m: int, n: int, device: torch.device, dtype: torch.d
         return False
     if dtype != (torch.float32 if kernels.interpreted() else torch.bfloat16):
         return False
-    inner, width = polar.inner, polar.aligned_width(dtype, device)
+    inner, width = polar.inner, polar.aligned_width(dtype)
     if not isinstance(inner, NewtonSchulz) or not inner.is_usual:
         return False
     first, rest = inner.polynomials[:1], inner.polynomials[1:]
@@ -107,7 +107,7 @@ def start_from(
         S = known.omega_transposed(like.dtype).clone()
     if not whitened:
         return Start(S)
-    width = polar.aligned_width(like.dtype, like.device)
+    width = polar.aligned_width(like.dtype)
     V = torch.eye(width, dtype=like.dtype, device=like.device)
     return Start(S, V.repeat(len(like), 1, 1))
 
@@ -125,7 +125,7 @@ def warm_step(
     Where ``finite`` is zero, that stays as it was. ``start`` and ``into`` may be the same.
     """
     if into is None:
-        width = polar.aligned_width(A.dtype, A.device)
+        width = polar.aligned_width(A.dtype)
         S = A.new_empty(len(A), polar.width, A.shape[-1])
         into = Start(S, A.new_empty(len(A), width, width))
     if start is None or start.V is None:
