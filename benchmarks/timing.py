@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from polarstep.matrix import has_tiles
+
 # What is over in no time is repeated for this long: a hiccup of the host would be all of it.
 LEAST_MILLISECONDS = 100
 
@@ -63,4 +65,5 @@ def machine(device: torch.device) -> str:
     """The device in words, for the head of a table."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    tiles = "bfloat16 tiles" if has_tiles() else "no bfloat16 tiles"
+    return f"CPU, {torch.get_num_threads()} threads, {tiles}, torch {torch.__version__}"

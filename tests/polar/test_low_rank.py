@@ -304,7 +304,8 @@ def test_a_rounded_sketch_gives_as_good_a_basis(power, sketch, spectrum, tiles):
             assert (op(T) <= 1 + 1e-5).all()
             made.append((M * T).sum((-2, -1)))
         assert (made[1] >= made[0] - 0.01 * nuclear).all()
-    rounds = power > 0 or not isinstance(sketch, Kaczmarz)
+    # One product would gain by it as much as rounding M takes.
+    rounds = power > (0.5 if isinstance(sketch, Kaczmarz) else 0) and not isinstance(sketch, Warm)
     assert ("bfloat16" in solver.describe(40, 64)) == rounds
 
 

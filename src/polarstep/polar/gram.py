@@ -228,23 +228,25 @@ def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor | None:
     """W with ``WX`` = φ_q∘…∘φ₁ of X/‖X‖_F, for ``X`` on a CPU; ``None`` where a restart is needed.
 
     A last step that would have one of its own, to take back W's rounding errors of ε∏a_t, shrinks W by
-    as much instead, so that ‖WX‖_op ≤ 1 all the same: a relative 1e-5 for seven quintic steps, and
-    after them nothing is left to do on the long side of X.
+    as much instead, so that ‖WX‖_op ≤ 1 all the same: by 1e-5 after seven quintic steps, and nothing is
+    left to do on the long side of X.
     """
     epsilon = rounding(X.dtype)
     if restarts(polynomials, epsilon, settling=False):
         return None
-    scaled, G, trace = scaled_gram(X)
-    W = _accumulated_by_trace(G, trace, polynomials)
     overshoot = epsilon * math.prod(polynomial[0] for polynomial in polynomials)
-    if _settles(polynomials[-1]) and overshoot > TOLERATED_OVERSHOOT:
-        W *= 1 - overshoot
+    shrinks = _settles(polynomials[-1]) and overshoot > TOLERATED_OVERSHOOT
+    scaled, G, trace = scaled_gram(X)
+    W = _accumulated_by_trace(G, trace, polynomials, 1 - overshoot if shrinks else 1.0)
     return W if scaled is X else W * unit_scaled(X)[1]
 
 
-def _accumulated_by_trace(G: Tensor, trace: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+def _accumulated_by_trace(
+    G: Tensor, trace: Tensor, polynomials: tuple[Polynomial, ...], scale: float = 1.0
+) -> Tensor:
+    """W times ``scale`` for the X of norm one that has the Gram matrix G/trace, over ‖X‖_F."""
     trace = torch.where(trace == 0, 1, trace)
-    return accumulated(G / trace, polynomials) / trace.sqrt()
+    return accumulated(G / trace, polynomials).mul_(scale * trace.rsqrt())
 
 
 def applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:

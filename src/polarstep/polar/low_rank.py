@@ -184,11 +184,11 @@ class LowRank(PolarMap):
         ``start`` has a warm sketch's Ωᵀ. It replaces the power iterations: it has had those of all the
         steps before.
         """
+        if start is not None:
+            Y = self._times(A, start.omega_transposed(A.dtype).mT)
+            return orthonormalize(workable(Y), self.orth).to(A.dtype)
         dtype = self._sketch_dtype(A.shape[-2], A.shape[-1], A.dtype, A.device)
         times = self._times if dtype == A.dtype else _times_by_tiles
-        if start is not None:
-            Y = times(A.to(dtype), start.omega_transposed(dtype).mT)
-            return orthonormalize(workable(Y), self.orth).to(A.dtype)
         further = flops.power_products(self.power)
         exact = A if further % 2 == 0 else A.mT
         factor = exact.to(dtype)
@@ -214,8 +214,12 @@ class LowRank(PolarMap):
     def _sketch_dtype(
         self, m: int, n: int, dtype: torch.dtype, device: torch.device
     ) -> torch.dtype:
-        """The precision of the products that make the basis of an m×n matrix; ``dtype`` is its own."""
-        return dtype if self._samples and self.power == 0 else sketch_dtype(m, n, dtype, device)
+        """The precision of the products that make the basis of an m×n matrix; ``dtype`` is its own.
+
+        To round M takes as long as one product gains by it.
+        """
+        products = flops.power_products(self.power) + (not self._samples)
+        return dtype if self.is_warm or products < 2 else sketch_dtype(m, n, dtype, device)
 
     def _times(self, factor: Tensor, S: Tensor) -> Tensor:
         """``factor·S``, with zero columns where :meth:`aligned` has zero rows.
