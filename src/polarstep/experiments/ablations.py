@@ -4,6 +4,7 @@ Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 
 the appendix). For batch size and sequence length the amount of data stays the same, so that longer
 sequences or larger batches mean fewer steps, as in the paper's appendix. The number of power
 iterations h is one that the paper leaves open, and the number of steps a basis is kept for is ours.
+The learning rate is there because another map may want another one.
 """
 
 from __future__ import annotations
@@ -36,20 +37,26 @@ class Axis:
 
     With ``relative``, they belong to the paper's setting, and those of another recipe are in the
     same proportion to its own. ``also`` are values that can be given and are not the paper's; with
-    ``ours`` none is.
+    ``ours`` none is. Those that lie ``around`` the recipe's own are up to twice as large and as small.
     """
 
     name: str
     symbol: str
     apply: Callable[[RunConfig, Any], RunConfig]
-    nanogpt: tuple[int | str, ...]
-    cifar10: tuple[int | str, ...]
+    nanogpt: tuple[int | str, ...] = ()
+    cifar10: tuple[int | str, ...] = ()
     relative: Callable[[RunConfig], Fraction] | None = None
+    around: Callable[[RunConfig], float] | None = None
     also: tuple[str, ...] = ()
     ours: bool = False
 
-    def values(self, config: RunConfig) -> tuple[int | str, ...]:
+    def values(self, config: RunConfig) -> tuple[int | float | str, ...]:
         """The paper's values, or near ones, for a recipe; empty where it has no such ablation."""
+        if self.around is not None:
+            own = self.around(config)
+            return tuple(
+                own if k == 0 else float(f"{own * 2 ** (k / 2):.2g}") for k in range(-2, 3)
+            )
         found = self.nanogpt if config.benchmark == "nanogpt" else self.cifar10
         if self.relative is None or not found:
             return found
@@ -221,14 +228,20 @@ AXES: tuple[Axis, ...] = (
         cifar10=("gaussian", "kaczmarz"),
         also=("warm", *_FAST_SKETCHES),
     ),
-    Axis("batch", "B", _batch, nanogpt=(), cifar10=(500, 1000, 2000, 3000, 4000)),
+    Axis("batch", "B", _batch, cifar10=(500, 1000, 2000, 3000, 4000)),
     Axis(
         "sequence-length",
         "T",
         _sequence_length,
         nanogpt=(1024, 2048, 4096),
-        cifar10=(),
         relative=_share_of_the_papers_length,
+    ),
+    Axis(
+        "lr",
+        "η",
+        _set("optimizer.lr"),
+        around=lambda config: config.optimizer.lr,
+        ours=True,
     ),
 )
 
