@@ -31,14 +31,20 @@ def write_run(
     optimizer_ms: float = 2.0,
     ablation: Ablation | None = None,
     overrides: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
     device: str = DEVICE,
     gamma: bool = False,
     steps: int = 200,
 ) -> Path:
-    """One run whose validation falls to ``final``; ``status=None`` leaves it without a result."""
+    """One run whose validation falls to ``final``; ``status=None`` leaves it without a result.
+
+    Its config is that of its ablation and overrides, or ``settings``.
+    """
     folder.mkdir(parents=True)
-    config = {"method": method, "seed": seed, "ablation": ablation and ablation.value}
-    config |= overrides or {}
+    config = {"method": method, "seed": seed}
+    if settings is None:
+        settings = {"ablation": ablation and ablation.value, **(overrides or {})}
+    config |= settings
     RunIdentity(
         recipe=recipe,
         benchmark=benchmark,  # type: ignore[arg-type]

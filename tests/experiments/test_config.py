@@ -365,6 +365,14 @@ def test_every_value_of_every_ablation_makes_a_config(axis, benchmark):
         build_polar(ablated.optimizer.polar, benchmark)
 
 
+def test_rates_lie_around_the_recipes_own():
+    (axis,) = [axis for axis in AXES if axis.name == "lr"]
+    config = resolve("nanogpt-small", "muon")
+    assert axis.values(config) == (0.015, 0.021, 0.03, 0.042, 0.06)
+    assert apply_axis(config, "lr", 0.021).optimizer.lr == 0.021
+    assert apply_axis(resolve("nanogpt-small", "adamw"), "lr", 0.002).optimizer.lr == 0.002
+
+
 def test_the_papers_solvers():
     polar = resolve("nanogpt", "rand-muon").optimizer.polar
     built = {

@@ -10,6 +10,7 @@ import pytest
 from tests.experiments.synthetic import write_comparison, write_run
 
 from polarstep.experiments.records.record import Ablation
+from polarstep.experiments.report.figures import ablation_figures
 from polarstep.experiments.report.grouping import collect, sections_of
 from polarstep.experiments.report.published import METHODS, TABLE_2
 from polarstep.experiments.report.spreadsheets import runs_csv, summary_csv
@@ -126,6 +127,31 @@ def test_ablations_are_sorted_by_value_and_apart_from_the_comparison(tmp_path):
     assert ablation.values == (16, 64, 128)
     assert ablation.numeric
     assert len(section.rows) == 1
+
+
+def test_an_axis_varied_with_several_settings_is_several_ablations(tmp_path):
+    """Each has its own base, where its other setting is a value of another axis."""
+    lr = {"optimizer.lr": 0.03}
+    write_run(tmp_path / "plain", settings=lr)
+    for power in (0, 2):
+        settings = lr | {"optimizer.polar.power": power}
+        write_run(tmp_path / f"p{power}", ablation=Ablation("power", power), settings=settings)
+    for setting in ({}, {"optimizer.polar.power": 0}):
+        for rate in (0.015, 0.03):
+            write_run(
+                tmp_path / f"{len(setting)}-{rate}",
+                ablation=Ablation("lr", rate),
+                overrides=setting | {"runtime.device": "cpu"},
+                settings=setting | {"optimizer.lr": rate},
+            )
+    ((section,), notices) = sections(tmp_path)
+    assert not notices
+    power, plain, fast = section.ablations
+    assert [a.setting for a in section.ablations] == ["", "", "power=0"]
+    assert [section.whose(a) for a in (power, fast)] == ["", f" with {fast.method}, power=0"]
+    assert [a.base.label for a in (power, plain, fast)] == ["AdamW", "lr = 0.03", "lr = 0.03"]
+    assert "### Ablation: lr, AdamW, power=0" in markdown((section,), ())
+    assert len(ablation_figures(section, "ablations")) == 2  # all axes of a method, and all rates
 
 
 def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):

@@ -206,12 +206,14 @@ def list_(
         title_justify="left",
     )
     for axis in AXES:
+        values = [", ".join(map(str, found)) for found in (axis.nanogpt, axis.cifar10)]
         axes.add_row(
-            axis.name, axis.symbol, *(", ".join(map(str, v)) for v in (axis.nanogpt, axis.cifar10))
+            axis.name, axis.symbol, *(["½ to 2 × the recipe's"] * 2 if axis.around else values)
         )
     console.print(recipes, methods, axes)
     relative = " and ".join(axis.name for axis in AXES if axis.relative)
-    ours = " and ".join(axis.name for axis in AXES if axis.ours)
+    *some, last = [axis.name for axis in AXES if axis.ours]
+    ours = f"{', '.join(some)} and {last}"
     others = [f"{axis.name} also takes {', '.join(axis.also)}" for axis in AXES if axis.also]
     console.print(
         f"Other recipes vary {relative} in the same proportion to their own. "

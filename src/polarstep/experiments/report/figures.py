@@ -121,15 +121,59 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
 
 
 def ablation_figures(section: Section, name: str) -> tuple[Drawing, ...]:
-    """All axes of a method side by side, on one scale: what matters and what does not."""
+    """All axes of a method side by side, on one scale: what matters and what does not.
+
+    An axis that was varied with several settings has a figure of its own, with a line for each.
+    """
     drawings: list[Drawing] = []
-    for method in dict.fromkeys(ablation.method for ablation in section.ablations):
-        mine = [ablation for ablation in section.ablations if ablation.method == method]
-        shown = [a for a in mine if any(row.metric for row in a.rows)]
-        number = f"-{len(drawings)}" if drawings else ""
-        if shown:
-            drawings.append(_small_multiples(section, method, shown, f"{name}{number}"))
+
+    def next_name() -> str:
+        return f"{name}-{len(drawings)}" if drawings else name
+
+    finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
+    shared = {a.axis for a in finished if a.setting and a.numeric}
+    for method in dict.fromkeys(ablation.of for ablation in finished):
+        mine = [a for a in finished if a.of == method and a.axis not in shared]
+        if mine:
+            drawings.append(_small_multiples(section, method, mine, next_name()))
+    for axis in sorted(shared):
+        drawings.append(_lines(section, [a for a in finished if a.axis == axis], next_name()))
     return tuple(drawings)
+
+
+def _lines(section: Section, ablations: Sequence[AblationSet], name: str) -> Drawing:
+    """The final metric over one axis, a line for each method and setting."""
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for index, ablation in enumerate(ablations):
+            look = ablation_look(index, len(ablations), ordered=False)
+            pairs = zip(ablation.values, ablation.rows, strict=True)
+            shown = [(value, row.metric) for value, row in pairs if row.metric]
+            axes.errorbar(
+                [float(value) for value, _ in shown],
+                [metric.mean for _, metric in shown],
+                yerr=[metric.std or 0.0 for _, metric in shown],
+                color=look.light,
+                linestyle=look.dash,
+                marker=look.marker,
+                markersize=6,
+                capsize=2.5,
+                label=ablation.of,
+            )
+        style_axes(axes, ablations[0].axis, section.metric_name)
+        axes.set_xscale("log")
+        values = sorted({float(value) for ablation in ablations for value in ablation.values})
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.set_xticks([], minor=True)
+        if not section.higher_is_better:
+            axes.set_yscale("log")
+            _plain_log_ticks(axes.yaxis)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=1, fontsize=9)
+
+    caption = f"{ablations[0].axis}, varied with each setting; mean ± one standard deviation."
+    return draw(name, "Ablations", caption, (10.5, 5.2), paint)
 
 
 def _small_multiples(

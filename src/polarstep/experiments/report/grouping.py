@@ -78,12 +78,17 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
         setting = published(recipe, benchmark)
         plain = [run for run in members if run.identity.ablation is None]
         rows = _rows(plain, runs, notices, setting, alone)
+        varied = _grouped(
+            [run for run in members if run.identity.ablation is not None],
+            lambda run: (run.identity.ablation.axis, run.identity.method, _set_besides(run)),
+        )
+        times = Counter((axis, method) for (axis, method, _), _ in varied)
         ablations = [
-            _ablation(axis, method, group, runs, notices, alone)
-            for (axis, method), group in _grouped(
-                [run for run in members if run.identity.ablation is not None],
-                lambda run: (run.identity.ablation.axis, run.identity.method),
+            replace(
+                _ablation(axis, method, group, runs, notices, alone),
+                setting=setting if times[axis, method] > 1 else "",
             )
+            for (axis, method, setting), group in varied
         ]
         ablations = sorted(_with_bases(rows, ablations), key=_place_of_axis)
         sections.append(Section(recipe, benchmark, rows, tuple(ablations), setting))
@@ -176,7 +181,7 @@ def _ablation(
 def _place_of_axis(ablation: AblationSet) -> tuple[int, str, str]:
     """The order in which ``polarstep list`` has the axes."""
     place = _place(ablation.axis, [axis.name for axis in AXES])
-    return place, ablation.axis, ablation.method
+    return place, ablation.axis, ablation.of
 
 
 def _place(item: str, items: Sequence[str]) -> int:
@@ -187,12 +192,13 @@ def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[A
     """Find the base of each ablation: the config in which the axes and the comparison meet.
 
     With the recipe's own value on it, every axis runs the same config. No list of defaults is
-    needed, and none can be wrong.
+    needed, and none can be wrong. An axis that was varied with another setting meets them elsewhere.
     """
     based = []
     for ablation in ablations:
         plain = [row for row in rows if row.method == ablation.method]
         others = [o for o in ablations if o is not ablation and o.method == ablation.method]
+        others = [o for o in others if ablation.setting or not o.setting]
         elsewhere = Counter(
             setting_of(row.runs[0]) for group in (plain, *(o.rows for o in others)) for row in group
         )
@@ -219,6 +225,13 @@ def _one_per_seed(
                 f"{runs.names[run.directory]} is left out for {runs.names[other.directory]}"
             )
     return tuple(kept.values())
+
+
+def _set_besides(run: RunRecord) -> str:
+    """What was set for an ablation beside the value that it varies, but for how it was run."""
+    overrides = run.identity.overrides
+    shown = {key: value for key, value in overrides.items() if not key.startswith("runtime.")}
+    return _overrides(shown).replace("optimizer.polar.", "") if shown else ""
 
 
 def _overrides(overrides: Mapping[str, Any]) -> str:

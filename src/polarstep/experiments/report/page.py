@@ -200,7 +200,7 @@ def _ablation(section: Section, ablation: AblationSet) -> dict[str, Any]:
         lines.append(line)
     return {
         "axis": ablation.axis,
-        "method": ablation.method,
+        "method": ablation.of,
         "label": f"Ablation of {ablation.axis}",
         "metric": section.metric_name,
         "based": ablation.base is not None,

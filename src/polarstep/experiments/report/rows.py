@@ -144,7 +144,8 @@ class AblationSet:
     """One setting varied and all else held: a row for each of its values.
 
     ``base`` is the row with nothing varied, what the others are compared with: one of ``rows``, or
-    the method's row of the comparison where no value of this axis is the recipe's own.
+    the method's row of the comparison where no value of this axis is the recipe's own. ``setting`` is
+    what else was set, where the axis was varied with several settings of the method.
     """
 
     axis: str
@@ -152,6 +153,12 @@ class AblationSet:
     rows: tuple[Row, ...]
     values: tuple[int | float | str, ...]
     base: Row | None = None
+    setting: str = ""
+
+    @property
+    def of(self) -> str:
+        """What was varied: the method, with its setting."""
+        return f"{self.method}, {self.setting}" if self.setting else self.method
 
     def difference(self, row: Row) -> Difference | None:
         """How far the metric of a row is from that of the base."""
@@ -213,7 +220,7 @@ class Section:
     def whose(self, ablation: AblationSet) -> str:
         """To be put after the name of a row, where one axis was varied with several methods."""
         same = [other for other in self.ablations if other.axis == ablation.axis]
-        return f" with {ablation.method}" if len(same) > 1 else ""
+        return f" with {ablation.of}" if len(same) > 1 else ""
 
     @property
     def ablation_rows(self) -> tuple[Row, ...]:

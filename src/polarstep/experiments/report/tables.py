@@ -56,7 +56,7 @@ def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
             beside = beside_the_paper(section)
             lines += _beside_lines(section, beside) if beside else []
         for ablation in section.ablations:
-            lines += [f"### Ablation: {ablation.axis}, {ablation.method}", ""]
+            lines += [f"### Ablation: {ablation.axis}, {ablation.of}", ""]
             lines += [*_ablation_lines(section, ablation), ""]
         lines += [ablation_caption(section), ""] if section.ablations else []
         lines += [] if section.watched else _assumption_lines(section)
