@@ -31,7 +31,7 @@ from polarstep import rng
 from polarstep.matrix import product_dtype
 from polarstep.polar import warm
 from polarstep.polar.orthonormal import orthonormalize
-from timing import clock, machine, milliseconds, replayed_milliseconds
+from timing import LEAST_MILLISECONDS, clock, machine, milliseconds, replayed_milliseconds
 
 # (how many, m, n), and rank and oversampling of the sketch
 WORKLOADS: dict[str, tuple[list[tuple[int, int, int]], int, int]] = {
@@ -186,17 +186,24 @@ def _one_by_one(
 def _in_turn(
     made: Iterable[tuple[str, Callable[[], torch.optim.Optimizer]]], rounds: int = 15
 ) -> Iterator[dict[str, Any]]:
-    """On a CPU, which others may slow down for a while: round by round, each in its turn."""
+    """On a CPU, which others may slow down for a while: round by round, each in its turn.
+
+    A turn is a tenth of a second or more: of a step of ten milliseconds a hiccup would be all.
+    """
     steps = {}
     for label, make in made:
         optimizer = make()
-        steps[label] = (_repeated(optimizer.step, _cycle(optimizer)), _cycle(optimizer))
+        optimizer.step()  # makes the state
+        cycle = _cycle(optimizer)
+        once = clock(_repeated(optimizer.step, cycle))
+        turn = cycle * max(1, round(LEAST_MILLISECONDS / once))
+        steps[label] = (_repeated(optimizer.step, turn), turn)
     times: dict[str, list[float]] = {label: [] for label in steps}
-    for done in range(1 + rounds):  # the first makes the state
-        print(f"  round {done} of {rounds}", end="\r", flush=True)
-        for label, (run, cycle) in steps.items():
-            times[label].append(clock(run) / cycle)
-    for label, (_, *measured) in times.items():
+    for done in range(rounds):
+        print(f"  round {done + 1} of {rounds}", end="\r", flush=True)
+        for label, (run, turn) in steps.items():
+            times[label].append(clock(run) / turn)
+    for label, measured in times.items():
         yield {"optimizer": label, "ms": statistics.median(measured)}
 
 

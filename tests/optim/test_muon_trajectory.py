@@ -9,7 +9,8 @@ import pytest
 import torch
 from tests.spectra import gaussian
 
-from polarstep import Exact, Muon, NewtonSchulz
+from polarstep import Exact, Gaussian, LowRank, Muon, NewtonSchulz
+from polarstep.sketch import Warm
 
 SCALES = {
     "none": lambda m, n: 1.0,
@@ -154,3 +155,36 @@ def test_sgd_groups_are_torchs_sgd(nonfinite, options):
             p.grad = p.detach() ** 3 - gaussian(3, 4, seed=step)
             optimizer.step()
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "polar",
+    [
+        NewtonSchulz(5),
+        LowRank(4, 2, always_sketch=True),
+        LowRank(4, 2, power=0, keep=2, always_sketch=True),
+        LowRank(4, 2, sketch=Warm(), always_sketch=True),
+    ],
+    ids=lambda polar: polar.describe(12, 18),
+)
+def test_a_large_bucket_is_worked_off_in_parts_with_one_sketch(polar, monkeypatch):
+    draw, draws = Gaussian.draw, []
+    monkeypatch.setattr(Gaussian, "draw", lambda *a, **k: draws.append(a) or draw(*a, **k))
+    ends, counts = [], []
+    for largest in (2**30, 1):  # bytes: all at a time, one at a time
+        monkeypatch.setattr("polarstep.optim.phases.LARGEST_ON_A_CPU", largest)
+        params = [torch.nn.Parameter(gaussian(12, 18, seed=i)) for i in range(3)]
+        params.append(torch.nn.Parameter(gaussian(2, 12, 18, seed=4)))
+        optimizer, buckets = Muon(params, lr=0.1, polar=polar), []
+        optimizer.register_polar_hook(lambda bucket: buckets.append(len(bucket.M)))  # noqa: B023
+        draws.clear()
+        for step in range(4):
+            for i, p in enumerate(params):
+                p.grad = gaussian(*p.shape, seed=10 * step + i)
+            optimizer.step()
+        ends.append(params)
+        counts.append((len(draws), len(buckets)))
+    for whole, part in zip(*ends, strict=True):
+        torch.testing.assert_close(part, whole, atol=1e-10, rtol=0)
+    assert [buckets for _, buckets in counts] == [4, 16]
+    assert counts[0][0] == counts[1][0]

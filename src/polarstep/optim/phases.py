@@ -26,6 +26,7 @@ from polarstep.optim.work import Place, Placed, Product, State, Work
 from polarstep.polar import LowRank
 from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, lifted, oriented
 from polarstep.sharded import is_sharded, placed_like, whole
+from polarstep.sketch.warm import Start
 
 __all__ = [
     "Bucket",
@@ -47,6 +48,8 @@ Drawn = dict[tuple[Any, ...], Tensor]
 
 # Bytes of M that are gathered from shards at a time; a larger bucket is worked off in parts.
 LARGEST_GATHERED = 512 * 2**20
+# On a CPU a part of this size is as fast as any batch, and not all of M is there at a time.
+LARGEST_ON_A_CPU = 10 * 2**20
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,8 @@ def polar(
     """T of every block of every M, one call of the polar map a bucket.
 
     No parameter's sketch depends on which others are in its bucket (:func:`generator_key`). In
-    ``drawn``, which outlives a step, are the numbers that are the same at every one.
+    ``drawn``, which outlives a step, are the numbers that are the same at every one. A large bucket is
+    worked off in parts, with one Ω for all of them.
     """
     drawn = {} if drawn is None else drawn
     buckets: dict[tuple[Any, ...], list[Place]] = {}
@@ -193,12 +197,16 @@ def polar(
                     is_sharded(p),
                 )
                 buckets.setdefault(key, []).append((work, i, j))
-    for (polar_map, seed, step, (m, n), dtype, *_, sharded), places in buckets.items():
+    for (polar_map, seed, step, (m, n), dtype, device, sharded), places in buckets.items():
         numbers_key = generator_key(polar_map, seed, m, n, step)
         nbytes = max(1, m * n * dtype.itemsize)
-        parts = in_parts(places, _matrices, LARGEST_GATHERED // nbytes) if sharded else [places]
+        parts = iter([places])
+        if sharded or device.type == "cpu":
+            largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
+            parts = in_parts(places, _matrices, largest // nbytes)
+        shared = drawn if polar_map.is_warm else {}
         for part in parts:
-            _polar_of_bucket(polar_map, numbers_key, part, state, hooks, drawn)
+            _polar_of_bucket(polar_map, numbers_key, part, state, hooks, shared)
 
 
 def _matrices(place: Place) -> int:
@@ -239,6 +247,8 @@ def _polar_of_bucket(
     if hooks or polar_map.is_warm or polar_map.keeps_basis or M.device.type == "cpu":
         numbers = _numbers(polar_map, numbers_key, M, drawn) if polar_map.is_warm else None
         start = start_of(members, state, polar_map, numbers)
+        if numbers is None and _draws(polar_map, M, start):
+            numbers = _numbers(polar_map, numbers_key, M, drawn)
         step = polar_map.sketched(M, generator=generator, start=start, numbers=numbers)
         if step is not None and step.start is not None:
             remember(members, state, step.start)
@@ -318,8 +328,15 @@ def _takes_products(work: Work, i: int, dtype: torch.dtype) -> bool:
     )
 
 
+def _draws(polar_map: PolarMap, M: Tensor, start: Start | Kept | None) -> bool:
+    """Whether a step that starts from ``start`` draws a sketch."""
+    if not isinstance(polar_map, LowRank) or isinstance(start, Kept):
+        return False
+    return polar_map.full_space_reason(M.shape[-2], M.shape[-1], M.device) is None
+
+
 def _numbers(polar_map: PolarMap, key: tuple[int | str, ...], M: Tensor, drawn: Drawn) -> Tensor:
-    """The numbers of a warm sketch, drawn once; not for what is captured, whose replays draw anew."""
+    """The numbers of a sketch, drawn once; not for what is captured, whose replays draw anew."""
     assert isinstance(polar_map, LowRank)
     if in_a_graph():
         drawn = {}
