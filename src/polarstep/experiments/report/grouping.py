@@ -229,8 +229,12 @@ def _one_per_seed(
 
 def _set_besides(run: RunRecord) -> str:
     """What was set for an ablation beside the value that it varies, but for how it was run."""
-    overrides = run.identity.overrides
-    shown = {key: value for key, value in overrides.items() if not key.startswith("runtime.")}
+    assert run.identity.ablation is not None
+    shown = {
+        key: value
+        for key, value in run.identity.overrides.items()
+        if not key.startswith("runtime.") and key.split(".")[-1] != run.identity.ablation.axis
+    }
     return _overrides(shown).replace("optimizer.polar.", "") if shown else ""
 
 
