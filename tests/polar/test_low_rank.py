@@ -210,13 +210,15 @@ def test_the_large_products_are_those_of_the_formula(power):
     assert counter.get_total_flops() == (4 * power + 4) * m * n * ell
 
 
-def test_where_sketching_does_not_pay_the_inner_map_runs():
+def test_where_sketching_does_not_pay_the_inner_map_runs(monkeypatch):
     solver = LowRank(200)
     assert solver.full_space_reason(768, 3072) is None
     assert solver.full_space_reason(128, 512) == "ℓ=210 ≥ 128"
     assert solver.full_space_reason(220, 220) == "sketching would cost more"
     assert "full space: ℓ=210 ≥ 128" in solver.describe(128, 512)
-    assert "LowRank(200+10, h=1, Gaussian" in solver.describe(768, 3072)
+    for has_tiles, named in ((False, "Gaussian)"), (True, "Gaussian in bfloat16)")):
+        monkeypatch.setattr("polarstep.matrix.has_tiles", lambda has=has_tiles: has)
+        assert f"LowRank(200+10, h=1, {named}" in solver.describe(768, 3072)
     M = gaussian(24, 60)
     assert torch.equal(solver(M), solver.inner(M))
     assert solver.flops(24, 60) == solver.inner.flops(24, 60)
@@ -313,7 +315,7 @@ def test_what_a_rounded_sketch_rounds(tiles):
     """Directions; T in the basis of the same directions is the same to float32."""
     solver = LowRank(12, 4, always_sketch=True)
     sampled = LowRank(12, 4, 0, Kaczmarz(), always_sketch=True)
-    M, before = batch("power-law", 2, 40, 64).float(), []
+    M = batch("power-law", 2, 40, 64).float()
     tiles(False)
     before = [polar(M, generator=rng.generator("Ω")) for polar in (solver, sampled)]
     tiles(True)

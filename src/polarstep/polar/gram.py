@@ -163,14 +163,21 @@ def restarts(
         last, settles = t == len(polynomials) - 1, _settles(polynomial)
         tolerated = TOLERATED_AT_THE_END if last and not settles else TOLERATED_ERROR
         drowned = error * growth**2 > tolerated
-        # In products of lower precision there is nothing to gain: they round more coarsely than this.
-        exceeds = epsilon < TOLERATED_OVERSHOOT < overshoot * growth
-        if t > 0 and (drowned or (settling and last and settles and exceeds)):
+        unsettled = settling and last and _is_to_settle(polynomial, overshoot * growth, epsilon)
+        if t > 0 and (drowned or unsettled):
             starts.append(t)
             error = overshoot = epsilon
         error *= growth**2
         overshoot *= growth
     return starts
+
+
+def _is_to_settle(last: Polynomial, overshoot: float, epsilon: float) -> bool:
+    """Whether the last step can take back an error of ``overshoot``, and there is need to.
+
+    In products of lower precision there is nothing to gain: they round more coarsely than this.
+    """
+    return _settles(last) and epsilon < TOLERATED_OVERSHOOT < overshoot
 
 
 def _settles(polynomial: Polynomial) -> bool:
@@ -235,9 +242,9 @@ def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor | None:
     if restarts(polynomials, epsilon, settling=False):
         return None
     overshoot = epsilon * math.prod(polynomial[0] for polynomial in polynomials)
-    shrinks = _settles(polynomials[-1]) and overshoot > TOLERATED_OVERSHOOT
+    shrink = overshoot if _is_to_settle(polynomials[-1], overshoot, epsilon) else 0.0
     scaled, G, trace = scaled_gram(X)
-    W = _accumulated_by_trace(G, trace, polynomials, 1 - overshoot if shrinks else 1.0)
+    W = _accumulated_by_trace(G, trace, polynomials, 1 - shrink)
     return W if scaled is X else W * unit_scaled(X)[1]
 
 

@@ -92,9 +92,7 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
             style_axes(axes, label, section.metric_name if axes is axes_row[0] else "")
             axes.set_xscale("log")
             _plain_log_ticks(axes.xaxis)
-            if not section.higher_is_better:
-                axes.set_yscale("log")
-                _plain_log_ticks(axes.yaxis)
+            _scale_of_metric(axes, section)
             for row in far_off:
                 x, look = cost(row), look_of(row.method)
                 if x and row.metric:
@@ -166,11 +164,8 @@ def _lines(section: Section, ablations: Sequence[AblationSet], name: str) -> Dra
         values = sorted({float(value) for ablation in ablations for value in ablation.values})
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xticks([], minor=True)
-        if not section.higher_is_better:
-            axes.set_yscale("log")
-            _plain_log_ticks(axes.yaxis)
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=1, fontsize=9)
+        _scale_of_metric(axes, section)
+        _legend(figure, axes, most=1)
 
     caption = f"{ablations[0].axis}, varied with each setting; mean ± one standard deviation."
     return draw(name, "Ablations", caption, (10.5, 5.2), paint)
@@ -330,9 +325,7 @@ def _final(axes: Axes, ablation: AblationSet, looks: Sequence[Look], section: Se
         for label in axes.get_xticklabels():
             label.set(rotation=28, ha="right", rotation_mode="anchor")
     axes.set_xlim(-0.5, len(pairs) - 0.5)
-    if not section.higher_is_better:
-        axes.set_yscale("log")
-        _plain_log_ticks(axes.yaxis)
+    _scale_of_metric(axes, section)
 
 
 def _scale(axes: Axes, curves: Sequence[Curve], section: Section) -> None:
@@ -353,6 +346,13 @@ def _scale(axes: Axes, curves: Sequence[Curve], section: Section) -> None:
                 axes.plot(broken.steps[-1], y, "x", color=ALARM, zorder=5, clip_on=False)
 
 
+def _scale_of_metric(axes: Axes, section: Section) -> None:
+    """That of the final metric: perplexity on a logarithmic one."""
+    if not section.higher_is_better:
+        axes.set_yscale("log")
+        _plain_log_ticks(axes.yaxis)
+
+
 def _plain_log_ticks(axis: object) -> None:
     """10, 20, 50 rather than powers of ten alone; on a short axis, evenly spaced numbers."""
     low, high = axis.get_view_interval()  # type: ignore[attr-defined]
@@ -367,7 +367,8 @@ def _plain_log_ticks(axis: object) -> None:
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))  # type: ignore[attr-defined]
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def _legend(figure: Figure, axes: Axes, most: int = 4) -> None:
+    """Below the figure, with that many names in a row at ``most``."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = min(4, max(1, len(labels)))
+    columns = min(most, max(1, len(labels)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
