@@ -20,7 +20,7 @@ demo: $(STAMP)
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels -n 2
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/lab/kernels -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

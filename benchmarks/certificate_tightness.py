@@ -16,9 +16,9 @@ from rich.table import Table
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.data.corpus import corpus_text
 from polarstep.diagnostics import certified, certify
-from polarstep.models.gpt import GPT, GPTConfig
+from polarstep_lab.data.corpus import corpus_text
+from polarstep_lab.models.gpt import GPT, GPTConfig
 
 MAPS = {
     "Exact": ps.Exact(),

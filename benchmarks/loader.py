@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from polarstep.data.shards import write_shard
-from polarstep.data.tokens import TokenWindows, load_tokens
+from polarstep_lab.data.shards import write_shard
+from polarstep_lab.data.tokens import TokenWindows, load_tokens
 
 PROMISE = 20e6
 SECONDS = 1.0

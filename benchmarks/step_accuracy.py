@@ -21,10 +21,10 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.data.corpus import corpus_tokens
-from polarstep.models.gpt import GPT, GPTConfig
 from polarstep.polar.base import Factors, Kept
 from polarstep.sketch.warm import Start
+from polarstep_lab.data.corpus import corpus_tokens
+from polarstep_lab.models.gpt import GPT, GPTConfig
 from step_cost import INNER
 from timing import machine
 

@@ -76,9 +76,9 @@ def results_tables(folder: Path) -> str:
     archives = sorted(folder.rglob("records.jsonl"))
     if not archives:
         return ""
-    from polarstep.experiments.report.grouping import collect, sections_of
-    from polarstep.experiments.report.tables import brief_lines
-    from polarstep.experiments.report.texts import seeds_text
+    from polarstep_lab.report.grouping import collect, sections_of
+    from polarstep_lab.report.tables import brief_lines
+    from polarstep_lab.report.texts import seeds_text
 
     sections, _ = sections_of(collect([folder]))
     blocks = []

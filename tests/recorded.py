@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from polarstep import Muon, NewtonSchulz, rng
-from polarstep.data.corpus import corpus_tokens
-from polarstep.models.gpt import GPT, GPTConfig
+from polarstep_lab.data.corpus import corpus_tokens
+from polarstep_lab.models.gpt import GPT, GPTConfig
 
 STEPS = 50
 KEPT = (0, 1, 2, 3, 5, 10, 20, 35, 49)  # the first steps are the hard ones

@@ -1,25 +1,6 @@
-"""The ``polarstep`` command, and what it says when its extra is not installed."""
+"""``python -m polarstep``: the command line of the laboratory beside this package."""
 
-from __future__ import annotations
-
-import sys
-
-__all__ = ["main"]
-
-
-def main() -> None:
-    """Run the command line, or say what to install for it."""
-    try:
-        from polarstep.cli import app
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.startswith("polarstep"):
-            raise
-        sys.exit(
-            f"the polarstep command needs {missing.name!r}, which the core install leaves out: "
-            "pip install 'polarstep[experiments]'"
-        )
-    app()
-
+from polarstep_lab.__main__ import main
 
 if __name__ == "__main__":
     main()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
-from polarstep.compiling import constant
+from polarstep.torch_compile import constant
 
 __all__ = [
     "Layout",

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import polarstep as ps
 from polarstep import rng
 from polarstep.diagnostics import Monitor, certify, heatmap, measure, measures, read_rows
-from polarstep.models.gpt import GPT, GPTConfig
+from polarstep_lab.models.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocab_size=32, width=32, layers=2, heads=2, context=16)
 LOW_RANK = ps.LowRank(6, 4, 1, always_sketch=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from polarstep import rng
-from polarstep.diagnostics.noise import (
+from polarstep.diagnostics.gradient_noise import (
     draw_noise,
     gaussian_reference,
     held_still,

@@ -11,7 +11,7 @@ from tests.optim.sample_models import Bag, Block, mlp
 from torch import nn
 
 from polarstep import LowRank, Muon, muon_for
-from polarstep.models.gpt import GPT, GPTConfig
+from polarstep_lab.models.gpt import GPT, GPTConfig
 
 
 def test_table_of_a_hundred_layers_is_short_and_aligned():

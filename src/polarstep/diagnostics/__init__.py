@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from polarstep.diagnostics.certificate import Certificate, certify
 from polarstep.diagnostics.cheap import certified, cheap_certificate
-from polarstep.diagnostics.heatmap import heatmap, read_rows
+from polarstep.diagnostics.gradient_noise import NoiseDraws, draw_noise, held_still, mean_gradient
+from polarstep.diagnostics.layer_heatmap import heatmap, read_rows
 from polarstep.diagnostics.measures import Measures, measure
 from polarstep.diagnostics.monitor import Monitor
-from polarstep.diagnostics.noise import NoiseDraws, draw_noise, held_still, mean_gradient
 
 __all__ = [
     "Certificate",

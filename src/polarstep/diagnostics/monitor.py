@@ -125,7 +125,7 @@ class Monitor:
 
     def heatmap(self, path: str | Path, column: str = "gamma") -> None:
         """Draw ``column`` as a picture: layers down, steps across."""
-        from polarstep.diagnostics.heatmap import heatmap
+        from polarstep.diagnostics.layer_heatmap import heatmap
 
         heatmap(self.rows, path, column)
 

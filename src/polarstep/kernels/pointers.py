@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polarstep.capture import in_a_graph
+from polarstep.cuda_graphs import in_a_graph
 
 __all__ = ["refreshed", "shared_table"]
 

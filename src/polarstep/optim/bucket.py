@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
-from polarstep.capture import in_a_graph
+from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import product_dtype
 from polarstep.optim.carried import basis_key, kept_key, start_entries, whitening_key
 from polarstep.optim.groups import Group

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polarstep.capture import in_a_graph
+from polarstep.cuda_graphs import in_a_graph
 from polarstep.optim.work import Placed, State
 from polarstep.polar import LowRank
 from polarstep.polar.base import Kept, PolarMap

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polarstep import kernels
-from polarstep.capture import captured
+from polarstep.cuda_graphs import captured
 from polarstep.kernels.pointers import shared_table
 from polarstep.matrix import MatrixView
 from polarstep.optim.bucket import DeviceBucket, Member, Signature

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 from torch.utils.hooks import RemovableHandle
 
-from polarstep.capture import in_a_graph
-from polarstep.compiling import as_it_is
+from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
 from polarstep.optim import phases
 from polarstep.optim.fused import FusedStep
@@ -23,6 +22,7 @@ from polarstep.optim.work import State, Work
 from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
 from polarstep.sharded import local, whole
 from polarstep.sketch import Gaussian, Kaczmarz, Warm
+from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
-from polarstep.capture import in_a_graph
+from polarstep.cuda_graphs import in_a_graph
 from polarstep.optim.carried import remember, start_of
 from polarstep.optim.groups import Group, check_options, named_params, view_of
 from polarstep.optim.scaling import resolve_scale

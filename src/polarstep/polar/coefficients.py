@@ -17,8 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from polarstep.compiling import constant
 from polarstep.polar.minimax import Polynomial, minimax, polar_express
+from polarstep.torch_compile import constant
 
 __all__ = [
     "Polynomial",

@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
-from polarstep.compiling import constant
 from polarstep.matrix import product_like, unit_scaled
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.symmetric import WORTH_FROM, symmetric_product
+from polarstep.torch_compile import constant
 
 __all__ = [
     "accumulated",

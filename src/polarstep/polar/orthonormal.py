@@ -18,13 +18,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polarstep.compiling import constant
 from polarstep.matrix import normalized, product_dtype
 from polarstep.polar.coefficients import Polynomial, evaluate, resolve
 from polarstep.polar.gram import apply_polynomials, gram_matrix, scaled_gram
 from polarstep.polar.iterate import iterate
 from polarstep.polar.minimax import polar_express
 from polarstep.polar.small import small_polar, suits
+from polarstep.torch_compile import constant
 
 __all__ = ["Method", "orthonormalize", "whitened_polynomials"]
 

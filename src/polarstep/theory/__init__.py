@@ -4,9 +4,8 @@
 :mod:`~polarstep.theory.schedules` (η and β from a horizon and a tail index),
 :mod:`~polarstep.theory.annealing` (warm-ups and cool-downs for practice),
 :mod:`~polarstep.theory.noise` (heavy-tailed gradient noise with known constants),
-:mod:`~polarstep.theory.tail_index` (how heavy the tail of given noise is) and
-:mod:`~polarstep.theory.rates` and :mod:`~polarstep.theory.studies` (convergence measured against
-prediction; not imported here, since they run the optimizer).
+:mod:`~polarstep.theory.tail_index` (how heavy the tail of given noise is). Convergence measured
+against these predictions is :mod:`polarstep_lab.rates`, since it runs the optimizer.
 """
 
 from __future__ import annotations

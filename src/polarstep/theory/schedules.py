@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polarstep.theory import assumptions as check
+from polarstep.theory import checks as check
 
 __all__ = ["Schedule", "from_tail_index", "iterations_for", "rate", "rate_table", "universal"]
 

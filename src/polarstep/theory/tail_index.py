@@ -8,8 +8,8 @@ terms, which is all that the theorems take from α: it says 2 of every law with 
 sums are long enough, and less of none without.
 
 The assumption of the paper is about norms of the gradient noise, ‖G^i − ∇f‖_F. To look at a real
-model take :mod:`polarstep.diagnostics.noise`, or for a small one :func:`per_sample_gradients` and
-:func:`noise_norms`.
+model take :mod:`polarstep.diagnostics.gradient_noise`, or for a small one
+:func:`per_sample_gradients` and :func:`noise_norms`.
 """
 
 from __future__ import annotations

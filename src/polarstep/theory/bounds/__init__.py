@@ -5,6 +5,12 @@ One is not the paper's, for a basis that is kept (:func:`kept_basis_gamma`).
 
 from __future__ import annotations
 
+from polarstep.theory.bounds.batch_noise import (
+    PAPER_CONSTANT,
+    batch_noise_bound,
+    hilbert_constant,
+    initial_bias_bound,
+)
 from polarstep.theory.bounds.convergence import (
     Bound,
     Setting,
@@ -15,12 +21,6 @@ from polarstep.theory.bounds.convergence import (
     rho,
     smallest_batch,
     universal_bound,
-)
-from polarstep.theory.bounds.noise import (
-    PAPER_CONSTANT,
-    batch_noise_bound,
-    hilbert_constant,
-    initial_bias_bound,
 )
 from polarstep.theory.bounds.polar import (
     SketchBound,

@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from polarstep.theory import assumptions as check
-from polarstep.theory.bounds.noise import PAPER_CONSTANT, initial_bias_bound
+from polarstep.theory import checks as check
+from polarstep.theory.bounds.batch_noise import PAPER_CONSTANT, initial_bias_bound
 from polarstep.theory.schedules import from_tail_index, universal
 
 __all__ = [
@@ -99,7 +99,7 @@ class Setting:
         B: samples in a mini-batch; it must exceed :func:`batch_threshold`.
         gamma, nu: γ̄ and ν̄, the largest inexactness over the run; 0 and 0 for the exact polar factor.
         gradient0: ‖∇f(X₀)‖_F; ``None``: its largest possible value √(2L·gap).
-        S0: E‖S₀‖_F; ``None``: the bound :func:`~polarstep.theory.bounds.noise.initial_bias_bound`.
+        S0: E‖S₀‖_F; ``None``: the bound :func:`~polarstep.theory.bounds.batch_noise.initial_bias_bound`.
         C_alpha: the constant of the batch-noise lemma.
     """
 

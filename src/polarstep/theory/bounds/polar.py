@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polarstep.polar import coefficients as polynomials
-from polarstep.theory import assumptions as check
+from polarstep.theory import checks as check
 
 __all__ = [
     "SketchBound",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from polarstep.theory import assumptions as check
+from polarstep.theory import checks as check
 from polarstep.theory.noise.laws import Law
 
 __all__ = ["Attached", "GradientNoise", "RareCorrection"]

@@ -1,0 +1,269 @@
+"""Ablations: one setting varied, everything else as in the recipe.
+
+Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 1b, 1d and 2, and
+the appendix). For batch size and sequence length the amount of data stays the same, so that longer
+sequences or larger batches mean fewer steps, as in the paper's appendix. The number of power
+iterations h is one that the paper leaves open, and the number of steps a basis is kept for is ours.
+The learning rate is there because another map may want another one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, get_args
+
+import torch
+
+from polarstep_lab.config import (
+    ConfigError,
+    ImageData,
+    RunConfig,
+    SketchName,
+    TextData,
+    with_overrides,
+)
+from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
+from polarstep_lab.models.gpt import GPT, GPTConfig
+
+__all__ = ["AXES", "Axis", "apply_axis", "find_axis"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting to vary: how it is applied, and the values the paper tries on each benchmark.
+
+    With ``relative``, they belong to the paper's setting, and those of another recipe are in the
+    same proportion to its own. ``also`` are values that can be given and are not the paper's; with
+    ``ours`` none is. Those that lie ``around`` the recipe's own are up to twice as large and as small.
+    """
+
+    name: str
+    symbol: str
+    apply: Callable[[RunConfig, Any], RunConfig]
+    nanogpt: tuple[int | str, ...] = ()
+    cifar10: tuple[int | str, ...] = ()
+    relative: Callable[[RunConfig], Fraction] | None = None
+    around: Callable[[RunConfig], float] | None = None
+    also: tuple[str, ...] = ()
+    ours: bool = False
+
+    def values(self, config: RunConfig) -> tuple[int | float | str, ...]:
+        """The paper's values, or near ones, for a recipe; empty where it has no such ablation."""
+        if self.around is not None:
+            own = self.around(config)
+            return tuple(
+                own if k == 0 else float(f"{own * 2 ** (k / 2):.2g}") for k in range(-2, 3)
+            )
+        found = self.nanogpt if config.benchmark == "nanogpt" else self.cifar10
+        if self.relative is None or not found:
+            return found
+        share = self.relative(config)
+        near = (max(1, round(value * share)) for value in found if isinstance(value, int))
+        return tuple(dict.fromkeys(near))
+
+
+def _set(path: str) -> Callable[[RunConfig, Any], RunConfig]:
+    return lambda config, value: with_overrides(config, {path: value})
+
+
+def _rank(config: RunConfig, value: Any) -> RunConfig:
+    """The rank s; refused where no matrix would be sketched: all such ranks are one run."""
+    ablated = with_overrides(config, {"optimizer.polar.rank": value})
+    polar = ablated.optimizer.polar
+    if polar.rank is None:
+        raise ConfigError(f"rank={value}: expected a whole number ≥ 1; {_FULL_SPACE}")
+    ell, side = polar.rank + polar.oversample, _longest_short_side(ablated.model)
+    if ell >= side:
+        sketching = side - polar.oversample - 1
+        raise ConfigError(
+            f"rank={value}: no matrix would be sketched, since ℓ = {polar.rank} + {polar.oversample} ≥ "
+            f"{side}, the largest min(m, n); "
+            + (f"expected 1 to {sketching}" if sketching > 0 else "lower the oversampling")
+            + f"; {_FULL_SPACE}"
+        )
+    return ablated
+
+
+_FULL_SPACE = "full space is `polarstep run … --set optimizer.polar.rank=null`"
+
+
+@functools.lru_cache
+def _longest_short_side(model: GPTConfig | ConvNetConfig) -> int:
+    """The largest min(m, n) of the matrices that are Muon's."""
+    with torch.device("meta"):
+        built = GPT(model) if isinstance(model, GPTConfig) else ConvNet(model)
+    return max(min(m, n) for m, n in built.matrix_shapes())
+
+
+def _share_of_the_papers_rank(config: RunConfig) -> Fraction:
+    paper = 200 if config.benchmark == "nanogpt" else 128
+    return Fraction(config.optimizer.polar.rank or paper, paper)
+
+
+_FAST = {"solver": "polar-express-sketch", "steps": 4}
+# Sketches with the inner map that they are fastest with; fresh ones without power iterations too.
+_FAST_SKETCHES: dict[str, dict[str, Any]] = {
+    "gaussian-fast": {"sketch": "gaussian", "power": 0, **_FAST},
+    "kept-fast": {"sketch": "gaussian", "power": 0, "keep": 4, **_FAST},
+    "warm-fast": {"sketch": "warm", **_FAST},
+}
+
+
+def _sketch(config: RunConfig, value: Any) -> RunConfig:
+    """Ω, or one of the fast maps that are known by it."""
+    if value not in (known := (*get_args(SketchName), *_FAST_SKETCHES)):
+        raise ConfigError(f"sketch={value!r}: expected one of {', '.join(known)}")
+    settings = _FAST_SKETCHES.get(value, {"sketch": value})
+    return with_overrides(config, {f"optimizer.polar.{key}": v for key, v in settings.items()})
+
+
+def _batch(config: RunConfig, value: Any) -> RunConfig:
+    """Images per batch, or sequences per batch with the same number of tokens in every stage."""
+    if isinstance(config.data, ImageData):
+        return with_overrides(config, {"data.batch_size": value})
+    _whole("batch", value)
+    first = config.data.stages[0].sequences
+    stages = tuple(
+        replace(
+            stage,
+            sequences=max(1, round(stage.sequences * value / first)),
+            steps=max(1, round(stage.steps * first / value)),
+        )
+        for stage in config.data.stages
+    )
+    return _shortened(config, replace(config.data, stages=stages))
+
+
+def _sequence_length(config: RunConfig, value: Any) -> RunConfig:
+    """The longest sequence; shorter stages scale with it, and the number of tokens stays."""
+    if not isinstance(config.data, TextData) or not isinstance(config.model, GPTConfig):
+        raise ConfigError("sequence-length is an ablation of nanogpt: images have no sequences")
+    _whole("sequence-length", value)
+    scale = value / config.data.window
+    stages = tuple(
+        replace(
+            stage,
+            sequence_length=max(1, round(stage.sequence_length * scale)),
+            steps=max(1, round(stage.steps / scale)),
+        )
+        for stage in config.data.stages
+    )
+    model = replace(config.model, context=max(config.model.context, value))
+    return _shortened(replace(config, model=model), replace(config.data, stages=stages))
+
+
+def _share_of_the_papers_length(config: RunConfig) -> Fraction:
+    assert isinstance(config.data, TextData)
+    return Fraction(config.data.window, 2048)
+
+
+def _shortened(config: RunConfig, data: TextData) -> RunConfig:
+    """``config`` with new stages; all that it counts in steps shrinks or grows with them."""
+    assert isinstance(config.data, TextData)
+    ratio = data.steps / config.data.steps
+    schedule = replace(
+        config.schedule,
+        warmup=round(config.schedule.warmup * ratio),
+        extension=round(config.schedule.extension * ratio),
+        momentum_cooldown=round(config.schedule.momentum_cooldown * ratio),
+    )
+    every = max(1, round(config.evaluation.every * ratio))
+    evaluation = replace(config.evaluation, every=every)
+    return replace(config, data=data, schedule=schedule, evaluation=evaluation)
+
+
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: expected a whole number ≥ 1")
+
+
+AXES: tuple[Axis, ...] = (
+    Axis(
+        "rank",
+        "s",
+        _rank,
+        nanogpt=(50, 100, 200, 400),
+        cifar10=(16, 32, 64, 128),
+        relative=_share_of_the_papers_rank,
+    ),
+    Axis(
+        "power",
+        "h",
+        _set("optimizer.polar.power"),
+        nanogpt=(0, 1, 2),
+        cifar10=(0, 1, 2),
+        ours=True,
+    ),
+    Axis(
+        "keep",
+        "k",
+        _set("optimizer.polar.keep"),
+        nanogpt=(1, 2, 4, 8),
+        cifar10=(1, 2, 4, 8),
+        ours=True,
+    ),
+    Axis(
+        "steps",
+        "q",
+        _set("optimizer.polar.steps"),
+        nanogpt=(1, 3, 5, 7, 9),
+        cifar10=(1, 3, 5, 7, 9),
+    ),
+    Axis(
+        "solver",
+        "φ",
+        _set("optimizer.polar.solver"),
+        nanogpt=("cubic", "quintic", "empirical", "polar-express"),
+        cifar10=("cubic", "quintic", "empirical", "polar-express"),
+        also=("quintic-2", "polar-express-sketch", "exact"),
+    ),
+    Axis(
+        "sketch",
+        "Ω",
+        _sketch,
+        nanogpt=("gaussian", "kaczmarz"),
+        cifar10=("gaussian", "kaczmarz"),
+        also=("warm", *_FAST_SKETCHES),
+    ),
+    Axis("batch", "B", _batch, cifar10=(500, 1000, 2000, 3000, 4000)),
+    Axis(
+        "sequence-length",
+        "T",
+        _sequence_length,
+        nanogpt=(1024, 2048, 4096),
+        relative=_share_of_the_papers_length,
+    ),
+    Axis(
+        "lr",
+        "η",
+        _set("optimizer.lr"),
+        around=lambda config: config.optimizer.lr,
+        ours=True,
+    ),
+)
+
+
+def find_axis(name: str) -> Axis:
+    """The axis of this name."""
+    for axis in AXES:
+        if axis.name == name:
+            return axis
+    names = ", ".join(axis.name for axis in AXES)
+    raise ConfigError(f"ablation axis {name!r}: expected one of {names}")
+
+
+def apply_axis(config: RunConfig, name: str, value: Any) -> RunConfig:
+    """``config`` with one setting at ``value``."""
+    polar = ("rank", "power", "keep", "steps", "solver", "sketch")
+    if name in polar and config.rule.algorithm != "muon":
+        raise ConfigError(
+            f"{name}={value}: {config.method} has no polar map; ablate a Muon method, as rand-muon"
+        )
+    if name in ("rank", "power", "keep", "sketch") and not config.rule.randomized:
+        raise ConfigError(
+            f"{name}={value}: {config.method} does not sketch; ablate a randomized one, as rand-muon"
+        )
+    return find_axis(name).apply(config, value)

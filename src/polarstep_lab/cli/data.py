@@ -1,0 +1,167 @@
+"""``polarstep tokenize`` and ``polarstep download``: data for the experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.data.cifar10 import download_cifar10
+from polarstep_lab.data.corpus import CharacterVocabulary
+from polarstep_lab.data.tokenizer import (
+    Characters,
+    Gpt2,
+    Tokenizer,
+    VocabularyError,
+    read_documents,
+    tokenize_files,
+)
+from polarstep_lab.structure import ConfigError
+
+__all__ = ["download", "tokenize"]
+
+
+def tokenize(
+    files: Annotated[list[Path], typer.Argument(help="UTF-8 text files; each is a document.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards.")],
+    vocab: Annotated[
+        Path | None,
+        typer.Option(
+            "--vocab",
+            help="GPT-2 vocabulary: r50k_base.tiktoken, or a folder with it or with "
+            "encoder.json and vocab.bpe.",
+        ),
+    ] = None,
+    characters: Annotated[
+        bool, typer.Option("--characters", help="One token per character; no vocabulary needed.")
+    ] = False,
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="Shards are PREFIX_train_000001.bin, …")
+    ] = "text",
+    validation: Annotated[
+        float, typer.Option("--validation", help="Fraction, from the end, for a validation shard.")
+    ] = 0.1,
+    separator: Annotated[
+        str | None, typer.Option("--separator", help="Text between the documents of a file.")
+    ] = None,
+    shard_tokens: Annotated[
+        int, typer.Option("--shard-tokens", min=1, help="Tokens per training shard.")
+    ] = 100_000_000,
+    force: Annotated[bool, typer.Option("--force", help="Replace shards there.")] = False,
+) -> None:
+    """Turn text files into token shards (nanoGPT's .bin format)."""
+    console = Console(stderr=True)
+    with clear_errors("Run the same command again to start over."):
+        if characters == (vocab is not None):
+            raise VocabularyError(
+                "say which tokens: --vocab FILE for GPT-2's (r50k_base.tiktoken), or --characters"
+            )
+        missing = [str(file) for file in files if not file.is_file()]
+        if missing:
+            raise ConfigError(f"no such file: {', '.join(missing)}")
+        there = sorted(out.glob(f"{prefix}_*.bin"))
+        if there and not force:
+            raise ConfigError(
+                f"{out} already has {there[0].name}: nothing was overwritten; give another --out or "
+                "--prefix, or --force to replace the shards"
+            )
+        try:
+            with Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+            ) as bar:
+                task = bar.add_task("files", total=len(files))
+                tokenizer = _tokenizer(files, vocab, separator)
+                written = tokenize_files(
+                    files,
+                    out,
+                    tokenizer,
+                    prefix=prefix,
+                    separator=separator,
+                    shard_tokens=shard_tokens,
+                    validation=validation,
+                    progress=lambda _: bar.advance(task),
+                )
+        except ValueError as error:  # an empty text, text that is not UTF-8, a bad fraction
+            raise ConfigError(str(error)) from error
+        kept = {summary.path for summary in written}
+        for old in there:
+            if old not in kept:
+                old.unlink()  # a shard of the previous, longer set would be trained on as well
+    for summary in written:
+        typer.echo(f"{summary.path}: {summary.tokens:,} tokens")
+    typer.echo(
+        f"train on them with: --set data.train='{out}/{prefix}_train_*.bin' "
+        f"--set data.val='{out}/{prefix}_val_*.bin' --set model.vocab_size={tokenizer.vocab_size}"
+    )
+
+
+def _tokenizer(files: list[Path], vocab: Path | None, separator: str | None) -> Tokenizer:
+    if vocab is not None:
+        return Gpt2(vocab)
+    letters = {c for file in files for text in read_documents(file, separator) for c in set(text)}
+    return Characters(CharacterVocabulary.of("".join(letters)))
+
+
+def download(
+    name: Annotated[str, typer.Argument(help="What to download: cifar10.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to put it in.")] = Path("data"),
+) -> None:
+    """Download a data set, check its MD5 sum and unpack it."""
+    with clear_errors("Run the same command again to start over."):
+        if name != "cifar10":
+            raise ConfigError(f"{name!r}: expected cifar10, the one data set there is to download")
+        with _Bar(Console(stderr=True)) as bar:
+            folder = download_cifar10(to, bar)
+    typer.echo(f"CIFAR-10 is in {folder}")
+
+
+class _Bar:
+    """A rich progress bar with the few methods of tqdm's that pooch calls."""
+
+    def __init__(self, console: Console) -> None:
+        self._display = Progress(
+            TextColumn("cifar10"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._display.add_task("cifar10", total=None)
+        self.total: float | None = None
+
+    def __enter__(self) -> _Bar:
+        self._display.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._display.stop()
+
+    def update(self, amount: int) -> None:
+        """So many more bytes."""
+        self._display.update(self._task, total=self.total, advance=amount)
+
+    def reset(self) -> None:
+        """Back to zero: pooch fills the bar once more when it is done."""
+        self._display.update(self._task, completed=0)
+
+    def close(self) -> None:
+        """Nothing is left to do."""

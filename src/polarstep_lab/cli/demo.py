@@ -1,0 +1,92 @@
+"""``polarstep demo``: seven methods, one small GPT, a report; a few minutes on two cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from polarstep_lab.cli.failures import ERROR, clear_errors
+from polarstep_lab.demo import RECIPE, SEEDS, demo_runs, tuning_budget
+from polarstep_lab.methods import METHODS
+from polarstep_lab.suites.parallel import available_cores, run_in_processes
+from polarstep_lab.suites.progress import follow
+from polarstep_lab.suites.suite import pending
+
+__all__ = ["demo"]
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the runs and their report.")
+    ] = Path("runs/demo"),
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace runs that are already there.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes, one thread each; by default the cores.")
+    ] = None,
+) -> None:
+    """Compare the seven methods on the text shipped with the package, and make the report."""
+    console, errors = Console(), Console(stderr=True)
+    with clear_errors("Run the same command again to go on."):
+        runs = demo_runs(out / "runs")
+        console.print(_introduction(len(runs)), highlight=False)
+        todo = runs if force else pending(runs)
+        if len(todo) < len(runs):
+            done = len(runs) - len(todo)
+            console.print(f"{done} of them are there from before; --force makes them anew.")
+        team = workers or min(available_cores(), len(METHODS))
+        failed = follow(run_in_processes(todo, team, force), len(todo), errors)
+
+        # matplotlib takes a second to import, and a first time half a minute to list its fonts.
+        with errors.status("Drawing the report …"):
+            from polarstep_lab.report import write_report
+
+            page = write_report([out / "runs"], out / "report", "Seven methods on a small GPT")
+        console.print(_results(out / "runs"))
+        console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(ERROR)
+
+
+def _introduction(runs: int) -> str:
+    text = f"{runs} runs of {RECIPE}: seven methods, seeds {' and '.join(map(str, SEEDS))}."
+    tuning = tuning_budget()
+    if tuning is None:
+        return text + " Learning rates are the recipe's own; they were not tuned alike."
+    return (
+        f"{text}\nLearning rates were tuned on seed 0 with {tuning.trials} trials for each method:"
+        f"\n  {tuning.command}"
+    )
+
+
+def _results(folder: Path) -> Table:
+    """What came out, in the order of Table 2, the best in bold."""
+    from polarstep_lab.report.grouping import collect, sections_of
+    from polarstep_lab.report.texts import metric_text, number, seeds_text
+
+    (section, *_), _ = sections_of(collect([folder]))
+    best = section.best(section.rows)
+    seeds = {seeds_text(row) for row in section.rows}
+    title = f"{section.metric_name}, {section.recipe}"
+    table = Table(title=f"{title}, {seeds.pop()} seeds" if len(seeds) == 1 else title)
+    table.add_column("method", no_wrap=True)
+    for header in ("perplexity", "GFLOPs", "opt. ms", "step ms"):
+        table.add_column(header, justify="right", no_wrap=True)
+    if len(seeds) > 0:  # not the same for all: say which runs are missing where
+        table.add_column("seeds")
+    for row in section.rows:
+        table.add_row(
+            row.label,
+            metric_text(row.metric, 3),
+            number(row.gflops, 3),
+            number(row.optimizer_ms, 3),
+            number(row.step_ms, 3),
+            *([seeds_text(row)] if seeds else []),
+            style="bold" if row is best else "",
+        )
+    return table

@@ -1,0 +1,50 @@
+"""How commands fail: one line that says what to do, a status of its own, no traceback.
+
+0 is success, 1 an error, 3 a loss that is no longer finite, 130 an interruption by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import typer
+from rich.console import Console
+
+from polarstep_lab.data.tokenizer import VocabularyError
+from polarstep_lab.suites.parallel import EXPLAINED
+from polarstep_lab.training.train import Interrupted
+
+__all__ = ["DIVERGED", "INTERRUPTED", "clear_errors"]
+
+ERROR = 1
+DIVERGED = 3
+INTERRUPTED = 130
+
+EXPECTED = (*EXPLAINED, VocabularyError, OSError)
+
+
+@contextmanager
+def clear_errors(how_to_go_on: str) -> Iterator[None]:
+    """Turn expected errors into a message; ``how_to_go_on`` completes that of an interruption."""
+    console = Console(stderr=True)
+
+    def fail(message: str, status: int) -> typer.Exit:
+        console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+        return typer.Exit(status)
+
+    try:
+        yield
+    except Interrupted as stopped:
+        raise fail(f"{stopped}. {how_to_go_on}", INTERRUPTED) from None
+    except KeyboardInterrupt:
+        raise fail(f"Stopped at once. {how_to_go_on}", INTERRUPTED) from None
+    except torch.cuda.OutOfMemoryError as error:
+        first = str(error).splitlines()[0]
+        remedy = (
+            "lower --set runtime.micro_batch=N (sequences per forward pass) and evaluation.batch"
+        )
+        raise fail(f"error: {first} To fit, {remedy}. {how_to_go_on}", ERROR) from None
+    except EXPECTED as error:
+        raise fail(f"error: {error}", ERROR) from None

@@ -1,0 +1,138 @@
+"""``polarstep rates``: measure convergence rates under heavy-tailed noise against the theorems."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from polarstep.storage import write_json
+from polarstep_lab.rates.figure import draw
+from polarstep_lab.rates.measured import Setup
+from polarstep_lab.rates.studies import SOLVERS, Row, batch_study, rate_study, tuning_study
+
+__all__ = ["rates"]
+
+
+def rates(
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Folder for rates.json, rates.svg and rates.png."),
+    ] = Path("rates"),
+    alphas: Annotated[str, typer.Option(help="Tail indices in (1, 2], comma-separated.")] = (
+        "1.2,1.4,1.6,1.8,2"
+    ),
+    solvers: Annotated[
+        str, typer.Option(help=f"Polar maps, comma-separated: some of {', '.join(SOLVERS)}.")
+    ] = ",".join(SOLVERS),
+    shortest: Annotated[int, typer.Option(help="The smallest horizon K.", min=2)] = 64,
+    longest: Annotated[
+        int, typer.Option(help="The largest; horizons double from the smallest.")
+    ] = 2048,
+    replicas: Annotated[int, typer.Option(help="Independent runs of each case.", min=2)] = 24,
+    seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A look in under a minute: short horizons, fewer cases.")
+    ] = False,
+    examples: Annotated[
+        bool, typer.Option(help="Also run the two examples in which tuning and batch decide.")
+    ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the results of an earlier run.")
+    ] = False,
+) -> None:
+    """Measure rates: run Muon on heavy-tailed noise and compare slopes with the theorems."""
+    record = out / "rates.json"
+    if record.exists() and not force:
+        raise typer.BadParameter(
+            f"{record} exists: give another folder, or --force to replace it", param_hint="--out"
+        )
+    try:
+        chosen = tuple(float(alpha) for alpha in alphas.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{alphas!r}: expected numbers such as 1.2,1.6,2", param_hint="--alphas"
+        ) from None
+    names = tuple(name.strip() for name in solvers.split(","))
+    if quick:
+        chosen, names = (1.2, 1.6, 2.0), ("newton-schulz", "gaussian")
+        shortest, longest, replicas = 32, 256, min(replicas, 12)
+    horizons = [shortest]
+    while 2 * horizons[-1] <= longest:
+        horizons.append(2 * horizons[-1])
+    try:
+        setup = Setup(horizons=tuple(horizons), replicas=replicas, seed=seed)
+        long = (64, 256, 1024) if quick else (256, 1024, 4096, 16384)
+        tuned = Setup(shape=(3, 4), distance=0.5, replicas=4 * replicas, horizons=long, seed=seed)
+        batched = Setup(distance=1.0, replicas=replicas, horizons=(64, 256, 1024), seed=seed)
+        console = Console(stderr=True)
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        ) as progress:
+            main = progress.add_task("rates", total=setup.steps)
+            extra = progress.add_task("tuning", total=tuned.steps, visible=examples)
+            third = progress.add_task("batch size", total=batched.steps, visible=examples)
+            found = rate_study(setup, chosen, names, tick=lambda done: progress.advance(main, done))
+            tuning = batches = None
+            if examples:
+                tuning = tuning_study(tuned, tick=lambda done: progress.advance(extra, done))
+                batches = batch_study(batched, tick=lambda done: progress.advance(third, done))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    write_json(
+        record,
+        {
+            "seed": seed,
+            "setup": asdict(setup),
+            "rates": [asdict(row) for row in found],
+            "tuning": tuning and {"setup": asdict(tuned), "rows": [asdict(r) for r in tuning]},
+            "batch": batches and {"setup": asdict(batched), "rows": [asdict(r) for r in batches]},
+        },
+    )
+    draw(
+        out / "rates",
+        setup.horizons,
+        found,
+        (tuned.horizons, tuning) if tuning else None,
+        (batched.horizons, batches) if batches else None,
+    )
+    Console().print(_table(found))
+    console.print(f"wrote {record}, {out / 'rates.svg'} and {out / 'rates.png'}")
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(
+        "solver", "momentum", "α", "promised", "measured slope", "95%", "attains", "< bound"
+    )
+    for row in rows:
+        line, details = row.fit["minimum"], row.details
+        proven = details["bound"][0] is not None
+        table.add_row(
+            details["solver"],
+            details["momentum"],
+            f"{row.alpha:g}",
+            f"{row.predicted:.3f}",
+            f"{line['slope']:.3f}",
+            f"{line['low']:.3f} to {line['high']:.3f}",
+            "yes" if details["attains"] else "no",
+            ("yes" if details["below_bound"] else "no") if proven else "–",
+        )
+    return table

@@ -1,0 +1,49 @@
+"""``polarstep report``: a page from run directories and archives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polarstep.storage import StorageError
+from polarstep_lab.cli.failures import clear_errors
+
+__all__ = ["report"]
+
+
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run directories, archives, folders that hold some."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder to write the report to.")
+    ] = Path("report"),
+    title: Annotated[str, typer.Option(help="The heading of the page.")] = "polarstep: results",
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Write nothing; fail if the tables in --out are not these."),
+    ] = False,
+) -> None:
+    """Make one self-contained page, with its tables and figures, from any set of runs."""
+    # matplotlib takes a second to import: only those who draw should wait for it.
+    from polarstep_lab.report import stale_tables, write_report
+
+    if check:
+        with clear_errors(""):
+            stale = stale_tables(directories, out)
+            if stale:
+                raise StorageError(
+                    f"{', '.join(stale)} in {out} are not what the records say: make the report "
+                    "again, without --check"
+                )
+        typer.echo(f"{out} is what the records say")
+        return
+    with clear_errors(""), Console(stderr=True).status("Reading the runs …") as status:
+        page = write_report(
+            directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")
+        )
+    Console().print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)

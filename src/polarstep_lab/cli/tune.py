@@ -1,0 +1,113 @@
+"""``polarstep tune``: find learning rates and what else a recipe marks, on the validation loss."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.methods import find_method, find_methods
+from polarstep_lab.structure import parse_assignment
+from polarstep_lab.suites.progress import progress_display
+
+if TYPE_CHECKING:
+    from polarstep_lab.tune import StudySpec
+
+__all__ = ["tune"]
+
+
+def tune(
+    recipe: Annotated[str, typer.Argument(help="A recipe by name (see polarstep list).")],
+    method: Annotated[
+        str,
+        typer.Option("--method", "-m", help="all, or some, as adamw,muon: each with its budget."),
+    ],
+    trials: Annotated[
+        int, typer.Option("--trials", "-n", min=1, help="Trials per method, earlier ones counted.")
+    ] = 20,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="File of the study: NAME.db for SQLite, else a journal; continued."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the study.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the runs and of the search.")] = 0,
+    pruner: Annotated[str, typer.Option(help="median, hyperband or none.")] = "median",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE for all trials, as in model.layers=2."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for the best config of each method.")
+    ] = Path("tuned"),
+    collect: Annotated[
+        Path | None,
+        typer.Option(help="Also enter the best values into this file of tuned values."),
+    ] = None,
+) -> None:
+    """Tune a recipe with TPE and pruning; the best config is written as a recipe to run."""
+    # Optuna takes a second to import: only those who tune should wait for it.
+    from polarstep_lab.tune import best_recipe, study_of, write_recipe, write_tuned
+
+    storage = study or out / f"{recipe}.journal"
+    command = shlex.join(["polarstep", *sys.argv[1:]])
+    found = []
+    with clear_errors(f"The trials so far are in {storage}; the same command continues."):
+        overrides = dict(parse_assignment(text) for text in settings or [])
+        specs = [
+            study_of(recipe, chosen.slug, storage, overrides, seed, cast(Any, pruner))
+            for chosen in find_methods(method)
+        ]
+        for spec in specs:
+            _run(spec, trials, workers)
+            best = best_recipe(spec, command)
+            path = out / f"{recipe}-{spec.method}.json"
+            write_recipe(path, best)
+            if collect is not None:
+                write_tuned(collect, best)
+            found.append((path, best))
+    _show(found)
+
+
+def _run(spec: StudySpec, trials: int, workers: int) -> None:
+    """Tune one method behind a bar of trials, with the best loss and the time left."""
+    from polarstep_lab.tune import Progress, TrainingObjective
+    from polarstep_lab.tune import tune as run_study
+
+    objective = TrainingObjective(spec.recipe, spec.method, spec.overrides, spec.seed)
+    console = Console(stderr=True)
+    told = 0
+    with progress_display(console) as display:
+        bar = display.add_task(spec.method, total=trials, figures="")
+
+        def show(now: Progress) -> None:
+            nonlocal told
+            best = "no trial finished" if now.best is None else f"best loss {now.best:.4f}"
+            figures = best + (f", {now.pruned} pruned" if now.pruned else "")
+            display.update(bar, completed=now.done, figures=figures)
+            if display.disable and now.done > told:  # a log file: a line for each trial
+                told = now.done
+                console.print(f"{spec.method}: {told} of {trials} trials, {figures}")
+
+        run_study(spec, objective, trials, workers, show)
+
+
+def _show(found: list[tuple[Path, dict[str, Any]]]) -> None:
+    table = Table(title="Best trial of each method (validation loss)")
+    for header in ("method", "loss", "trials", "settings"):
+        table.add_column(header, justify="right" if header in ("loss", "trials") else "left")
+    for _, best in found:
+        values = ", ".join(f"{key}={value:.5g}" for key, value in best["overrides"].items()
+                           if isinstance(value, float))  # fmt: skip
+        tuned = best["tuned"]
+        name = find_method(best["method"]).name
+        table.add_row(name, f"{tuned['val_loss']:.4f}", str(tuned["trials"]), values)
+    console = Console()
+    console.print(table)
+    for path, _ in found:
+        console.print(f"polarstep run {path}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,223 @@
+"""Text files to token shards: the GPT-2 vocabulary from local files, or characters.
+
+Every document begins with the end-of-text token, as in the FineWeb shards of modded-nanogpt;
+characters have no such token, and their texts are joined as they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polarstep.storage import write_json
+from polarstep_lab.data.corpus import CharacterVocabulary
+from polarstep_lab.data.shards import write_shard
+
+if TYPE_CHECKING:
+    import tiktoken
+
+__all__ = ["Characters", "Gpt2", "ShardSummary", "Tokenizer", "VocabularyError", "tokenize_files"]
+
+GPT2_TOKENS = 50257
+END_OF_TEXT = "<|endoftext|>"
+VOCABULARY_FILE = "vocabulary.json"
+
+
+class VocabularyError(ValueError):
+    """The vocabulary files are missing or are not GPT-2's."""
+
+
+class Tokenizer(Protocol):
+    """Turns one document into tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are."""
+
+    def encode(self, document: str) -> NDArray[np.uint16]:
+        """The tokens of a document."""
+
+    def describe(self) -> dict[str, object]:
+        """What a reader of the shards needs to know, for ``vocabulary.json``."""
+
+
+@dataclass(frozen=True)
+class Characters:
+    """One token per character."""
+
+    vocabulary: CharacterVocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """How many distinct characters there are."""
+        return len(self.vocabulary)
+
+    def encode(self, document: str) -> NDArray[np.uint16]:
+        """One token per character."""
+        return self.vocabulary.encode(document)
+
+    def describe(self) -> dict[str, object]:
+        """The characters in order."""
+        return {
+            "tokenizer": "characters",
+            "vocab_size": self.vocab_size,
+            "characters": self.vocabulary.characters,
+        }
+
+
+class Gpt2:
+    """GPT-2's byte-pair encoding, from files on this machine and never from the network."""
+
+    def __init__(self, vocabulary: Path) -> None:
+        """Read the vocabulary.
+
+        ``vocabulary`` is ``r50k_base.tiktoken``, or a folder with that file or with OpenAI's
+        original pair ``encoder.json`` and ``vocab.bpe``.
+        """
+        import tiktoken
+        from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
+
+        ranks = _read_ranks(vocabulary)
+        if sorted(ranks.values()) != list(range(GPT2_TOKENS - 1)):
+            raise VocabularyError(
+                f"{vocabulary} has {len(ranks)} tokens; GPT-2 has {GPT2_TOKENS - 1} and its end of "
+                "text: use r50k_base.tiktoken"
+            )
+        self._encoding: tiktoken.Encoding = tiktoken.Encoding(
+            "gpt2",
+            pat_str=r50k_pat_str,
+            mergeable_ranks=ranks,
+            special_tokens={END_OF_TEXT: GPT2_TOKENS - 1},
+            explicit_n_vocab=GPT2_TOKENS,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """50257."""
+        return GPT2_TOKENS
+
+    def encode(self, document: str) -> NDArray[np.uint16]:
+        """End of text, then the document; its own ``<|endoftext|>`` is read as plain characters."""
+        body = self._encoding.encode_ordinary(document)
+        return np.array([GPT2_TOKENS - 1, *body], dtype=np.uint16)
+
+    def describe(self) -> dict[str, object]:
+        """The name and the size of the vocabulary."""
+        return {"tokenizer": "gpt2", "vocab_size": GPT2_TOKENS, "end_of_text": GPT2_TOKENS - 1}
+
+
+def _read_ranks(vocabulary: Path) -> dict[bytes, int]:
+    """Byte strings and their ranks from whichever of the two file formats is there."""
+    if vocabulary.is_dir():
+        encoder, merges = vocabulary / "encoder.json", vocabulary / "vocab.bpe"
+        if (vocabulary / "r50k_base.tiktoken").exists():
+            vocabulary = vocabulary / "r50k_base.tiktoken"
+        elif encoder.exists() and merges.exists():
+            from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+
+            pair: dict[bytes, int] = data_gym_to_mergeable_bpe_ranks(
+                vocab_bpe_file=str(merges), encoder_json_file=str(encoder)
+            )
+            return pair
+    if not vocabulary.is_file():
+        raise VocabularyError(
+            f"no GPT-2 vocabulary at {vocabulary}: expected r50k_base.tiktoken (from "
+            "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken), or a folder "
+            "with it or with encoder.json and vocab.bpe; or tokenize with --characters"
+        )
+    ranks = {}
+    for number, line in enumerate(vocabulary.read_bytes().splitlines(), start=1):
+        if not line:
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise VocabularyError(
+                f"{vocabulary}, line {number}: expected a base64 token and its rank; this is not "
+                "a .tiktoken file"
+            ) from None
+    return ranks
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """One shard that was written."""
+
+    path: Path
+    tokens: int
+
+
+def read_documents(path: Path, separator: str | None = None) -> list[str]:
+    """The documents of a text file: the whole file, or its parts between ``separator`` lines."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
+    documents = [text] if separator is None else text.split(separator)
+    return [document for document in documents if document.strip()]
+
+
+def tokenize_files(
+    files: Sequence[Path],
+    out: Path,
+    tokenizer: Tokenizer,
+    *,
+    prefix: str = "text",
+    separator: str | None = None,
+    shard_tokens: int = 100_000_000,
+    validation: float = 0.0,
+    progress: Callable[[Path], object] = lambda _: None,
+) -> list[ShardSummary]:
+    """Write ``PREFIX_train_000001.bin``, … and, for ``validation > 0``, ``PREFIX_val_000000.bin``.
+
+    ``validation`` is the fraction of the tokens, taken from the end, that goes to the validation
+    shard. ``progress`` is called after each file.
+    """
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation={validation}: expected a fraction in [0, 1)")
+    if shard_tokens < 1:
+        raise ValueError(f"shard_tokens={shard_tokens}: expected at least 1")
+
+    def pieces() -> Iterator[NDArray[np.uint16]]:
+        for file in files:
+            for document in read_documents(file, separator):
+                yield tokenizer.encode(document)
+            progress(file)
+
+    encoded = list(pieces())
+    if not encoded:
+        raise ValueError(f"no text in {', '.join(map(str, files))}: nothing to tokenize")
+    tokens = np.concatenate(encoded)
+    cut = len(tokens) - round(len(tokens) * validation)
+    written = []
+    for number, start in enumerate(range(0, cut, shard_tokens), start=1):
+        part = tokens[start : min(start + shard_tokens, cut)]
+        written.append(_write(out / f"{prefix}_train_{number:06d}.bin", part))
+    if cut < len(tokens):
+        written.append(_write(out / f"{prefix}_val_000000.bin", tokens[cut:]))
+    write_json(out / VOCABULARY_FILE, tokenizer.describe())
+    return written
+
+
+def _write(path: Path, tokens: NDArray[np.uint16]) -> ShardSummary:
+    write_shard(path, tokens)
+    return ShardSummary(path, len(tokens))
+
+
+def vocab_size_beside(shard: Path) -> int | None:
+    """The vocabulary size that ``polarstep tokenize`` noted beside a shard, if it did."""
+    path = shard.parent / VOCABULARY_FILE
+    if not path.exists():
+        return None
+    return int(json.loads(path.read_text(encoding="utf-8"))["vocab_size"])

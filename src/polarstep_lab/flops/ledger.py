@@ -1,0 +1,155 @@
+"""The ledger of an optimizer step: what each method of Table 2 spends, item by item.
+
+A method is a function of the workload. Its ledger maps items ("momentum", "lift QZ", …) to FLOPs per
+step, summed over all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from polarstep import flops as formulas
+from polarstep_lab.flops.workload import SGD_NESTEROV, ElementwiseRule, Workload
+
+__all__ = [
+    "METHODS",
+    "TABLE_2",
+    "gflops",
+    "ledger",
+    "markdown",
+    "muon_ledger",
+    "percent",
+    "relative_difference",
+]
+
+Ledger = dict[str, float]
+PolarCost = Callable[[Workload, int, int], dict[str, int]]
+SketchCost = Callable[[int, int, int], int]
+
+# Per parameter. C ← βC + G; Nesterov also forms M = βC + G. The update is X ← X − ηT.
+_POLYAK, _NESTEROV, _UPDATE = 2, 4, 2
+
+
+def full_space(workload: Workload, m: int, n: int) -> dict[str, int]:
+    """Newton–Schulz on M itself."""
+    return {
+        "normalization": formulas.normalization(m, n),
+        "polynomial steps": formulas.newton_schulz(m, n, workload.steps),
+    }
+
+
+def randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> dict[str, int]:
+    """Algorithms 1 and 2: what is normalized is B, not M, and ℓ is not clipped to min(m, n)."""
+    ell = workload.width
+    k = min(m, ell)
+    inner = formulas.newton_schulz(k, n, workload.steps)
+    parts = formulas.low_rank_parts(
+        m, n, ell, workload.power, inner, sketch_flops=sketch(m, n, ell), keep=workload.keep
+    )
+    return {"normalization": formulas.normalization(k, n), **parts}
+
+
+def everything_by(workload: Workload, *, rule: ElementwiseRule) -> Ledger:
+    """One element-wise rule for all parameters, at every step."""
+    return {"element-wise": rule.flops * workload.parameters}
+
+
+def muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
+    """Muon for the matrices, its companion for the rest."""
+    items: Ledger = {"momentum": momentum * workload.muon_parameters}
+    for (m, n), count in workload.matrices:
+        for item, flops in polar(workload, m, n).items():
+            items[item] = items.get(item, 0) + count * flops
+    if workload.extra:
+        items["extra"] = workload.extra * workload.muon_parameters
+    items["update"] = _UPDATE * workload.muon_parameters
+    companion = workload.companion.flops * workload.elementwise / workload.companion_every
+    items["element-wise"] = companion
+    return items
+
+
+_SKETCHES: dict[str | None, PolarCost] = {
+    None: full_space,
+    "gaussian": partial(randomized, sketch=formulas.gaussian_sketch),
+    "kaczmarz": partial(randomized, sketch=formulas.kaczmarz_sketch),
+}
+
+
+def muon_ledger(workload: Workload, *, nesterov: bool, sketch: str | None) -> Ledger:
+    """Muon's ledger with either momentum, in full space (``None``) or with a sketch.
+
+    A sketch wider than some matrices is charged for them as in Table 2; one wider than all of them
+    is no sketch, and full space is charged.
+    """
+    polar = _SKETCHES[sketch if workload.sketched else None]
+    return muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=polar)
+
+
+METHODS: dict[str, Callable[[Workload], Ledger]] = {
+    "AdamW": lambda workload: everything_by(workload, rule=workload.adamw),
+    "SGD (Nesterov)": partial(everything_by, rule=SGD_NESTEROV),
+    "Muon (Polyak)": partial(muon_ledger, nesterov=False, sketch=None),
+    "Rand Muon (Polyak)": partial(muon_ledger, nesterov=False, sketch="gaussian"),
+    "Muon (Nesterov)": partial(muon_ledger, nesterov=True, sketch=None),
+    "Rand Muon (Nes.-Gaussian)": partial(muon_ledger, nesterov=True, sketch="gaussian"),
+    "Rand Muon (Nes.-Kaczmarz)": partial(muon_ledger, nesterov=True, sketch="kaczmarz"),
+}
+"""The rows of Table 2, in its order and by its names."""
+
+TABLE_2: dict[str, dict[str, float]] = {
+    "nanogpt": {
+        "AdamW": 7.2621,
+        "SGD (Nesterov)": 3.1123,
+        "Muon (Polyak)": 2135.5947,
+        "Rand Muon (Polyak)": 250.8060,
+        "Muon (Nesterov)": 2135.7551,
+        "Rand Muon (Nes.-Gaussian)": 250.9665,
+        "Rand Muon (Nes.-Kaczmarz)": 217.4581,
+    },
+    "cifar10": {
+        "AdamW": 0.0237,
+        "SGD (Nesterov)": 0.0118,
+        "Muon (Polyak)": 14.7920,
+        "Rand Muon (Polyak)": 8.0723,
+        "Muon (Nesterov)": 14.7960,
+        "Rand Muon (Nes.-Gaussian)": 8.0763,
+        "Rand Muon (Nes.-Kaczmarz)": 7.5373,
+    },
+}
+"""The paper's own GFLOPs per step, by workload and row."""
+
+
+def ledger(workload: Workload, method: str) -> Ledger:
+    """FLOPs per step of a method of :data:`METHODS`, by item."""
+    if method not in METHODS:
+        raise ValueError(f"method {method!r}: expected one of {', '.join(map(repr, METHODS))}")
+    return METHODS[method](workload)
+
+
+def gflops(workload: Workload) -> dict[str, float]:
+    """GFLOPs (10⁹) per step of every method of Table 2."""
+    return {method: sum(ledger(workload, method).values()) / 1e9 for method in METHODS}
+
+
+def relative_difference(workload: Workload, method: str) -> float | None:
+    """Our figure against the paper's, ours/theirs − 1; ``None`` for a workload not in Table 2."""
+    paper = TABLE_2.get(workload.name, {}).get(method)
+    return None if paper is None else gflops(workload)[method] / paper - 1
+
+
+def percent(difference: float) -> str:
+    """A relative difference to a millionth, without the sign of a negative zero."""
+    return f"{round(difference, 6) + 0.0:+.4%}"
+
+
+def markdown(workload: Workload) -> str:
+    """The workload's rows beside the paper's, as a Markdown table."""
+    lines = ["| method | GFLOPs per step | Table 2 | difference |", "|---|---:|---:|---:|"]
+    for method, ours in gflops(workload).items():
+        paper = TABLE_2.get(workload.name, {}).get(method)
+        difference = relative_difference(workload, method)
+        theirs = "" if paper is None else f"{paper:.4f}"
+        relative = "" if difference is None else percent(difference)
+        lines.append(f"| {method} | {ours:.4f} | {theirs} | {relative} |")
+    return "\n".join(lines)

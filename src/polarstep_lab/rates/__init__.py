@@ -1,0 +1,1 @@
+"""Rates of convergence, measured: the study behind the paper's theorems."""

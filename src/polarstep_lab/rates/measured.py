@@ -1,0 +1,208 @@
+"""Convergence rates, measured: Muon itself on problems of which everything is known.
+
+For every horizon K of a geometric range a fresh run of K steps is made with the schedule for that K,
+many replicas at once as one stacked parameter, and min_{k<K} E‖∇f(X_k)‖_F is estimated by the mean
+over replicas. The slope of its logarithm against log K is the measured rate; the theorems promise a
+slope of −(α−1)/(3α−2) or steeper, up to constants that no slope shows.
+
+The optimizer is :class:`polarstep.Muon`, a parameter group per case, so what is studied is what
+people run. Sketches are drawn once a step for all replicas of a shape, as in training: replicas are
+independent given the sketches, and the intervals below are about the replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from polarstep import rng
+from polarstep.optim import Muon
+from polarstep.polar import PolarMap
+from polarstep.theory import checks as check
+from polarstep.theory.schedules import Schedule
+from polarstep_lab.rates.problems import Ripples
+
+__all__ = ["Case", "Fit", "Line", "Noise", "Setup", "fit", "measure", "trajectories"]
+
+
+class Noise(Protocol):
+    """Gradient noise, such as :class:`polarstep.theory.noise.GradientNoise`."""
+
+    def __call__(self, gradient: Tensor, batch: int = 1, *, generator: torch.Generator) -> Tensor:
+        """The mean of ``batch`` noisy samples of ``gradient``."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One optimizer on one kind of noise, over all horizons."""
+
+    name: str
+    polar: PolarMap
+    noise: Noise
+    schedule: Callable[[int], Schedule]
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The problem and how often it is run."""
+
+    problem: Ripples = field(default_factory=Ripples)
+    shape: tuple[int, int] = (6, 8)
+    distance: float = 2.0
+    replicas: int = 24
+    horizons: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for K in self.horizons:
+            check.horizon(K)
+        if len(set(self.horizons)) < 3:
+            raise ValueError(
+                f"horizons={self.horizons}: expected at least three different ones to fit a slope"
+            )
+        if self.replicas < 2:
+            raise ValueError(f"replicas={self.replicas}: expected at least 2 for an interval")
+        check.positive("distance", self.distance)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of one measurement."""
+        return sum(self.horizons)
+
+
+def trajectories(
+    cases: Sequence[Case], K: int, setup: Setup, tick: Callable[[int], object] = lambda _: None
+) -> Tensor:
+    """‖∇f(X_k)‖_F of every case, step and replica: shape ``(cases, K, replicas)``.
+
+    Cases that share a noise object get independent noise from one stream. ``tick`` is called with
+    the number of steps done since the last call.
+    """
+    m, n = setup.shape
+    start = setup.problem.start(setup.replicas, m, n, setup.distance, setup.seed)
+    X = start.repeat(len(cases), 1, 1, 1)
+    params = [nn.Parameter(X[i]) for i in range(len(cases))]  # views: the optimizer moves X
+    groups: list[dict[str, Any]] = [
+        {"params": [p], "polar": case.polar, **case.schedule(K)}
+        for p, case in zip(params, cases, strict=True)
+    ]
+    optimizer = Muon(groups, seed=setup.seed)
+    shared: dict[tuple[int, int], list[int]] = {}
+    for i, case in enumerate(cases):
+        shared.setdefault((id(case.noise), case.batch), []).append(i)
+    streams = [
+        (members, rng.generator(setup.seed, "noise", K, order))
+        for order, members in enumerate(shared.values())
+    ]
+    norms = torch.empty(len(cases), K, setup.replicas)
+    for k in range(K):
+        gradient = setup.problem.gradient(X)
+        norms[:, k] = torch.linalg.matrix_norm(gradient)
+        for members, generator in streams:
+            case = cases[members[0]]
+            noisy = case.noise(gradient[members], case.batch, generator=generator)
+            for i, G in zip(members, noisy, strict=True):
+                params[i].grad = G
+        optimizer.step()
+        if k % 16 == 15:
+            tick(16)
+    tick(K % 16)
+    return norms
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity per horizon, and the slope of its logarithm against log K with a 95% interval."""
+
+    values: tuple[float, ...]
+    value_low: tuple[float, ...]
+    value_high: tuple[float, ...]
+    slope: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was measured of one case."""
+
+    minimum: Line
+    """min over k of E‖∇f(X_k)‖_F, which the theorems bound."""
+    average: Line
+    """The average over k, which their proofs bound, and which no lucky step makes small."""
+
+    def attains(self, rate: float) -> bool:
+        """Whether the minimum falls like K^{−rate} or faster, within its interval."""
+        return self.minimum.low <= -rate
+
+
+def measure(
+    cases: Sequence[Case], setup: Setup, tick: Callable[[int], object] = lambda _: None
+) -> list[Fit]:
+    """Run all cases over all horizons and fit their slopes."""
+    per_horizon = [trajectories(cases, K, setup, tick) for K in setup.horizons]
+    return [
+        fit(setup.horizons, [norms[i] for norms in per_horizon], setup.seed)
+        for i in range(len(cases))
+    ]
+
+
+def fit(
+    horizons: Sequence[int], norms: Sequence[Tensor], seed: int = 0, resamples: int = 400
+) -> Fit:
+    """Slopes from gradient norms ``(K, replicas)``, one tensor per horizon.
+
+    The interval of a slope has two parts, added in quadrature: the bootstrap over replicas, horizon
+    by horizon, and the scatter of the points about the line (Student's t, few degrees of freedom).
+    """
+    generator = rng.generator(seed, "bootstrap")
+    means, resampled = [], []
+    for trajectory in norms:
+        trajectory = trajectory.double()
+        replicas = trajectory.shape[1]
+        picks = torch.randint(replicas, (resamples, replicas), generator=generator)
+        weights = torch.zeros(resamples, replicas, dtype=torch.float64)
+        weights.scatter_add_(1, picks, torch.full_like(weights, 1 / replicas))
+        means.append(trajectory.mean(1))
+        resampled.append(weights @ trajectory.mT)
+    return Fit(
+        minimum=_fitted(
+            horizons, [mean.min() for mean in means], [some.amin(1) for some in resampled]
+        ),
+        average=_fitted(
+            horizons, [mean.mean() for mean in means], [some.mean(1) for some in resampled]
+        ),
+    )
+
+
+def _fitted(horizons: Sequence[int], values: list[Tensor], resampled: list[Tensor]) -> Line:
+    x = torch.tensor(horizons, dtype=torch.float64).log()
+    y, z = torch.stack(values), torch.stack(resampled)
+    slope, residual = _line(x, y.log())
+    spread = float(_line(x, z.log().mT)[0].std())
+    freedom = len(x) - 2
+    scatter = (residual.square().sum() / freedom / (x - x.mean()).square().sum()).sqrt()
+    half = math.hypot(1.96 * spread, _student(freedom) * float(scatter))
+    low, high = z.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=1).tolist()
+    at = float(slope)
+    return Line(tuple(y.tolist()), tuple(low), tuple(high), at, at - half, at + half)
+
+
+def _line(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope of least squares over the last dimension, and what it leaves."""
+    x = x - x.mean()
+    centred = y - y.mean(-1, keepdim=True)
+    slope = (centred * x).sum(-1) / x.square().sum()
+    return slope, centred - slope[..., None] * x
+
+
+def _student(freedom: int) -> float:
+    """The two-sided 95% point of Student's t."""
+    table = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    return table[freedom - 1] if freedom <= len(table) else 2.0

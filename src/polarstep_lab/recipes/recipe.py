@@ -1,0 +1,75 @@
+"""What a recipe is, and the list of all of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from polarstep_lab.config import Benchmark, ConfigError, PolarConfig, RunConfig
+from polarstep_lab.methods import Method
+
+__all__ = ["RECIPES", "Range", "Recipe", "find_recipe", "polar_of", "register"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values tuning tries for one setting."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named recipe; ``build`` returns the config of a method with seed 0."""
+
+    name: str
+    benchmark: Benchmark
+    summary: str
+    build: Callable[[Method], RunConfig]
+    needs: str = "nothing"
+    search: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
+    """For each algorithm (``adamw``, ``sgd``, ``muon``): the settings to tune."""
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def register(
+    name: str,
+    benchmark: Benchmark,
+    summary: str,
+    needs: str,
+    search: Mapping[str, Mapping[str, Range]],
+) -> Callable[[Callable[[Method], RunConfig]], Callable[[Method], RunConfig]]:
+    """Register a recipe function under ``name``."""
+
+    def enter(build: Callable[[Method], RunConfig]) -> Callable[[Method], RunConfig]:
+        RECIPES[name] = Recipe(name, benchmark, summary, build, needs, search)
+        return build
+
+    return enter
+
+
+def polar_of(
+    method: Method, rank: int, oversample: int, power: float, steps: int = 7
+) -> PolarConfig:
+    """The paper's polar map: quintic with q = 7, sketched for the randomized methods."""
+    if method.sketch is None:
+        return PolarConfig(steps=steps)
+    return PolarConfig(
+        steps=steps, rank=rank, oversample=oversample, power=power, sketch=method.sketch
+    )
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of this name."""
+    if name not in RECIPES:
+        close = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"recipe {name!r}: {hint}expected one of {', '.join(RECIPES)}, or a recipe file"
+        )
+    return RECIPES[name]

@@ -1,0 +1,75 @@
+"""From a recipe and a method to the complete config of a run.
+
+Where learning rates of a recipe were tuned, the values are in ``tuned/RECIPE.json``, written by
+``polarstep tune``, and :func:`resolve` takes them from there: ``{"methods": {SLUG: {"overrides":
+{"optimizer.lr": …}}}}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from polarstep.storage import read_json
+from polarstep_lab.ablations import apply_axis
+from polarstep_lab.config import ConfigError, RunConfig, with_overrides
+from polarstep_lab.methods import Method, find_method
+from polarstep_lab.recipes.recipe import Range, find_recipe
+
+__all__ = ["read_recipe_file", "resolve", "search_space", "tuned"]
+
+
+def tuned(recipe: str, method: Method) -> dict[str, Any]:
+    """What tuning found for a recipe and a method, as overrides; empty where it was not tuned."""
+    path = Path(__file__).parents[1] / "tuned" / f"{recipe}.json"
+    if not path.exists():
+        return {}
+    entry = read_json(path)["methods"].get(method.slug, {})
+    return dict(entry.get("overrides", {}))
+
+
+def search_space(recipe: str, method: Method) -> Mapping[str, Range]:
+    """The settings that the recipe marks for tuning, for a method."""
+    return find_recipe(recipe).search.get(method.algorithm, {})
+
+
+def resolve(
+    recipe: str,
+    method: Method | str | None = None,
+    seed: int = 0,
+    overrides: Mapping[str, Any] | None = None,
+    axis: tuple[str, Any] | None = None,
+) -> RunConfig:
+    """The complete config: the recipe, then what was tuned, then overrides, then the ablation.
+
+    ``recipe`` is a name or the path of a JSON file ``{"recipe": NAME, "method": SLUG, "overrides":
+    {…}}``; a method given here must then be the file's.
+    """
+    overrides = dict(overrides or {})
+    if recipe.endswith(".json"):
+        recipe, method, from_file = read_recipe_file(Path(recipe), method)
+        overrides = from_file | overrides
+    if method is None:
+        raise ConfigError("no method given: say which with --method, as in --method muon")
+    chosen = find_method(method) if isinstance(method, str) else method
+    config = replace(find_recipe(recipe).build(chosen), seed=seed)
+    config = with_overrides(config, tuned(recipe, chosen) | overrides)
+    return config if axis is None else apply_axis(config, *axis)
+
+
+def read_recipe_file(path: Path, method: Method | str | None) -> tuple[str, Method, dict[str, Any]]:
+    """Recipe, method and overrides of a recipe file; ``method`` is checked against the file's."""
+    content = read_json(path)
+    try:
+        name, slug, overrides = content["recipe"], content["method"], content["overrides"]
+    except (KeyError, TypeError):
+        raise ConfigError(
+            f"{path} is not a recipe file: expected the keys recipe, method and overrides"
+        ) from None
+    found = find_method(slug)
+    asked = find_method(method) if isinstance(method, str) else method
+    if asked is not None and asked != found:
+        raise ConfigError(f"{path} is a recipe for {found.slug}, not for {asked.slug}")
+    return name, found, dict(overrides)

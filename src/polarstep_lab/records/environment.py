@@ -1,0 +1,102 @@
+"""Where a run took place: versions, machine, device, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polarstep.storage import read_json, write_json
+from polarstep_lab.structure import ConfigError
+
+__all__ = ["describe_environment", "pick_device", "record_environment"]
+
+PACKAGES = ("polarstep", "torch", "numpy", "optuna", "tiktoken", "triton")
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; ``"auto"`` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"runtime.device={name!r}: expected auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"runtime.device={name!r}: torch finds no CUDA GPU here; use auto or cpu")
+    return device
+
+
+def record_environment(path: Path, device: torch.device, data: str = "") -> None:
+    """Write the environment of a run that begins; add that of one that goes on to its list.
+
+    ``data`` says what is trained on, in a few words: a config may have a pattern only.
+    """
+    now = describe_environment(device) | ({"data": data} if data else {})
+    if path.exists():
+        first = read_json(path)
+        write_json(path, first | {"resumed": [*first.get("resumed", []), now]})
+    else:
+        write_json(path, now)
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """What ``environment.json`` records."""
+    return {
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": _device_name(device),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "git_commit": _git_commit(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        if package != "polarstep":
+            return None
+        import polarstep
+
+        return polarstep.__version__
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with Path("/proc/cpuinfo").open() as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git_commit() -> str | None:
+    """The commit of both packages' source, with ``+`` where it has been changed since."""
+    package = Path(__file__).parents[2]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=package, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(package))
+        return commit + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,265 @@
+"""What a run leaves behind: a directory from which a report can be made without anything else.
+
+::
+
+    config.json        recipe, method, seed, overrides, the complete config, the command
+    environment.json   versions, device, git commit, start time
+    metrics.jsonl      one line per logged training step or validation, as they come
+    gamma.jsonl        γ and ν of sampled steps, where the run was monitored
+    noise.jsonl        the noise of the gradient at points of the run, where it was measured
+    *.jsonl            whatever else was measured along the run
+    result.json        written once, at the end: the metric, its status, cost per step
+    checkpoint.pt      the latest state to resume from
+
+Numbers are kept in full precision, times as far as a clock can tell. A value that is not finite is
+stored as ``null`` and read back as NaN. A run killed in the middle of a line leaves that line
+incomplete; readers drop it.
+
+``polarstep pack`` puts all but the checkpoints of many directories into one file
+(:mod:`polarstep_lab.records.archive`). :func:`find_runs` and :meth:`RunRecord.load` make no
+difference between a directory and a run in an archive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from polarstep.storage import StorageError, read_json, read_lines, write_json
+from polarstep_lab.config import completed
+from polarstep_lab.records.archive import ARCHIVE, archived_runs, read_archived, split_path
+
+__all__ = [
+    "Ablation",
+    "MetricRow",
+    "Result",
+    "RunIdentity",
+    "RunRecord",
+    "find_runs",
+    "read_files",
+]
+
+CONFIG = "config.json"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+GAMMA = "gamma.jsonl"
+NOISE = "noise.jsonl"
+RESULT = "result.json"
+CHECKPOINT = "checkpoint.pt"
+
+Status = Literal["finished", "diverged", "stopped", "failed"]
+Kind = Literal["train", "val"]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Which setting an ablation varies, and its value in this run."""
+
+    axis: str
+    value: int | float | str
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """``config.json``: what was run, completely enough to run it again."""
+
+    recipe: str
+    benchmark: Literal["nanogpt", "cifar10"]
+    method: str
+    seed: int
+    config: Mapping[str, Any]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    group: str = "run"
+    ablation: Ablation | None = None
+    command: str = ""
+
+    @classmethod
+    def load(cls, directory: Path) -> RunIdentity:
+        """Read ``config.json`` of a run directory."""
+        return cls.from_dict(read_json(directory / CONFIG), directory / CONFIG)
+
+    @classmethod
+    def from_dict(cls, raw: Any, path: Path) -> RunIdentity:
+        """An identity from the content of the ``config.json`` at ``path``."""
+        try:
+            ablation = raw.get("ablation")
+            values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+            values["config"] = completed(values.get("config"))
+            return cls(**values | {"ablation": Ablation(**ablation) if ablation else None})
+        except (AttributeError, TypeError) as error:
+            raise StorageError(f"{path} is not the config of a run: {error}") from error
+
+    def save(self, directory: Path) -> None:
+        """Write ``config.json``."""
+        write_json(directory / CONFIG, asdict(self))
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One line of ``metrics.jsonl``.
+
+    ``seconds`` counts time spent training since the run began, pauses between a stop and its
+    resume left out. ``tokens`` or ``images`` counts what has been consumed up to this step.
+    """
+
+    step: int
+    kind: Kind
+    loss: float
+    lr: float
+    seconds: float
+    step_ms: float = math.nan
+    optimizer_ms: float = math.nan
+    tokens: int | None = None
+    images: int | None = None
+    perplexity: float | None = None
+    accuracy: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as a JSON object, without the fields that do not apply to it.
+
+        Times are rounded to what a clock can tell: 0.1 ms of a run, a microsecond of a step.
+        """
+        row = {name: value for name, value in asdict(self).items() if value is not None}
+        row |= {name: round(row[name], digits) for name, digits in _TIME_DIGITS.items()}
+        if self.kind == "val":  # a validation takes no step
+            del row["step_ms"], row["optimizer_ms"]
+        return row
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> MetricRow:
+        """A row from its JSON object; keys this version does not know are left out."""
+        known = {f.name: row[f.name] for f in fields(cls) if f.name in row}
+        # Rows written before a divergence carry ``null`` for what was not finite.
+        for name in ("loss", "lr", "seconds", "step_ms", "optimizer_ms", "perplexity", "accuracy"):
+            if name in known and known[name] is None:
+                known[name] = math.nan
+        return cls(**known)
+
+
+_TIME_DIGITS = {"seconds": 4, "step_ms": 3, "optimizer_ms": 3}
+TIME_FIELDS = tuple(_TIME_DIGITS)
+"""Fields of a row that measure time: all others are the same after a kill and a resume."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """``result.json``: how a run ended."""
+
+    metric: Literal["val_perplexity", "test_accuracy"]
+    value: float
+    status: Status
+    steps: int
+    optimizer_gflops_per_step: float
+    optimizer_ms_per_step: float
+    step_ms: float
+    message: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, directory: Path) -> Result | None:
+        """Read ``result.json``, or ``None`` where the run has not ended."""
+        path = directory / RESULT
+        return cls.from_dict(read_json(path), path) if path.exists() else None
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], path: Path) -> Result:
+        """A result from the content of the ``result.json`` at ``path``."""
+        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+        for name in ("value", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms"):
+            if values.get(name) is None:
+                values[name] = math.nan
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise StorageError(f"{path} is not the result of a run: {error}") from error
+
+    def save(self, directory: Path) -> None:
+        """Write ``result.json``."""
+        write_json(directory / RESULT, asdict(self))
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything a run directory, or an archive, says about a run."""
+
+    directory: Path
+    identity: RunIdentity
+    environment: Mapping[str, Any]
+    metrics: tuple[MetricRow, ...]
+    result: Result | None
+    logs: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    """What was measured beside the metrics, by the name of its file: ``logs["gamma"]``."""
+
+    @classmethod
+    def load(cls, directory: Path | str) -> RunRecord:
+        """Read a run directory or a run in an archive, finished or not."""
+        directory = Path(directory)
+        files = read_files(directory)
+        result = files.get(RESULT)
+        logs = {Path(name).stem: tuple(rows) for name, rows in files.items() if _is_log(name)}
+        metrics = logs.pop(Path(METRICS).stem, ())
+        return cls(
+            directory=directory,
+            identity=RunIdentity.from_dict(files[CONFIG], directory / CONFIG),
+            environment=files.get(ENVIRONMENT, {}),
+            metrics=tuple(MetricRow.from_dict(row) for row in metrics),
+            result=None if result is None else Result.from_dict(result, directory / RESULT),
+            logs=logs,
+        )
+
+    @property
+    def gamma(self) -> tuple[Mapping[str, Any], ...]:
+        """γ and ν of sampled steps; empty where the run was not monitored."""
+        return self.logs.get("gamma", ())
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of the whole run: as its result says, or else up to its last row."""
+        told = self.result.extra.get("seconds") if self.result else None
+        if told is not None:
+            return float(told)
+        return self.metrics[-1].seconds if self.metrics else math.nan
+
+    @property
+    def status(self) -> Status | Literal["unfinished"]:
+        """How the run ended, or ``"unfinished"``."""
+        return self.result.status if self.result else "unfinished"
+
+    def rows(self, kind: Kind) -> list[MetricRow]:
+        """The training rows or the validation rows, in order."""
+        return [row for row in self.metrics if row.kind == kind]
+
+
+def read_files(directory: Path) -> dict[str, Any]:
+    """The JSON files of a run, by name: objects, and lists of rows for those that end in ``l``."""
+    inside = split_path(directory)
+    if inside is not None:
+        return read_archived(*inside)
+    if not (directory / CONFIG).exists():
+        raise StorageError(f"{directory} is not a run directory: it has no {CONFIG}")
+    documents = (directory / name for name in (CONFIG, ENVIRONMENT, RESULT))
+    files = {path.name: read_json(path) for path in documents if path.exists()}
+    return files | {path.name: read_lines(path) for path in sorted(directory.glob("*.jsonl"))}
+
+
+def find_runs(paths: Iterable[Path | str]) -> list[Path]:
+    """All runs at or below the given paths, in directories and in archives, sorted, each once."""
+    found: set[Path] = set()
+    for path in map(Path, paths):
+        inside = split_path(path / CONFIG)
+        if inside is not None:  # an archive, or a folder or a run within one
+            found.update(run for run in archived_runs(inside[0]) if run.is_relative_to(path))
+            continue
+        if not path.exists():
+            raise StorageError(f"{path} does not exist")
+        found.update(config.parent for config in path.rglob(CONFIG) if (config.parent).is_dir())
+        for archive in path.rglob(ARCHIVE):
+            found.update(archived_runs(archive))
+    return sorted(found)
+
+
+def _is_log(name: str) -> bool:
+    return name.endswith(".jsonl")

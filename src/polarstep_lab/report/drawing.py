@@ -1,0 +1,113 @@
+"""Common ground of all figures: fonts, sizes, and files that come out the same every time.
+
+matplotlib is driven without pyplot: no global figure, no backend, no display. SVG ids are salted
+with the name of the figure, which makes them reproducible and distinct within one page.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from polarstep_lab.report.palette import CHROME, themed
+
+_SERIES_ID = re.compile(r' id="series-(\d+)"')
+
+__all__ = ["Drawing", "draw", "style_axes"]
+
+INK, INK_SOFT, RULE, PAGE, _, ALARM = (look.light for look in CHROME)
+
+_RC: dict[Any, Any] = {
+    "axes.edgecolor": INK_SOFT,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "figure.facecolor": PAGE,
+    "axes.facecolor": PAGE,
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same metrics on every machine
+    "font.size": 10,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "savefig.facecolor": PAGE,
+    "svg.fonttype": "none",  # text stays text: selectable, searchable, in the reader's font
+    "text.color": INK,
+    "xtick.color": INK_SOFT,
+    "ytick.color": INK_SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One figure in the three forms a report needs: inside a page, as SVG, as PNG.
+
+    A line that was given the gid ``series-3`` can be pointed at from the page: see :attr:`inline`.
+    """
+
+    name: str
+    title: str
+    caption: str
+    markup: str
+    png: bytes
+
+    @property
+    def svg(self) -> str:
+        """The figure as a file of its own, in the light colours."""
+        return _SERIES_ID.sub("", self.markup)
+
+    @property
+    def inline(self) -> str:
+        """The figure for use within a page: no XML header, no fixed size, the page's colours."""
+        body = self.markup[self.markup.index("<svg") :]
+        opening, rest = body.split(">", 1)
+        opening = re.sub(r' (width|height)="[^"]*"', "", opening)
+        opening += f' role="img" aria-labelledby="{self.name}-caption"'
+        rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
+        return themed(_SERIES_ID.sub(r' class="series" data-series="\1"', f"{opening}>{rest}"))
+
+
+def draw(
+    name: str,
+    title: str,
+    caption: str,
+    size: tuple[float, float],
+    paint: Callable[[Figure], object],
+) -> Drawing:
+    """Let ``paint`` fill a figure of ``size`` inches and keep it as SVG and PNG."""
+    with mpl.rc_context():
+        mpl.rcdefaults()  # a matplotlibrc of the machine must not reach the figure
+        mpl.rcParams.update({**_RC, "svg.hashsalt": name})
+        figure = Figure(figsize=size, layout="constrained")
+        paint(figure)
+        svg, png = io.BytesIO(), io.BytesIO()
+        # No date and no version of the software: the same records give the same file.
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
+        figure.savefig(png, format="png", dpi=160, metadata={"Software": None, "Title": title})
+    return Drawing(name, title, caption, svg.getvalue().decode(), png.getvalue())
+
+
+def style_axes(axes: Axes, xlabel: str, ylabel: str, title: str = "") -> None:
+    """Labels and a quiet grid."""
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.grid(True, axis="y")
+    axes.set_axisbelow(True)
+    if title:
+        axes.set_title(title)

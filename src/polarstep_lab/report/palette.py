@@ -1,0 +1,97 @@
+"""One colour, dash and marker for each method, the same in every figure, table and theme.
+
+Each colour comes as a pair, for a light and for a dark page. Within a theme any two colours stay
+apart for normal sight and for the three kinds of colour blindness, and each stands out from the
+page (a contrast of 3:1 or more); the tests compute both. Randomized methods are dashed as well, so
+that a figure survives a black-and-white printer.
+
+Figures are drawn in the light colours. :func:`themed` then replaces each of them in the SVG by a
+CSS variable, which lets a figure inside the page follow the reader's theme.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from polarstep_lab.report.published import METHODS
+
+__all__ = ["CHROME", "SERIES", "Look", "ablation_look", "look_of", "themed"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn: a CSS variable, its two colours, a dash pattern and a marker."""
+
+    variable: str
+    light: str
+    dark: str
+    dash: str = "-"
+    marker: str = "o"
+
+
+_METHOD_LOOKS = (
+    Look("--series-adamw", "#6b6875", "#8d9489", "-", "s"),
+    Look("--series-sgd", "#c97a04", "#ffcf3a", "-", "D"),
+    Look("--series-muon-polyak", "#2a62f0", "#a9cbff", "-", "o"),
+    Look("--series-rand-polyak", "#1f9a5f", "#14d683", "--", "^"),
+    Look("--series-muon-nesterov", "#1d1a5e", "#5b6bff", "-", "o"),
+    Look("--series-rand-gaussian", "#a11a00", "#e8642a", "--", "^"),
+    Look("--series-rand-kaczmarz", "#b165c8", "#b56ad1", "--", "v"),
+)
+SERIES = dict(zip(METHODS, _METHOD_LOOKS, strict=True))
+"""The look of each row of Table 2."""
+
+_ORDINAL_LOOKS = tuple(
+    Look(f"--ordinal-{index}", light, dark, "-", marker)
+    for index, (light, dark, marker) in enumerate(
+        (
+            ("#9fb4d8", "#33518a", "o"),
+            ("#7796cc", "#4a70b8", "s"),
+            ("#5079bd", "#6690d6", "D"),
+            ("#2f5da6", "#88b0ea", "^"),
+            ("#1d4484", "#abcbf5", "v"),
+            ("#122c5c", "#cfe2fb", "P"),
+            ("#081737", "#eef6ff", "X"),
+        )
+    )
+)
+
+CHROME = (
+    Look("--ink", "#1b1d23", "#e9eaee"),
+    Look("--ink-soft", "#5a5e69", "#a6abb8"),
+    Look("--rule", "#d9dce3", "#363b47"),
+    Look("--page", "#fefefe", "#14161b"),
+    Look("--panel", "#f6f7fa", "#1c1f27"),
+    Look("--alarm", "#b3261e", "#ff8a80"),
+)
+"""Text, secondary text, rules, page, raised boxes and warnings."""
+
+_VARIABLES = {look.light: look.variable for look in (*_METHOD_LOOKS, *_ORDINAL_LOOKS, *CHROME)}
+
+
+def look_of(method: str) -> Look:
+    """The look of a method; one that Table 2 does not have is drawn like secondary text."""
+    return SERIES.get(method, Look("--ink-soft", "#5a5e69", "#a6abb8", ":", "P"))
+
+
+def ablation_look(index: int, count: int, ordered: bool) -> Look:
+    """The look of value ``index`` of ``count``: from pale to deep, dashed apart if without order."""
+    spread = len(_ORDINAL_LOOKS) - 1
+    look = _ORDINAL_LOOKS[round(index * spread / (count - 1)) if count > 1 else spread // 2]
+    return look if ordered else replace(look, dash=("-", "--", "-.", ":")[index % 4])
+
+
+def all_looks() -> tuple[Look, ...]:
+    """Every look that the page's style sheet has to define."""
+    return (*CHROME, *_METHOD_LOOKS, *_ORDINAL_LOOKS)
+
+
+def themed(svg: str) -> str:
+    """``svg`` with every colour of the palette replaced by the CSS variable that holds it.
+
+    >>> themed('<path style="stroke: #1b1d23"/>')
+    '<path style="stroke: var(--ink)"/>'
+    """
+    pattern = re.compile("|".join(map(re.escape, _VARIABLES)))
+    return pattern.sub(lambda match: f"var({_VARIABLES[match.group()]})", svg)

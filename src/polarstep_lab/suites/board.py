@@ -1,0 +1,46 @@
+"""Metrics for TensorBoard, on request, beside the record that is always written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polarstep_lab.config import RunConfig
+from polarstep_lab.records.record import MetricRow, Result
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["TensorBoard"]
+
+
+class TensorBoard:
+    """An observer that writes event files into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write into ``folder``."""
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def start(self, config: RunConfig, steps: int, step: int) -> None:
+        """Open the event file; after a resume, steps beyond the checkpoint are discarded."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = step + 1 if step else None
+        self._writer = SummaryWriter(str(self._folder), purge_step=purge)
+
+    def row(self, row: MetricRow) -> None:
+        """Write the row's figures."""
+        assert self._writer is not None
+        for name in ("loss", "perplexity", "accuracy", "lr", "step_ms", "optimizer_ms"):
+            value = getattr(row, name)
+            if value is not None:
+                self._writer.add_scalar(f"{row.kind}/{name}", value, row.step)
+
+    def advance(self, step: int) -> None:
+        """Nothing to do."""
+
+    def end(self, result: Result | None) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()

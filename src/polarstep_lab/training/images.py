@@ -1,0 +1,204 @@
+"""The CIFAR-10 benchmark: the whitening CNN, judged by test accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polarstep.rng import generator
+from polarstep_lab.config import ConfigError, ImageData, RunConfig
+from polarstep_lab.data.augment import ImageBatches, Normalizer, reflect_pad
+from polarstep_lab.data.cifar10 import load_cifar10
+from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
+from polarstep_lab.training.captured_backward import CapturedBackward
+from polarstep_lab.training.compiled_model import compiled
+from polarstep_lab.training.tasks import Draws, Validation, autocast
+
+__all__ = ["ImageTask"]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTask:
+    """The network and three sets of images: for training, held out for validation, for the test."""
+
+    config: RunConfig
+    device: torch.device
+    model: ConvNet
+    train: ImageBatches
+    val: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    @classmethod
+    def build(cls, config: RunConfig, device: torch.device) -> ImageTask:
+        """Load the data, draw the weights from the seed and whiten with training images."""
+        data = config.data
+        assert isinstance(data, ImageData)
+        assert isinstance(config.model, ConvNetConfig)
+        cifar = load_cifar10(data.root)
+        kept, held_out = cifar.split(data.held_out, data.split_seed)
+        if data.train_images is not None:
+            if not 0 < data.train_images <= len(kept):
+                raise ConfigError(
+                    f"data.train_images={data.train_images}: expected 1 to {len(kept)}, or null"
+                )
+            kept = kept[: data.train_images]
+        images = cifar.train_images[kept].to(device)
+        normalize = Normalizer.of(images)
+        train = ImageBatches(
+            images,
+            cifar.train_labels[kept].to(device),
+            normalize,
+            data.batch_size,
+            config.seed,
+            data.flip,
+            data.translation,
+        )
+        val = cifar.train_images[held_out].to(device), cifar.train_labels[held_out].to(device)
+        test = cifar.test_images.to(device), cifar.test_labels.to(device)
+        model = ConvNet(config.model, generator(config.seed, "weights")).to(device)
+        model.whiten(normalize(images[: data.whitening_images]))
+        if device.type == "cuda":
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return cls(config, device, model, train, val, test)
+
+    @property
+    def data(self) -> str:
+        """How many images there are of each kind."""
+        counts = (len(self.train.images), len(self.val[1]), len(self.test[1]))
+        return "CIFAR-10: {:,} images, {:,} held out, {:,} for the test".format(*counts)
+
+    @property
+    def metric(self) -> Literal["test_accuracy"]:
+        """What :meth:`final` returns."""
+        return "test_accuracy"
+
+    @property
+    def _data(self) -> ImageData:
+        assert isinstance(self.config.data, ImageData)
+        return self.config.data
+
+    @property
+    def steps(self) -> int:
+        """Whole batches in all epochs."""
+        return math.ceil(self._data.epochs * self.train.per_epoch)
+
+    def stage_lr(self, step: int) -> float:
+        """There is one stage."""
+        return 1.0
+
+    def consumed(self, step: int) -> dict[str, int]:
+        """Images trained on."""
+        return {"images": step * self._data.batch_size}
+
+    def backward(self, step: int) -> Tensor:
+        """The gradients of the summed loss, which is what Airbench's learning rates are for."""
+        return self._gradients(*self.train.selection(step))
+
+    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+        """Batches of all training images, shuffled and augmented by ``seed``."""
+        runtime = self.config.runtime
+        if size is not None:
+            runtime = replace(runtime, compile=False)
+        size = size or self._data.batch_size
+        train = replace(self.train, batch_size=size, seed=seed)
+        task = replace(self, config=replace(self.config, runtime=runtime), train=train)
+        return Draws(task.backward, size, 1 / size)
+
+    @cached_property
+    def _gradients(self) -> Callable[..., Tensor]:
+        """:meth:`_compute_gradients`, on a GPU as one graph where so configured."""
+        if self.device.type != "cuda" or not self.config.runtime.cuda_graph:
+            return self._compute_gradients
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return CapturedBackward(self._compute_gradients, trained)
+
+    def _compute_gradients(self, *selection: Tensor) -> Tensor:
+        """Set the gradients of a selection of images, and return its mean loss."""
+        images, labels = self.train.assemble(*selection)
+        forward = compiled(_apply) if self.config.runtime.compile else _apply
+        with _fastest_convolutions():
+            loss = F.cross_entropy(
+                self._logits(images, forward),
+                labels,
+                label_smoothing=self._data.label_smoothing,
+                reduction="sum",
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach() / len(labels)
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        """Mean cross-entropy, without label smoothing, and accuracy on the held-out images."""
+        self.model.eval()
+        logits = self._predict(*self.val, views=False)
+        self.model.train()
+        labels = self.val[1]
+        return Validation(
+            F.cross_entropy(logits.double(), labels).item(), accuracy=_accuracy(logits, labels)
+        )
+
+    @torch.no_grad()
+    def final(self, last: Validation) -> float:
+        """Accuracy on the test images, averaged over six views of each where so configured."""
+        self.model.eval()
+        logits = self._predict(*self.test, views=self.config.evaluation.test_time_augmentation)
+        self.model.train()
+        return _accuracy(logits, self.test[1])
+
+    def _predict(self, images: Tensor, labels: Tensor, *, views: bool) -> Tensor:
+        outputs = []
+        for batch in torch.split(images, self.config.evaluation.batch):
+            normal = self.train.normalize(batch)
+            outputs.append(_six_views(self._logits, normal) if views else self._logits(normal))
+        return torch.cat(outputs)
+
+    def _logits(
+        self, images: Tensor, forward: Callable[[ConvNet, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Logits of normalized images by ``forward``, by default plainly."""
+        if self.device.type == "cuda":
+            images = images.to(memory_format=torch.channels_last)
+        with _fastest_convolutions(), autocast(self.config.runtime, self.device):
+            return (forward or _apply)(self.model, images)
+
+
+def _fastest_convolutions() -> AbstractContextManager[object]:
+    """Those that cuDNN finds by trying them in the first steps of a process, backward ones included."""
+    context: AbstractContextManager[object] = torch.backends.cudnn.flags(
+        enabled=True, benchmark=True
+    )
+    return context
+
+
+def _apply(model: ConvNet, images: Tensor) -> Tensor:
+    logits: Tensor = model(images)
+    return logits
+
+
+def _six_views(logits: Any, images: Tensor) -> Tensor:
+    """Airbench's test-time augmentation.
+
+    The image and its translations by one pixel up-left and down-right, each with its mirror image;
+    the untranslated pair has half of the weight.
+    """
+    size = images.shape[-1]
+    padded = reflect_pad(images, 1)
+
+    def both(x: Tensor) -> Tensor:
+        pair: Tensor = (logits(x) + logits(x.flip(-1))) / 2
+        return pair
+
+    corners = [both(padded[..., i : i + size, i : i + size]) for i in (0, 2)]
+    return (both(images) + (corners[0] + corners[1]) / 2) / 2
+
+
+def _accuracy(logits: Tensor, labels: Tensor) -> float:
+    return (logits.argmax(1) == labels).double().mean().item()

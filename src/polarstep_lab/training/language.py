@@ -1,0 +1,185 @@
+"""The nanoGPT benchmark: a GPT over token windows, judged by validation perplexity."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from polarstep.rng import generator
+from polarstep_lab.config import ConfigError, RunConfig, TextData
+from polarstep_lab.data.corpus import corpus_tokens
+from polarstep_lab.data.shards import find_shards, open_shard
+from polarstep_lab.data.tokenizer import vocab_size_beside
+from polarstep_lab.data.tokens import TokenWindows
+from polarstep_lab.data.transfer import sent_to
+from polarstep_lab.models.gpt import GPT, GPTConfig
+from polarstep_lab.training.compiled_model import compiled
+from polarstep_lab.training.schedule import Place, place_in_stages
+from polarstep_lab.training.tasks import Draws, Validation, autocast
+
+__all__ = ["LanguageTask"]
+
+CORPUS = "corpus:"
+PADDING = 128
+"""A vocabulary may be padded to a multiple of this: a GPU multiplies aligned matrices faster."""
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageTask:
+    """A GPT, its training windows and its validation windows."""
+
+    config: RunConfig
+    device: torch.device
+    model: GPT
+    train: TokenWindows
+    val: TokenWindows
+
+    @classmethod
+    def build(cls, config: RunConfig, device: torch.device) -> LanguageTask:
+        """Open the data and draw the model's weights from the seed."""
+        assert isinstance(config.model, GPTConfig)
+        assert isinstance(config.data, TextData)
+        vocab, window = config.model.vocab_size, config.data.window
+        train = TokenWindows(tuple(_tokens(config.data.train, 0, vocab)), window, vocab)
+        val = TokenWindows(tuple(_tokens(config.data.val, 1, vocab)), window, vocab)
+        if val.count * window < config.evaluation.tokens:
+            raise ConfigError(
+                f"evaluation.tokens={config.evaluation.tokens:,}, but the validation data has "
+                f"{val.count * window:,} in whole sequences of {window:,}: set evaluation.tokens to "
+                "that or less"
+            )
+        model = deepcopy(_initial(config.model, config.seed, device))
+        return cls(config, device, model, train, val)
+
+    @property
+    def data(self) -> str:
+        """The files, and how many tokens they have."""
+        patterns = self._data.train
+        if patterns[0].startswith(CORPUS):
+            names = patterns[0].removeprefix(CORPUS)
+        else:
+            names = ", ".join(shard.name for shard in find_shards(patterns))
+        return f"{names}: {sum(map(len, self.train.shards)):,} tokens"
+
+    @property
+    def metric(self) -> Literal["val_perplexity"]:
+        """What :meth:`final` returns."""
+        return "val_perplexity"
+
+    @property
+    def _data(self) -> TextData:
+        assert isinstance(self.config.data, TextData)
+        return self.config.data
+
+    @property
+    def steps(self) -> int:
+        """The steps of all stages."""
+        return self._data.steps
+
+    def _place(self, step: int) -> Place:
+        return place_in_stages(self._data.stages, self._data.window, step)
+
+    def stage_lr(self, step: int) -> float:
+        """The multiplier of the stage."""
+        return self._place(step).stage.lr
+
+    def consumed(self, step: int) -> dict[str, int]:
+        """Tokens trained on."""
+        return {"tokens": self._place(step).tokens}
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of a step, on the CPU, in the stage's sequence length."""
+        place = self._place(step)
+        inputs, targets = self.train.train(self.config.seed, place.windows, place.taken)
+        length, count = place.stage.sequence_length, place.stage.sequences
+        if length == self._data.window:
+            return inputs, targets
+        # Windows are as long as the longest stage's sequences. A shorter stage cuts each into as
+        # many of its own as fit and leaves the rest, as documents cut at a maximum length do.
+        whole = self._data.window // length * length
+        inputs, targets = (x[:, :whole].reshape(-1, length)[:count] for x in (inputs, targets))
+        return inputs, targets
+
+    def backward(self, step: int) -> Tensor:
+        """Accumulate the gradients of the mean loss over the batch."""
+        inputs, targets = self.batch(step)
+        total = torch.zeros((), device=self.device)
+        size = self.config.runtime.micro_batch or len(inputs)
+        for x, y in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
+            loss = self._loss(*sent_to(self.device, x, y)) / targets.numel()
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+        """Batches of the training windows, in the stage of ``step``, shuffled by ``seed``."""
+        runtime, stage = self.config.runtime, self._place(step).stage
+        if size is not None:
+            runtime, stage = replace(runtime, compile=False), replace(stage, sequences=size)
+        data = replace(self._data, stages=(replace(stage, steps=1 << 31),))
+        config = replace(self.config, seed=seed, data=data, runtime=runtime)
+        windows = replace(self.train, length=stage.sequence_length)
+        return Draws(replace(self, config=config, train=windows).backward, stage.sequences, 1.0)
+
+    @torch.no_grad()
+    def validate(self) -> Validation:
+        """Mean loss over the first ``evaluation.tokens`` validation tokens, and its exponential."""
+        self.model.eval()
+        windows = self.config.evaluation.tokens // self.val.length or 1
+        total = torch.zeros((), device=self.device, dtype=torch.float64)
+        size = self.config.evaluation.batch
+        for first in range(0, windows, size):
+            count = min(size, windows - first)
+            total += self._loss(*sent_to(self.device, *self.val.in_order(first, count))).double()
+        self.model.train()
+        loss = total.item() / (windows * self.val.length)
+        return Validation(loss, perplexity=math.exp(min(loss, 700.0)))
+
+    def final(self, last: Validation) -> float:
+        """The perplexity of the last validation."""
+        assert last.perplexity is not None
+        return last.perplexity
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy summed over all positions."""
+        with autocast(self.config.runtime, self.device):
+            if self._compiles:
+                return self.model.loss(inputs, targets, compiled)
+            return self.model.loss(inputs, targets)
+
+    @property
+    def _compiles(self) -> bool:
+        """As configured; where that is left open, on a GPU."""
+        wanted = self.config.runtime.compile
+        return self.device.type == "cuda" if wanted is None else wanted
+
+
+@lru_cache(maxsize=1)
+def _initial(config: GPTConfig, seed: int, device: torch.device) -> GPT:
+    """The model before its first step, for runs to copy.
+
+    Kept, because the methods of a comparison and the trials of a study begin with the same weights,
+    and to draw those of GPT-2's vocabulary takes a second, as long as sixty steps on a GPU.
+    """
+    return GPT(config, generator(seed, "weights")).to(device)
+
+
+def _tokens(patterns: tuple[str, ...], part: int, vocab_size: int) -> list[Any]:
+    """The tokens of shards, or of a shipped text: its training (0) or validation (1) part."""
+    if len(patterns) == 1 and patterns[0].startswith(CORPUS):
+        return [corpus_tokens(patterns[0].removeprefix(CORPUS))[part]]
+    shards = find_shards(patterns)
+    for shard in shards:
+        noted = vocab_size_beside(shard)
+        if noted is not None and not noted <= vocab_size < noted + PADDING:
+            raise ConfigError(
+                f"model.vocab_size={vocab_size}, but {shard} was made with a vocabulary of {noted}: "
+                f"set model.vocab_size={noted}, or the next multiple of {PADDING} for a GPU"
+            )
+    return [open_shard(shard) for shard in shards]

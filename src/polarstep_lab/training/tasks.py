@@ -1,0 +1,92 @@
+"""What the training loop needs to know of a benchmark: gradients, validation and the final figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from polarstep_lab.config import RuntimeConfig
+from polarstep_lab.models.convnet import ConvNet
+from polarstep_lab.models.gpt import GPT
+
+__all__ = ["Draws", "Task", "Validation", "autocast"]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The validation loss and, according to the benchmark, perplexity or accuracy."""
+
+    loss: float
+    perplexity: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Batches beside those of the run, as many as one likes, to look at their gradients."""
+
+    backward: Callable[[int], Tensor]
+    """Add the gradients of batch number i to the model's."""
+    size: int
+    """Examples in a batch: images or sequences."""
+    scale: float
+    """What turns these gradients into those of the mean loss of an example."""
+
+
+class Task(Protocol):
+    """A benchmark on a device, ready to be trained.
+
+    Everything is a function of the config and the step: a task has no state besides its model.
+    """
+
+    @property
+    def metric(self) -> Literal["val_perplexity", "test_accuracy"]:
+        """What :meth:`final` returns."""
+
+    @property
+    def model(self) -> GPT | ConvNet:
+        """The network, on its device."""
+
+    @property
+    def data(self) -> str:
+        """What it trains on, in a few words, for the record."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has."""
+
+    def backward(self, step: int) -> Tensor:
+        """Add the gradients of step ``step`` to the model's, and return its mean loss."""
+
+    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+        """Batches like that of ``step`` in an order drawn from ``seed``, for the same model.
+
+        With a ``size`` of their own they are not compiled: for a few batches that takes too long.
+        """
+
+    def stage_lr(self, step: int) -> float:
+        """The learning-rate multiplier of the stage that ``step`` is in."""
+
+    def consumed(self, step: int) -> dict[str, int]:
+        """How many tokens or images the first ``step`` steps train on."""
+
+    def validate(self) -> Validation:
+        """Loss and metric on held-out data."""
+
+    def final(self, last: Validation) -> float:
+        """The figure the run is judged by, given its last validation."""
+
+
+def autocast(config: RuntimeConfig, device: torch.device) -> AbstractContextManager[object]:
+    """bfloat16 products where the device is made for them, float32 elsewhere, or as configured."""
+    precision = config.precision
+    if precision == "auto":
+        precision = "bfloat16" if device.type == "cuda" else "float32"
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)

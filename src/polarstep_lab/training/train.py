@@ -1,0 +1,366 @@
+"""The training loop: one for both benchmarks and all methods.
+
+A run is a pure function of its config. The loop keeps the step, the clock and two logs, and writes
+all of it into a checkpoint, so that a run killed at any moment goes on as if nothing had happened:
+lines logged after the last checkpoint are cut off and written again, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from polarstep.storage import JsonLines, StorageError
+from polarstep_lab.config import RunConfig
+from polarstep_lab.records import record
+from polarstep_lab.records.directory import RunLock, check_directory, claim_directory
+from polarstep_lab.records.environment import pick_device, record_environment
+from polarstep_lab.records.record import MetricRow, Result, RunIdentity, RunRecord, Status
+from polarstep_lab.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from polarstep_lab.training.gamma import GammaLog
+from polarstep_lab.training.images import ImageTask
+from polarstep_lab.training.interrupt import Interrupt
+from polarstep_lab.training.language import LanguageTask
+from polarstep_lab.training.noise_study import NoiseLog
+from polarstep_lab.training.optimizers import (
+    ScheduledOptimizer,
+    build_optimizer,
+    optimizer_gflops,
+)
+from polarstep_lab.training.schedule import Schedule
+from polarstep_lab.training.tasks import Task, Validation
+from polarstep_lab.training.timing import StepTimer
+
+__all__ = ["Interrupted", "Observer", "StopTraining", "train"]
+
+
+class Observer(Protocol):
+    """Something that watches a run: a progress bar, TensorBoard, a tuner that may prune it."""
+
+    def start(self, config: RunConfig, steps: int, step: int) -> None:
+        """The run begins, or goes on after ``step`` steps."""
+
+    def row(self, row: MetricRow) -> None:
+        """A line of metrics was written. Raising :class:`StopTraining` ends the run."""
+
+    def advance(self, step: int) -> None:
+        """``step`` steps are done."""
+
+    def end(self, result: Result | None) -> None:
+        """The run has ended; ``None`` where it was interrupted or failed."""
+
+
+class StopTraining(Exception):
+    """Raised by an observer to end a run before its time; recorded as ``"stopped"``."""
+
+
+class Interrupted(Exception):
+    """The run was interrupted by a signal, and its checkpoint is written."""
+
+    def __init__(self, directory: Path, step: int, steps: int) -> None:
+        super().__init__(f"stopped after step {step} of {steps}; the checkpoint is in {directory}")
+        self.directory, self.step, self.steps = directory, step, steps
+
+
+class _Diverged(Exception):
+    """The loss is not a finite number."""
+
+
+def train(
+    config: RunConfig,
+    directory: Path,
+    *,
+    identity: RunIdentity | None = None,
+    resume: bool = False,
+    force: bool = False,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run ``config`` in ``directory`` and return its result, which is also written there.
+
+    Raises :class:`Interrupted` after a Ctrl-C, with the checkpoint written, and whatever went
+    wrong otherwise, with what was recorded so far intact.
+    """
+    identity = identity or identify(config)
+    device = pick_device(config.runtime.device)
+    check_directory(directory, identity, resume=resume, force=force)
+    task = build_task(config, device)  # before the claim: bad data must not leave an empty run
+    goes_on = claim_directory(directory, identity, resume=resume, force=force)
+    lock = RunLock(directory)
+    try:
+        run = _Run.begin(config, directory, task, device, tuple(observers), goes_on)
+        return run.to_the_end()
+    finally:
+        lock.release()
+
+
+def identify(config: RunConfig) -> RunIdentity:
+    """The identity of a run that no command was given for."""
+    return RunIdentity(
+        recipe=config.recipe,
+        benchmark=config.benchmark,
+        method=config.method,
+        seed=config.seed,
+        config=config.to_dict(),
+    )
+
+
+def build_task(config: RunConfig, device: torch.device) -> Task:
+    """The benchmark of ``config``, with data loaded and the model on ``device``."""
+    if config.benchmark == "nanogpt":
+        return LanguageTask.build(config, device)
+    return ImageTask.build(config, device)
+
+
+@dataclass
+class _Run:
+    """A run in progress."""
+
+    config: RunConfig
+    directory: Path
+    task: Task
+    scheduled: ScheduledOptimizer
+    timer: StepTimer
+    metrics: JsonLines
+    gamma: GammaLog | None
+    noise: NoiseLog | None
+    observers: tuple[Observer, ...]
+    step: int
+    seconds_before: float
+    began: float
+    saved: float
+    last: Validation | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        config: RunConfig,
+        directory: Path,
+        task: Task,
+        device: torch.device,
+        observers: tuple[Observer, ...],
+        goes_on: bool,
+    ) -> _Run:
+        """Build the optimizer, and take up the checkpoint where there is one."""
+        schedule = Schedule(config.schedule, task.steps)
+        scheduled = build_optimizer(task.model, config, schedule)
+        checkpoint = directory / record.CHECKPOINT
+        progress = Progress()
+        if goes_on and checkpoint.exists():
+            progress = load_checkpoint(
+                checkpoint, task.model, scheduled.optimizer, config.to_dict(), device
+            )
+        record_environment(directory / record.ENVIRONMENT, device, task.data)
+        now = time.perf_counter()
+        run = cls(
+            config=config,
+            directory=directory,
+            task=task,
+            scheduled=scheduled,
+            timer=StepTimer(device, cycle=config.optimizer.polar.keep),
+            metrics=JsonLines(directory / record.METRICS, progress.metrics_bytes),
+            gamma=GammaLog.attach(
+                directory / record.GAMMA,
+                progress.gamma_bytes,
+                config.runtime.monitor_every,
+                scheduled.optimizer,
+            ),
+            noise=NoiseLog.attach(directory / record.NOISE, progress.noise_bytes, config, task),
+            observers=observers,
+            step=progress.step,
+            seconds_before=progress.seconds,
+            began=now,
+            saved=now,
+        )
+        for observer in observers:
+            observer.start(config, task.steps, progress.step)
+        return run
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on this run, pauses between a stop and its resume left out."""
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def to_the_end(self) -> Result:
+        """Train, write the result, and tell the observers how it ended."""
+        result = None
+        try:
+            result = self._train()
+        except (Interrupted, StorageError):
+            raise
+        except Exception as error:
+            failed = self._result("failed", math.nan, f"{type(error).__name__}: {error}")
+            with contextlib.suppress(StorageError, OSError):
+                failed.save(self.directory)
+            raise
+        finally:
+            self.metrics.close()
+            for log in (self.gamma, self.noise):
+                if log is not None:
+                    log.close()
+            for observer in self.observers:
+                observer.end(result)
+        return result
+
+    def _train(self) -> Result:
+        """Train until the last step, or until something ends the run before."""
+        try:
+            with Interrupt() as interrupt:
+                self.task.model.train()
+                if self.step == 0:
+                    self._validate()
+                while self.step < self.task.steps:
+                    self._measure()
+                    self._one_step()
+                    if interrupt.pending:
+                        self._checkpoint()
+                        raise Interrupted(self.directory, self.step, self.task.steps)
+                self._measure()
+                if self.config.runtime.keep_checkpoint:
+                    self._checkpoint()
+                last = self.last or self._last_recorded()
+                result = self._result("finished", self.task.final(last))
+        except _Diverged as reason:
+            result = self._result("diverged", math.nan, str(reason))
+        except StopTraining as reason:
+            self._checkpoint()
+            result = self._result("stopped", self._value_so_far(), str(reason))
+        self.metrics.sync()
+        result.save(self.directory)
+        if not self.config.runtime.keep_checkpoint:
+            (self.directory / record.CHECKPOINT).unlink(missing_ok=True)
+        return result
+
+    def _measure(self) -> None:
+        """The gradient noise, where it is due; the clock of the run stands still meanwhile."""
+        if self.noise is not None:
+            self.began += self.noise.measure(self.step)
+
+    def _one_step(self) -> None:
+        """One update, and whatever is due after it: a log line, a validation, a checkpoint."""
+        task, optimizer = self.task, self.scheduled.optimizer
+        with self.timer.span("step"):
+            self.scheduled.set_step(self.step, task.stage_lr(self.step))
+            loss = task.backward(self.step)
+            with self.timer.span("optimizer"):
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        done = self.step == task.steps
+        if done or self.step == 1 or self.step % self.config.runtime.log_every == 0:
+            self._log(loss.item())
+        if done or self.step % self.config.evaluation.every == 0:
+            self._validate()
+        for observer in self.observers:
+            observer.advance(self.step)
+        due = time.perf_counter() - self.saved >= self.config.runtime.checkpoint_seconds
+        if due and not done:
+            self._checkpoint()
+
+    def _log(self, loss: float) -> None:
+        """Write a training row; a loss that is not finite ends the run."""
+        self._write(
+            MetricRow(
+                step=self.step,
+                kind="train",
+                loss=loss,
+                lr=self._lr,
+                seconds=self.seconds,
+                step_ms=self.timer.read("step"),
+                optimizer_ms=self.timer.read("optimizer"),
+                **self.task.consumed(self.step),
+            )
+        )
+        self._check(loss, "training")
+
+    def _validate(self) -> None:
+        """Write a validation row."""
+        self.last = self.task.validate()
+        self._write(
+            MetricRow(
+                step=self.step,
+                kind="val",
+                loss=self.last.loss,
+                lr=self._lr,
+                seconds=self.seconds,
+                perplexity=self.last.perplexity,
+                accuracy=self.last.accuracy,
+                **self.task.consumed(self.step),
+            )
+        )
+        self._check(self.last.loss, "validation")
+
+    @property
+    def _lr(self) -> float:
+        """The method's learning rate at the step just made."""
+        step = max(0, self.step - 1)
+        rate = self.scheduled.schedule.lr(step, self.task.stage_lr(step))
+        return self.config.optimizer.lr * rate
+
+    def _write(self, row: MetricRow) -> None:
+        self.metrics.write(row.to_dict())
+        for observer in self.observers:
+            observer.row(row)
+
+    def _check(self, loss: float, kind: str) -> None:
+        if not math.isfinite(loss):
+            raise _Diverged(
+                f"the {kind} loss is {loss} at step {self.step}: lower the learning rate "
+                f"(optimizer.lr={self.config.optimizer.lr:g})"
+            )
+
+    def _checkpoint(self) -> None:
+        """Write the state to resume from. The log goes to disk first: a checkpoint counts on it."""
+        progress = Progress(
+            step=self.step,
+            seconds=self.seconds,
+            metrics_bytes=self.metrics.sync(),
+            gamma_bytes=self.gamma.length if self.gamma is not None else 0,
+            noise_bytes=self.noise.length if self.noise is not None else 0,
+        )
+        save_checkpoint(
+            self.directory / record.CHECKPOINT,
+            self.task.model,
+            self.scheduled.optimizer,
+            progress,
+            self.config.to_dict(),
+        )
+        self.saved = time.perf_counter()
+
+    def _last_recorded(self) -> Validation:
+        """The last validation of a run that was killed between its last step and its result."""
+        row = RunRecord.load(self.directory).rows("val")[-1]
+        return Validation(row.loss, row.perplexity, row.accuracy)
+
+    def _value_so_far(self) -> float:
+        """The validation figure of a run that was ended early."""
+        if self.last is None:
+            return math.nan
+        value = self.last.perplexity if self.last.accuracy is None else self.last.accuracy
+        return math.nan if value is None else value
+
+    def _result(self, status: Status, value: float, message: str = "") -> Result:
+        """The result as of now; times are medians over the logged rows."""
+        rows = RunRecord.load(self.directory).rows("train")
+        return Result(
+            metric=self.task.metric,
+            value=value,
+            status=status,
+            steps=self.step,
+            optimizer_gflops_per_step=optimizer_gflops(self.task.model, self.config),
+            optimizer_ms_per_step=_median([row.optimizer_ms for row in rows]),
+            step_ms=_median([row.step_ms for row in rows]),
+            message=message,
+        )
+
+
+def _median(values: list[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median(finite) if finite else math.nan

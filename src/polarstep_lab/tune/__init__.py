@@ -1,0 +1,22 @@
+"""Tuning on the validation loss: TPE with pruning, in a study that several workers may share."""
+
+from __future__ import annotations
+
+from polarstep_lab.tune.result import best_recipe, trial_table, write_recipe, write_tuned
+from polarstep_lab.tune.study import StudySpec
+from polarstep_lab.tune.training import TrainingObjective, study_of
+from polarstep_lab.tune.workers import Objective, Progress, Pruned, tune
+
+__all__ = [
+    "Objective",
+    "Progress",
+    "Pruned",
+    "StudySpec",
+    "TrainingObjective",
+    "best_recipe",
+    "study_of",
+    "trial_table",
+    "tune",
+    "write_recipe",
+    "write_tuned",
+]

@@ -1,0 +1,236 @@
+"""A study: the trials of one method on one recipe, in a file that survives being interrupted.
+
+The storage is a file. ``NAME.db`` is SQLite; anything else is Optuna's journal, a log of appended
+lines that several processes may share. One file holds the studies of any number of methods; a study
+remembers what it tunes and refuses to be continued as something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from polarstep.rng import key_to_seed
+from polarstep.storage import to_json
+from polarstep_lab.config import ConfigError
+from polarstep_lab.recipes import Range
+
+__all__ = ["StudySpec", "best_trial", "count_done", "open_study", "revive_lost_trials"]
+
+DONE = (TrialState.COMPLETE, TrialState.PRUNED)
+"""States that spent a trial of the budget: a run to its end, or one cut short for being behind."""
+
+OPENING = 4
+"""Trials before TPE and pruning set in."""
+
+Pruner = Literal["median", "hyperband", "none"]
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """What is tuned, and how; two studies with equal specs and one worker try the same values."""
+
+    storage: Path
+    recipe: str
+    method: str
+    space: Mapping[str, Range]
+    start: Mapping[str, float] = field(default_factory=dict)
+    """The first trial: what the recipe's function gives, so that tuning cannot end worse than that."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    pruner: Pruner = "median"
+
+    def __post_init__(self) -> None:
+        if not self.space:
+            raise ConfigError(
+                f"recipe {self.recipe!r} marks nothing to tune for {self.method}: expected a range "
+                "for at least one setting in its search space"
+            )
+
+    @property
+    def name(self) -> str:
+        """The study's name within its file."""
+        return f"{self.recipe}/{self.method}"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What may not change between the trials of one study."""
+        space = {key: [r.low, r.high, r.log] for key, r in self.space.items()}
+        identity: dict[str, Any] = to_json(
+            {
+                "recipe": self.recipe,
+                "method": self.method,
+                "space": space,
+                "overrides": dict(self.overrides),
+                "seed": self.seed,
+                "pruner": self.pruner,
+            }
+        )
+        return identity
+
+
+def open_study(spec: StudySpec, worker: int = 0) -> optuna.Study:
+    """Create the study or continue it.
+
+    The sampler is seeded by the number of trials there already are: a study that was interrupted and
+    continued tries the values it would have tried without the interruption.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    spec.storage.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(
+            storage=_storage(spec.storage),
+            study_name=spec.name,
+            direction="minimize",
+            load_if_exists=True,
+            pruner=_pruner(spec.pruner),
+        )
+    known = study.user_attrs.get("identity")
+    if known is None:
+        study.set_user_attr("identity", spec.identity)
+        for values in opening_values(spec):
+            study.enqueue_trial(values)
+    elif known != spec.identity:
+        changed = [key for key in spec.identity if known.get(key) != spec.identity[key]]
+        raise ConfigError(
+            f"{spec.storage} already holds the study {spec.name!r} with another "
+            f"{', '.join(changed)} ({', '.join(str(known.get(key)) for key in changed)}): trials "
+            "are comparable only under equal settings; choose another --study"
+        )
+    reseed(study, spec, worker)
+    return study
+
+
+def opening_values(spec: StudySpec) -> list[dict[str, float]]:
+    """What is tried before there is anything to learn from: ``start``, then a spread.
+
+    The spread is the additive recurrence of the generalized golden ratio (M. Roberts, "The
+    Unreasonable Effectiveness of Quasirandom Sequences", 2018). With a budget of ten trials, random
+    ones would too often fall beside each other; and every method opens alike.
+
+    >>> spec = StudySpec(Path("s"), "r", "m", {"lr": Range(0.001, 1.0, log=True)}, {"lr": 0.02})
+    >>> [round(values["lr"], 4) for values in opening_values(spec)]
+    [0.02, 0.0023, 0.1615, 0.0115]
+    """
+    ratio = 2.0
+    for _ in range(40):  # the root of x^(d+1) = x + 1
+        ratio = (1 + ratio) ** (1 / (len(spec.space) + 1))
+    opening = [dict(spec.start)] if spec.start else []
+    while len(opening) < OPENING:
+        number = len(opening) if spec.start else len(opening) + 1
+        shares = ((0.5 + number * ratio ** -(axis + 1)) % 1 for axis in range(len(spec.space)))
+        opening.append(
+            {
+                key: _at(space, share)
+                for (key, space), share in zip(spec.space.items(), shares, strict=True)
+            }
+        )
+    return opening
+
+
+def reseed(study: optuna.Study, spec: StudySpec, worker: int) -> None:
+    """Give the study the sampler of its next trial."""
+    seed = key_to_seed("tune", spec.name, spec.seed, len(study.trials), worker) % 2**32
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.sampler = optuna.samplers.TPESampler(
+            n_startup_trials=OPENING, multivariate=True, constant_liar=True, seed=seed
+        )
+
+
+def count_done(study: optuna.Study) -> int:
+    """How many trials of the budget are spent."""
+    return len(study.get_trials(deepcopy=False, states=DONE))
+
+
+def count_claimed(study: optuna.Study) -> int:
+    """How many trials of the budget are spent or under way, here or in another process."""
+    return len(study.get_trials(deepcopy=False, states=(*DONE, TrialState.RUNNING)))
+
+
+def best_trial(study: optuna.Study) -> FrozenTrial | None:
+    """The trial with the lowest final validation loss; pruned trials have none."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
+
+
+def worker_mark() -> str:
+    """Who is running a trial: this process on this machine, the machine's name not given away."""
+    machine = hashlib.blake2b(platform.node().encode(), digest_size=4).hexdigest()
+    return f"{machine}:{os.getpid()}"
+
+
+def revive_lost_trials(study: optuna.Study) -> int:
+    """Put trials of workers that were killed back in the queue; returns how many there were."""
+    machine = worker_mark().split(":")[0]
+    lost = [
+        trial
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        if _is_dead(str(trial.user_attrs.get("worker", "")), machine)
+    ]
+    for trial in lost:
+        give_back(study, trial)
+    return len(lost)
+
+
+def give_back(study: optuna.Study, trial: FrozenTrial | optuna.Trial) -> None:
+    """End a trial that was interrupted, and queue its values to be tried again."""
+    params = dict(trial.params)
+    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+    if params:
+        study.enqueue_trial(params)
+
+
+def _at(space: Range, share: float) -> float:
+    """The value a share of the way from the low end of a range to its high end."""
+    if space.log:
+        return float(space.low * (space.high / space.low) ** share)
+    return space.low + (space.high - space.low) * share
+
+
+def _is_dead(mark: str, machine: str) -> bool:
+    """Whether the process behind ``mark`` is known to be gone; other machines' are left alone."""
+    host, _, pid = mark.partition(":")
+    if host != machine or not pid.isdigit() or os.name != "posix":  # on Windows 0 is Ctrl-C
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _storage(path: Path) -> optuna.storages.BaseStorage:
+    if path.suffix == ".db":
+        return optuna.storages.RDBStorage(
+            f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}}
+        )
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
+
+    lock = JournalFileOpenLock(str(path))  # works where a file system has no symbolic links
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+
+
+def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
+    if name == "median":
+        # Nothing is pruned on its first validation: a high learning rate starts fast and ends badly.
+        return optuna.pruners.MedianPruner(
+            n_startup_trials=OPENING, n_warmup_steps=2, n_min_trials=3
+        )
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner(min_resource=1, reduction_factor=3)
+    if name == "none":
+        return optuna.pruners.NopPruner()
+    raise ConfigError(f"pruner {name!r}: expected median, hyperband or none")

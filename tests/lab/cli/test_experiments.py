@@ -1,0 +1,304 @@
+"""The commands: what they print, what they leave, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.lab.experiments.small import TINY_GPT, fake_cifar10
+from typer.testing import CliRunner
+
+import polarstep as package
+from polarstep_lab.cli import app
+from polarstep_lab.data.corpus import CharacterVocabulary
+from polarstep_lab.data.tokenizer import Characters
+from polarstep_lab.methods import METHODS
+from polarstep_lab.records.record import RunRecord, find_runs
+
+SMALL = [
+    part
+    for key, value in (TINY_GPT | {"optimizer.head_lr": 0.01}).items()
+    for part in ("--set", f"{key}={json.dumps(value) if not isinstance(value, str) else value}")
+]
+LOW_RANK = ["--set", "optimizer.polar.rank=6", "--set", "optimizer.polar.oversample=2"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def polarstep(*arguments: str, status: int = 0):
+    outcome = CliRunner().invoke(app, list(arguments))
+    if outcome.exception and not isinstance(outcome.exception, SystemExit):
+        raise outcome.exception
+    assert outcome.exit_code == status, outcome.output
+    return outcome
+
+
+def said(outcome) -> str:
+    """Everything printed, in one line: the width of the terminal does not matter."""
+    return " ".join(outcome.output.split())
+
+
+def test_run_records_and_does_not_overwrite():
+    polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL)
+    directory = Path("runs/nanogpt-toy/muon/seed-0")
+    loaded = RunRecord.load(directory)
+    assert loaded.status == "finished"
+    assert loaded.environment["packages"]["torch"]
+    assert loaded.environment["device"] == "cpu"
+    again = polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, status=1)
+    assert "holds a finished run (Muon (Nesterov), seed 0): nothing was overwritten" in said(again)
+    assert RunRecord.load(directory) == loaded
+    polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, "--force")
+
+
+def test_the_recorded_command_makes_the_same_run():
+    polarstep("run", "nanogpt-toy", "-m", "rand-muon", "-s", "3", "--vary", "rank=5", *SMALL)
+    first = RunRecord.load("runs/nanogpt-toy/rand-muon-rank-5/seed-3")
+    assert first.identity.ablation.value == 5
+    words = shlex.split(first.identity.command)
+    assert words[0] == "polarstep"
+    polarstep(*words[1:], "--out", "again")
+    second = RunRecord.load("again")
+    assert second.identity == first.identity
+    assert second.result.value == first.result.value
+
+
+def test_the_record_of_a_recipe_file_does_not_depend_on_the_file():
+    content = {"recipe": "nanogpt-toy", "method": "muon", "overrides": {"optimizer.lr": 0.125}}
+    Path("best.json").write_text(json.dumps(content))
+    polarstep("run", "best.json", *SMALL, "--out", "r")
+    found = RunRecord.load("r").identity
+    assert found.overrides["optimizer.lr"] == 0.125
+    assert "--set optimizer.lr=0.125" in found.command
+    assert "best.json" not in found.command
+
+
+def test_a_diverged_run_in_a_comparison_is_said_each_time():
+    hot = [*SMALL, "--set", "optimizer.lr=1e30", "--out", "r"]
+    for _ in range(2):
+        outcome = polarstep("compare", "nanogpt-toy", "-m", "adamw,sgd", *hot, status=3)
+        assert "diverged" in said(outcome)
+
+
+def test_show_prints_the_complete_config_and_does_nothing():
+    outcome = polarstep("run", "nanogpt", "-m", "adamw", "--set", "optimizer.lr=0.5", "--show")
+    shown = json.loads(outcome.stdout)
+    assert (shown["optimizer"]["lr"], shown["model"]["layers"]) == (0.5, 11)
+    assert not Path("runs").exists()
+
+
+def test_compare_makes_all_methods_and_seeds_and_resumes():
+    few = [*SMALL, "--set", 'data.stages=[{"steps": 2, "sequences": 2, "sequence_length": 32}]']
+    few += ["--set", "optimizer.polar.oversample=2", "--seeds", "2", "--out", "all"]
+    first = polarstep("compare", "nanogpt-toy", "-m", "adamw,muon", *few)
+    runs = find_runs(["all"])
+    assert len(runs) == 4
+    assert {RunRecord.load(run).identity.group for run in runs} == {"compare"}
+    assert "±" in first.output
+    assert "polarstep report all" in said(first)
+    times = {run: (run / "result.json").stat().st_mtime_ns for run in runs}
+    second = polarstep("compare", "nanogpt-toy", "-m", "adamw,muon,sgd", *few)
+    assert "4 of 6 runs are finished already" in said(second)
+    assert times == {run: (run / "result.json").stat().st_mtime_ns for run in runs}
+    other = polarstep(
+        "compare", "nanogpt-toy", "-m", "adamw", *few, "--set", "optimizer.lr=1", status=1
+    )
+    assert "holds a run with other settings" in said(other)
+
+
+def test_several_workers_make_the_same_runs():
+    few = [*SMALL, "--seeds", "2", "-m", "adamw,muon"]
+    polarstep("compare", "nanogpt-toy", *few, "--out", "alone")
+    outcome = polarstep("compare", "nanogpt-toy", *few, "--out", "together", "--workers", "2")
+    assert "4 runs in together" in said(outcome)
+    alone, together = (
+        {run.relative_to(folder): RunRecord.load(run).result.value for run in find_runs([folder])}
+        for folder in ("alone", "together")
+    )
+    assert len(alone) == 4
+    assert together == pytest.approx(alone, rel=0.01)  # the number of threads rounds differently
+
+
+def test_a_worker_that_fails_is_told_and_the_others_go_on():
+    few = [*SMALL, "-m", "adamw,muon", "--out", "all", "--workers", "2"]
+    outcome = polarstep("compare", "nanogpt-toy", *few, "--set", "data.val=no.bin", status=1)
+    assert "failed: no token shard matches 'no.bin'" in said(outcome)
+    assert "none of 2 runs was made" in said(outcome)
+    again = polarstep("compare", "nanogpt-toy", *few)
+    assert "2 runs in all" in said(again)
+
+
+def test_compare_knows_all_seven_methods():
+    one = 'data.stages=[{"steps": 1, "sequences": 1, "sequence_length": 32}]'
+    outcome = polarstep("compare", "nanogpt-toy", *SMALL, "--set", one, "--out", "all")
+    for method in METHODS:
+        assert method.name in said(outcome)
+    assert len(find_runs(["all"])) == 7
+
+
+def test_ablate_varies_one_setting():
+    outcome = polarstep(
+        "ablate", "nanogpt-toy", "rank", "--values", "4,8", *SMALL, "--out", "ranks"
+    )
+    found = [RunRecord.load(run) for run in find_runs(["ranks"])]
+    assert [r.identity.config["optimizer"]["polar"]["rank"] for r in found] == [4, 8]
+    assert [r.identity.group for r in found] == ["ablate:rank=4", "ablate:rank=8"]
+    assert "rank=4" in said(outcome)
+    bad = polarstep("ablate", "nanogpt-toy", "rank", "--values", "4,0", "--out", "b", status=1)
+    assert "optimizer.polar.rank=0" in said(bad)
+    assert not Path("b").exists()
+    wide = polarstep("ablate", "nanogpt-toy", "rank", "--values", "8,200", "--out", "b", status=1)
+    assert "rank=200: no matrix would be sketched" in said(wide)
+    assert not Path("b").exists()
+    none = polarstep("ablate", "nanogpt-toy", "batch", status=1)
+    assert "give the values yourself" in said(none)
+
+
+def test_tensorboard_on_request():
+    polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL, "--tensorboard", "--out", "r")
+    assert list(Path("r/tensorboard").glob("events.*"))
+
+
+def test_divergence_has_a_status_of_its_own():
+    hot = [*SMALL, "--set", "optimizer.lr=1e30", "--out", "r"]
+    outcome = polarstep("run", "nanogpt-toy", "-m", "sgd", *hot, status=3)
+    assert "diverged at step" in said(outcome)
+    assert RunRecord.load("r").status == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nanogpt-toy"], "no method given"),
+        (["run", "nanogtp", "-m", "muon"], "did you mean 'nanogpt'?"),
+        (["run", "nanogpt-toy", "-m", "muno"], "did you mean 'muon'?"),
+        (["run", "cifar10", "-m", "muon"], "no CIFAR-10 in"),
+        (["run", "nanogpt", "-m", "muon"], "no token shard matches"),
+        (["run", "nanogpt-toy", "-m", "muon", "--device", "gpu0"], "expected auto, cpu, cuda"),
+        (["compare", "nanogpt-toy", "--seeds", "many"], "expected a number of seeds"),
+        (["compare", "nanogpt-toy", "--seeds", "2", "--set", "seed=5"], "choose it with --seed 5"),
+        (["run", "missing.json", "-m", "muon"], "missing.json does not exist"),
+        (["list", "nowhere"], "nowhere does not exist"),
+        (["download", "imagenet"], "expected cifar10"),
+        (["tokenize", "a.txt", "--out", "o", "--characters"], "no such file: a.txt"),
+        (["tokenize", "a.txt", "--out", "o"], "say which tokens"),
+    ],
+)
+def test_failures_are_one_message_and_leave_nothing(arguments, message):
+    outcome = polarstep(*arguments, status=1)
+    assert message in said(outcome)
+    assert "Traceback" not in outcome.output
+    assert not list(Path().rglob("config.json"))
+
+
+def test_a_damaged_shard_ends_a_run_with_its_name():
+    Path("a_train_1.bin").write_bytes(b"\0" * 3000)
+    outcome = polarstep(
+        "run", "nanogpt-small", "-m", "muon", "--set", "data.train=a_train_*.bin", status=1
+    )
+    assert "a_train_1.bin starts with 0, not with the magic number" in said(outcome)
+
+
+def test_text_to_shards_to_a_run():
+    Path("poem.txt").write_text("so much depends upon a red wheel barrow\n" * 60)
+    outcome = polarstep("tokenize", "poem.txt", "--out", "shards", "--characters")
+    settings = shlex.split(outcome.output.splitlines()[-1].partition("with: ")[2])
+    assert "--set" in settings
+    polarstep(
+        "run", "nanogpt-toy", "-m", "muon", *SMALL, "--set", "evaluation.tokens=96", *settings
+    )
+    again = polarstep("tokenize", "poem.txt", "--out", "shards", "--characters", status=1)
+    assert "nothing was overwritten" in said(again)
+
+
+def test_more_validation_tokens_than_there_are():
+    outcome = polarstep(
+        "run", "nanogpt-toy", "-m", "muon", "--set", "evaluation.tokens=99999999", status=1
+    )
+    assert "evaluation.tokens=99,999,999, but the validation data has 111," in said(outcome)
+
+
+def test_images_from_a_folder():
+    fake_cifar10(Path("data"), per_file=300)
+    polarstep(
+        "run", "cifar10-tiny", "-m", "rand-muon", "--set", "model.widths=[8,16,16]",
+        "--set", "data.held_out=100", "--set", "data.train_images=null",
+        "--set", "optimizer.polar.rank=3", "--out", "r", "--device", "cpu",
+    )  # fmt: skip
+    assert RunRecord.load("r").result.metric == "test_accuracy"
+
+
+def test_list_shows_what_there_is():
+    outcome = polarstep("list")
+    for word in ("nanogpt-toy", "cifar10", "rand-muon-kaczmarz", "sequence-length"):
+        assert word in outcome.output
+    assert "Not the paper's: power, keep and lr; solver also takes" in said(outcome)
+    assert "sketch also takes warm" in said(outcome)
+    assert "Other recipes vary rank and sequence-length in the same proportion" in said(outcome)
+    polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL)
+    assert "finished" in polarstep("list", "runs").output
+
+
+def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on():
+    long = 'data.stages=[{"steps": 100000, "sequences": 2, "sequence_length": 32}]'
+    arguments = ["run", "nanogpt-toy", "-m", "rand-muon", *SMALL, *LOW_RANK, "--set", long]
+    source = str(Path(package.__file__).parents[1])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": source}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polarstep", *arguments, "--out", "r"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    while not Path("r/metrics.jsonl").exists() or Path("r/metrics.jsonl").stat().st_size < 2000:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    message = " ".join(errors.split())
+    assert "of 100000; the checkpoint is in r. Go on with: polarstep run nanogpt-toy" in message
+    assert message.endswith("--resume")
+    assert Path("r/checkpoint.pt").exists()
+    assert RunRecord.load("r").status == "unfinished"
+
+
+def commands_in(document: Path) -> list[list[str]]:
+    """The ``polarstep`` lines in the shell blocks of a document."""
+    blocks = document.read_text().split("```sh\n")[1:]
+    lines = [line for block in blocks for line in block.partition("```")[0].splitlines()]
+    found = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in found if words[:1] == ["polarstep"]]
+
+
+DOCUMENTED = commands_in(Path(__file__).parents[3] / "docs" / "experiments.md")
+
+
+@pytest.mark.parametrize("words", DOCUMENTED, ids=" ".join)
+def test_documented_commands_are_valid(words, monkeypatch):
+    """Everything up to the work itself: options, recipes, settings, the plan of all runs."""
+    made = []
+
+    def instead(runs, *args, **kwargs):
+        made.extend(runs)
+        raise SystemExit(0)
+
+    monkeypatch.setattr("polarstep_lab.cli.experiments._run_all", instead)
+    letters = Characters(CharacterVocabulary.of("text"))
+    monkeypatch.setattr("polarstep_lab.cli.data._tokenizer", lambda *_: letters)
+    for name in ("book.txt", "*.txt"):
+        Path(name).write_text("text" * 10)
+    if words[0] == "report":
+        words = ["report", "--help"]
+    polarstep(*words)
+    assert made or words[0] in ("list", "report", "tokenize")

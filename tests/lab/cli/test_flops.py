@@ -1,0 +1,71 @@
+"""``polarstep flops``: what a person, a script and a typo get."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from polarstep_lab import flops
+from polarstep_lab.cli import app
+
+WORKLOADS = {"nanogpt": flops.NANOGPT, "cifar10": flops.CIFAR10}
+
+
+def run(*arguments: str):
+    return CliRunner(env={"COLUMNS": "120", "TERM": "dumb"}).invoke(app, ["flops", *arguments])
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_json_is_one_object_of_unrounded_gflops_by_the_papers_row_names(name):
+    result = run(name, "--json")
+    assert result.exit_code == 0
+    printed = json.loads(result.stdout)
+    assert printed == flops.gflops(WORKLOADS[name])
+    assert list(printed) == [
+        "AdamW",
+        "SGD (Nesterov)",
+        "Muon (Polyak)",
+        "Rand Muon (Polyak)",
+        "Muon (Nesterov)",
+        "Rand Muon (Nes.-Gaussian)",
+        "Rand Muon (Nes.-Kaczmarz)",
+    ]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_table_shows_our_figure_the_papers_and_the_difference(name):
+    result = run(name)
+    assert result.exit_code == 0
+    for method, ours in flops.gflops(WORKLOADS[name]).items():
+        (line,) = (row for row in result.stdout.splitlines() if row[1:].strip().startswith(method))
+        assert f"{ours:.4f}" in line
+        assert f"{flops.TABLE_2[name][method]:.4f}" in line
+        assert line.rstrip(" │|").endswith("%")
+    assert "power iteration" not in result.stdout
+
+
+def test_verbose_adds_the_items():
+    result = run("cifar10", "--verbose")
+    assert result.exit_code == 0
+    for item in flops.ledger(flops.CIFAR10, "Rand Muon (Polyak)"):
+        assert item in result.stdout
+
+
+def test_markdown_is_the_documentations_table():
+    result = run("nanogpt", "--markdown")
+    assert result.exit_code == 0
+    assert result.stdout.strip() == flops.markdown(flops.NANOGPT)
+
+
+def test_an_unknown_workload_is_named_with_the_known_ones():
+    result = run("mnist")
+    assert result.exit_code != 0
+    message = " ".join(result.output.replace("│", " ").split())
+    assert "workload 'mnist': expected one of nanogpt, cifar10" in message
+    assert "Traceback" not in result.output
+
+
+def test_two_formats_at_once_are_refused():
+    result = run("nanogpt", "--json", "--markdown")
+    assert result.exit_code != 0
+    assert "--json" in result.output

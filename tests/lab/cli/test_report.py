@@ -1,0 +1,56 @@
+"""``polarstep report`` from the command line."""
+
+from __future__ import annotations
+
+import pytest
+from tests.lab.experiments.synthetic import write_run
+from typer.testing import CliRunner
+
+from polarstep_lab.cli import app
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_it_ends_with_the_path_of_the_page(invoke, tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    result = invoke("runs", "--out", "page")
+    assert result.exit_code == 0
+    assert result.stdout.strip() == "Report: page/index.html"
+    assert (tmp_path / "page" / "index.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_several_directories_make_one_report(invoke, tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b" / "deep" / "inside", seed=1)
+    assert invoke("a", "b").exit_code == 0
+    assert "| AdamW | 30.000 ± 0.000 | 2 |" in (tmp_path / "report" / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.mkdir(), "no run directories in runs"),
+        (lambda path: None, "runs does not exist"),
+        (lambda path: write_run(path / "a", status="diverged"), "none of the 1 runs has finished"),
+    ],
+)
+def test_nothing_to_report_is_an_error(invoke, tmp_path, make, message):
+    make(tmp_path / "runs")
+    result = invoke("runs", "--out", "page")
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert not (tmp_path / "page").exists()
+
+
+def test_a_folder_that_is_not_a_report_is_not_overwritten(invoke, tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("mine")
+    result = invoke("runs", "--out", "page")
+    assert result.exit_code == 1
+    assert "choose another --out" in result.stderr
+    assert (tmp_path / "page" / "index.html").read_text() == "mine"

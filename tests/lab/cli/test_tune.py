@@ -1,0 +1,80 @@
+"""``polarstep tune`` with real trainings of a network that is as small as it gets."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.lab.experiments.small import SMALLEST_GPT as TINY
+from typer.testing import CliRunner
+
+from polarstep_lab.cli import app
+from polarstep_lab.methods import find_method
+from polarstep_lab.recipes import find_recipe, resolve
+from polarstep_lab.tune import TrainingObjective, study_of, trial_table
+
+SET = [word for key, value in TINY.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, ["tune", *map(str, arguments)])
+
+
+def test_every_method_gets_the_same_budget_and_a_recipe_that_runs(invoke, tmp_path):
+    result = invoke("nanogpt-toy", "-m", "all", "-n", 2, *SET, "--collect", "values.json")
+    assert result.exit_code == 0, result.stderr
+    values = json.loads((tmp_path / "values.json").read_text())["methods"]
+    assert len(values) == 7
+    for slug, entry in values.items():
+        path = tmp_path / "tuned" / f"nanogpt-toy-{slug}.json"
+        config = resolve(str(path))
+        assert config.rule.slug == slug
+        assert config.optimizer.lr == entry["overrides"]["optimizer.lr"]
+        assert config.model.width == 16
+        assert entry["tuned"]["trials"] == 2
+        assert f"polarstep run tuned/nanogpt-toy-{slug}.json\n" in result.stdout
+
+
+def test_a_trial_is_judged_by_the_last_validation_loss(invoke, tmp_path):
+    result = invoke("nanogpt-toy", "-m", "muon", "-n", 1, *SET, "--study", "s.db")
+    assert result.exit_code == 0, result.stderr
+    spec = study_of("nanogpt-toy", "muon", tmp_path / "s.db", TINY)
+    (row,) = [json.loads(line) for line in trial_table(spec).splitlines()]
+    assert list(row["reported"]) == ["1", "2", "3"]  # steps 2, 4 and 6; not step 0
+    assert row["val_loss"] == row["reported"]["3"]
+    reports = []
+    objective = TrainingObjective("nanogpt-toy", "muon", TINY)
+    again = objective(row["overrides"], lambda number, loss: reports.append(loss))
+    assert again == reports[-1] == row["val_loss"]
+
+
+def test_the_value_in_the_recipes_code_is_tried_first_and_not_a_tuned_one(tmp_path):
+    spec = study_of("nanogpt-toy", "adamw", tmp_path / "s.journal")
+    method = find_method("adamw")
+    assert spec.start["optimizer.lr"] == find_recipe("nanogpt-toy").build(method).optimizer.lr
+    assert spec.start["optimizer.lr"] != resolve("nanogpt-toy", method).optimizer.lr
+    outside = study_of("nanogpt-toy", "adamw", tmp_path / "s.journal", {"optimizer.lr": 1e3})
+    assert outside.start == {}
+
+
+def test_a_rate_that_diverges_is_pruned_not_fatal(tmp_path):
+    objective = TrainingObjective("nanogpt-toy", "sgd", TINY)
+    value = objective({"optimizer.lr": 1e30}, lambda number, loss: None)
+    assert value != value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nanogpt-toi", "-m", "muon"], "did you mean 'nanogpt-toy'"),
+        (["nanogpt-toy", "-m", "moun"], "did you mean 'muon'"),
+        (["nanogpt-toy", "-m", "muon", "--set", "model.widht=3"], "width"),
+        (["nanogpt-toy", "-m", "muon", "--pruner", "secateurs"], "expected median, hyperband"),
+    ],
+)
+def test_bad_requests_are_named(invoke, arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr

@@ -1,0 +1,127 @@
+"""Token shards and windows: the format, its faults, and batches as a function of seed and position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polarstep_lab.data.shards import MAGIC, ShardError, find_shards, open_shard, write_shard
+from polarstep_lab.data.tokens import TokenWindows, load_tokens
+
+
+def header(magic: int = MAGIC, version: int = 1, count: int = 10) -> bytes:
+    values = np.zeros(256, dtype="<i4")
+    values[:3] = magic, version, count
+    return values.tobytes()
+
+
+def test_a_shard_is_256_int32_then_uint16(tmp_path):
+    tokens = np.array([0, 50256, 65535, 7], dtype=np.uint16)
+    write_shard(tmp_path / "a.bin", tokens)
+    raw = (tmp_path / "a.bin").read_bytes()
+    assert np.frombuffer(raw[:1024], "<i4")[:4].tolist() == [20240520, 1, 4, 0]
+    assert np.frombuffer(raw[1024:], "<u2").tolist() == tokens.tolist()
+    assert open_shard(tmp_path / "a.bin").tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"is empty \(0 bytes\)"),
+        (b"short", r"has 5 bytes, less than the header of 1024"),
+        (header(magic=278895051) + bytes(20), r"starts with 278895051, not with the magic number"),
+        (header(version=2) + bytes(20), r"has version 2; only version 1"),
+        (header(count=0), r"says that it holds 0 tokens"),
+        (header(count=-3), r"says that it holds -3 tokens"),
+        (header() + bytes(19), r"is truncated: its header promises 10 tokens, 1,044 bytes"),
+        (header() + bytes(22), r"is longer than it says"),
+    ],
+)
+def test_damaged_shards_are_named(content, message, tmp_path):
+    path = tmp_path / "bad.bin"
+    path.write_bytes(content)
+    with pytest.raises(ShardError, match=message) as caught:
+        open_shard(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_shards_say_where_they_were_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ShardError, match=r"no token shard matches 'nowhere/\*\.bin' \(looked from"):
+        load_tokens("nowhere/*.bin")
+    with pytest.raises(ShardError, match="does not exist"):
+        open_shard(tmp_path / "nothing.bin")
+
+
+def test_globbing_several_patterns_gives_each_shard_once_in_order(tmp_path):
+    for name in ("b_train_2.bin", "b_train_1.bin", "a_train_1.bin", "b_val_0.bin"):
+        write_shard(tmp_path / name, np.arange(3, dtype=np.uint16))
+    found = find_shards([f"{tmp_path}/b_train_*.bin", f"{tmp_path}/*_train_*.bin"])
+    assert [path.name for path in found] == ["a_train_1.bin", "b_train_1.bin", "b_train_2.bin"]
+
+
+@pytest.mark.parametrize("tokens", [np.array([70000]), np.array([-1]), np.array([], dtype=int)])
+def test_tokens_that_do_not_fit_are_refused(tokens, tmp_path):
+    with pytest.raises(ValueError):
+        write_shard(tmp_path / "a.bin", tokens)
+    assert not list(tmp_path.iterdir())
+
+
+def windows(*sizes: int, length: int = 8, vocab: int = 60_000) -> TokenWindows:
+    """Shards in which every token is its own place: shard number · 10,000 + position."""
+    shards = tuple(
+        (10_000 * number + np.arange(size)).astype(np.uint16) for number, size in enumerate(sizes)
+    )
+    return TokenWindows(shards, length, vocab)
+
+
+def test_targets_are_the_next_tokens():
+    inputs, targets = windows(100, 50).train(seed=3, position=0, count=12)
+    assert inputs.shape == targets.shape == (12, 8)
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert torch.equal(targets, inputs + 1)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_an_epoch_sees_every_window_once(epoch):
+    data = windows(100, 3, 57)
+    assert data.count == 99 // 8 + 0 + 56 // 8
+    inputs, _ = data.train(seed=0, position=epoch * data.count, count=data.count)
+    places = inputs.flatten().tolist()
+    assert len(set(places)) == len(places) == data.count * 8
+    assert {place // 10_000 for place in places} == {0, 2}
+
+
+def test_batches_are_a_function_of_seed_and_position_alone():
+    data = windows(500, 300)
+    whole, _ = data.train(seed=1, position=0, count=2 * data.count)
+    parts = [data.train(seed=1, position=p, count=5)[0] for p in range(0, 2 * data.count - 4, 5)]
+    assert torch.equal(torch.cat(parts), whole[: 5 * len(parts)])
+    again = windows(500, 300).train(seed=1, position=11, count=7)[0]
+    assert torch.equal(again, whole[11:18])
+    assert not torch.equal(windows(500, 300).train(seed=2, position=11, count=7)[0], again)
+
+
+def test_epochs_are_shuffled_anew_and_cut_at_other_places():
+    data = windows(1005, length=100)
+    starts = [data.train(0, epoch * 10, 10)[0][:, 0].tolist() for epoch in range(12)]
+    assert len({tuple(start) for start in starts}) == 12
+    assert len({min(start) for start in starts}) > 1
+    assert max(max(start) for start in starts) + 100 < 1005
+
+
+def test_validation_windows_are_in_file_order():
+    inputs, targets = windows(20, 9, 30).in_order(1, 4)
+    assert inputs[:, 0].tolist() == [8, 10_000, 20_000, 20_008]
+    assert torch.equal(targets, inputs + 1)
+
+
+def test_a_token_beyond_the_vocabulary_is_named():
+    with pytest.raises(ShardError, match=r"token \d+, but the model has a vocabulary of 5"):
+        windows(100, vocab=5).train(0, 0, 12)
+
+
+def test_windows_longer_than_the_data_are_refused():
+    with pytest.raises(ShardError, match="longest shard has 8 tokens, but a window of 8 needs 9"):
+        windows(8)

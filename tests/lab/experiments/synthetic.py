@@ -1,0 +1,212 @@
+"""Run directories made up for the tests of the report: no training, the real record format."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polarstep.storage import JsonLines, write_json
+from polarstep_lab.methods import METHODS
+from polarstep_lab.records.record import Ablation, MetricRow, Result, RunIdentity
+from polarstep_lab.report.published import TABLE_2
+from polarstep_lab.suites.suite import PlannedRun, ablation_runs, comparison_runs
+
+DEVICE = "Synthetic CPU"
+
+
+def write_run(
+    folder: Path,
+    *,
+    method: str = "AdamW",
+    seed: int = 0,
+    recipe: str = "gpt-small",
+    benchmark: str = "nanogpt",
+    status: str | None = "finished",
+    final: float = 30.0,
+    gflops: float = 1.0,
+    optimizer_ms: float = 2.0,
+    ablation: Ablation | None = None,
+    overrides: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    device: str = DEVICE,
+    gamma: bool = False,
+    steps: int = 200,
+) -> Path:
+    """One run whose validation falls to ``final``; ``status=None`` leaves it without a result.
+
+    Its config is that of its ablation and overrides, or ``settings``.
+    """
+    folder.mkdir(parents=True)
+    config = {"method": method, "seed": seed}
+    if settings is None:
+        settings = {"ablation": ablation and ablation.value, **(overrides or {})}
+    config |= settings
+    RunIdentity(
+        recipe=recipe,
+        benchmark=benchmark,  # type: ignore[arg-type]
+        method=method,
+        seed=seed,
+        config=config,
+        overrides=overrides or {},
+        group="compare",
+        ablation=ablation,
+        command=f"polarstep run {recipe} --method '{method}' --seed {seed}",
+    ).save(folder)
+    environment = {
+        "packages": {"polarstep": "0.1.0", "torch": "2.13.0"},
+        "python": "3.11.2",
+        "device": "cpu",
+        "device_name": device,
+        "threads": 2,
+        "git_commit": None,
+        "started": "2026-11-15T01:00:00Z",
+    }
+    (folder / "environment.json").write_text(json.dumps(environment))
+    noise = np.random.default_rng(seed + 17 * len(method))
+    end = steps if status == "finished" else steps // 3
+    lines = []
+    for step in range(0, end + 1, steps // 20):
+        share = step / steps
+        loss = math.log(final) + 2.5 * (1 - share) ** 3 + 0.01 * (1 - share) * noise.normal()
+        if benchmark == "cifar10":
+            loss = 0.9 + 1.2 * (1 - share) ** 2 - final + 0.93
+        if status == "diverged" and step > end // 2:
+            loss = math.nan if step == end else loss + 5.0
+        row = MetricRow(
+            step, "val", loss, 0.01, step * 0.05, 50.0, optimizer_ms, tokens=step * 1024,
+            perplexity=math.exp(loss) if benchmark == "nanogpt" else None,
+            accuracy=final * share if benchmark == "cifar10" else None,
+        )  # fmt: skip
+        lines.append(json.dumps({k: v if v == v else None for k, v in row.to_dict().items()}))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    if gamma:
+        rows = [
+            {
+                "step": step,
+                "parameter": f"blocks.{layer}.{part}",
+                "gamma": 0.05 + 0.02 * layer + 0.1 * math.exp(-step / 60),
+                "nu": 0.001 * layer,
+            }
+            for step in range(0, steps + 1, 10)
+            for layer in range(4)
+            for part in ("attn.qkv", "attn.out", "mlp.up", "mlp.down")
+        ]
+        (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if status:
+        good = status == "finished"
+        Result(
+            metric="test_accuracy" if benchmark == "cifar10" else "val_perplexity",
+            value=final if good else math.nan,
+            status=status,  # type: ignore[arg-type]
+            steps=end,
+            optimizer_gflops_per_step=gflops,
+            optimizer_ms_per_step=optimizer_ms,
+            step_ms=50.0 + optimizer_ms,
+            message="" if good else f"the loss was not finite at step {end}",
+        ).save(folder)
+    return folder
+
+
+def write_comparison(root: Path, recipe: str, benchmark: str, seeds: int = 3) -> None:
+    """All seven methods around the paper's own figures, seed by seed."""
+    times = {"AdamW": 0.8, "SGD (Nesterov)": 0.4}
+    for index, (method, paper) in enumerate(TABLE_2[benchmark].rows.items()):
+        for seed in range(seeds):
+            shift = paper.std * (seed - (seeds - 1) / 2)
+            write_run(
+                root / f"{index}-{seed}",
+                method=method,
+                seed=seed,
+                recipe=recipe,
+                benchmark=benchmark,
+                final=paper.mean + shift,
+                gflops=paper.gflops,
+                optimizer_ms=times.get(method, 2.7 if "Rand" in method else 4.1) + 0.01 * seed,
+                gamma="Gaussian" in method,
+            )
+
+
+GPU = {
+    "packages": {"polarstep": "0.1.0", "torch": "2.11.0"},
+    "python": "3.12.3",
+    "platform": "Linux-6.1-x86_64",
+    "device": "cuda",
+    "device_name": "Synthetic GPU",
+    "threads": 16,
+    "cores": 16,
+    "git_commit": None,
+}
+
+
+def write_planned(
+    run: PlannedRun,
+    final: float,
+    *,
+    gflops: float = 8.0,
+    optimizer_ms: float = 0.4,
+    step_ms: float = 3.2,
+    steps: int = 720,
+) -> None:
+    """A finished run of a real plan, with a row every 10 steps, in the digits a GPU run logs."""
+    identity = run.identity
+    rng = np.random.default_rng([identity.seed, len(str(run.directory))])
+    images = identity.benchmark == "cifar10"
+    identity.save(run.directory)
+    second = 8 * [method.name for method in METHODS].index(identity.method)  # one after the other
+    started = f"2026-11-15T05:{identity.seed:02}:{second:02}+00:00"
+    write_json(run.directory / "environment.json", GPU | {"started": started})
+    log = JsonLines(run.directory / "metrics.jsonl")
+    seconds = 0.3
+    for step in range(0, steps + 1, 10):
+        share = step / steps
+        seconds += 10 * step_ms * 1e-3 * (1 + 0.01 * rng.random())
+        loss = (0.3 if images else math.log(final)) + 2 * (1 - share) ** 3 + 0.05 * rng.random()
+        consumed = {"images": 500 * step} if images else {"tokens": 32_768 * step}
+        timed = [float(np.float32(ms * (1 + 0.1 * rng.random()))) for ms in (step_ms, optimizer_ms)]
+        rate = 0.1 * (1 - share)
+        if step:
+            noisy = float(np.float32(loss))
+            log.write(MetricRow(step, "train", noisy, rate, seconds, *timed, **consumed).to_dict())
+        if step % 90 == 0:
+            loss = loss if step < steps or images else math.log(final)
+            seen = {"accuracy": round(final * (1 - (1 - share) ** 2 / 2), 4)}
+            seen = seen if images else {"perplexity": math.exp(loss)}
+            log.write(MetricRow(step, "val", loss, rate, seconds, **consumed, **seen).to_dict())
+    log.close()
+    Result(
+        metric="test_accuracy" if images else "val_perplexity",
+        value=final,
+        status="finished",
+        steps=steps,
+        optimizer_gflops_per_step=gflops,
+        optimizer_ms_per_step=optimizer_ms,
+        step_ms=step_ms,
+    ).save(run.directory)
+
+
+def write_table_2(root: Path, recipe: str, seeds: int, shift: float = 0.0) -> None:
+    """``polarstep compare RECIPE``: every method around its figure in Table 2, moved by ``shift``."""
+    runs = comparison_runs(recipe, METHODS, range(seeds), {}, root)
+    paper = TABLE_2[runs[0].identity.benchmark].rows
+    for run in runs:
+        row = paper[run.identity.method]
+        noise = np.random.default_rng([run.identity.seed, len(run.identity.method)]).normal()
+        digits = 4 if run.identity.benchmark == "cifar10" else 15
+        final = round(row.mean + shift + row.std * float(noise), digits)
+        write_planned(run, final, gflops=row.gflops)
+
+
+def write_ablation(root: Path, recipe: str, axis: str, values: list[Any], seeds: int) -> None:
+    """``polarstep ablate RECIPE AXIS``: a metric that rises with the place of a value."""
+    method = next(method for method in METHODS if method.slug == "rand-muon")
+    for run in ablation_runs(recipe, method, axis, values, range(seeds), {}, root):
+        assert run.identity.ablation
+        place = values.index(run.identity.ablation.value) if values else 0
+        noise = 0.0015 * float(np.random.default_rng([run.identity.seed, place]).normal())
+        final = round(0.93 + 0.002 * place + noise, 4)
+        final = final if run.identity.benchmark == "cifar10" else 40 / final
+        write_planned(run, final, gflops=4.0 + place, optimizer_ms=0.3 + 0.02 * place)

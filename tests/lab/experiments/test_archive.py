@@ -1,0 +1,248 @@
+"""Archives: nothing is lost, nothing of the machine stays, and nobody can tell them from directories."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+
+import numpy as np
+import pytest
+from tests.lab.experiments.synthetic import write_run, write_table_2
+from typer.testing import CliRunner
+
+from polarstep.storage import StorageError, read_json, write_json
+from polarstep_lab.cli import app
+from polarstep_lab.records.archive import ARCHIVE, write_archive
+from polarstep_lab.records.pack import _stripped, pack
+from polarstep_lab.records.record import Ablation, RunRecord, find_runs, read_files
+from polarstep_lab.report import report_files
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Runs that ended in every way, monitored ones and an ablation among them."""
+    root = tmp_path / "runs" / "suite"
+    write_run(root / "a" / "seed-0", gamma=True)
+    write_run(root / "a" / "seed-1", seed=1, final=31.7)
+    write_run(root / "b" / "seed-0", method="Muon (Nesterov)", status="diverged")
+    write_run(root / "b" / "seed-1", method="Muon (Nesterov)", seed=1, status=None)
+    write_run(root / "c" / "seed-0", method="SGD (Nesterov)", status="failed")
+    write_run(root / "rank-16", ablation=Ablation("rank", 16))
+    return root
+
+
+def contents(paths, root):
+    return {
+        path.relative_to(root).as_posix(): dict(sorted(read_files(path).items())) for path in paths
+    }
+
+
+def test_every_file_of_every_run_is_read_back_as_it_was(runs, tmp_path):
+    (runs / "a" / "seed-0" / "noise.jsonl").write_text(
+        '{"step": 1, "alpha": 1.5, "where": ["a", {"b": null}]}\n'
+        '{"step": 2}\n{"alpha": 0.1, "step": 3}\n'
+    )
+    before = contents(find_runs([runs]), runs)
+    archive = pack([runs], tmp_path / "suite").archive
+    found = find_runs([tmp_path / "suite"])
+    assert contents(found, archive) == before
+    # Dictionaries compare equal in any order; files do not, and a page shows what it reads.
+    assert json.dumps(contents(found, archive)) == json.dumps(before)
+    assert RunRecord.load(archive / "a/seed-0").logs["noise"][1] == {"step": 2}
+    for path in found:
+        directory = runs / path.relative_to(archive)
+        loaded, original = RunRecord.load(path), RunRecord.load(directory)
+        assert (loaded.identity, loaded.environment, loaded.logs, loaded.status) == (
+            original.identity,
+            original.environment,
+            original.logs,
+            original.status,
+        )
+
+
+def test_the_report_is_that_of_the_directories_bit_for_bit(runs, tmp_path):
+    pack([runs], tmp_path / "suite")
+    assert report_files([tmp_path / "suite"]) == report_files([runs])
+    assert report_files([tmp_path / "suite" / ARCHIVE]) == report_files([runs])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1 / 3, 0.1, 2.0, -0.0, 1e300, 5e-324],
+        [float(np.float32(x)) for x in np.random.default_rng(0).normal(size=500)],
+        [float(np.float32(x)) for x in (1e-45, 3.4e38, 0.1, 16777217)],
+        [float(np.float32(0.1)), None, 0.1],
+        [float(np.float32(0.1)), 3],
+        [None, None],
+        ["f4", True, {"f4": [1]}, [1.0]],
+    ],
+)
+def test_no_digit_and_no_type_is_lost(values, tmp_path):
+    rows = [{"value": value} for value in values]
+    write_archive(tmp_path / ARCHIVE, {"r": {"log.jsonl": rows}})
+    ((path,),) = [find_runs([tmp_path])]
+    back = read_files(path)["log.jsonl"]
+    assert repr(back) == repr(rows)
+
+
+def test_float32_is_written_in_the_digits_of_a_float32(tmp_path):
+    rows = [{"loss": float(np.float32(value))} for value in (1.1, 2.2)]
+    write_archive(tmp_path / ARCHIVE, {"r": {"log.jsonl": rows}})
+    assert '{"f4":[1.1,2.2]}' in (tmp_path / ARCHIVE).read_text()
+
+
+def test_the_file_depends_on_the_runs_alone(runs, tmp_path):
+    at_once = pack([runs], tmp_path / "once").archive
+    for folder in ("rank-16", "c", "a", "b"):  # another order, in parts, and twice
+        target = tmp_path / "part" / folder
+        shutil.copytree(runs / folder, target)
+        pack([tmp_path / "part"], tmp_path / "parts")
+        shutil.rmtree(tmp_path / "part")
+    again = pack([runs], tmp_path / "parts")
+    assert again.archive.read_bytes() == at_once.read_bytes()
+    assert (again.runs, again.added, again.replaced, again.kept) == (6, 0, 0, 0)
+    through = pack([tmp_path / "once"], tmp_path / "copy").archive  # archives can be packed, too
+    assert through.read_bytes() == at_once.read_bytes()
+
+
+def test_a_run_that_has_ended_is_not_replaced_by_one_that_has_not(runs, tmp_path):
+    archive = pack([runs], tmp_path / "suite").archive
+    before = archive.read_bytes()
+    (runs / "a" / "seed-0" / "result.json").unlink()
+    (runs / "b" / "seed-0" / "result.json").unlink()
+    assert pack([runs], tmp_path / "suite").kept == 2
+    assert archive.read_bytes() == before
+    result = read_json(runs / "a" / "seed-1" / "result.json")
+    write_json(runs / "b" / "seed-1" / "result.json", result)  # unfinished until now
+    write_json(runs / "a" / "seed-1" / "result.json", result | {"value": 29.5})  # run again
+    assert pack([runs], tmp_path / "suite").replaced == 2
+    assert RunRecord.load(archive / "b/seed-1").status == "finished"
+    assert RunRecord.load(archive / "a/seed-1").result.value == 29.5
+
+
+def test_other_settings_under_the_same_name_need_force(runs, tmp_path):
+    archive = pack([runs], tmp_path / "suite").archive
+    before = archive.read_bytes()
+    shutil.rmtree(runs / "rank-16")
+    write_run(runs / "rank-16", ablation=Ablation("rank", 17))
+    with pytest.raises(StorageError, match=r"holds rank-16 with other settings.*--force"):
+        pack([runs], tmp_path / "suite")
+    assert archive.read_bytes() == before
+    assert pack([runs], tmp_path / "suite", force=True).replaced == 1
+    assert RunRecord.load(archive / "rank-16").identity.ablation == Ablation("rank", 17)
+
+
+def test_two_folders_with_runs_of_one_name_are_refused(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "other")
+    with pytest.raises(StorageError, match="would both be a/seed-0"):
+        pack([runs, tmp_path / "other"], tmp_path / "suite")
+    assert not (tmp_path / "suite").exists()
+    assert pack([runs, runs], tmp_path / "suite").runs == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/tmp/data-3/wiki_train_*.bin", "wiki_train_*.bin"),
+        ("/data", "data"),
+        ("/a/b/", "b"),
+        ("~/data/x", "x"),
+        (r"C:\Users\me\data", "data"),
+        ('--set \'data.train=["/tmp/d/a_[0-9]*.bin", "/tmp/d/b.bin"]\'',
+         '--set \'data.train=["a_[0-9]*.bin", "b.bin"]\''),
+        ("OSError: '/mnt/x/y.bin' is gone", "OSError: 'y.bin' is gone"),
+        ("data/*_train_*.bin", "data/*_train_*.bin"),
+        ("1/2 or 3 / 4, and/or", "1/2 or 3 / 4, and/or"),
+        ("https://example.org/a/b", "https://example.org/a/b"),
+        ("../data", "../data"),
+    ],
+)  # fmt: skip
+def test_absolute_paths_become_their_last_part(text, expected):
+    assert _stripped(text) == expected
+
+
+def test_nothing_of_the_machine_stays(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("platform.node", lambda: "secret-host")
+    folder = runs / "a" / "seed-0"
+    config = read_json(folder / "config.json")
+    config["overrides"] = {"data.root": str(tmp_path / "cifar")}
+    config["config"] |= {"data": {"root": str(tmp_path / "cifar")}}
+    config["command"] += f" --set data.root={tmp_path / 'cifar'}"
+    write_json(folder / "config.json", config)
+    result = read_json(folder / "result.json")
+    write_json(folder / "result.json", result | {"message": f"secret-host: {tmp_path}/x is full"})
+    archive = pack([runs], tmp_path / "suite").archive
+    text = archive.read_text()
+    assert str(tmp_path) not in text
+    assert "secret-host" not in text
+    loaded = RunRecord.load(archive / "a/seed-0")
+    assert loaded.identity.config["data"] == {"root": "cifar"}
+    assert loaded.identity.command.endswith(" --set data.root=cifar")
+    assert loaded.result.message == "host: x is full"
+
+
+def test_damage_is_named(runs, tmp_path):
+    archive = pack([runs], tmp_path / "suite").archive
+    with pytest.raises(StorageError, match="holds no run 'a/seed-9'"):
+        RunRecord.load(archive / "a/seed-9")
+    whole = archive.read_text()
+    archive.write_text(whole[: len(whole) // 2])
+    with pytest.raises(StorageError, match="is incomplete"):
+        find_runs([archive])
+    archive.write_text(whole.replace('"version":1', '"version":2'))
+    with pytest.raises(StorageError, match="has version 2"):
+        find_runs([archive])
+    archive.write_text('{"some": "thing"}\n')
+    with pytest.raises(StorageError, match="is not an archive of runs"):
+        find_runs([archive])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match="no runs in"):
+        pack([tmp_path / "empty"], tmp_path / "other")
+
+
+def test_350_runs_are_a_megabyte_and_load_in_a_moment(tmp_path):
+    write_table_2(tmp_path / "runs", "cifar10", seeds=50)
+    archive = pack([tmp_path / "runs"], tmp_path / "suite").archive
+    assert archive.stat().st_size < 1_150_000
+    began = time.perf_counter()
+    records = [RunRecord.load(path) for path in find_runs([archive])]
+    assert time.perf_counter() - began < 4
+    assert len(records) == 350
+    assert all(len(record.metrics) == 81 for record in records)
+
+
+def test_a_part_of_an_archive_can_be_asked_for(runs, tmp_path):
+    archive = pack([runs], tmp_path / "suite").archive
+    assert find_runs([archive / "a"]) == [archive / "a/seed-0", archive / "a/seed-1"]
+    assert find_runs([archive / "a/seed-1"]) == [archive / "a/seed-1"]
+
+
+def test_the_commands_take_archives(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    invoke = CliRunner().invoke
+    done = invoke(app, ["pack", "runs/suite", "--out", "results/suite"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("results/suite/records.jsonl: 6 runs, 0.0")
+    assert "(6 new, 0 replaced)" in done.stdout
+    listed = invoke(app, ["list", "results/suite"], env={"COLUMNS": "160"})
+    assert "records.jsonl/b/seed-0" in listed.stdout
+    assert "diverged" in listed.stdout
+    assert invoke(app, ["report", "results/suite", "--out", "page"]).exit_code == 0
+    assert "30.850 ± 1.202" in (tmp_path / "page" / "summary.md").read_text()
+    missing = invoke(app, ["pack", "nowhere", "--out", "results/suite"])
+    assert missing.exit_code == 1
+    assert "nowhere does not exist" in missing.stderr
+
+
+def test_times_of_a_whole_run(tmp_path):
+    write_run(tmp_path / "a")
+    assert RunRecord.load(tmp_path / "a").seconds == 10.0
+    result = read_json(tmp_path / "a" / "result.json")
+    write_json(tmp_path / "a" / "result.json", result | {"extra": {"seconds": 3.5}})
+    assert RunRecord.load(tmp_path / "a").seconds == 3.5
+    (tmp_path / "a" / "result.json").unlink()
+    (tmp_path / "a" / "metrics.jsonl").unlink()
+    assert math.isnan(RunRecord.load(tmp_path / "a").seconds)

@@ -1,0 +1,147 @@
+"""Records and files: what is written is read back, and a fault is named."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+
+from polarstep.storage import JsonLines, StorageError, read_json, write_atomically, write_json
+from polarstep_lab.recipes.resolve import resolve
+from polarstep_lab.records.record import (
+    Ablation,
+    MetricRow,
+    Result,
+    RunIdentity,
+    RunRecord,
+    find_runs,
+)
+
+
+def identity(**changes):
+    values = {
+        "recipe": "nanogpt-toy",
+        "benchmark": "nanogpt",
+        "method": "AdamW",
+        "seed": 4,
+        "config": {"optimizer": {"lr": 0.1}},
+        "command": "polarstep run nanogpt-toy --method adamw --seed 4",
+    }
+    return RunIdentity(**values | changes)
+
+
+def test_a_run_directory_is_read_back_as_written(tmp_path):
+    written = identity(ablation=Ablation("rank", 64), group="ablate:rank=64")
+    written.save(tmp_path)
+    rows = [
+        MetricRow(0, "val", 1 / 3, 0.1, 0.5, tokens=0, perplexity=math.exp(1 / 3)),
+        MetricRow(1, "train", math.nan, 0.1, 0.7, 12.5, 3.25, tokens=64),
+    ]
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    for row in rows:
+        log.write(row.to_dict())
+    log.close()
+    result = Result("val_perplexity", 1.1, "finished", 1, 3.5, 3.25, 12.5)
+    result.save(tmp_path)
+    loaded = RunRecord.load(tmp_path)
+    assert loaded.identity == written
+    assert loaded.result == result
+    assert loaded.metrics[0].loss == 1 / 3
+    assert math.isnan(loaded.metrics[1].loss)
+    assert loaded.rows("train")[0].optimizer_ms == 3.25
+    assert "step_ms" not in rows[0].to_dict()
+
+
+def test_an_older_record_has_the_default_of_a_newer_setting(tmp_path):
+    """It is the same run: it stands in one row with today's, and one may go on with it."""
+    today = resolve("nanogpt-toy", "rand-muon").to_dict()
+    older = copy.deepcopy(today)
+    del older["optimizer"]["polar"]["keep"]
+    identity(config=older).save(tmp_path)
+    assert RunIdentity.load(tmp_path).config == today
+
+
+def test_a_config_that_is_not_understood_stays_as_it_is(tmp_path):
+    config = resolve("nanogpt-toy", "rand-muon").to_dict() | {"of another version": 1}
+    identity(config=config).save(tmp_path)
+    assert RunIdentity.load(tmp_path).config == config
+
+
+def test_files_are_standard_json(tmp_path):
+    Result("val_perplexity", math.nan, "diverged", 1, math.inf, 1.0, 1.0).save(tmp_path)
+    raw = json.loads(
+        (tmp_path / "result.json").read_text(),
+        parse_constant=lambda name: pytest.fail(f"{name} is not JSON"),
+    )
+    assert raw["value"] is None
+    assert math.isnan(Result.load(tmp_path).value)
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+    identity().save(tmp_path)
+    row = json.dumps(MetricRow(1, "train", 2.0, 0.1, 0.1).to_dict())
+    (tmp_path / "metrics.jsonl").write_text(f'{row}\n{{"step": 2, "ki')
+    loaded = RunRecord.load(tmp_path)
+    assert [row.step for row in loaded.metrics] == [1]
+    assert loaded.status == "unfinished"
+
+
+def test_a_bad_line_in_the_middle_is_named(tmp_path):
+    identity().save(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')
+    with pytest.raises(StorageError, match=r"metrics\.jsonl, line 1, is not valid JSON"):
+        RunRecord.load(tmp_path)
+
+
+def test_directories_that_are_no_runs(tmp_path):
+    with pytest.raises(StorageError, match=r"not a run directory: it has no config\.json"):
+        RunRecord.load(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(StorageError, match="is not the config of a run"):
+        RunRecord.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(StorageError, match="is not valid JSON"):
+        RunRecord.load(tmp_path)
+
+
+def test_runs_are_found_below_a_folder_once(tmp_path):
+    for name in ("b/seed-0", "a/seed-1", "a/seed-0"):
+        identity().save(tmp_path / name)
+    found = find_runs([tmp_path, tmp_path / "a"])
+    assert [str(path.relative_to(tmp_path)) for path in found] == [
+        "a/seed-0",
+        "a/seed-1",
+        "b/seed-0",
+    ]
+    with pytest.raises(StorageError, match="does not exist"):
+        find_runs([tmp_path / "c"])
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "value.json"
+    write_json(path, {"a": 1})
+
+    def breaks(file):
+        file.write(b"half")
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        write_atomically(path, breaks)
+    assert read_json(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
+
+
+def test_a_log_is_cut_back_to_a_known_length(tmp_path):
+    log = JsonLines(tmp_path / "log.jsonl")
+    log.write({"step": 1})
+    length = log.sync()
+    log.write({"step": 2})
+    log.close()
+    again = JsonLines(tmp_path / "log.jsonl", length)
+    again.write({"step": 3})
+    again.close()
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n{"step": 3}\n'
+    with pytest.raises(StorageError, match="was cut or replaced"):
+        JsonLines(tmp_path / "log.jsonl", 1000)

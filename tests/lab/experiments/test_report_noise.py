@@ -1,0 +1,291 @@
+"""Figures of noise and of γ and ν along a run: what was recorded is drawn, whatever is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tests.lab.experiments.synthetic import write_run
+
+from polarstep_lab.records.record import Ablation
+from polarstep_lab.report import report_files
+from polarstep_lab.report.grouping import collect, sections_of
+from polarstep_lab.report.inexactness_heatmap import gamma_figure, panel_title
+from polarstep_lab.report.inexactness_page import gamma_cells, noise_cells
+from polarstep_lab.report.noise_page import gamma_lines, noise_figure
+from polarstep_lab.report.tables import markdown
+
+STEPS = (0, 3, 20, 200)
+
+
+def noise_row(step, unit, parameter, alpha=4.0, **changes):
+    interval = {"alpha": alpha, "low": 0.8 * alpha, "high": None if alpha > 9 else 1.3 * alpha}
+    row = {
+        "step": step,
+        "unit": unit,
+        "examples": 1 if unit == "example" else 16,
+        "draws": 512,
+        "reference": 1024,
+        "parameter": parameter,
+        "gradient": 2 / (1 + step),
+        "noise": 1.0,
+        "moments": {"1.25": 1.0, "1.5": 1.1, "1.75": 1.2, "2": 1.3},
+        "dimension": 60.0,
+        "tail": interval | {"used": 200, "gaussian": [20.0, 50.0, None]},
+        "growth": [
+            {"examples": n, "noise": 0.5, "alpha": a, "low": 0.9 * a, "high": 1.1 * a, "used": 32}
+            for n, a in ((4, 1.7), (16, 1.9))
+        ],
+        "survival": [[0.9, 0.5], [0.5, 0.9], [0.1, 1.8], [0.01, 4.0]],
+        "largest": 8.0,
+    }
+    return row | changes
+
+
+def write_noise(folder: Path, rows) -> Path:
+    (folder / "noise.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def rows_of(units=("batch", "example"), **changes):
+    names = ("all", "hidden", "blocks.0.mlp.up", "blocks.1.mlp.up")
+    return [noise_row(s, u, n, **changes) for s in STEPS for u in units for n in names]
+
+
+def only_row(path: Path):
+    ((section,), _) = sections_of(collect([path]))
+    return section.rows[0]
+
+
+def test_the_figure_has_every_panel_and_says_what_was_drawn(tmp_path):
+    write_noise(write_run(tmp_path / "a", method="Muon (Nesterov)"), rows_of())
+    figure = noise_figure(only_row(tmp_path), "noise")
+    assert "512 of one sequence and 512 of one batch of 16 at each point" in figure.caption
+    assert "grows by 30.0% at most" in figure.caption
+    for words in ("Gaussian noise", "single matrices", "sums of 4 examples", "sums of 16 examples",
+                  "step 200", "one batch", "‖∇f‖", "t⁻², no variance"):  # fmt: skip
+        assert words in figure.svg, words
+    for step in STEPS:
+        assert f">{step}<" in figure.svg
+
+
+def test_infinite_indices_silent_points_and_runs_without_examples_are_drawn(tmp_path):
+    rows = rows_of(units=("batch",), alpha=12.0)
+    for row in rows:
+        if row["step"] == 0:  # no noise at all, as of matrices behind a zero initialization
+            for key in ("tail", "growth", "survival", "largest", "dimension"):
+                del row[key]
+            row["moments"] = dict.fromkeys(row["moments"], 0.0)
+            row["gradient"] = 0.0
+        elif row["step"] == 3:
+            row["tail"]["alpha"] = None
+            del row["tail"]["gaussian"]
+    write_noise(write_run(tmp_path / "a"), rows)
+    figure = noise_figure(only_row(tmp_path), "noise")
+    assert "held still, 512 of one batch of 16 at each point" in figure.caption
+    assert "nan" not in figure.svg.lower().replace("dominant", "")
+
+
+def test_an_unfinished_run_is_shown_with_what_it_has(tmp_path):
+    planned = {"runtime": {"noise": {"points": 5}}}
+    write_noise(write_run(tmp_path / "a", status=None, gamma=True, overrides=planned), rows_of())
+    figure = noise_figure(only_row(tmp_path), "noise")
+    assert "seed 0, unfinished, with 4 of 5 points: gradients" in figure.caption
+    assert "AdamW\n(unfinished)" in panel_title(only_row(tmp_path), only_row(tmp_path).runs[0])
+    ((section,), _) = sections_of(collect([tmp_path]))
+    text = markdown((section,), ())
+    assert "| AdamW, unfinished | sequence | 4 of 5 |" in text
+    assert "| AdamW | AdamW | 1 unfinished | 21, last 200 |" in text
+    assert "What is marked unfinished is shown as far as it went." in text
+    assert "In the runs that finished" not in text
+
+
+def write_solver(root: Path, solver: str, gammas, nu: float = 0.0, rank=None, **changes) -> Path:
+    polar = {"solver": solver, "steps": 7, "rank": rank, "sketch": "gaussian"}
+    folder = write_run(
+        root / f"{solver}-{rank}",
+        method="Rand Muon (Nes.-Gaussian)" if rank else "Muon (Nesterov)",
+        overrides={"optimizer": {"polar": polar}},
+        **changes,
+    )
+    rows = [
+        {"step": 10 * i, "parameter": "m", "gamma": gamma, "nu": nu, "stable_rank": 2.0}
+        for i, gamma in enumerate(gammas)
+    ]
+    (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_section_of_watched_runs_leads_with_what_was_watched(tmp_path):
+    write_noise(write_solver(tmp_path, "quintic", [0.1, 0.2, 0.4]), rows_of())
+    write_solver(tmp_path, "cubic", [0.5], ablation=Ablation("solver", "cubic"))
+    ((section,), _) = sections_of(collect([tmp_path]))
+    assert section.watched
+    text = markdown((section,), ())
+    order = [
+        "### Noise of the gradient",
+        "### How inexact each step was",
+        "### The runs",
+        "### Abl",
+    ]
+    assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
+    page = report_files([tmp_path])["index.html"].decode()
+    order = ["<h3>Noise of the gr", "<h3>How inexact", "<h3>The runs</h3>", "<h3>Ablations</h3>"]
+    assert [page.index(words) for words in order] == sorted(page.index(words) for words in order)
+    assert "averages out slowest at step 0: its sums grow with α = 1.90 (1.71 to 2.09)." in page
+    assert "γ is at most 0.5000 (Muon (Nesterov): cubic, 7 steps)" in page
+    write_run(tmp_path / "plain")  # a method that nobody watched: this is a comparison again
+    ((section,), _) = sections_of(collect([tmp_path]))
+    assert not section.watched
+    text = markdown((section,), ())
+    assert text.index("| AdamW |") < text.index("### Noise of the gradient")
+    assert "### The runs" not in text
+
+
+def test_the_table_has_the_worst_of_each_map_and_what_is_proved_of_it(tmp_path):
+    folder = write_solver(tmp_path, "quintic", [0.1, 0.2, 0.6], nu=0.004)
+    with (folder / "gamma.jsonl").open("a") as log:  # behind a zero initialization: no polar factor
+        log.write(
+            '{"step": 0, "parameter": "z", "gamma": 0.0, "nu": 0.0, "stable_rank": 0.0}\n' * 9
+        )
+    write_solver(tmp_path, "empirical", [0.3], nu=0.13)
+    write_solver(tmp_path, "cubic", [0.25], rank=32)
+    lost = write_solver(tmp_path, "polar-express", [0.0], nu=1998.4756, status="diverged")
+    warm = write_solver(tmp_path, "cubic", [0.25], rank=64)
+    config = json.loads((warm / "config.json").read_text())
+    config["config"]["optimizer"]["polar"]["sketch"] = "warm"
+    (warm / "config.json").write_text(json.dumps(config))
+    ((section,), _) = sections_of(collect([tmp_path]))
+    header, cells = gamma_cells(section)
+    by_map = {line[1]: line[2:] for line in cells}
+    assert header[2:] == [
+        "Runs",
+        "Sampled steps",
+        "γ, median",
+        "γ, largest",
+        "ν, largest",
+        "ν, proved",
+    ]
+    assert by_map == {
+        "quintic, 7 steps": ["1", "3, last 20", "0.2000", "0.6000", "0.0040", "0"],
+        "empirical, 7 steps": ["1", "step 0", "0.3000", "0.3000", "0.1300", "—"],
+        "polar-express, 7 steps": ["1 diverged", "step 0", "0.0000", "0.0000", "1998", "—"],
+        "cubic, 7 steps, rank 32": ["1", "step 0", "0.2500", "0.2500", "0.0000", "0"],
+        "cubic, 7 steps, rank 64, warm": ["1", "step 0", "0.2500", "0.2500", "0.0000", "—"],
+    }
+    assert "ν at most 0.1300" in markdown((section,), ())  # of the runs that finished
+    (lost / "gamma.jsonl").unlink()
+    ((section,), _) = sections_of(collect([tmp_path]))
+    assert len(gamma_cells(section)[1]) == 4
+
+
+def test_the_noise_table_has_the_heaviest_point_of_each_unit(tmp_path):
+    rows = rows_of()
+    for row in rows:
+        if row["step"] == 20 and row["unit"] == "example" and row["parameter"] == "hidden":
+            row["tail"] |= {"alpha": 1.19, "low": 0.91, "high": None}
+            row["growth"][1] |= {"alpha": 1.53, "low": 1.34, "high": 1.77}
+            row["growth"][0] |= {"alpha": 1.1, "low": 1.0, "high": 1.2}  # shorter sums do not count
+        if row["step"] == 3:
+            row["tail"]["alpha"] = None
+        if row["unit"] == "batch":
+            row["tail"]["gaussian"] = [1.4e7, 1.8e7, None]
+    write_noise(write_run(tmp_path / "a", method="Muon (Nesterov)"), rows)
+    ((section,), _) = sections_of(collect([tmp_path]))
+    _, (example, batch) = noise_cells(section)
+    assert example[1:] == ["sequence", "4", "1.19 (0.910 to ∞) at step 20", "20.0 to ∞",
+                           "1.53 (1.34 to 1.77) at step 20"]  # fmt: skip
+    assert batch[1] == "batch of 16"
+    assert batch[4] == "∞"  # from infinity to infinity
+    assert batch[3] == "4.00 (3.20 to 5.20) at step 0"
+
+
+def test_a_run_that_blew_up_leaves_the_others_their_scale(tmp_path):
+    write_solver(tmp_path, "quintic", [0.1, 0.2], nu=0.05)
+    write_solver(tmp_path, "polar-express", [0.0], nu=1998.4756, status="diverged")
+    ((section,), _) = sections_of(collect([tmp_path]))
+    lines = gamma_lines(section.rows, "lines")
+    assert "↑ 1998" in lines.svg
+    assert "An arrow marks what lies above the axis." in lines.caption
+    assert ">0.04<" in lines.svg
+    assert ">500<" not in lines.svg
+    assert lines.caption.startswith("Muon (Nesterov). ")
+    heat = gamma_figure(section.rows, "heat")
+    assert ">0.04<" in heat.svg
+    assert "(diverged)" in heat.svg
+
+
+def test_an_axis_stands_beside_the_recipes_own_value(tmp_path):
+    write_solver(tmp_path, "quintic", [0.1, 0.2])
+    write_solver(tmp_path, "cubic", [0.3, 0.4], ablation=Ablation("solver", "cubic"))
+    files = report_files([tmp_path])
+    lines = [name for name in files if "gamma-lines" in name and name.endswith(".svg")]
+    assert len(lines) == 1
+    assert "solver = quintic" in files[lines[0]].decode()
+    assert "(recipe)" in files[lines[0]].decode()
+    assert "solver = cubic" in files[lines[0]].decode()
+
+
+def test_what_has_nothing_finished_comes_last(tmp_path):
+    write_run(tmp_path / "a", recipe="nanogpt-small", status=None)
+    write_run(tmp_path / "b", recipe="cifar10", benchmark="cifar10", final=0.93)
+    write_run(tmp_path / "c", recipe="nanogpt-toy")
+    (sections, _) = sections_of(collect([tmp_path]))
+    assert [section.recipe for section in sections] == ["cifar10", "nanogpt-toy", "nanogpt-small"]
+
+
+def test_the_page_shows_noise_where_there_is_some(tmp_path):
+    write_run(tmp_path / "plain")
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "Noise of the gradient" not in page
+    write_noise(write_run(tmp_path / "seen", method="Muon (Nesterov)", gamma=True), rows_of())
+    files = report_files([tmp_path])
+    page = files["index.html"].decode()
+    assert "<h3>Noise of the gradient</h3>" in page
+    assert any("noise" in name and name.endswith(".png") for name in files)
+    assert any("gamma-lines" in name and name.endswith(".svg") for name in files)
+    assert files == report_files([tmp_path])
+
+
+@pytest.mark.parametrize("nu", [1e-7, 0.2])
+def test_every_solver_has_its_panel_and_rounding_stays_invisible(tmp_path, nu):
+    for index, solver in enumerate(("cubic", "empirical", "polar-express", "quintic")):
+        folder = write_run(
+            tmp_path / solver,
+            method="Muon (Nesterov)",
+            ablation=Ablation("solver", solver),
+            overrides={"optimizer.polar.solver": solver},
+        )
+        gamma = [
+            {"step": step, "parameter": f"m{i}", "gamma": 0.1 * index + 0.01 * i, "nu": nu}
+            for step in (0, 50, 100)
+            for i in range(5)
+        ]
+        gamma.append({"step": 150, "parameter": "m0", "gamma": None, "nu": None})
+        (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in gamma))
+    ((section,), _) = sections_of(collect([tmp_path]))
+    figure = gamma_lines(section.ablations[0].rows, "lines")
+    for solver in ("cubic", "empirical", "polar-express", "quintic"):
+        assert f"solver = {solver}" in figure.svg
+    assert ("1e−7" in figure.svg or "1e-7" in figure.svg) is False
+    assert ("0.2" in figure.svg) is True
+
+
+def test_nothing_is_drawn_where_nothing_was_measured(tmp_path):
+    write_run(tmp_path / "a")
+    row = only_row(tmp_path)
+    assert noise_figure(row, "noise") is None
+    assert gamma_lines([row], "lines") is None
+
+
+def test_the_gaussian_survival_is_that_of_a_gaussian():
+    import torch
+
+    from polarstep_lab.report.noise_page import _chi_quantile
+
+    g = torch.Generator().manual_seed(0)
+    norms = torch.randn(40_000, 30, generator=g).norm(dim=1) / math.sqrt(30)
+    for p in (0.1, 0.5, 0.9, 0.99):
+        assert _chi_quantile(p, 30) == pytest.approx(float(norms.quantile(p)), rel=5e-3)

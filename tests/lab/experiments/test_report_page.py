@@ -1,0 +1,302 @@
+"""The page, its figures and the folder they are written to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from tests.lab.experiments.synthetic import write_comparison, write_run
+
+from polarstep.storage import StorageError
+from polarstep_lab.records.record import Ablation
+from polarstep_lab.report import report_files, write_report
+from polarstep_lab.report.curves import curve_of, zoom
+from polarstep_lab.report.folder import MANIFEST
+from polarstep_lab.report.grouping import collect, sections_of
+from polarstep_lab.report.inexactness_heatmap import gamma_figure, gamma_grid
+from polarstep_lab.report.palette import CHROME, SERIES
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("records") / "runs"
+    write_comparison(root / "compare", "nanogpt", "nanogpt", seeds=2)
+    write_run(root / "lost", recipe="nanogpt", seed=5, status="diverged")
+    for value in (16, 64):
+        write_run(root / f"rank-{value}", recipe="nanogpt", ablation=Ablation("rank", value))
+    return root
+
+
+@pytest.fixture(scope="module")
+def files(runs):
+    return report_files([runs])
+
+
+class Outline(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, key, value or "") for key, value in attrs]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_same_records_give_the_same_bytes(runs, files):
+    assert report_files([runs]) == files
+
+
+def test_the_page_needs_no_network(files):
+    page = Outline(files["index.html"].decode())
+    loads = [(t, k, v) for t, k, v in page.attributes if k in ("src", "srcset", "data")]
+    assert all(value.startswith("data:") for _, _, value in loads)
+    links = [v for tag, key, v in page.attributes if tag in ("a", "link") and key == "href"]
+    assert all(v.startswith("#") or v in files for v in links)
+    assert "@import" not in files["index.html"].decode()
+
+
+def test_the_page_says_everything(files, runs):
+    text = Outline(files["index.html"].decode()).text
+    for method in SERIES:
+        assert text.count(method) >= 2
+        assert f"polarstep run nanogpt --method '{method}' --seed 1" in text
+    assert "28.077" in text
+    assert "28.0773 ± 0.3372" in text
+    assert "1 diverged" in text
+    assert "Synthetic CPU" in text
+    assert str(runs.parent) not in text
+
+
+def test_the_headline_names_ties_and_overlaps(tmp_path):
+    write_run(tmp_path / "a", method="Muon (Polyak)", final=30.0)
+    write_run(tmp_path / "b", method="Muon (Nesterov)", final=30.0)
+    write_run(tmp_path / "c", method="AdamW", final=31.0)
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "Muon (Polyak) and Muon (Nesterov) have the lowest mean validation perplexity" in page
+    assert "Next is AdamW with 31.000." in page
+    for seed, final in ((1, 33.0), (2, 36.0)):
+        write_run(tmp_path / f"a{seed}", method="Muon (Polyak)", seed=seed, final=final)
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "Muon (Nesterov) has the lowest" in page
+    assert "Next is AdamW" in page
+    write_run(tmp_path / "c1", method="AdamW", seed=1, final=25.0)
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "AdamW has the lowest mean validation perplexity of 3 methods: 28.000 ± 4.243" in page
+    assert "closer than one standard deviation of the difference" in page
+
+
+def test_text_from_records_is_escaped(tmp_path):
+    write_run(tmp_path / "a", recipe="<script>alert(1)</script>")
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_every_figure_is_on_the_page_and_beside_it(files):
+    names = {name.split("/")[1].rsplit(".", 1)[0] for name in files if name.startswith("figures/")}
+    assert any("trajectories" in name for name in names)
+    assert any("ablations" in name for name in names)
+    assert any("gamma" in name for name in names)
+    page = files["index.html"].decode()
+    for name in names:
+        ElementTree.fromstring(files[f"figures/{name}.svg"])
+        assert files[f"figures/{name}.png"].startswith(b"\x89PNG")
+        assert f'aria-labelledby="{name}-caption"' in page
+        assert f'id="{name}-caption"' in page
+
+
+def test_the_ids_of_a_page_are_unique_and_resolve(files):
+    page = files["index.html"].decode()
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    clips = [name for name in ids if re.fullmatch(r"p[0-9a-f]{10,}", name)]
+    assert clips
+    assert len(clips) == len(set(clips))
+    assert set(re.findall(r'url\(#([^)"]+)\)', page)) <= set(ids)
+
+
+def test_figures_follow_the_theme_of_the_page(files):
+    page = files["index.html"].decode()
+    drawn = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    for look in SERIES.values():
+        assert f"var({look.variable})" in drawn
+        assert look.light not in drawn
+        assert f"{look.variable}:{look.dark}" in page
+    alone = files["figures/nanogpt-nanogpt-trajectories.svg"].decode()
+    assert "var(" not in alone
+    assert SERIES["AdamW"].light in alone
+
+
+def test_the_inset_looks_at_the_curves_that_end_best(runs):
+    (section,), _ = sections_of(collect([runs]))
+    curves = [curve_of(row, "nanogpt") for row in section.rows]
+    first, last, low, high = zoom(curves)
+    assert (first, last) == (160.0, 200.0)
+    assert low < min(curve.final for curve in curves)
+    assert high < 35.0  # neither SGD at 97 nor AdamW at 35 may flatten the Muon variants
+
+
+def test_a_band_is_one_deviation_and_a_lost_run_stays_out_of_it(runs):
+    (section,), _ = sections_of(collect([runs]))
+    curve = curve_of(section.rows[0], "nanogpt")
+    last = [run.rows("val")[-1].perplexity for run in section.rows[0].finished]
+    assert curve.final == pytest.approx(np.mean(last))
+    assert curve.std[-1] == pytest.approx(np.std(last, ddof=1))
+    assert [broken.status for broken in curve.broken] == ["diverged"]
+
+
+def test_the_heat_map_leaves_gaps_where_nothing_was_sampled():
+    rows = [
+        {"step": 0, "parameter": "a", "gamma": 0.5, "nu": 0.0},
+        {"step": 10, "parameter": "a", "gamma": None, "nu": 0.1},
+        {"step": 10, "parameter": "b", "gamma": 0.25, "nu": -1e-9},
+    ]
+    parameters, steps, gamma = gamma_grid(rows, "gamma")
+    assert (parameters, steps) == (["a", "b"], [0.0, 10.0])
+    np.testing.assert_array_equal(gamma, [[0.5, np.nan], [np.nan, 0.25]])
+    nu = gamma_grid(rows, "nu")[2]
+    np.testing.assert_array_equal(nu, [[0.0, 0.1], [np.nan, 0.0]])  # rounding is not negative
+
+
+@pytest.mark.parametrize(("nu", "words"), [(1e-7, "ν ≤ 1e-07"), (0.2, "Below: by how much")])
+def test_nu_is_drawn_where_there_is_any(tmp_path, nu, words):
+    for method in ("Muon (Nesterov)", "Rand Muon (Nes.-Gaussian)"):
+        folder = write_run(tmp_path / method, method=method, gamma=True)
+        row = {"step": 0, "parameter": "blocks.0.weight", "gamma": 0.1, "nu": nu}
+        (folder / "gamma.jsonl").write_text(json.dumps(row) + "\n")
+    (section,), _ = sections_of(collect([tmp_path]))
+    figure = gamma_figure(section.rows, "gamma")
+    assert words in figure.caption
+    assert figure.svg.count("Gaussian") == (2 if nu > 0.1 else 1)  # a panel for each measure
+
+
+def test_a_run_monitored_without_a_finite_value_still_has_its_figure(tmp_path):
+    folder = write_run(tmp_path / "a", gamma=True)
+    row = {"step": 0, "parameter": "a", "gamma": None, "nu": None}
+    (folder / "gamma.jsonl").write_text(json.dumps(row) + "\n")
+    assert any("gamma" in name for name in report_files([tmp_path]))
+
+
+def test_no_runs_and_no_finished_runs_are_errors(tmp_path):
+    with pytest.raises(StorageError, match="no run directories"):
+        report_files([tmp_path])
+    write_run(tmp_path / "a", status="stopped")
+    with pytest.raises(StorageError, match="none of the 1 runs has finished"):
+        report_files([tmp_path])
+
+
+class TestFolder:
+    """Only what a report wrote is a report's to replace."""
+
+    @pytest.fixture
+    def small(self, tmp_path):
+        write_run(tmp_path / "runs" / "a")
+        return tmp_path / "runs"
+
+    def test_writing_again_changes_nothing(self, small, tmp_path):
+        out = tmp_path / "out"
+        page = write_report([small], out)
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        assert write_report([small], out) == page
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+    def test_a_foreign_file_is_left_alone_and_stops_the_report(self, small, tmp_path):
+        out = tmp_path / "out"
+        out.mkdir()
+        (out / "index.html").write_text("mine")
+        with pytest.raises(StorageError, match=r"index\.html.*choose another --out"):
+            write_report([small], out)
+        assert sorted(path.name for path in out.iterdir()) == ["index.html"]
+        assert (out / "index.html").read_text() == "mine"
+
+    def test_an_edited_file_is_left_alone(self, small, tmp_path):
+        out = tmp_path / "out"
+        write_report([small], out)
+        (out / "summary.md").write_text("my notes")
+        write_run(small / "b", seed=1)
+        with pytest.raises(StorageError, match=r"summary\.md"):
+            write_report([small], out)
+        assert (out / "summary.md").read_text() == "my notes"
+
+    def test_new_records_replace_the_old_report(self, small, tmp_path):
+        out = tmp_path / "out"
+        write_run(small / "rank", ablation=Ablation("rank", 8))
+        write_report([small], out)
+        stale = next(out.glob("figures/*ablation*.svg"))
+        (small / "rank" / "config.json").unlink()
+        write_report([small], out)
+        assert not stale.exists()
+        assert not list(out.rglob("*.part"))
+
+    def test_an_interrupted_write_can_be_repeated(self, small, tmp_path, monkeypatch):
+        out = tmp_path / "out"
+        import polarstep_lab.report.folder as folder
+
+        real, calls = folder.write_atomically, itertools.count()
+
+        def fails(path, write):
+            if path.name != MANIFEST and next(calls) == 3:
+                raise KeyboardInterrupt
+            real(path, write)
+
+        monkeypatch.setattr(folder, "write_atomically", fails)
+        with pytest.raises(KeyboardInterrupt):
+            write_report([small], out)
+        monkeypatch.setattr(folder, "write_atomically", real)
+        assert write_report([small], out).exists()
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
+BLINDNESS = {
+    "none": np.eye(3),
+    "protan": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deutan": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritan": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def linear(colour):
+    c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    t = XYZ @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    f = np.where(t > 0.008856, np.cbrt(t), 7.787 * t + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("sight", BLINDNESS)
+def test_methods_can_be_told_apart_by_every_sight(theme, sight):
+    colours = [getattr(look, theme) for look in SERIES.values()]
+    seen = [lab(np.array(BLINDNESS[sight]) @ linear(colour)) for colour in colours]
+    # A difference (CIE76) of 2.3 is just noticeable; lines of 2 px need several times that.
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 20
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_stand_out_from_the_page(theme):
+    def luminance(colour):
+        return linear(colour) @ XYZ[1]
+
+    chrome = {look.variable: getattr(look, theme) for look in CHROME}
+    page = luminance(chrome["--page"])
+
+    def contrast(colour):
+        low, high = sorted((page, luminance(colour)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert all(contrast(getattr(look, theme)) >= 3 for look in SERIES.values())  # WCAG 1.4.11
+    assert all(contrast(chrome[name]) >= 4.5 for name in ("--ink", "--ink-soft", "--alarm"))

@@ -1,0 +1,585 @@
+"""Next to the paper: what is compared, what is said to differ, and what ablations are measured from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import re
+import statistics
+
+import pytest
+from tests.lab.experiments.synthetic import write_ablation, write_planned, write_run, write_table_2
+
+from polarstep.storage import read_json, write_json
+from polarstep_lab.methods import METHODS
+from polarstep_lab.recipes import resolve
+from polarstep_lab.records.record import Ablation
+from polarstep_lab.report import report_files
+from polarstep_lab.report.curves import curve_of
+from polarstep_lab.report.estimates import Estimate
+from polarstep_lab.report.figures import trajectory_figure
+from polarstep_lab.report.grouping import collect, sections_of
+from polarstep_lab.report.paper import beside_the_paper
+from polarstep_lab.report.published import ABLATIONS, TABLE_2
+from polarstep_lab.report.reasons import REASONS, Facts
+from polarstep_lab.report.spreadsheets import summary_csv
+from polarstep_lab.report.tables import brief_lines, markdown
+from polarstep_lab.report.timing import at_a_time, ran_alone
+from polarstep_lab.suites.suite import comparison_runs
+
+
+def section(*paths):
+    (found,), _ = sections_of(collect(paths))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    root = tmp_path_factory.mktemp("records") / "cifar10"
+    write_table_2(root / "table2", "cifar10", seeds=6, shift=-0.004)
+    for axis, values in {"rank": [16, 128], "steps": [1, 7], "batch": [500, 1000]}.items():
+        write_ablation(root / axis, "cifar10", axis, values, seeds=5)
+    return section(root), root
+
+
+def test_digits_are_compared_where_the_setting_is_the_papers(cifar):
+    found, _ = cifar
+    beside = beside_the_paper(found)
+    assert beside.comparable
+    for line in beside.lines:
+        paper, ours = TABLE_2["cifar10"].rows[line.row.method], line.row.metric
+        assert line.difference.value == pytest.approx(ours.mean - paper.mean)
+        expected = math.sqrt(ours.std**2 / ours.n + paper.std**2 / 50)
+        assert line.difference.error == pytest.approx(expected)
+        assert line.differs == (abs(line.difference.value) > 2 * expected)
+    assert any(line.differs for line in beside.lines)  # they were moved by two to three deviations
+    assert "agree with the paper within two standard errors" in beside.summary
+    assert "worse" in beside.summary
+
+
+def test_a_reason_stands_beside_each_difference_and_nowhere_else(cifar, tmp_path):
+    found, _ = cifar
+    beside = beside_the_paper(found)
+    topics = {note.mark: note.topic for note in beside.notes}
+    for line in beside.lines:
+        said = {topics[mark] for mark in line.marks}
+        assert bool(said) == line.differs
+        if line.differs:
+            muon = "Muon" in line.row.method
+            assert said >= {"precision", "data"}
+            assert ("polynomial" in said) == muon
+            assert ("tuning" in said) == ("Kaczmarz" in line.row.method)
+    write_table_2(tmp_path / "same", "cifar10", seeds=6)
+    same = beside_the_paper(section(tmp_path / "same"))
+    assert all(not line.marks for line in same.lines if not line.differs)
+
+
+def facts(method="muon", benchmark="cifar10", device="cuda", **overrides):
+    recipe = {"cifar10": "cifar10", "nanogpt": "nanogpt-small"}[benchmark]
+    config = resolve(recipe, method, 0, overrides)
+    return Facts(config.rule, benchmark, config.to_dict(), device)
+
+
+@pytest.mark.parametrize(
+    ("run", "topic", "expected"),
+    [
+        (lambda: facts(), "polynomial", "(15, −10, 3)/8"),
+        (lambda: facts(**{"optimizer.polar.solver": "quintic-2"}), "polynomial", None),
+        (lambda: facts("adamw"), "polynomial", None),
+        (lambda: facts(), "precision", "products in bfloat16"),
+        (lambda: facts(device="cpu"), "precision", "all else too"),
+        (lambda: facts(**{"runtime.precision": "float32"}), "precision", "all else too"),
+        (lambda: facts(), "data", "The same 5,000 training images"),
+        (lambda: facts(**{"data.held_out": 1000}), "data", "1,000 training images"),
+        (lambda: facts(), "tuning", None),
+        (lambda: facts(**{"optimizer.lr": 0.5}), "tuning", "(0.5, "),
+        (lambda: facts("rand-muon-kaczmarz"), "tuning", "no script"),
+        (lambda: facts(benchmark="nanogpt"), "data", "not FineWeb10B"),
+        (lambda: facts(benchmark="nanogpt", **{"data.train": ["x/fineweb_*.bin"]}), "data", None),
+        (lambda: facts("adamw", "nanogpt"), "optimizer", None),
+        (lambda: facts("muon", "nanogpt"), "optimizer", "NorMuon"),
+        (lambda: facts("muon", "nanogpt"), "budget", "million tokens"),
+        (
+            lambda: facts(
+                "muon",
+                "nanogpt",
+                **{"data.stages": [{"steps": 1490, "sequences": 4, "sequence_length": 256}]},
+            ),
+            "budget",
+            None,
+        ),
+        (lambda: facts("muon", "nanogpt", **{"model.layers": 3}), "model", "has 3 layers"),
+    ],
+)
+def test_reasons_follow_the_config(run, topic, expected):
+    texts = [text for reason in REASONS if reason.topic == topic and (text := reason.say(run()))]
+    if expected is None:
+        assert not texts
+    else:
+        assert any(expected in text for text in texts)
+
+
+def test_a_difference_without_a_known_reason_says_so(cifar, monkeypatch):
+    found, _ = cifar
+    monkeypatch.setattr("polarstep_lab.report.paper.REASONS", [])
+    text = markdown((found,), ())
+    assert "no reason known" in text
+    assert "What is known to differ" not in text
+
+
+def test_another_model_and_other_text_are_not_compared_in_digits(tmp_path):
+    write_table_2(tmp_path, "nanogpt-small", seeds=3, shift=30.0)
+    found = section(tmp_path)
+    beside = beside_the_paper(found)
+    assert not beside.comparable
+    assert beside.summary.startswith("Not comparable in digits")
+    assert all(line.difference is None for line in beside.lines)
+    assert {line.row.method: line.paper_place for line in beside.lines}["Muon (Polyak)"] == 1
+    reference = next(line for line in beside.lines if line.row.method == "Muon (Nesterov)")
+    assert reference.relative_gflops == reference.paper_relative_gflops == 1
+    assert {note.topic for note in beside.notes} >= {"data", "model", "budget", "optimizer"}
+    page = report_files([tmp_path])["index.html"].decode()
+    assert "Not comparable in digits" in page
+    for published in TABLE_2["nanogpt"].rows.values():
+        assert f"{published.mean:.4f}" not in page
+
+
+def test_the_order_of_methods_is_judged_by_what_can_be_told_apart(tmp_path):
+    means = {"adamw": 0.90, "sgd": 0.95, "muon": 0.951, "muon-polyak": 0.9375}
+    runs = comparison_runs(
+        "cifar10", [m for m in METHODS if m.slug in means], range(3), {}, tmp_path
+    )
+    spread = {"sgd": 0.004, "muon": 0.004}
+    for run in runs:
+        slug = run.config.rule.slug
+        step = run.identity.seed - 1
+        write_planned(run, means[slug] + spread.get(slug, 0.0002) * step)
+    # The paper has adamw < sgd < muon < muon-polyak; muon and muon-polyak 1.7 errors apart.
+    order = beside_the_paper(section(tmp_path)).order
+    assert order.startswith("Of the 5 pairs of methods that the paper tells apart")
+    assert "3 come in the same order here, 1 is not told apart by these seeds" in order
+    assert "1 the other way round (SGD (Nesterov) before Muon (Polyak))" in order
+
+
+def test_shards_of_other_text_take_the_digits_away(tmp_path):
+    plan = comparison_runs("nanogpt", METHODS[:3], range(2), {"data.train": ["w.bin"]}, tmp_path)
+    for run in plan:
+        write_planned(run, 30.0 + run.identity.seed)
+    found = section(tmp_path)
+    assert all(row.paper is None for row in found.rows)
+    assert not beside_the_paper(found).comparable
+
+
+def test_other_recipes_are_not_held_against_the_paper(tmp_path):
+    write_run(tmp_path / "a", recipe="gpt-small")
+    assert beside_the_paper(section(tmp_path)) is None
+
+
+def test_the_base_of_an_ablation_is_where_the_axes_meet(cifar):
+    found, _ = cifar
+    assert [ablation.axis for ablation in found.ablations] == ["rank", "steps", "batch"]
+    bases = {a.axis: a.values[a.rows.index(a.base)] for a in found.ablations}
+    assert bases == {"rank": 128, "steps": 7, "batch": 500}
+    rank = found.ablations[0]
+    low, base = rank.rows
+    difference = rank.difference(low)
+    by_seed = [low.by_seed[seed] - base.by_seed[seed] for seed in range(5)]
+    assert difference.value == pytest.approx(statistics.fmean(by_seed))
+    assert difference.error == pytest.approx(statistics.stdev(by_seed) / math.sqrt(5))
+    assert difference.pairs == 5
+    assert rank.difference(base) is None
+    assert low.paper == ABLATIONS["rank"][16]
+    lines = csv.DictReader(io.StringIO(summary_csv((found,))))
+    line = next(row for row in lines if row["label"] == "rank = 16")
+    assert float(line["difference_to_base"]) == difference.value
+    assert float(line["difference_error"]) == difference.error
+    assert line["difference_pairs"] == "5"
+
+
+def test_an_axis_without_the_recipes_value_is_measured_from_the_comparison(tmp_path):
+    write_table_2(tmp_path / "table2", "cifar10", seeds=2)
+    write_ablation(tmp_path / "rank", "cifar10", "rank", [16, 32], seeds=2)
+    found = section(tmp_path)
+    (ablation,) = found.ablations
+    assert ablation.base is next(r for r in found.rows if r.method == ablation.method)
+    assert "| recipe | 2 |" in markdown((found,), ())
+
+
+def test_one_axis_alone_has_no_base(tmp_path):
+    write_ablation(tmp_path / "rank", "cifar10", "rank", [16, 128], seeds=2)
+    (ablation,) = section(tmp_path).ablations
+    assert ablation.base is None
+    assert "Difference" not in markdown((section(tmp_path),), ())
+
+
+def test_an_override_takes_the_authors_ablation_away(tmp_path):
+    write_run(
+        tmp_path / "a",
+        recipe="cifar10",
+        benchmark="cifar10",
+        method="Rand Muon (Nes.-Gaussian)",
+        ablation=Ablation("rank", 16),
+        overrides={"optimizer.lr": 0.1},
+    )
+    assert section(tmp_path).ablations[0].rows[0].paper is None
+
+
+@pytest.mark.parametrize(("moved", "marked"), [(0.0, False), (0.02, True)])
+def test_a_mark_stands_at_the_authors_figures_that_ours_are_off(tmp_path, moved, marked):
+    published = ABLATIONS["rank"][16]
+    for seed, spread in enumerate((-0.001, 0.0, 0.001)):
+        write_run(
+            tmp_path / str(seed),
+            recipe="cifar10",
+            benchmark="cifar10",
+            method="Rand Muon (Nes.-Gaussian)",
+            ablation=Ablation("rank", 16),
+            seed=seed,
+            final=published.mean + moved + spread,
+        )
+    found = section(tmp_path)
+    text = markdown((found,), ())
+    figure = f"{published.mean:.4f} ± {published.std:.4f}"
+    assert (f"{figure}‡" in text) == marked
+    assert ("‡ more than two standard errors from ours" in text) == marked
+    assert figure in text
+
+
+RECIPE = {0: 150.0, 1: 140.0, 2: 148.0}
+GAUSSIAN = "Rand Muon (Nes.-Gaussian)"
+
+
+def ablated(root, values, recipe=RECIPE, lost=()):
+    """A recipe's row, and one value of an axis, by seed; the seeds ``lost`` diverged."""
+    for name, finals, ablation in (
+        ("recipe", recipe, None),
+        ("varied", values, Ablation("rank", 8)),
+    ):
+        for seed, final in finals.items():
+            write_run(
+                root / f"{name}-{seed}",
+                method=GAUSSIAN,
+                seed=seed,
+                final=final,
+                ablation=ablation,
+                status="diverged" if (name, seed) in lost else "finished",
+            )
+    found = section(root)
+    (ablation,) = found.ablations
+    return found, ablation, ablation.difference(ablation.rows[0])
+
+
+def test_a_difference_is_taken_on_the_seeds_that_both_have(tmp_path):
+    """A seed that is worth ten moves both sides: it must not move their difference."""
+    found, ablation, difference = ablated(tmp_path, {0: 151.0, 1: 143.0, 7: 100.0})
+    assert difference.value == pytest.approx(2.0)  # of +1 and +3
+    assert difference.error == pytest.approx(1.0)
+    assert difference.pairs == 2
+    assert difference.clear is False
+    text = markdown((found,), ())
+    assert "| +2.000 ± 1.000 |" in text
+    assert "on the seeds that both have" in text
+    assert "that of the means" not in text
+    assert ablation.reference == Estimate.of([150.0, 140.0])  # the line in the figure
+
+
+@pytest.mark.parametrize(("varied", "best"), [(147.0, "recipe"), (145.0, "8")])
+def test_the_recipes_own_row_takes_part_in_the_choice_of_the_best(tmp_path, varied, best):
+    found, ablation, _ = ablated(tmp_path, {0: varied})
+    assert ablation.base is not None  # 146 on average
+    assert ablation.base not in ablation.rows
+    lines = markdown((found,), ()).split("### Ablation")[1].splitlines()
+    bold = [line.split(" | ")[0] for line in lines if "**" in line]
+    assert bold == [f"| {best}"]
+    page = report_files([tmp_path])["index.html"].decode().split('aria-label="Ablation of rank"')[1]
+    rows = re.findall(r'<tr( class="best")?>\s*<th scope="row">.*?</span>(.*?)</th>', page)
+    assert [name for mark, name in rows[:2] if mark] == [best]
+    assert {name for _, name in rows[:2]} == {"recipe", "8"}
+
+
+def test_one_row_alone_is_not_the_best(tmp_path):
+    found, _, _ = ablated(tmp_path, {0: 151.0, 1: 143.0}, lost={("varied", 0), ("varied", 1)})
+    assert "**" not in markdown((found,), ())
+
+
+def test_one_pair_has_a_difference_and_no_error(tmp_path):
+    found, ablation, difference = ablated(tmp_path, {1: 141.5})
+    assert (difference.value, difference.error, difference.pairs) == (1.5, None, 1)
+    assert "| 8 | 1 | **141.500** | +1.500 |" in markdown((found,), ())
+    assert ablation.reference == Estimate(140.0, None, 1)
+
+
+def test_without_a_common_seed_the_means_are_compared_and_the_caption_says_so(tmp_path):
+    found, ablation, difference = ablated(tmp_path, {5: 150.0, 6: 152.0})
+    recipe, varied = Estimate.of(RECIPE.values()), Estimate.of([150.0, 152.0])
+    assert difference == varied.minus(recipe)
+    assert difference.pairs is None
+    text = markdown((found,), ())
+    assert "of the mean from that of the recipe's own value" in text
+    assert "on the seeds that both have" not in text
+    assert ablation.reference == recipe
+    lines = csv.DictReader(io.StringIO(summary_csv((found,))))
+    assert [line["difference_pairs"] for line in lines] == ["", ""]
+
+
+def test_a_caption_says_where_only_some_rows_share_seeds(tmp_path):
+    write_run(tmp_path / "other", method=GAUSSIAN, seed=9, ablation=Ablation("rank", 64))
+    for seed, final in RECIPE.items():
+        write_run(tmp_path / f"recipe-{seed}", method=GAUSSIAN, seed=seed, final=final)
+    write_run(tmp_path / "shared", method=GAUSSIAN, seed=1, ablation=Ablation("rank", 8))
+    text = markdown((section(tmp_path),), ())
+    assert "on the seeds that both have" in text
+    assert "Where no seed is common, it is that of the means." in text
+
+
+@pytest.mark.parametrize("side", ["recipe", "varied"])
+def test_a_run_that_diverged_is_in_no_pair(tmp_path, side):
+    _, _, difference = ablated(tmp_path, {0: 151.0, 1: 143.0}, lost={(side, 1)})
+    assert (difference.value, difference.error, difference.pairs) == (1.0, None, 1)
+
+
+def test_no_difference_where_nothing_finished(tmp_path):
+    found, _, difference = ablated(
+        tmp_path, {0: 151.0, 1: 143.0}, lost={("varied", 0), ("varied", 1)}
+    )
+    assert difference is None
+    assert "Difference:" not in markdown((found,), ())
+
+
+def at_commit(folder, commit):
+    environment = read_json(folder / "environment.json")
+    write_json(folder / "environment.json", environment | {"git_commit": commit})
+
+
+def test_times_of_different_commits_are_said_to_be(tmp_path):
+    old, new = (
+        "d3489d693579a7785dde696b0edc07a1d53f0a8e",
+        "3c0af1c8f344933a3e8b4f21bf2677f15ccdc5a5",
+    )
+    methods = ("AdamW", "Muon (Nesterov)", "Muon (Polyak)")
+    for method in methods:
+        at_commit(write_run(tmp_path / method, method=method), old)
+    at_commit(
+        write_run(tmp_path / "rank", method="Muon (Polyak)", ablation=Ablation("rank", 8)), old
+    )
+    assert "same commit" not in markdown((section(tmp_path),), ())
+    at_commit(tmp_path / "AdamW", f"{new}+")
+    at_commit(tmp_path / "rank", new)
+    text = markdown((section(tmp_path),), ())
+    assert (
+        "Not all rows were timed at the same commit: 3c0af1c with changes (AdamW) and d3489d6 "
+        "(the other rows)." in text
+    )
+    assert "same commit: 3c0af1c (rank = 8) and d3489d6 (recipe)." in text  # two rows of a table
+    assert new[:12] not in text
+    page = report_files([tmp_path])["index.html"].decode()
+    assert page.count("Not all rows were timed at the same commit") == 2
+
+
+def test_times_under_different_settings_are_said_to_be(tmp_path):
+    common = {"compile": None, "precision": "auto", "micro_batch": 16, "cuda_graph": True}
+    sentence = "Times of rows that ran under different settings do not compare: "
+    minutes = itertools.count()
+
+    def add(name, method=GAUSSIAN, ablation=None, seed=0, **runtime):
+        overrides = {"runtime": common | runtime}
+        folder = write_run(
+            tmp_path / name, method=method, seed=seed, ablation=ablation, overrides=overrides
+        )
+        environment = read_json(folder / "environment.json")
+        started = f"2026-11-15T01:{next(minutes):02}:00Z"  # one after the other
+        environment |= {"device": "cuda", "started": started}
+        write_json(folder / "environment.json", environment)
+
+    add("recipe")
+    add("adamw", "AdamW", compile=True, precision="bfloat16")  # what is left open comes to that
+    add("rank", ablation=Ablation("rank", 8))
+    assert sentence not in markdown((section(tmp_path),), ())
+    for length in (512, 2048):
+        add(f"t{length}", ablation=Ablation("sequence-length", length), compile=False)
+    text = markdown((section(tmp_path),), ())
+    assert (
+        f"{sentence}runtime.compile is false (sequence-length = 512 and sequence-length = 2048) and "
+        "true (the other rows)." in text
+    )
+    assert text.count(sentence) == 1  # the comparison ran alike
+    assert report_files([tmp_path])["index.html"].decode().count(sentence) == 1
+    assert sentence not in "".join(brief_lines(section(tmp_path)))
+    add("sgd", "SGD (Nesterov)", precision="float32", micro_batch=None)
+    found = section(tmp_path)
+    for text in (markdown((found,), ()), "".join(brief_lines(found))):
+        assert (
+            f"{sentence}runtime.precision is float32 (SGD (Nesterov)) and bfloat16 (the other rows) "
+            "and runtime.micro_batch is null (SGD (Nesterov)) and 16 (the other rows)." in text
+        )
+
+
+def test_a_row_of_several_commits_names_them(tmp_path):
+    for seed, commit in enumerate(("a" * 40, "b" * 40)):
+        at_commit(write_run(tmp_path / f"x{seed}", method="AdamW", seed=seed), commit)
+        at_commit(write_run(tmp_path / f"y{seed}", method="Muon (Polyak)", seed=seed), "b" * 40)
+    at_commit(write_run(tmp_path / "z", method="Muon (Nesterov)", status="diverged"), "c" * 40)
+    text = markdown((section(tmp_path),), ())
+    assert "bbbbbbb (Muon (Polyak)) and aaaaaaa/bbbbbbb (AdamW)." in text
+    assert "ccccccc" not in text  # it has no times in the table
+
+
+def test_no_times_are_shown_of_runs_that_did_not_finish(tmp_path):
+    write_run(tmp_path / "good", optimizer_ms=2.0, steps=400)
+    for seed in range(2):
+        write_run(
+            tmp_path / str(seed), method=GAUSSIAN, seed=seed, status="diverged",
+            optimizer_ms=61.24, gflops=7.0,
+        )  # fmt: skip
+    found = section(tmp_path)
+    lost = next(row for row in found.rows if row.method == GAUSSIAN)
+    assert (lost.optimizer_ms, lost.step_ms, lost.seconds) == (None, None, None)
+    assert lost.gflops == 7.0
+    text = markdown((found,), ())
+    assert "| 0 of 2 (2 diverged) | 7.000 | — | — | — |" in text
+    assert "61.24" not in text
+    assert "61.24" not in report_files([tmp_path])["index.html"].decode()
+    (tmp_path / "good" / "result.json").unlink()
+    assert "Times measured" not in markdown((section(tmp_path),), ())
+
+
+def shards_named(tmp_path, names):
+    """The sentences about the text of a section, whose rows' records name these files, or none."""
+    plan = comparison_runs("nanogpt-small", METHODS[:3], [0], {}, tmp_path)
+    for run, name in zip(plan, names, strict=True):
+        write_planned(run, 30.0)
+        environment = read_json(run.directory / "environment.json")
+        write_json(
+            run.directory / "environment.json", environment | ({"data": name} if name else {})
+        )
+    beside = beside_the_paper(section(tmp_path))
+    return [(note.text, len(note.methods)) for note in beside.notes if note.topic == "data"]
+
+
+def test_shards_that_some_records_name_are_named_once(tmp_path):
+    ((text, methods),) = shards_named(tmp_path, (None, "wiki_1.bin: 9 tokens", None))
+    assert "of the shards wiki_1.bin: 9 tokens, not FineWeb10B" in text
+    assert methods == 3
+
+
+def test_records_that_disagree_do_not_speak_for_others(tmp_path):
+    said = shards_named(tmp_path, ("a.bin: 1 tokens", "b.bin: 2 tokens", None))
+    assert len(said) == 3
+    assert "*_train_*.bin" in said[-1][0]
+
+
+def test_there_is_nothing_next_to_the_paper_where_nothing_can_be_compared(tmp_path):
+    write_planned(comparison_runs("nanogpt-small", METHODS[2:3], [0], {}, tmp_path / "a")[0], 30.0)
+    assert beside_the_paper(section(tmp_path / "a")) is None
+    assert "paper" not in markdown((section(tmp_path / "a"),), ()).lower()
+    write_planned(comparison_runs("cifar10", METHODS[2:3], [0], {}, tmp_path / "b")[0], 0.93)
+    assert beside_the_paper(section(tmp_path / "b")) is None
+    write_planned(comparison_runs("cifar10", METHODS[2:3], [1], {}, tmp_path / "b")[0], 0.94)
+    assert len(beside_the_paper(section(tmp_path / "b")).lines) == 1  # two seeds have a spread
+
+
+def started_at(root, seconds):
+    """Runs of 10 seconds each, begun at these moments, in order of seed."""
+    for seed, second in enumerate(seconds):
+        folder = write_run(root / str(seed), seed=seed, optimizer_ms=float(seed))
+        environment = read_json(folder / "environment.json")
+        started = None if second is None else f"2026-11-15T01:{second // 60:02}:{second % 60:02}Z"
+        write_json(folder / "environment.json", environment | {"started": started})
+    return collect([root]).records
+
+
+@pytest.mark.parametrize(
+    ("moments", "most", "alone"),
+    [
+        ((0, 10, 20), 1, {0, 1, 2}),
+        ((0, 9, 18), 1, {0, 1, 2}),  # a start at 9.9 is recorded as 9
+        ((0, 4, 8), 3, set()),
+        ((0, 5, 30), 2, {2}),
+        ((0, 20, 22, 40), 2, {0, 3}),
+        ((None, None), 1, set()),
+    ],
+)
+def test_runs_that_shared_a_device_are_noticed(tmp_path, moments, most, alone):
+    runs = started_at(tmp_path, moments)
+    assert at_a_time(runs) == most
+    assert ran_alone(runs) == {tmp_path / str(seed) for seed in alone}
+
+
+def test_times_are_those_of_runs_alone_where_there_are_any(tmp_path):
+    started_at(tmp_path / "mixed", (0, 10, 30, 31, 32))
+    found = section(tmp_path / "mixed")
+    assert found.rows[0].optimizer_ms == 0.5  # seeds 0 and 1
+    assert found.rows[0].metric.n == 5
+    assert "over the 2 seeds of a row that had it to themselves" in markdown((found,), ())
+    assert "had the device to themselves" in trajectory_figure(found, "x").caption
+    assert "optimizer ms" in "".join(brief_lines(found))
+    started_at(tmp_path / "shared", (0, 1, 2))
+    found = section(tmp_path / "shared")
+    assert found.rows[0].optimizer_ms == 1.0  # of all three
+    assert "with up to 3 runs at a time" in markdown((found,), ())
+    assert "optimizer ms" not in "".join(brief_lines(found))
+    assert "had the device to themselves" not in trajectory_figure(found, "x").caption
+
+
+def test_the_seconds_of_a_curve_are_those_of_runs_alone(tmp_path):
+    started_at(tmp_path, (0, 20, 21))
+    for seed in (1, 2):  # these two shared the device
+        log = tmp_path / str(seed) / "metrics.jsonl"
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        rows = [row | {"seconds": 3 * row["seconds"]} for row in rows]
+        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (row,) = section(tmp_path).rows
+    assert len(row.alone) == 1
+    curve = curve_of(row, "nanogpt")
+    assert curve.seconds[-1] == pytest.approx(10.0)
+    assert len(curve.seconds) == len(curve.mean)
+
+
+def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(tmp_path):
+    write_run(
+        tmp_path / "a", recipe="cifar10", benchmark="cifar10", method="AdamW", status="diverged"
+    )
+    for seed in range(2):
+        write_run(
+            tmp_path / f"b{seed}",
+            recipe="cifar10",
+            benchmark="cifar10",
+            method="Muon (Nesterov)",
+            seed=seed,
+            final=0.937 + 0.001 * seed,
+        )
+    beside = beside_the_paper(section(tmp_path))
+    assert [line.place for line in beside.lines] == [None, 1]
+    assert beside.lines[0].difference is None
+    assert beside.order == ""
+    assert "Next to the paper" in report_files([tmp_path])["index.html"].decode()
+
+
+def test_seconds_of_a_run_are_in_the_tables(cifar):
+    found, root = cifar
+    seconds = [run.seconds for run in found.rows[0].runs]
+    assert found.rows[0].seconds == statistics.median(seconds)
+    assert "| Run s |" in markdown((found,), ())
+    lines = list(csv.DictReader(io.StringIO(report_files([root])["runs.csv"].decode())))
+    assert all(2 < float(line["run_seconds"]) < 4 for line in lines)
+
+
+def test_many_seeds_are_one_command(cifar):
+    found, _ = cifar
+    (command,) = found.rows[0].commands
+    assert command == (
+        "for seed in $(seq 0 5); do polarstep run cifar10 --method adamw --seed $seed; done"
+    )
+    (command,) = found.ablations[0].rows[0].commands
+    assert command.startswith("for seed in $(seq 0 4); do polarstep run cifar10 --method rand-muon")
+    assert command.endswith("--seed $seed --vary rank=16; done")
+
+
+def test_a_page_of_350_runs_stays_small(tmp_path):
+    write_table_2(tmp_path / "table2", "cifar10", seeds=50)
+    files = report_files([tmp_path])
+    assert len(files["index.html"]) < 1_000_000
+    assert sum(map(len, files.values())) < 3_000_000

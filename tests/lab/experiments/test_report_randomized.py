@@ -1,0 +1,191 @@
+"""Randomized rows next to full space: what is compared, what is not, and what is said of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from tests.lab.experiments.synthetic import write_run
+
+from polarstep.storage import read_json, write_json
+from polarstep_lab.records.record import Ablation
+from polarstep_lab.report import report_files
+from polarstep_lab.report.captions import SHARED
+from polarstep_lab.report.grouping import collect, sections_of
+from polarstep_lab.report.randomized import pairs_of, randomized_cells, verdict
+from polarstep_lab.report.tables import brief_lines, markdown
+
+FULL, POLYAK = "Muon (Nesterov)", "Muon (Polyak)"
+GAUSSIAN, KACZMARZ = "Rand Muon (Nes.-Gaussian)", "Rand Muon (Nes.-Kaczmarz)"
+TITLE = "### Randomized next to full space"
+
+
+@pytest.fixture
+def add(tmp_path):
+    """Add the seeds of a row, one run after the other; ``at`` is the minute of all of them instead."""
+    minutes = itertools.count()
+
+    def add(method, finals, *, at=None, environment=None, runtime=None, **options):
+        for seed, final in enumerate(finals):
+            minute = next(minutes)
+            if runtime is not None:
+                options["overrides"] = {"runtime": runtime}
+            folder = write_run(
+                tmp_path / str(minute), method=method, seed=seed, final=final, **options
+            )
+            found = read_json(folder / "environment.json")
+            started = f"2026-11-15T01:{minute if at is None else at:02}:00Z"
+            write_json(
+                folder / "environment.json", found | {"started": started} | (environment or {})
+            )
+
+    return add
+
+
+def section(root):
+    (found,), _ = sections_of(collect([root]))
+    return found
+
+
+def test_it_is_said_that_no_randomized_row_is_faster(add, tmp_path):
+    add(FULL, [30.0, 31.0, 32.0], optimizer_ms=2.0, gflops=10.0)
+    add(GAUSSIAN, [31.0, 32.0, 33.5], optimizer_ms=15.0, gflops=4.0)
+    warm = Ablation("sketch", "warm")
+    add(GAUSSIAN, [30.5, 31.5, 32.5], optimizer_ms=4.0, gflops=2.0, ablation=warm)
+    found = section(tmp_path)
+    text = (
+        "A whole step takes 1.04 to 1.25 times as long as in full space: no randomized row is "
+        f"faster. The fastest, {GAUSSIAN}, sketch = warm, takes 54.00 ms where {FULL} takes 52.00, "
+        "with 20.00% of the optimizer's FLOPs; its validation perplexity is 0.500 ± 0.000 higher on "
+        "3 common seeds, more than two standard errors."
+    )
+    assert verdict(found) == text
+    _, cells = randomized_cells(found)
+    assert cells == [
+        [GAUSSIAN, FULL, "+1.167 ± 0.167", "40.00%", "7.50×", "1.25×", "1.00×"],
+        [f"{GAUSSIAN}, sketch = warm", FULL, "+0.500 ± 0.000", "20.00%", "2.00×", "1.04×", "1.00×"],
+    ]
+    page = report_files([tmp_path])["index.html"].decode()
+    texts = (markdown((found,), ()), "\n".join(brief_lines(found)), page.replace("&#39;", "'"))
+    for shown in texts:
+        assert shown.count(text) == 1
+    assert TITLE in markdown((found,), ())
+
+
+@pytest.mark.parametrize(
+    ("times", "span", "which"),
+    [
+        ({GAUSSIAN: 1.0, KACZMARZ: 0.0}, "0.96 to 0.98", "every randomized row is faster"),
+        (
+            {GAUSSIAN: 0.0, KACZMARZ: 9.0},
+            "0.96 to 1.13",
+            f"of 2 randomized rows {GAUSSIAN} is faster",
+        ),
+        ({GAUSSIAN: 2.0, KACZMARZ: 2.1}, "1.00", f"{GAUSSIAN} and {KACZMARZ} are as fast"),
+        ({GAUSSIAN: 1.9, KACZMARZ: 9.0}, "1.00 to 1.13", f"{GAUSSIAN} is as fast"),
+        ({GAUSSIAN: 8.0, KACZMARZ: 9.0}, "1.12 to 1.13", "no randomized row is faster"),
+        ({GAUSSIAN: 1.0}, "0.98", f"{GAUSSIAN} is faster"),
+        ({GAUSSIAN: 4.0}, "1.04", f"{GAUSSIAN} is not faster"),
+    ],
+)
+def test_what_is_said_depends_on_the_times(add, tmp_path, times, span, which):
+    add(FULL, [30.0], optimizer_ms=2.0)
+    for method, time in times.items():
+        add(method, [31.0], optimizer_ms=time)
+    text = verdict(section(tmp_path))
+    assert f"takes {span} times as long as in full space: {which}. " in text
+    assert ("The fastest, " in text) is (len(times) > 1)
+    assert "its validation perplexity is 1.000 higher on 1 common seed." in text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"environment": {"git_commit": "b" * 40}},
+        {"environment": {"git_commit": "a" * 40, "device_name": "Another CPU"}},
+        {"runtime": {"compile": False}},
+        {"at": 59},
+    ],
+    ids=["commit", "device", "settings", "shared"],
+)
+def test_times_under_other_circumstances_do_not_compare(add, tmp_path, other):
+    same = {"environment": {"git_commit": "a" * 40}, "runtime": {"compile": True}}
+    add(FULL, [30.0, 31.0, 32.0], **same)
+    add(GAUSSIAN, [30.0, 31.0, 32.5], **(same | other))
+    found = section(tmp_path)
+    _, ((*_, flops, optimizer, step, run),) = randomized_cells(found)
+    assert (flops, optimizer, step, run) == ("100.00%", "—", "—", "—")
+    assert verdict(found) == ""
+    assert TITLE in markdown((found,), ())
+
+
+def test_times_that_both_rows_shared_do_not_compare(add, tmp_path):
+    add(FULL, [30.0, 31.0, 32.0], at=10)
+    add(GAUSSIAN, [30.0, 31.0, 32.0], at=20)
+    (pair,) = pairs_of(section(tmp_path))
+    assert pair.row.step_ms is not None
+    assert pair.step is None
+
+
+def test_whole_runs_are_compared_from_three_seeds_on(add, tmp_path):
+    add(FULL, [30.0, 31.0, 32.0])
+    add(GAUSSIAN, [30.0, 31.0])
+    (pair,) = pairs_of(section(tmp_path))
+    assert pair.step == 1.0
+    assert pair.run is None
+
+
+def test_rows_stand_next_to_full_space_with_their_own_momentum(add, tmp_path):
+    add(POLYAK, [30.0])
+    add(GAUSSIAN, [30.0])
+    assert randomized_cells(section(tmp_path)) is None
+    assert TITLE not in markdown((section(tmp_path),), ())
+    add("Rand Muon (Polyak)", [31.0])
+    ((row, full, *_),) = randomized_cells(section(tmp_path))[1]
+    assert (row, full) == ("Rand Muon (Polyak)", POLYAK)
+
+
+def test_what_did_not_finish_and_other_axes_are_no_rows(add, tmp_path):
+    add(FULL, [30.0])
+    add(GAUSSIAN, [31.0])
+    add(GAUSSIAN, [31.0], ablation=Ablation("sketch", "warm"), status="diverged")
+    add(GAUSSIAN, [31.0], ablation=Ablation("rank", 8))
+    add(KACZMARZ, [31.0], status=None)
+    assert [pair.label for pair in pairs_of(section(tmp_path))] == [GAUSSIAN]
+
+
+def test_runs_that_were_watched_are_not_compared(add, tmp_path):
+    add(FULL, [30.0], gamma=True)
+    add(GAUSSIAN, [31.0], gamma=True)
+    assert pairs_of(section(tmp_path)) == ()
+
+
+def test_shared_times_are_marked_beside_those_of_runs_alone(add, tmp_path):
+    add(GAUSSIAN, [30.0, 31.0], optimizer_ms=2.5)
+    add(GAUSSIAN, [32.0, 33.0], optimizer_ms=7.5, ablation=Ablation("rank", 8), at=59)
+    text = markdown((section(tmp_path),), ())
+    page = report_files([tmp_path])["index.html"].decode()
+    for shown, cell in ((text, "| {} |"), (page, '<td class="num">{}</td>')):
+        assert cell.format(f"7.500{SHARED}") in shown
+        assert cell.format("2.500") in shown
+        assert f"; {SHARED} with up to 2 runs at a time: they share it" in shown
+        assert f"2.500{SHARED}" not in shown
+
+
+def test_where_all_times_were_shared_none_is_marked(add, tmp_path):
+    add(GAUSSIAN, [30.0, 31.0], at=10)
+    add(GAUSSIAN, [32.0, 33.0], ablation=Ablation("rank", 8), at=20)
+    text = markdown((section(tmp_path),), ())
+    assert "with up to 2 runs at a time: they share it" in text
+    assert SHARED not in text
+
+
+def test_rows_of_one_axis_and_two_methods_are_told_apart(add, tmp_path):
+    solver = Ablation("solver", "cubic")
+    add(FULL, [30.0])
+    add(FULL, [31.0], ablation=solver, environment={"git_commit": "a" * 40})
+    add(GAUSSIAN, [32.0], ablation=solver, environment={"git_commit": "b" * 40})
+    text = markdown((section(tmp_path),), ())
+    for method, commit in ((FULL, "aaaaaaa"), (GAUSSIAN, "bbbbbbb")):
+        assert f"\nsolver = cubic with {method}:\n" in text
+        assert f"{commit} (solver = cubic with {method})" in text

@@ -1,0 +1,177 @@
+"""Which runs make a row, and what the tables say about them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+
+import pytest
+from tests.lab.experiments.synthetic import write_comparison, write_run
+
+from polarstep_lab.records.record import Ablation
+from polarstep_lab.report.figures import ablation_figures
+from polarstep_lab.report.grouping import collect, sections_of
+from polarstep_lab.report.published import METHODS, TABLE_2
+from polarstep_lab.report.spreadsheets import runs_csv, summary_csv
+from polarstep_lab.report.tables import markdown
+from polarstep_lab.report.texts import seeds_text
+
+
+def sections(*paths):
+    found, notices = sections_of(collect(paths))
+    return found, notices
+
+
+def test_a_row_is_the_mean_and_sample_deviation_over_seeds(tmp_path):
+    finals = [30.0, 31.0, 33.0]
+    for seed, final in enumerate(finals):
+        write_run(tmp_path / str(seed), seed=seed, final=final)
+    ((section,), _) = sections(tmp_path)
+    (row,) = section.rows
+    assert row.metric.mean == pytest.approx(statistics.fmean(finals))
+    assert row.metric.std == pytest.approx(statistics.stdev(finals))
+    assert row.metric.n == 3
+    assert [run.identity.seed for run in row.runs] == [0, 1, 2]
+
+
+def test_one_seed_has_no_spread(tmp_path):
+    write_run(tmp_path / "a")
+    ((section,), _) = sections(tmp_path)
+    assert section.rows[0].metric.std is None
+    assert "±" not in markdown((section,), ()).split("###")[0].split("\n\n")[2]
+
+
+def test_methods_come_in_the_order_of_the_paper(tmp_path):
+    write_comparison(tmp_path, "gpt-small", "nanogpt", seeds=1)
+    ((section,), _) = sections(tmp_path)
+    assert tuple(row.method for row in section.rows) == METHODS
+
+
+def test_runs_that_did_not_finish_are_counted_and_kept_out_of_the_mean(tmp_path):
+    write_run(tmp_path / "good", seed=0, final=30.0)
+    for seed, status in enumerate(["diverged", "failed", "stopped", None], start=1):
+        write_run(tmp_path / str(status), seed=seed, status=status)
+    ((section,), _) = sections(tmp_path)
+    (row,) = section.rows
+    assert row.metric.mean == 30.0
+    assert seeds_text(row) == "1 of 5 (1 diverged, 1 failed, 1 stopped, 1 unfinished)"
+    assert seeds_text(row) in markdown((section,), ())
+    (line,) = csv.DictReader(io.StringIO(summary_csv((section,))))
+    assert [line[s] for s in ("finished", "diverged", "failed", "unfinished")] == list("1111")
+
+
+def test_a_method_whose_every_run_diverged_keeps_its_row(tmp_path):
+    write_run(tmp_path / "a", status="diverged", gflops=7.0)
+    write_run(tmp_path / "b", method="Muon (Nesterov)")
+    ((section,), _) = sections(tmp_path)
+    lost = next(row for row in section.rows if row.method == "AdamW")
+    assert lost.metric is None
+    assert lost.gflops == 7.0
+    assert section.best(section.rows).method == "Muon (Nesterov)"
+    assert "0 of 1 (1 diverged)" in markdown((section,), ())
+
+
+def test_runs_with_different_configs_are_never_averaged(tmp_path):
+    write_run(tmp_path / "a", seed=0, overrides={"lr": 0.1})
+    write_run(tmp_path / "b", seed=1, overrides={"lr": 0.2})
+    ((section,), _) = sections(tmp_path)
+    assert [row.label for row in section.rows] == ["AdamW, lr=0.1", "AdamW, lr=0.2"]
+    assert [row.metric.n for row in section.rows] == [1, 1]
+
+
+def test_a_seed_run_twice_counts_once_and_is_reported(tmp_path):
+    write_run(tmp_path / "a", seed=3, status="stopped")
+    write_run(tmp_path / "b", seed=3, final=29.0)
+    ((section,), notices) = sections(tmp_path)
+    assert section.rows[0].metric.n == 1
+    assert section.rows[0].metric.mean == 29.0
+    assert len(notices) == 1
+    assert "seed 3" in notices[0]
+
+
+def test_times_of_different_devices_are_not_mixed(tmp_path):
+    write_run(tmp_path / "a", seed=0, device="one")
+    write_run(tmp_path / "b", seed=1, device="another")
+    ((section,), _) = sections(tmp_path)
+    (row,) = section.rows
+    assert row.optimizer_ms is None
+    assert row.step_ms is None
+    assert row.metric.n == 2
+
+
+def test_the_paper_stands_beside_its_own_recipe_only(tmp_path):
+    write_comparison(tmp_path / "paper", "nanogpt", "nanogpt", seeds=2)
+    write_comparison(tmp_path / "other", "gpt-small", "nanogpt", seeds=2)
+    found, _ = sections(tmp_path)
+    by_recipe = {section.recipe: section for section in found}
+    for row in by_recipe["nanogpt"].rows:
+        assert row.paper == TABLE_2["nanogpt"].rows[row.method]
+    assert all(row.paper is None for row in by_recipe["gpt-small"].rows)
+    assert "FineWeb10B" in markdown((by_recipe["nanogpt"],), ())
+    assert "aper" not in markdown((by_recipe["gpt-small"],), ())
+
+
+def test_an_override_takes_the_paper_away(tmp_path):
+    write_run(tmp_path / "a", recipe="nanogpt", overrides={"lr": 0.5})
+    ((section,), _) = sections(tmp_path)
+    assert section.rows[0].paper is None
+
+
+def test_ablations_are_sorted_by_value_and_apart_from_the_comparison(tmp_path):
+    for value in (128, 16, 64):
+        write_run(tmp_path / str(value), ablation=Ablation("rank", value))
+    write_run(tmp_path / "plain")
+    ((section,), _) = sections(tmp_path)
+    (ablation,) = section.ablations
+    assert ablation.values == (16, 64, 128)
+    assert ablation.numeric
+    assert len(section.rows) == 1
+
+
+def test_an_axis_varied_with_several_settings_is_several_ablations(tmp_path):
+    """Each has its own base, where its other setting is a value of another axis."""
+    lr = {"optimizer.lr": 0.03}
+    write_run(tmp_path / "plain", settings=lr)
+    for power in (0, 2):
+        settings = lr | {"optimizer.polar.power": power}
+        write_run(tmp_path / f"p{power}", ablation=Ablation("power", power), settings=settings)
+    for setting in ({}, {"optimizer.polar.power": 0}):
+        for rate in (0.015, 0.03):
+            write_run(
+                tmp_path / f"{len(setting)}-{rate}",
+                ablation=Ablation("lr", rate),
+                overrides=setting | {"runtime.device": "cpu"},
+                settings=setting | {"optimizer.lr": rate},
+            )
+    ((section,), notices) = sections(tmp_path)
+    assert not notices
+    power, plain, fast = section.ablations
+    assert [a.setting for a in section.ablations] == ["", "", "power=0"]
+    assert [section.whose(a) for a in (power, fast)] == ["", f" with {fast.method}, power=0"]
+    assert [a.base.label for a in (power, plain, fast)] == ["AdamW", "lr = 0.03", "lr = 0.03"]
+    assert "### Ablation: lr, AdamW, power=0" in markdown((section,), ())
+    assert len(ablation_figures(section, "ablations")) == 2  # all axes of a method, and all rates
+
+
+def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):
+    write_run(tmp_path / "good")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    runs = collect([tmp_path])
+    assert len(runs.records) == 1
+    assert len(runs.notices) == 1
+    assert f"{tmp_path.name}/broken" in runs.notices[0]
+    assert str(tmp_path) not in runs.notices[0]
+
+
+def test_csv_keeps_every_digit_and_every_run(tmp_path):
+    final = 29.716712345678901
+    write_run(tmp_path / "a", final=final)
+    write_run(tmp_path / "b", seed=1, status="diverged")
+    runs = collect([tmp_path])
+    lines = list(csv.DictReader(io.StringIO(runs_csv(runs))))
+    assert [line["status"] for line in lines] == ["finished", "diverged"]
+    assert float(lines[0]["value"]) == final
+    assert lines[1]["value"] == ""
+    assert lines[1]["message"] == "the loss was not finite at step 66"

@@ -1,0 +1,438 @@
+"""The loop: every method trains, and interruptions leave no trace in the result."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.lab.experiments.small import fake_cifar10, tiny_cnn, tiny_gpt
+
+from polarstep.storage import StorageError
+from polarstep_lab.config import RunConfig
+from polarstep_lab.methods import METHODS
+from polarstep_lab.records import record
+from polarstep_lab.records.record import TIME_FIELDS, MetricRow, Result, RunRecord
+from polarstep_lab.training import checkpoint
+from polarstep_lab.training.train import Interrupted, StopTraining, build_task, train
+
+
+def without_time(directory: Path) -> list[dict[str, Any]]:
+    lines = (directory / record.METRICS).read_text().splitlines()
+    return [{k: v for k, v in json.loads(x).items() if k not in TIME_FIELDS} for x in lines]
+
+
+def state(directory: Path) -> dict[str, Any]:
+    return torch.load(directory / record.CHECKPOINT, weights_only=True)
+
+
+def assert_same_state(a: Any, b: Any, where: str = "") -> None:
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same_state(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same_state(x, y, f"{where}[{i}]")
+    else:
+        assert a == b, where
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    assert without_time(a) == without_time(b)
+    first, second = state(a), state(b)
+    assert_same_state(first["model"], second["model"])
+    assert_same_state(first["optimizer"], second["optimizer"])
+    assert Result.load(a).value == Result.load(b).value
+
+
+class StopAt:
+    """An observer that sends Ctrl-C, or an order to stop, after a step."""
+
+    def __init__(self, step: int, how: str) -> None:
+        self.step, self.how = step, how
+
+    def start(self, config: RunConfig, steps: int, step: int) -> None: ...
+
+    def row(self, row: MetricRow) -> None:
+        if self.how == "prune" and row.step >= self.step:
+            raise StopTraining("not promising")
+
+    def advance(self, step: int) -> None:
+        if step == self.step and self.how == "ctrl-c":
+            signal.raise_signal(signal.SIGINT)
+        if step == self.step and self.how == "fail":
+            raise RuntimeError("a bug")
+
+    def end(self, result: Result | None) -> None: ...
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.slug)
+def test_every_method_learns_text(method, tmp_path):
+    stages = [{"steps": 30, "sequences": 8, "sequence_length": 32, "lr": 1.0}]
+    config = tiny_gpt(method.slug, data__stages=stages, evaluation__every=30)
+    result = train(config, tmp_path / "run")
+    rows = RunRecord.load(tmp_path / "run").rows("val")
+    assert result.status == "finished"
+    assert result.value == rows[-1].perplexity == math.exp(rows[-1].loss)
+    assert rows[-1].loss < rows[0].loss - 0.2
+    assert rows[-1].tokens == 30 * 8 * 32
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.slug)
+def test_every_method_learns_images(method, tmp_path):
+    # The recipe's rates are for 720 steps; AdamW, whose steps are as long as its rate, needs a
+    # larger one to get anywhere in 40.
+    rate = {"optimizer__lr": 0.03} if method.algorithm == "adamw" else {}
+    config = tiny_cnn(fake_cifar10(tmp_path / "data"), method.slug, data__epochs=8.0, **rate)
+    result = train(config, tmp_path / "run")
+    loaded = RunRecord.load(tmp_path / "run")
+    assert result.metric == "test_accuracy"
+    assert result.value > 0.25
+    assert loaded.rows("val")[-1].loss < loaded.rows("val")[0].loss
+    assert loaded.rows("train")[-1].images == result.steps * 32
+
+
+@pytest.mark.parametrize("method", ["rand-muon-kaczmarz", "adamw"])
+@pytest.mark.parametrize("step", [1, 4])
+def test_ctrl_c_then_resume_equals_one_run(method, step, tmp_path):
+    config = tiny_gpt(method)
+    train(config, tmp_path / "whole")
+    with pytest.raises(Interrupted, match=f"step {step} of 6"):
+        train(config, tmp_path / "parts", observers=[StopAt(step, "ctrl-c")])
+    assert Result.load(tmp_path / "parts") is None
+    train(config, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    environment = RunRecord.load(tmp_path / "parts").environment
+    assert [later["device"] for later in environment["resumed"]] == ["cpu"]
+
+
+def test_ctrl_c_then_resume_equals_one_run_on_images(tmp_path):
+    config = tiny_cnn(fake_cifar10(tmp_path / "data"), "rand-muon")
+    train(config, tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "parts", observers=[StopAt(7, "ctrl-c")])
+    train(config, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests.lab.experiments.small import tiny_gpt
+from polarstep_lab.training.train import train
+train(tiny_gpt("rand-muon", runtime__checkpoint_seconds=0.0, data__stages=[STAGE]),
+      Path(sys.argv[1]), resume=True)
+"""
+STAGE = {"steps": 60, "sequences": 4, "sequence_length": 32, "lr": 1.0}
+
+
+def test_sigkill_at_random_moments_then_resume_equals_one_run(tmp_path):
+    root = Path(__file__).parents[3]
+    script = KILLED.replace("STAGE", repr(STAGE))
+    moments = random.Random(int.from_bytes(random.SystemRandom().randbytes(4)))
+    parts, log = tmp_path / "parts", tmp_path / "parts" / record.METRICS
+    kills = 0
+    while kills < 2:
+        process = subprocess.Popen([sys.executable, "-c", script, str(parts)], cwd=root)
+        while not log.exists() and process.poll() is None:
+            time.sleep(0.01)
+        before = log.stat().st_size
+        while log.stat().st_size <= before and process.poll() is None:
+            time.sleep(0.002)  # the process is training again
+        time.sleep(moments.uniform(0.0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() in (-signal.SIGKILL, 0)
+        kills += 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums over threads round differently
+    try:
+        config = tiny_gpt("rand-muon", runtime__checkpoint_seconds=0.0, data__stages=[STAGE])
+        if Result.load(parts) is None:
+            train(config, parts, resume=True)
+        train(config, tmp_path / "whole")
+    finally:
+        torch.set_num_threads(threads)
+    assert_same_run(tmp_path / "whole", parts)
+
+
+@pytest.mark.parametrize(
+    "moment", ["before the first checkpoint", "between log and checkpoint", "before the result"]
+)
+def test_kill_at_chosen_moments(moment, tmp_path, monkeypatch):
+    """The same as above at the moments a random kill seldom hits."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*args: Any, **kwargs: Any) -> None:
+        raise Killed
+
+    config = tiny_gpt(runtime__checkpoint_seconds=0.0)
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        if moment == "before the first checkpoint":
+            patch.setattr("polarstep_lab.training.train.save_checkpoint", kill)
+        elif moment == "between log and checkpoint":
+            saved = iter(range(3))
+            real = checkpoint.save_checkpoint
+            patch.setattr(
+                "polarstep_lab.training.train.save_checkpoint",
+                lambda *a: real(*a) if next(saved, None) is not None else kill(),
+            )
+        else:
+            patch.setattr(Result, "save", kill)
+        with pytest.raises(Killed):
+            train(config, tmp_path / "parts")
+    with (tmp_path / "parts" / record.METRICS).open("a") as log:
+        log.write('{"step": 99, "ki')  # the line that was being written
+    assert RunRecord.load(tmp_path / "parts").status == "unfinished"
+    train(config, tmp_path / "parts", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_record_says_what_was_trained_on(tmp_path):
+    train(tiny_gpt("muon"), tmp_path / "text")
+    train(tiny_cnn(fake_cifar10(tmp_path / "data"), "muon"), tmp_path / "images")
+    text, images = (RunRecord.load(tmp_path / name).environment for name in ("text", "images"))
+    assert text["data"].startswith("tinyshakespeare: ")
+    assert "40 held out" in images["data"]
+
+
+def test_a_finished_run_may_leave_no_checkpoint(tmp_path):
+    config = tiny_gpt(runtime__keep_checkpoint=False, runtime__checkpoint_seconds=0.0)
+    train(tiny_gpt(), tmp_path / "kept")
+    train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / record.CHECKPOINT).exists()
+    assert without_time(tmp_path / "run") == without_time(tmp_path / "kept")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", observers=[StopAt(4, "ctrl-c")])
+    assert (tmp_path / "stopped" / record.CHECKPOINT).exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures a CUDA graph")
+@pytest.mark.parametrize("method", ["muon", "rand-muon", "adamw"])
+def test_a_captured_backward_pass_trains_like_a_plain_one(method, tmp_path):
+    root = fake_cifar10(tmp_path / "data")
+    common = {"runtime__device": "cuda", "runtime__precision": "float32", "data__epochs": 4.0}
+    for name, graph in (("graph", True), ("plain", False)):
+        config = tiny_cnn(root, method, **common, runtime__cuda_graph=graph)
+        train(config, tmp_path / name)
+    graph, plain = (RunRecord.load(tmp_path / name).rows("val") for name in ("graph", "plain"))
+    for a, b in zip(graph, plain, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=0.02)  # rounding grows along a trajectory
+
+
+def test_seeds_differ_and_repeat(tmp_path):
+    values = [
+        train(tiny_gpt(seed=seed), tmp_path / name).value
+        for name, seed in (("a", 0), ("b", 1), ("c", 0))
+    ]
+    assert values[0] == values[2] != values[1]
+
+
+def test_gradient_accumulation_gives_the_same_gradients(tmp_path):
+    whole = train(tiny_gpt("muon"), tmp_path / "whole")
+    parts = train(tiny_gpt("muon", runtime__micro_batch=1), tmp_path / "parts")
+    assert parts.value == pytest.approx(whole.value, rel=1e-4)
+
+
+def test_lower_precision_is_used_where_configured(tmp_path):
+    exact = train(tiny_gpt("muon"), tmp_path / "float32")
+    rounded = train(tiny_gpt("muon", runtime__precision="bfloat16"), tmp_path / "bfloat16")
+    assert rounded.value != exact.value
+    assert rounded.value == pytest.approx(exact.value, rel=0.02)
+    model = state(tmp_path / "bfloat16")["model"]
+    assert {p.dtype for p in model.values()} == {torch.float32}
+
+
+def test_the_compiled_functions_are_the_ones_that_are_run(tmp_path, monkeypatch):
+    calls = []
+
+    def compiled(function):
+        def counted(*args):
+            calls.append(function.__name__)
+            return function(*args)
+
+        return counted
+
+    monkeypatch.setattr("polarstep_lab.training.language.compiled", compiled)
+    plain = train(tiny_gpt("muon", runtime__compile=None), tmp_path / "plain")
+    assert not calls  # left open, a run on a CPU is not compiled
+    fast = train(tiny_gpt("muon", runtime__compile=True), tmp_path / "compiled")
+    assert fast.value == plain.value
+    # Two layers, and one batch a step or validation.
+    assert calls.count("_layer") == 2 * calls.count("loss_of_rows") >= 2 * 6
+    # Checkpoints hold the model's own names, with which it can be loaded uncompiled.
+    assert state(tmp_path / "compiled")["model"].keys() == state(tmp_path / "plain")["model"].keys()
+
+
+def test_runs_of_one_seed_begin_with_equal_weights_of_their_own(tmp_path):
+    config = tiny_gpt("muon")
+    first = build_task(config, torch.device("cpu"))
+    train(config, tmp_path / "run")  # trains a model of its own
+    second = build_task(tiny_gpt("adamw"), torch.device("cpu"))
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert a.data_ptr() != b.data_ptr()
+    other = build_task(tiny_gpt("muon", seed=1), torch.device("cpu"))
+    assert not torch.equal(other.model.head.weight, first.model.head.weight)
+    again = build_task(config, torch.device("cpu"))
+    assert torch.equal(again.model.head.weight, first.model.head.weight)
+
+
+def test_a_diverging_loss_is_recorded(tmp_path):
+    result = train(tiny_gpt("sgd", optimizer__lr=1e30), tmp_path / "run")
+    loaded = RunRecord.load(tmp_path / "run")
+    assert result.status == loaded.status == "diverged"
+    assert math.isnan(loaded.result.value)
+    assert "lower the learning rate" in result.message
+    assert math.isfinite(loaded.rows("train")[0].loss)
+    assert not math.isfinite(loaded.metrics[-1].loss)
+
+
+def test_a_stopped_run_keeps_its_figure_and_can_go_on(tmp_path):
+    config = tiny_gpt()
+    train(config, tmp_path / "whole")
+    result = train(config, tmp_path / "run", observers=[StopAt(4, "prune")])
+    assert (result.status, result.steps, result.message) == ("stopped", 4, "not promising")
+    assert result.value == RunRecord.load(tmp_path / "run").rows("val")[-1].perplexity
+    train(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_failure_is_recorded_and_raised(tmp_path):
+    with pytest.raises(RuntimeError, match="a bug"):
+        train(tiny_gpt(), tmp_path / "run", observers=[StopAt(2, "fail")])
+    loaded = RunRecord.load(tmp_path / "run")
+    assert loaded.status == "failed"
+    assert loaded.result.message == "RuntimeError: a bug"
+    assert len(loaded.rows("train")) == 2
+
+
+def test_a_full_disk_is_said_and_leaves_the_record(tmp_path, monkeypatch):
+    def full(file: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    config = tiny_gpt(runtime__checkpoint_seconds=0.0)
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("polarstep_lab.training.checkpoint.torch.save", lambda _, file: full(file))
+        with pytest.raises(StorageError, match=r"no space left to write .*checkpoint\.pt"):
+            train(config, tmp_path / "run")
+    assert [row.step for row in RunRecord.load(tmp_path / "run").rows("train")] == [1]
+    assert not list((tmp_path / "run").glob(".*.part"))
+    train(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_really_full_disk(tmp_path):
+    """``/dev/full`` is a disk without space for every write."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    directory = tmp_path / "run"
+    config = tiny_gpt()
+    with pytest.raises(Interrupted):
+        train(config, directory, observers=[StopAt(1, "ctrl-c")])
+    log = directory / record.METRICS
+    content = log.read_bytes()
+    log.unlink()
+    log.symlink_to("/dev/full")
+    with pytest.raises(StorageError):
+        train(config, directory, resume=True)
+    log.unlink()
+    log.write_bytes(content)
+    assert train(config, directory, resume=True).status == "finished"
+
+
+@pytest.mark.parametrize("what", ["finished", "unfinished", "other settings", "foreign"])
+def test_nothing_is_overwritten_silently(what, tmp_path):
+    directory = tmp_path / "run"
+    config = tiny_gpt()
+    if what == "foreign":
+        directory.mkdir()
+        (directory / "thesis.txt").write_text("years of work")
+    elif what == "finished":
+        train(config, directory)
+    else:
+        with pytest.raises(Interrupted):
+            train(config, directory, observers=[StopAt(2, "ctrl-c")])
+    before = {path: path.read_bytes() for path in directory.iterdir()}
+    message = {
+        "finished": "holds a finished run",
+        "unfinished": "add --resume",
+        "other settings": "other settings",
+        "foreign": "not a run directory",
+    }[what]
+    changed = what == "other settings"
+    wanted = tiny_gpt(optimizer__lr=0.5) if changed else config
+    with pytest.raises(StorageError, match=message):
+        train(wanted, directory, resume=changed)
+    assert {path: path.read_bytes() for path in directory.iterdir()} == before
+    if what != "foreign":
+        assert train(config, directory, force=True).status == "finished"
+
+
+def test_two_processes_in_one_directory(tmp_path):
+    from polarstep_lab.records.directory import RunLock
+
+    config = tiny_gpt()
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", observers=[StopAt(1, "ctrl-c")])
+    lock = RunLock(tmp_path / "run")
+    with pytest.raises(StorageError, match="another process"):
+        train(config, tmp_path / "run", resume=True)
+    lock.release()
+    assert train(config, tmp_path / "run", resume=True).status == "finished"
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    config = tiny_gpt()
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", observers=[StopAt(2, "ctrl-c")])
+    path = tmp_path / "run" / record.CHECKPOINT
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(StorageError, match=r"checkpoint.pt cannot be read .* --force"):
+        train(config, tmp_path / "run", resume=True)
+
+
+def test_optimizer_time_and_cost_are_recorded(tmp_path):
+    result = train(tiny_gpt("muon"), tmp_path / "run")
+    assert 0 < result.optimizer_ms_per_step < result.step_ms
+    # Per layer four 32×32 and two 128×32, quintic with q = 7: the polynomial alone.
+    polynomial = 2 * 7 * (4 * 6 * 32**3 + 2 * (4 * 128 * 32**2 + 2 * 32**3))
+    assert polynomial < 1e9 * result.optimizer_gflops_per_step < 1.3 * polynomial
+
+
+def test_monitoring_records_gamma_and_changes_nothing(tmp_path):
+    plain = train(tiny_gpt("rand-muon"), tmp_path / "plain")
+    config = tiny_gpt("rand-muon", runtime__monitor_every=2)
+    seen = train(config, tmp_path / "seen")
+    assert seen.value == plain.value
+    assert_same_state(state(tmp_path / "plain")["model"], state(tmp_path / "seen")["model"])
+    rows = RunRecord.load(tmp_path / "seen").gamma
+    assert sorted({row["step"] for row in rows}) == [0, 2, 4]
+    assert len({row["parameter"] for row in rows}) == 12
+    # Rank 6+2 of 32 leaves something out; the quintic never overshoots.
+    late = [row["gamma"] for row in rows if row["step"] == 4]
+    assert 0 < max(late) < 1
+    assert max(row["nu"] for row in rows) < 1e-5
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "parts", observers=[StopAt(3, "ctrl-c")])
+    train(config, tmp_path / "parts", resume=True)
+    assert (tmp_path / "parts" / record.GAMMA).read_bytes() == (
+        tmp_path / "seen" / record.GAMMA
+    ).read_bytes()

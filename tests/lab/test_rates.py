@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from polarstep import rng
+from polarstep.polar import Exact, NewtonSchulz
+from polarstep.theory import schedules
+from polarstep.theory.noise import AlphaStable, GradientNoise
+from polarstep_lab.cli import app
+from polarstep_lab.rates import studies
+from polarstep_lab.rates.measured import Case, Setup, fit, measure, trajectories
+from polarstep_lab.rates.problems import Ripples
+
+SMALL = Setup(horizons=(16, 32, 64), replicas=6, shape=(3, 4))
+
+
+def test_problem_gradient_smoothness_and_minimum():
+    problem = Ripples()
+    X = 2 * torch.randn(5, 4, 6, generator=rng.generator("X"), dtype=torch.float64)
+    leaf = X.clone().requires_grad_()
+    problem.value(leaf).sum().backward()
+    torch.testing.assert_close(leaf.grad, problem.gradient(X))
+    Y = X + torch.randn(X.shape, generator=rng.generator("Y"), dtype=torch.float64)
+    ratio = torch.linalg.matrix_norm(problem.gradient(X) - problem.gradient(Y))
+    assert (ratio <= problem.L * torch.linalg.matrix_norm(X - Y)).all()
+    assert float(problem.value(torch.zeros(2, 3))) == 0
+    grid = torch.linspace(-3, 3, 20001, dtype=torch.float64)[:, None]
+    slope = problem.gradient(grid).flatten()
+    assert (slope.diff() < 0).any()  # not convex
+    stationary = grid.flatten()[slope.abs() < 1e-3]
+    assert float(stationary.abs().max()) < 1e-2  # and yet zero is the only stationary point
+    sigma = torch.linalg.svdvals(problem.start(3, 4, 6, 2.0))
+    torch.testing.assert_close(sigma, torch.tensor([1.0, 1.5, 2.0])[:, None].expand(3, 4))
+
+
+def test_trajectories_are_muon_by_hand():
+    """Equation (1) written out once more, without noise, for two steps of two cases."""
+    silent = GradientNoise(AlphaStable(2.0), 2.0, 0.0)
+    cases = [
+        Case("n", Exact(), silent, partial(schedules.from_tail_index, alpha=2.0)),
+        Case("p", Exact(), silent, partial(schedules.universal, nesterov=False)),
+    ]
+    norms = trajectories(cases, 8, SMALL)
+    assert norms.shape == (2, 8, 6)
+    X = SMALL.problem.start(6, 3, 4, SMALL.distance)
+    for i, nesterov in enumerate((True, False)):
+        Y, C = X.clone(), torch.zeros_like(X)
+        beta, eta = 1 - 8**-0.5, 8**-0.75
+        for k in range(8):
+            G = SMALL.problem.gradient(Y)
+            torch.testing.assert_close(
+                norms[i, k], torch.linalg.matrix_norm(G), rtol=1e-4, atol=1e-4
+            )
+            C = beta * C + G
+            Y = Y - eta * Exact()(beta * C + G if nesterov else C)
+
+
+def test_fit_recovers_a_known_slope_and_covers_it():
+    covered = 0
+    for trial in range(20):
+        g = rng.generator("trial", trial)
+        norms = []
+        for K in (32, 64, 128, 256, 512):
+            decay = torch.linspace(2, 1, K)[:, None].expand(K, 40)
+            norms.append(3 * K**-0.3 * decay * torch.exp(0.3 * torch.randn(1, 40, generator=g)))
+        found = fit((32, 64, 128, 256, 512), norms, trial)
+        assert found.minimum.slope == pytest.approx(-0.3, abs=0.1)
+        assert found.average.slope == pytest.approx(found.minimum.slope, abs=1e-6)
+        covered += found.minimum.low <= -0.3 <= found.minimum.high
+        assert found.attains(0.29) or found.minimum.low > -0.29
+    assert covered >= 17
+
+
+def test_same_seed_same_numbers_and_another_seed_others():
+    cases = [case for case, _ in studies.study_cases((1.5,), ("gaussian",), 0.1, (6, 8))]
+    setup = Setup(horizons=(8, 16, 32), replicas=3)
+    assert measure(cases, setup) == measure(cases, setup)
+    assert measure(cases, setup) != measure(cases, Setup(horizons=(8, 16, 32), replicas=3, seed=1))
+
+
+@pytest.mark.parametrize("alpha", [1.2, 2.0])
+def test_measured_gradients_are_below_the_theorem_and_as_steep(alpha):
+    """A short version of the study: what the theorem asserts must hold at any length."""
+    setup = Setup(horizons=(32, 64, 128, 256), replicas=12)
+    rows = studies.rate_study(setup, (alpha,), ("newton-schulz", "gaussian"))
+    assert len(rows) == 4
+    for row in rows:
+        assert row.details["attains"], row
+        assert row.details["below_bound"]
+        known = row.details["momentum"] == "nesterov"
+        assert all((limit is not None) == known for limit in row.details["bound"])
+        assert row.predicted == -schedules.rate(alpha)
+
+
+def test_batch_threshold_decides():
+    """B = 1 walks uphill and stays there; above the threshold Muon converges."""
+    rows = studies.batch_study(Setup(distance=1.0, replicas=8, horizons=(32, 64, 128)))
+    by_batch = {row.details["batch"]: row.fit["average"]["values"] for row in rows}
+    threshold = rows[0].details["threshold"]
+    assert by_batch[1][-1] > by_batch[1][0] * 0.9
+    assert by_batch[threshold][-1] < 0.75 * by_batch[threshold][0]
+    assert by_batch[threshold][-1] < by_batch[1][-1] / 4
+
+
+def test_tick_counts_every_step():
+    done = []
+    cases = [
+        Case("x", NewtonSchulz(2), GradientNoise(AlphaStable(2.0), 2.0, 1.0), schedules.universal)
+    ]
+    trajectories(cases, 37, SMALL, done.append)
+    assert sum(done) == 37
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Setup(horizons=(1, 2, 3)), "K ≥ 2"),
+        (lambda: Setup(horizons=(8, 16)), "at least three"),
+        (lambda: Setup(replicas=1), "at least 2"),
+        (lambda: Ripples(a=3.0), "only stationary point"),
+        (lambda: studies.study_cases((1.5,), ("svd",), 1.0, (6, 8)), "expected some of exact"),
+        (lambda: studies.study_cases((1.0,), ("exact",), 1.0, (6, 8)), "1 < α ≤ 2"),
+    ],
+)
+def test_errors(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_command_writes_figure_and_record_and_keeps_earlier_ones(tmp_path):
+    run = [
+        "rates",
+        "--out",
+        str(tmp_path / "out"),
+        "--alphas",
+        "1.5,2",
+        "--solvers",
+        "newton-schulz",
+    ]
+    run += ["--shortest", "8", "--longest", "32", "--replicas", "3", "--no-examples"]
+    result = CliRunner().invoke(app, run)
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "out/rates.json").read_text())
+    assert [row["alpha"] for row in record["rates"]] == [1.5, 1.5, 2.0, 2.0]
+    assert record["setup"]["horizons"] == [8, 16, 32]
+    for suffix in ("svg", "png"):
+        assert (tmp_path / f"out/rates.{suffix}").stat().st_size > 5000
+    again = CliRunner().invoke(app, run)
+    assert again.exit_code == 2
+    assert "--force" in again.output
+    assert CliRunner().invoke(app, [*run, "--force"]).exit_code == 0
+    assert json.loads((tmp_path / "out/rates.json").read_text()) == record
+    bad = CliRunner().invoke(app, ["rates", "--out", str(tmp_path / "bad"), "--alphas", "3"])
+    assert bad.exit_code == 2
+    assert not (tmp_path / "bad").exists()
