@@ -16,6 +16,7 @@ from polarstep.matrix import Layout
 from polarstep.optim import phases
 from polarstep.optim.fused import FusedStep
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.work import State, Work
@@ -41,7 +42,8 @@ class Muon(Optimizer):
         X ← (1 − ηλ)X − η · scale(m, n) · T(M)
 
     The momentum buffer holds C itself, a sum and not a moving average. Matrices of equal shape go
-    through T as one batch, whichever groups they are in.
+    through T as one batch, whichever groups they are in. A matrix whose gradient has become zero
+    for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override everything
@@ -172,6 +174,7 @@ class Muon(Optimizer):
         if in_a_graph():
             _check_started(works, self.state)
             fused = FusedStep()  # what it makes is the graph's, and no later step changes it
+        let_rest(muon, self.state)
         plain = fused(muon, self.state, hooks)
         for work in plain:
             phases.momentum(work, self.state)

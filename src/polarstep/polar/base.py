@@ -71,7 +71,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Weighted:
-    """T = (QW)B, where the polar factor of B is Z = WB.
+    """T = (QW)S, where the polar factor of B is Z = WS and S is B times a power of two.
 
     Z is not made for it: QW has the short side of M, where Z has the long one.
     """
@@ -79,18 +79,19 @@ class Weighted:
     basis: Tensor  # (batch, m, ℓ), the Q of Factors
     B: Tensor  # (batch, ℓ, n)
     W: Tensor  # (batch, ℓ, ℓ)
+    S: Tensor  # (batch, ℓ, n), B itself but for extreme scales
     orthonormal: bool
     start: None = None
 
     @cached_property
     def two_factors(self) -> tuple[Tensor, Tensor]:
         """L and R with T = LR."""
-        return torch.bmm(self.basis, self.W), self.B
+        return torch.bmm(self.basis, self.W), self.S
 
     @cached_property
     def factors(self) -> Factors:
         """Q, B and Z, which is made here."""
-        return Factors(self.basis, self.B, torch.bmm(self.W, self.B), self.orthonormal)
+        return Factors(self.basis, self.B, torch.bmm(self.W, self.S), self.orthonormal)
 
 
 class Sketched(Protocol):

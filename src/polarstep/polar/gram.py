@@ -231,8 +231,11 @@ def apply_to_normalized(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tenso
     return apply_polynomials(product_like(X, W, X), polynomials[end:])
 
 
-def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor | None:
-    """W with ``WX`` = φ_q∘…∘φ₁ of X/‖X‖_F, for ``X`` on a CPU; ``None`` where a restart is needed.
+def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> tuple[Tensor, Tensor] | None:
+    """W and S with ``WS`` = φ_q∘…∘φ₁ of X/‖X‖_F, for ``X`` on a CPU; ``None`` where a restart is needed.
+
+    S is X itself, or X times a power of two where its entries are so small or so large that W, of size
+    1/‖X‖_F, or the squares of X would leave the range of float32.
 
     A last step that would have one of its own, to take back W's rounding errors of ε∏a_t, shrinks W by
     as much instead, so that ‖WX‖_op ≤ 1 all the same: by 1e-5 after seven quintic steps, and nothing is
@@ -243,9 +246,8 @@ def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor | None:
         return None
     overshoot = epsilon * math.prod(polynomial[0] for polynomial in polynomials)
     shrink = overshoot if _is_to_settle(polynomials[-1], overshoot, epsilon) else 0.0
-    scaled, G, trace = scaled_gram(X)
-    W = _accumulated_by_trace(G, trace, polynomials, 1 - shrink)
-    return W if scaled is X else W * unit_scaled(X)[1]
+    S, G, trace = scaled_gram(X)
+    return _accumulated_by_trace(G, trace, polynomials, 1 - shrink), S
 
 
 def _accumulated_by_trace(

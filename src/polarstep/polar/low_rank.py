@@ -268,9 +268,9 @@ class LowRank(PolarMap):
         B = workable(Q.mT @ A)
         orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
         orthonormal &= not self._samples  # repeated columns come out as zero
-        W = self.inner.weight(B) if isinstance(self.inner, NewtonSchulz) else None
-        if W is not None:
-            return Weighted(Q, B, W, orthonormal)
+        weighted = self.inner.weight(B) if isinstance(self.inner, NewtonSchulz) else None
+        if weighted is not None:
+            return Weighted(Q, B, *weighted, orthonormal)
         Z = self.inner.as_computed(B)
         Q = Q.to(Z.dtype)  # T = QZ takes one precision; on a GPU the Gram form may end in float16
         Q, B, Z = Q[..., : self.width], B[:, : self.width], Z[:, : self.width]

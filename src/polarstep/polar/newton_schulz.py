@@ -133,8 +133,11 @@ class NewtonSchulz(PolarMap):
         X = self._divided_by_delta(X, dtype)
         return (gram.apply_polynomials if by_gram else iterate)(X, self.polynomials)
 
-    def weight(self, M: Tensor) -> Tensor | None:
-        """W with T(M) = WM for wide ``M``, where that is all the work on a CPU; ``None`` elsewhere."""
+    def weight(self, M: Tensor) -> tuple[Tensor, Tensor] | None:
+        """W and S with T(M) = WS for wide ``M``, where a CPU needs no more; ``None`` elsewhere.
+
+        S is M, scaled by a power of two where the range of float32 asks for it.
+        """
         dtype, by_gram = self._route(M, *M.shape[-2:])
         if kernels.available(M.device) or not by_gram:
             return None
