@@ -336,9 +336,10 @@ def test_the_weight_of_a_matrix_makes_its_polar_factor(name, steps):
     for scale in (1.0, 1e-30, 1e30):
         W, S = gram.weight((scale * X).float(), polynomials)
         torch.testing.assert_close((W @ S).double(), exact, atol=3e-5, rtol=0)
+    X = X[:2]
     W, S = gram.weight(X, polynomials)
     assert S is X
-    torch.testing.assert_close(W @ X, exact, atol=1e-12, rtol=0)
+    torch.testing.assert_close(W @ X, exact[:2], atol=1e-12, rtol=0)
 
 
 def test_a_weight_shrinks_by_its_own_rounding_errors():
