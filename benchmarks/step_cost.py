@@ -219,9 +219,9 @@ def _repeated(run: Callable[[], object], times: int) -> Callable[[], object]:
 
 def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
     """What a cycle of steps launches, if it was captured."""
-    if not isinstance(optimizer, ps.Muon) or not optimizer._fused._plan.graphs:
+    if not isinstance(optimizer, ps.Muon) or not optimizer._replayed.graphs:
         return None
-    graphs = optimizer._fused._plan.graphs
+    graphs = optimizer._replayed.graphs
     makes = [graph for kind, found in graphs.items() if any(kind) for graph in found]
     keeps = [graph for kind, found in graphs.items() if not any(kind) for graph in found]
     launched = makes + (keeps or makes) * (_cycle(optimizer) - 1)

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from itertools import product
 
 import pytest
+import torch
+from torch import Tensor
 
 from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, PolarMap, Sketch
-from polarstep.polar import coefficients
-from polarstep.sketch import Warm
+from polarstep.polar import Finder, Warm, coefficients
+from polarstep.polar.base import Factors
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ OVERSHOOTING = tuple(name for name in coefficients.names() if name not in PAPER)
 SKETCHES: dict[str, Sketch] = {
     "gaussian": Gaussian(),
     "kaczmarz": Kaczmarz(),
-    "warm": Warm(),
 }
+FINDERS: dict[str, Finder] = {"warm": Warm()}
 
 SOLVERS: list[Solver] = [
     Solver("exact", Exact()),
@@ -59,7 +61,7 @@ SOLVERS: list[Solver] = [
     Solver("newton-schulz number", NewtonSchulz(7, delta=8.0), scale_invariant=False),
     *(
         Solver(f"low-rank {name} h={power:g}", _low_rank(power, sketch=sketch))
-        for (name, sketch), power in product(SKETCHES.items(), (0, 0.5, 1, 2))
+        for (name, sketch), power in product((SKETCHES | FINDERS).items(), (0, 0.5, 1, 2))
         if not (name == "warm" and power == 0.5)  # a warm start lies on the long side
     ),
     *(
@@ -88,3 +90,13 @@ def over_solvers(**promises: bool) -> pytest.MarkDecorator:
 def over_sketches() -> pytest.MarkDecorator:
     """Run a test for every sketch."""
     return pytest.mark.parametrize("sketch", SKETCHES.values(), ids=SKETCHES.keys())
+
+
+def factored(
+    polar: PolarMap, M: Tensor, generator: torch.Generator | None = None
+) -> tuple[Tensor, Factors]:
+    """T(M) and the factors of a sketched map."""
+    step = polar.from_nothing(M, generator)
+    assert step is not None
+    assert step.factors is not None
+    return step.dense.to(M.dtype).reshape(M.shape), step.factors

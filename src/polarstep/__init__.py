@@ -2,8 +2,8 @@
 
 from polarstep.diagnostics.certificate import Certificate, certify
 from polarstep.optim import SGD, AdamW, Muon, muon_for
-from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
-from polarstep.sketch import Gaussian, Kaczmarz, Sketch, Warm
+from polarstep.polar import Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.sketch import Gaussian, Kaczmarz, Sketch
 
 __version__ = "0.1.0"
 
@@ -12,6 +12,7 @@ __all__ = [
     "AdamW",
     "Certificate",
     "Exact",
+    "Finder",
     "Gaussian",
     "Kaczmarz",
     "LowRank",

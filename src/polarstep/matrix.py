@@ -1,9 +1,7 @@
-"""A tensor as a batch of matrices, and the arithmetic one may do on it.
+"""A tensor as a batch of matrices: which matrices is this parameter?
 
-Two questions are answered here and nowhere else. *Which matrices is this parameter?* A convolution
-filter is one matrix ``out × in·kh·kw``; stacked experts are a batch; a fused projection is several
-matrices on top of each other (:class:`MatrixView`). *In which precision and at which scale may its
-products run?* (:func:`product_dtype`, :func:`unit_scaled`).
+A convolution filter is one matrix ``out × in·kh·kw``; stacked experts are a batch; a fused projection is
+several matrices on top of each other.
 """
 
 from __future__ import annotations
@@ -16,24 +14,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from polarstep import kernels
-from polarstep.torch_compile import constant
-
-__all__ = [
-    "Layout",
-    "MatrixView",
-    "normalized",
-    "product_dtype",
-    "product_like",
-    "sketch_dtype",
-    "unit_scaled",
-    "workable",
-]
+__all__ = ["Layout", "MatrixView"]
 
 Layout = Literal["auto", "conv", "stack"]
-
-# A CPU's tiles multiply smaller matrices no faster, with the casts.
-TILES_FROM = 512
 
 
 @dataclass(frozen=True)
@@ -116,88 +99,3 @@ class MatrixView:
     def __str__(self) -> str:
         parts = [f"{m}×{n}" if batch == 1 else f"{batch}·({m}×{n})" for batch, m, n in self.shapes]
         return " + ".join(parts)
-
-
-def product_dtype(X: Tensor) -> torch.dtype:
-    """The fastest precision in which this device really multiplies matrices like ``X``.
-
-    float64 stays float64: who asks for it wants it. On CUDA from Ampere on that is bfloat16 with
-    float32 accumulation. On a CPU it is float32: without bf16 arithmetic (most CPUs) a bf16
-    product is emulated, hundreds of times slower than float32, and with it float32 is fast enough
-    not to give up its digits; but see :func:`sketch_dtype`.
-    """
-    if X.dtype == torch.float64:
-        return torch.float64
-    if X.is_cuda and torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.bfloat16
-    return torch.float32
-
-
-def sketch_dtype(m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The precision of products that are to find directions of an m×n matrix, not digits of it.
-
-    That of the matrix, ``dtype``, but for float32 on a CPU with matrix tiles (AMX): bfloat16, which
-    those multiply several times as fast. A basis of Y is as good a basis when Y has been rounded, if
-    only it is made orthonormal to more digits than that.
-    """
-    fast = dtype == torch.float32 and device.type == "cpu" and min(m, n) >= TILES_FROM
-    return torch.bfloat16 if fast and has_tiles() else dtype
-
-
-@constant
-def has_tiles() -> bool:
-    """Whether this CPU has tiles for bfloat16 products, and torch's library that uses them is on."""
-    # torch has no public name for the first question.
-    supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    mkldnn = torch.backends.mkldnn
-    available = mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(available and mkldnn.enabled and supported())
-
-
-def workable(X: Tensor) -> Tensor:
-    """``X`` in float32 at least, or in bfloat16 where the device multiplies in it."""
-    if X.dtype.itemsize >= 4 or (X.dtype == torch.bfloat16 and product_dtype(X) == torch.bfloat16):
-        return X
-    return X.float()
-
-
-def normalized(X: Tensor, dtype: torch.dtype) -> Tensor:
-    """``X/‖X‖_F`` for each matrix, in ``dtype``, of norm at most one; a zero matrix stays zero.
-
-    The norm is accumulated in float64: the squares of entries like 1e-30 or 1e30 leave the range
-    of float32. In 16 bits rounding could lift a norm of one above one, where the polynomials that
-    act on it are steepest, so there it is made a little smaller.
-    """
-    shrink = 1 - torch.finfo(dtype).eps / 2 if dtype.itemsize < 4 else 1.0
-    if dtype.itemsize == 2 and kernels.available(X.device):
-        from polarstep.kernels.normalize import normalized as by_kernel
-
-        return by_kernel(X, shrink, dtype)
-    norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-    small = torch.promote_types(X.dtype, torch.float32)
-    norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
-    return (X.to(small) / (norm / shrink)).to(dtype)
-
-
-def product_like(X: Tensor, A: Tensor, B: Tensor) -> Tensor:
-    """``AB`` in the memory layout of ``X``, which has its shape.
-
-    Tall matrices come as transposed views. What is made of one goes back to where it came from, and
-    adding a matrix to another across its memory takes a CPU ten times as long.
-    """
-    return (B.mT @ A.mT).mT if X.mT.is_contiguous() else A @ B
-
-
-def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
-    """``(sX, s)`` with one power of two ``s`` per matrix that puts its largest entry in [½, 1).
-
-    Squares of entries like 1e-30 or 1e30 leave the range of float32, and with them every norm and
-    Gram matrix. A power of two loses no bit, so T(cM) = T(M) is kept by construction. A zero matrix
-    has s = 1.
-    """
-    # Not a norm of order inf: on a CPU that takes twenty times as long.
-    largest = torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
-    _, exponent = torch.frexp(largest)
-    limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
-    s = torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
-    return X * s, s

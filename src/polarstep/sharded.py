@@ -13,7 +13,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["is_sharded", "local", "placed_like", "whole"]
+__all__ = ["is_sharded", "local", "placed_like", "whole", "whole_of_local"]
 
 
 # Of these there is no need to ask, which takes a microsecond where the answer is no.
@@ -45,3 +45,19 @@ def placed_like(X: Tensor, p: Tensor) -> Tensor:
         everywhere = [Replicate()] * p.device_mesh.ndim
         X = DTensor.from_local(X, p.device_mesh, everywhere, run_check=False)
     return X if X.placements == p.placements else X.redistribute(placements=p.placements)
+
+
+def whole_of_local(X: Tensor, p: Tensor) -> Tensor:
+    """The tensor of which ``X`` is this rank's part, laid out as ``p`` is.
+
+    What is done entry by entry is done on local parts, since operations between two sharded tensors may
+    lose how their rows are laid out (``_StridedShard`` in torch 2.9).
+    """
+    if not is_sharded(p):
+        return X
+    from torch.distributed.tensor import DTensor
+
+    sharded = DTensor.from_local(
+        X, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+    )
+    return sharded.full_tensor()

@@ -62,7 +62,7 @@ def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: 
             set_gradients(params, step)
             opt.step()
         ends.append([p.detach() for p in params])
-        assert bool(opt._fused._buckets) == fused
+        assert bool(opt._replayed.buckets) == fused
     assert close(*ends, device)
     for end, start in zip(ends[0], parameters(device), strict=True):
         assert (end - start).norm() > 0.02 * start.norm()  # decay alone: 0.006, the last one 0.018
@@ -93,7 +93,7 @@ def test_a_sketch_as_wide_as_real_ones_moves_the_weights(
         T = seen[step][0].float()
         assert T.norm() > 5  # of 138 singular values
         assert (before - p.detach() - T).norm() < 1e-2 * T.norm()
-    assert opt._fused._buckets
+    assert opt._replayed.buckets
     assert len(precisions) == 1  # nothing is converted on the way
 
 
@@ -111,7 +111,7 @@ def test_filters_are_fused_in_either_memory_format(
         for _ in range(5):
             p.grad = torch.randn(p.shape, generator=g).to(device, memory_format=memory_format)
             opt.step()
-        assert bool(opt._fused._buckets) == fused
+        assert bool(opt._replayed.buckets) == fused
         assert p.is_contiguous(memory_format=memory_format)
         ends.append(p.detach())
     assert close([ends[0]], [ends[1]], device)
@@ -230,7 +230,7 @@ def test_parameters_the_kernels_cannot_reach_are_updated_plainly(device: torch.d
     for p in (odd, even, strided):
         p.grad = torch.randn_like(p)
     opt.step()
-    (bucket,) = opt._fused._buckets.values()
+    (bucket,) = opt._replayed.buckets.values()
     assert bucket.count == 1
     assert not any(torch.equal(p, b) for p, b in zip((odd, even, strided), before, strict=True))
 
@@ -243,7 +243,7 @@ def test_an_empty_parameter_is_nothing_to_do(device: torch.device, shape: tuple[
     for _ in range(2):
         set_gradients([empty, other], 0)
         opt.step()
-    assert opt._fused._buckets
+    assert opt._replayed.buckets
     assert empty.shape == shape
     assert not torch.equal(other, torch.ones_like(other))
 
@@ -271,7 +271,7 @@ def test_changing_company_keeps_one_bucket_and_the_right_basis(device: torch.dev
                 params[(step + 1) % 3].grad = None
             opt.step()
         ends.append([p.detach() for p in params])
-        assert len(opt._fused._buckets) == fused
+        assert len(opt._replayed.buckets) == fused
     assert close(*ends, device)
 
 
@@ -284,6 +284,6 @@ def test_a_split_that_changes_between_steps_is_seen_at_the_next_one(device: torc
             opt.param_groups[0]["split_sizes"] = split
             set_gradients([p], step)
             opt.step()
-        assert bool(opt._fused._buckets) == fused
+        assert bool(opt._replayed.buckets) == fused
         ends.append(p.detach())
     assert close([ends[0]], [ends[1]], device)

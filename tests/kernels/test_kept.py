@@ -89,12 +89,12 @@ def test_a_parameter_that_is_skipped_keeps_its_basis(device: torch.device) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures nothing without a GPU")
 def test_both_kinds_of_step_have_a_graph(device: torch.device) -> None:
     params, optimizer = run(device, 24)
-    assert len(optimizer._fused._plan.graphs) == 2
+    assert len(optimizer._replayed.graphs) == 2
     launched = parameters(device)
     reference = ps.Muon(launched, lr=0.1, polar=KEPT)
     for step in range(24):
         set_gradients(launched, step)
-        reference._fused._plan.steps.clear()  # never enough of them to capture any
+        reference._replayed._plan.steps.clear()  # never enough of them to capture any
         reference.step()
-    assert not reference._fused._plan.graphs
+    assert not reference._replayed.graphs
     assert all(map(torch.equal, params, launched))

@@ -207,8 +207,8 @@ def test_v_is_what_the_start_lacks(device: torch.device) -> None:
 def test_fused_equals_plain(device: torch.device, nesterov: bool) -> None:
     fused, opt = run(device, 6, nesterov=nesterov)
     plain, other = run(device, 6, nesterov=nesterov, fused=False)
-    assert opt._fused._buckets
-    assert not other._fused._buckets
+    assert opt._replayed.buckets
+    assert not other._replayed.buckets
     assert close(fused, plain)
     for p in fused:
         assert opt.state[p]["whitening"].shape[-2:] == (16, 16)
@@ -300,7 +300,7 @@ def test_one_that_joins_later_and_one_that_rests(device: torch.device) -> None:
             params[step % 3].grad = None
             opt.step()
         ends.append([p.detach() for p in params])
-        assert len(opt._fused._buckets) == fused
+        assert len(opt._replayed.buckets) == fused
     assert close(*ends)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from polarstep import Exact, Kaczmarz, LowRank, Muon, NewtonSchulz, rng
-from polarstep.sketch import Warm
+from polarstep.polar import Warm
 
 CASES = {
     "default": {},

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from polarstep import SGD, LowRank, Muon, NewtonSchulz, muon_for, rng
 from polarstep.diagnostics import Monitor
-from polarstep.optim import phases
-from polarstep.sketch import Warm
+from polarstep.optim import by_tensors
+from polarstep.polar import Warm
 
 RANKS = 2
 STEPS = 3
@@ -114,7 +114,9 @@ def main(rank: int, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (RANKS,))
     model = network()
     for number, name in enumerate(CASES):
-        phases.LARGEST_GATHERED = 2**29 if number % 2 else 1  # bytes; a bucket in one part, in many
+        by_tensors.LARGEST_GATHERED = (
+            2**29 if number % 2 else 1
+        )  # bytes; a bucket in one part, in many
         model = network()
         fully_shard(model, mesh=mesh)
         optimizer, rows = train(model, name)

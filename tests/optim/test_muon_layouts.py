@@ -10,8 +10,8 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 
 from polarstep import Exact, LowRank, Muon, NewtonSchulz, PolarMap, rng
-from polarstep.optim import phases
-from polarstep.sketch import Warm
+from polarstep.optim.by_tensors import _Target
+from polarstep.polar import Warm
 
 
 @dataclass(frozen=True)
@@ -202,14 +202,14 @@ def test_t_that_is_not_stored_is_the_same_step(shape, nonfinite, decay, monkeypa
     options = {"layout": "stack" if shape == (2, 3, 8, 12) else "auto", "nonfinite": nonfinite}
     options |= {"polar": LowRank(3, 2, always_sketch=True), "weight_decay": decay}
     ends, taken = [], []
-    as_they_are = phases._takes_products
+    as_they_are = _Target.takes_product
     for takes in (as_they_are, lambda *_: False):
 
         def noted(*arguments, takes=takes):
             taken.append(takes(*arguments))
             return taken[-1]
 
-        monkeypatch.setattr(phases, "_takes_products", noted)
+        monkeypatch.setattr(_Target, "takes_product", noted)
         W = Parameter(gaussian(*shape, seed=9).float())
         step(W, **options)
         ends.append(W.detach())

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polarstep import LowRank, Muon, NewtonSchulz
-from polarstep.sketch import Warm
+from polarstep.polar import Warm
 
 POLARS = [
     NewtonSchulz(),

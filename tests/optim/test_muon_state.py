@@ -13,7 +13,7 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon
-from polarstep.sketch import Warm
+from polarstep.polar import Warm
 
 
 @pytest.fixture(scope="module")
@@ -199,5 +199,5 @@ def test_a_warm_sketch_draws_its_numbers_once(monkeypatch):
 
 
 def test_warm_and_cold_are_told_apart_by_the_map_alone():
-    assert LowRank(3, sketch=Warm()).is_warm
-    assert not LowRank(3).is_warm
+    assert LowRank(3, sketch=Warm()).carries == ("basis", "whitening")
+    assert not LowRank(3).carries

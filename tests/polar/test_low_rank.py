@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.solvers import factored
 from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal
 from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, rng
-from polarstep.sketch import Warm
+from polarstep.polar import Warm
+from polarstep.products.cpu import Cpu
 
 ORTH = ["householder", "cholesky", "products"]
 
@@ -217,7 +219,7 @@ def test_where_sketching_does_not_pay_the_inner_map_runs(monkeypatch):
     assert solver.full_space_reason(220, 220) == "sketching would cost more"
     assert "full space: ℓ=210 ≥ 128" in solver.describe(128, 512)
     for has_tiles, named in ((False, "Gaussian)"), (True, "Gaussian in bfloat16)")):
-        monkeypatch.setattr("polarstep.matrix.has_tiles", lambda has=has_tiles: has)
+        monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda has=has_tiles: has)
         assert f"LowRank(200+10, h=1, {named}" in solver.describe(768, 3072)
     M = gaussian(24, 60)
     assert torch.equal(solver(M), solver.inner(M))
@@ -256,7 +258,7 @@ def test_both_factors_have_the_precision_of_the_inner_map(dtype):
     M = batch("power-law", 2, 24, 60).float()
     inner = NewtonSchulz(5, dtype=dtype, form="gram")
     solver = LowRank(8, 3, inner=inner, always_sketch=True)
-    T, factors = solver.factored(M, generator=rng.generator("Ω"))
+    T, factors = factored(solver, M, rng.generator("Ω"))
     assert factors.Q.dtype == factors.Z.dtype == dtype
     assert factors.B.dtype == T.dtype == torch.float32
     torch.testing.assert_close(T.to(dtype), factors.Q @ factors.Z)
@@ -265,8 +267,7 @@ def test_both_factors_have_the_precision_of_the_inner_map(dtype):
 @pytest.fixture
 def in_bfloat16(monkeypatch):
     """Products in bfloat16, as on a GPU."""
-    for module in ("matrix", "polar.low_rank", "polar.orthonormal", "polar.newton_schulz"):
-        monkeypatch.setattr(f"polarstep.{module}.product_dtype", lambda X: torch.bfloat16)
+    monkeypatch.setattr(Cpu, "dtype", lambda self, given: torch.bfloat16)
 
 
 @pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz(), Warm()], ids=str)
@@ -274,8 +275,10 @@ def test_zero_columns_for_the_tensor_cores_change_nothing(sketch, in_bfloat16, m
     solver = LowRank(8, 3, 1, sketch, orth="products", always_sketch=True)
     M, ends = batch("power-law", 2, 24, 60).float(), []
     for aligned in (1, 16):
-        monkeypatch.setattr("polarstep.polar.low_rank.ALIGNED", aligned)
-        T, factors = solver.factored(M, generator=rng.generator("Ω"))
+        monkeypatch.setattr(
+            Cpu, "padded", lambda self, width, dtype, to=aligned: width + -width % to
+        )
+        T, factors = factored(solver, M, rng.generator("Ω"))
         assert factors.Q.shape == (2, 24, 11)
         assert factors.Z.shape == factors.B.shape == (2, 11, 60)
         ends.append(T)
@@ -286,8 +289,8 @@ def test_zero_columns_for_the_tensor_cores_change_nothing(sketch, in_bfloat16, m
 @pytest.fixture
 def tiles(monkeypatch):
     """Say whether the CPU multiplies in bfloat16, matrices of any size."""
-    monkeypatch.setattr("polarstep.matrix.TILES_FROM", 1)
-    return lambda has: monkeypatch.setattr("polarstep.matrix.has_tiles", lambda: has)
+    monkeypatch.setattr("polarstep.products.cpu.TILES_FROM", 1)
+    return lambda has: monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: has)
 
 
 @pytest.mark.parametrize("power", [0, 0.5, 1, 2])
@@ -319,7 +322,7 @@ def test_what_a_rounded_sketch_rounds(tiles):
     tiles(False)
     before = [polar(M, generator=rng.generator("Ω")) for polar in (solver, sampled)]
     tiles(True)
-    T, factors = solver.factored(M, generator=rng.generator("Ω"))
+    T, factors = factored(solver, M, rng.generator("Ω"))
     identity = torch.eye(16).expand(2, 16, 16)
     torch.testing.assert_close(factors.Q.mT @ factors.Q, identity, atol=2e-6, rtol=0)
     inner = solver.inner(factors.Q.double().mT @ M.double())
@@ -332,9 +335,9 @@ def test_z_is_made_when_it_is_asked_for():
     """On a CPU T = (QW)B, with a W of size ℓ×ℓ."""
     solver = LowRank(8, 4, always_sketch=True)
     M = batch("power-law", 2, 24, 60).float()
-    step = solver.sketched(M, generator=rng.generator("Ω"))
+    step = solver.from_nothing(M, rng.generator("Ω"))
     L, R = step.two_factors
-    assert R is step.factors.B
+    assert R is step.factors.projected
     assert L.shape == (2, 24, 12)
     torch.testing.assert_close(L @ R, step.factors.Q @ step.factors.Z, atol=2e-6, rtol=0)
     torch.testing.assert_close(step.factors.Z, solver.inner(step.factors.B), atol=3e-5, rtol=0)

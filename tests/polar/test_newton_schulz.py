@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import NewtonSchulz
 from polarstep.polar import coefficients, gram
+from polarstep.products.cpu import Cpu
 
 CUSTOM = ((2.0, -1.5, 0.5), (1.5, -0.5), (1.2, 0.1, -0.2, -0.1))
 SETS = (*coefficients.names(), CUSTOM)
@@ -262,7 +263,7 @@ def test_numbers_of_any_kind_make_the_same_map(array):
 
 def test_coefficients_without_a_margin_are_not_run_in_16_bits(monkeypatch):
     """A dense spectrum has a singular value wherever a polynomial peaks."""
-    monkeypatch.setattr("polarstep.polar.newton_schulz.product_dtype", lambda X: torch.bfloat16)
+    monkeypatch.setattr(Cpu, "dtype", lambda self, given: torch.bfloat16)
     g = torch.Generator().manual_seed(0)
     U, V = (torch.linalg.qr(torch.randn(48, 48, generator=g)).Q for _ in range(2))
     M = (U * torch.linspace(0.02, 1, 48)) @ V.mT
@@ -360,7 +361,7 @@ def test_there_is_no_weight_where_a_gram_matrix_must_be_formed_afresh():
     long = coefficients.resolve("quintic", 12)
     assert gram.restarts(long, gram.rounding(X.dtype), settling=False)
     assert gram.weight(X, long) is None
-    assert NewtonSchulz(12, form="gram").weight(X) is None
-    assert NewtonSchulz(7, form="plain").weight(X) is None
-    assert NewtonSchulz(7, delta="spectral").weight(X) is None
-    assert NewtonSchulz(7, form="gram").weight(X) is not None
+    assert NewtonSchulz(12, form="gram").lift(X).W is None
+    assert NewtonSchulz(7, form="plain").lift(X).W is None
+    assert NewtonSchulz(7, delta="spectral").lift(X).W is None
+    assert NewtonSchulz(7, form="gram").lift(X).W is not None

@@ -13,7 +13,7 @@ from tests.solvers import over_sketches
 from tests.spectra import gaussian, matrix
 
 from polarstep import Gaussian, Kaczmarz, rng
-from polarstep.sketch import Warm
+from polarstep.polar import Warm
 
 
 def key(seed=0):

@@ -13,7 +13,7 @@ taken:
 * ⟨B, Z⟩ + ℓδ·max_{0≤x≤1} x(1 − p_q(x)) for Z = p_q(B/δ), as no singular value σ loses more than
   σ(1 − p_q(σ/δ)) of its alignment. It holds whatever the basis, and is best with many steps.
 
-A sketched map has B already (:meth:`polarstep.PolarMap.factored`), so the cost is a few norms. For a
+A sketched map has B already (:class:`polarstep.polar.base.Factors`), so the cost is a few norms. For a
 full-space map the second bound applies with B = M, and the first with a small sketch of its own.
 
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
@@ -26,18 +26,16 @@ Rounding is allowed for: the bounds hold for the T that was computed, not only f
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from polarstep import products
 from polarstep.diagnostics.certificate import Certificate
-from polarstep.matrix import product_dtype, unit_scaled
-from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
+from polarstep.polar import PolarMap
 from polarstep.polar.base import Factors
-from polarstep.polar.coefficients import evaluate
 from polarstep.polar.orthonormal import orthonormalize
+from polarstep.products.base import unit_scaled
 
 __all__ = ["certified", "cheap_certificate"]
 
@@ -55,8 +53,9 @@ def certified(
     >>> bool(bound.gamma >= exact.gamma), bool(bound.nu >= exact.nu)
     (True, True)
     """
-    T, factors = polar.factored(M, generator=generator)
-    return T, cheap_certificate(M, T, polar, factors)
+    step = polar.from_nothing(M, generator)
+    T = M.clone() if step is None else step.dense.to(M.dtype).reshape(M.shape)
+    return T, cheap_certificate(M, T, polar, None if step is None else step.factors)
 
 
 @torch.no_grad()
@@ -69,7 +68,7 @@ def cheap_certificate(
         M: matrices of shape ``(..., m, n)``.
         T: what ``polar`` made of them.
         polar: the map, where it is known; its polynomial sharpens both bounds.
-        factors: what :meth:`polarstep.PolarMap.factored` gave beside T, or ``None``.
+        factors: those of the step that made T, or ``None``.
     """
     if M.shape != T.shape or M.ndim < 2:
         raise ValueError(
@@ -79,25 +78,26 @@ def cheap_certificate(
     shape = M.shape[:-2]
     M, T = (X.reshape(-1, *X.shape[-2:]) for X in (M, T))
     M, T = (X.float() if X.dtype.itemsize < 4 else X for X in (M, T))
-    inner = polar.inner if isinstance(polar, LowRank) else polar
+    inner = None if polar is None else polar.innermost
+    B = None if factors is None else factors.B
     norm = _norm(M)
     if bool(((norm < 1e-15) | (norm > 1e15)).any()):  # squares are leaving the range of float32
         M, s = unit_scaled(M)
         norm = _norm(M)
-        factors = None if factors is None else replace(factors, B=factors.B * s)
-        inner = None if _has_own_delta(inner) else inner
-    d0, precision = min(M.shape[-2:]), torch.finfo(product_dtype(M)).eps
-    if factors is None:
+        B = None if B is None else B * s
+        inner = inner if inner is None or inner.ignores_scale else None
+    d0, precision = min(M.shape[-2:]), torch.finfo(products.of(M.device).dtype(M.dtype)).eps
+    if factors is None or B is None:
         alignment = _inner_product(M, T)
         nuclear = _by_own_sketch(M if M.shape[-2] == d0 else M.mT, norm)
-        loss = _alignment_loss(inner, d0, norm)
+        loss = None if inner is None else inner.alignment_loss(d0, norm)
     else:
-        B, ell = factors.B, factors.B.shape[-2]
+        ell = B.shape[-2]
         alignment = _inner_product(B, factors.Z.to(B.dtype))
         norm_B = _norm(B)
         tail = _outside(norm_B, norm, d0 - ell if factors.orthonormal else d0, precision)
         nuclear = _row_norms(B) + tail
-        loss = _alignment_loss(inner, ell, norm_B)
+        loss = None if inner is None else inner.alignment_loss(ell, norm_B)
         loss = None if loss is None else loss + tail
     largest = _largest_value(inner, T, norm) + _rounding_of_norm(precision)
     if loss is not None:
@@ -139,33 +139,11 @@ def _outside(norm_B: Tensor, norm: Tensor, rank: int, precision: float) -> Tenso
     return (math.sqrt(rank) * energy.clamp_min(0).sqrt()).to(norm.dtype)
 
 
-def _has_own_delta(inner: PolarMap | None) -> bool:
-    return isinstance(inner, NewtonSchulz) and not isinstance(inner.delta, str)
-
-
-def _alignment_loss(inner: PolarMap | None, rows: int, norm: Tensor) -> Tensor | None:
-    """A bound on ‖B‖_* − ⟨B, inner(B)⟩, or ``None`` for a map we know nothing of."""
-    if isinstance(inner, Exact):
-        return torch.zeros_like(norm)
-    if not isinstance(inner, NewtonSchulz):
-        return None
-    delta = norm
-    if not isinstance(inner.delta, str):
-        if bool((norm > inner.delta).any()):
-            return None  # δ may be below ‖B‖_op, outside what the polynomial was made for
-        delta = torch.full_like(norm, inner.delta)
-    return rows * delta * _extremes(inner.polynomials)[1]
-
-
 def _largest_value(inner: PolarMap | None, T: Tensor, norm: Tensor) -> Tensor:
-    """A bound on ‖T‖_op: from the polynomial, or from T's rows and columns."""
-    one = torch.ones_like(norm)
-    if isinstance(inner, Exact):
-        return one
-    if isinstance(inner, NewtonSchulz) and (
-        isinstance(inner.delta, str) or bool((norm <= inner.delta).all())
-    ):
-        return one * _extremes(inner.polynomials)[0]
+    """A bound on ‖T‖_op: what the map knows of itself, or from T's rows and columns."""
+    known = None if inner is None else inner.largest_value(norm)
+    if known is not None:
+        return known
     rows, columns = T.abs().sum(-1).amax(-1), T.abs().sum(-2).amax(-1)
     return torch.minimum((rows * columns).sqrt(), _norm(T)).clamp_min(1.0)
 
@@ -175,17 +153,6 @@ def _rounding_of_norm(precision: float) -> float:
     if precision > 1e-5:
         return 2.0**-6
     return 4e-5 if precision > 1e-10 else 1e-10
-
-
-@lru_cache(maxsize=64)
-def _extremes(polynomials: tuple[tuple[float, ...], ...]) -> tuple[float, float]:
-    """max p(x) and max x(1 − p(x)) over 0 ≤ x ≤ 1, on a grid uniform in log x.
-
-    p is smooth on that scale, however steep it is at zero; below the grid both are negligible.
-    """
-    x = torch.logspace(-8, 0, 80_001, dtype=torch.float64)
-    p = evaluate(polynomials, x)
-    return max(1.0, float(p.max())), float((x * (1 - p)).max().clamp_min(0)) * (1 + 1e-6) + 1e-8
 
 
 def _inner_product(X: Tensor, Y: Tensor) -> Tensor:

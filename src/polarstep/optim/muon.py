@@ -13,16 +13,17 @@ from torch.utils.hooks import RemovableHandle
 
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
-from polarstep.optim import phases
-from polarstep.optim.fused import FusedStep
+from polarstep.optim.by_tensors import PlainStep
+from polarstep.optim.collect import State, Work, collect
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
-from polarstep.optim.work import State, Work
-from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
+from polarstep.optim.step import PolarHook
+from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.sharded import local, whole
-from polarstep.sketch import Gaussian, Kaczmarz, Warm
+from polarstep.sketch import Gaussian, Kaczmarz
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
@@ -30,6 +31,8 @@ __all__ = ["Muon"]
 # A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
 # weights_only=True, its default.
 torch.serialization.add_safe_globals([Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz, Warm])
+# Where version 0.1 had it.
+torch.serialization.add_safe_globals([(Warm, "polarstep.sketch.warm.Warm")])
 
 
 class Muon(Optimizer):
@@ -66,7 +69,7 @@ class Muon(Optimizer):
         seed: of the sketches, which are a function of (seed, shape, step).
         fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
             CUDA graph, in bfloat16 where torch would multiply in it anyway
-            (:mod:`polarstep.optim.fused`). ``False``: the same in plain torch operations.
+            (:mod:`polarstep.optim.replay`). ``False``: the same in plain torch operations.
 
     Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
@@ -123,9 +126,9 @@ class Muon(Optimizer):
                 "choose its hidden matrices, or give parameters"
             )
         complete({}, defaults)
-        self._polar_hooks: OrderedDict[int, phases.PolarHook] = OrderedDict()
-        self._fused = FusedStep()
-        self._drawn: phases.Drawn = {}
+        self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
+        self._replayed = ReplayedStep()
+        self._plain = PlainStep()
         self._left_out: tuple[Route, ...] = ()  # what muon_for gave to no group
         super().__init__(params, defaults)
 
@@ -167,20 +170,16 @@ class Muon(Optimizer):
         return loss
 
     def _update(self) -> None:
-        works = [phases.collect(group) for group in self.param_groups]
+        works = [collect(group) for group in self.param_groups]
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
-        fused = self._fused
+        replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)
-            fused = FusedStep()  # what it makes is the graph's, and no later step changes it
+            replayed = ReplayedStep()  # what it makes is the graph's, and no later step changes it
         let_rest(muon, self.state)
-        plain = fused(muon, self.state, hooks)
-        for work in plain:
-            phases.momentum(work, self.state)
-        phases.polar(plain, self.state, hooks, self._drawn)
-        for work in plain:
-            phases.apply(work)
+        updated = replayed(muon, self.state, hooks)
+        self._plain(muon, self.state, hooks, skip=updated)
         for work in muon:
             work.group["step"] += 1
         for work in works:
@@ -208,7 +207,7 @@ class Muon(Optimizer):
         for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
             rule.update(work.group, [p], [grad], [state], found_inf=1 - whole(finite).float())
 
-    def register_polar_hook(self, hook: phases.PolarHook) -> RemovableHandle:
+    def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.
 
         For measuring: a hook may read everything and must change nothing.
@@ -236,8 +235,8 @@ class Muon(Optimizer):
             if isinstance(of_parameter.get("step"), Tensor):
                 of_parameter["step"] = of_parameter["step"].to(p.device)
         self.__dict__.setdefault("_polar_hooks", OrderedDict())
-        self.__dict__.setdefault("_fused", FusedStep())
-        self.__dict__.setdefault("_drawn", {})
+        self.__dict__.setdefault("_replayed", ReplayedStep())
+        self.__dict__.setdefault("_plain", PlainStep())
         self.__dict__.setdefault("_left_out", ())
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polarstep.optim.fused import can_fuse
+from polarstep.optim.by_tables import can_tabulate
 from polarstep.optim.groups import Group, named_params, view_of
 
 __all__ = ["Route", "Routes", "left_out", "routes_of"]
@@ -80,7 +80,7 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                 shapes = dict.fromkeys((m, n) for _, m, n in view.shapes)
                 told = (group["polar"].describe(m, n, p.device) for m, n in shapes)
                 polar = "; ".join(dict.fromkeys(told))
-                if can_fuse(group, p, None):
+                if can_tabulate(group, p, None):
                     polar += ", fused"
             rows.append(
                 Route(

@@ -1,8 +1,19 @@
 """Polar maps: exact, by polynomial iterations, and randomized."""
 
-from polarstep.polar.base import PolarMap
+from polarstep.polar.base import Carry, Draw, Polar, PolarMap
 from polarstep.polar.exact import Exact
+from polarstep.polar.finders import Finder, Warm
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 
-__all__ = ["Exact", "LowRank", "NewtonSchulz", "PolarMap"]
+__all__ = [
+    "Carry",
+    "Draw",
+    "Exact",
+    "Finder",
+    "LowRank",
+    "NewtonSchulz",
+    "Polar",
+    "PolarMap",
+    "Warm",
+]

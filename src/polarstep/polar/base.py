@@ -9,153 +9,167 @@ polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every ma
 * ``T(Mᵀ) = T(M)ᵀ``;
 * ``T(batch)[i] = T(batch[i])``, for the random maps with the same generator state.
 
-A solver is a frozen dataclass: comparable, hashable, printable, picklable, valid in a param group.
+A map is a frozen dataclass: comparable, hashable, printable, picklable, valid in a param group.
+
+An optimizer calls :meth:`PolarMap.step` once for each bucket of matrices and each step. A step is given
+what the last one left, its :class:`Carry`, and random numbers that were drawn before it. It returns T as
+a :class:`Polar`, not multiplied out, and what it leaves for the next step. ``polar(M, generator=g)`` is
+one step from nothing.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from polarstep.matrix import product_like, unit_scaled, workable
+from polarstep import products
+from polarstep.products.base import product_like, unit_scaled
 from polarstep.sharded import is_sharded
-from polarstep.sketch.warm import Start
+from polarstep.sketch.base import default_generator
 
-__all__ = ["Factors", "Kept", "PolarMap", "Sketched", "Weighted", "lifted", "oriented"]
+__all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap"]
+
+
+class Carry(dict[str, Tensor]):
+    """What a step leaves for the next one: named tensors, the first dimension of each is the batch.
+
+    A map without state leaves an empty one.
+    """
+
+    @staticmethod
+    def joined(parts: Sequence[Carry]) -> Carry:
+        """The carry of all matrices of ``parts``, which have the same names."""
+        if len(parts) == 1:
+            return parts[0]
+        return Carry({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    def split(self, counts: list[int]) -> list[Carry]:
+        """A carry for each run of ``counts`` matrices."""
+        if not self:
+            return [Carry() for _ in counts]
+        parts = zip(*(torch.split(tensor, counts) for tensor in self.values()), strict=True)
+        return [Carry(zip(self, part, strict=True)) for part in parts]
+
+    def to(self, dtype: torch.dtype) -> Carry:
+        """The same in another precision."""
+        return Carry({name: tensor.to(dtype) for name, tensor in self.items()})
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The basis of an earlier step, for this one to work in as it is."""
+class Draw:
+    """What a step is given beside M and its carry."""
 
-    Qt: Tensor  # (batch, ℓ, m) for wide M: Qᵀ, so that a basis vector lies in one piece
+    numbers: Tensor | None = None  # the random numbers of this step; None where none are needed
+    finite: Tensor | None = (
+        None  # a flag per matrix; where it is zero, the carry must stay as it was
+    )
 
-    def split(self, counts: list[int]) -> list[Kept]:
-        """The bases of ``counts`` matrices each."""
-        return [Kept(part) for part in torch.split(self.Qt, counts)]
+
+@dataclass(frozen=True)
+class Lift:
+    """Z = WX, the polar factor of a small matrix, before it is multiplied out; W = I if it is None."""
+
+    X: Tensor  # (batch, ℓ, n)
+    W: Tensor | None = None  # (batch, ℓ, ℓ)
+    left: Tensor | None = None  # (batch, m, ℓ): QW, where whoever found Q has made it
 
 
 @dataclass(frozen=True)
 class Factors:
-    """T = QZ: what a sketched polar map knows of wide matrices M (tall ones are transposed first).
+    """T = Q·Z = Q·W·X for wide matrices M (tall ones are transposed first), as a sketch makes it.
 
-    B = QᵀM says how much of M the basis captured, at no cost beyond the map's own.
+    B = QᵀM says how much of M the basis captured, at no cost beyond the map's own. Tensors may have more
+    than ℓ = ``width`` rows or columns; what is there is zero.
     """
 
-    Q: Tensor  # (batch, m, ℓ), ‖Q‖_op ≤ 1, in the precision of Z
-    B: Tensor  # (batch, ℓ, n), QᵀM on M's own scale
-    Z: Tensor  # (batch, ℓ, n), the polar factor of B, in the precision the inner map ended in
+    columns: Tensor  # (batch, m, ≥ ℓ): Q with padding
+    projected: Tensor  # (batch, ≥ ℓ, n): B with padding
+    lift: Lift  # Z, in the precision the inner map ended in
+    width: int
     orthonormal: bool  # whether QᵀQ = I up to rounding; a null direction may be missing otherwise
-    start: Start | None = None  # a warm sketch's, for the next step
 
     @property
-    def basis(self) -> Tensor:
-        """Q."""
-        return self.Q
+    def Q(self) -> Tensor:
+        """(batch, m, ℓ), ‖Q‖_op ≤ 1, in the precision of Z."""
+        return self.columns[..., : self.width].to(self.Z.dtype)
 
     @property
-    def two_factors(self) -> tuple[Tensor, Tensor]:
-        """L and R with T = LR."""
+    def B(self) -> Tensor:
+        """(batch, ℓ, n), QᵀM on M's own scale."""
+        return self.projected[:, : self.width]
+
+    @cached_property
+    def Z(self) -> Tensor:
+        """(batch, ℓ, n), the polar factor of B."""
+        X, W = self.lift.X, self.lift.W
+        if W is not None:
+            X = products.of(X.device).apply(W, X, self.projected.dtype)
+        return X[:, : self.width]
+
+    @cached_property
+    def two(self) -> tuple[Tensor, Tensor]:
+        """L and R with T = LR: QW and X, so that Z with its long side need not be made."""
+        if self.lift.left is not None:
+            return self.lift.left, self.lift.X
+        if self.lift.W is not None:
+            return torch.bmm(self.columns, self.lift.W), self.lift.X
         return self.Q, self.Z
-
-    @property
-    def factors(self) -> Factors:
-        """These; other ways to make T have others inside, and make these when they are asked for."""
-        return self
 
 
 @dataclass(frozen=True)
-class Weighted:
-    """T = (QW)S, where the polar factor of B is Z = WS and S is B times a power of two.
+class Polar:
+    """T of a batch of matrices M, before it is multiplied out: dense, or as two factors."""
 
-    Z is not made for it: QW has the short side of M, where Z has the long one.
-    """
-
-    basis: Tensor  # (batch, m, ℓ), the Q of Factors
-    B: Tensor  # (batch, ℓ, n)
-    W: Tensor  # (batch, ℓ, ℓ)
-    S: Tensor  # (batch, ℓ, n), B itself but for extreme scales
-    orthonormal: bool
-    start: None = None
+    M: Tensor  # (batch, m, n), tall or wide
+    T: Tensor | None = None  # (batch, m, n), in the precision the map ended in
+    factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
 
     @cached_property
-    def two_factors(self) -> tuple[Tensor, Tensor]:
-        """L and R with T = LR."""
-        return torch.bmm(self.basis, self.W), self.S
+    def two_factors(self) -> tuple[Tensor, Tensor] | None:
+        """L and R with T = LR, oriented as M is; ``None`` where T is dense."""
+        if self.factors is None:
+            return None
+        L, R = self.factors.two
+        return (L, R) if self.M.shape[-2] <= self.M.shape[-1] else (R.mT, L.mT)
 
     @cached_property
-    def factors(self) -> Factors:
-        """Q, B and Z, which is made here."""
-        return Factors(self.basis, self.B, torch.bmm(self.W, self.S), self.orthonormal)
-
-
-class Sketched(Protocol):
-    """T of wide matrices before it is multiplied out, and what it was made of."""
-
-    @property
-    def start(self) -> Start | None:
-        """What the next step starts from, of a warm sketch."""
-
-    @property
-    def basis(self) -> Tensor:
-        """Q, of shape (batch, m, ℓ)."""
-
-    @property
-    def two_factors(self) -> tuple[Tensor, Tensor]:
-        """L and R with T = LR."""
-
-    @property
-    def factors(self) -> Factors:
-        """Q, B and Z."""
-
-
-def oriented(step: Sketched, m: int, n: int) -> tuple[Tensor, Tensor]:
-    """L and R with T = LR for the m×n matrices that ``step`` was made of, tall ones too."""
-    L, R = step.two_factors
-    return (L, R) if m <= n else (R.mT, L.mT)
-
-
-def lifted(step: Sketched, M: Tensor) -> Tensor:
-    """T of the matrices ``M`` that ``step`` was made of, in their shape, precision and memory layout."""
-    m, n = M.shape[-2:]
-    T = product_like(M.reshape(-1, m, n), *oriented(step, m, n))
-    return T.to(M.dtype).reshape(M.shape)
+    def dense(self) -> Tensor:
+        """T in the precision the map ended in, in the memory layout of M."""
+        if self.two_factors is None:
+            assert self.T is not None
+            return self.T
+        return product_like(self.M, *self.two_factors)
 
 
 class PolarMap(ABC):
     """An approximation of the polar factor; see the module's docstring for the contract.
 
-    A subclass implements :meth:`_polar` for a batch of wide matrices and :meth:`flops`.
+    A map without state implements :meth:`_polar` for a batch of wide matrices and :meth:`flops`. A
+    random one has ``is_random`` and :meth:`draw`. A map with state names what it carries and
+    implements :meth:`step` and :meth:`resumes`.
     """
+
+    @abstractmethod
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        """T of ``X``: shape ``(batch, m, n)`` with ``m ≤ n``, not empty.
+
+        float32, float64, or bfloat16 on a device that multiplies in it. ``numbers`` are what
+        :meth:`draw` gave, of a random map.
+        """
+
+    @abstractmethod
+    def flops(self, m: int, n: int) -> int:
+        """Cost of one call on an m×n matrix in the paper's convention (:mod:`polarstep.flops`)."""
 
     @property
     def is_random(self) -> bool:
-        """Whether the map draws from the generator it is given."""
+        """Whether the map needs random numbers."""
         return False
-
-    def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return T(M) for ``M`` of shape ``(..., m, n)``."""
-        _check(M)
-        X = unit_scaled(M)[0] if M.is_cuda and M.numel() > 0 and self.ignores_scale else M
-        return self.as_computed(X, generator=generator).to(M.dtype)
-
-    def as_computed(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """T(M) in the precision the map ended in; to round what is read once would be a pass more.
-
-        On a GPU small matrices come out as zero where their entries are beyond 1e-18 or 1e18.
-        """
-        _check(M)
-        if M.numel() == 0:
-            return M.clone()
-        m, n = M.shape[-2:]
-        X = workable(M.reshape(-1, m, n))
-        T = self._polar(X, generator) if m <= n else self._polar(X.mT, generator).mT
-        return T.reshape(M.shape)
 
     @property
     def rounds_input(self) -> bool:
@@ -164,56 +178,107 @@ class PolarMap(ABC):
 
     @property
     def ignores_scale(self) -> bool:
-        """Whether T(cM) = T(M), as it is but for a δ that somebody fixed."""
+        """Whether T(cM) = T(M), which holds but for a δ that somebody fixed."""
         return True
 
     @property
-    def is_warm(self) -> bool:
-        """Whether a step can start from the last one's factor."""
-        return False
+    def carries(self) -> tuple[str, ...]:
+        """The names of what a step may leave for the next one."""
+        return ()
+
+    def on(self, m: int, n: int, device: torch.device) -> PolarMap:
+        """The map that runs on m×n matrices there: itself, or a cheaper one for the shape."""
+        return self
+
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        """Whether a step on m×n matrices can go on from ``carry``, which may be another map's."""
+        return not self.carries
+
+    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
+        """What the numbers of a step are a function of, beside the seed and the shape.
+
+        ``None`` where a step needs no numbers. ``resumed`` says whether there is a carry to go on from.
+        """
+        return (step,) if self.is_random else None
+
+    def draw(
+        self,
+        m: int,
+        n: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The random numbers of one step for m×n matrices; in place of earlier ones in ``out``."""
+        raise TypeError(
+            f"{type(self).__name__}.is_random is true, but it has no method draw(m, n, generator, "
+            "dtype, out): expected one that returns the numbers that _polar is given"
+        )
+
+    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        """T of ``M`` (batch, m, n), and what is left for the next step.
+
+        The tensors of ``carry`` are the step's own. It may write the next ones in their place, but where
+        ``draw.finite`` says otherwise, and return them.
+        """
+        X = products.of(M.device).workable(M)
+        wide = M.shape[-2] <= M.shape[-1]
+        T = self._polar(X, draw.numbers) if wide else self._polar(X.mT, draw.numbers).mT
+        return Polar(M, T), Carry()
+
+    def lift(self, B: Tensor) -> Lift:
+        """T of wide matrices ``B`` of few rows, without the last product where that is cheaper."""
+        return Lift(self.as_computed(B))
 
     @property
-    def keeps_basis(self) -> bool:
-        """Whether a step can work in an earlier one's basis."""
-        return False
-
-    def factored(
-        self,
-        M: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        start: Start | Kept | None = None,
-        numbers: Tensor | None = None,
-    ) -> tuple[Tensor, Factors | None]:
-        """T(M), and the factors it was made of where the map works in a subspace.
-
-        ``start`` is what the last step's factors have as theirs, of a :class:`~polarstep.Warm` sketch,
-        or a basis that is kept. ``numbers`` are those that a random map would draw, where somebody has
-        drawn them before.
-        """
-        return self(M, generator=generator), None
-
-    def sketched(
-        self,
-        M: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        start: Start | Kept | None = None,
-        numbers: Tensor | None = None,
-    ) -> Sketched | None:
-        """The same before T is multiplied out; ``None`` where the map works in full space."""
+    def polynomials_to_fuse(self) -> tuple[tuple[float, ...], ...] | None:
+        """The odd polynomials that make T of M/‖M‖_F, where a device may apply them in its own way."""
         return None
 
-    @abstractmethod
-    def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        """T of ``X``: shape ``(batch, m, n)`` with ``m ≤ n``, not empty.
+    def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Return T(M) for ``M`` of shape ``(..., m, n)``."""
+        polar = self.from_nothing(M, generator)
+        return M.clone() if polar is None else polar.dense.to(M.dtype).reshape(M.shape)
 
-        float32, float64, or bfloat16 on a device that multiplies in it.
+    def from_nothing(self, M: Tensor, generator: torch.Generator | None = None) -> Polar | None:
+        """One step from nothing on ``M`` of shape ``(..., m, n)``; ``None`` if it is empty."""
+        _check(M)
+        if M.numel() == 0:
+            return None
+        m, n = M.shape[-2:]
+        X, polar = M.reshape(-1, m, n), self.on(m, n, M.device)
+        numbers = None
+        if polar.numbers_at(0, resumed=False) is not None:
+            generator = default_generator(generator, M.device)
+            numbers = polar.numbers_for(X, generator)
+        if not products.of(M.device).looks_for_free and polar.ignores_scale:
+            X, _ = unit_scaled(X)  # squares of very small and very large entries leave float32
+        return polar.step(X, Carry(), Draw(numbers))[0]
+
+    def numbers_for(self, M: Tensor, generator: torch.Generator) -> Tensor:
+        """The random numbers for the matrices ``M``, where they are and precise enough for them."""
+        dtype = torch.promote_types(M.dtype, torch.float32)
+        return self.draw(M.shape[-2], M.shape[-1], generator, dtype).to(M.device)
+
+    def as_computed(self, M: Tensor) -> Tensor:
+        """Like calling a map that is not random, but without the final cast to M's dtype.
+
+        On a GPU small matrices come out as zero where their entries are beyond 1e-18 or 1e18.
         """
+        return M.clone() if M.numel() == 0 else self.step(M, Carry(), Draw())[0].dense
 
-    @abstractmethod
-    def flops(self, m: int, n: int) -> int:
-        """Cost of one call on an m×n matrix in the paper's convention (:mod:`polarstep.flops`)."""
+    @property
+    def innermost(self) -> PolarMap:
+        """The map whose polynomial decides how far singular values are lifted."""
+        return self
+
+    def largest_value(self, norm: Tensor) -> Tensor | None:
+        """A bound on ‖T‖_op in exact arithmetic, for matrices with ‖M‖_F = ``norm``; if known."""
+        return None
+
+    def alignment_loss(self, rows: int, norm: Tensor) -> Tensor | None:
+        """A bound on ‖B‖_* − ⟨B, T(B)⟩ for B of ``rows`` rows with ‖B‖_F = ``norm``; if known."""
+        return None
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """How an m×n matrix on ``device`` will be treated, in a few words, for the routing table."""

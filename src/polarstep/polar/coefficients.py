@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from polarstep.torch_compile import constant
 __all__ = [
     "Polynomial",
     "evaluate",
+    "extremes",
     "minimax",
     "names",
     "polar_express",
@@ -95,6 +96,17 @@ def evaluate(polynomials: Sequence[Polynomial], x: Tensor) -> Tensor:
             value = value * y + c
         x = x * value
     return x
+
+
+@lru_cache(maxsize=64)
+def extremes(polynomials: tuple[Polynomial, ...]) -> tuple[float, float]:
+    """max p(x) and max x(1 − p(x)) over 0 ≤ x ≤ 1, on a grid uniform in log x.
+
+    p is smooth on that scale, however steep it is at zero; below the grid both are negligible.
+    """
+    x = torch.logspace(-8, 0, 80_001, dtype=torch.float64)
+    p = evaluate(polynomials, x)
+    return max(1.0, float(p.max())), float((x * (1 - p)).max().clamp_min(0)) * (1 + 1e-6) + 1e-8
 
 
 # Not functools.cache, which torch.compile looks through, and warns of.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.matrix import unit_scaled
 from polarstep.polar.base import PolarMap
+from polarstep.products.base import unit_scaled
 
 __all__ = ["Exact"]
 
@@ -37,7 +37,7 @@ class Exact(PolarMap):
         if self.rtol is not None and not 0 <= self.rtol < 1:
             raise ValueError(form)
 
-    def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         # LAPACK refuses a NaN, and with it the whole batch; here only its own matrix is lost.
         finite = X.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
         X, _ = unit_scaled(torch.where(finite, X, 0).double())
@@ -45,6 +45,14 @@ class Exact(PolarMap):
         rtol = max(X.shape[-2:]) * torch.finfo(X.dtype).eps if self.rtol is None else self.rtol
         nonzero = rtol * S[..., :1] < S
         return torch.where(finite, (U * nonzero.unsqueeze(-2)) @ Vh, torch.nan)
+
+    def largest_value(self, norm: Tensor) -> Tensor:
+        """One."""
+        return torch.ones_like(norm)
+
+    def alignment_loss(self, rows: int, norm: Tensor) -> Tensor:
+        """Nothing is lost."""
+        return torch.zeros_like(norm)
 
     def flops(self, m: int, n: int) -> int:
         """6d₁d₀² + 20d₀³ for a thin SVD with both factors, and the product U Vᵀ.

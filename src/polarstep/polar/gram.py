@@ -33,22 +33,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from polarstep import kernels
-from polarstep.matrix import product_like, unit_scaled
+from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate
-from polarstep.polar.symmetric import WORTH_FROM, symmetric_product
+from polarstep.products.base import product_like, unit_scaled
 from polarstep.torch_compile import constant
 
 __all__ = [
-    "accumulated",
-    "applied",
     "apply_polynomials",
     "apply_to_normalized",
     "fits_float16",
-    "gram_matrix",
-    "one_launch",
-    "polynomial_of",
-    "polynomial_times",
     "restarts",
     "rounding",
     "scaled_gram",
@@ -65,16 +58,6 @@ TOLERATED_AT_THE_END = 4e-3
 TOLERATED_OVERSHOOT = 4e-6
 
 
-def gram_matrix(X: Tensor) -> Tensor:
-    """``X Xᵀ``, accumulated and returned in float32 when ``X`` is of lower precision."""
-    if X.dtype.itemsize >= 4:
-        return symmetric_product(X, X)
-    if X.is_cuda:
-        return torch.bmm(X, X.mT, out_dtype=torch.float32)
-    X = X.float()
-    return X @ X.mT
-
-
 def scaled_gram(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """X, XXᵀ and its trace ‖X‖_F², of shape (batch, 1, 1), for ``X`` on a CPU.
 
@@ -88,60 +71,8 @@ def scaled_gram(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gram_and_trace(X: Tensor) -> tuple[Tensor, Tensor]:
-    G = gram_matrix(X)
+    G = products.of(X.device).gram(X)
     return G, G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-
-
-def polynomial_of(G: Tensor, polynomial: Polynomial) -> Tensor:
-    """``P(G) = aI + bG + cG² + …`` by Horner's rule, for the polynomial x·P(x²) = ax + bx³ + cx⁵ + …"""
-    a, *rest = polynomial
-    if len(rest) == 1:
-        H = rest[0] * G
-        if a:
-            H.diagonal(dim1=-2, dim2=-1).add_(a)
-        return H
-    H, scale = _but_for_the_last_product(G, polynomial)
-    return symmetric_product(H, G, plus=G, alpha=scale, beta=rest[0], identity=a)
-
-
-def _but_for_the_last_product(G: Tensor, polynomial: Polynomial) -> tuple[Tensor, float]:
-    """H and s with ``P(G) = s·HG + bG + aI``, for a polynomial of degree five or more."""
-    _, _, *higher = polynomial
-    H, scale = G, higher.pop()
-    while higher:  # every partial result is symmetric
-        H, scale = symmetric_product(H, G, plus=G, alpha=scale, beta=higher.pop()), 1.0
-    return H, scale
-
-
-def polynomial_times(
-    G: Tensor,
-    Y: Tensor,
-    polynomial: Polynomial,
-    *,
-    by_trace: bool = False,
-    P: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """``P(G)Y`` in one launch, where :func:`one_launch` says so; P(G) goes to ``P``, if that is given.
-
-    ``by_trace`` is for G = YYᵀ and a polynomial of degree five: P(G/‖Y‖_F²)Y/‖Y‖_F.
-    """
-    from polarstep.kernels.polynomial import product_times
-
-    a, b, *_ = polynomial
-    H, scale = _but_for_the_last_product(G, polynomial)
-    return product_times(
-        H, G, Y, alpha=scale, D=G, beta=b, identity=a, by_trace=by_trace, P=P, out_dtype=out_dtype
-    )
-
-
-def one_launch(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
-    """Whether P(G)Y is one launch: for few rows on a GPU, in 16 bits, from degree five on."""
-    if not kernels.available(Y.device):
-        return False
-    from polarstep.kernels.polynomial import suits
-
-    return suits(Y) and all(len(polynomial) >= 3 for polynomial in polynomials)
 
 
 def rounding(dtype: torch.dtype) -> float:
@@ -208,15 +139,15 @@ def apply_polynomials(
 
     In ``out_dtype``, or in the precision of ``X``.
     """
-    out_dtype = out_dtype or X.dtype
-    in_halves = X.dtype == torch.float16 and kernels.available(X.device)
+    out_dtype, ops = out_dtype or X.dtype, products.of(X.device)
+    in_halves = X.dtype == torch.float16 and ops.gram_in_halves
     starts = [0, *restarts(polynomials, rounding(X.dtype)), len(polynomials)]
     for first, end in pairwise(starts):
         if first < end:
             # But for float16 on a GPU, m×m work is never below float32.
-            G = symmetric_product(X, X) if in_halves else gram_matrix(X)
-            W = accumulated(G, polynomials[first:end]).to(X.dtype)
-            X = applied(W, X, X.dtype if end < len(polynomials) else out_dtype)
+            G = ops.symmetric(X, X) if in_halves else ops.gram(X)
+            W = ops.accumulated(G, polynomials[first:end]).to(X.dtype)
+            X = ops.apply(W, X, X.dtype if end < len(polynomials) else out_dtype)
     return X.to(out_dtype)
 
 
@@ -255,81 +186,5 @@ def _accumulated_by_trace(
 ) -> Tensor:
     """W times ``scale`` for the X of norm one that has the Gram matrix G/trace, over ‖X‖_F."""
     trace = torch.where(trace == 0, 1, trace)
-    return accumulated(G / trace, polynomials).mul_(scale * trace.rsqrt())
-
-
-def applied(W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
-    """``WX`` in ``dtype``, rounded once where a kernel can do it."""
-    if dtype == X.dtype or not kernels.available(X.device):
-        return product_like(X, W, X).to(dtype)
-    from polarstep.kernels.product import product
-
-    return product(W, X, out_dtype=dtype)
-
-
-def accumulated(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-    """W_q for the Gram matrix ``G``."""
-    if one_launch(G, polynomials):
-        return _accumulated_in_few_launches(G, polynomials)
-    if _are_few(G, polynomials):
-        return _accumulated_side_by_side(G, polynomials)
-    W: Tensor | None = None
-    for t, polynomial in enumerate(polynomials):
-        P = polynomial_of(G, polynomial)
-        W = P if W is None else symmetric_product(P, W)
-        if t + 1 < len(polynomials):
-            G = symmetric_product(symmetric_product(P, G), P)
-    assert W is not None
-    return W
-
-
-def _are_few(G: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
-    """Whether there are few matrices, and small ones, on a GPU and in 16 bits."""
-    if not kernels.available(G.device) or G.dtype.itemsize != 2 or G.shape[-1] >= WORTH_FROM:
-        return False
-    from polarstep.kernels.polynomial import is_few
-
-    return is_few(G) and all(len(polynomial) >= 3 for polynomial in polynomials)
-
-
-def _accumulated_side_by_side(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-    """The same with three launches a step: P = P(G), P·[W G] as one product, and G ← (PG)P.
-
-    W lies in the middle of room for three. G lies beside it, so that both are one operand, and the next
-    G goes to the other side, where the PG that it is made of is not.
-    """
-    from polarstep.kernels.product import product
-
-    def polynomial_to(G: Tensor, polynomial: Polynomial, out: Tensor | None = None) -> Tensor:
-        a, b, *_ = polynomial
-        H, scale = _but_for_the_last_product(G, polynomial)
-        return product(H, G, alpha=scale, D=G, beta=b, identity=a, symmetric=True, out=out)
-
-    first, *rest = polynomials
-    if not rest:
-        return polynomial_to(G, first)
-    batch, m, _ = G.shape
-    at = [slice(0, m), slice(m, 2 * m), slice(2 * m, 3 * m)]
-    both = {0: slice(0, 2 * m), 2: slice(m, 3 * m)}  # by the side on which G is
-    room, side = G.new_empty(batch, m, 3 * m), 2
-    W = polynomial_to(G, first, out=room[..., at[1]])
-    torch.bmm(W @ G, W, out=room[..., at[side]])
-    for polynomial in rest[:-1]:
-        P, before = polynomial_to(room[..., at[side]], polynomial), room
-        room = torch.empty_like(before)
-        torch.bmm(P, before[..., both[side]], out=room[..., both[side]])
-        torch.bmm(room[..., at[side]], P, out=room[..., at[2 - side]])
-        side = 2 - side
-    return polynomial_to(room[..., at[side]], rest[-1]) @ room[..., at[1]]
-
-
-def _accumulated_in_few_launches(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-    """The same with two launches a step: W ← P(G)W, which leaves P as well, and G ← PGP."""
-    from polarstep.kernels.polynomial import product_times
-
-    W = P = polynomial_of(G, polynomials[0])
-    for polynomial in polynomials[1:]:
-        G = product_times(P, G, P)
-        P = torch.empty_like(G)
-        W = polynomial_times(G, W, polynomial, P=P)
-    return W
+    W = products.of(G.device).accumulated(G / trace, polynomials)
+    return W.mul_(scale * trace.rsqrt())

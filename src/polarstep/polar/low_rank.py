@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Real
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from polarstep import flops
-from polarstep.matrix import product_dtype, product_like, sketch_dtype, workable
-from polarstep.polar import warm
-from polarstep.polar.base import Factors, Kept, PolarMap, Sketched, Weighted, lifted
+from polarstep import flops, products
+from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
+from polarstep.polar.finders import Finder, Fresh, Kept
 from polarstep.polar.newton_schulz import NewtonSchulz
-from polarstep.polar.orthonormal import Method, orthonormalize
-from polarstep.sketch import Gaussian, Kaczmarz, Sketch, Warm
-from polarstep.sketch.base import default_generator
-from polarstep.sketch.warm import Start
+from polarstep.polar.orthonormal import Method
+from polarstep.sketch import Gaussian, Sketch
 
 __all__ = ["LowRank"]
-
-# On a GPU a smaller matrix is done in full space before a sketch has launched its kernels.
-SKETCHED_ON_GPU_FROM = 768
-# Tensor cores want bfloat16 in rows of a multiple of this length.
-ALIGNED = 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,8 @@ class LowRank(PolarMap):
             starts from the short side.
         sketch: ``Gaussian()`` (Algorithm 1), ``Kaczmarz()`` (Algorithm 2), or ``Warm()``, which
             starts from the last step's factor: in an optimizer the fastest of the three and, from
-            the second step on, the most accurate for its price.
+            the second step on, the most accurate for its price. A sketch or a range finder
+            (:class:`polarstep.polar.Finder`) of your own will do.
         inner: the polar map of the small matrix B. Its δ is a norm of B, which is what Algorithm 2
             says and is sharper than Algorithm 1's δ ≥ ‖M‖_op.
         orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
@@ -68,7 +62,7 @@ class LowRank(PolarMap):
     rank: int = 200
     oversample: int = 10
     power: float = 1
-    sketch: Sketch = field(default_factory=Gaussian)
+    sketch: Sketch | Finder = field(default_factory=Gaussian)
     inner: PolarMap = field(default_factory=lambda: NewtonSchulz(steps=7))
     orth: Method = "auto"
     always_sketch: bool = False
@@ -88,17 +82,15 @@ class LowRank(PolarMap):
             raise TypeError(form)
         if not (0 <= self.power < float("inf") and float(2 * self.power).is_integer()):
             raise ValueError(form)
-        if not isinstance(self.sketch, Sketch):
+        if not isinstance(self.sketch, Sketch | Finder):
             raise TypeError(f"sketch={self.sketch!r}: expected a Sketch such as Gaussian()")
-        if isinstance(self.sketch, Warm) and self.power != int(self.power):
-            raise ValueError(
-                f"power={self.power!r} with Warm(): expected a whole number, 0, 1, 2, …; its start "
-                "lies on the long side of the matrix, where half powers do not begin"
-            )
         if not isinstance(self.inner, PolarMap):
             raise TypeError(f"inner={self.inner!r}: expected a polar map such as NewtonSchulz()")
-        if isinstance(self.inner, LowRank):
-            raise ValueError("inner is a LowRank map: expected a full-space one, as NewtonSchulz()")
+        if self.inner.is_random or self.inner.carries:
+            raise ValueError(
+                f"inner is a {type(self.inner).__name__} map: expected a full-space one without random "
+                "numbers or state, as NewtonSchulz()"
+            )
         if self.orth not in get_args(Method):
             raise ValueError(f"orth={self.orth!r}: expected one of {', '.join(get_args(Method))}")
         if not isinstance(self.always_sketch, bool):
@@ -107,11 +99,19 @@ class LowRank(PolarMap):
             raise ValueError(
                 f"keep={self.keep!r}: expected an integer ≥ 1, the steps that a basis is kept for"
             )
-        if self.keep > 1 and isinstance(self.sketch, Warm):
-            raise ValueError(
-                f"keep={self.keep} with Warm(): expected 1; a warm sketch goes on from the last step's "
-                "factor at every step. Keep the basis of a Gaussian() one"
-            )
+        self.finder  # noqa: B018 (raises on options that its sketch cannot have)
+
+    @cached_property
+    def finder(self) -> Finder:
+        """Where the basis Q comes from."""
+        if isinstance(self.sketch, Finder):
+            return self.sketch.with_options(self.power, self.orth, self.keep)
+        fresh = Fresh(self.sketch, self.power, orth=self.orth)
+        return fresh if self.keep == 1 else Kept(fresh, self.keep, orth=self.orth)
+
+    def __getstate__(self) -> dict[str, object]:
+        """The options alone; a checkpoint reads the same whether the finder was asked for or not."""
+        return {name: value for name, value in self.__dict__.items() if name != "finder"}
 
     @property
     def width(self) -> int:
@@ -134,33 +134,22 @@ class LowRank(PolarMap):
         return self.inner.ignores_scale
 
     @property
-    def is_warm(self) -> bool:
-        """Whether a step can start from the last one's factor."""
-        return isinstance(self.sketch, Warm)
+    def innermost(self) -> PolarMap:
+        """The inner map."""
+        return self.inner.innermost
 
     @property
-    def keeps_basis(self) -> bool:
-        """Whether a step can work in an earlier one's basis."""
-        return self.keep > 1
+    def carries(self) -> tuple[str, ...]:
+        """What the finder leaves."""
+        return self.finder.carries
 
-    def makes_basis(self, step: int) -> bool:
-        """Whether ``step``, counted from zero, makes a basis.
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        """Whether the finder can go on from ``carry``."""
+        return self.finder.resumes(carry, min(m, n), max(m, n), self.width)
 
-        All of the first ones do: at step zero whole gradients may be zero, and have no basis.
-        """
-        return step < self.keep or step % self.keep == 0
-
-    def full_space_reason(self, m: int, n: int, device: torch.device | None = None) -> str | None:
-        """Why the inner map runs on an m×n matrix in full space; ``None`` where it is sketched."""
-        if self.width >= min(m, n):
-            return f"ℓ={self.width} ≥ {min(m, n)}"
-        if self.always_sketch:
-            return None
-        if self._sketched_flops(m, n) >= self.inner.flops(m, n):
-            return "sketching would cost more"
-        if device is not None and device.type == "cuda" and min(m, n) < SKETCHED_ON_GPU_FROM:
-            return f"under {SKETCHED_ON_GPU_FROM} rows launches cost more than products"
-        return None
+    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
+        """Those of the finder."""
+        return self.finder.numbers_at(step, resumed=resumed)
 
     def draw(
         self,
@@ -170,152 +159,40 @@ class LowRank(PolarMap):
         dtype: torch.dtype = torch.float32,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The random numbers for m×n matrices: Ω is on the long side, for half powers on the short."""
-        whole = flops.power_products(self.power) % 2 == 0
-        side = max(m, n) if whole else min(m, n)
-        return self.sketch.draw(side, self.width, generator, dtype, out)
+        """The random numbers of the finder."""
+        return self.finder.draw(min(m, n), max(m, n), self.width, generator, dtype, out)
 
-    def basis(self, A: Tensor, numbers: Tensor, start: Start | None = None) -> Tensor:
-        """Q: an orthonormal basis (batch, m, ℓ) of the range of (M Mᵀ)^h M Ω for wide ``A`` = M.
+    def on(self, m: int, n: int, device: torch.device) -> PolarMap:
+        """The inner map where it runs in full space."""
+        return self if self.full_space_reason(m, n, device) is None else self.inner
 
-        A chain of 2h + 1 products with M and Mᵀ in turn that ends on the short side, so it starts
-        with M for whole h and with Mᵀ for half ones. In bfloat16 zero columns may follow.
-
-        ``start`` has a warm sketch's Ωᵀ. It replaces the power iterations: it has had those of all the
-        steps before.
-        """
-        if start is not None:
-            Y = self._times(A, start.omega_transposed(A.dtype).mT)
-            return orthonormalize(workable(Y), self.orth).to(A.dtype)
-        dtype = self._sketch_dtype(A.shape[-2], A.shape[-1], A.dtype, A.device)
-        times = self._times if dtype == A.dtype else _times_by_tiles
-        further = flops.power_products(self.power)
-        exact = A if further % 2 == 0 else A.mT
-        factor = exact.to(dtype)
-        if self._samples or self._suits_gpu(factor):
-            Y = self.aligned(self.sketch.times(exact, numbers).mT).mT
-        else:
-            Y = times(factor, self.sketch.omega(factor, numbers).expand(len(A), -1, -1))
-        for _ in range(further):
-            factor = factor.mT
-            Q = orthonormalize(workable(Y), self.orth, rough=True).to(dtype)
-            Y = times(factor, Q)
-        return orthonormalize(workable(Y), self.orth).to(A.dtype)
-
-    @property
-    def _samples(self) -> bool:
-        """Whether MΩ takes columns of M as they are, without a product."""
-        return isinstance(self.sketch, Kaczmarz)
-
-    def _suits_gpu(self, factor: Tensor) -> bool:
-        """Whether MΩ, with one Ω for all M, has rows of a length that tensor cores like."""
-        return factor.device.type != "cpu" and self.aligned_width(factor.dtype) == self.width
-
-    def _sketch_dtype(
-        self, m: int, n: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.dtype:
-        """The precision of the products that make the basis of an m×n matrix; ``dtype`` is its own.
-
-        To round M takes as long as one product gains by it.
-        """
-        products = flops.power_products(self.power) + (not self._samples)
-        return dtype if self.is_warm or products < 2 else sketch_dtype(m, n, dtype, device)
-
-    def _times(self, factor: Tensor, S: Tensor) -> Tensor:
-        """``factor·S``, with zero columns where :meth:`aligned` has zero rows.
-
-        As (Sᵀ·factorᵀ)ᵀ: columns lie in memory one by one, as a factorization wants them, rows would
-        have a length that tensor cores do not like, and a CPU takes a tenth longer for those.
-        """
-        return self.aligned_product(S.mT, factor.mT).mT
-
-    def aligned_product(self, S: Tensor, A: Tensor) -> Tensor:
-        """``S·A``, with zero rows as :meth:`aligned` has them but without a copy."""
-        width = self.aligned_width(S.dtype)
-        if width == S.shape[-2]:
-            return S @ A
-        Y = S.new_zeros(len(A), width, A.shape[-1])
-        torch.bmm(S, A, out=Y[:, : S.shape[-2]])
-        return Y
-
-    def aligned(self, Y: Tensor) -> Tensor:
-        """``Y`` with zero rows to a number that tensor cores like; the maps leave them zero."""
-        missing = self.aligned_width(Y.dtype) - Y.shape[-2]
-        return torch.nn.functional.pad(Y, (0, 0, 0, missing)) if missing else Y
-
-    def aligned_width(self, dtype: torch.dtype) -> int:
-        """ℓ, with those rows."""
-        if dtype != torch.bfloat16 or self.orth not in ("auto", "products"):
-            return self.width
-        return self.width + -self.width % ALIGNED
-
-    def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        m, n = X.shape[-2:]
-        if self.full_space_reason(m, n, X.device) is not None:
-            return self.inner.as_computed(X, generator=generator)
-        A = X.to(product_dtype(X))
-        Q = self.basis(A, self.numbers_for(X, generator))
-        return product_like(X, *self.in_basis(A, Q).two_factors)
-
-    def numbers_for(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The random numbers for the matrices ``X``, where they are and precise enough for them."""
-        generator = default_generator(generator, X.device)
-        dtype = torch.promote_types(X.dtype, torch.float32)
-        return self.draw(X.shape[-2], X.shape[-1], generator, dtype).to(X.device)
-
-    def in_basis(self, A: Tensor, Q: Tensor) -> Factors | Weighted:
-        """T of wide ``A`` in the basis Q that :meth:`basis` made, of it or of another matrix."""
-        B = workable(Q.mT @ A)
-        orthonormal = self.orth != "products" and (self.orth != "auto" or A.device.type == "cpu")
-        orthonormal &= not self._samples  # repeated columns come out as zero
-        weighted = self.inner.weight(B) if isinstance(self.inner, NewtonSchulz) else None
-        if weighted is not None:
-            return Weighted(Q, B, *weighted, orthonormal)
-        Z = self.inner.as_computed(B)
-        Q = Q.to(Z.dtype)  # T = QZ takes one precision; on a GPU the Gram form may end in float16
-        Q, B, Z = Q[..., : self.width], B[:, : self.width], Z[:, : self.width]
-        return Factors(Q, B, Z, orthonormal)
-
-    def factored(
-        self,
-        M: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        start: Start | Kept | None = None,
-        numbers: Tensor | None = None,
-    ) -> tuple[Tensor, Factors | None]:
-        """T(M) with Q, B and Z; without them where the inner map runs in full space."""
-        step = self.sketched(M, generator=generator, start=start, numbers=numbers)
-        if step is None:
-            return self(M, generator=generator), None
-        return lifted(step, M), step.factors
-
-    def sketched(
-        self,
-        M: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        start: Start | Kept | None = None,
-        numbers: Tensor | None = None,
-    ) -> Sketched | None:
-        """Two factors of T(M); ``None`` where the inner map runs in full space."""
-        m, n = M.shape[-2:]
-        if M.numel() == 0 or self.full_space_reason(m, n, M.device) is not None:
+    def full_space_reason(self, m: int, n: int, device: torch.device | None = None) -> str | None:
+        """Why the inner map runs on an m×n matrix in full space; ``None`` where it is sketched."""
+        if self.width >= min(m, n):
+            return f"ℓ={self.width} ≥ {min(m, n)}"
+        if self.always_sketch:
             return None
-        X = workable(M.reshape(-1, m, n))
-        X = X if m <= n else X.mT
-        A = X.to(product_dtype(X))
-        if isinstance(start, Kept):
-            return self.in_basis(A, self.aligned(start.Qt.to(A.dtype)).mT)
-        numbers = self.numbers_for(X, generator) if numbers is None else numbers
-        if warm.applies(self, m, n, A.device, A.dtype):
-            known = None if start is None else start.to(A.dtype)
-            return warm.warm_step(self, A, numbers, known)
-        step = self.in_basis(A, self.basis(A, numbers, start))
-        if not isinstance(self.sketch, Warm):
-            return step
-        next_start = Start(self.sketch.next_start(step.factors.Z, numbers))
-        return replace(step.factors, start=next_start)
+        if self._sketched_flops(m, n) >= self.inner.flops(m, n):
+            return "sketching would cost more"
+        fewest = 0 if device is None else products.of(device).sketched_from
+        if min(m, n) < fewest:
+            return f"under {fewest} rows launches cost more than products"
+        return None
+
+    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        """Algorithm 1: a basis of M, the inner map in it, and the way back."""
+        m, n = M.shape[-2:]
+        ops = products.of(M.device)
+        X = ops.workable(M)
+        A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
+        basis = self.finder.basis(A, self.width, carry, draw)
+        B = ops.workable(basis.Q.mT @ A)
+        lift, carry = self.finder.lift(self.inner, B, basis, self.width, carry, draw)
+        orthonormal = self.finder.makes_orthonormal(A.device, A.dtype)
+        return Polar(M, factors=Factors(basis.Q, B, lift, self.width, orthonormal)), carry
+
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        return self.step(X, Carry(), Draw(numbers))[0].dense
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count, of the sketched or the full-space path, whichever is taken."""
@@ -324,41 +201,22 @@ class LowRank(PolarMap):
         return self._sketched_flops(m, n)
 
     def _sketched_flops(self, m: int, n: int) -> int:
+        """The basis, the projection QᵀM, the inner map and the lift QZ."""
         d0, d1 = min(m, n), max(m, n)
-        first = (d0, d1) if flops.power_products(self.power) % 2 == 0 else (d1, d0)
-        return flops.low_rank(
-            d0,
-            d1,
-            self.width,
-            0 if self.is_warm else self.power,  # a warm start iterates once a step
-            self.inner.flops(self.width, d1),
-            sketch_flops=self.sketch.flops(*first, self.width),
-            keep=self.keep,
-        )
+        k = min(d0, self.width)
+        basis = self.finder.flops(d0, d1, self.width)
+        return basis + 2 * flops.matmul(d0, k, d1) + self.inner.flops(self.width, d1)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Rank, power and sketch, or why the shape is not sketched, for the routing table."""
         reason = self.full_space_reason(m, n, device)
         if reason is not None:
             return f"{self.inner.describe(m, n, device)}, full space: {reason}"
-        sketch = type(self.sketch).__name__
         where = device or torch.device("cpu")
-        dtype = product_dtype(torch.empty(0, device=where))
-        if warm.applies(self, m, n, where, dtype):
-            sketch += ", whitened"
-        if self._sketch_dtype(m, n, dtype, where) != dtype:
-            sketch += " in bfloat16"
-        if self.keeps_basis:
-            sketch += f", basis kept {self.keep} steps"
-        inner = self.inner.describe(self.width, max(m, n), device)
-        return f"LowRank({self.rank}+{self.oversample}, h={self.power:g}, {sketch}) of {inner}"
-
-
-def _times_by_tiles(factor: Tensor, S: Tensor) -> Tensor:
-    """``factor·S`` in bfloat16 on a CPU, without a transposed factor, which torch would copy first."""
-    if factor.is_contiguous():
-        return factor @ S.contiguous()
-    return (S.mT @ factor.mT).mT
+        d0, d1 = min(m, n), max(m, n)
+        found = self.finder.describe(d0, d1, self.inner, self.width, where)
+        inner = self.inner.describe(self.width, d1, device)
+        return f"LowRank({self.rank}+{self.oversample}, {found}) of {inner}"
 
 
 def _is_int(value: object) -> bool:

@@ -9,14 +9,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from polarstep import flops, kernels
-from polarstep.matrix import normalized, product_dtype
+from polarstep import flops, products
 from polarstep.polar import coefficients, gram
-from polarstep.polar.base import PolarMap
+from polarstep.polar.base import Lift, PolarMap
 from polarstep.polar.coefficients import Polynomial
-from polarstep.polar.iterate import iterate
 from polarstep.polar.small import small_polar, suits
-from polarstep.polar.symmetric import WORTH_FROM, symmetric_flops
+from polarstep.products import Products
 
 __all__ = ["NewtonSchulz"]
 
@@ -43,7 +41,7 @@ class NewtonSchulz(PolarMap):
             A number: that δ for every matrix, which must be at least ‖M‖_op for the bounds to
             hold (the map is then not scale invariant).
         dtype: precision of the products; ``None`` is the fastest the device really has
-            (:func:`polarstep.matrix.product_dtype`), or float32 where that one has 16 bits and the
+            (:meth:`polarstep.products.Products.dtype`), or float32 where that one has 16 bits and the
             coefficients, for want of a safety factor, would blow up in it.
         form: ``"plain"`` iterates on M, ``"gram"`` on its small Gram matrix
             (:mod:`polarstep.polar.gram`); ``"auto"`` takes the cheaper of the two for the shape.
@@ -96,69 +94,86 @@ class NewtonSchulz(PolarMap):
         """The polynomials φ₁, …, φ_q themselves."""
         return coefficients.resolve(self.coefficients, self.steps)
 
-    def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
+    @property
+    def polynomials_to_fuse(self) -> tuple[Polynomial, ...] | None:
+        """All of them, where the device may choose how."""
+        return self.polynomials if self.is_usual and self.steps > 0 else None
+
+    def uses_gram(
+        self, m: int, n: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> bool:
         """Whether an m×n matrix is iterated on through its Gram matrix.
 
         ``dtype`` is that of the products. In bfloat16 the Gram form saves nothing: its m×m work must
         stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
         """
+        return self._uses_gram(m, n, dtype, products.of(torch.device(device)))
+
+    def _uses_gram(self, m: int, n: int, dtype: torch.dtype, ops: Products) -> bool:
         if self.form != "auto":
             return self.form == "gram"
         if dtype == torch.bfloat16:
             return False
-        by_gram, plain = (self._products(m, n, by_gram=form, dtype=dtype) for form in (True, False))
-        return by_gram < plain
+        return self._products(m, n, dtype, ops, by_gram=True) < self._products(
+            m, n, dtype, ops, by_gram=False
+        )
 
-    def _route(self, X: Tensor, m: int, n: int) -> tuple[torch.dtype, bool]:
-        """The precision of the products for an m×n matrix where ``X`` is, and whether by the Gram form.
+    def _route(self, given: torch.dtype, m: int, n: int, ops: Products) -> tuple[torch.dtype, bool]:
+        """The precision of the products for an m×n matrix, and whether by the Gram form.
 
         On a GPU the Gram form has float16, at the rate of bfloat16, where it is the cheaper one.
         """
-        dtype = product_dtype(X) if self.dtype is None else self.dtype
+        dtype = ops.dtype(given) if self.dtype is None else self.dtype
         if self.dtype is None and not self.rounds_input:
             dtype = torch.promote_types(dtype, torch.float32)
-        if self.dtype is None and dtype == torch.bfloat16 and kernels.available(X.device):
-            small = self.form == "auto" and min(m, n) < WORTH_FROM  # no half products there
+        if self.dtype is None and dtype == torch.bfloat16 and ops.gram_in_halves:
+            small = self.form == "auto" and min(m, n) < ops.symmetric_from  # no half products there
             if not small and isinstance(self.delta, str) and gram.fits_float16(self.polynomials):
-                by_gram = self.uses_gram(m, n, torch.float16)
+                by_gram = self._uses_gram(m, n, torch.float16, ops)
                 return (torch.float16 if by_gram else dtype), by_gram
-        return dtype, self.uses_gram(m, n, dtype)
+        return dtype, self._uses_gram(m, n, dtype, ops)
 
-    def _polar(self, X: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         if self.is_usual and suits(X, self.polynomials):
             return small_polar(X, self.polynomials)
-        dtype, by_gram = self._route(X, *X.shape[-2:])
-        if by_gram and self._is_normalized_on_the_way(X, dtype):
+        ops = products.of(X.device)
+        dtype, by_gram = self._route(X.dtype, X.shape[-2], X.shape[-1], ops)
+        if by_gram and self._is_normalized_on_the_way(X.dtype, dtype, ops):
             return gram.apply_to_normalized(X, self.polynomials)
-        X = self._divided_by_delta(X, dtype)
-        return (gram.apply_polynomials if by_gram else iterate)(X, self.polynomials)
+        X = self._divided_by_delta(X, dtype, ops)
+        return (gram.apply_polynomials if by_gram else ops.iterate)(X, self.polynomials)
 
-    def weight(self, M: Tensor) -> tuple[Tensor, Tensor] | None:
-        """W and S with T(M) = WS for wide ``M``, where a CPU needs no more; ``None`` elsewhere.
+    def lift(self, B: Tensor) -> Lift:
+        """W and X with T(B) = WX by the Gram form, where X may be B itself."""
+        ops = products.of(B.device)
+        dtype, by_gram = self._route(B.dtype, B.shape[-2], B.shape[-1], ops)
+        if (
+            by_gram
+            and not ops.gram_in_halves
+            and self._is_normalized_on_the_way(B.dtype, dtype, ops)
+        ):
+            weighted = gram.weight(B, self.polynomials)
+            if weighted is not None:
+                W, X = weighted
+                return Lift(X, W)
+        return super().lift(B)
 
-        S is M, scaled by a power of two where the range of float32 asks for it.
-        """
-        dtype, by_gram = self._route(M, *M.shape[-2:])
-        if kernels.available(M.device) or not by_gram:
-            return None
-        return (
-            gram.weight(M, self.polynomials) if self._is_normalized_on_the_way(M, dtype) else None
-        )
-
-    def _is_normalized_on_the_way(self, X: Tensor, dtype: torch.dtype) -> bool:
-        """Whether M/‖M‖_F need not be made: on a CPU, but where torch.compile cannot look at ‖M‖_F."""
+    def _is_normalized_on_the_way(
+        self, given: torch.dtype, dtype: torch.dtype, ops: Products
+    ) -> bool:
+        """Whether M/‖M‖_F need not be made, as ‖M‖_F may be looked at; torch.compile cannot."""
         usual = self.delta == "frobenius" and len(self.polynomials) > 0
-        as_it_is = X.dtype == dtype and dtype.itemsize >= 4 and X.device.type == "cpu"
-        return usual and as_it_is and not torch.compiler.is_compiling()
+        unchanged = given == dtype and dtype.itemsize >= 4 and ops.looks_for_free
+        return usual and unchanged and not torch.compiler.is_compiling()
 
-    def _divided_by_delta(self, M: Tensor, dtype: torch.dtype) -> Tensor:
+    def _divided_by_delta(self, M: Tensor, dtype: torch.dtype, ops: Products) -> Tensor:
         """``M/δ`` in ``dtype``; the division itself happens in float32 at least."""
         if not isinstance(self.delta, str):
             return (M.to(torch.promote_types(M.dtype, torch.float32)) / self.delta).to(dtype)
-        X = normalized(M, dtype)
+        X = ops.normalized(M, dtype)
         if self.delta == "frobenius":
             return X
-        G = gram.gram_matrix(X)
+        G = ops.gram(X)
         schatten8 = torch.linalg.matrix_norm(G @ G, keepdim=True) ** 0.25
         # Rounding must not push the estimate under ‖M‖_op; a zero matrix stays zero.
         schatten8 = schatten8.clamp_min(torch.finfo(G.dtype).tiny) * (
@@ -166,23 +181,35 @@ class NewtonSchulz(PolarMap):
         )
         return (X.to(G.dtype) / schatten8).to(dtype)
 
+    def largest_value(self, norm: Tensor) -> Tensor | None:
+        """max p_q over [0, 1], where the singular values of M/δ lie."""
+        if not isinstance(self.delta, str) and bool((norm > self.delta).any()):
+            return None  # δ may be below ‖M‖_op, outside what the polynomial was made for
+        return torch.full_like(norm, coefficients.extremes(self.polynomials)[0])
+
+    def alignment_loss(self, rows: int, norm: Tensor) -> Tensor | None:
+        """rows·δ·max x(1 − p_q(x)): no singular value σ loses more than σ(1 − p_q(σ/δ))."""
+        delta = norm
+        if not isinstance(self.delta, str):
+            if bool((norm > self.delta).any()):
+                return None
+            delta = torch.full_like(norm, self.delta)
+        return rows * delta * coefficients.extremes(self.polynomials)[1]
+
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the plain iteration, whichever form runs."""
         degrees = (2 * len(polynomial) - 1 for polynomial in self.polynomials)
         return sum(flops.newton_schulz(m, n, 1, degree) for degree in degrees)
 
     def product_flops(self, m: int, n: int) -> int:
-        """FLOPs of the matrix products that one call really runs, two per multiply-add.
+        """FLOPs of the matrix products that one call really runs on a CPU, two per multiply-add."""
+        ops = products.of(torch.device("cpu"))
+        by_gram = self._uses_gram(m, n, torch.float32, ops)
+        return self._products(m, n, torch.float32, ops, by_gram=by_gram)
 
-        On a CPU, which is given half of a symmetric product from some size on.
-        """
-        return self._products(m, n, by_gram=self.uses_gram(m, n))
-
-    def _products(
-        self, m: int, n: int, *, by_gram: bool, dtype: torch.dtype = torch.float32
-    ) -> int:
+    def _products(self, m: int, n: int, dtype: torch.dtype, ops: Products, *, by_gram: bool) -> int:
         d0, d1 = min(m, n), max(m, n)
-        form, square = symmetric_flops(d0, d1, dtype), symmetric_flops(d0, d0, dtype)  # XXᵀ, and G²
+        form, square = (ops.symmetric_flops(d0, k, dtype) for k in (d1, d0))  # XXᵀ, and G²
         extra = form + 2 * d0**3 if self.delta == "spectral" else 0
         lengths = [1] * self.steps
         if by_gram:
@@ -195,7 +222,8 @@ class NewtonSchulz(PolarMap):
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Steps, coefficients and form, for the routing table."""
         name = self.coefficients if isinstance(self.coefficients, str) else "custom"
-        dtype, by_gram = self._route(torch.empty(0, device=device or "cpu"), m, n)
+        ops = products.of(device or torch.device("cpu"))
+        dtype, by_gram = self._route(torch.float32, m, n, ops)
         form = ", Gram form" if by_gram else ""
         form += " in float16" if by_gram and dtype == torch.float16 else ""
         form += "" if self.rounds_input or self.dtype is not None else ", not below float32"

@@ -18,15 +18,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polarstep.matrix import normalized, product_dtype
+from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate, resolve
-from polarstep.polar.gram import apply_polynomials, gram_matrix, scaled_gram
-from polarstep.polar.iterate import iterate
+from polarstep.polar.gram import apply_polynomials, scaled_gram
 from polarstep.polar.minimax import polar_express
 from polarstep.polar.small import small_polar, suits
 from polarstep.torch_compile import constant
 
-__all__ = ["Method", "orthonormalize", "whitened_polynomials"]
+__all__ = ["Method", "orthonormalize", "resolved", "whitened_polynomials"]
 
 Method = Literal["auto", "householder", "cholesky", "products"]
 
@@ -38,16 +37,19 @@ def orthonormalize(Y: Tensor, method: Method = "auto", *, rough: bool = False) -
     ``householder`` in float64. ``rough`` asks for well-conditioned columns only: between two power
     iterations nothing depends on their being orthonormal to the last digit.
     """
-    if method == "auto":
-        if Y.dtype == torch.float64:
-            method = "householder"
-        else:
-            method = "cholesky" if Y.device.type == "cpu" else "products"
-    if method == "householder":
+    chosen = resolved(method, Y.dtype, Y.device)
+    if chosen == "householder":
         return _householder(Y)
-    if method == "cholesky":
+    if chosen == "cholesky":
         return _cholesky(Y, rough=rough)
     return _products(Y, rough=rough)
+
+
+def resolved(method: Method, dtype: torch.dtype, device: torch.device) -> str:
+    """What ``"auto"`` stands for."""
+    if method != "auto":
+        return method
+    return "householder" if dtype == torch.float64 else products.of(device).orthonormalization
 
 
 def _householder(Y: Tensor) -> Tensor:
@@ -80,7 +82,7 @@ def _finished(Q: Tensor, broken: Tensor) -> tuple[Tensor, Tensor]:
     identity = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
     unfinished = broken
     for _ in range(3):
-        G = gram_matrix(Q.mT)
+        G = products.of(Q.device).gram(Q.mT)
         _mark_zero_columns(G)
         far = torch.linalg.matrix_norm(G - identity) > 0.5
         Q, failed = _divided(Q, G)
@@ -114,7 +116,8 @@ def _products(Y: Tensor, *, rough: bool) -> Tensor:
     which never exceeds one, settles them there. Between power iterations four steps, which lift
     those down to 1e-3, are enough; three would lose 0.02 of γ on real momentum.
     """
-    dtype = product_dtype(Y)
+    ops = products.of(Y.device)
+    dtype = ops.dtype(Y.dtype)
     lift = resolve("polar-express", 4 if rough else 6)
     if dtype == torch.bfloat16 and not rough:
         # It rounds a singular value of one by up to 2⁻⁸ either way; shrunk by as much, ‖Q‖_op ≤ 1.
@@ -122,9 +125,9 @@ def _products(Y: Tensor, *, rough: bool) -> Tensor:
         lift = (*first, tuple((1 - 2**-8) * c for c in last))
     if suits(Y.mT, lift):
         return small_polar(Y.mT, lift, by_gram=False).mT
-    X = normalized(Y, dtype).mT
+    X = ops.normalized(Y, dtype).mT
     if rough or dtype == torch.bfloat16:
-        return iterate(X, lift).mT
+        return ops.iterate(X, lift).mT
     return apply_polynomials(X, (*lift, *resolve("quintic", 2))).mT
 
 

@@ -3,6 +3,5 @@
 from polarstep.sketch.base import Sketch
 from polarstep.sketch.gaussian import Gaussian
 from polarstep.sketch.kaczmarz import Kaczmarz
-from polarstep.sketch.warm import Warm
 
-__all__ = ["Gaussian", "Kaczmarz", "Sketch", "Warm"]
+__all__ = ["Gaussian", "Kaczmarz", "Sketch"]

@@ -25,6 +25,14 @@ class Sketch(ABC):
     :meth:`omega` and :meth:`times` are functions of what it gave.
     """
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether Ω is a dense matrix that a batch shares, so that a map may multiply by it itself.
+
+        It then chooses precision and memory layout, and :meth:`times` is not called.
+        """
+        return False
+
     @abstractmethod
     def draw(
         self,

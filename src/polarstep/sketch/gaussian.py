@@ -21,6 +21,11 @@ class Gaussian(Sketch):
     values alone; that is what Proposition 2 uses.
     """
 
+    @property
+    def is_dense(self) -> bool:
+        """It is."""
+        return True
+
     def draw(
         self,
         n: int,

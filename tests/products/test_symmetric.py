@@ -5,7 +5,13 @@ import torch
 from tests.spectra import gaussian
 from torch.utils.flop_counter import FlopCounterMode
 
-from polarstep.polar.symmetric import symmetric_flops, symmetric_product
+from polarstep.products.cpu import Cpu
+
+symmetric_product = Cpu().symmetric
+
+
+def symmetric_flops(m: int, k: int) -> int:
+    return Cpu().symmetric_flops(m, k, torch.float32)
 
 
 @pytest.mark.parametrize("m", [1, 7, 511, 512, 700])

@@ -1,38 +1,36 @@
-"""A Muon step on a GPU: all matrices of one shape in a few launches.
+"""Steps on a GPU that are planned once and replayed: which parameters, in which buckets, in which graph.
 
-The phases are those of :mod:`polarstep.optim.phases`, and so is what they compute; here they run on
-a bucket of matrices of one shape, wherever they lie in memory (:mod:`polarstep.optim.bucket`). This
-file says which parameters can go that way and which bucket each matrix belongs to. The answer is
-kept from step to step: a step of a thousand parameters should not spend its time in Python.
+There is no arithmetic here. A plan says which parameters the kernels can update where they lie and
+which bucket (:mod:`polarstep.optim.by_tables`) each matrix belongs to. It is kept from step to step:
+a step of a thousand parameters should not spend its time in Python.
 
 After a few steps the launches of all buckets are captured as one CUDA graph, and a step is then one
 replay. What changes from step to step lies in tensors that the graph reads: addresses, momenta,
-learning rates and decays, random numbers, warm starts. Nothing here waits for the device.
+learning rates and decays, random numbers, carries. Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import cycle
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from polarstep import kernels
 from polarstep.cuda_graphs import captured
 from polarstep.kernels.pointers import shared_table
-from polarstep.matrix import MatrixView
-from polarstep.optim.bucket import DeviceBucket, Member, Signature
-from polarstep.optim.groups import Group, view_of
-from polarstep.optim.phases import PolarHook, ensure_buffers, in_parts
+from polarstep.optim.by_tables import TableBucket, addresses, can_tabulate, lies_like
+from polarstep.optim.by_tensors import ensure_buffer
+from polarstep.optim.carried import recalled
+from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
+from polarstep.optim.groups import Group
 from polarstep.optim.scaling import resolve_scale
-from polarstep.optim.work import State, Work
+from polarstep.optim.step import PolarHook, show
 
-__all__ = ["FusedStep", "can_fuse"]
+__all__ = ["ReplayedStep"]
 
 # M of a bucket takes two bytes an entry; a larger bucket is worked off in parts.
 LARGEST_BUCKET = 512 * 2**20
@@ -45,51 +43,8 @@ LARGE_BUCKET = 64 * 2**20
 # A step is captured after this many of its kind: all its kernels are compiled by then. Launched one by
 # one it takes milliseconds of Python.
 STEPS_BEFORE_CAPTURE = 1
-# A vector load wants addresses like these.
-ALIGNMENT = 16
 
-
-def can_fuse(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
-    """Whether the kernels can work on this parameter where it lies, as far as it is concerned."""
-    if not group["fused"] or not kernels.available(p.device):
-        return False
-    if not group["polar"].rounds_input:
-        return False  # a bucket holds M in bfloat16
-    lr = group["lr"]
-    if isinstance(lr, Tensor) and lr.is_cuda:
-        return False  # its value is not known here without waiting
-    view = view_of(group, p)
-    return (
-        p.numel() > 0
-        and p.dtype in (torch.float32, torch.bfloat16)
-        and (view.cols * p.element_size()) % ALIGNMENT == 0
-        and _rows_in_turn(p, view)
-        and _suits(p, p)
-        and (buffer is None or _suits(buffer, p))
-    )
-
-
-def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
-    """Whether the rows of the matrices lie in memory one after the other.
-
-    In ``channels_last`` those of a filter do, with the columns in another order. That is no matter:
-    T(MP) = T(M)P for a permutation P, so the step is the same one, read in that order.
-    """
-    if p.is_contiguous():
-        return True
-    flattened = view.batch == 1 and view.rows == p.shape[0]
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return flattened and p.dim() in formats and p.is_contiguous(memory_format=formats[p.dim()])
-
-
-def _suits(tensor: Tensor, p: Tensor) -> bool:
-    """Whether ``tensor`` lies in memory as ``p`` does; a ``DTensor`` and its like lie nowhere."""
-    return (
-        not is_traceable_wrapper_subclass(tensor)
-        and tensor.dtype == p.dtype
-        and tensor.stride() == p.stride()
-        and tensor.data_ptr() % ALIGNMENT == 0
-    )
+Run = tuple[TableBucket, list[Member]]
 
 
 @dataclass
@@ -98,13 +53,13 @@ class _Plan:
 
     key: tuple[Any, ...]
     fused: list[list[int]]  # indices of parameters, per work
-    plain: list[list[int]]
-    runs: list[tuple[DeviceBucket, list[Member]]]
+    runs: list[Run]
+    offsets: list[int]  # of each run's step from that of the first work
     addresses: list[int] = field(default_factory=list)  # of X, G and C, parameter by parameter
     scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     places: list[tuple[int, ...]] = field(default_factory=list)  # of what the launches work on
-    # Since those are the same, by what buckets do at a step: how many such steps there were, and
+    # Since those are the same, by which buckets draw at a step: how many such steps there were, and
     # what was captured of them, a graph for each device.
     steps: dict[tuple[bool, ...], int] = field(default_factory=dict)
     graphs: dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]] = field(default_factory=dict)
@@ -133,56 +88,53 @@ class _Plan:
         """Where the buckets are."""
         return list({bucket.signature.device: None for bucket, _ in self.runs})
 
-    def runs_on(self, device: torch.device) -> list[tuple[DeviceBucket, list[Member]]]:
+    def runs_on(self, device: torch.device) -> list[Run]:
         """Those of one device."""
         return [run for run in self.runs if run[0].signature.device == device]
 
 
-class FusedStep:
+class ReplayedStep:
     """The buckets of an optimizer, kept from step to step."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[Signature, int], DeviceBucket] = {}
+        self.buckets: dict[tuple[Signature, int], TableBucket] = {}
         self._streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
         self._plan = _Plan((), [], [], [])
 
+    @property
+    def graphs(self) -> dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]]:
+        """What was captured, by which buckets draw random numbers."""
+        return self._plan.graphs
+
     def __call__(
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...] = ()
-    ) -> list[Work]:
-        """Update what can be; return the work that is left for the plain phases."""
+    ) -> set[int]:
+        """Update what kernels can; return the ids of the parameters that were updated."""
         self._plan = plan = self._plan_for(works, state)
         if plan.runs:
-            finite = {
-                p: flag
-                for work in works
-                if work.finite is not None
-                for p, flag in zip(work.params, work.finite, strict=True)
-            }
-            self._run(plan, state, finite, hooks)
-        if not any(plan.fused):
-            return works
-        if not any(plan.plain):
-            return []
-        return [work.select(left) for work, left in zip(works, plan.plain, strict=True)]
+            self._run(plan, works, state, hooks)
+        return {id(works[w].params[i]) for w, indices in enumerate(plan.fused) for i in indices}
 
     def _run(
-        self,
-        plan: _Plan,
-        state: State,
-        finite: dict[Tensor, Tensor],
-        hooks: tuple[PolarHook, ...],
+        self, plan: _Plan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
     ) -> None:
         _fill_tables(plan, state)
-        for bucket, members in plan.runs:
-            bucket.prepare(members, state, finite)
+        first = works[0].group["step"]
+        now = [
+            (bucket, _of_now(members, works), first + offset)
+            for (bucket, members), offset in zip(plan.runs, plan.offsets, strict=True)
+        ]
+        for bucket, members, at in now:
+            bucket.prepare(members, state, at)
         places = [bucket.place() for bucket, _ in plan.runs]
         if places != plan.places:
             plan.places, plan.steps, plan.graphs = places, {}, {}
-        kind = tuple(bucket.makes_basis for bucket, _ in plan.runs)
+        kind = tuple(bucket.draws for bucket, _ in plan.runs)
         plan.steps[kind] = plan.steps.get(kind, 0) + 1
         if hooks:
-            for bucket, members in plan.runs:
-                bucket.show(members, hooks, bucket.launch())
+            for bucket, members, at in now:
+                signature = replace(bucket.signature, step=at)
+                show(hooks, signature, members, bucket.key, bucket.launch())
         elif kind in plan.graphs:
             for graph in plan.graphs[kind]:
                 graph.replay()
@@ -191,7 +143,7 @@ class FusedStep:
         else:
             for device in plan.devices:
                 self._launch(plan, device)
-        for bucket, members in plan.runs:
+        for bucket, members, _ in now:
             bucket.settle(members, state)
 
     def _launch(self, plan: _Plan, device: torch.device) -> None:
@@ -235,42 +187,56 @@ class FusedStep:
         return graphs
 
     def _plan_for(self, works: list[Work], state: State) -> _Plan:
-        key = tuple(_key(work, works[0]) for work in works)
+        key = tuple(_key(work, works[0], state) for work in works)
         plan = self._plan
         if key == plan.key and all(
-            _suits(works[w].grads[i], works[w].params[i])
+            lies_like(works[w].grads[i], works[w].params[i])
             for w, indices in enumerate(plan.fused)
             for i in indices
         ):
             return plan
-        fused, plain, members = [], [], []
+        fused, members = [], []
         for work in works:
             can = [
-                _suits(grad, p) and can_fuse(work.group, p, state[p].get("momentum_buffer"))
+                lies_like(grad, p) and can_tabulate(work.group, p, state[p].get("momentum_buffer"))
                 for p, grad in zip(work.params, work.grads, strict=True)
             ]
             fused.append([i for i, yes in enumerate(can) if yes])
-            plain.append([i for i, yes in enumerate(can) if not yes])
-            ensure_buffers(work.select(fused[-1]), state)
-            members += [member for i in fused[-1] for member in _members(work, i)]
-        return _Plan(key, fused, plain, list(self._runs(members)))
+            for i in fused[-1]:
+                ensure_buffer(work.params[i], state[work.params[i]])
+                members += list(members_of(work, i, state))
+        if not members:
+            return _Plan(key, fused, [], [])
+        first = works[0].group["step"]
+        runs = list(self._runs(members, first))
+        return _Plan(key, fused, [run for run, _ in runs], [offset for _, offset in runs])
 
     def _runs(
-        self, members: list[tuple[Signature, Member]]
-    ) -> Iterator[tuple[DeviceBucket, list[Member]]]:
-        buckets: dict[tuple[Signature, int], list[Member]] = {}
+        self, members: list[tuple[Signature, Member]], first: int
+    ) -> Iterator[tuple[Run, int]]:
+        buckets: dict[Signature, list[Member]] = {}
         for signature, member in members:
-            buckets.setdefault((signature, member.group["step"]), []).append(member)
-        for (signature, _), together in buckets.items():
+            # A bucket outlives its step.
+            lasting = replace(signature, step=signature.step - first)
+            buckets.setdefault(lasting, []).append(member)
+        before, self.buckets = self.buckets, {}
+        for signature, together in buckets.items():
             most = LARGEST_BUCKET // (2 * signature.m * signature.n)
             for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
                 count = sum(member.count for member in chunk)
-                bucket = self._buckets.get((signature, part))
+                bucket = before.get((signature, part))
                 if bucket is None or bucket.count != count:
-                    # One bucket a shape: where other experts have gradients at every step, keeping
-                    # the memory for each number of them would fill the GPU.
-                    bucket = self._buckets[signature, part] = DeviceBucket(signature, count)
-                yield bucket, chunk
+                    bucket = TableBucket(signature, count)
+                self.buckets[signature, part] = bucket
+                yield (bucket, chunk), signature.step
+
+
+def _of_now(members: list[Member], works: list[Work]) -> list[Member]:
+    """The members of a plan with the work of this step, whose flags are new."""
+    if members[0].work.finite is None:
+        return members
+    by_group = {id(work.group): work for work in works}
+    return [replace(member, work=by_group[id(member.group)]) for member in members]
 
 
 def _lanes(sizes: list[int]) -> list[int]:
@@ -287,10 +253,10 @@ def _lanes(sizes: list[int]) -> list[int]:
 def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
     """Whether the launches of the next steps of this kind will be those of this one, all compiled.
 
-    A step in a basis that is there launches nothing that one which makes a basis does not.
+    A step that draws nothing launches nothing that a step which draws does not.
     """
     covered = any(
-        all(makes or not wanted for wanted, makes in zip(kind, other, strict=True))
+        all(draws or not wanted for wanted, draws in zip(kind, other, strict=True))
         for other in plan.graphs
     )
     compiled = covered or plan.steps[kind] > STEPS_BEFORE_CAPTURE
@@ -299,19 +265,19 @@ def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
 
 def _fill_tables(plan: _Plan, state: State) -> None:
     """Tell the buckets where their matrices lie and how far they step, if anything has changed."""
-    addresses = [
+    lying = [
         tensor.data_ptr()
         for p in plan.params
         for tensor in (p, p.grad, state[p]["momentum_buffer"])
         if tensor is not None
     ]
-    if addresses != plan.addresses:
-        plan.addresses = addresses
-        first = {id(p): addresses[3 * i : 3 * i + 3] for i, p in enumerate(plan.params)}
+    if lying != plan.addresses:
+        plan.addresses = lying
+        first = {id(p): lying[3 * i : 3 * i + 3] for i, p in enumerate(plan.params)}
 
-        def addresses_of(bucket: DeviceBucket, members: list[Member]) -> list[list[int]]:
+        def addresses_of(bucket: TableBucket, members: list[Member]) -> list[list[int]]:
             X, G, C = (
-                [at for m in members for at in m.addresses(first[id(m.param)][which])]
+                [at for m in members for at in addresses(m, first[id(m.param)][which])]
                 for which in range(3)
             )
             return [G, C, X]
@@ -326,7 +292,7 @@ def _fill_tables(plan: _Plan, state: State) -> None:
         plan.scalars = scalars
         by_group = dict(zip(map(id, plan.groups), scalars, strict=True))
 
-        def scalars_of(bucket: DeviceBucket, members: list[Member]) -> list[list[float]]:
+        def scalars_of(bucket: TableBucket, members: list[Member]) -> list[list[float]]:
             rows: list[list[float]] = [[], [], []]
             for member in members:
                 lr, beta, decay, scales = by_group[id(member.group)]
@@ -341,9 +307,9 @@ def _fill_tables(plan: _Plan, state: State) -> None:
 
 def _tabulated(
     plan: _Plan,
-    rows_of: Callable[[DeviceBucket, list[Member]], Sequence[Sequence[float]]],
+    rows_of: Callable[[TableBucket, list[Member]], Sequence[Sequence[float]]],
     dtype: torch.dtype,
-) -> Iterator[tuple[DeviceBucket, Tensor]]:
+) -> Iterator[tuple[TableBucket, Tensor]]:
     """The rows of every bucket, on its device: one copy for all that are there."""
     for device in plan.devices:
         there = plan.runs_on(device)
@@ -360,7 +326,7 @@ def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int]
     return {shape: scale(*shape) for shape in shapes}
 
 
-def _key(work: Work, first: Work) -> tuple[Any, ...]:
+def _key(work: Work, first: Work, state: State) -> tuple[Any, ...]:
     """What a plan depends on: the parameters and the options that decide their buckets."""
     group = work.group
     return (
@@ -371,24 +337,15 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
         work.finite is not None,
         *map(id, work.params),
         *work.views,
+        *_resumed(work, state),
     )
 
 
-def _members(work: Work, index: int) -> Iterator[tuple[Signature, Member]]:
-    p, view, group = work.params[index], work.views[index], work.group
-    offset, size = 0, p.element_size()
-    for block, (count, m, n) in enumerate(view.shapes):
-        stride = m * n if len(view.shapes) == 1 else view.rows * n
-        signature = Signature(
-            group["polar"],
-            group["seed"],
-            m,
-            n,
-            p.dtype,
-            p.device,
-            group["nesterov"],
-            work.finite is not None,
-        )
-        name = work.names[index]
-        yield signature, Member(p, name, group, block, count, size * offset, size * stride)
-        offset += m * n
+def _resumed(work: Work, state: State) -> Iterator[bool]:
+    """Whether the last step left something for each block, of a map that leaves anything."""
+    polar = work.group["polar"]
+    if not polar.carries:
+        return
+    for p, view in zip(work.params, work.views, strict=True):
+        for block, (count, m, n) in enumerate(view.shapes):
+            yield recalled(state[p], block, polar, count, m, n) is not None

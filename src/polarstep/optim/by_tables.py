@@ -1,0 +1,222 @@
+"""The matrices of a bucket on a GPU, by tables of their addresses: few launches, and nothing copied.
+
+    momentum   one kernel reads G and C, writes C and M, M in bfloat16 and in one batch
+    polar      the polar map of the batch: products in 16 bits
+    update     one kernel reads and writes X; T = LR is multiplied out on the way, never stored
+
+A step is three calls: :meth:`TableBucket.prepare` brings what changes from step to step into place
+(random numbers, flags, a carry from elsewhere), :meth:`TableBucket.launch` is launches alone, which
+a CUDA graph can replay, and :meth:`TableBucket.settle` leaves behind what the next step needs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from polarstep import kernels, products, rng
+from polarstep.cuda_graphs import in_a_graph
+from polarstep.matrix import MatrixView
+from polarstep.optim import step
+from polarstep.optim.carried import entry, recalled
+from polarstep.optim.collect import Member, Signature, State
+from polarstep.optim.groups import Group, view_of
+from polarstep.polar import Carry, Draw, Polar
+
+__all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like"]
+
+# A vector load wants addresses like these.
+ALIGNMENT = 16
+
+
+def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
+    """Whether the kernels can work on this parameter where it lies, as far as it is concerned."""
+    if not group["fused"] or not kernels.available(p.device):
+        return False
+    if not group["polar"].rounds_input:
+        return False  # a bucket holds M in bfloat16
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.is_cuda:
+        return False  # its value is not known here without waiting
+    view = view_of(group, p)
+    return (
+        p.numel() > 0
+        and p.dtype in (torch.float32, torch.bfloat16)
+        and (view.cols * p.element_size()) % ALIGNMENT == 0
+        and _rows_in_turn(p, view)
+        and lies_like(p, p)
+        and (buffer is None or lies_like(buffer, p))
+    )
+
+
+def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
+    """Whether the rows of the matrices lie in memory one after the other.
+
+    In ``channels_last`` those of a filter do, with the columns in another order. That is no matter:
+    T(MP) = T(M)P for a permutation P, so the step is the same one, read in that order.
+    """
+    if p.is_contiguous():
+        return True
+    flattened = view.batch == 1 and view.rows == p.shape[0]
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return flattened and p.dim() in formats and p.is_contiguous(memory_format=formats[p.dim()])
+
+
+def lies_like(tensor: Tensor, p: Tensor) -> bool:
+    """Whether ``tensor`` lies in memory as ``p`` does; a ``DTensor`` and its like lie nowhere."""
+    return (
+        not is_traceable_wrapper_subclass(tensor)
+        and tensor.dtype == p.dtype
+        and tensor.stride() == p.stride()
+        and tensor.data_ptr() % ALIGNMENT == 0
+    )
+
+
+def addresses(member: Member, first: int) -> range:
+    """Where the matrices of a member lie in a tensor like its parameter that begins at ``first``."""
+    view, size = member.view, member.param.element_size()
+    count, m, n = view.shapes[member.block]
+    stride = m * n if len(view.shapes) == 1 else view.rows * n
+    first += size * sum(rows * columns for _, rows, columns in view.shapes[: member.block])
+    return range(first, first + count * size * stride, size * stride)
+
+
+class TableBucket:
+    """The tensors of a bucket that outlive a step, and the step itself."""
+
+    def __init__(self, signature: Signature, count: int) -> None:
+        self.signature = signature
+        self.count = count
+        none = torch.empty(0, device=signature.device)
+        self.addresses = none  # (3, count): of G, C and X
+        self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
+        self.draws = False  # at this step
+        self.key: tuple[int | str, ...] = ()  # of this step's generator
+        self.dtype = products.of(signature.device).dtype(torch.float32)  # of M and of products
+        self._carry = Carry()
+        self._parts: list[Carry] = []  # of it, as the optimizer's state holds them
+        self._numbers: Tensor | None = None
+        self._drawn: tuple[int | str, ...] | None = None  # their generator's key
+        self._finite: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of M, the measure of what a step of this bucket needs."""
+        return self.count * self.signature.m * self.signature.n * self.dtype.itemsize
+
+    def place(self) -> tuple[int, ...]:
+        """Addresses of the tensors that :meth:`launch` works on; a graph knows only those it saw."""
+        ours = [self.addresses, self.scalars, *self._carry.values()]
+        ours += [tensor for tensor in (self._finite, self._numbers) if tensor is not None]
+        return tuple([tensor.data_ptr() for tensor in ours])
+
+    def prepare(self, members: list[Member], state: State, at: int) -> None:
+        """Bring into place what changes from step to step, but for the tables; ``at`` is the step."""
+        its = self.signature
+        if its.skips_nonfinite:
+            flags = [
+                member.work.finite[member.index]
+                for member in members
+                if member.work.finite is not None
+                for _ in range(member.count)
+            ]
+            stacked = torch.stack(flags).to(torch.float32)
+            self._finite = stacked if self._finite is None else self._finite.copy_(stacked)
+        numbers = its.polar.numbers_at(0 if in_a_graph() else at, resumed=its.resumed)
+        rest = (at,) if numbers is None else numbers
+        self.draws, self.key = numbers is not None, (its.seed, f"{its.m}x{its.n}", *rest)
+        if self.draws and self.key != self._drawn:
+            self._drawn = self.key
+            generator = rng.generator(*self.key, device=its.device)
+            self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
+        if its.resumed:
+            self._recall(members, state)
+
+    def launch(self) -> Polar:
+        """Momentum, polar, update: launches only, on tensors that keep their place."""
+        draw = Draw(self._numbers if self.draws else None, self._finite)
+        polar, left = step.launch(self.signature.polar, self, self._carry, draw)
+        self._keep(left)
+        return polar
+
+    def momentum(self) -> Tensor:
+        """``C ← βC + G`` and M, in one pass over memory."""
+        from polarstep.kernels.momentum import momentum
+
+        its = self.signature
+        M = torch.empty(self.count, its.m, its.n, dtype=self.dtype, device=its.device)
+        G, C, _ = self.addresses
+        momentum(
+            G, C, self.scalars[0], M, element=its.dtype, nesterov=its.nesterov, finite=self._finite
+        )
+        return M
+
+    def update(self, polar: Polar) -> None:
+        """``X ← (1 − ηλ)X − η·scale·T`` in one pass over memory."""
+        from polarstep.kernels.update import update, update_from_factors
+
+        _, _, X = self.addresses
+        _, *tables = self.scalars
+        element, finite, two = self.signature.dtype, self._finite, polar.two_factors
+        if two is None:
+            update(X, polar.dense, *tables, element=element, finite=finite)
+        else:
+            update_from_factors(X, *two, *tables, element=element, finite=finite)
+
+    def _keep(self, left: Carry) -> None:
+        """Keep what a step left where a graph finds it, but for the parameters that are skipped."""
+        if left is self._carry:
+            return
+        known = self._carry
+        if known.keys() != left.keys() or any(
+            known[k].shape != left[k].shape or known[k].dtype != left[k].dtype for k in left
+        ):
+            self._carry, self._parts = Carry(left), []
+            return
+        for name, tensor in left.items():
+            place = known[name]
+            if tensor.data_ptr() == place.data_ptr():
+                continue  # the map has written it there itself
+            if self._finite is not None:
+                flags = self._finite.reshape(-1, *[1] * (tensor.dim() - 1)) != 0
+                tensor = torch.where(flags, tensor, place)
+            place.copy_(tensor)
+
+    def settle(self, members: list[Member], state: State) -> None:
+        """Leave what the next step starts from in the optimizer's state, where checkpoints find it.
+
+        In somebody's own graph it goes to where the graph took it from, for the next replay.
+        """
+        names = self.signature.polar.carries
+        if not names or self._parts:
+            return
+        self._parts = self._carry.split([member.count for member in members])
+        for member, part in zip(members, self._parts, strict=True):
+            of_parameter = state[member.param]
+            for name in names:
+                key = entry(name, member.block)
+                known, value = of_parameter.get(key), part.get(name)
+                if value is None:
+                    of_parameter.pop(key, None)
+                elif in_a_graph() and known is not None and known.shape == value.shape:
+                    known.copy_(value)
+                else:
+                    of_parameter[key] = value
+
+    def _recall(self, members: list[Member], state: State) -> None:
+        """Bring what the last step left into place, unless it is there already."""
+        its = self.signature
+        found = [
+            recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)
+            for member in members
+        ]
+        known = [carry for carry in found if carry is not None]
+        ours = [id(tensor) for part in self._parts for tensor in part.values()]
+        if ours and ours == [id(tensor) for carry in known for tensor in carry.values()]:
+            return
+        common = set.intersection(*map(set, known))
+        parts = [Carry({k: carry[k] for k in carry if k in common}) for carry in known]
+        self._carry, self._parts = Carry.joined(parts).to(self.dtype), []
+        if len(parts) == 1:  # a graph's place is its own
+            self._carry = Carry({k: t.clone() for k, t in self._carry.items()})

@@ -1,0 +1,294 @@
+"""The matrices of a bucket as tensors, on any device and in any layout, sharded ones too.
+
+A parameter may have blocks in several buckets (a fused projection with unequal parts). Its momentum is
+advanced when the first of them is asked for, and its update is applied when T of the last one is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep import products, rng
+from polarstep.cuda_graphs import in_a_graph
+from polarstep.optim.carried import recalled, remember
+from polarstep.optim.collect import Member, Signature, State, Work, gathered, in_parts
+from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.step import PolarHook, launch, show
+from polarstep.polar import Carry, Draw, Polar
+from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
+
+__all__ = ["PlainStep", "Tensors", "ensure_buffer"]
+
+# Bytes of M that are gathered from shards at a time; a larger bucket is worked off in parts.
+LARGEST_GATHERED = 512 * 2**20
+# On a CPU a part of this size is as fast as any batch, and not all of M is there at a time.
+LARGEST_ON_A_CPU = 10 * 2**20
+# Numbers that are the same at every step are drawn once for each of as many shapes and seeds.
+MOST_DRAWN = 64
+
+
+class PlainStep:
+    """Steps in torch's own operations; what the next step can use again is kept here."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[tuple[Any, ...], Tensor] = {}
+
+    def __call__(
+        self, works: list[Work], state: State, hooks: tuple[PolarHook, ...], skip: set[int]
+    ) -> None:
+        """Update every parameter of ``works`` whose id is not in ``skip``."""
+        targets: dict[int, _Target] = {}
+
+        def selected(work: Work, index: int) -> bool:
+            return id(work.params[index]) not in skip
+
+        for (signature, sharded), members in gathered(works, state, selected).items():
+            nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
+            parts = iter([members])
+            if sharded or signature.device.type == "cpu":
+                largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
+                parts = in_parts(members, lambda member: member.count, largest // nbytes)
+            numbers = signature.polar.numbers_at(
+                0 if in_a_graph() else signature.step, resumed=signature.resumed
+            )
+            key = signature.generator_key(numbers)
+            drawn: Tensor | None = None
+            for part in parts:
+                matrices = Tensors(part, state, targets)
+                if numbers is not None and drawn is None:
+                    drawn = self._numbers(signature, key, constant=not numbers)
+                carry = _joined(signature, part, state)
+                polar, left = launch(signature.polar, matrices, carry, Draw(drawn))
+                if left is not carry:
+                    _keep(signature, part, state, left)
+                if hooks:
+                    show(hooks, signature, part, key, polar)
+
+    def _numbers(
+        self, signature: Signature, key: tuple[int | str, ...], *, constant: bool
+    ) -> Tensor:
+        """The numbers of a step; kept where they are the same at every one.
+
+        Not for what is captured, whose replays draw anew.
+        """
+        m, n, device = signature.m, signature.n, signature.device
+        place = (*key, signature.polar, device, signature.dtype)
+        if constant and place in self._drawn and not in_a_graph():
+            return self._drawn[place]
+        dtype = torch.promote_types(signature.dtype, torch.float32)
+        numbers = signature.polar.draw(m, n, rng.generator(*key, device=device), dtype).to(device)
+        if constant and not in_a_graph():
+            if len(self._drawn) >= MOST_DRAWN:
+                self._drawn.clear()
+            self._drawn[place] = numbers
+        return numbers
+
+
+def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
+    """What the last step left for the matrices of a bucket."""
+    if not signature.resumed:
+        return Carry()
+    its = signature
+    found = [
+        recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)
+        for member in members
+    ]
+    known = [carry for carry in found if carry is not None]
+    common = set.intersection(*map(set, known))
+    return Carry.joined([Carry({k: carry[k] for k in carry if k in common}) for carry in known])
+
+
+def _keep(signature: Signature, members: list[Member], state: State, left: Carry) -> None:
+    """Leave what the next step starts from in the optimizer's state."""
+    parts = left.split([member.count for member in members])
+    for member, part in zip(members, parts, strict=True):
+        work, p = member.work, member.param
+        finite = None if work.finite is None else whole(work.finite[member.index])
+        remember(state[p], member.block, signature.polar, part, p.dtype, finite)
+
+
+def ensure_buffer(p: Tensor, of_parameter: dict[str, Any]) -> Tensor:
+    """The momentum buffer C, which is zero for a parameter that has not been updated yet."""
+    if "momentum_buffer" not in of_parameter:
+        of_parameter["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    C: Tensor = of_parameter["momentum_buffer"]
+    return C
+
+
+class _Target:
+    """One parameter during one step."""
+
+    def __init__(self, work: Work, index: int, state: State) -> None:
+        self.work, self.index = work, index
+        self.p, self.view = work.params[index], work.views[index]
+        self.finite = None if work.finite is None else whole(work.finite[index])
+        self._G, self._C = local(work.grads[index]), local(ensure_buffer(self.p, state[self.p]))
+        self._advanced = False
+        self._blocks: list[Tensor] | None = None  # of M
+        self._T: list[Tensor | None] = [None] * len(self.view.shapes)
+
+    @property
+    def has_one_block(self) -> bool:
+        """Whether the parameter is in one bucket."""
+        return len(self._T) == 1
+
+    def advance(self) -> None:
+        """``C ← βC + G``, once."""
+        if self._advanced:
+            return
+        self._advanced, beta = True, self.work.group["momentum"]
+        if self.finite is None:
+            torch.add(self._G, self._C, alpha=beta, out=self._C)  # one pass over memory
+        else:
+            new = torch.where(self.finite, beta * self._C + self._G, self._C)
+            self._C.copy_(new)
+
+    def writes_momentum(self) -> bool:
+        """Whether M is computed, and of one block, so that it can be written anywhere."""
+        made = self.work.group["nesterov"] and self.finite is None
+        return made and self.has_one_block and not is_sharded(self.p)
+
+    def write_momentum(self, out: Tensor) -> None:
+        """M into ``out``, which has room for it."""
+        self.advance()
+        beta = self.work.group["momentum"]
+        torch.add(self._G, self._C, alpha=beta, out=out.view(self.p.shape))
+
+    def momentum(self, block: int) -> Tensor:
+        """M of a block; C itself without Nesterov, which is not to be changed."""
+        if self._blocks is None:
+            self.advance()
+            M = self._C
+            if self.work.group["nesterov"]:
+                M = torch.add(self._G, self._C, alpha=self.work.group["momentum"])
+            if self.finite is not None:
+                M = torch.where(self.finite, M, 0)  # and T(0) = 0
+            self._blocks = self.view.blocks(whole_of_local(M, self.p))
+        return self._blocks[block]
+
+    def takes_product(self, dtype: torch.dtype) -> bool:
+        """Whether X ← βX + αLR is one operation here, with factors of ``dtype``."""
+        return (
+            products.of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
+            and self.p.dtype == dtype
+            and not is_sharded(self.p)
+            and self.p.is_contiguous()
+            and self.has_one_block
+            and not isinstance(self.work.group["lr"], Tensor)
+        )
+
+    def sizes(self) -> list[Any]:
+        """−η·scale of each block."""
+        group = self.work.group
+        lr, scale = group["lr"], resolve_scale(group["lr_scale"])
+        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
+        return [-lr * scale(m, n) for _, m, n in self.view.shapes]
+
+    def remains(self) -> Any:
+        """1 − ηλ; where the parameter may be skipped, the decay is done here."""
+        group = self.work.group
+        lr, decay = group["lr"], group["weight_decay"]
+        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+        remains = 1 - lr * decay
+        if self.finite is None or decay == 0:
+            return remains if decay != 0 else 1.0
+        X = local(self.p)
+        X.copy_(torch.where(self.finite, X * remains, X))
+        return 1.0
+
+    def take_product(self, L: Tensor, R: Tensor) -> None:
+        """``X ← (1 − ηλ)X − η·scale·LR``."""
+        X = self.p.view(self.view.shapes[0])
+        X.baddbmm_(L, R, beta=self.remains(), alpha=self.sizes()[0])
+
+    def take(self, block: int, T: Tensor) -> tuple[Tensor, Tensor, Any] | None:
+        """X, T and −η·scale, once T of all blocks is there."""
+        sharded = is_sharded(self.p)
+        if self.has_one_block and sharded:  # of a whole T a rank keeps its own part at once
+            T = placed_like(self.view.assemble([T], self.p.shape), self.p)
+        self._T[block] = T
+        blocks = [each for each in self._T if each is not None]
+        if len(blocks) < len(self._T):
+            return None
+        sizes = self.sizes()
+        size = sizes[0]
+        if len(blocks) > 1 or isinstance(size, Tensor):
+            blocks = [each * factor for each, factor in zip(blocks, sizes, strict=True)]
+            size = 1.0
+        if self.has_one_block and sharded:
+            update = blocks[0]
+        else:
+            update = placed_like(self.view.assemble(blocks, self.p.shape), self.p)
+        return local(self.p), local(update), size
+
+
+class Tensors:
+    """G, C and X of some blocks, one parameter after the other."""
+
+    def __init__(self, members: list[Member], state: State, targets: dict[int, _Target]) -> None:
+        self._members = members
+        self._targets = [
+            targets.setdefault(id(m.param), _Target(m.work, m.index, state))
+            if id(m.param) not in targets
+            else targets[id(m.param)]
+            for m in members
+        ]
+        self._counts = [member.count for member in members]
+
+    def momentum(self) -> Tensor:
+        """M in one piece; without a copy where it can be written there."""
+        if len(self._members) > 1 and all(target.writes_momentum() for target in self._targets):
+            p = self._members[0].param
+            _, m, n = self._members[0].view.shapes[self._members[0].block]
+            M = torch.empty(sum(self._counts), m, n, dtype=p.dtype, device=p.device)
+            for target, part in zip(self._targets, torch.split(M, self._counts), strict=True):
+                target.write_momentum(part)
+            return M
+        blocks = [
+            target.momentum(member.block)
+            for target, member in zip(self._targets, self._members, strict=True)
+        ]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    def update(self, polar: Polar) -> None:
+        """Where X can take T in as a product, T is never stored."""
+        two = polar.two_factors
+        products_taken = [two is not None and t.takes_product(two[0].dtype) for t in self._targets]
+        if two is not None:
+            halves = (torch.split(each, self._counts) for each in two)
+            pairs = zip(self._targets, products_taken, *halves, strict=True)
+            for target, taken, L, R in pairs:
+                if taken:
+                    target.take_product(L, R)
+        if all(products_taken):
+            return
+        parts = torch.split(polar.dense.to(polar.M.dtype), self._counts)
+        ready: list[tuple[_Target, tuple[Tensor, Tensor, Any]]] = []
+        for target, taken, member, T in zip(
+            self._targets, products_taken, self._members, parts, strict=True
+        ):
+            update = None if taken else target.take(member.block, T)
+            if update is not None:
+                ready.append((target, update))
+        _apply(ready)
+
+
+def _apply(ready: Iterable[tuple[_Target, tuple[Tensor, Tensor, Any]]]) -> None:
+    """``X ← (1 − ηλ)X − η·scale·T``, grouped so that scaling T and adding it is one pass over memory."""
+    alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, (X, T, size) in ready:
+        remains = target.remains()
+        if isinstance(remains, Tensor):
+            X.mul_(remains)
+            remains = 1.0
+        params, updates = alike.setdefault((size, remains), ([], []))
+        params.append(X)
+        updates.append(T)
+    for (size, remains), (params, updates) in alike.items():
+        if remains != 1.0:
+            torch._foreach_mul_(params, remains)
+        torch._foreach_add_(params, updates, alpha=size)

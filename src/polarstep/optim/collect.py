@@ -1,0 +1,194 @@
+"""The first phase of a step: who has a gradient, and which bucket each of its matrices goes to.
+
+Matrices of one shape, precision, device, polar map and step go through the polar map as one batch,
+whichever groups and parameters they are in. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from polarstep.matrix import MatrixView
+from polarstep.optim.carried import recalled
+from polarstep.optim.groups import Group, check_options, named_params, view_of
+from polarstep.polar import PolarMap
+from polarstep.sharded import is_sharded, placed_like
+
+__all__ = ["Member", "Signature", "State", "Work", "collect", "in_parts", "members_of"]
+
+# What an optimizer keeps per parameter, as torch has it.
+State = dict[Tensor, dict[str, Any]]
+
+Item = TypeVar("Item")
+
+
+@dataclass
+class Work:
+    """What one step does to one parameter group."""
+
+    group: Group
+    names: list[str]
+    params: list[Tensor]
+    grads: list[Tensor]
+    finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
+    views: list[MatrixView]  # of a Muon group
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the matrices of a bucket have in common."""
+
+    polar: PolarMap  # the one that runs on this shape
+    seed: int
+    step: int
+    m: int
+    n: int
+    dtype: torch.dtype
+    device: torch.device
+    nesterov: bool
+    skips_nonfinite: bool
+    resumed: bool  # whether the last step left something for this one
+
+    def generator_key(self, numbers: tuple[int, ...] | None) -> tuple[int | str, ...]:
+        """Of the generator of the random numbers, so that a resumed run draws the same ones."""
+        rest = (self.step,) if numbers is None else numbers
+        return (self.seed, f"{self.m}x{self.n}", *rest)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A block of a parameter: equally shaped matrices, which go to one bucket together."""
+
+    work: Work
+    index: int  # of the parameter in its work
+    block: int  # of the parameter's matrix view
+
+    @property
+    def param(self) -> Tensor:
+        """The parameter."""
+        return self.work.params[self.index]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.work.names[self.index]
+
+    @property
+    def group(self) -> Group:
+        """Its group."""
+        return self.work.group
+
+    @property
+    def view(self) -> MatrixView:
+        """How it is read as matrices."""
+        return self.work.views[self.index]
+
+    @property
+    def count(self) -> int:
+        """The number of matrices."""
+        return self.view.shapes[self.block][0]
+
+
+def collect(group: Group) -> Work:
+    """The parameters that have a gradient, checked.
+
+    A parameter without a gradient is left alone altogether, weight decay included.
+    """
+    check_options(group)
+    names, params, grads = [], [], []
+    for name, p in named_params(group):
+        grad = p.grad
+        if grad is None:
+            continue
+        if grad.layout != torch.strided:
+            raise TypeError(
+                f"{name} has a gradient of layout {grad.layout}: expected a dense one; "
+                "build its module with sparse=False"
+            )
+        if grad.shape != p.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(p.shape)}, but its gradient has shape "
+                f"{tuple(grad.shape)}; call zero_grad() after changing a parameter's shape"
+            )
+        names.append(name)
+        params.append(p)
+        grads.append(placed_like(grad, p))
+    finite = None
+    if group["nonfinite"] == "skip" and grads:
+        finite = _are_finite(grads)
+    views = []
+    if group["algorithm"] == "muon":
+        views = [view_of(group, p, name) for name, p in zip(names, params, strict=True)]
+    return Work(group, names, params, grads, finite, views)
+
+
+def _are_finite(grads: list[Tensor]) -> list[Tensor]:
+    """A flag per gradient, on its device; nothing here waits for the device.
+
+    The largest magnitude is NaN or infinite just where some entry is. One launch finds those of
+    all gradients on a GPU; a CPU is twenty times as fast at finding extremes as at that norm.
+    """
+    if all(grad.is_cuda and grad.numel() > 0 for grad in grads):
+        return [torch.isfinite(value) for value in torch._foreach_norm(grads, ord=float("inf"))]
+    return [
+        torch.isfinite(grad.amax()) & torch.isfinite(grad.amin())
+        if grad.numel() > 0
+        else torch.ones((), dtype=torch.bool, device=grad.device)
+        for grad in grads
+    ]
+
+
+def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature, Member]]:
+    """The blocks of one parameter, each with the signature of its bucket."""
+    p, group = work.params[index], work.group
+    for block, (count, m, n) in enumerate(work.views[index].shapes):
+        polar = group["polar"].on(m, n, p.device)
+        signature = Signature(
+            polar=polar,
+            seed=group["seed"],
+            step=group["step"],
+            m=m,
+            n=n,
+            dtype=p.dtype,
+            device=p.device,
+            nesterov=group["nesterov"],
+            skips_nonfinite=work.finite is not None,
+            resumed=recalled(state.get(p, {}), block, polar, count, m, n) is not None,
+        )
+        yield signature, Member(work, index, block)
+
+
+def gathered(
+    works: Iterable[Work], state: State, select: Callable[[Work, int], bool]
+) -> dict[tuple[Signature, bool], list[Member]]:
+    """The buckets of the selected parameters, sharded ones apart."""
+    buckets: dict[tuple[Signature, bool], list[Member]] = {}
+    for work in works:
+        for index, p in enumerate(work.params):
+            if select(work, index):
+                for signature, member in members_of(work, index, state):
+                    buckets.setdefault((signature, is_sharded(p)), []).append(member)
+    return buckets
+
+
+def in_parts(
+    items: Iterable[Item], count: Callable[[Item], int], most: int
+) -> Iterator[list[Item]]:
+    """Lists of ``items`` with at most ``most`` matrices each; a single item is not cut.
+
+    >>> list(in_parts([1, 1, 1, 5, 2], lambda matrices: matrices, most=2))
+    [[1, 1], [1], [5], [2]]
+    """
+    part, size = list[Item](), 0
+    for item in items:
+        if part and size + count(item) > most:
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += count(item)
+    yield part

@@ -1,0 +1,88 @@
+"""Equation (1) of the paper for one bucket of matrices, written once.
+
+For every matrix X with gradient G:
+
+    C ← βC + G,    M = βC + G (Nesterov) or M = C (Polyak),    X ← X − η·scale·T(M).
+
+:func:`launch` has the phases momentum → polar → transform → update. Where the matrices lie, and
+which operations read and write them there, is a :class:`Matrices`: tensors
+(:mod:`polarstep.optim.by_tensors`), or tables of addresses for kernels
+(:mod:`polarstep.optim.by_tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from polarstep.optim.collect import Member, Signature
+from polarstep.polar import Carry, Draw, Polar, PolarMap
+from polarstep.polar.base import Factors
+
+__all__ = ["Bucket", "Matrices", "PolarHook", "launch", "show"]
+
+
+class Matrices(Protocol):
+    """G, C and X of a bucket."""
+
+    def momentum(self) -> Tensor:
+        """``C ← βC + G`` in place, and M as one batch (count, m, n)."""
+
+    def update(self, polar: Polar) -> None:
+        """``X ← (1 − ηλ)X − η·scale·T``: decoupled weight decay, then the step."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The matrices of one shape that went through a polar map together.
+
+    A hook receives it to look, not to touch: ``M`` may be the momentum buffer itself.
+    """
+
+    map: PolarMap
+    step: int
+    generator_key: tuple[int | str, ...]
+    names: tuple[str, ...]  # of the parameter behind each matrix of the batch
+    params: tuple[Tensor, ...]
+    M: Tensor  # (batch, m, n)
+    T: Tensor  # (batch, m, n)
+    factors: Factors | None = None  # where the map works in a subspace
+
+
+PolarHook = Callable[[Bucket], None]
+
+
+def launch(
+    polar_map: PolarMap, matrices: Matrices, carry: Carry, draw: Draw
+) -> tuple[Polar, Carry]:
+    """One step of a bucket: T as it was applied, and what the map leaves for the next step."""
+    M = matrices.momentum()
+    polar, left = polar_map.step(M, carry, draw)
+    matrices.update(polar)
+    return polar, left
+
+
+def show(
+    hooks: Iterable[PolarHook],
+    signature: Signature,
+    members: list[Member],
+    key: tuple[int | str, ...],
+    polar: Polar,
+) -> None:
+    """Call the hooks on what a step has done."""
+    owners = [member for member in members for _ in range(member.count)]
+    bucket = Bucket(
+        signature.polar,
+        signature.step,
+        key,
+        tuple(member.name for member in owners),
+        tuple(member.param for member in owners),
+        polar.M,
+        polar.dense.to(polar.M.dtype),
+        polar.factors,
+    )
+    for hook in hooks:
+        hook(bucket)

@@ -1,0 +1,95 @@
+"""A new sketch at every step: steps 1 and 2 of Algorithms 1 and 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polarstep import flops, products
+from polarstep.polar.base import Carry, Draw, PolarMap
+from polarstep.polar.finders.base import Basis, Finder
+from polarstep.polar.orthonormal import orthonormalize
+from polarstep.sketch import Gaussian, Sketch
+
+__all__ = ["Fresh"]
+
+
+@dataclass(frozen=True)
+class Fresh(Finder):
+    """Q = orth((M Mᵀ)^h M Ω), with columns made orthonormal after each product.
+
+    A chain of 2h + 1 products with M and Mᵀ in turn that ends on the short side of M, so it starts
+    with M for whole h and with Mᵀ for half ones.
+    """
+
+    sketch: Sketch = field(default_factory=Gaussian)
+    power: float = 1
+
+    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+        """The basis of this step's sketch."""
+        assert draw.numbers is not None
+        ops, numbers = products.of(A.device), draw.numbers
+        dtype = self._product_dtype(A.shape[-2], A.shape[-1], A.dtype, A.device)
+        padded = self.padded(width, A.dtype, A.device)
+        further = flops.power_products(self.power)
+        exact = A if further % 2 == 0 else A.mT
+        factor = exact.to(dtype)
+        if self.sketch.is_dense:
+            Y = ops.sketched(factor, self.sketch.omega(factor, numbers), padded)
+        else:
+            Y = self.sketch.times(exact, numbers)
+            Y = torch.nn.functional.pad(Y.mT, (0, 0, 0, padded - width)).mT
+        for _ in range(further):
+            factor = factor.mT
+            Q = orthonormalize(ops.workable(Y), self.orth, rough=True).to(dtype)
+            Y = ops.times(factor, Q)
+        return Basis(orthonormalize(ops.workable(Y), self.orth).to(A.dtype))
+
+    def _product_dtype(
+        self, m: int, n: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.dtype:
+        """The precision of the products that make the basis of m×n matrices in ``dtype``.
+
+        To round M takes as long as one product gains by it.
+        """
+        count = flops.power_products(self.power) + self.sketch.is_dense
+        return dtype if count < 2 else products.of(device).sketch_dtype(m, n, dtype)
+
+    def draw(
+        self,
+        m: int,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype,
+        out: Tensor | None,
+    ) -> Tensor:
+        """Ω is on the long side, for half powers on the short one."""
+        whole = flops.power_products(self.power) % 2 == 0
+        return self.sketch.draw(n if whole else m, width, generator, dtype, out)
+
+    def parts(self, m: int, n: int, width: int) -> tuple[int, int, int]:
+        """Cost of the sketch, the power iterations and the basis."""
+        first = (m, n) if flops.power_products(self.power) % 2 == 0 else (n, m)
+        return (
+            self.sketch.flops(*first, width),
+            flops.power_products(self.power) * flops.matmul(m, n, width),
+            flops.qr(m, width),
+        )
+
+    def flops(self, m: int, n: int, width: int) -> int:
+        """The sum of the parts."""
+        return sum(self.parts(m, n, width))
+
+    def makes_orthonormal(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Not with sampled columns: repeated ones come out as zero."""
+        return self.sketch.is_dense and super().makes_orthonormal(device, dtype)
+
+    def describe(self, m: int, n: int, inner: PolarMap, width: int, device: torch.device) -> str:
+        """The sketch, its power and the precision of its products."""
+        ours = products.of(device).dtype(torch.float32)
+        rounded = self._product_dtype(m, n, ours, device) != ours
+        name = type(self.sketch).__name__ + (" in bfloat16" if rounded else "")
+        return f"h={self.power:g}, {name}"

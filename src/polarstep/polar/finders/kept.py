@@ -1,0 +1,86 @@
+"""The basis of an earlier step, for several steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polarstep.polar.base import Carry, Draw, Lift, PolarMap
+from polarstep.polar.finders.base import Basis, Finder
+from polarstep.polar.finders.fresh import Fresh
+
+__all__ = ["Kept"]
+
+
+@dataclass(frozen=True)
+class Kept(Finder):
+    """A fresh basis at every ``steps``-th step, from the M of that step, and the same one between.
+
+    Between, there is no sketch and nothing is made orthonormal. What M has gained outside of the basis
+    waits in the momentum for the next one.
+
+    The carry is Qᵀ, of shape (batch, ℓ, m), so that a basis vector lies in one piece.
+    """
+
+    fresh: Fresh = field(default_factory=Fresh)
+    steps: int = 4
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        """Qᵀ."""
+        return ("kept",)
+
+    def resumes(self, carry: Carry, m: int, n: int, width: int) -> bool:
+        """Where a basis of this width is there."""
+        return "kept" in carry and carry["kept"].shape[1:] == (width, m)
+
+    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
+        """Numbers for a new basis, of every ``steps``-th step and of all the first ones.
+
+        At step zero whole gradients may be zero, and have no basis.
+        """
+        if resumed and step >= self.steps and step % self.steps != 0:
+            return None
+        return (step,)
+
+    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+        """A new basis where numbers for one were drawn, the kept one elsewhere."""
+        if draw.numbers is not None:
+            return self.fresh.basis(A, width, carry, draw)
+        Qt = carry["kept"].to(A.dtype)
+        missing = self.padded(width, A.dtype, A.device) - width
+        return Basis((torch.nn.functional.pad(Qt, (0, 0, 0, missing)) if missing else Qt).mT)
+
+    def lift(
+        self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: Carry, draw: Draw
+    ) -> tuple[Lift, Carry]:
+        """As ever; a new basis is what is left."""
+        if draw.numbers is not None:
+            carry = Carry(kept=basis.Q.mT[:, :width])
+        return inner.lift(B), carry
+
+    def draw(
+        self,
+        m: int,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype,
+        out: Tensor | None,
+    ) -> Tensor:
+        """Those of the fresh one."""
+        return self.fresh.draw(m, n, width, generator, dtype, out)
+
+    def flops(self, m: int, n: int, width: int) -> int:
+        """The parts of a fresh basis, charged to each step in equal shares."""
+        return sum(part // self.steps for part in self.fresh.parts(m, n, width))
+
+    def makes_orthonormal(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """As the fresh one does."""
+        return self.fresh.makes_orthonormal(device, dtype)
+
+    def describe(self, m: int, n: int, inner: PolarMap, width: int, device: torch.device) -> str:
+        """The fresh one, and for how long."""
+        return f"{self.fresh.describe(m, n, inner, width, device)}, basis kept {self.steps} steps"

@@ -1,0 +1,247 @@
+"""What every device can do, in torch's own operations; devices override what they do better.
+
+Matrices come as batches ``(batch, m, n)``. A polynomial ``(a, b, c, …)`` stands for the odd function
+φ(x) = ax + bx³ + cx⁵ + …, which is x·P(x²) with P(y) = a + by + cy² + ….
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["Polynomial", "Products", "plain_product", "product_like", "shrink_of", "unit_scaled"]
+
+Polynomial = tuple[float, ...]
+
+
+class Products:
+    """The operations of a device. An instance has no state."""
+
+    # Whether to look at a value waits for nothing, so that a rare case may be handled when it occurs.
+    looks_for_free = False
+    # Whether the m×m work of a Gram form may run in float16, at the rate of bfloat16 products.
+    gram_in_halves = False
+    # The number of rows from which a symmetric product computes only half of its result.
+    symmetric_from = 512
+    # How a basis of float32 columns is made (polarstep.polar.orthonormal).
+    orthonormalization = "products"
+    # The fewest rows of a matrix for which a sketch is worth its launches.
+    sketched_from = 0
+
+    # Precision and alignment.
+
+    def dtype(self, given: torch.dtype) -> torch.dtype:
+        """The fastest precision in which this device really multiplies matrices of precision ``given``.
+
+        float64 stays float64: who asks for it wants it.
+        """
+        return torch.float64 if given == torch.float64 else torch.float32
+
+    def workable(self, X: Tensor) -> Tensor:
+        """``X`` in float32 at least, or in bfloat16 where the device multiplies in bfloat16."""
+        if X.dtype.itemsize >= 4 or (
+            X.dtype == torch.bfloat16 and self.dtype(X.dtype) == torch.bfloat16
+        ):
+            return X
+        return X.float()
+
+    def sketch_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
+        """The precision of products that look for directions of an m×n matrix, not for its digits."""
+        return dtype
+
+    def padded(self, width: int, dtype: torch.dtype) -> int:
+        """The number of rows, ``width`` or a few more, with which products in ``dtype`` run best."""
+        return width
+
+    # Products.
+
+    def times(self, factor: Tensor, S: Tensor, width: int | None = None) -> Tensor:
+        """``factor·S`` for the columns of a sketch S, with zero columns up to ``width``.
+
+        As (Sᵀ·factorᵀ)ᵀ: the columns then lie in memory one by one, as a factorization wants them, and
+        a CPU takes a tenth longer for rows.
+        """
+        rows = S.mT
+        if width is None or width == rows.shape[-2]:
+            return (rows @ factor.mT).mT
+        Y = rows.new_zeros(len(factor), width, factor.shape[-2])
+        torch.bmm(rows, factor.mT, out=Y[:, : rows.shape[-2]])
+        return Y.mT
+
+    def sketched(self, factor: Tensor, Omega: Tensor, width: int) -> Tensor:
+        """``factor·Ω`` with one Ω (n, ℓ) for all matrices, and zero columns up to ``width``."""
+        return self.times(factor, Omega.expand(len(factor), -1, -1), width)
+
+    def apply(self, W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
+        """``WX`` in ``dtype`` and in the memory layout of ``X``."""
+        return product_like(X, W, X).to(dtype)
+
+    def symmetric(
+        self,
+        A: Tensor,
+        B: Tensor,
+        *,
+        plus: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        identity: float = 0.0,
+    ) -> Tensor:
+        """``alpha·ABᵀ + beta·plus + identity·I`` for (batch, m, k) matrices, a symmetric result."""
+        C = plain_product(A, B.mT, plus, alpha, beta)
+        if identity:
+            C.diagonal(dim1=-2, dim2=-1).add_(identity)
+        return C
+
+    def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
+        """FLOPs of one such product of m×k matrices, two for a multiply-add."""
+        return 2 * m * m * k
+
+    def gram(self, X: Tensor) -> Tensor:
+        """``XXᵀ``, accumulated and returned in float32 where ``X`` is of lower precision."""
+        if X.dtype.itemsize >= 4:
+            return self.symmetric(X, X)
+        X = X.float()
+        return X @ X.mT
+
+    def normalized(self, X: Tensor, dtype: torch.dtype) -> Tensor:
+        """``X/‖X‖_F`` for each matrix, in ``dtype``, of norm at most one; a zero matrix stays zero.
+
+        The norm is accumulated in float64: the squares of entries like 1e-30 or 1e30 leave the range
+        of float32. In 16 bits rounding could lift a norm of one above one, where the polynomials that
+        act on it are steepest, so there the result is made a little smaller.
+        """
+        norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+        small = torch.promote_types(X.dtype, torch.float32)
+        norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
+        return (X.to(small) / (norm / shrink_of(dtype))).to(dtype)
+
+    # Polynomials.
+
+    def polynomial(self, G: Tensor, polynomial: Polynomial) -> Tensor:
+        """``P(G) = aI + bG + cG² + …`` by Horner's rule."""
+        a, b, *rest = polynomial
+        if not rest:
+            H = b * G
+            if a:
+                H.diagonal(dim1=-2, dim2=-1).add_(a)
+            return H
+        H, scale = self.but_for_the_last_product(G, polynomial)
+        return self.symmetric(H, G, plus=G, alpha=scale, beta=b, identity=a)
+
+    def but_for_the_last_product(self, G: Tensor, polynomial: Polynomial) -> tuple[Tensor, float]:
+        """H and s with ``P(G) = s·HG + bG + aI``, for a polynomial of degree five or more."""
+        _, _, *higher = polynomial
+        H, scale = G, higher.pop()
+        while higher:  # every partial result is symmetric
+            H, scale = self.symmetric(H, G, plus=G, alpha=scale, beta=higher.pop()), 1.0
+        return H, scale
+
+    def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+        """W with φ_q∘…∘φ₁(X) = WX for an X with the Gram matrix ``G``, of one step or more.
+
+        W_t = P_t(G_{t−1})W_{t−1} and G_t = P_t(G_{t−1})·G_{t−1}·P_t(G_{t−1}).
+        """
+        W: Tensor | None = None
+        for t, polynomial in enumerate(polynomials):
+            P = self.polynomial(G, polynomial)
+            W = P if W is None else self.symmetric(P, W)
+            if t + 1 < len(polynomials):
+                G = self.symmetric(self.symmetric(P, G), P)
+        assert W is not None
+        return W
+
+    def iterate(self, X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+        """φ_q∘…∘φ₁ on the singular values of ``X`` (m ≤ n), each step on X itself: X ← P(XXᵀ)X."""
+        for polynomial in polynomials:
+            a, *rest = polynomial
+            H = self.polynomial(self.symmetric(X, X), (0.0, *rest))
+            # As ``product_like``, with a·X added on the way.
+            if X.mT.is_contiguous():
+                X = torch.baddbmm(X.mT, X.mT, H, beta=a).mT
+            else:
+                X = torch.baddbmm(X, H, X, beta=a)
+        return X
+
+    def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
+        """Whether :meth:`first_step` saves a pass over matrices of so many rows."""
+        return False
+
+    def whitens(self, dtype: torch.dtype) -> bool:
+        """Whether there is a :meth:`whitened_basis` and a :meth:`lift_and_leave` in ``dtype``."""
+        return False
+
+    def whitened_basis(
+        self, Y: Tensor, polynomials: tuple[Polynomial, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Orthonormal rows Q of ``Y`` (batch, ℓ, m), in its precision and in float16.
+
+        The polynomials lift all singular values of Y/‖Y‖_F that are not negligible.
+        """
+        raise AssertionError("whitens() says that this device has no such operation")
+
+    def lift_and_leave(
+        self,
+        B: Tensor,
+        polynomials: tuple[Polynomial, ...],
+        numbers: Tensor,
+        scale: float,
+        S: Tensor,
+        V: Tensor,
+        finite: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """W and X with φ_q∘…∘φ₁(B/‖B‖_F) = WX: X is the first step, W all others.
+
+        On the way S ← X + scale·numbersᵀ and V ← W², but where ``finite`` is zero.
+        """
+        raise AssertionError("whitens() says that this device has no such operation")
+
+    def first_step(self, Y: Tensor, polynomial: Polynomial, dtype: torch.dtype) -> Tensor:
+        """``φ(Y/‖Y‖_F)`` in ``dtype``, with ‖Y‖_F² read off the diagonal of YYᵀ.
+
+        Zero where entries of Y are so small or so large that their squares leave float32.
+        """
+        G = self.gram(Y)
+        trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+        known = (trace > 1e-36) & (trace < 1e36)
+        trace = torch.where(known, trace, 1)
+        W = self.polynomial(G / trace, polynomial) * torch.where(known, trace.rsqrt(), 0)
+        return (W.to(Y.dtype) @ Y).to(dtype)
+
+
+def shrink_of(dtype: torch.dtype) -> float:
+    """How much a norm of one is shrunk before it is rounded to ``dtype``."""
+    return 1 - torch.finfo(dtype).eps / 2 if dtype.itemsize < 4 else 1.0
+
+
+def product_like(X: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """``AB`` in the memory layout of ``X``, which has its shape.
+
+    Tall matrices come as transposed views. What is made of one goes back to where it came from, and
+    adding a matrix to another across its memory takes a CPU ten times as long.
+    """
+    return (B.mT @ A.mT).mT if X.mT.is_contiguous() else A @ B
+
+
+def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
+    """``(sX, s)`` with one power of two ``s`` per matrix that puts its largest entry in [½, 1).
+
+    Squares of entries like 1e-30 or 1e30 leave the range of float32, and with them every norm and
+    Gram matrix. A power of two loses no bit, so T(cM) = T(M) is kept by construction. A zero matrix
+    has s = 1.
+    """
+    # Not a norm of order inf: on a CPU that takes twenty times as long.
+    largest = torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
+    _, exponent = torch.frexp(largest)
+    limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
+    s = torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
+    return X * s, s
+
+
+def plain_product(A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float) -> Tensor:
+    """``alpha·AB + beta·plus``, all of it."""
+    if plus is None:
+        C = torch.bmm(A, B)  # as A @ B ends up, without the views on the way
+        return C if alpha == 1 else alpha * C
+    return torch.baddbmm(plus, A, B, beta=beta, alpha=alpha)

@@ -1,0 +1,42 @@
+"""A GPU by torch's own operations: bfloat16 products whose sums are float32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polarstep.products.base import Products
+
+__all__ = ["Cuda"]
+
+# Tensor cores want bfloat16 in rows of a multiple of this length.
+ALIGNED = 16
+
+
+class Cuda(Products):
+    """The operations of a GPU without Triton, and of every other device that is not a CPU."""
+
+    sketched_from = 768
+
+    def dtype(self, given: torch.dtype) -> torch.dtype:
+        """bfloat16 from NVIDIA's Ampere generation on, float32 before."""
+        if given == torch.float64:
+            return torch.float64
+        fast = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if fast else torch.float32
+
+    def padded(self, width: int, dtype: torch.dtype) -> int:
+        """A multiple of 16 in bfloat16, which tensor cores like."""
+        return width + -width % ALIGNED if dtype == torch.bfloat16 else width
+
+    def sketched(self, factor: Tensor, Omega: Tensor, width: int) -> Tensor:
+        """One product for all matrices, where no zero columns are needed."""
+        if width == Omega.shape[-1]:
+            return factor @ Omega
+        return super().sketched(factor, Omega, width)
+
+    def gram(self, X: Tensor) -> Tensor:
+        """``XXᵀ``, in float32 for a 16-bit ``X`` without a copy of it in float32."""
+        if X.dtype.itemsize == 2 and X.is_cuda:
+            return torch.bmm(X, X.mT, out_dtype=torch.float32)
+        return super().gram(X)

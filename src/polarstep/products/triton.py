@@ -1,0 +1,228 @@
+"""A GPU with the kernels of :mod:`polarstep.kernels`: 16-bit products with what goes around them.
+
+Three things are saved against torch's operations. A symmetric product computes half of its tiles. What
+is added to a product, and the polynomial that is made of it, cost no pass over memory of their own. And
+for matrices of few rows, whose products take a few microseconds each, two products are one launch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polarstep.kernels import polynomial as polynomial_kernel
+from polarstep.kernels.blend import product_and_blend
+from polarstep.kernels.normalize import normalized as normalized_by_kernel
+from polarstep.kernels.polynomial import product_times
+from polarstep.kernels.product import product
+from polarstep.products.base import Polynomial, Products, product_like, shrink_of
+from polarstep.products.cpu import Cpu
+from polarstep.products.cuda import Cuda
+
+__all__ = ["InterpretedTriton", "Triton"]
+
+
+class _Kernels(Products):
+    """What the kernels do; everything in other precisions than 16 bits is left to the device."""
+
+    gram_in_halves = True
+
+    def apply(self, W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
+        """``WX`` in ``dtype``, rounded once."""
+        return super().apply(W, X, dtype) if dtype == X.dtype else product(W, X, out_dtype=dtype)
+
+    def symmetric(
+        self,
+        A: Tensor,
+        B: Tensor,
+        *,
+        plus: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        identity: float = 0.0,
+    ) -> Tensor:
+        """Half of the tiles, and the extras on the way out."""
+        extras = plus is not None or identity != 0.0
+        if A.dtype.itemsize == 2 and (extras or A.shape[-2] >= self.symmetric_from):
+            return product(
+                A, B.mT, alpha=alpha, D=plus, beta=beta, identity=identity, symmetric=True
+            )
+        return super().symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
+
+    def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
+        """Half, without the tiles on the diagonal."""
+        if dtype.itemsize == 2 and m >= self.symmetric_from:
+            return m * m * k
+        return super().symmetric_flops(m, k, dtype)
+
+    def normalized(self, X: Tensor, dtype: torch.dtype) -> Tensor:
+        """``X/‖X‖_F`` in two passes over memory."""
+        if dtype.itemsize == 2:
+            return normalized_by_kernel(X, shrink_of(dtype), dtype)
+        return super().normalized(X, dtype)
+
+    def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+        """W in two launches a step, or in three where there are few matrices, or as torch has it."""
+        if _is_one_launch(G, polynomials):
+            return self._in_two_launches(G, polynomials)
+        few = G.dtype.itemsize == 2 and G.shape[-1] < self.symmetric_from
+        if few and polynomial_kernel.is_few(G) and _all_quintic(polynomials):
+            return self._side_by_side(G, polynomials)
+        return super().accumulated(G, polynomials)
+
+    def iterate(self, X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+        """In 16 bits as G = XXᵀ, H = P(G) and HX, of which the last two are one launch for few rows.
+
+        a·X is part of HX. The rounding of H's diagonal that this costs is no larger than that of X, and
+        it saves a pass over memory. Rounding does not build up: every step starts from the X that the
+        last one left, and pulls it towards orthonormal rows.
+        """
+        if X.dtype.itemsize != 2:
+            return super().iterate(X, polynomials)
+        one_launch = _is_one_launch(X, polynomials)
+        for polynomial in polynomials:
+            G = self.symmetric(X, X)
+            if one_launch:
+                X = self._polynomial_times(G, X, polynomial)
+            else:
+                X = product_like(X, self.polynomial(G, polynomial), X)
+        return X
+
+    def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
+        """In bfloat16 for few rows: larger matrices are worth their pass, with a kernel of their own."""
+        return dtype == torch.bfloat16 and rows < self.symmetric_from and len(first) <= 3
+
+    def first_step(self, Y: Tensor, polynomial: Polynomial, dtype: torch.dtype) -> Tensor:
+        """``φ(Y/‖Y‖_F)``: the polynomial is divided by the trace of YYᵀ while it is made."""
+        G = Y @ Y.mT
+        if _is_one_launch(Y, (polynomial,)):
+            return self._polynomial_times(G, Y, polynomial, by_trace=True, out_dtype=dtype)
+        return self.apply(self.first_weight(G, polynomial), Y, dtype)
+
+    def first_weight(self, G: Tensor, polynomial: Polynomial) -> Tensor:
+        """``P(G/t)/√t`` with t = tr G, so that its product with Y is φ(Y/‖Y‖_F) for G = YYᵀ."""
+        a, b, c = (*polynomial, 0.0)[:3]
+        return product(G, G, alpha=c, D=G, beta=b, identity=a, symmetric=True, by_trace=True)
+
+    def whitened_basis(
+        self, Y: Tensor, polynomials: tuple[Polynomial, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Rows Q = WX, stored in two precisions by the launch that makes them.
+
+        For a start that leaves W₂, W₂Q as (W₂W)X would be a launch less, but W₂W is large where both
+        are, up to hundreds, and a float16 of that size rounds by tenths: ν was 0.06 on recorded
+        momentum.
+        """
+        X = self.first_step(Y, polynomials[0], _in_halves(Y.dtype))
+        W = self.accumulated(self.symmetric(X, X), polynomials[1:])
+        Q = torch.empty_like(Y)
+        return Q, product_and_blend(W, X, Q, X.dtype)
+
+    def lift_and_leave(
+        self,
+        B: Tensor,
+        polynomials: tuple[Polynomial, ...],
+        numbers: Tensor,
+        scale: float,
+        S: Tensor,
+        V: Tensor,
+        finite: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """W and X, both float16 where ``B`` is bfloat16; S is stored by the launch that makes X."""
+        H = self.first_weight(B @ B.mT, polynomials[0])
+        X = product_and_blend(
+            H, B, S, _in_halves(B.dtype), numbers=numbers, scale=scale, finite=finite
+        )
+        W = self.accumulated(self.symmetric(X, X), polynomials[1:])
+        if finite is None:
+            product(W, W, symmetric=True, out=V)
+        else:
+            squared = product(W, W, symmetric=True, out_dtype=V.dtype)
+            V.copy_(torch.where(finite[:, None, None] != 0, squared, V))
+        return W, X
+
+    def _polynomial_times(
+        self,
+        G: Tensor,
+        Y: Tensor,
+        polynomial: Polynomial,
+        *,
+        by_trace: bool = False,
+        P: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """``P(G)Y`` in one launch; P(G) goes to ``P``, if that is given."""
+        a, b, *_ = polynomial
+        H, scale = self.but_for_the_last_product(G, polynomial)
+        return product_times(
+            H, G, Y, alpha=scale, D=G, beta=b, identity=a,
+            by_trace=by_trace, P=P, out_dtype=out_dtype,
+        )  # fmt: skip
+
+    def _in_two_launches(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+        """W ← P(G)W, which leaves P as well, and G ← PGP."""
+        W = P = self.polynomial(G, polynomials[0])
+        for polynomial in polynomials[1:]:
+            G = product_times(P, G, P)
+            P = torch.empty_like(G)
+            W = self._polynomial_times(G, W, polynomial, P=P)
+        return W
+
+    def _side_by_side(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+        """Three launches a step: P = P(G), P·[W G] as one product, and G ← (PG)P.
+
+        W lies in the middle of room for three. G lies beside it, so that both are one operand, and the
+        next G goes to the other side, where the PG that it is made of is not.
+        """
+
+        def polynomial_to(G: Tensor, polynomial: Polynomial, out: Tensor | None = None) -> Tensor:
+            a, b, *_ = polynomial
+            H, scale = self.but_for_the_last_product(G, polynomial)
+            return product(H, G, alpha=scale, D=G, beta=b, identity=a, symmetric=True, out=out)
+
+        first, *rest = polynomials
+        if not rest:
+            return polynomial_to(G, first)
+        batch, m, _ = G.shape
+        at = [slice(0, m), slice(m, 2 * m), slice(2 * m, 3 * m)]
+        both = {0: slice(0, 2 * m), 2: slice(m, 3 * m)}  # by the side on which G is
+        room, side = G.new_empty(batch, m, 3 * m), 2
+        W = polynomial_to(G, first, out=room[..., at[1]])
+        torch.bmm(W @ G, W, out=room[..., at[side]])
+        for polynomial in rest[:-1]:
+            P, before = polynomial_to(room[..., at[side]], polynomial), room
+            room = torch.empty_like(before)
+            torch.bmm(P, before[..., both[side]], out=room[..., both[side]])
+            torch.bmm(room[..., at[side]], P, out=room[..., at[2 - side]])
+            side = 2 - side
+        return polynomial_to(room[..., at[side]], rest[-1]) @ room[..., at[1]]
+
+
+def _is_one_launch(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
+    """Whether P(G)Y is one launch: for few rows in 16 bits, from degree five on."""
+    return polynomial_kernel.suits(Y) and _all_quintic(polynomials)
+
+
+def _all_quintic(polynomials: tuple[Polynomial, ...]) -> bool:
+    return all(len(polynomial) >= 3 for polynomial in polynomials)
+
+
+def _in_halves(dtype: torch.dtype) -> torch.dtype:
+    """What singular values on the scale of one are held in, where others are in ``dtype``."""
+    return torch.float16 if dtype == torch.bfloat16 else dtype
+
+
+class Triton(_Kernels, Cuda):
+    """A GPU with Triton."""
+
+    def whitens(self, dtype: torch.dtype) -> bool:
+        """In bfloat16."""
+        return dtype == torch.bfloat16
+
+
+class InterpretedTriton(_Kernels, Cpu):
+    """The kernels on a CPU, through Triton's interpreter, as the tests run them."""
+
+    def whitens(self, dtype: torch.dtype) -> bool:
+        """In float32, which is what a CPU multiplies in."""
+        return dtype == torch.float32
