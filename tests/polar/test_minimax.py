@@ -128,7 +128,7 @@ def test_composition_is_centred_and_every_step_improves_it(lower, degree):
     for steps in range(1, 8):
         least, most = composition_range(polar_express(lower, steps, degree), lower)
         E = 1 - least
-        assert most <= 1 + E + 1e-10  # seven steps in float64 round differently on other CPUs
+        assert most <= 1 + E + 1e-8  # a gain of 1e6 on float64's rounding, which CPUs differ in
         errors.append(E)
     strictly = [e for e in errors if e > 1e-12]
     assert strictly == sorted(set(strictly), reverse=True)

@@ -59,7 +59,8 @@ def test_captured_energy_and_alignment_exceed_their_bounds_over_hundreds_of_case
         for draw in range(draws):
             g = rng.generator("case", s, p, str(h), draw)
             polar = LowRank(s, p, h, inner=NewtonSchulz(2, delta=1.0), always_sketch=True)
-            Q = polar.basis(M, polar.draw(*M.shape[-2:], g, M.dtype))
+            numbers = polar.draw(*M.shape[-2:], g, M.dtype)
+            Q = polar.finder.basis(M, polar.width, Carry(), Draw(numbers)).Q
             energy.append(torch.linalg.matrix_norm(Q.mT @ M).square())
             g = rng.generator("case", s, p, str(h), draw)
             alignment.append((M * polar(M, generator=g)).sum((-2, -1)))

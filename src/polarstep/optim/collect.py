@@ -7,7 +7,7 @@ whichever groups and parameters they are in. Nothing is changed here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -172,6 +172,8 @@ def gathered(
         for index, p in enumerate(work.params):
             if select(work, index):
                 for signature, member in members_of(work, index, state):
+                    # Momentum is each parameter's own business there.
+                    signature = replace(signature, nesterov=True, skips_nonfinite=False)
                     buckets.setdefault((signature, is_sharded(p)), []).append(member)
     return buckets
 

@@ -129,7 +129,7 @@ class Polar:
     T: Tensor | None = None  # (batch, m, n), in the precision the map ended in
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
 
-    @cached_property
+    @property
     def two_factors(self) -> tuple[Tensor, Tensor] | None:
         """L and R with T = LR, oriented as M is; ``None`` where T is dense."""
         if self.factors is None:
@@ -137,13 +137,19 @@ class Polar:
         L, R = self.factors.two
         return (L, R) if self.M.shape[-2] <= self.M.shape[-1] else (R.mT, L.mT)
 
-    @cached_property
-    def dense(self) -> Tensor:
+    def multiplied_out(self) -> Tensor:
         """T in the precision the map ended in, in the memory layout of M."""
-        if self.two_factors is None:
+        if self.factors is None:
             assert self.T is not None
             return self.T
-        return product_like(self.M, *self.two_factors)
+        two = self.two_factors
+        assert two is not None
+        return product_like(self.M, *two)
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """The same, made once."""
+        return self.multiplied_out()
 
 
 class PolarMap(ABC):
@@ -238,7 +244,7 @@ class PolarMap(ABC):
     def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return T(M) for ``M`` of shape ``(..., m, n)``."""
         polar = self.from_nothing(M, generator)
-        return M.clone() if polar is None else polar.dense.to(M.dtype).reshape(M.shape)
+        return M.clone() if polar is None else polar.multiplied_out().to(M.dtype).reshape(M.shape)
 
     def from_nothing(self, M: Tensor, generator: torch.Generator | None = None) -> Polar | None:
         """One step from nothing on ``M`` of shape ``(..., m, n)``; ``None`` if it is empty."""
@@ -265,7 +271,7 @@ class PolarMap(ABC):
 
         On a GPU small matrices come out as zero where their entries are beyond 1e-18 or 1e18.
         """
-        return M.clone() if M.numel() == 0 else self.step(M, Carry(), Draw())[0].dense
+        return M.clone() if M.numel() == 0 else self.step(M, Carry(), Draw())[0].multiplied_out()
 
     @property
     def innermost(self) -> PolarMap:
