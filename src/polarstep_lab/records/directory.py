@@ -43,6 +43,8 @@ __all__ = [
 MARK = ".polarstep-run.json"
 FORMAT, VERSION = "polarstep-run", 1
 LOCK = ".lock"
+PATIENCE = 2.0
+"""Seconds to wait for a process that has just taken the lock to write down who it is."""
 State = Literal["empty", "resumable", "finished"]
 
 _FILES = (
@@ -180,7 +182,7 @@ class RunLock:
 def _locked_file(directory: Path) -> IO[bytes] | None:
     """The lock file of ``directory``, locked; ``None`` where the system has no such locks."""
     path = directory / LOCK
-    patience = time.monotonic() + 2.0
+    patience = time.monotonic() + PATIENCE
     while True:
         try:
             directory.mkdir(parents=True, exist_ok=True)
