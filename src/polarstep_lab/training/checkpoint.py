@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -160,8 +161,8 @@ def load_checkpoint(
     except torch.cuda.OutOfMemoryError:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DamagedCheckpoint(path, f"its state does not fit the model: {first}") from error
+        fault = f"its state does not fit the model: {_first_line(error)}"
+        raise DamagedCheckpoint(path, fault) from error
     return progress
 
 
@@ -178,7 +179,10 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
             "disk works, then resume again"
         ) from error
     except Exception as error:  # torch may raise anything where bytes of a file have changed
-        raise DamagedCheckpoint(path, str(error)) from error
+        # Of weights_only's own error, only the name: its text advises to load the file unchecked.
+        text = "" if isinstance(error, pickle.UnpicklingError) else _first_line(error)
+        fault = f"torch.load raises {type(error).__name__}" + (f": {text}" if text else "")
+        raise DamagedCheckpoint(path, fault) from error
     if not isinstance(content, dict):
         raise DamagedCheckpoint(path, f"it holds a {type(content).__name__}, expected a dict")
     for name, kind in _ENTRIES.items():
@@ -186,6 +190,10 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
             found = type(content[name]).__name__ if name in content else "nothing"
             raise DamagedCheckpoint(path, f"{name} is {found}, expected {kind.__name__}")
     return content
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _verify(path: Path) -> None:
