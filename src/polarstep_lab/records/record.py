@@ -212,7 +212,7 @@ class RunRecord:
             raise StorageError(
                 f"{directory} has no {CONFIG}: restore the archive, or pack it again"
             )
-        result = files.get(RESULT)
+        ended = RESULT in files
         logs = {Path(name).stem: tuple(rows) for name, rows in files.items() if _is_log(name)}
         metrics = logs.pop(Path(METRICS).stem, ())
         return cls(
@@ -220,7 +220,7 @@ class RunRecord:
             identity=RunIdentity.from_dict(files[CONFIG], directory / CONFIG),
             environment=_require_object(files.get(ENVIRONMENT, {}), directory / ENVIRONMENT),
             metrics=_metric_rows(metrics, directory / METRICS),
-            result=None if result is None else Result.from_dict(result, directory / RESULT),
+            result=Result.from_dict(files[RESULT], directory / RESULT) if ended else None,
             logs=logs,
         )
 
