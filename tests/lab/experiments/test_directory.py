@@ -119,6 +119,15 @@ def test_force_says_what_it_removes_and_removes_the_run_alone(tmp_path):
         assert (out / kept).exists()
 
 
+def test_runs_in_processes_of_their_own_say_what_they_remove(tmp_path):
+    out = str(tmp_path / "all")
+    compare = ["compare", "nanogpt-toy", "-m", "adamw,sgd", *SMALL, "--out", out]
+    polarstep(*compare)
+    said = polarstep(*compare, "--workers", "2", "--force")
+    for method in ("adamw", "sgd"):
+        assert f"--force removes the run in {tmp_path / 'all' / method / 'seed-0'}: " in said
+
+
 def test_what_is_removed_is_said_first(tmp_path):
     directory = tmp_path / "run"
     train(tiny_gpt("adamw"), directory)
