@@ -2,8 +2,7 @@
 
 A file is written beside its target, forced to disk and renamed over it; a rename within a folder
 is atomic, so a process killed at any moment leaves a complete file. Lines of a log are the
-exception: they are appended and flushed one by one, and whoever resumes the log cuts it back to a
-known length.
+exception: they are appended one by one, and whoever resumes the log cuts it back to a known length.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,43 +32,62 @@ class StorageError(RuntimeError):
     """Something on disk could not be written or read; the message says what to do about it."""
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(
+    path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None
+) -> None:
     """Let ``write`` fill a temporary file, then rename it to ``path``.
 
-    If anything fails, a full disk included, the previous ``path`` stays as it was.
+    If anything fails, a full disk included, the previous ``path`` stays as it was. With ``keep``,
+    the previous ``path`` is renamed to ``keep`` just before; a process killed between the two
+    renames leaves ``keep`` and no ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
     # Not mkstemp, whose files only their owner may read: results are there to be shared.
     handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with _explaining_lack_of_room(path), os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
         os.replace(name, path)
-    except BaseException as error:
+    except BaseException:
         name.unlink(missing_ok=True)
-        if _is_disk_full(error):
-            raise disk_full(path) from error
         raise
     _sync_folder(path.parent)
 
 
-def disk_full(path: Path) -> StorageError:
-    """The error for a write to ``path`` that found no space."""
-    return StorageError(
-        f"no space left to write {path}: free some disk space, then run the same command again, "
-        "`polarstep run` with --resume; everything written before is intact"
-    )
+@contextmanager
+def _explaining_lack_of_room(path: Path) -> Iterator[None]:
+    """Raise a :class:`StorageError` where a write to ``path`` in this block finds no room."""
+    try:
+        yield
+    except Exception as error:
+        if (reason := _no_room(path, error)) is not None:
+            raise reason from error
+        raise
 
 
-def _is_disk_full(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
+def _no_room(path: Path, error: BaseException) -> StorageError | None:
+    """The error to raise where a write to ``path`` failed for lack of room; else ``None``."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(
+            f"no space left to write {path}: free some disk space, then run the same command again, "
+            "`polarstep run` with --resume; everything written before is intact"
+        )
+    if number == errno.EFBIG:
+        return StorageError(
+            f"{path} would be larger than a file may be here: raise the limit of the shell "
+            "(`ulimit -f unlimited`), or write to a file system that takes larger files; then run "
+            "the same command again, `polarstep run` with --resume; everything written before is "
+            "intact"
+        )
     # torch.save turns a short write into a RuntimeError and keeps the OSError as its context.
     context = error.__cause__ or error.__context__
-    return context is not None and _is_disk_full(context)
+    return None if context is None else _no_room(path, context)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -111,7 +130,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise StorageError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StorageError(f"{path} is not valid JSON: {error}") from error
 
 
@@ -124,14 +143,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(complete, start=1):
         try:
-            rows.append(json.loads(line))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            row = json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise StorageError(f"{path}, line {number}, is not valid JSON: {error}") from error
+        if not isinstance(row, dict):
+            found = line[:40].decode(errors="replace")
+            raise StorageError(
+                f"{path}, line {number}, is {found}, expected a JSON object: restore the file, or "
+                "delete that line"
+            )
+        rows.append(row)
     return rows
 
 
 class JsonLines:
-    """A log of one JSON object per line, flushed line by line.
+    """A log of one JSON object per line; each line is handed to the operating system at once.
 
     ``length`` cuts an existing log back to its first ``length`` bytes: a run resumed from a
     checkpoint forgets the lines written after it and writes them again.
@@ -146,25 +172,24 @@ class JsonLines:
                 f"{path} has {size} bytes but the checkpoint was taken when it had {length}: the "
                 "log was cut or replaced; start the run anew with --force"
             )
-        self._file = path.open("r+b" if path.exists() else "w+b")
+        # Unbuffered: a buffer would try a failed write once more when the log is closed, and the
+        # error of that second try would hide the first.
+        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
         self._file.truncate(length)
         self._file.seek(length)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one line and hand it to the operating system."""
-        line = json.dumps(to_json(row), ensure_ascii=False, allow_nan=False) + "\n"
-        try:
-            self._file.write(line.encode())
-            self._file.flush()
-        except OSError as error:
-            if _is_disk_full(error):
-                raise disk_full(self.path) from error
-            raise
+        """Append one line."""
+        text = json.dumps(to_json(row), ensure_ascii=False, allow_nan=False) + "\n"
+        line = memoryview(text.encode())
+        with _explaining_lack_of_room(self.path):
+            while line:  # close to a limit, the system takes a part of the line
+                line = line[self._file.write(line) :]
 
     def sync(self) -> int:
         """Force all lines to disk and return the length of the log in bytes."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with _explaining_lack_of_room(self.path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:

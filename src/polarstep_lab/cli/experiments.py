@@ -8,6 +8,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +16,13 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from polarstep.storage import StorageError
 from polarstep_lab.ablations import AXES
 from polarstep_lab.cli.failures import DIVERGED, ERROR, clear_errors
 from polarstep_lab.config import ConfigError
 from polarstep_lab.methods import METHODS, find_method, find_methods
 from polarstep_lab.recipes import RECIPES
+from polarstep_lab.records.directory import state_of
 from polarstep_lab.records.record import Result, RunRecord, find_runs
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.board import TensorBoard
@@ -49,7 +52,10 @@ DeviceOption = Annotated[
 SeedsOption = Annotated[
     str, typer.Option("--seeds", help="How many seeds (3 is 0, 1, 2), or which ones (0,4,7).")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace runs that are already there.")]
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Replace runs that are already there; says what it removes."),
+]
 WorkersOption = Annotated[
     int,
     typer.Option(
@@ -108,6 +114,11 @@ def run(
         if show:
             typer.echo(json.dumps(planned.config.to_dict(), indent=2))
             return
+        if resume and not force and state_of(planned.directory) == "empty":
+            raise StorageError(
+                f"--resume: there is no run in {planned.directory} to go on with; leave --resume "
+                "out to start one, or give the --out of the run that was interrupted"
+            )
         result = _run_all([planned], resume, force, tensorboard)[0]
     typer.echo(f"recorded in {planned.directory}")
     if result.status == "diverged":
@@ -321,10 +332,16 @@ def _run_all(
                 resume=resume,
                 force=force,
                 observers=observers,
+                tell=partial(_tell, display.console),
             )
             results.append(result)
             display.update(whole, completed=done + 1)
     return results
+
+
+def _tell(console: Console, text: str) -> None:
+    """Print what a run has to say, above its progress bar."""
+    console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(runs: Sequence[PlannedRun]) -> Table:

@@ -7,14 +7,12 @@ https://www.cs.toronto.edu/~kriz/cifar.html.
 from __future__ import annotations
 
 import hashlib
-import io
-import pickle
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polarstep.rng import generator
+from polarstep_lab.data.plain_pickle import PickledArray, PlainPickleError, read_plain_pickle
 
 __all__ = ["Cifar10", "DatasetError", "download_cifar10", "load_cifar10"]
 
@@ -116,52 +115,52 @@ def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
             "pixels): it is truncated or not the binary version; unpack it again"
         )
     rows = raw.reshape(-1, record)
-    return _checked(path, rows[:, 0], np.ascontiguousarray(rows[:, 1:]))
+    return _checked(path, rows[:, 0].tolist(), np.ascontiguousarray(rows[:, 1:]))
 
 
 def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Labels and images of one pickled file of the Python version."""
     try:
-        batch = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        labels, images = np.array(batch[b"labels"]), np.asarray(batch[b"data"])
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
+        batch = read_plain_pickle(path.read_bytes())
+    except PlainPickleError as error:
         raise DatasetError(
             f"{path} is not a batch of CIFAR-10's Python version ({error}); unpack it again"
         ) from error
-    if images.ndim != 2 or images.shape != (len(labels), PIXELS) or images.dtype != np.uint8:
+    found = batch if isinstance(batch, dict) else {}
+    labels, images = found.get(b"labels"), found.get(b"data")
+    if not isinstance(labels, list) or not isinstance(images, PickledArray):
         raise DatasetError(
-            f"{path} holds images of shape {images.shape} and type {images.dtype} for "
-            f"{len(labels)} labels; expected ({len(labels)}, {PIXELS}) of uint8"
+            f"{path} is not a batch of CIFAR-10's Python version: expected a list of labels and an "
+            f"array of images, found {type(labels).__name__} and {type(images).__name__}; unpack "
+            "it again"
         )
-    return _checked(path, labels, images)
+    strange = [label for label in labels if type(label) is not int]
+    if strange:
+        raise DatasetError(
+            f"{path} has a {type(strange[0]).__name__} as a label, expected integers from 0 to "
+            f"{CLASSES - 1}; unpack it again"
+        )
+    if not labels or images.shape != (len(labels), PIXELS):
+        raise DatasetError(
+            f"{path} holds images of shape {images.shape} for {len(labels)} labels; expected "
+            f"({len(labels)}, {PIXELS}) and at least one label; unpack it again"
+        )
+    pixels = np.frombuffer(images.data, dtype=np.uint8)
+    order: Literal["C", "F"] = "F" if images.fortran else "C"
+    # Copied: torch warns of memory that it may not write to.
+    return _checked(path, labels, pixels.reshape(images.shape, order=order).copy())
 
 
 def _checked(
-    path: Path, labels: NDArray[Any], images: NDArray[np.uint8]
+    path: Path, labels: list[int], images: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    if labels.min() < 0 or labels.max() >= CLASSES:
+    """Labels, known to be ten classes, and images."""
+    if min(labels) < 0 or max(labels) >= CLASSES:
         raise DatasetError(
-            f"{path} has labels from {labels.min()} to {labels.max()}; CIFAR-10 has 0 to 9. Is it "
+            f"{path} has labels from {min(labels)} to {max(labels)}; CIFAR-10 has 0 to 9. Is it "
             "CIFAR-100?"
         )
-    return labels.astype(np.uint8), images
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles numpy arrays and plain containers, and refuses to import anything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Allow what a pickled uint8 array needs."""
-        # The official files were pickled by Python 2's numpy, whose modules have moved since.
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np.empty(0).__reduce__()[0]
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        if module == "_codecs" and name == "encode":
-            import codecs
-
-            return codecs.encode
-        raise pickle.UnpicklingError(f"refusing to load {module}.{name}")
+    return np.array(labels, dtype=np.uint8), images
 
 
 def download_cifar10(root: Path | str, progress: Any = False) -> Path:

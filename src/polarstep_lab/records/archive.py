@@ -76,8 +76,10 @@ def read_archived(archive: Path, name: str) -> dict[str, Any]:
             for file, content in runs[name].items()
             if file != "run"
         }
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise StorageError(f"{archive}: run {name!r} is damaged ({error!r})") from error
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+        raise StorageError(
+            f"{archive}: run {name!r} is damaged ({error!r}); restore the file, or pack it again"
+        ) from error
 
 
 def _read(archive: Path) -> tuple[dict[str, Files], dict[str, Any]]:
@@ -89,20 +91,38 @@ def _read(archive: Path) -> tuple[dict[str, Files], dict[str, Any]]:
 @functools.lru_cache(maxsize=8)
 def _parse(archive: Path, _mtime: int, _size: int) -> tuple[dict[str, Files], dict[str, Any]]:
     lines = read_lines(archive)
-    head = lines[0] if lines and isinstance(lines[0], dict) else {}
+    head = lines[0] if lines else {}
     if head.get("format") != FORMAT:
         raise StorageError(f"{archive} is not an archive of runs: make one with `polarstep pack`")
     if head.get("version") != VERSION:
         raise StorageError(
             f"{archive} has version {head.get('version')}, this polarstep reads {VERSION}: update it"
         )
-    if len(lines) != 1 + head["shared"] + head["runs"]:
+    counts = head.get("shared"), head.get("runs")
+    if not all(type(count) is int and count >= 0 for count in counts):
         raise StorageError(
-            f"{archive} is incomplete: {len(lines) - 1} lines of {head['shared'] + head['runs']}; "
-            "restore it, or pack its runs again"
+            f"{archive} has a damaged first line: shared={counts[0]!r} and runs={counts[1]!r}, "
+            "expected how many shared values and runs follow; restore it, or pack its runs again"
         )
-    runs: dict[str, Files] = {line["run"]: line for line in lines if "run" in line}
-    return runs, {f"#{line['shared']}": line["value"] for line in lines[1:] if "shared" in line}
+    expected = head["shared"] + head["runs"]
+    if len(lines) != 1 + expected:
+        raise StorageError(
+            f"{archive} is incomplete: {len(lines) - 1} lines of {expected}; restore it, or pack "
+            "its runs again"
+        )
+    runs: dict[str, Files] = {}
+    shared: dict[str, Any] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        if isinstance(line.get("run"), str):
+            runs[line["run"]] = line
+        elif isinstance(line.get("shared"), str) and "value" in line:
+            shared[f"#{line['shared']}"] = line["value"]
+        else:
+            raise StorageError(
+                f"{archive}, line {number}, is neither a run nor a shared value: restore the file, "
+                "or pack its runs again"
+            )
+    return runs, shared
 
 
 def _decode(content: Any, file: str, shared: Mapping[str, Any]) -> Any:

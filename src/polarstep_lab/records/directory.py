@@ -1,39 +1,103 @@
-"""Who may write into a run directory: nobody over another run's results without being told to."""
+"""A run directory: the mark it is known by, the lock of the process that writes in it, its claim.
+
+- **Mark.** ``.polarstep-run.json``, the first file a run writes. A directory without the mark, as
+  earlier versions made them, is known by a ``config.json`` that describes a run. Whatever else
+  exists is foreign: nothing is written into a foreign directory, and nothing is removed from it.
+- **Lock.** ``.lock``, held from before the first look into the directory until the run has ended.
+  The operating system drops the lock when the process dies, by SIGKILL too.
+- **Claim.** ``config.json``, written by the process that holds the lock.
+
+``--force`` removes the files of a run by name, and leaves other files in the directory alone.
+"""
 
 from __future__ import annotations
 
-import shutil
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import IO, Literal
 
 try:
     import fcntl
 except ImportError:  # Windows has no flock; there, two runs in one directory are not noticed.
     fcntl = None  # type: ignore[assignment]
 
-from polarstep.storage import StorageError
+from polarstep.storage import StorageError, read_json, write_json
 from polarstep_lab.records import record
 from polarstep_lab.records.record import Result, RunIdentity
 
-__all__ = ["RunLock", "check_directory", "claim_directory", "state_of"]
+__all__ = [
+    "RunLock",
+    "check_directory",
+    "claim_directory",
+    "is_run_directory",
+    "state_of",
+]
 
+MARK = ".polarstep-run.json"
+FORMAT, VERSION = "polarstep-run", 1
 LOCK = ".lock"
+PATIENCE = 2.0
+"""Seconds to wait for a process that has just taken the lock to write down who it is."""
 State = Literal["empty", "resumable", "finished"]
 
+_FILES = (
+    record.CONFIG,  # the first to go: half a run must not pass for a whole one
+    record.RESULT,
+    record.ENVIRONMENT,
+    record.CHECKPOINT,
+    record.PREVIOUS_CHECKPOINT,
+    "*.jsonl",
+    "tensorboard/events.out.tfevents.*",
+)
+"""What a run writes, as patterns: all that ``--force`` removes."""
 
-def state_of(directory: Path) -> State:
-    """Whether a directory is free, holds a run that can go on, or one that has ended.
 
-    A run that failed or was stopped can go on; one that diverged would diverge again.
-    """
-    if not directory.exists() or all(_is_leftover(path) for path in directory.iterdir()):
-        return "empty"
-    if not (directory / record.CONFIG).exists():
+# --- the mark -----------------------------------------------------------------------------------
+
+
+def is_run_directory(directory: Path) -> bool:
+    """Whether ``directory`` has the mark of a run, or a ``config.json`` that describes a run."""
+    mark = _read_object(directory / MARK)
+    if mark.get("format") == FORMAT:
+        return True
+    config = _read_object(directory / record.CONFIG)
+    return (
+        isinstance(config.get("recipe"), str)
+        and config.get("benchmark") in ("nanogpt", "cifar10")
+        and isinstance(config.get("method"), str)
+        and isinstance(config.get("seed"), int)
+        and isinstance(config.get("config"), dict)
+    )
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    """The JSON object in a file; an empty one where there is no such file or something else in it."""
+    try:
+        content = read_json(path)
+    except (StorageError, OSError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Raise where ``directory`` exists, is not empty, and is not a run directory."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise StorageError(f"{directory} is a file, expected a folder: choose another --out")
+    held = [path.name for path in directory.iterdir() if not _is_leftover(path)]
+    if held and not is_run_directory(directory):
         raise StorageError(
-            f"{directory} exists and is not a run directory: choose another one with --out"
+            f"{directory} exists and is not a run directory ({_some(held)}): nothing was changed, "
+            "and --force would not remove it; choose another one with --out"
         )
-    result = Result.load(directory)
-    return "finished" if result and result.status in ("finished", "diverged") else "resumable"
 
 
 def _is_leftover(path: Path) -> bool:
@@ -41,72 +105,217 @@ def _is_leftover(path: Path) -> bool:
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".part"))
 
 
-class RunLock:
-    """At most one process writes into a run directory; the lock dies with the process."""
+def _some(names: list[str]) -> str:
+    """Up to four names, and how many there are beyond."""
+    shown = ", ".join(sorted(names)[:4])
+    return f"it holds {shown}" + (f" and {len(names) - 4} more" if names[4:] else "")
 
-    def __init__(self, directory: Path) -> None:
-        """Lock ``directory``, which must exist."""
-        self._file = (directory / LOCK).open("a")
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
+
+def state_of(directory: Path) -> State:
+    """Whether a directory is free, holds a run that can go on, or a run that has ended.
+
+    A run that failed or was stopped can go on. A run that diverged would diverge again.
+    """
+    _refuse_foreign(directory)
+    if not (directory / record.CONFIG).exists():
+        remains = [path.name for path in _files_of_run(directory)]
+        if remains:
             raise StorageError(
-                f"another process is running in {directory}: wait for it, or give another --out"
-            ) from None
+                f"{directory} holds a run without its {record.CONFIG} ({_some(remains)}): restore "
+                "that file, add --force to remove what is left of the run, or give another --out"
+            )
+        return "empty"
+    result = Result.load(directory)
+    return "finished" if result and result.status in ("finished", "diverged") else "resumable"
+
+
+def _files_of_run(directory: Path) -> list[Path]:
+    """The files in ``directory`` that a run wrote."""
+    found = [path for pattern in _FILES for path in sorted(directory.glob(pattern))]
+    return [path for path in found if path.is_file() or path.is_symlink()]
+
+
+# --- the lock -----------------------------------------------------------------------------------
+
+
+class RunLock:
+    """At most one process works in a run directory; the lock dies with the process.
+
+    A directory that does not exist is made. It is removed with the lock if nothing else came into it.
+    """
+
+    def __init__(self, directory: Path, label: str = "") -> None:
+        """Lock ``directory``; ``label`` tells others what runs there. Raises if it is locked."""
+        _refuse_foreign(directory)
+        self._directory = directory
+        self._made = [path for path in (directory, *directory.parents) if not path.exists()]
+        self._file: IO[bytes] | None = _locked_file(directory)
+        if self._file is not None:
+            with suppress(OSError):  # on a full disk the lock holds, and does not say whose it is
+                self._file.truncate(0)
+                self._file.write(json.dumps(_holder(label)).encode())
 
     def release(self) -> None:
-        """Let others in."""
-        self._file.close()
+        """Let others in, and remove the folders that were made and are still empty."""
+        if self._file is not None:
+            # Unlinked before it is unlocked: after that, the file may be another process's lock.
+            (self._directory / LOCK).unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+        for folder in self._made:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+        self._made = []
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _locked_file(directory: Path) -> IO[bytes] | None:
+    """The lock file of ``directory``, locked; ``None`` where the system has no such locks."""
+    path = directory / LOCK
+    patience = time.monotonic() + PATIENCE
+    while True:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if fcntl is None:
+                return None
+            file = path.open("ab", buffering=0)
+        except FileNotFoundError:
+            if time.monotonic() < patience:
+                continue  # another process removed the empty folder it had made
+            raise
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            holder = _read_object(path)
+            if not holder and time.monotonic() < patience:
+                time.sleep(0.01)  # the process that has the lock is about to say who it is
+                continue
+            raise StorageError(
+                f"another process is running in {directory}{_describe(holder)}: wait for it to "
+                "end, or give another --out"
+            ) from None
+        except OSError as error:
+            file.close()
+            raise StorageError(
+                f"{path} cannot be locked ({error}), so that two runs in one directory would go "
+                "unnoticed: give an --out on a file system that has locks, as a local disk"
+            ) from error
+        if _is_at(file, path):
+            return file
+        file.close()  # the process that had the lock has just removed the file
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether an open file is still the one at ``path``."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(label: str) -> dict[str, object]:
+    """What the lock file says about the process that holds the lock."""
+    return {
+        "process": os.getpid(),
+        "host": platform.node(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "label": label,
+    }
+
+
+def _describe(holder: dict[str, object]) -> str:
+    """The content of a lock file in words."""
+    if not holder:
+        return ""
+    label = f"{holder.get('label')}, " if holder.get("label") else ""
+    return (
+        f" ({label}process {holder.get('process')} on {holder.get('host')}, since "
+        f"{holder.get('since')})"
+    )
+
+
+# --- the claim ----------------------------------------------------------------------------------
 
 
 def check_directory(
     directory: Path, identity: RunIdentity, *, resume: bool = False, force: bool = False
-) -> State:
-    """What a run with ``identity`` finds in ``directory``; raises where it may not write there.
+) -> None:
+    """Raise where a run with ``identity`` may not write into ``directory``.
 
-    That is where it would overwrite something: a finished run, an unfinished one that was not
-    asked to be resumed, or a run with other settings.
+    With ``force``, a run there may be replaced, damaged or not. Without it, a finished run is in
+    the way, and so is an unfinished run that was not asked to be resumed or has other settings.
     """
+    if force:
+        _refuse_foreign(directory)
+        return
     state = state_of(directory)
-    if state == "empty" or force:
-        return state
+    if state == "empty":
+        return
     previous = RunIdentity.load(directory)
     if state == "finished":
         raise StorageError(
-            f"{directory} holds a finished run ({previous.method}, seed {previous.seed}): nothing "
-            "was overwritten; give another --out, or --force to replace it"
+            f"{directory} holds a finished run ({previous.label}): nothing was overwritten; give "
+            "another --out, or --force to replace it"
         )
     if not resume:
         raise StorageError(
-            f"{directory} holds an unfinished run ({previous.method}, seed {previous.seed}): add "
-            "--resume to go on with it, --force to replace it, or give another --out"
+            f"{directory} holds an unfinished run ({previous.label}): add --resume to go on with "
+            "it, --force to replace it, or give another --out"
         )
     if previous.config != identity.config:
         raise StorageError(
             f"{directory} holds an unfinished run with other settings: resume it with "
             f"`{previous.command}`, or give another --out"
         )
-    return state
 
 
 def claim_directory(
-    directory: Path, identity: RunIdentity, *, resume: bool = False, force: bool = False
+    directory: Path,
+    identity: RunIdentity,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    tell: Callable[[str], object] = print,
 ) -> bool:
-    """Make ``directory`` ready for a run; returns whether there is a run in it to go on with."""
-    state = check_directory(directory, identity, resume=resume, force=force)
-    if force and state != "empty":
-        # Renamed first: a kill in the middle of deleting must not leave half a run behind.
-        discarded = directory.with_name(f".{directory.name}.discarded")
-        shutil.rmtree(discarded, ignore_errors=True)
-        directory.rename(discarded)
-        shutil.rmtree(discarded)
-        state = "empty"
-    if state == "empty":
-        directory.mkdir(parents=True, exist_ok=True)
+    """Make ``directory`` ready for a run; returns whether there is a run in it to go on with.
+
+    The caller holds the :class:`RunLock` of ``directory``. ``tell`` is called with what ``force``
+    removes, before anything is removed.
+    """
+    check_directory(directory, identity, resume=resume, force=force)
+    for pattern in (MARK, *_FILES):
+        for part in directory.glob(f".{pattern}.*.part"):
+            part.unlink()  # a kill left it; whoever could be writing it would hold the lock
+    if not _read_object(directory / MARK):
+        write_json(directory / MARK, {"format": FORMAT, "version": VERSION})
+    if force:
+        _discard(directory, tell)
+    if state_of(directory) == "empty":
         identity.save(directory)
         return False
     (directory / record.RESULT).unlink(missing_ok=True)
     return True
+
+
+def _discard(directory: Path, tell: Callable[[str], object]) -> None:
+    """Remove the files of the run in ``directory``, if there is one."""
+    files = _files_of_run(directory)
+    if not files:
+        return
+    names = ", ".join(path.relative_to(directory).as_posix() for path in files)
+    tell(f"--force removes the run in {directory}: {names}")
+    for path in files:
+        path.unlink()
+    with suppress(OSError):  # no such folder, or other files in it
+        (directory / "tensorboard").rmdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from polarstep.storage import read_json, write_json
+from polarstep.storage import StorageError, read_json, write_json
 from polarstep_lab.structure import ConfigError
 
 __all__ = ["describe_environment", "pick_device", "record_environment"]
@@ -41,7 +42,14 @@ def record_environment(path: Path, device: torch.device, data: str = "") -> None
     now = describe_environment(device) | ({"data": data} if data else {})
     if path.exists():
         first = read_json(path)
-        write_json(path, first | {"resumed": [*first.get("resumed", []), now]})
+        resumed = first.get("resumed", []) if isinstance(first, dict) else None
+        if not isinstance(resumed, list):
+            raise StorageError(
+                f"{path} is not the environment of a run (it holds {json.dumps(first)[:40]}), "
+                "expected an object as a run writes it: delete the file, and the run goes on "
+                "without what it said"
+            )
+        write_json(path, first | {"resumed": [*resumed, now]})
     else:
         write_json(path, now)
 

@@ -59,7 +59,7 @@ def pack(folders: Sequence[Path], out: Path, *, force: bool = False) -> Packed:
     for name, path in _named(folders).items():
         files = without_machine(read_files(path))
         old = before.get(name)
-        if old is not None and old["config.json"]["config"] != files["config.json"]["config"]:
+        if old is not None and _config(old, archive / name) != _config(files, path):
             if not force:
                 raise StorageError(
                     f"{archive} holds {name} with other settings: nothing was written; give another "
@@ -116,8 +116,20 @@ def _name(path: Path, folder: Path) -> str:
     return archived[1] if archived else folder.resolve().name
 
 
+def _config(files: Mapping[str, Any], run: Path) -> Any:
+    """The complete config of ``run``, whose files these are."""
+    identity = files.get(record.CONFIG)
+    if not isinstance(identity, Mapping) or "config" not in identity:
+        raise StorageError(
+            f"{run / record.CONFIG} is not the config of a run: nothing was written; move that "
+            "folder away, or pack another one"
+        )
+    return identity["config"]
+
+
 def _status(files: Mapping[str, Any]) -> str:
-    return str((files.get(record.RESULT) or {}).get("status", "unfinished"))
+    result = files.get(record.RESULT)
+    return str(result.get("status", "unfinished")) if isinstance(result, Mapping) else "unfinished"
 
 
 def _stripped(value: Any) -> Any:

@@ -10,6 +10,8 @@
     *.jsonl            whatever else was measured along the run
     result.json        written once, at the end: the metric, its status, cost per step
     checkpoint.pt      the latest state to resume from
+    checkpoint.previous.pt   the state before, until the run has ended
+    .polarstep-run.json      marks a run directory (:mod:`polarstep_lab.records.directory`)
 
 Numbers are kept in full precision, times as far as a clock can tell. A value that is not finite is
 stored as ``null`` and read back as NaN. A run killed in the middle of a line leaves that line
@@ -22,6 +24,7 @@ difference between a directory and a run in an archive.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -49,6 +52,7 @@ GAMMA = "gamma.jsonl"
 NOISE = "noise.jsonl"
 RESULT = "result.json"
 CHECKPOINT = "checkpoint.pt"
+PREVIOUS_CHECKPOINT = "checkpoint.previous.pt"
 
 Status = Literal["finished", "diverged", "stopped", "failed"]
 Kind = Literal["train", "val"]
@@ -91,6 +95,11 @@ class RunIdentity:
             return cls(**values | {"ablation": Ablation(**ablation) if ablation else None})
         except (AttributeError, TypeError) as error:
             raise StorageError(f"{path} is not the config of a run: {error}") from error
+
+    @property
+    def label(self) -> str:
+        """The run in a few words, for messages."""
+        return f"{self.method}, seed {self.seed}"
 
     def save(self, directory: Path) -> None:
         """Write ``config.json``."""
@@ -165,8 +174,9 @@ class Result:
         return cls.from_dict(read_json(path), path) if path.exists() else None
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], path: Path) -> Result:
+    def from_dict(cls, raw: Any, path: Path) -> Result:
         """A result from the content of the ``result.json`` at ``path``."""
+        _require_object(raw, path)
         values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
         for name in ("value", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms"):
             if values.get(name) is None:
@@ -198,15 +208,19 @@ class RunRecord:
         """Read a run directory or a run in an archive, finished or not."""
         directory = Path(directory)
         files = read_files(directory)
-        result = files.get(RESULT)
+        if CONFIG not in files:  # a directory has one, an archive may have been edited
+            raise StorageError(
+                f"{directory} has no {CONFIG}: restore the archive, or pack it again"
+            )
+        ended = RESULT in files
         logs = {Path(name).stem: tuple(rows) for name, rows in files.items() if _is_log(name)}
         metrics = logs.pop(Path(METRICS).stem, ())
         return cls(
             directory=directory,
             identity=RunIdentity.from_dict(files[CONFIG], directory / CONFIG),
-            environment=files.get(ENVIRONMENT, {}),
-            metrics=tuple(MetricRow.from_dict(row) for row in metrics),
-            result=None if result is None else Result.from_dict(result, directory / RESULT),
+            environment=_require_object(files.get(ENVIRONMENT, {}), directory / ENVIRONMENT),
+            metrics=_metric_rows(metrics, directory / METRICS),
+            result=Result.from_dict(files[RESULT], directory / RESULT) if ended else None,
             logs=logs,
         )
 
@@ -259,6 +273,30 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
         for archive in path.rglob(ARCHIVE):
             found.update(archived_runs(archive))
     return sorted(found)
+
+
+def _require_object(raw: Any, path: Path) -> dict[str, Any]:
+    """``raw``, the content of the file at ``path``, or an error where it is no JSON object."""
+    if not isinstance(raw, dict):
+        raise StorageError(
+            f"{path} holds {json.dumps(raw)[:40]}, expected a JSON object: the file was replaced or "
+            "damaged; restore it, or leave this run out"
+        )
+    return raw
+
+
+def _metric_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> tuple[MetricRow, ...]:
+    """The rows of the ``metrics.jsonl`` at ``path``."""
+    found = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            found.append(MetricRow.from_dict(row))
+        except TypeError as error:
+            raise StorageError(
+                f"{path}, line {number}, is not a row of metrics ({error}): restore the file, or "
+                "leave this run out"
+            ) from error
+    return tuple(found)
 
 
 def _is_log(name: str) -> bool:

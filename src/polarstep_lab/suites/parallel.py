@@ -34,7 +34,7 @@ EXPLAINED = (ConfigError, DatasetError, ShardError, StorageError)
 
 @dataclass(frozen=True)
 class Event:
-    """Something a run has to say: a step, a validation, how it ended, or what went wrong."""
+    """Something a run has to say: a step, a validation, a notice, its end, or what went wrong."""
 
     label: str
     step: int = 0
@@ -42,6 +42,7 @@ class Event:
     validation: MetricRow | None = None
     result: Result | None = None
     error: str = ""
+    notice: str = ""
 
 
 def available_cores() -> int:
@@ -104,13 +105,15 @@ def _work(jobs: Queue[PlannedRun | None], events: Queue[Event], force: bool) -> 
     try:
         while (run := jobs.get()) is not None:
             try:
+                messenger = _Messenger(run.label, events.put)
                 result = train(
                     run.config,
                     run.directory,
                     identity=run.identity,
                     resume=True,
                     force=force,
-                    observers=[_Messenger(run.label, events.put)],
+                    observers=[messenger],
+                    tell=messenger.tell,
                 )
                 events.put(Event(run.label, result=result))
             except Interrupted:
@@ -145,6 +148,10 @@ class _Messenger:
         """Pass every fourth step on: often enough for a bar."""
         if step % 4 == 0 or step == self.steps:
             self.send(Event(self.label, step, self.steps))
+
+    def tell(self, text: str) -> None:
+        """Pass a notice on."""
+        self.send(Event(self.label, notice=text))
 
     def end(self, result: Result | None) -> None:
         """The worker itself tells how the run ended."""

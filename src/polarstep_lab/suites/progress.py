@@ -108,6 +108,14 @@ def follow(events: Iterable[Event], count: int, console: Console) -> int:
                 display.update(bars[event.label], completed=event.step, total=event.steps)
             if event.validation:
                 display.update(bars[event.label], figures=_validation(event.validation))
+            if event.notice:
+                console.print(
+                    f"{event.label}: {event.notice}",
+                    style="yellow",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
             if event.result or event.error:
                 failed += bool(event.error)
                 parts[event.label] = 1.0

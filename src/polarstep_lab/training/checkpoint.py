@@ -2,24 +2,37 @@
 
 Data, schedules and sketches are functions of the seed and the step, so a checkpoint holds the
 weights, the optimizer's state, the step, the time spent, and how long the logs were.
+
+A checkpoint is a file of ``torch.save`` followed by the SHA-256 of its bytes, which ``torch.load``
+does not read. The checkpoint before the newest is kept: a run whose newest checkpoint was damaged
+on disk goes on from there, with the same numbers. Checkpoints of earlier versions have no checksum.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
 import pickle
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from polarstep.storage import StorageError, write_atomically
+from polarstep_lab.config import completed
+from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
 
-__all__ = ["Progress", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Progress", "load_checkpoint", "resume_from", "save_checkpoint"]
 
 VERSION = 1
+_ENTRIES = {"version": int, "progress": dict, "config": dict, "model": dict, "optimizer": dict}
+_LABEL = b"\npolarstep sha256 "
+_TRAILER = len(_LABEL) + 2 * hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -33,10 +46,21 @@ class Progress:
     noise_bytes: int = 0
 
 
+class DamagedCheckpoint(StorageError):
+    """A checkpoint is not what was written."""
+
+    def __init__(self, path: Path, fault: str) -> None:
+        super().__init__(f"{path} cannot be read ({fault}); start the run anew with --force")
+        self.path, self.fault = path, fault
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
 def save_checkpoint(
     path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, config: dict[str, Any]
 ) -> None:
-    """Replace ``path`` by a checkpoint of the present state, atomically."""
+    """Write a checkpoint of the present state to ``path``; the one that was there is kept."""
     content = {
         "version": VERSION,
         "progress": progress.__dict__,
@@ -44,7 +68,69 @@ def save_checkpoint(
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
-    write_atomically(path, lambda file: torch.save(content, file))
+
+    def write(file: IO[bytes]) -> None:
+        summed = _Summed(file)
+        torch.save(content, cast(IO[bytes], summed))
+        file.write(_LABEL + summed.sum.hexdigest().encode())
+
+    write_atomically(path, write, keep=path.with_name(PREVIOUS_CHECKPOINT))
+
+
+class _Summed:
+    """The part of a file that ``torch.save`` uses, with the checksum of what went through it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.sum = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.sum.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def resume_from(
+    directory: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    config: dict[str, Any],
+    device: torch.device,
+    tell: Callable[[str], object],
+) -> Progress:
+    """Put the newest good checkpoint of ``directory`` into ``model`` and ``optimizer``.
+
+    Without a checkpoint both stay as they are and the run begins at step 0. ``tell`` is called
+    with what a user should know: that there is no checkpoint, or that the newest is damaged.
+    """
+    newest, previous = directory / CHECKPOINT, directory / PREVIOUS_CHECKPOINT
+    if not newest.exists() and not previous.exists():
+        tell(f"{directory} has no checkpoint yet: the run starts again at step 0")
+        return Progress()
+    if not newest.exists():  # a kill came between the two renames of a save
+        return load_checkpoint(previous, model, optimizer, config, device)
+    try:
+        return load_checkpoint(newest, model, optimizer, config, device)
+    except DamagedCheckpoint as damaged:
+        if not previous.exists():
+            raise
+        try:
+            progress = load_checkpoint(previous, model, optimizer, config, device)
+        except DamagedCheckpoint as other:
+            raise StorageError(
+                f"neither {newest} ({damaged.fault}) nor {previous} ({other.fault}) can be read: "
+                "start the run anew with --force"
+            ) from other
+        tell(
+            f"{newest} is damaged ({damaged.fault}): the run goes on from the checkpoint before, "
+            f"after step {progress.step}"
+        )
+        os.replace(previous, newest)  # the next save must not keep the damaged one
+        return progress
 
 
 def load_checkpoint(
@@ -55,26 +141,88 @@ def load_checkpoint(
     device: torch.device,
 ) -> Progress:
     """Put the state of ``path`` into ``model`` and ``optimizer``; refuse another run's."""
-    try:
-        content = torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise StorageError(
-            f"{path} cannot be read ({error}); start the run anew with --force"
-        ) from error
+    content = _read(path, device)
     if content["version"] != VERSION:
         raise StorageError(
             f"{path} has version {content['version']}, expected {VERSION}: resume it with the "
             "version of polarstep that wrote it, or start anew with --force"
         )
-    if content["config"] != config:
-        changed = ", ".join(sorted(_differences(content["config"], config)))
+    written = completed(content["config"])
+    if written != config:
+        changed = ", ".join(sorted(_differences(written, config)))
         raise StorageError(
             f"{path} belongs to a run with another config ({changed} differ): resume with the "
             "settings it was started with, or start anew in another directory"
         )
-    model.load_state_dict(content["model"])
-    optimizer.load_state_dict(content["optimizer"])
-    return Progress(**content["progress"])
+    progress = _progress(path, content["progress"])
+    try:
+        model.load_state_dict(content["model"])
+        optimizer.load_state_dict(content["optimizer"])
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        fault = f"its state does not fit the model: {_first_line(error)}"
+        raise DamagedCheckpoint(path, fault) from error
+    return progress
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    """The content of a checkpoint, its checksum verified and its entries present."""
+    try:
+        _verify(path)
+        content = torch.load(path, map_location=device, weights_only=True)
+    except (StorageError, MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be read ({error}): see to it that this user may read it and that its "
+            "disk works, then resume again"
+        ) from error
+    except Exception as error:  # torch may raise anything where bytes of a file have changed
+        # Of weights_only's own error, only the name: its text advises to load the file unchecked.
+        text = "" if isinstance(error, pickle.UnpicklingError) else _first_line(error)
+        fault = f"torch.load raises {type(error).__name__}" + (f": {text}" if text else "")
+        raise DamagedCheckpoint(path, fault) from error
+    if not isinstance(content, dict):
+        raise DamagedCheckpoint(path, f"it holds a {type(content).__name__}, expected a dict")
+    for name, kind in _ENTRIES.items():
+        if not isinstance(content.get(name), kind):
+            found = type(content[name]).__name__ if name in content else "nothing"
+            raise DamagedCheckpoint(path, f"{name} is {found}, expected {kind.__name__}")
+    return content
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _verify(path: Path) -> None:
+    """Raise where a checkpoint has a checksum and is not what the checksum was made of."""
+    with path.open("rb") as file:
+        length = max(0, file.seek(0, os.SEEK_END) - _TRAILER)
+        file.seek(length)
+        trailer = file.read()
+        if not trailer.startswith(_LABEL):
+            return
+        file.seek(0)
+        found = hashlib.sha256()
+        while length and (block := file.read(min(length, 1 << 20))):
+            found.update(block)
+            length -= len(block)
+    if found.hexdigest().encode() != trailer.removeprefix(_LABEL):
+        raise DamagedCheckpoint(path, "its SHA-256 is not the one it was written with")
+
+
+def _progress(path: Path, raw: dict[str, Any]) -> Progress:
+    """Check the progress in a checkpoint; a length that is missing, as in older ones, is 0."""
+    names = [field.name for field in fields(Progress)]
+    if "step" not in raw or not raw.keys() <= set(names):
+        raise DamagedCheckpoint(path, f"progress={raw!r}, expected {', '.join(names)}")
+    for name, value in raw.items():
+        kinds = (int, float) if name == "seconds" else (int,)
+        if type(value) not in kinds or not math.isfinite(value) or value < 0:
+            raise DamagedCheckpoint(path, f"progress.{name}={value!r}, expected 0 or more")
+    return Progress(**raw)
 
 
 def _differences(a: Any, b: Any, path: str = "") -> list[str]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +25,7 @@ from polarstep_lab.records import record
 from polarstep_lab.records.directory import RunLock, check_directory, claim_directory
 from polarstep_lab.records.environment import pick_device, record_environment
 from polarstep_lab.records.record import MetricRow, Result, RunIdentity, RunRecord, Status
-from polarstep_lab.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from polarstep_lab.training.checkpoint import Progress, resume_from, save_checkpoint
 from polarstep_lab.training.gamma import GammaLog
 from polarstep_lab.training.images import ImageTask
 from polarstep_lab.training.interrupt import Interrupt
@@ -74,6 +75,10 @@ class _Diverged(Exception):
     """The loss is not a finite number."""
 
 
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def train(
     config: RunConfig,
     directory: Path,
@@ -82,23 +87,25 @@ def train(
     resume: bool = False,
     force: bool = False,
     observers: Sequence[Observer] = (),
+    tell: Callable[[str], object] = _to_stderr,
 ) -> Result:
     """Run ``config`` in ``directory`` and return its result, which is also written there.
+
+    ``resume`` goes on with an unfinished run where there is one. ``force`` replaces a run. ``tell``
+    is called with what a user should know and no error is: what ``force`` is about to remove, or
+    that the newest checkpoint is damaged.
 
     Raises :class:`Interrupted` after a Ctrl-C, with the checkpoint written, and whatever went
     wrong otherwise, with what was recorded so far intact.
     """
     identity = identity or identify(config)
     device = pick_device(config.runtime.device)
-    check_directory(directory, identity, resume=resume, force=force)
-    task = build_task(config, device)  # before the claim: bad data must not leave an empty run
-    goes_on = claim_directory(directory, identity, resume=resume, force=force)
-    lock = RunLock(directory)
-    try:
-        run = _Run.begin(config, directory, task, device, tuple(observers), goes_on)
+    with RunLock(directory, identity.label):
+        check_directory(directory, identity, resume=resume, force=force)
+        task = build_task(config, device)  # before the claim: bad data must not replace a run
+        goes_on = claim_directory(directory, identity, resume=resume, force=force, tell=tell)
+        run = _Run.begin(config, directory, task, device, tuple(observers), goes_on, tell)
         return run.to_the_end()
-    finally:
-        lock.release()
 
 
 def identify(config: RunConfig) -> RunIdentity:
@@ -147,15 +154,20 @@ class _Run:
         device: torch.device,
         observers: tuple[Observer, ...],
         goes_on: bool,
+        tell: Callable[[str], object],
     ) -> _Run:
         """Build the optimizer, and take up the checkpoint where there is one."""
         schedule = Schedule(config.schedule, task.steps)
         scheduled = build_optimizer(task.model, config, schedule)
-        checkpoint = directory / record.CHECKPOINT
         progress = Progress()
-        if goes_on and checkpoint.exists():
-            progress = load_checkpoint(
-                checkpoint, task.model, scheduled.optimizer, config.to_dict(), device
+        if goes_on:
+            progress = resume_from(
+                directory, task.model, scheduled.optimizer, config.to_dict(), device, tell
+            )
+        if progress.step > task.steps:
+            raise StorageError(
+                f"the checkpoint in {directory} was taken after step {progress.step}, but the run "
+                f"has {task.steps} steps: the data has changed; start anew with --force"
             )
         record_environment(directory / record.ENVIRONMENT, device, task.data)
         now = time.perf_counter()
@@ -236,6 +248,8 @@ class _Run:
         result.save(self.directory)
         if not self.config.runtime.keep_checkpoint:
             (self.directory / record.CHECKPOINT).unlink(missing_ok=True)
+        if not self.config.runtime.keep_checkpoint or result.status != "stopped":
+            (self.directory / record.PREVIOUS_CHECKPOINT).unlink(missing_ok=True)
         return result
 
     def _measure(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import time
 
@@ -198,6 +199,21 @@ def test_damage_is_named(runs, tmp_path):
     archive.write_text('{"some": "thing"}\n')
     with pytest.raises(StorageError, match="is not an archive of runs"):
         find_runs([archive])
+    for wrong in ('"shared":null', '"shared":-1', '"shares":1'):
+        archive.write_text(re.sub('"shared":[0-9]+', wrong, whole, count=1))
+        with pytest.raises(StorageError, match="has a damaged first line: shared="):
+            find_runs([archive])
+    archive.write_text(re.sub(',"runs":[0-9]+', "", whole, count=1))
+    with pytest.raises(StorageError, match=r"runs=None, expected how many .* pack its runs again"):
+        find_runs([archive])
+    archive.write_text(whole.replace('{"run":', '{"walk":', 1))
+    with pytest.raises(StorageError, match=r"line \d+, is neither a run nor a shared value"):
+        find_runs([archive])
+    archive.write_text(whole.replace('"config.json":', '"other.json":'))
+    with pytest.raises(StorageError, match=r"seed-0 has no config\.json"):
+        RunRecord.load(archive / "a/seed-0")
+    with pytest.raises(StorageError, match=r"config\.json is not the config of a run"):
+        pack([runs], tmp_path / "suite")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match="no runs in"):
         pack([tmp_path / "empty"], tmp_path / "other")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
+import os
 
 import pytest
 
@@ -106,6 +108,26 @@ def test_directories_that_are_no_runs(tmp_path):
         RunRecord.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("environment.json", "null", r"environment\.json holds null, expected a JSON object"),
+        ("environment.json", "[1]", r"environment\.json holds \[1\], expected a JSON object"),
+        ("result.json", "null", r"result\.json holds null, expected a JSON object"),
+        ("result.json", "{}", r"result\.json is not the result of a run"),
+        ("metrics.jsonl", "7\n", r"metrics\.jsonl, line 1, is 7, expected a JSON object"),
+        ("metrics.jsonl", "{}\n", r"metrics\.jsonl, line 1, is not a row of metrics"),
+        ("noise.jsonl", '{}\n"é\n', r"noise\.jsonl, line 2, is not valid JSON"),
+        ("noise.jsonl", "[" * 100_000 + "\n", r"noise\.jsonl, line 1, is not valid JSON"),
+    ],
+)
+def test_files_of_another_form_are_named(name, text, message, tmp_path):
+    identity().save(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(StorageError, match=message):
+        RunRecord.load(tmp_path)
+
+
 def test_runs_are_found_below_a_folder_once(tmp_path):
     for name in ("b/seed-0", "a/seed-1", "a/seed-0"):
         identity().save(tmp_path / name)
@@ -131,6 +153,49 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         write_atomically(path, breaks)
     assert read_json(path) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
+
+
+def test_the_file_before_is_kept_on_request(tmp_path):
+    path, kept = tmp_path / "value", tmp_path / "value.previous"
+    for content in (b"1", b"2", b"3"):
+        write_atomically(path, lambda file, content=content: file.write(content), keep=kept)
+    assert (path.read_bytes(), kept.read_bytes()) == (b"3", b"2")
+
+    def breaks(file):
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        write_atomically(path, breaks, keep=kept)
+    assert (path.read_bytes(), kept.read_bytes()) == (b"3", b"2")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.ENOSPC, "no space left to write .*free some disk space"),
+        (errno.EDQUOT, "no space left to write .*free some disk space"),
+        (errno.EFBIG, "would be larger than a file may be here: raise the limit"),
+    ],
+)
+def test_a_write_without_room_says_what_to_do(number, message, tmp_path, monkeypatch):
+    def refuses(*args):
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(StorageError, match=message):
+        write_atomically(tmp_path / "value", refuses)
+    log = JsonLines(tmp_path / "log.jsonl")
+    monkeypatch.setattr(os, "fsync", refuses)
+    with pytest.raises(StorageError, match=message):
+        log.sync()
+    log.close()
+
+
+def test_other_errors_of_a_write_stay_what_they_are(tmp_path):
+    def refuses(file):
+        raise PermissionError(errno.EPERM, "not yours")
+
+    with pytest.raises(PermissionError, match="not yours"):
+        write_atomically(tmp_path / "value", refuses)
 
 
 def test_a_log_is_cut_back_to_a_known_length(tmp_path):

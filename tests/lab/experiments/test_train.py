@@ -339,23 +339,32 @@ def test_a_full_disk_is_said_and_leaves_the_record(tmp_path, monkeypatch):
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
-def test_a_really_full_disk(tmp_path):
-    """``/dev/full`` is a disk without space for every write."""
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full")
-    directory = tmp_path / "run"
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files as POSIX does")
+@pytest.mark.parametrize("name", [record.METRICS, record.CHECKPOINT])
+def test_a_file_that_may_not_grow_is_said_and_leaves_the_record(name, tmp_path, monkeypatch):
+    """The operating system itself refuses a write."""
+    import resource
+
     config = tiny_gpt()
+    train(config, tmp_path / "whole")
+    directory = tmp_path / "run"
     with pytest.raises(Interrupted):
-        train(config, directory, observers=[StopAt(1, "ctrl-c")])
-    log = directory / record.METRICS
-    content = log.read_bytes()
-    log.unlink()
-    log.symlink_to("/dev/full")
-    with pytest.raises(StorageError):
-        train(config, directory, resume=True)
-    log.unlink()
-    log.write_bytes(content)
+        train(config, directory, observers=[StopAt(2, "ctrl-c")])
+    # No file may be larger than the log is, or by half a line; or than half a checkpoint.
+    size = (directory / name).stat().st_size
+    limit = size + 50 if name == record.METRICS else size // 2
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr("polarstep_lab.training.train.record_environment", lambda *_: None)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(StorageError, match=rf"{name} would be larger .*ulimit -f"):
+                train(config, directory, resume=True, observers=[StopAt(5, "ctrl-c")])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(directory.glob(".*.part"))
     assert train(config, directory, resume=True).status == "finished"
+    assert_same_run(tmp_path / "whole", directory)
 
 
 @pytest.mark.parametrize("what", ["finished", "unfinished", "other settings", "foreign"])

@@ -1,0 +1,206 @@
+"""Checkpoints on disk: damage is noticed, and the run goes on from the last good one."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.lab.experiments.small import tiny_gpt
+from tests.lab.experiments.test_train import StopAt, assert_same_run, state
+
+from polarstep.storage import StorageError
+from polarstep_lab.records import record
+from polarstep_lab.records.record import Result, RunRecord
+from polarstep_lab.training import checkpoint
+from polarstep_lab.training.train import Interrupted, identify, train
+
+OFTEN = {"runtime__checkpoint_seconds": 0.0}
+
+
+def interrupted(directory: Path, step: int = 4) -> Path:
+    """A run stopped after ``step``, with a checkpoint after each step; returns the newest.
+
+    The step it was stopped at has two: the one that was due, and that of the interruption.
+    """
+    with pytest.raises(Interrupted):
+        train(tiny_gpt(**OFTEN), directory, observers=[StopAt(step, "ctrl-c")])
+    return directory / record.CHECKPOINT
+
+
+def resume(directory: Path) -> list[str]:
+    """Finish the run in ``directory``; returns what it told."""
+    told: list[str] = []
+    train(tiny_gpt(**OFTEN), directory, resume=True, tell=told.append)
+    return told
+
+
+def rewrite(path: Path, change: Any) -> None:
+    """Change the content of a checkpoint, and write it as earlier versions did: no checksum."""
+    content = torch.load(path, weights_only=True)
+    content = change(content)
+    torch.save(content, path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same run without an interruption."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny_gpt(**OFTEN), directory)
+    return directory
+
+
+def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
+    path = interrupted(tmp_path / "run")
+    raw = path.read_bytes()
+    places = random.Random(3)
+    for _ in range(200):
+        damaged = bytearray(raw)
+        damaged[places.randrange(len(raw) - checkpoint._TRAILER)] ^= 1 << places.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(checkpoint.DamagedCheckpoint, match="SHA-256"):
+            checkpoint._verify(path)
+    path.write_bytes(raw)
+    checkpoint._verify(path)
+
+
+@pytest.mark.parametrize("damage", ["weights", "cut", "emptied", "checksum", "missing"])
+def test_a_run_goes_on_from_the_last_good_checkpoint(damage, whole, tmp_path):
+    directory = tmp_path / "run"
+    path = interrupted(directory)
+    raw = bytearray(path.read_bytes())
+    if damage == "weights":
+        weight = next(iter(state(directory)["model"].values())).numpy().tobytes()
+        raw[raw.index(weight) + len(weight) // 2] ^= 64
+    elif damage == "checksum":
+        raw[-1] ^= 1
+    else:
+        del raw[{"cut": len(raw) // 2, "emptied": 0, "missing": 0}[damage] :]
+    path.write_bytes(raw)
+    if damage == "missing":  # a kill between the two renames of a save
+        path.unlink()
+    told = resume(directory)
+    if damage == "missing":
+        assert told == []
+    else:
+        (text,) = told
+        assert text.startswith(f"{path} is damaged (")
+        assert text.endswith("the run goes on from the checkpoint before, after step 4")
+    assert_same_run(whole, directory)
+
+
+def test_a_damaged_checkpoint_never_replaces_the_good_one(tmp_path):
+    directory = tmp_path / "run"
+    path = interrupted(directory)
+    path.write_bytes(path.read_bytes()[:1000])
+    config = tiny_gpt()  # no checkpoint is due before the interruption
+    (directory / record.CONFIG).unlink()
+    identify(config).save(directory)
+    rewrite(directory / record.PREVIOUS_CHECKPOINT, lambda old: old | {"config": config.to_dict()})
+    with pytest.raises(Interrupted):
+        train(config, directory, resume=True, observers=[StopAt(5, "ctrl-c")], tell=lambda _: None)
+    for name, step in ((record.CHECKPOINT, 5), (record.PREVIOUS_CHECKPOINT, 4)):
+        assert torch.load(directory / name, weights_only=True)["progress"]["step"] == step
+
+
+def test_two_damaged_checkpoints_are_named(tmp_path):
+    path = interrupted(tmp_path / "run")
+    for name in (record.CHECKPOINT, record.PREVIOUS_CHECKPOINT):
+        path.with_name(name).write_bytes(b"noise" * 30)
+    message = r"neither .*checkpoint\.pt \(torch\.load raises .*previous\.pt .* --force"
+    with pytest.raises(StorageError, match=message) as caught:
+        resume(tmp_path / "run")
+    assert "weights_only" not in str(caught.value)
+
+
+def test_checkpoints_without_a_checksum_still_load(whole, tmp_path):
+    directory = tmp_path / "run"
+    path = interrupted(directory)
+    path.with_name(record.PREVIOUS_CHECKPOINT).unlink()
+    for drop in ("gamma_bytes", "noise_bytes"):  # newer than the first checkpoints
+
+        def older(content, drop=drop):
+            del content["progress"][drop]
+            return content
+
+        rewrite(path, older)
+    assert b"polarstep sha256" not in path.read_bytes()
+    assert resume(directory) == []
+    assert_same_run(whole, directory)
+
+
+def test_a_checkpoint_from_before_a_setting_existed_loads(whole, tmp_path):
+    path = interrupted(tmp_path / "run")
+
+    def older(content):
+        del content["config"]["optimizer"]["polar"]["keep"]
+        return content
+
+    rewrite(path, older)
+    assert resume(tmp_path / "run") == []
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_a_finished_run_keeps_one_checkpoint(whole, tmp_path):
+    assert (whole / record.CHECKPOINT).exists()
+    assert not (whole / record.PREVIOUS_CHECKPOINT).exists()
+    train(tiny_gpt(runtime__keep_checkpoint=False, **OFTEN), tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*.pt"))
+
+
+def without(*names):
+    return lambda content: {k: v for k, v in content.items() if k not in names}
+
+
+def with_progress(**values):
+    return lambda content: content | {"progress": content["progress"] | values}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("progress"), "progress is nothing, expected dict"),
+        (without("model"), "model is nothing, expected dict"),
+        (without("version", "config"), "version is nothing, expected int"),
+        (lambda content: content | {"optimizer": None}, "optimizer is NoneType, expected dict"),
+        (lambda content: [1, 2], "it holds a list, expected a dict"),
+        (lambda content: content | {"model": {}}, "its state does not fit the model"),
+        (lambda content: content | {"optimizer": {}}, "its state does not fit the model"),
+        (lambda content: content | {"progress": {}}, "progress={}, expected step, seconds"),
+        (with_progress(pace=3), "'pace': 3"),
+        (with_progress(step=-3), "progress.step=-3, expected 0 or more"),
+        (with_progress(step=2.5), "progress.step=2.5, expected 0 or more"),
+        (with_progress(seconds=float("nan")), "progress.seconds=nan, expected 0 or more"),
+        (with_progress(metrics_bytes=-1), "progress.metrics_bytes=-1, expected 0 or more"),
+    ],
+)
+def test_a_checkpoint_of_another_form_is_named(change, message, tmp_path):
+    path = interrupted(tmp_path / "run", step=2)
+    path.with_name(record.PREVIOUS_CHECKPOINT).unlink()
+    rewrite(path, change)
+    expected = rf"checkpoint\.pt cannot be read \(.*{re.escape(message)}.*--force"
+    with pytest.raises(StorageError, match=expected):
+        resume(tmp_path / "run")
+    assert Result.load(tmp_path / "run") is None
+
+
+def test_a_step_beyond_the_last_is_named(tmp_path):
+    rewrite(interrupted(tmp_path / "run", step=2), with_progress(step=700))
+    with pytest.raises(StorageError, match="after step 700, but the run has 6 steps"):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["null", "[]", '{"resumed": 3}'])
+def test_an_environment_of_another_form_is_named(text, tmp_path):
+    directory = tmp_path / "run"
+    interrupted(directory, step=2)
+    path = directory / record.ENVIRONMENT
+    path.write_text(text)
+    with pytest.raises(StorageError, match=r"environment\.json is not .* delete the file"):
+        resume(directory)
+    path.unlink()  # the remedy
+    resume(directory)
+    assert RunRecord.load(directory).status == "finished"
