@@ -318,6 +318,22 @@ def test_optimizers_are_what_table_2_compares(method):
         assert type(optimizer) is expected
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_randomized_method_sketches_every_matrix_that_is_larger_than_the_sketch(recipe, device):
+    """Also on a GPU, where the library itself would take full space for small matrices."""
+    for method in (method for method in METHODS if method.randomized):
+        config = resolve(recipe, method)
+        with torch.device("meta"):
+            model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
+        optimizer = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer
+        polar = optimizer.param_groups[0]["polar"]
+        larger = [shape for shape in model.matrix_shapes() if min(shape) > polar.width]
+        assert larger
+        for m, n in larger:
+            assert polar.full_space_reason(m, n, torch.device(device)) is None
+
+
 @pytest.mark.parametrize("method", ["adamw", "sgd", "muon"])
 def test_embedding_and_head_have_rates_of_their_own_where_given(method):
     own = {"optimizer.lr": 0.5, "optimizer.embedding_lr": 0.25, "optimizer.head_lr": 0.125}
