@@ -253,6 +253,13 @@ class FusedStep:
             plain.append([i for i, yes in enumerate(can) if not yes])
             ensure_buffers(work.select(fused[-1]), state)
             members += [member for i in fused[-1] for member in _members(work, i)]
+        # The memory of maps and seeds that no group has any more is given back.
+        used = {(work.group["polar"], work.group["seed"]) for work in works}
+        self._buckets = {
+            (its, part): bucket
+            for (its, part), bucket in self._buckets.items()
+            if (its.polar, its.seed) in used
+        }
         return _Plan(key, fused, plain, list(self._runs(members)))
 
     def _runs(

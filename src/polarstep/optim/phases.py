@@ -46,6 +46,9 @@ Item = TypeVar("Item")
 # Random numbers by generator, width, device and precision.
 Drawn = dict[tuple[Any, ...], Tensor]
 
+# More sketches than the shapes of a model: those of them that are in use are not drawn again.
+MOST_DRAWN = 64
+
 # Bytes of M that are gathered from shards at a time; a larger bucket is worked off in parts.
 LARGEST_GATHERED = 512 * 2**20
 # On a CPU a part of this size is as fast as any batch, and not all of M is there at a time.
@@ -336,14 +339,21 @@ def _draws(polar_map: PolarMap, M: Tensor, start: Start | Kept | None) -> bool:
 
 
 def _numbers(polar_map: PolarMap, key: tuple[int | str, ...], M: Tensor, drawn: Drawn) -> Tensor:
-    """The numbers of a sketch, drawn once; not for what is captured, whose replays draw anew."""
+    """The numbers of a sketch, drawn once; not for what is captured, whose replays draw anew.
+
+    Numbers that were not used for longest are dropped, as those of a map or a seed that is no more.
+    """
     assert isinstance(polar_map, LowRank)
     if in_a_graph():
         drawn = {}
     place = (*key, polar_map.width, M.device, M.dtype)
-    if place not in drawn:
-        drawn[place] = polar_map.numbers_for(M, rng.generator(*key, device=M.device))
-    return drawn[place]
+    numbers = drawn.pop(place, None)
+    if numbers is None:
+        numbers = polar_map.numbers_for(M, rng.generator(*key, device=M.device))
+    drawn[place] = numbers
+    if len(drawn) > MOST_DRAWN:
+        del drawn[next(iter(drawn))]
+    return numbers
 
 
 def apply(work: Work) -> None:
