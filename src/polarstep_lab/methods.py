@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-
 from polarstep_lab.paper import METHODS, Method
-from polarstep_lab.structure import ConfigError
+from polarstep_lab.structure import ConfigError, hint
 
 __all__ = ["METHODS", "Method", "find_method", "find_methods"]
 
@@ -25,6 +23,5 @@ def find_method(name: str) -> Method:
         if name in (method.slug, method.name):
             return method
     slugs = [method.slug for method in METHODS]
-    close = difflib.get_close_matches(name.lower(), slugs, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ConfigError(f"method {name!r}: {hint}expected one of {', '.join(slugs)}")
+    known = ", ".join(slugs)
+    raise ConfigError(f"method {name!r}: {hint(name.lower(), slugs)}expected one of {known}")

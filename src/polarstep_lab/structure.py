@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-__all__ = ["ConfigError", "explain", "parse_assignment", "set_at"]
+__all__ = ["ConfigError", "explain", "hint", "parse_assignment", "set_at"]
 
 
 class ConfigError(ValueError):
     """A config that cannot be run; the message names the key, its value and what was expected."""
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """``"did you mean …? "`` where ``name`` resembles one of the ``known`` names, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def explain(error: ValidationError) -> str:
@@ -78,9 +84,7 @@ def _key(group: Any, key: str, name: str) -> Any:
         raise ConfigError(f"no setting {path}: {name} is the value {group!r}")
     known = {str(k): k for k in (group if isinstance(group, dict) else range(len(group)))}
     if key not in known:
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ConfigError(f"no setting {path}: {hint}there is {', '.join(known)}")
+        raise ConfigError(f"no setting {path}: {hint(key, known)}there is {', '.join(known)}")
     return known[key]
 
 

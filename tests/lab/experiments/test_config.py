@@ -46,11 +46,10 @@ def test_every_recipe_is_complete_for_every_method_and_survives_json(recipe, met
     assert (config.optimizer.polar.rank is not None) == config.rule.randomized
 
 
-def test_methods_are_the_ledgers_rows():
-    from polarstep_lab.flops import METHODS as ROWS
-
-    assert [method.name for method in METHODS] == list(ROWS)
-    assert find_method("Muon (Nesterov)") is find_method("muon")
+def test_a_method_has_one_name_in_the_paper_and_one_on_a_command_line():
+    assert len({name for method in METHODS for name in (method.name, method.slug)}) == 14
+    for method in METHODS:
+        assert find_method(method.name) is find_method(method.slug) is method
 
 
 @pytest.mark.parametrize(
