@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 from optuna.trial import TrialState
-from tests.lab.experiments.objectives import Bowl, Dies
+from tests.lab.experiments.objectives import Arrives, Bowl, Dies
 
 from polarstep.storage import StorageError
 from polarstep_lab.config import ConfigError
@@ -135,48 +135,43 @@ def test_a_killed_worker_loses_only_its_trial(journal, tmp_path):
     assert not study.get_trials(states=(TrialState.RUNNING,))
 
 
-def tuning_in_a_group(spec, log, stderr):
+def tuning_in_a_group(spec, objective):
     """A process that tunes with two workers, all three in a process group of their own.
 
-    It answers to SIGINT even where this process ignores it, and says when its workers are started.
+    It answers to SIGINT even where this process ignores it.
     """
     script = f"""
 import signal, sys
 from pathlib import Path
 from polarstep_lab.tune import tune
-from tests.lab.experiments.objectives import Bowl
+from tests.lab.experiments.objectives import Arrives, Bowl
 from tests.lab.experiments.test_tune import SPACE, StudySpec
 signal.signal(signal.SIGINT, signal.default_int_handler)
-spec = StudySpec(Path({str(spec.storage)!r}), "nanogpt-toy", "muon", SPACE)
-objective = Bowl(Path({str(log)!r}), seconds=0.2)
+PosixPath = Path
 try:
-    tune(spec, objective, 100, 2, lambda progress: print("started", flush=True))
+    tune(StudySpec({spec.storage!r}, "nanogpt-toy", "muon", SPACE), {objective!r}, 100, 2)
 except KeyboardInterrupt:
     sys.exit(130)
 """
     return subprocess.Popen(
-        [sys.executable, "-c", script],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
+        [sys.executable, "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True
     )
 
 
-def wait_for_trials(log, trials):
+def wait_for_lines(log, lines):
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        if log.exists() and len(log.read_text().splitlines()) >= trials:
+        if log.exists() and len(log.read_text().splitlines()) >= lines:
             return
         time.sleep(0.1)
-    raise AssertionError(f"fewer than {trials} trials began")
+    raise AssertionError(f"{log} has fewer than {lines} lines")
 
 
 @posix
 def test_ctrl_c_stops_all_workers_and_loses_nothing_finished(journal, tmp_path):
     log = tmp_path / "log"
-    process = tuning_in_a_group(journal, log, subprocess.PIPE)
-    wait_for_trials(log, 6)
+    process = tuning_in_a_group(journal, Bowl(log, seconds=0.2))
+    wait_for_lines(log, 6)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (130, "")
@@ -190,20 +185,19 @@ def test_ctrl_c_stops_all_workers_and_loses_nothing_finished(journal, tmp_path):
 
 @posix
 def test_ctrl_c_while_workers_start_prints_no_traceback(journal, tmp_path):
-    with (tmp_path / "errors").open("w+") as errors:
-        process = tuning_in_a_group(journal, tmp_path / "log", errors)
-        assert process.stdout.readline() == "started\n"
-        os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=300)
-        errors.seek(0)
-        assert (process.returncode, errors.read()) == (130, "")
+    log = tmp_path / "log"
+    process = tuning_in_a_group(journal, Arrives(log))
+    wait_for_lines(log, 1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (130, "")
 
 
 @posix
 def test_a_study_whose_processes_were_all_killed_is_continued(journal, tmp_path):
     log = tmp_path / "log"
-    process = tuning_in_a_group(journal, log, subprocess.DEVNULL)
-    wait_for_trials(log, 3)
+    process = tuning_in_a_group(journal, Bowl(log, seconds=0.2))
+    wait_for_lines(log, 3)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=300)
     running = open_study(journal).get_trials(states=(TrialState.RUNNING,))
