@@ -194,12 +194,16 @@ def at_work(spec: StudySpec) -> Iterator[optuna.Study]:
                 _revive(study)
 
 
-def give_back(study: optuna.Study, trial: FrozenTrial | optuna.Trial) -> None:
-    """End a trial that was interrupted, and queue its values to be tried again."""
-    params = dict(trial.params)
-    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-    if params:
-        study.enqueue_trial(params)
+def give_back(study: optuna.Study, number: int) -> None:
+    """End a trial that was interrupted, and queue its values to be tried again.
+
+    Its values are those it has asked for, and those it was queued with.
+    """
+    trial = study.get_trials(deepcopy=False)[number]
+    values = trial.system_attrs.get("fixed_params", {}) | trial.params
+    study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+    if values:
+        study.enqueue_trial(values)
 
 
 def _lock_alone(file: IO[bytes]) -> bool:
@@ -215,7 +219,7 @@ def _lock_alone(file: IO[bytes]) -> bool:
 
 def _revive(study: optuna.Study) -> None:
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        give_back(study, trial)
+        give_back(study, trial.number)
 
 
 def _mend(file: IO[bytes], journal: Path) -> None:

@@ -143,7 +143,7 @@ class _Worker:
             trial.set_user_attr("ended", str(reason))
             study.tell(trial, state=TrialState.PRUNED)
         except KeyboardInterrupt:
-            give_back(study, trial)
+            give_back(study, trial.number)
             raise
         except BaseException:
             study.tell(trial, state=TrialState.FAIL)

@@ -254,6 +254,15 @@ def test_a_trial_that_nobody_works_on_is_run_again(spec, tmp_path):
     assert repr(tried) in (tmp_path / "log").read_text()
 
 
+def test_a_worker_killed_before_it_knew_its_values_loses_no_value_of_the_opening(spec):
+    opening = [values["optimizer.lr"] for values in opening_values(spec)]
+    tune(spec, Bowl(), trials=1)
+    open_study(spec).ask()
+    assert tune(spec, Bowl(), trials=4).done == 4
+    ended = open_study(spec).get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    assert sorted(trial.params["optimizer.lr"] for trial in ended) == sorted(opening)
+
+
 def test_a_journal_cut_inside_its_last_line_is_continued(journal, tmp_path, caplog):
     tune(journal, Bowl(), trials=3)
     content = journal.storage.read_bytes()
