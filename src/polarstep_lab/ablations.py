@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -22,9 +22,11 @@ from polarstep_lab.config import (
     ImageData,
     RunConfig,
     SketchName,
+    Stage,
     TextData,
     with_overrides,
 )
+from polarstep_lab.flops.workload import named
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.models.gpt import GPT, GPTConfig
 
@@ -99,7 +101,7 @@ def _longest_short_side(model: GPTConfig | ConvNetConfig) -> int:
 
 
 def _share_of_the_papers_rank(config: RunConfig) -> Fraction:
-    paper = 200 if config.benchmark == "nanogpt" else 128
+    paper = named(config.benchmark).rank
     return Fraction(config.optimizer.polar.rank or paper, paper)
 
 
@@ -126,15 +128,15 @@ def _batch(config: RunConfig, value: Any) -> RunConfig:
         return with_overrides(config, {"data.batch_size": value})
     _whole("batch", value)
     first = config.data.stages[0].sequences
-    stages = tuple(
+    stages = [
         replace(
             stage,
             sequences=max(1, round(stage.sequences * value / first)),
             steps=max(1, round(stage.steps * first / value)),
         )
         for stage in config.data.stages
-    )
-    return _shortened(config, replace(config.data, stages=stages))
+    ]
+    return _shortened(config, stages)
 
 
 def _sequence_length(config: RunConfig, value: Any) -> RunConfig:
@@ -143,16 +145,16 @@ def _sequence_length(config: RunConfig, value: Any) -> RunConfig:
         raise ConfigError("sequence-length is an ablation of nanogpt: images have no sequences")
     _whole("sequence-length", value)
     scale = value / config.data.window
-    stages = tuple(
+    stages = [
         replace(
             stage,
             sequence_length=max(1, round(stage.sequence_length * scale)),
             steps=max(1, round(stage.steps / scale)),
         )
         for stage in config.data.stages
-    )
-    model = replace(config.model, context=max(config.model.context, value))
-    return _shortened(replace(config, model=model), replace(config.data, stages=stages))
+    ]
+    longer = with_overrides(config, {"model.context": max(config.model.context, value)})
+    return _shortened(longer, stages)
 
 
 def _share_of_the_papers_length(config: RunConfig) -> Fraction:
@@ -160,19 +162,21 @@ def _share_of_the_papers_length(config: RunConfig) -> Fraction:
     return Fraction(config.data.window, 2048)
 
 
-def _shortened(config: RunConfig, data: TextData) -> RunConfig:
+def _shortened(config: RunConfig, stages: list[Stage]) -> RunConfig:
     """``config`` with new stages; all that it counts in steps shrinks or grows with them."""
     assert isinstance(config.data, TextData)
-    ratio = data.steps / config.data.steps
-    schedule = replace(
-        config.schedule,
-        warmup=round(config.schedule.warmup * ratio),
-        extension=round(config.schedule.extension * ratio),
-        momentum_cooldown=round(config.schedule.momentum_cooldown * ratio),
+    ratio = sum(stage.steps for stage in stages) / config.data.steps
+    schedule = config.schedule
+    return with_overrides(
+        config,
+        {
+            "data.stages": [asdict(stage) for stage in stages],
+            "schedule.warmup": round(schedule.warmup * ratio),
+            "schedule.extension": round(schedule.extension * ratio),
+            "schedule.momentum_cooldown": round(schedule.momentum_cooldown * ratio),
+            "evaluation.every": max(1, round(config.evaluation.every * ratio)),
+        },
     )
-    every = max(1, round(config.evaluation.every * ratio))
-    evaluation = replace(config.evaluation, every=every)
-    return replace(config, data=data, schedule=schedule, evaluation=evaluation)
 
 
 def _whole(name: str, value: Any) -> None:

@@ -68,6 +68,28 @@ def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: 
         assert (end - start).norm() > 0.02 * start.norm()  # decay alone: 0.006, the last one 0.018
 
 
+def test_memory_of_earlier_maps_and_seeds_is_given_back(device: torch.device) -> None:
+    params = parameters(device)
+    opt = ps.Muon(groups(params), lr=0.1, polar=MAPS[1], fused=True)
+    counts = []
+    for step, (polar, seed) in enumerate([(MAPS[1], 0), (MAPS[1], 1), (MAPS[0], 1), (MAPS[1], 0)]):
+        for group in opt.param_groups:
+            group |= {"polar": polar, "seed": seed}
+        set_gradients(params, step)
+        opt.step()
+        counts.append(len(opt._replayed.buckets))
+    assert counts[0] > 0
+    assert counts == counts[:1] * 4
+    # A group that has no gradients at a step keeps its buckets.
+    opt.param_groups[1]["seed"] = 7
+    for step, active in enumerate((params, params[:-1], params)):
+        opt.zero_grad()
+        set_gradients(active, step)
+        opt.step()
+        counts.append(len(opt._replayed.buckets))
+    assert counts[-2:] == counts[-3:-2] * 2
+
+
 # On a GPU the inner map of the last two runs on the Gram matrix, in float16.
 @pytest.mark.parametrize("shape", [(192, 256), (256, 192), (144, 512), (512, 144)], ids=str)
 @pytest.mark.parametrize("polar", MAPS[1:], ids=lambda polar: type(polar.sketch).__name__)

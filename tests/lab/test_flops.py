@@ -103,11 +103,6 @@ def test_power_must_be_a_multiple_of_one_half(power):
 # The ledger
 
 
-def test_every_row_of_table_2_is_there_in_its_order():
-    for workload in WORKLOADS:
-        assert list(flops.gflops(workload)) == list(TABLE_2[workload.name])
-
-
 @pytest.mark.parametrize("method", TABLE_2["nanogpt"])
 def test_nanogpt_rows_agree_with_table_2_to_every_printed_digit(method):
     assert round(flops.gflops(NANOGPT)[method], 4) == TABLE_2["nanogpt"][method]

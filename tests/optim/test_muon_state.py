@@ -13,6 +13,7 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon
+from polarstep.optim.by_tensors import MOST_DRAWN
 from polarstep.polar import Warm
 
 
@@ -196,6 +197,16 @@ def test_a_warm_sketch_draws_its_numbers_once(monkeypatch):
         if step == 0:
             first = len(draws)
     assert len(draws) == first
+
+
+def test_numbers_of_earlier_seeds_are_dropped():
+    W = Parameter(gaussian(8, 12))
+    optimizer = Muon([W], lr=0.1, polar=LowRank(3, 2, sketch=Warm(), always_sketch=True))
+    for seed in range(MOST_DRAWN + 8):
+        optimizer.param_groups[0]["seed"] = seed
+        W.grad = gaussian(8, 12, seed=seed)
+        optimizer.step()
+    assert len(optimizer._plain._drawn) == MOST_DRAWN
 
 
 def test_warm_and_cold_are_told_apart_by_the_map_alone():

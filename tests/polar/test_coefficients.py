@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polarstep.polar.coefficients import evaluate, names, resolve, survives_16_bits
+from polarstep.polar.coefficients import _SURVIVES, evaluate, names, resolve, survives_16_bits
 
 UNIT = torch.linspace(0, 1, 200_001, dtype=torch.float64)
 
@@ -126,6 +126,12 @@ def test_all_sets_but_one_survive_rounding_to_16_bits(steps):
     without_margin = {"polar-express-cifar10"} if steps > 2 else set()
     broken = {name for name in names() if not survives_16_bits(resolve(name, steps))}
     assert broken == without_margin
+
+
+def test_sets_that_were_judged_are_not_all_remembered():
+    for number in range(300):
+        assert survives_16_bits(((1.5 + number * 1e-6, -0.5),))
+    assert len(_SURVIVES) <= 256
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "polar-express-cifar10"])

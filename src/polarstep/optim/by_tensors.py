@@ -83,7 +83,7 @@ class PlainStep:
         numbers = signature.polar.draw(m, n, rng.generator(*key, device=device), dtype).to(device)
         if constant and not in_a_graph():
             if len(self._drawn) >= MOST_DRAWN:
-                self._drawn.clear()
+                del self._drawn[next(iter(self._drawn))]  # the oldest
             self._drawn[place] = numbers
         return numbers
 

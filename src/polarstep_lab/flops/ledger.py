@@ -1,6 +1,6 @@
 """The ledger of an optimizer step: what each method of Table 2 spends, item by item.
 
-A method is a function of the workload. Its ledger maps items ("momentum", "lift QZ", …) to FLOPs per
+A ledger maps items ("momentum", "lift QZ", …) to FLOPs per
 step, summed over all parameters.
 """
 
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from polarstep import flops as formulas
-from polarstep_lab.flops.workload import SGD_NESTEROV, ElementwiseRule, Workload
+from polarstep_lab import paper
+from polarstep_lab.flops.workload import SGD_NESTEROV, Workload
 
 __all__ = [
     "METHODS",
@@ -50,11 +51,6 @@ def randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> dic
     return {"normalization": formulas.normalization(k, n), **parts}
 
 
-def everything_by(workload: Workload, *, rule: ElementwiseRule) -> Ledger:
-    """One element-wise rule for all parameters, at every step."""
-    return {"element-wise": rule.flops * workload.parameters}
-
-
 def muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
     """Muon for the matrices, its companion for the rest."""
     items: Ledger = {"momentum": momentum * workload.muon_parameters}
@@ -86,45 +82,25 @@ def muon_ledger(workload: Workload, *, nesterov: bool, sketch: str | None) -> Le
     return muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=polar)
 
 
-METHODS: dict[str, Callable[[Workload], Ledger]] = {
-    "AdamW": lambda workload: everything_by(workload, rule=workload.adamw),
-    "SGD (Nesterov)": partial(everything_by, rule=SGD_NESTEROV),
-    "Muon (Polyak)": partial(muon_ledger, nesterov=False, sketch=None),
-    "Rand Muon (Polyak)": partial(muon_ledger, nesterov=False, sketch="gaussian"),
-    "Muon (Nesterov)": partial(muon_ledger, nesterov=True, sketch=None),
-    "Rand Muon (Nes.-Gaussian)": partial(muon_ledger, nesterov=True, sketch="gaussian"),
-    "Rand Muon (Nes.-Kaczmarz)": partial(muon_ledger, nesterov=True, sketch="kaczmarz"),
-}
+METHODS = tuple(method.name for method in paper.METHODS)
 """The rows of Table 2, in its order and by its names."""
 
 TABLE_2: dict[str, dict[str, float]] = {
-    "nanogpt": {
-        "AdamW": 7.2621,
-        "SGD (Nesterov)": 3.1123,
-        "Muon (Polyak)": 2135.5947,
-        "Rand Muon (Polyak)": 250.8060,
-        "Muon (Nesterov)": 2135.7551,
-        "Rand Muon (Nes.-Gaussian)": 250.9665,
-        "Rand Muon (Nes.-Kaczmarz)": 217.4581,
-    },
-    "cifar10": {
-        "AdamW": 0.0237,
-        "SGD (Nesterov)": 0.0118,
-        "Muon (Polyak)": 14.7920,
-        "Rand Muon (Polyak)": 8.0723,
-        "Muon (Nesterov)": 14.7960,
-        "Rand Muon (Nes.-Gaussian)": 8.0763,
-        "Rand Muon (Nes.-Kaczmarz)": 7.5373,
-    },
+    benchmark: {name: row.gflops for name, row in setting.rows.items() if row.gflops is not None}
+    for benchmark, setting in paper.TABLE_2.items()
 }
 """The paper's own GFLOPs per step, by workload and row."""
 
 
 def ledger(workload: Workload, method: str) -> Ledger:
-    """FLOPs per step of a method of :data:`METHODS`, by item."""
-    if method not in METHODS:
+    """FLOPs per step of a method of Table 2, by item."""
+    row = next((row for row in paper.METHODS if row.name == method), None)
+    if row is None:
         raise ValueError(f"method {method!r}: expected one of {', '.join(map(repr, METHODS))}")
-    return METHODS[method](workload)
+    if row.algorithm == "muon":
+        return muon_ledger(workload, nesterov=row.nesterov, sketch=row.sketch)
+    rule = workload.adamw if row.algorithm == "adamw" else SGD_NESTEROV
+    return {"element-wise": rule.flops * workload.parameters}
 
 
 def gflops(workload: Workload) -> dict[str, float]:
@@ -134,8 +110,8 @@ def gflops(workload: Workload) -> dict[str, float]:
 
 def relative_difference(workload: Workload, method: str) -> float | None:
     """Our figure against the paper's, ours/theirs − 1; ``None`` for a workload not in Table 2."""
-    paper = TABLE_2.get(workload.name, {}).get(method)
-    return None if paper is None else gflops(workload)[method] / paper - 1
+    published = TABLE_2.get(workload.name, {}).get(method)
+    return None if published is None else gflops(workload)[method] / published - 1
 
 
 def percent(difference: float) -> str:
@@ -147,9 +123,9 @@ def markdown(workload: Workload) -> str:
     """The workload's rows beside the paper's, as a Markdown table."""
     lines = ["| method | GFLOPs per step | Table 2 | difference |", "|---|---:|---:|---:|"]
     for method, ours in gflops(workload).items():
-        paper = TABLE_2.get(workload.name, {}).get(method)
+        published = TABLE_2.get(workload.name, {}).get(method)
         difference = relative_difference(workload, method)
-        theirs = "" if paper is None else f"{paper:.4f}"
+        theirs = "" if published is None else f"{published:.4f}"
         relative = "" if difference is None else percent(difference)
         lines.append(f"| {method} | {ours:.4f} | {theirs} | {relative} |")
     return "\n".join(lines)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from polarstep_lab.config import Benchmark, ConfigError, PolarConfig, RunConfig
 from polarstep_lab.methods import Method
+from polarstep_lab.structure import hint
 
 __all__ = ["RECIPES", "Range", "Recipe", "find_recipe", "polar_of", "register"]
 
@@ -67,9 +67,8 @@ def polar_of(
 def find_recipe(name: str) -> Recipe:
     """The recipe of this name."""
     if name not in RECIPES:
-        close = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        known = ", ".join(RECIPES)
         raise ConfigError(
-            f"recipe {name!r}: {hint}expected one of {', '.join(RECIPES)}, or a recipe file"
+            f"recipe {name!r}: {hint(name, RECIPES)}expected one of {known}, or a recipe file"
         )
     return RECIPES[name]

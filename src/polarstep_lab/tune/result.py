@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from polarstep.storage import StorageError, read_json, write_json
 from polarstep_lab.config import ConfigError
-from polarstep_lab.tune.study import DONE, StudySpec, best_trial, open_study
+from polarstep_lab.tune.study import DONE, StudySpec, best_trial, count, open_study
 
 __all__ = ["best_recipe", "trial_table", "write_recipe", "write_tuned"]
 
@@ -39,7 +39,7 @@ def best_recipe(spec: StudySpec, command: str = "") -> dict[str, Any]:
         "tuned": {
             "val_loss": best.value,
             "trial": best.number,
-            "trials": len(study.get_trials(deepcopy=False, states=DONE)),
+            "trials": count(study, *DONE),
             "seed": spec.seed,
             "space": spec.identity["space"],
             "pruner": spec.pruner,

@@ -3,28 +3,38 @@
 The storage is a file. ``NAME.db`` is SQLite; anything else is Optuna's journal, a log of appended
 lines that several processes may share. One file holds the studies of any number of methods; a study
 remembers what it tunes and refuses to be continued as something else.
+
+Trials of workers that were killed are run again. Optuna finds such trials by heartbeats, but its
+journal has none, and whoever continues a study would have to wait until the last heartbeat is old.
+Here every process at work on a file holds a shared lock on it, which the operating system releases
+when the process ends in whatever way. A process that gets the lock for itself is alone: all trials
+under way are then those of dead workers (:func:`at_work`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import platform
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from polarstep.rng import key_to_seed
-from polarstep.storage import to_json
+from polarstep.storage import read_lines, to_json
 from polarstep_lab.config import ConfigError
 from polarstep_lab.recipes import Range
 
-__all__ = ["StudySpec", "best_trial", "count_done", "open_study", "revive_lost_trials"]
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; there, trials of killed workers are not run again.
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["StudySpec", "at_work", "best_trial", "count", "give_back", "open_study", "reseed"]
 
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 """States that spent a trial of the budget: a run to its end, or one cut short for being behind."""
@@ -78,23 +88,21 @@ class StudySpec:
         return identity
 
 
-def open_study(spec: StudySpec, worker: int = 0) -> optuna.Study:
-    """Create the study or continue it.
-
-    The sampler is seeded by the number of trials there already are: a study that was interrupted and
-    continued tries the values it would have tried without the interruption.
-    """
+def open_study(spec: StudySpec) -> optuna.Study:
+    """Create the study or continue it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spec.storage.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study = optuna.create_study(
-            storage=_storage(spec.storage),
-            study_name=spec.name,
-            direction="minimize",
-            load_if_exists=True,
-            pruner=_pruner(spec.pruner),
-        )
+        settings: dict[str, Any] = {
+            "study_name": spec.name,
+            "storage": _storage(spec.storage),
+            "pruner": _pruner(spec.pruner),
+        }
+        try:
+            study = optuna.load_study(**settings)  # writes nothing, for those who only read
+        except KeyError:
+            study = optuna.create_study(direction="minimize", load_if_exists=True, **settings)
     known = study.user_attrs.get("identity")
     if known is None:
         study.set_user_attr("identity", spec.identity)
@@ -107,7 +115,6 @@ def open_study(spec: StudySpec, worker: int = 0) -> optuna.Study:
             f"{', '.join(changed)} ({', '.join(str(known.get(key)) for key in changed)}): trials "
             "are comparable only under equal settings; choose another --study"
         )
-    reseed(study, spec, worker)
     return study
 
 
@@ -139,7 +146,11 @@ def opening_values(spec: StudySpec) -> list[dict[str, float]]:
 
 
 def reseed(study: optuna.Study, spec: StudySpec, worker: int) -> None:
-    """Give the study the sampler of its next trial."""
+    """Give the study the sampler of its next trial.
+
+    The sampler is seeded by the number of trials there already are: a study that was interrupted and
+    continued tries the values it would have tried without the interruption.
+    """
     seed = key_to_seed("tune", spec.name, spec.seed, len(study.trials), worker) % 2**32
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -148,14 +159,9 @@ def reseed(study: optuna.Study, spec: StudySpec, worker: int) -> None:
         )
 
 
-def count_done(study: optuna.Study) -> int:
-    """How many trials of the budget are spent."""
-    return len(study.get_trials(deepcopy=False, states=DONE))
-
-
-def count_claimed(study: optuna.Study) -> int:
-    """How many trials of the budget are spent or under way, here or in another process."""
-    return len(study.get_trials(deepcopy=False, states=(*DONE, TrialState.RUNNING)))
+def count(study: optuna.Study, *states: TrialState) -> int:
+    """How many trials are in any of ``states``."""
+    return len(study.get_trials(deepcopy=False, states=states))
 
 
 def best_trial(study: optuna.Study) -> FrozenTrial | None:
@@ -164,31 +170,75 @@ def best_trial(study: optuna.Study) -> FrozenTrial | None:
     return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
 
 
-def worker_mark() -> str:
-    """Who is running a trial: this process on this machine, the machine's name not given away."""
-    machine = hashlib.blake2b(platform.node().encode(), digest_size=4).hexdigest()
-    return f"{machine}:{os.getpid()}"
+@contextmanager
+def at_work(spec: StudySpec) -> Iterator[optuna.Study]:
+    """The study, while this process counts as one at work on its file.
+
+    Whoever enters or leaves alone puts trials of dead workers back in the queue. Whoever enters alone
+    also drops an incomplete last line of the journal.
+    """
+    spec.storage.parent.mkdir(parents=True, exist_ok=True)
+    with spec.storage.open("ab") as file:
+        alone = _lock_alone(file)
+        if alone and spec.storage.suffix != ".db":
+            _mend(file, spec.storage)
+        study = open_study(spec)
+        if alone:
+            _revive(study)
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            yield study
+        finally:
+            if _lock_alone(file):
+                _revive(study)
 
 
-def revive_lost_trials(study: optuna.Study) -> int:
-    """Put trials of workers that were killed back in the queue; returns how many there were."""
-    machine = worker_mark().split(":")[0]
-    lost = [
-        trial
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        if _is_dead(str(trial.user_attrs.get("worker", "")), machine)
-    ]
-    for trial in lost:
-        give_back(study, trial)
-    return len(lost)
+def give_back(study: optuna.Study, number: int) -> None:
+    """End a trial that was interrupted, and queue its values to be tried again.
+
+    Its values are those it has asked for, and those it was queued with.
+    """
+    trial = study.get_trials(deepcopy=False)[number]
+    values = trial.system_attrs.get("fixed_params", {}) | trial.params
+    study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+    if values:
+        study.enqueue_trial(values)
 
 
-def give_back(study: optuna.Study, trial: FrozenTrial | optuna.Trial) -> None:
-    """End a trial that was interrupted, and queue its values to be tried again."""
-    params = dict(trial.params)
-    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-    if params:
-        study.enqueue_trial(params)
+def _lock_alone(file: IO[bytes]) -> bool:
+    """Whether no other process holds a lock on ``file``; if so, this process holds the only one."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _revive(study: optuna.Study) -> None:
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        give_back(study, trial.number)
+
+
+def _mend(file: IO[bytes], journal: Path) -> None:
+    """Drop what a kill or a full disk left of a last line, and the lock of the process that wrote it.
+
+    The next line would be appended to the incomplete one, and Optuna could read neither.
+    """
+    content = journal.read_bytes()
+    complete = content.rfind(b"\n") + 1
+    if complete < len(content):
+        file.truncate(complete)
+        logging.getLogger(__name__).warning(
+            "%s ended within a line, as a kill or a full disk leaves it: its last %d bytes are "
+            "dropped, and the study continues from the line before",
+            journal,
+            len(content) - complete,
+        )
+    read_lines(journal)  # an error in any other line is named here
+    Path(f"{journal}.lock").unlink(missing_ok=True)
 
 
 def _at(space: Range, share: float) -> float:
@@ -196,20 +246,6 @@ def _at(space: Range, share: float) -> float:
     if space.log:
         return float(space.low * (space.high / space.low) ** share)
     return space.low + (space.high - space.low) * share
-
-
-def _is_dead(mark: str, machine: str) -> bool:
-    """Whether the process behind ``mark`` is known to be gone; other machines' are left alone."""
-    host, _, pid = mark.partition(":")
-    if host != machine or not pid.isdigit() or os.name != "posix":  # on Windows 0 is Ctrl-C
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
 
 
 def _storage(path: Path) -> optuna.storages.BaseStorage:

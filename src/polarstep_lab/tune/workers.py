@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import multiprocessing.connection
+import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from multiprocessing.sharedctypes import Synchronized
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import optuna
@@ -21,15 +23,13 @@ from optuna.trial import TrialState
 
 from polarstep_lab.config import ConfigError
 from polarstep_lab.tune.study import (
+    DONE,
     StudySpec,
+    at_work,
     best_trial,
-    count_claimed,
-    count_done,
+    count,
     give_back,
-    open_study,
     reseed,
-    revive_lost_trials,
-    worker_mark,
 )
 
 __all__ = ["Objective", "Progress", "Pruned", "tune"]
@@ -77,53 +77,112 @@ def tune(
         raise ConfigError(f"trials={trials}: expected at least 1")
     if workers < 1:
         raise ConfigError(f"workers={workers}: expected at least 1")
-    study = open_study(spec)
-    revive_lost_trials(study)
-    left = trials - count_done(study)
-    if left > 0 and workers == 1:
-        for _ in range(left):
-            if count_claimed(study) >= trials:  # someone else works on the study, too
-                break
-            _one_trial(study, spec, 0, objective, lambda: on_progress(_progress(study, trials)))
-    elif left > 0:
-        _in_processes(study, spec, objective, trials, min(workers, left), on_progress)
-    final = _progress(study, trials)
-    on_progress(final)
-    return final
+    worker = _Worker(spec, objective, trials)
+    with at_work(spec) as study:
+        workers = min(workers, trials - count(study, *DONE))
+        if workers == 1:
+            worker.spend(study, on_report=lambda: on_progress(_progress(study, trials)))
+        elif workers > 1:
+            _in_processes(study, worker, workers, on_progress)
+        final = _progress(study, trials)
+        on_progress(final)
+        return final
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """Runs trials of a study until its budget is spent."""
+
+    spec: StudySpec
+    objective: Objective
+    trials: int
+    index: int = 0
+
+    def spend(
+        self,
+        study: optuna.Study,
+        asking: AbstractContextManager[Any] = nullcontext(),  # noqa: B008
+        on_report: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Run trials until all of the budget is spent or under way, here or in another process.
+
+        ``asking`` is held from counting the trials to claiming one, by one worker at a time.
+        """
+        while True:
+            with asking:
+                if count(study, *DONE, TrialState.RUNNING) >= self.trials:
+                    return
+                reseed(study, self.spec, self.index)
+                trial = study.ask()
+            self._run(study, trial, on_report)
+
+    def _run(
+        self, study: optuna.Study, trial: optuna.Trial, on_report: Callable[[], object]
+    ) -> None:
+        """Run one trial to its end, and tell the study how it ended."""
+
+        def report(number: int, loss: float) -> None:
+            if not math.isfinite(loss):
+                raise Pruned("diverged")
+            trial.report(loss, number)
+            on_report()
+            if trial.should_prune():
+                raise Pruned("behind the others")
+
+        started = time.perf_counter()
+        try:
+            overrides = {
+                key: trial.suggest_float(key, space.low, space.high, log=space.log)
+                for key, space in self.spec.space.items()
+            }
+            on_report()
+            value = self.objective(overrides, report)
+            if not math.isfinite(value):
+                raise Pruned("diverged")
+        except Pruned as reason:
+            trial.set_user_attr("ended", str(reason))
+            study.tell(trial, state=TrialState.PRUNED)
+        except KeyboardInterrupt:
+            give_back(study, trial.number)
+            raise
+        except BaseException:
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+        else:
+            trial.set_user_attr("seconds", round(time.perf_counter() - started, 3))
+            study.tell(trial, value)
+        on_report()
 
 
 def _in_processes(
     study: optuna.Study,
-    spec: StudySpec,
-    objective: Objective,
-    trials: int,
+    worker: _Worker,
     workers: int,
     on_progress: Callable[[Progress], object],
 ) -> None:
     # Spawned, not forked: torch's thread pools do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    tickets = context.Value("i", trials - count_done(study))
+    asking = context.Lock()
     threads = max(1, torch.get_num_threads() // workers)
     team = [
-        context.Process(target=_work, args=(spec, index, objective, tickets, threads))
+        context.Process(target=_work, args=(replace(worker, index=index), asking, threads))
         for index in range(workers)
     ]
-    for process in team:
-        process.start()
     try:
-        while any(process.is_alive() for process in team):
-            on_progress(_progress(study, trials))
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        for process in team:  # the terminal has sent them the interrupt as well
-            process.join(timeout=10)
-        raise
+        with _ctrl_c_blocked():
+            for process in team:
+                process.start()
+        while running := [process.sentinel for process in team if process.is_alive()]:
+            on_progress(_progress(study, worker.trials))
+            multiprocessing.connection.wait(running, timeout=0.5)
     finally:
-        for process in team:
-            if process.is_alive():
-                process.terminate()
+        alive = [process for process in team if process.pid is not None and process.is_alive()]
+        for process in alive:  # after an interrupt
+            process.terminate()
+        for process in alive:
+            process.join(timeout=10)
+            process.kill()
             process.join()
-        revive_lost_trials(study)
     failed = [process.exitcode for process in team if process.exitcode]
     if failed:
         raise ChildProcessError(
@@ -132,79 +191,38 @@ def _in_processes(
         )
 
 
-def _work(
-    spec: StudySpec,
-    index: int,
-    objective: Objective,
-    tickets: Synchronized[int],
-    threads: int,
-) -> None:
-    """The life of a worker process: one trial for each ticket, until there are none."""
+def _work(worker: _Worker, asking: AbstractContextManager[Any], threads: int) -> None:
+    """The life of a worker process. SIGTERM ends it, and its trial is given back."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     torch.set_num_threads(threads)
-    study = open_study(spec, index)
-    try:
-        while True:
-            with tickets.get_lock():
-                if tickets.value <= 0:
-                    return
-                tickets.value -= 1
-            _one_trial(study, spec, index, objective, lambda: None)
-    except KeyboardInterrupt:
+    with suppress(KeyboardInterrupt), at_work(worker.spec) as study:
+        worker.spend(study, asking)
+
+
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Processes that are started in here never see Ctrl-C; this process sees it afterwards.
+
+    A terminal sends Ctrl-C to all processes, and a worker that still imports torch would answer with
+    a traceback. Workers are sent SIGTERM instead.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
         return
-
-
-def _one_trial(
-    study: optuna.Study,
-    spec: StudySpec,
-    worker: int,
-    objective: Objective,
-    on_report: Callable[[], object],
-) -> None:
-    reseed(study, spec, worker)
-    trial = study.ask()
-    trial.set_user_attr("worker", worker_mark())
-    overrides = {
-        key: trial.suggest_float(key, space.low, space.high, log=space.log)
-        for key, space in spec.space.items()
-    }
-    on_report()
-
-    def report(number: int, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise Pruned("diverged")
-        trial.report(loss, number)
-        on_report()
-        if trial.should_prune():
-            raise Pruned("behind the others")
-
-    started = time.perf_counter()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        value = objective(overrides, report)
-        if not math.isfinite(value):
-            raise Pruned("diverged")
-    except Pruned as reason:
-        trial.set_user_attr("ended", str(reason))
-        study.tell(trial, state=TrialState.PRUNED)
-    except KeyboardInterrupt:
-        give_back(study, trial)
-        raise
-    except BaseException:
-        study.tell(trial, state=TrialState.FAIL)
-        raise
-    else:
-        trial.set_user_attr("seconds", round(time.perf_counter() - started, 3))
-        study.tell(trial, value)
-    on_report()
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _progress(study: optuna.Study, total: int) -> Progress:
-    trials = study.get_trials(deepcopy=False)
     best = best_trial(study)
     return Progress(
-        done=count_done(study),
+        done=count(study, *DONE),
         total=total,
-        running=sum(trial.state == TrialState.RUNNING for trial in trials),
-        pruned=sum(trial.state == TrialState.PRUNED for trial in trials),
+        running=count(study, TrialState.RUNNING),
+        pruned=count(study, TrialState.PRUNED),
         best=best.value if best else None,
         best_overrides=dict(best.params) if best else {},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,21 @@ class Bowl:
             time.sleep(self.seconds)
             report(number, math.nan if lr > 1.0 and number == 2 else final + 4 - number)
         return final
+
+
+@dataclass(frozen=True)
+class Arrives(Bowl):
+    """An objective that keeps a worker from starting until SIGTERM ends it.
+
+    SIGTERM is taken when it comes, so that a Ctrl-C that came before has its effect.
+    """
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        self.log.write_text("a worker is starting\n")
+        signal.sigwait({signal.SIGTERM})
+        raise SystemExit
 
 
 @dataclass(frozen=True)

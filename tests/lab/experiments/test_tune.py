@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 from optuna.trial import TrialState
-from tests.lab.experiments.objectives import Bowl, Dies
+from tests.lab.experiments.objectives import Arrives, Bowl, Dies
 
 from polarstep.storage import StorageError
 from polarstep_lab.config import ConfigError
@@ -27,7 +27,9 @@ from polarstep_lab.tune import (
     write_recipe,
     write_tuned,
 )
-from polarstep_lab.tune.study import open_study, opening_values, worker_mark
+from polarstep_lab.tune.study import at_work, open_study, opening_values
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals to a process group")
 
 SPACE = {"optimizer.lr": Range(1e-4, 10.0, log=True)}
 
@@ -133,29 +135,77 @@ def test_a_killed_worker_loses_only_its_trial(journal, tmp_path):
     assert not study.get_trials(states=(TrialState.RUNNING,))
 
 
-def test_ctrl_c_stops_all_workers_and_loses_nothing_finished(journal, tmp_path):
-    log = tmp_path / "log"
+def tuning_in_a_group(spec, objective):
+    """A process that tunes with two workers, all three in a process group of their own.
+
+    It answers to SIGINT even where this process ignores it.
+    """
     script = f"""
+import signal, sys
 from pathlib import Path
 from polarstep_lab.tune import tune
-from tests.lab.experiments.objectives import Bowl
+from tests.lab.experiments.objectives import Arrives, Bowl
 from tests.lab.experiments.test_tune import SPACE, StudySpec
-spec = StudySpec(Path({str(journal.storage)!r}), "nanogpt-toy", "muon", SPACE)
-tune(spec, Bowl(Path({str(log)!r}), seconds=0.2), trials=100, workers=2)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+PosixPath = Path
+try:
+    tune(StudySpec({spec.storage!r}, "nanogpt-toy", "muon", SPACE), {objective!r}, 100, 2)
+except KeyboardInterrupt:
+    sys.exit(130)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], start_new_session=True, stderr=subprocess.DEVNULL
+    return subprocess.Popen(
+        [sys.executable, "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not log.exists() or len(log.open().readlines()) < 6):
+
+
+def wait_for_lines(log, lines):
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        if log.exists() and len(log.read_text().splitlines()) >= lines:
+            return
         time.sleep(0.1)
+    raise AssertionError(f"{log} has fewer than {lines} lines")
+
+
+@posix
+def test_ctrl_c_stops_all_workers_and_loses_nothing_finished(journal, tmp_path):
+    log = tmp_path / "log"
+    process = tuning_in_a_group(journal, Bowl(log, seconds=0.2))
+    wait_for_lines(log, 6)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) != 0
+    _, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (130, "")
     study = open_study(journal)
     done = len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)))
     assert 0 < done < 100
     assert not study.get_trials(states=(TrialState.RUNNING,))
+    assert study.get_trials(states=(TrialState.WAITING,))
     assert tune(journal, Bowl(), trials=done + 3).done == done + 3
+
+
+@posix
+def test_ctrl_c_while_workers_start_prints_no_traceback(journal, tmp_path):
+    log = tmp_path / "log"
+    process = tuning_in_a_group(journal, Arrives(log))
+    wait_for_lines(log, 1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (130, "")
+
+
+@posix
+def test_a_study_whose_processes_were_all_killed_is_continued(journal, tmp_path):
+    log = tmp_path / "log"
+    process = tuning_in_a_group(journal, Bowl(log, seconds=0.2))
+    wait_for_lines(log, 3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=300)
+    running = open_study(journal).get_trials(states=(TrialState.RUNNING,))
+    progress = tune(journal, Bowl(), trials=10)
+    assert (progress.done, progress.running) == (10, 0)
+    ended = open_study(journal).get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    lost = {trial.params["optimizer.lr"] for trial in running if trial.params}
+    assert lost <= {trial.params["optimizer.lr"] for trial in ended}
 
 
 def test_several_workers_share_one_study(journal, tmp_path):
@@ -187,11 +237,76 @@ def test_methods_share_a_file_and_not_their_trials(journal):
 
 def test_a_trial_under_way_elsewhere_counts_towards_the_budget(journal):
     tune(journal, Bowl(), trials=1)
-    elsewhere = open_study(journal).ask()
-    elsewhere.set_user_attr("worker", worker_mark())  # alive: it is this process
-    assert tune(journal, Bowl(), trials=4).done == 3
-    open_study(journal).tell(elsewhere.number, 2.0)
+    with at_work(journal) as study:
+        elsewhere = study.ask()
+        assert tune(journal, Bowl(), trials=4).done == 3
+        study.tell(elsewhere, 2.0)
     assert tune(journal, Bowl(), trials=4).done == 4
+
+
+def test_a_trial_that_nobody_works_on_is_run_again(spec, tmp_path):
+    """Whoever ran it: a process id may be in use again, as after a restart of the machine."""
+    tune(spec, Bowl(), trials=1)
+    lost = open_study(spec).ask()
+    lost.set_user_attr("worker", f"machine:{os.getpid()}")
+    tried = lost.suggest_float("optimizer.lr", 1e-4, 10.0, log=True)
+    assert tune(spec, Bowl(tmp_path / "log"), trials=4).running == 0
+    assert repr(tried) in (tmp_path / "log").read_text()
+
+
+def test_a_worker_killed_before_it_knew_its_values_loses_no_value_of_the_opening(spec):
+    opening = [values["optimizer.lr"] for values in opening_values(spec)]
+    tune(spec, Bowl(), trials=1)
+    open_study(spec).ask()
+    assert tune(spec, Bowl(), trials=4).done == 4
+    ended = open_study(spec).get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
+    assert sorted(trial.params["optimizer.lr"] for trial in ended) == sorted(opening)
+
+
+def test_a_journal_cut_inside_its_last_line_is_continued(journal, tmp_path, caplog):
+    tune(journal, Bowl(), trials=3)
+    content = journal.storage.read_bytes()
+    last = len(content) - len(content[:-1].rpartition(b"\n")[2]) - 1
+    for number, end in enumerate((last + 1, (last + len(content)) // 2, len(content) - 1)):
+        cut = replace(journal, storage=tmp_path / f"{number}.journal")
+        cut.storage.write_bytes(content[:end])
+        (tmp_path / f"{number}.journal.lock").touch()  # who was killed while writing held it
+        caplog.clear()
+        progress = tune(cut, Bowl(), trials=6)
+        assert (progress.done, progress.running) == (6, 0)
+        assert f"its last {end - last} bytes are dropped" in caplog.text
+        assert cut.storage.read_bytes().startswith(content[:last])
+        assert tune(cut, Bowl(), trials=7).done == 7
+    caplog.clear()
+    tune(journal, Bowl(), trials=4)
+    assert not caplog.text
+
+
+def test_a_line_that_another_process_is_writing_is_left_alone(journal, caplog):
+    tune(journal, Bowl(), trials=1)
+    content = journal.storage.read_bytes()
+    with at_work(journal):
+        journal.storage.write_bytes(content + b'{"op_code":')
+        with at_work(journal):
+            assert journal.storage.read_bytes() == content + b'{"op_code":'
+        journal.storage.write_bytes(content)
+    assert not caplog.text
+
+
+def test_reading_a_study_writes_nothing(spec):
+    tune(spec, Bowl(), trials=2)
+    content = spec.storage.read_bytes()
+    trial_table(spec)
+    best_recipe(spec)
+    assert spec.storage.read_bytes() == content
+
+
+def test_a_broken_line_further_up_is_named(journal):
+    tune(journal, Bowl(), trials=2)
+    lines = journal.storage.read_bytes().splitlines(keepends=True)
+    journal.storage.write_bytes(b"".join([*lines[:3], b'{"op_c{"op_code":9}\n', *lines[3:]]))
+    with pytest.raises(StorageError, match=r"s\.journal, line 4, is not valid JSON"):
+        tune(journal, Bowl(), trials=3)
 
 
 @pytest.mark.parametrize(("trials", "workers"), [(0, 1), (1, 0)])
