@@ -14,9 +14,7 @@ from polarstep.torch_compile import as_it_is, constant
 
 def test_importing_the_package_leaves_the_compiler_alone():
     code = "import sys, polarstep; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
 
 
