@@ -25,11 +25,11 @@ from polarstep_lab.records.directory import RunLock, check_directory, claim_dire
 from polarstep_lab.records.environment import pick_device, record_environment
 from polarstep_lab.records.record import MetricRow, Result, RunIdentity, RunRecord, Status
 from polarstep_lab.training.checkpoint import Progress, load_checkpoint, save_checkpoint
-from polarstep_lab.training.gamma import GammaLog
+from polarstep_lab.training.gamma_log import GammaLog
 from polarstep_lab.training.images import ImageTask
 from polarstep_lab.training.interrupt import Interrupt
 from polarstep_lab.training.language import LanguageTask
-from polarstep_lab.training.noise_study import NoiseLog
+from polarstep_lab.training.noise_log import NoiseLog
 from polarstep_lab.training.optimizers import (
     ScheduledOptimizer,
     build_optimizer,
