@@ -40,7 +40,7 @@ def test_it_compares_all_methods_and_ends_with_the_path_of_the_report(invoke, tm
 
     stamps = {run.directory: (run.directory / "result.json").stat().st_mtime_ns for run in runs}
     again = invoke("--workers", 2)  # nothing is trained twice, nor overwritten
-    assert "14 of them are there from before" in again.stdout
+    assert "14 of them are finished already" in again.stdout
     assert again.stdout.splitlines()[-1] == result.stdout.splitlines()[-1]
     assert stamps == {path: (path / "result.json").stat().st_mtime_ns for path in stamps}
 
