@@ -1,4 +1,4 @@
-"""Drawn gradients: what is kept of them is right, and known laws are recognized."""
+"""Statistics of drawn gradients are right, and known laws are recognized."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_growth_refuses_what_does_not_fit():
 
     with pytest.raises(ValueError, match="at least 8 sums"):
         growth(torch.ones(28), torch.ones(7))
-    with pytest.raises(ValueError, match="all of as many"):
+    with pytest.raises(ValueError, match="same number of parts each"):
         growth(torch.ones(33), torch.ones(8))
     with pytest.raises(ValueError, match="norm is zero"):
         growth(torch.zeros(32), torch.ones(8))

@@ -60,7 +60,9 @@ def tokenize(
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", min=1, help="Tokens per training shard.")
     ] = 100_000_000,
-    force: Annotated[bool, typer.Option("--force", help="Replace shards of the same prefix.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace shards of the same prefix.")
+    ] = False,
 ) -> None:
     """Turn text files into token shards (nanoGPT's .bin format)."""
     console = Console(stderr=True)
@@ -127,7 +129,9 @@ def download(
     """Download a data set, check its MD5 sum and unpack it."""
     with clear_errors("Run the same command again to start over."):
         if name != "cifar10":
-            raise ConfigError(f"{name!r}: expected cifar10, the only data set that can be downloaded")
+            raise ConfigError(
+                f"{name!r}: expected cifar10, the only data set that can be downloaded"
+            )
         with _Bar(Console(stderr=True)) as bar:
             folder = download_cifar10(to, bar)
     typer.echo(f"CIFAR-10 is in {folder}")
