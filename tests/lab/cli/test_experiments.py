@@ -274,7 +274,7 @@ DOCUMENTED = commands_in(Path(__file__).parents[3] / "docs" / "experiments.md")
 
 @pytest.mark.parametrize("words", DOCUMENTED, ids=" ".join)
 def test_documented_commands_are_valid(words, monkeypatch):
-    """Everything up to the work itself: options, recipes, settings, the plan of all runs."""
+    """Options, recipes, settings and the plan of all runs are checked; no run is made."""
     made = []
 
     def instead(runs, *args, **kwargs):

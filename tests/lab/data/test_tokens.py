@@ -69,7 +69,7 @@ def test_tokens_that_do_not_fit_are_refused(tokens, tmp_path):
 
 
 def windows(*sizes: int, length: int = 8, vocab: int = 60_000) -> TokenWindows:
-    """Shards in which every token is its own place: shard number · 10,000 + position."""
+    """Shards in which every token is shard number · 10,000 + position."""
     shards = tuple(
         (10_000 * number + np.arange(size)).astype(np.uint16) for number, size in enumerate(sizes)
     )
