@@ -80,7 +80,7 @@ class Subcommands(TyperGroup):
             self.add_command(TyperCommand(name, help=summary))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The name, the imported sub-command and its arguments; both None if there is none."""
+        """Name, imported sub-command and remaining arguments; None for both if it is unknown."""
         name, listed, rest = super().resolve_command(ctx, args)
         return name, None if listed is None or name is None else _imported(name), rest
 

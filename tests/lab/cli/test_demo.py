@@ -88,7 +88,7 @@ if __name__ == "__main__":
 """)
     process = start(str(script))
     _, errors = process.communicate(timeout=PATIENCE)
-    assert "KeyboardInterrupt" in errors
+    assert process.returncode != 0, errors
     cut = comparison_runs(RECIPE, METHODS[4:5], [1], longer, tmp_path / "cut")
     assert pending(cut) == cut
     assert (cut[0].directory / "checkpoint.pt").exists()
