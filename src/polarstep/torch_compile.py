@@ -1,7 +1,13 @@
-"""What torch.compile should not look into."""
+"""Marks for functions that torch.compile must not trace.
+
+The public decorators, ``torch.compiler.assume_constant_result`` and ``torch.compiler.disable``,
+import ``torch._dynamo``, which takes as long as torch itself. Most programs never compile, so the
+marks here are set without that import.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -14,13 +20,25 @@ R = TypeVar("R")
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:
-    """Have it call ``function``, of Python numbers, instead of tracing what it does."""
-    marked: Callable[P, R] = torch.compiler.assume_constant_result(function)  # type: ignore[no-untyped-call]
-    return marked
+    """Have torch.compile call ``function`` of Python numbers once, and keep its result."""
+    # All that torch.compiler.assume_constant_result does.
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def as_it_is(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have it call a function as it is; ``reason`` is what one reads who asked for a full graph."""
-    decorator: Callable[[Callable[P, R]], Callable[P, R]]
-    decorator = torch.compiler.disable(reason=reason)  # type: ignore[no-untyped-call]
-    return decorator
+    """Exclude a function from torch.compile; ``reason`` appears in the fullgraph=True error."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def excluded(*args: P.args, **kwargs: P.kwargs) -> R:
+            run: Callable[P, R]
+            run = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
+            return run(*args, **kwargs)
+
+        # What torch.compiler.disable sets for the error message.
+        excluded._torchdynamo_disable = True  # type: ignore[attr-defined]
+        excluded._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+        return excluded
+
+    return decorate

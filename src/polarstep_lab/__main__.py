@@ -1,4 +1,4 @@
-"""The ``polarstep`` command, and what it says when its extra is not installed."""
+"""The ``polarstep`` command, and its message when the extra ``experiments`` is not installed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ def main() -> None:
     """Run the command line, or say what to install for it."""
     try:
         from polarstep_lab.cli import app
+
+        app()
     except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.startswith("polarstep"):
+        package = (missing.name or "polarstep").partition(".")[0]
+        if package.startswith("polarstep"):
             raise
         sys.exit(
-            f"the polarstep command needs {missing.name!r}, which the core install leaves out: "
+            f"the polarstep command needs {package!r}, which is not installed: "
             "pip install 'polarstep[experiments]'"
         )
-    app()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Drawn gradients: what is kept of them is right, and known laws are recognized."""
+"""Statistics of drawn gradients are right, and known laws are recognized."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_noise_without_a_variance_is_seen_by_every_estimate(law):
 
 
 def test_noise_with_a_variance_grows_like_a_gaussian_in_the_end():
-    """Student's with index 3 is heavy-tailed, fitted as stable below 2, and still has α = 2."""
+    """Student's law with index 3: heavy-tailed, a stable index below 2, and yet growth α = 2."""
     found = draw(StudentT(3.0), draws=2048).summary(["a", "b"])
     assert 2 < found["tail"]["low"] < 3 < found["tail"]["high"] < 5
     assert found["along"]["high"] < 1.95
@@ -134,7 +134,7 @@ def test_the_mean_of_more_draws_is_less_noisy(gaussian):
 
 
 def test_the_error_of_the_mean_is_taken_out():
-    """Around a mean of 16 draws the noise of one looks 1/16 larger, squared, and is not."""
+    """Around a mean of 16 draws E‖ξ‖² of one draw is 1/16 too large, and is corrected."""
     exact, rough = (draw(AlphaStable(2.0), 2048, n).norms(["a", "b"]) for n in (20_000, 16))
     ratio = rough.square().mean() / exact.square().mean()
     assert float(ratio) == pytest.approx(1.0, abs=0.04)
@@ -198,7 +198,7 @@ def test_growth_refuses_what_does_not_fit():
 
     with pytest.raises(ValueError, match="at least 8 sums"):
         growth(torch.ones(28), torch.ones(7))
-    with pytest.raises(ValueError, match="all of as many"):
+    with pytest.raises(ValueError, match="same number of parts each"):
         growth(torch.ones(33), torch.ones(8))
     with pytest.raises(ValueError, match="norm is zero"):
         growth(torch.zeros(32), torch.ones(8))

@@ -39,7 +39,7 @@ def test_problem_gradient_smoothness_and_minimum():
 
 
 def test_trajectories_are_muon_by_hand():
-    """Equation (1) written out once more, without noise, for two steps of two cases."""
+    """Two steps of two cases without noise agree with equation (1) written out."""
     silent = GradientNoise(AlphaStable(2.0), 2.0, 0.0)
     cases = [
         Case("n", Exact(), silent, partial(schedules.from_tail_index, alpha=2.0)),
@@ -85,7 +85,7 @@ def test_same_seed_same_numbers_and_another_seed_others():
 
 @pytest.mark.parametrize("alpha", [1.2, 2.0])
 def test_measured_gradients_are_below_the_theorem_and_as_steep(alpha):
-    """A short version of the study: what the theorem asserts must hold at any length."""
+    """A short version of the study; the theorem's bound must hold at any length."""
     setup = Setup(horizons=(32, 64, 128, 256), replicas=12)
     rows = studies.rate_study(setup, (alpha,), ("newton-schulz", "gaussian"))
     assert len(rows) == 4
@@ -98,7 +98,7 @@ def test_measured_gradients_are_below_the_theorem_and_as_steep(alpha):
 
 
 def test_batch_threshold_decides():
-    """B = 1 walks uphill and stays there; above the threshold Muon converges."""
+    """At B = 1 Muon does not converge; above the threshold it does."""
     rows = studies.batch_study(Setup(distance=1.0, replicas=8, horizons=(32, 64, 128)))
     by_batch = {row.details["batch"]: row.fit["average"]["values"] for row in rows}
     threshold = rows[0].details["threshold"]

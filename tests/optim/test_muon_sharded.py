@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from tests.optim import sharded_worker as worker
+from tests.processes import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
@@ -31,7 +32,7 @@ def sharded(tmp_path_factory):
     ]
     try:
         for rank in ranks:
-            _, errors = rank.communicate(timeout=120)
+            _, errors = rank.communicate(timeout=PATIENCE)
             assert rank.returncode == 0, errors
     finally:
         for rank in ranks:

@@ -14,7 +14,7 @@ NOISY = Setting(3.0, 2.0, 9, 1.5, 0.7, sigma1=0.05, B=40, gamma=0.2, nu=0.1, gra
 
 
 def test_terms_of_the_inexact_theorem_are_those_of_its_proof():
-    """Every constant written out once more, from the last display of the proof."""
+    """The constants of the last display of the proof, written out independently of the code."""
     K, eta, beta = 500, 0.01, 0.9
     a, d0, s = 1.5, 9, NOISY
     r = 1 - 0.2 - (1 + 3 * 1.1) * 2 * math.sqrt(math.pi) * 2 ** (1 / a) * 0.05 / 40 ** (1 / 3)
@@ -114,7 +114,7 @@ def test_errors_name_the_assumption(call, words):
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
 @pytest.mark.parametrize("B", [1, 8, 64])
 def test_batch_noise_lemma_holds_for_heavy_tails(alpha, B):
-    """One-sided Pareto noise, the harshest: its moment of order α is finite, hardly more."""
+    """One-sided Pareto noise, the worst case: hardly any moment above the α-th is finite."""
     index = alpha + 0.3
     u = torch.rand(40_000, B, generator=rng.generator("lemma", B), dtype=torch.float64)
     x = (1 - u) ** (-1 / index) - index / (index - 1)
@@ -130,7 +130,7 @@ def test_batch_noise_lemma_holds_for_heavy_tails(alpha, B):
 
 @pytest.mark.parametrize("alpha", [1.05, 1.3, 1.7, 2.0])
 def test_hilbert_constant_is_valid(alpha):
-    """‖x+y‖^α ≤ ‖x‖^α + α‖x‖^{α−2}⟨x,y⟩ + C‖y‖^α on the plane, which x and y span."""
+    """‖x+y‖^α ≤ ‖x‖^α + α‖x‖^{α−2}⟨x,y⟩ + C‖y‖^α for all x and y of a plane."""
     radius = torch.logspace(-3, 3, 601, dtype=torch.float64)[:, None]
     angle = torch.linspace(0, math.pi, 361, dtype=torch.float64)
     dot = radius * angle.cos()  # x = e₁, ‖y‖ = radius

@@ -1,4 +1,4 @@
-"""docs/theory.md is run, and its table is the code's."""
+"""The code in docs/theory.md runs, and its table is the output of the code."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_alpha_stable_has_its_characteristic_function(index):
 
 
 def test_alpha_stable_is_stable_under_averaging():
-    """The sum of 16 copies is 16^{1/a} times one: what makes a batch help so little."""
+    """The sum of 16 copies is distributed as 16^{1/a} times one copy, so batches help little."""
     law = AlphaStable(1.4)
     x = law.sample((100_000, 16), 1, rng.generator("sum"), torch.float64)[..., 0]
     one, sixteen = x[:, 0].abs().median(), x.sum(1).abs().median()

@@ -73,11 +73,11 @@ def test_captured_energy_and_alignment_exceed_their_bounds_over_hundreds_of_case
         checked += len(sigma)
         informative += int((~bound.vacuous).sum())
     assert checked == 768
-    assert informative > 500  # a bound that is zero is no test
+    assert informative > 500  # cases in which the bound is not zero
 
 
 def test_alignment_bound_can_be_nearly_attained():
-    """A gap of 1e-6 leaves nothing to lose: the bound with q = 0 is then sharp."""
+    """At a spectral gap of 1e-6 the bound with q = 0 is sharp."""
     sigma = torch.cat([torch.ones(4), torch.full((8,), 1e-6)]).double()[None]
     M = with_spectrum(sigma, 12, 14)
     T = LowRank(4, 4, 1, inner=NewtonSchulz(0, delta=1.0), always_sketch=True)(M)
@@ -195,7 +195,7 @@ def test_a_kept_basis_loses_no_more_than_its_bound(drift):
     assert (found.gamma <= bound + 1e-10).all()
     assert (found.nu <= 1e-10).all()
     if drift <= 0.03:
-        assert (bound < 1).all()  # it says something
+        assert (bound < 1).all()  # not vacuous
     if drift == 0:
         torch.testing.assert_close(found.gamma, bound)
 

@@ -71,7 +71,7 @@ def _run(optimizer, scheduler, steps):
 
 def test_annealing_drives_lr_of_all_groups_and_momentum_of_muon():
     opt = _optimizer()
-    curve = Trapezoid(10, warmup=2, cooldown=4, floor=0.1)
+    curve = Trapezoid(10, warmup=2, cooldown=0.4, floor=0.1)
     ramp = MomentumRamp(10, start=0.85, warmup=4, cooldown=2)
     seen = _run(opt, Annealed(opt, curve, ramp), 12)
     assert [s[0] for s in seen] == pytest.approx([0.1 * curve(k) for k in range(12)])
@@ -83,7 +83,7 @@ def test_annealing_drives_lr_of_all_groups_and_momentum_of_muon():
 
 
 def test_annealing_resumes_where_it_stopped(tmp_path):
-    curves = {"lr": Trapezoid(20, 3, 8), "momentum": MomentumRamp(20, 0.8, 5, 5)}
+    curves = {"lr": Trapezoid(20, 3, 0.4), "momentum": MomentumRamp(20, 0.8, 5, 5)}
     opt = _optimizer()
     whole = _run(opt, Annealed(opt, **curves), 20)
     opt = _optimizer()
@@ -96,6 +96,18 @@ def test_annealing_resumes_where_it_stopped(tmp_path):
     opt.load_state_dict(state["opt"])
     scheduler.load_state_dict(state["lr"])
     assert first + _run(opt, scheduler, 11) == whole
+
+
+def test_momentum_below_the_start_stays():
+    ramp = MomentumRamp(10, start=0.85, warmup=4, cooldown=4)
+    assert [ramp(k, 0.5) for k in range(12)] == [0.5] * 12
+
+
+def test_overlapping_ramps_multiply():
+    curve = Trapezoid(4, warmup=4, cooldown=1.0)
+    assert [curve(k) for k in range(5)] == [0.25, 0.375, 0.375, 0.25, 0.0]
+    ramp = MomentumRamp(4, start=0.0, warmup=4, cooldown=4)
+    assert [ramp(k, 0.8) for k in range(5)] == pytest.approx([0.0, 0.2, 0.4, 0.2, 0.0])
 
 
 def test_nanogpt_schedule_has_the_published_corners():
@@ -113,8 +125,12 @@ def test_nanogpt_schedule_has_the_published_corners():
 @pytest.mark.parametrize(
     "bad",
     [
-        lambda: Trapezoid(10, 6, 5),
-        lambda: Trapezoid(10, floor=2.0),
+        lambda: Trapezoid(0),
+        lambda: Trapezoid(10, warmup=-1),
+        lambda: Trapezoid(10, cooldown=4),
+        lambda: Trapezoid(10, floor=-0.1),
+        lambda: Stages(10, (1.0,), cooldown=4),
+        lambda: MomentumRamp(10, cooldown=-1),
         lambda: Stages(10, ()),
         lambda: MomentumRamp(10, start=1.0),
         lambda: Annealed(_optimizer()),

@@ -85,7 +85,7 @@ def test_per_sample_gradients_are_those_of_a_loop():
 
 
 def test_tail_index_of_a_models_gradient_noise():
-    """Student inputs make heavy-tailed per-sample gradients of a linear model; Hill sees it."""
+    """Hill finds the index of a linear model's per-sample gradients, whose inputs are Student's."""
     model = nn.Linear(5, 4, bias=False)
     x = StudentT(1.5).sample((20_000,), 5, rng.generator("inputs"), torch.float32)
     y = torch.zeros(20_000, 4)

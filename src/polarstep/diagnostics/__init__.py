@@ -1,4 +1,4 @@
-"""What a running optimizer does: certificates of its polar steps, spectra, noise."""
+"""Measurements on a running optimizer: certificates of polar steps, spectra, gradient noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How inexact a polar step was, exactly: γ and ν of the paper's inexactness assumption."""
+"""γ and ν of the paper's inexactness assumption, computed exactly from singular values."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ class Certificate:
 def certify(M: Tensor, T: Tensor) -> Certificate:
     """γ = 1 − ⟨M, T⟩/‖M‖_* and ν = max(0, ‖T‖_op − 1), from float64 singular values.
 
-    This costs two SVDs: it is for studies, tests and sampled steps. Every step can afford
-    :func:`polarstep.diagnostics.cheap_certificate`. γ comes out slightly negative where T overshoots
-    one (the Jordan and PolarExpress coefficients do); a zero M has γ = 0, there being nothing to align
-    with. A matrix with a NaN or an infinity has NaN, and the others of its batch their own numbers.
+    This costs two SVDs, which suits studies, tests and sampled steps;
+    :func:`polarstep.diagnostics.cheap_certificate` is cheap enough for every step. γ is slightly
+    negative where singular values of T exceed 1, as with the Jordan and PolarExpress coefficients.
+    A zero M has γ = 0. A matrix with a NaN or an infinity has γ = ν = NaN; the other matrices of
+    its batch are not affected.
 
     >>> import polarstep as ps
     >>> M = torch.diag(torch.tensor([3.0, 1.0]))
@@ -48,7 +49,7 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
 
     Args:
         M: matrices of shape ``(..., m, n)``.
-        T: what a polar map made of them, of the same shape.
+        T: the output of a polar map for M, of the same shape.
     """
     for name, X in (("M", M), ("T", T)):
         if not isinstance(X, Tensor):

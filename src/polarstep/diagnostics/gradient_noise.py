@@ -1,24 +1,24 @@
-"""What the noise of a stochastic gradient is like, at weights that are held still.
+"""Statistics of stochastic gradient noise at fixed weights.
 
-The assumption of the paper is E‖G^i − ∇f‖_F^α ≤ σ₀^α + σ₁^α‖∇f‖_F^α for the gradient G^i of one
-example, α ∈ (1, 2]. To see what it looks like in practice, :func:`mean_gradient` draws batches for
-∇f, and :func:`draw_noise` draws further gradients and keeps of each, per parameter, three numbers:
-‖ξ‖², ⟨ξ, ∇f⟩ and the inner product with the draw before, where ξ = G − ∇f. No gradient is kept and
-nothing waits for the device before the end, so it takes the memory of a few gradients.
+The paper assumes E‖G^i − ∇f‖_F^α ≤ σ₀^α + σ₁^α‖∇f‖_F^α for the gradient G^i of one example, with
+α ∈ (1, 2]. To measure this noise, :func:`mean_gradient` estimates ∇f from some batches, and
+:func:`draw_noise` draws further gradients G. With ξ = G − ∇f, it keeps three numbers per draw and
+parameter: ‖ξ‖², ⟨ξ, ∇f⟩ and the inner product of ξ with that of the previous draw. No gradient is
+stored and the device is read once, at the end, so the memory needed is that of a few gradients.
 
-:meth:`NoiseDraws.summary` makes of them, for one matrix or for many taken together:
+:meth:`NoiseDraws.summary` reports, for one matrix or for several taken together:
 
 ``moments``    (E‖ξ‖_F^p)^{1/p}, the σ of the assumption for α = p.
-``tail``       Hill's index of ‖ξ‖_F. Norms of many-dimensional vectors concentrate, and a finite
-               sample has a largest value whatever its law, so the estimate comes with what the same
-               estimator says of Gaussian noise of the same size: that with the same
-               (tr Σ)²/tr Σ², the *effective dimension*, which the inner products of different draws
-               give. An estimate no different from that shows no heavy tail.
+``tail``       Hill's index of ‖ξ‖_F, together with the index that the same estimator gives for
+               Gaussian noise of the same *effective dimension* (tr Σ)²/tr Σ². The reference is
+               needed because norms of high-dimensional vectors concentrate and every finite sample
+               has a largest value. An estimate close to the reference shows no heavy tail. The
+               effective dimension comes from the inner products of successive draws.
 ``along``      the index of an α-stable law fitted to ⟨ξ, ∇f⟩, the noise in the direction of the
-               gradient. It is 2 for a Gaussian and less for anything more peaked, with a variance or
-               without: it describes a shape, not a tail.
-``growth``     α from how sums of draws grow with their number, which is what the theorems use
-               α for: the noise of B examples shrinks like B^{−(α−1)/α}.
+               gradient. It is 2 for a Gaussian and less for any more peaked law, whether or not the
+               variance is finite: it describes a shape, not a tail.
+``growth``     α from how sums of draws grow with their number. The theorems use α in this sense:
+               the noise of B examples shrinks like B^{−(α−1)/α}.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ __all__ = ["MeanGradient", "NoiseDraws", "draw_noise", "held_still", "mean_gradi
 MOMENTS = (1.25, 1.5, 1.75, 2.0)
 """Orders p of the moments (E‖ξ‖^p)^{1/p}; the paper's α is in (1, 2]."""
 RATIO = 4
-"""Sums have 4, 16, 64, … terms, as long as there are 8 of them."""
+"""Sums have 4, 16, 64, … terms, as long as the draws suffice for 8 such sums."""
 SURVIVAL = (0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-"""Probabilities P(‖ξ‖ > t) whose t are kept; those that fewer than two draws exceed are not."""
+"""Probabilities P(‖ξ‖ > t) whose t is recorded, as far as at least two draws exceed t."""
 GAUSSIAN_REPEATS = 40
-"""Samples of Gaussian noise behind the reference."""
+"""Gaussian samples behind each reference interval."""
 
 Backward = Callable[[int], object]
 """Adds the gradients of batch number i to the parameters', as ``loss(i).backward()`` does."""
@@ -53,9 +53,9 @@ Backward = Callable[[int], object]
 
 @contextmanager
 def held_still(model: nn.Module) -> Iterator[None]:
-    """Whatever is done to ``model`` inside, its gradients, buffers and modes are as before afterwards.
+    """Restore gradients, buffers and training modes of ``model``, and torch's generators, at the end.
 
-    So are torch's global generators. Weights are not copied: computing gradients leaves them alone.
+    Weights are not saved, since computing gradients does not change them.
     """
     gradients = [(p, p.grad) for p in model.parameters()]
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
@@ -78,7 +78,7 @@ def held_still(model: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MeanGradient:
-    """∇f as the mean over ``examples`` of them, by parameter name."""
+    """∇f by parameter name, as the mean gradient of ``examples`` examples."""
 
     values: Mapping[str, Tensor]
     examples: int
@@ -90,8 +90,8 @@ def mean_gradient(
 ) -> MeanGradient:
     """The mean of the gradients of ``batches``, of ``size`` examples each.
 
-    ``scale`` turns the gradients of ``backward`` into those of the mean loss: 1/size where it
-    sums over the batch.
+    ``scale`` turns the gradients of ``backward`` into those of the mean loss: it is 1/size where
+    ``backward`` sums over the batch.
     """
     total: dict[str, Tensor] = {}
     for i in batches:
@@ -115,8 +115,8 @@ def draw_noise(
 ) -> NoiseDraws:
     """The noise of ``batches`` of ``size`` examples each around ``mean``.
 
-    None of them may be among the batches behind ``mean``: the correction of norms for the error of
-    ``mean`` counts on that.
+    None of these batches may be among the batches behind ``mean``: the correction of norms for the
+    error of ``mean`` assumes that the two are independent.
     """
     names = tuple(mean.values)
     reference = [mean.values[name] for name in names]
@@ -165,7 +165,7 @@ def draw_noise(
 
 @dataclass(frozen=True)
 class NoiseDraws:
-    """What is kept of K draws of noise: a row for each draw, a column for each parameter."""
+    """Statistics of K draws of noise: a row for each draw, a column for each parameter."""
 
     names: tuple[str, ...]
     size: int
@@ -177,7 +177,7 @@ class NoiseDraws:
     along: Tensor
     pairs: Tensor
     sums: Mapping[int, Tensor]
-    """Squared norms of the sums of so many draws in a row."""
+    """Squared norms of sums of consecutive draws, by the number of draws in a sum."""
 
     @property
     def count(self) -> int:
@@ -185,19 +185,19 @@ class NoiseDraws:
         return len(self.squares)
 
     def norms(self, names: Sequence[str], level: int = 1) -> Tensor:
-        """‖ξ‖_F of each draw, over all of ``names`` together; of each mean of ``level`` draws.
+        """‖ξ‖_F of each mean of ``level`` consecutive draws, over all of ``names`` together.
 
-        ∇f is a mean over N examples with an error of its own, which makes E‖ξ‖² larger by a factor
-        of 1 + b/N for a draw of b examples; it is taken out again.
+        ∇f is estimated from N examples. Its error makes E‖ξ‖² larger by a factor 1 + b/N for a mean
+        over b examples; the norms are divided by the root of this factor.
         """
         squares = self.squares if level == 1 else self.sums[level] / level**2
         excess = 1 + level * self.size / self.reference
         return (squares[:, self._columns(names)].sum(1) / excess).sqrt()
 
     def dimension(self, names: Sequence[str]) -> float:
-        """(tr Σ)²/tr Σ² of the covariance Σ of the noise: n if it is alike in n directions.
+        """(tr Σ)²/tr Σ² of the covariance Σ of the noise: n for equal variance in n directions.
 
-        Independent draws have E⟨ξ, ξ'⟩² = tr Σ².
+        For independent draws E⟨ξ, ξ'⟩² = tr Σ².
         """
         columns = self._columns(names)
         trace = float(self.squares[:, columns].sum(1).mean())
@@ -205,14 +205,14 @@ class NoiseDraws:
         return max(1.0, trace**2 / square) if square > 0 else math.nan
 
     def summary(self, names: Sequence[str], *, survival: bool = False) -> dict[str, Any]:
-        """What the draws say of ``names`` taken together; see the module for the entries.
+        """Statistics of ``names`` taken together; the module docstring explains the entries.
 
-        Estimates are left out where there are too few draws for them, or no noise at all.
+        An estimate is left out where there are too few draws for it, or no noise.
         """
         columns = self._columns(names)
         norms = self.norms(names)
         mean_square = float(norms.square().mean())
-        # The squared norm of a mean is larger than that of ∇f by what is left of the noise.
+        # The squared norm of the estimate exceeds ‖∇f‖² by the noise that averaging left in it.
         left = mean_square * self.size / self.reference
         found: dict[str, Any] = {
             "gradient": math.sqrt(max(0.0, float(self.gradient[columns].sum()) - left)),
@@ -242,7 +242,7 @@ class NoiseDraws:
         return found
 
     def _growth(self, names: Sequence[str], level: int) -> TailIndex:
-        """How the noise grew from sums of a quarter as many draws to sums of ``level``."""
+        """α from sums of ``level`` draws against sums of a quarter as many."""
         sums = self.norms(names, level) * level
         parts = self.norms(names, level // RATIO) * (level // RATIO)
         return growth(parts[: RATIO * len(sums)], sums)
@@ -252,11 +252,11 @@ class NoiseDraws:
 
 
 def gaussian_reference(count: int, dimension: float) -> tuple[float, float, float]:
-    """What :func:`hill` says of ``count`` norms of Gaussian noise: 2½%, 50% and 97½% points of α̂.
+    """2½%, 50% and 97½% points of the α̂ of :func:`hill` for ``count`` norms of Gaussian noise.
 
     ‖ξ‖² of a Gaussian is close to a multiple of χ² with as many degrees of freedom as its effective
-    dimension (Satterthwaite). The dimension is rounded to within a tenth: nothing depends on more,
-    and few values are met more than once.
+    dimension (Satterthwaite). The dimension is rounded to within a tenth, which is precise enough
+    and lets calls with similar dimensions share a cached result.
     """
     return _gaussian_reference(count, round(math.log(dimension) / 0.2))
 

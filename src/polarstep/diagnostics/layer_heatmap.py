@@ -1,4 +1,4 @@
-"""The picture people want: layers down, steps across, colour for γ."""
+"""A heat map of a monitor's rows: layers down, steps across, colour for γ or another column."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polarstep.storage import write_atomically
 __all__ = ["heatmap", "read_rows"]
 
 LABELS = {
-    "gamma": "γ, the alignment that the polar step gave up",
+    "gamma": "γ, the alignment that the polar step lost",
     "nu": "ν, by how much ‖T‖ exceeds one",
     "captured_energy": "share of the momentum's energy inside the sketch",
     "stable_rank": "stable rank of the momentum",
@@ -31,10 +31,10 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def heatmap(rows: Iterable[Mapping[str, Any]], path: str | Path, column: str = "gamma") -> None:
-    """Draw one column of a monitor's rows; the format is that of the file's suffix.
+    """Draw one column of a monitor's rows; the suffix of ``path`` chooses the format.
 
-    Layers keep the order in which they were first seen, which is the model's. Steps that a layer
-    was not sampled at stay empty.
+    Layers are in the order of their first rows, which is the model's order. Steps at which a layer
+    was not sampled stay empty.
     """
     try:
         import matplotlib

@@ -1,8 +1,8 @@
 """Numbers that describe a matrix or a step, each a pure function of tensors.
 
-All take matrices of shape ``(..., m, n)`` and return one float64 number a matrix. Zero matrices have
-rank 0 in every sense and captured energy 1, there being nothing to miss. One with a NaN or an infinity
-has NaN, and the others of its batch their own numbers.
+All functions take matrices of shape ``(..., m, n)`` and return one float64 number per matrix. For a
+zero matrix both ranks are 0 and the captured energy is 1. For a matrix with a NaN or an infinity all
+are NaN; the other matrices of its batch are not affected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Measures:
-    """All there is to say about a polar step, one number of each kind per matrix."""
+    """The numbers that :func:`measure` computes, one of each kind per matrix."""
 
     gamma: Tensor
     nu: Tensor
@@ -39,7 +39,7 @@ class Measures:
 def measure(M: Tensor, T: Tensor) -> Measures:
     """γ, ν, captured energy, stable and effective rank from one SVD of M and one of T.
 
-    The same numbers as :func:`polarstep.certify` and the functions below give one by one.
+    The same numbers as from :func:`polarstep.certify` and the functions below, with fewer SVDs.
     """
     M, T = M.to(torch.float64), T.to(torch.float64)
     sigma = singular_values(M)
@@ -65,7 +65,7 @@ def stable_rank(M: Tensor) -> Tensor:
 
 @torch.no_grad()
 def effective_rank(M: Tensor) -> Tensor:
-    """exp of the entropy of σ/Σσ (Roy and Vetterli 2007): how many directions there really are.
+    """exp of the entropy of σ/Σσ (Roy and Vetterli 2007): how many directions carry the spectrum.
 
     >>> round(float(effective_rank(torch.eye(4))), 6)
     4.0
@@ -75,9 +75,9 @@ def effective_rank(M: Tensor) -> Tensor:
 
 @torch.no_grad()
 def captured_energy(M: Tensor, T: Tensor) -> Tensor:
-    """‖QᵀM‖²_F/‖M‖²_F of the subspace that the step T moved in; 1 for a full-space map.
+    """‖QᵀM‖²_F/‖M‖²_F for the subspace of the step T, with basis Q; 1 for a full-space map.
 
-    Q is read off T itself. If T = QZ with Z a polar factor of QᵀM, then with the singular vectors
+    Q is recovered from T. If T = QZ with Z a polar factor of QᵀM, then with the singular vectors
     U and V of T, UUᵀMVVᵀ = QQᵀM, whichever side the sketch was on.
     """
     M = M.to(torch.float64)
@@ -97,7 +97,7 @@ def alignment_lost(M: Tensor, T: Tensor, sigma: Tensor) -> Tensor:
 
 
 def singular_values(M: Tensor) -> Tensor:
-    """In float64, largest first; NaN where M is not finite, which LAPACK would refuse."""
+    """Singular values in float64, largest first; NaN for a matrix that is not finite."""
     finite = _finite(M)
     return torch.where(finite[..., 0], torch.linalg.svdvals(_safe(M, finite)), torch.nan)
 
@@ -129,7 +129,7 @@ def _effective_rank(sigma: Tensor) -> Tensor:
 
 
 def _captured(M: Tensor, U: Tensor, sigma: Tensor, Vh: Tensor) -> Tensor:
-    # Beyond ℓ the singular values of T are rounding; those within are at least σ/δ of what counts.
+    # Singular values of T beyond its rank ℓ are rounding errors.
     kept = sigma > 1e-6 * sigma[..., :1]
     inside = (U * kept[..., None, :]).mT @ M @ (Vh * kept[..., None]).mT
     energy = torch.linalg.matrix_norm(M).square()

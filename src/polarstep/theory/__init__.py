@@ -1,11 +1,11 @@
-"""The paper's theory as something one runs.
+"""The paper's theory as functions.
 
-:mod:`~polarstep.theory.bounds` (what the propositions and theorems promise),
+:mod:`~polarstep.theory.bounds` (the right-hand sides of the propositions and theorems),
 :mod:`~polarstep.theory.schedules` (η and β from a horizon and a tail index),
-:mod:`~polarstep.theory.annealing` (warm-ups and cool-downs for practice),
+:mod:`~polarstep.theory.annealing` (warm-up and cool-down curves for practice),
 :mod:`~polarstep.theory.noise` (heavy-tailed gradient noise with known constants),
-:mod:`~polarstep.theory.tail_index` (how heavy the tail of given noise is). Convergence measured
-against these predictions is :mod:`polarstep_lab.rates`, since it runs the optimizer.
+:mod:`~polarstep.theory.tail_index` (estimates of the tail index of given noise).
+:mod:`polarstep_lab.rates` measures convergence and compares it with the bounds.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What people run in practice: a learning rate that warms up and cools down, momentum likewise.
+"""Learning-rate and momentum curves for practice: warm-up, plateau, cool-down.
 
-A curve is a small frozen object that maps a step to a number; :class:`Annealed` is the torch LR
-scheduler that applies one to ``lr`` and one to ``momentum``::
+A curve is a small frozen object that maps a step, counted from 0, to a number. :class:`Annealed`
+is a torch LR scheduler that applies a curve to ``lr`` and another to ``momentum``::
 
-    scheduler = Annealed(optimizer, lr=Trapezoid(total=1000, warmup=50, cooldown=400),
+    scheduler = Annealed(optimizer, lr=Trapezoid(total=1000, warmup=50, cooldown=0.4),
                          momentum=MomentumRamp(total=1000, start=0.85, warmup=200, cooldown=50))
 
-Curves of the learning rate multiply each group's own rate. Those of the momentum lead from a
-starting value up to each group's own momentum, so that a group keeps what it was given as its peak.
-None of this is in the theorems, whose η and β are constant (:mod:`polarstep.theory.schedules`).
+A learning-rate curve multiplies the rate of each group. A momentum curve leads from a starting
+value up to the momentum that each group was given. The theorems prove nothing about such curves:
+their η and β are constant (:mod:`polarstep.theory.schedules`).
 """
 
 from __future__ import annotations
@@ -25,94 +25,114 @@ __all__ = ["Annealed", "MomentumRamp", "Stages", "Trapezoid", "nanogpt"]
 
 @dataclass(frozen=True)
 class Trapezoid:
-    """Linear warm-up to 1, a plateau, and a linear cool-down to ``floor`` at step ``total``.
+    """Linear warm-up to a peak, a plateau, and a linear cool-down to ``floor`` at step ``total``.
 
-    Step k has factor (k + 1)/warmup while warming up, so the first step moves.
+    ``warmup`` is a number of steps, ``cooldown`` a fraction of ``total``. With c = cooldown and
 
-    >>> curve = Trapezoid(total=10, warmup=2, cooldown=4, floor=0.2)
+        left(k) = min(1, (1 − k/total)/c)   (0 after step ``total``, 1 where c = 0),
+
+    step k has the factor left·peak + (1 − left)·floor, multiplied by (k + 1)/warmup while k <
+    warmup: the first step already moves.
+
+    >>> curve = Trapezoid(total=10, warmup=2, cooldown=0.4, floor=0.2)
     >>> [round(curve(k), 2) for k in (0, 1, 5, 6, 8, 10, 12)]
     [0.5, 1.0, 1.0, 1.0, 0.6, 0.2, 0.2]
     """
 
-    total: int
+    total: float
     warmup: int = 0
-    cooldown: int = 0
+    cooldown: float = 0.0
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_ramps(self.total, self.warmup, self.cooldown)
-        if not 0 <= self.floor <= 1:
+        _check_steps(total=self.total, warmup=self.warmup)
+        if not 0 <= self.cooldown <= 1:
             raise ValueError(
-                f"floor={self.floor}: expected a fraction of the learning rate, 0 to 1"
+                f"cooldown={self.cooldown}: expected a fraction of the {self.total:g} steps, 0 to 1; "
+                "0.4 cools down over the last 40%"
+            )
+        if self.floor < 0:
+            raise ValueError(
+                f"floor={self.floor}: expected a factor of the learning rate, 0 or more"
             )
 
-    def __call__(self, step: int) -> float:
-        """The factor of the learning rate at ``step``, counted from 0."""
-        rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        return rise + (self.floor - rise) * _fall(step, self.total, self.cooldown)
+    def __call__(self, step: int, peak: float = 1.0) -> float:
+        """The factor of the learning rate at ``step``; ``peak`` is the factor of the plateau."""
+        left = 1.0
+        if self.cooldown:
+            left = min(1.0, (1 - min(1.0, step / self.total)) / self.cooldown)
+        factor = left * peak + (1 - left) * self.floor
+        if step < self.warmup:
+            factor *= (step + 1) / self.warmup
+        return factor
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Stages of equal length with a factor each, then a cool-down from the factor to ``floor``.
+    """Stages of equal length, each with its factor, under one cool-down to ``floor``.
 
-    Raising the batch during a run calls for a higher rate with it; this is how the paper's nanoGPT
-    run does it. In the cool-down the factor of the stage fades into ``floor``, not in proportion.
+    A batch that grows during a run calls for a learning rate that grows with it, as in the paper's
+    nanoGPT run. The cool-down is that of :class:`Trapezoid` with the stage's factor as the peak.
 
-    >>> curve = Stages(total=9, factors=(1.0, 1.5, 2.0), cooldown=3, floor=0.5)
-    >>> [curve(k) for k in (0, 2, 3, 5, 6, 9, 20)]
+    >>> curve = Stages(total=9, factors=(1.0, 1.5, 2.0), cooldown=1 / 3, floor=0.5)
+    >>> [round(curve(k), 2) for k in (0, 2, 3, 5, 6, 9, 20)]
     [1.0, 1.0, 1.5, 1.5, 2.0, 0.5, 0.5]
     """
 
     total: int
     factors: tuple[float, ...]
-    cooldown: int = 0
+    cooldown: float = 0.0
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_ramps(self.total, 0, self.cooldown)
+        self._shape()
         if not self.factors or any(factor <= 0 for factor in self.factors):
             raise ValueError(f"factors={self.factors}: expected one positive factor per stage")
 
     def __call__(self, step: int) -> float:
-        """The factor of the learning rate at ``step``, counted from 0."""
+        """The factor of the learning rate at ``step``."""
         count = len(self.factors)
         ends = [round(self.total * (i + 1) / count) for i in range(count - 1)]
-        factor = self.factors[sum(step >= end for end in ends)]
-        return factor + (self.floor - factor) * _fall(step, self.total, self.cooldown)
+        return self._shape()(step, peak=self.factors[sum(step >= end for end in ends)])
+
+    def _shape(self) -> Trapezoid:
+        return Trapezoid(self.total, 0, self.cooldown, self.floor)
 
 
 @dataclass(frozen=True)
 class MomentumRamp:
     """Momentum from ``start`` up to the group's own over ``warmup`` steps, back over ``cooldown``.
 
-    Early gradients soon point elsewhere, so a short memory serves at first; at the end a short
-    memory lets the weights settle.
+    At step k it is start + (peak − start)·min(1, k/warmup, (total − k)/cooldown). Early gradients
+    are soon out of date, which favours a short memory; at the end a short memory lets the weights
+    settle.
     """
 
     total: int
     start: float = 0.85
-    warmup: int = 0
-    cooldown: int = 0
+    warmup: float = 0
+    cooldown: float = 0
 
     def __post_init__(self) -> None:
-        _check_ramps(self.total, self.warmup, self.cooldown)
+        _check_steps(total=self.total, warmup=self.warmup, cooldown=self.cooldown)
         if not 0 <= self.start < 1:
             raise ValueError(f"start={self.start}: expected a momentum 0 ≤ β < 1; 0.85 is usual")
 
     def __call__(self, step: int, peak: float) -> float:
-        """The momentum at ``step`` of a group whose own is ``peak``."""
+        """The momentum at ``step`` of a group whose own is ``peak``; just that if below ``start``."""
+        if self.start >= peak:
+            return peak
         rise = min(1.0, step / self.warmup) if self.warmup else 1.0
-        weight = min(rise, 1 - _fall(step, self.total, self.cooldown))
-        return self.start + (peak - self.start) * weight
+        left = min(1.0, max(0, self.total - step) / self.cooldown) if self.cooldown else 1.0
+        return self.start + (peak - self.start) * min(rise, left)
 
 
 class Annealed(LRScheduler):
-    """A torch scheduler that drives ``lr`` and ``momentum`` of every group by curves.
+    """A torch scheduler that sets ``lr`` and ``momentum`` of every group from curves.
 
-    Call ``step()`` once after each ``optimizer.step()``. Groups without a ``momentum`` (AdamW's)
-    keep what they have. Its ``state_dict`` holds numbers only; the curves are code, and are given
-    again when the scheduler is built for a resume.
+    Call ``step()`` once after each ``optimizer.step()``. The ``momentum`` curve leaves groups
+    without that setting, such as AdamW's, alone. The ``state_dict`` holds numbers only: to resume,
+    build the scheduler with the same curves and load it.
     """
 
     def __init__(
@@ -149,31 +169,23 @@ class Annealed(LRScheduler):
 def nanogpt(optimizer: Optimizer, scheduled: int = 1450, extension: int = 40) -> Annealed:
     """The schedule of the paper's nanoGPT run, for any length.
 
-    Three stages of a third each with learning-rate factors 1, 1.52 and 1.73 (the batch grows 8, 16,
-    24), a linear cool-down over the last 60% of ``scheduled`` steps to 0.15, held for ``extension``
-    steps; momentum from 0.85 over the first 20% and back over the last 50 steps. Facts from the
-    paper's appendix and from its authors' public code, which follows modded-nanogpt.
+    Learning rate: three stages of a third each with factors 1, 1.52 and 1.73 (the batch grows as
+    8 : 16 : 24), and a linear cool-down over the last 60% of ``scheduled`` steps to 0.15, which is
+    kept for ``extension`` more steps. Momentum: up from 0.85 over the first 20% of all steps, and
+    back over the last 50, or the last 20% of a run so short that this is less. The numbers are from
+    the paper's appendix and its authors' public code, which follows modded-nanogpt.
     """
     total = scheduled + extension
     return Annealed(
         optimizer,
-        lr=Stages(scheduled, (1.0, 1.52, 1.73), cooldown=round(0.6 * scheduled), floor=0.15),
-        momentum=MomentumRamp(
-            total, start=0.85, warmup=round(0.2 * total), cooldown=min(50, round(0.2 * total))
-        ),
+        lr=Stages(scheduled, (1.0, 1.52, 1.73), cooldown=0.6, floor=0.15),
+        momentum=MomentumRamp(total, start=0.85, warmup=0.2 * total, cooldown=min(50, 0.2 * total)),
     )
 
 
-def _fall(step: int, total: int, cooldown: int) -> float:
-    """How far the cool-down is: 0 before it, 1 from step ``total`` on."""
-    if cooldown == 0:
-        return 0.0
-    return min(1.0, max(0.0, (step - (total - cooldown)) / cooldown))
-
-
-def _check_ramps(total: int, warmup: int, cooldown: int) -> None:
-    if total < 1 or warmup < 0 or cooldown < 0 or warmup + cooldown > total:
-        raise ValueError(
-            f"total={total}, warmup={warmup}, cooldown={cooldown}: expected steps ≥ 0 with "
-            "warmup + cooldown ≤ total; shorten one of the ramps"
-        )
+def _check_steps(total: float, **ramps: float) -> None:
+    if total <= 0:
+        raise ValueError(f"total={total}: expected a positive number of steps")
+    for name, steps in ramps.items():
+        if steps < 0:
+            raise ValueError(f"{name}={steps}: expected a number of steps, 0 or more")

@@ -1,8 +1,7 @@
-"""What the paper's statements ask of their arguments, checked in one place.
+"""Checks of the arguments of :mod:`polarstep.theory`, one for each symbol of the paper.
 
-Every function of :mod:`polarstep.theory` that takes a symbol of the paper hands it to the check of
-that symbol here. A check either passes the value on or raises a :class:`ValueError` that says which
-assumption fails and what would satisfy it.
+A check returns the value, or raises a :class:`ValueError` that says which assumption of the paper
+fails and which values satisfy it.
 """
 
 from __future__ import annotations
@@ -65,14 +64,14 @@ def momentum(beta: float) -> float:
 
 
 def nonnegative(name: str, value: float) -> float:
-    """A norm, a gap or a constant that cannot be negative."""
+    """A norm, a gap or another finite number ≥ 0."""
     if not (value >= 0 and math.isfinite(value)):
         raise ValueError(f"{name}={value}: expected a finite number ≥ 0")
     return float(value)
 
 
 def positive(name: str, value: float) -> float:
-    """A step size or a scale."""
+    """A step size, a scale or another finite number > 0."""
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name}={value}: expected a finite number > 0")
     return float(value)
@@ -110,7 +109,7 @@ def target_rank(s: int, sigma: Tensor) -> int:
 
 
 def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
-    """p ≥ 2, and ℓ = s + p ≤ d₀ where those are known."""
+    """p ≥ 2, and ℓ = s + p ≤ d₀ where s and d₀ are given."""
     if isinstance(p, bool) or p != int(p) or p < 2:
         raise ValueError(
             f"p={p}: the Gaussian bounds need an oversampling of p ≥ 2, because E‖Ω₁†‖²_F = s/(p − 1) "
@@ -119,7 +118,7 @@ def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
     if s is not None and d0 is not None and s + p > d0:
         raise ValueError(
             f"ℓ = s + p = {s} + {p} = {s + p}: the sketch must satisfy ℓ ≤ min(m, n) = {d0}; take "
-            f"s + p ≤ {d0}, or the full-space map, which costs no more at that width"
+            f"s + p ≤ {d0}, or the full-space map, which costs no more than so wide a sketch"
         )
     return int(p)
 
@@ -132,7 +131,7 @@ def power_iterations(h: float) -> float:
 
 
 def delta_covers(delta: Tensor | float | None, sigma: Tensor) -> Tensor:
-    """δ ≥ ‖M‖_op, per matrix; ``None`` is δ = ‖M‖_F. Equality up to rounding is allowed."""
+    """δ ≥ ‖M‖_op for each matrix, up to rounding; ``None`` means δ = ‖M‖_F."""
     if delta is None:
         return torch.linalg.vector_norm(sigma, dim=-1)
     value = torch.as_tensor(delta, dtype=torch.float64, device=sigma.device)
@@ -143,6 +142,6 @@ def delta_covers(delta: Tensor | float | None, sigma: Tensor) -> Tensor:
         low, need = float(value.flatten()[worst]), float(largest.flatten()[worst])
         raise ValueError(
             f"delta={low:g} is below ‖M‖_op = {need:g}: the polynomials keep singular values in "
-            "[0, 1] only if δ ≥ ‖M‖_op; take delta=None for ‖M‖_F, which always is"
+            "[0, 1] only if δ ≥ ‖M‖_op; take delta=None for δ = ‖M‖_F, which is always enough"
         )
     return torch.maximum(value, largest)

@@ -5,11 +5,11 @@ A schedule here is one pair (η, β) for a whole run of K steps:
     from_tail_index   η = K^{−(2α−1)/(3α−2)}   β = 1 − K^{−α/(3α−2)}   rate (α−1)/(3α−2)
     universal         η = K^{−3/4}             β = 1 − K^{−1/2}        rate (α−1)/(2α)
 
-At α = 2 the two are one and the rate is ¼. They unpack into the optimizer::
+At α = 2 the two are the same and the rate is ¼. A schedule unpacks into the optimizer::
 
     opt = polarstep.Muon(params, **from_tail_index(K=10_000, alpha=1.6))
 
-What people run in practice (warm-up, cool-down, momentum that rises and falls) is in
+Curves for practice (warm-up, cool-down, momentum that rises and falls) are in
 :mod:`polarstep.theory.annealing`.
 """
 
@@ -28,8 +28,8 @@ __all__ = ["Schedule", "from_tail_index", "iterations_for", "rate", "rate_table"
 class Schedule(Mapping[str, Any]):
     """η and β for a run of K steps; a mapping of :class:`polarstep.Muon`'s arguments.
 
-    ``lr_scale`` is ``"none"`` because the theorems' update is η·T(M) itself. They are stated for
-    Nesterov momentum, so ``nesterov`` is ``True`` unless asked otherwise.
+    ``lr_scale`` is ``"none"`` because the update of the theorems is η·T(M), without a factor for the
+    shape. The theorems are stated for Nesterov momentum, hence the default of ``nesterov``.
     """
 
     K: int
@@ -61,9 +61,9 @@ class Schedule(Mapping[str, Any]):
 
 
 def from_tail_index(K: int, alpha: float, *, nesterov: bool = True) -> Schedule:
-    """η and β of the exact-polar theorem; the inexact-polar theorem takes the same.
+    """η and β of the exact-polar theorem, which also serve the inexact-polar theorem.
 
-    Neither needs the smoothness constant. For σ₁ > 0 the batch must also exceed
+    They do not depend on the smoothness constant. For σ₁ > 0 the batch must also exceed
     :func:`polarstep.theory.bounds.batch_threshold`.
 
     >>> schedule = from_tail_index(K=10_000, alpha=2)

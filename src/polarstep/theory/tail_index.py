@@ -1,15 +1,15 @@
-"""How heavy is the tail of given noise? Estimates of its index, each with a confidence interval.
+"""Estimates of the tail index of given noise, each with a confidence interval.
 
-:func:`hill` assumes only a tail like t^{−α}; :func:`stable` assumes an α-stable law and is then far
+:func:`hill` assumes only a tail like t^{−α}. :func:`stable` assumes an α-stable law and is then far
 more precise, because it uses every sample and not just the largest. On α-stable data with α near 2
-the power tail sets in so late that Hill needs millions of samples: use :func:`stable` there, and
-:func:`hill` everywhere else. :func:`growth` looks at how sums of noise grow with their number of
-terms, which is all that the theorems take from α: it says 2 of every law with a variance once the
-sums are long enough, and less of none without.
+the power tail begins so far out that Hill needs millions of samples: use :func:`stable` there, and
+:func:`hill` everywhere else. :func:`growth` measures how sums of noise grow with their number of
+terms, which is how α enters the theorems. For long sums it gives 2 for every law with a variance,
+and less than 2 for α-stable laws without one.
 
-The assumption of the paper is about norms of the gradient noise, ‖G^i − ∇f‖_F. To look at a real
-model take :mod:`polarstep.diagnostics.gradient_noise`, or for a small one
-:func:`per_sample_gradients` and :func:`noise_norms`.
+The paper's assumption is about norms of the gradient noise, ‖G^i − ∇f‖_F. For a real model use
+:mod:`polarstep.diagnostics.gradient_noise`, for a small model :func:`per_sample_gradients` and
+:func:`noise_norms`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.func import functional_call, grad, vmap
 __all__ = ["TailIndex", "growth", "hill", "noise_norms", "per_sample_gradients", "stable"]
 
 SMALLEST = 100
-"""Fewest samples, and fewest order statistics, that an estimate is made from."""
+"""The fewest samples, and the fewest order statistics, behind an estimate."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ def hill(samples: Tensor, k: int | None = None, confidence: float = 0.95) -> Tai
     """The tail index from the largest |samples|: Hill's estimator, less its leading bias.
 
     For a power tail the scaled log-spacings Z_j = j·log(X_(j)/X_(j+1)) of the k largest values are
-    independent and exponential with mean 1/α + b·j/k, where b is what the tail still lacks of a pure
-    power (Beirlant et al. 1999, with second-order index −1, exact for α-stable laws and close for
-    Student's). Hill's estimator is 1/mean(Z); the intercept of a straight line through Z rids it of
-    b, at twice its standard error, 2α/√k.
+    independent and exponential with mean 1/α + b·j/k, where b measures how far the tail is from a
+    pure power (Beirlant et al. 1999, with second-order index −1, exact for α-stable laws and close
+    for Student's). Hill's estimator is 1/mean(Z). The intercept of a straight line through Z is free
+    of b; its standard error 2α/√k is twice as large.
 
-    The choice of k: the largest on a geometric grid for which a line still explains the Z_j (the
-    quadratic and the cubic Legendre coefficient are together insignificant at 10%), then half of
-    it, so that bias stays small beside the standard error and the interval is honest. If the line
-    holds for all samples, all are used. Pass ``k`` to choose yourself.
+    By default k is half of the largest k on a geometric grid for which a line explains the Z_j (the
+    quadratic and the cubic Legendre coefficient are together insignificant at 10%). Halving keeps
+    the bias small beside the standard error, so that the interval is valid. If the line holds for
+    all samples, all are used.
     """
     z_score = _z_score(confidence)
     values = _clean(samples).abs()
@@ -93,9 +93,9 @@ def stable(samples: Tensor, confidence: float = 0.95) -> TailIndex:
 
     Differences of neighbouring samples are symmetric α-stable with the same α whatever the location
     and skewness were, so φ(t) = e^{−(ct)^α} is real and log(−log φ) is a line in log t of slope α.
-    It is fitted by least squares at ten frequencies between φ = 0.9 and φ = 0.3; the interval comes
-    from the known covariance of cos(tX) by the delta method. Samples must be independent, in random
-    order.
+    The line is fitted by least squares at ten frequencies between φ = 0.9 and φ = 0.3; the interval
+    comes from the known covariance of cos(tX) by the delta method. Samples must be independent and
+    in random order.
     """
     z_score = _z_score(confidence)
     x = _clean(samples)
@@ -130,20 +130,21 @@ def growth(parts: Tensor, sums: Tensor, confidence: float = 0.95) -> TailIndex:
 
     ``sums[i]`` is the norm of the sum of r independent terms of mean zero whose own norms are
     ``parts[i·r], …, parts[i·r + r − 1]``. For a strictly α-stable law, in any dimension, the sum is
-    distributed as r^{1/α} times a term, so E log‖sum‖ − E log‖term‖ = (log r)/α. Other laws give
-    what they do at this r: with a variance it tends to 2 as terms are sums themselves, from below
-    where the norms of the terms are spread out. The interval is Student's over the sums.
+    distributed as r^{1/α} times a term, so E log‖sum‖ − E log‖term‖ = (log r)/α. For other laws the
+    result depends on the terms. With a variance it tends to 2 as the terms become long sums
+    themselves, from below if the norms of the terms vary widely. The interval is Student's over the
+    sums.
     """
     n = len(sums)
     r = len(parts) // max(1, n)
     if n < 8 or r < 2 or len(parts) != r * n:
         raise ValueError(
-            f"{len(sums)} sums of {len(parts)} parts: expected at least 8 sums, of two or more parts "
-            "each and all of as many"
+            f"{len(sums)} sums of {len(parts)} parts: expected at least 8 sums with the same number "
+            "of parts each, two or more"
         )
     logs = [_clean(x).log() for x in (parts, sums)]
     if not all(bool(torch.isfinite(x).all()) for x in logs):
-        raise ValueError("a norm is zero: leave out what has no noise")
+        raise ValueError("a norm is zero: leave out parameters without noise")
     gained = logs[1] - logs[0].reshape(n, r).mean(1)
     inverse = float(gained.mean()) / math.log(r)
     z = _z_score(confidence)
@@ -167,8 +168,8 @@ def per_sample_gradients(
 ) -> dict[str, Tensor]:
     """The gradient of every single example, by parameter name: shape ``(N, *parameter.shape)``.
 
-    ``loss(output, target)`` is called with a batch of one. The model is not changed and its buffers
-    are not written. ``chunk_size`` bounds memory, which is N gradients otherwise. Models that mix
+    ``loss(output, target)`` is called with a batch of one. Parameters and buffers of the model are
+    not changed. ``chunk_size`` limits how many gradients are computed at a time. Models that mix
     examples (batch normalization in training mode) have no per-sample gradients.
     """
     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
@@ -185,7 +186,7 @@ def per_sample_gradients(
 
 
 def noise_norms(gradients: Tensor) -> Tensor:
-    """‖G^i − Ḡ‖_F of per-sample gradients ``(N, ...)``: what the assumption on the noise is about."""
+    """‖G^i − Ḡ‖_F of per-sample gradients ``(N, ...)``, the norms in the assumption on the noise."""
     flat = gradients.detach().flatten(1)
     return torch.linalg.vector_norm(flat - flat.mean(0), dim=1)
 
@@ -218,7 +219,7 @@ def _legendre(Z: Tensor, count: int) -> list[float]:
 
 
 def _characteristic(x: Tensor, t: Tensor) -> Tensor:
-    """E cos(tX) at many t, a few at a time to bound memory."""
+    """E cos(tX) at many t, a few at a time to limit memory."""
     return torch.cat([torch.cos(torch.outer(part, x)).mean(1) for part in torch.split(t, 20)])
 
 

@@ -1,16 +1,101 @@
-"""The command line: one file per family of commands, put together here."""
+"""The ``polarstep`` command: its sub-commands by name, each imported when it is called.
+
+Most sub-commands need torch, which takes seconds to import. ``polarstep --help`` shows the
+summaries below and imports none of them.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any, NamedTuple
+
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from polarstep_lab.cli import data, demo, experiments, flops, pack, rates, report, tune
+__all__ = ["SUBCOMMANDS", "app"]
 
-__all__ = ["app"]
+
+class Subcommand(NamedTuple):
+    """Where a sub-command is written, and the first paragraph of its docstring."""
+
+    module: str
+    function: str
+    summary: str
+
+
+SUBCOMMANDS = {
+    "run": Subcommand("experiments", "run", "Train one method on one recipe."),
+    "compare": Subcommand(
+        "experiments",
+        "compare",
+        "Train several methods with several seeds: Table 2 and its trajectories.",
+    ),
+    "ablate": Subcommand(
+        "experiments", "ablate", "Vary one setting and keep the rest: the paper's ablations."
+    ),
+    "list": Subcommand(
+        "experiments", "list_", "List recipes, methods and ablations; or the runs below a folder."
+    ),
+    "tokenize": Subcommand(
+        "data", "tokenize", "Turn text files into token shards (nanoGPT's .bin format)."
+    ),
+    "download": Subcommand(
+        "data", "download", "Download a data set, check its MD5 sum and unpack it."
+    ),
+    "demo": Subcommand(
+        "demo",
+        "demo",
+        "Compare the seven methods on the text shipped with the package, and make the report.",
+    ),
+    "flops": Subcommand(
+        "flops", "flops", "Show the optimizer GFLOPs per step of the seven methods of Table 2."
+    ),
+    "pack": Subcommand(
+        "pack", "pack", "Put the records of many runs into one small file, without checkpoints."
+    ),
+    "rates": Subcommand(
+        "rates",
+        "rates",
+        "Measure rates: run Muon on heavy-tailed noise and compare slopes with the theorems.",
+    ),
+    "report": Subcommand(
+        "report",
+        "report",
+        "Make one self-contained page, with its tables and figures, from any set of runs.",
+    ),
+    "tune": Subcommand(
+        "tune",
+        "tune",
+        "Tune a recipe with TPE and pruning; the best config is written as a recipe to run.",
+    ),
+}
+
+
+class Subcommands(TyperGroup):
+    """Lists sub-commands by their summaries, and imports the sub-command that is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (_, _, summary) in SUBCOMMANDS.items():
+            self.add_command(TyperCommand(name, help=summary))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Name, imported sub-command and remaining arguments; None for both if it is unknown."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, None if listed is None or name is None else _imported(name), rest
+
+
+def _imported(name: str) -> Any:
+    """The sub-command itself, with its options."""
+    module, function, _ = SUBCOMMANDS[name]
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(name)(getattr(import_module(f"{__name__}.{module}"), function))
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
     name="polarstep",
-    help="Muon with exact, inexact and randomized polar steps.",
+    cls=Subcommands,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="rich",
@@ -20,17 +105,3 @@ app = typer.Typer(
 @app.callback()
 def polarstep() -> None:
     """Muon with exact, inexact and randomized polar steps."""
-
-
-app.command()(experiments.run)
-app.command()(experiments.compare)
-app.command()(experiments.ablate)
-app.command("list")(experiments.list_)
-app.command()(data.tokenize)
-app.command()(data.download)
-app.command()(demo.demo)
-app.command()(flops.flops)
-app.command()(pack.pack)
-app.command()(rates.rates)
-app.command()(report.report)
-app.command()(tune.tune)

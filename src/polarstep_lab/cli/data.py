@@ -60,7 +60,9 @@ def tokenize(
     shard_tokens: Annotated[
         int, typer.Option("--shard-tokens", min=1, help="Tokens per training shard.")
     ] = 100_000_000,
-    force: Annotated[bool, typer.Option("--force", help="Replace shards there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace shards of the same prefix.")
+    ] = False,
 ) -> None:
     """Turn text files into token shards (nanoGPT's .bin format)."""
     console = Console(stderr=True)
@@ -104,7 +106,7 @@ def tokenize(
         kept = {summary.path for summary in written}
         for old in there:
             if old not in kept:
-                old.unlink()  # a shard of the previous, longer set would be trained on as well
+                old.unlink()  # left over from a longer text; training would read it too
     for summary in written:
         typer.echo(f"{summary.path}: {summary.tokens:,} tokens")
     typer.echo(
@@ -127,14 +129,16 @@ def download(
     """Download a data set, check its MD5 sum and unpack it."""
     with clear_errors("Run the same command again to start over."):
         if name != "cifar10":
-            raise ConfigError(f"{name!r}: expected cifar10, the one data set there is to download")
+            raise ConfigError(
+                f"{name!r}: expected cifar10, the only data set that can be downloaded"
+            )
         with _Bar(Console(stderr=True)) as bar:
             folder = download_cifar10(to, bar)
     typer.echo(f"CIFAR-10 is in {folder}")
 
 
 class _Bar:
-    """A rich progress bar with the few methods of tqdm's that pooch calls."""
+    """A rich progress bar with the methods of tqdm's that pooch calls."""
 
     def __init__(self, console: Console) -> None:
         self._display = Progress(
@@ -156,12 +160,12 @@ class _Bar:
         self._display.stop()
 
     def update(self, amount: int) -> None:
-        """So many more bytes."""
+        """Advance by ``amount`` bytes."""
         self._display.update(self._task, total=self.total, advance=amount)
 
     def reset(self) -> None:
-        """Back to zero: pooch fills the bar once more when it is done."""
+        """Return to zero; at the end pooch resets the bar and fills it again."""
         self._display.update(self._task, completed=0)
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing; the ``with`` block ends the display."""

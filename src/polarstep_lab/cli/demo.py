@@ -1,4 +1,4 @@
-"""``polarstep demo``: seven methods, one small GPT, a report; a few minutes on two cores."""
+"""``polarstep demo``: train a small GPT with seven methods in a few minutes, and make a report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def demo(
         bool, typer.Option("--force", help="Replace runs that are already there.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes, one thread each; by default the cores.")
+        int | None, typer.Option(min=1, help="Processes, one thread each; by default one per core.")
     ] = None,
 ) -> None:
     """Compare the seven methods on the text shipped with the package, and make the report."""
@@ -38,11 +38,11 @@ def demo(
         todo = runs if force else pending(runs)
         if len(todo) < len(runs):
             done = len(runs) - len(todo)
-            console.print(f"{done} of them are there from before; --force makes them anew.")
+            console.print(f"{done} of them are finished already; --force makes them again.")
         team = workers or min(available_cores(), len(METHODS))
         failed = follow(run_in_processes(todo, team, force), len(todo), errors)
 
-        # matplotlib takes a second to import, and a first time half a minute to list its fonts.
+        # matplotlib takes a second to import, and half a minute when it first lists the fonts.
         with errors.status("Drawing the report …"):
             from polarstep_lab.report import write_report
 
@@ -65,7 +65,7 @@ def _introduction(runs: int) -> str:
 
 
 def _results(folder: Path) -> Table:
-    """What came out, in the order of Table 2, the best in bold."""
+    """The results in the order of Table 2, the best in bold."""
     from polarstep_lab.report.grouping import collect, sections_of
     from polarstep_lab.report.texts import metric_text, number, seeds_text
 
@@ -77,7 +77,7 @@ def _results(folder: Path) -> Table:
     table.add_column("method", no_wrap=True)
     for header in ("perplexity", "GFLOPs", "opt. ms", "step ms"):
         table.add_column(header, justify="right", no_wrap=True)
-    if len(seeds) > 0:  # not the same for all: say which runs are missing where
+    if len(seeds) > 0:  # the rows differ in their seeds: a column shows which runs are missing
         table.add_column("seeds")
     for row in section.rows:
         table.add_row(

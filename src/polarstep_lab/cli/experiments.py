@@ -260,7 +260,7 @@ def _list_runs(folder: Path, console: Console) -> None:
 def _overrides(
     settings: Sequence[str] | None, device: str | None, monitor: int | None, noise: int | None
 ) -> dict[str, Any]:
-    """Settings given one by one, and those that have an option of their own."""
+    """The settings given with ``--set``, and those given with an option of their own."""
     overrides = dict(parse_assignment(text) for text in settings or [])
     own = {
         "runtime.device": device,
@@ -290,7 +290,7 @@ def _seeds(text: str) -> list[int]:
 def _run_suite(
     runs: list[PlannedRun], folder: Path, workers: int, force: bool, tensorboard: bool
 ) -> None:
-    """Make the runs that are not there yet, and show the table of all of them."""
+    """Make the runs that are not finished, and print the table of all runs."""
     console = Console(stderr=True)
     todo = runs if force else pending(runs)
     if len(todo) < len(runs):
@@ -299,7 +299,7 @@ def _run_suite(
     if workers == 1:
         _run_all(todo, resume=True, force=force, tensorboard=tensorboard)
     elif tensorboard:
-        raise ConfigError("--tensorboard goes with one run at a time: leave out --workers")
+        raise ConfigError("--tensorboard needs one run at a time: leave out --workers")
     else:
         failed = follow(run_in_processes(todo, workers, force), len(todo), console)
     if failed == len(runs):
@@ -317,7 +317,7 @@ def _run_suite(
 def _run_all(
     runs: Sequence[PlannedRun], resume: bool, force: bool, tensorboard: bool
 ) -> list[Result]:
-    """Make runs one after the other behind one display."""
+    """Make runs one after the other in one display, and return their results."""
     results = []
     with progress_display(Console(stderr=True)) as display:
         whole = display.add_task("all runs", total=len(runs), figures="", visible=len(runs) > 1)
@@ -376,7 +376,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _mean_and_deviation(values: list[float]) -> str:
-    """Mean ± standard deviation, of the sample; without ± where there is one value."""
+    """Mean ± sample standard deviation; for a single value, the value."""
     if not values:
         return ""
     if len(values) == 1:

@@ -1,6 +1,7 @@
-"""How commands fail: one line that says what to do, a status of its own, no traceback.
+"""Failures of commands: one line that says what to do instead of a traceback, and an exit status.
 
-0 is success, 1 an error, 3 a loss that is no longer finite, 130 an interruption by Ctrl-C.
+The status is 0 for success, 1 for an error, 3 for a loss that is no longer finite, and 130 for an
+interruption by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ EXPECTED = (*EXPLAINED, VocabularyError, OSError)
 
 @contextmanager
 def clear_errors(how_to_go_on: str) -> Iterator[None]:
-    """Turn expected errors into a message; ``how_to_go_on`` completes that of an interruption."""
+    """Turn expected errors into a message and an exit status.
+
+    ``how_to_go_on`` is appended to the message of an interruption.
+    """
     console = Console(stderr=True)
 
     def fail(message: str, status: int) -> typer.Exit:

@@ -1,4 +1,4 @@
-"""``polarstep flops``: what an optimizer step costs, beside the paper's Table 2."""
+"""``polarstep flops``: the cost of an optimizer step, compared with the paper's Table 2."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flops(
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="WORKLOAD") from error
     if as_json and as_markdown:
-        raise typer.BadParameter("--json and --markdown: expected one of them at most")
+        raise typer.BadParameter("--json and --markdown: expected at most one of the two")
     if as_json:
         typer.echo(json.dumps(gflops(workload), indent=2))
     elif as_markdown:

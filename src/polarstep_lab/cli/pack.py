@@ -1,4 +1,4 @@
-"""``polarstep pack``: run directories into one file to commit."""
+"""``polarstep pack``: put run directories into one file to commit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pack(
 ) -> None:
     """Put the records of many runs into one small file, without checkpoints.
 
-    An archive is read like the directories it was made from: polarstep report, list and pack take it.
+    The commands report, list and pack read the file in place of the run directories.
     """
     with clear_errors(""), Console(stderr=True).status("Reading the runs …"):
         done = pack_runs(directories, out, force=force)

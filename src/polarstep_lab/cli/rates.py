@@ -39,15 +39,15 @@ def rates(
     ] = ",".join(SOLVERS),
     shortest: Annotated[int, typer.Option(help="The smallest horizon K.", min=2)] = 64,
     longest: Annotated[
-        int, typer.Option(help="The largest; horizons double from the smallest.")
+        int, typer.Option(help="The largest horizon; horizons double from the smallest.")
     ] = 2048,
     replicas: Annotated[int, typer.Option(help="Independent runs of each case.", min=2)] = 24,
-    seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of starts, noise and sketches.")] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A look in under a minute: short horizons, fewer cases.")
+        bool, typer.Option("--quick", help="Under a minute: short horizons, fewer cases.")
     ] = False,
     examples: Annotated[
-        bool, typer.Option(help="Also run the two examples in which tuning and batch decide.")
+        bool, typer.Option(help="Also run the examples about tuning and batch size.")
     ] = True,
     force: Annotated[
         bool, typer.Option("--force", help="Replace the results of an earlier run.")

@@ -1,4 +1,4 @@
-"""``polarstep tune``: find learning rates and what else a recipe marks, on the validation loss."""
+"""``polarstep tune``: search the settings that a recipe marks, by the validation loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tune(
     recipe: Annotated[str, typer.Argument(help="A recipe by name (see polarstep list).")],
     method: Annotated[
         str,
-        typer.Option("--method", "-m", help="all, or some, as adamw,muon: each with its budget."),
+        typer.Option("--method", "-m", help="all, or some, as adamw,muon."),
     ],
     trials: Annotated[
         int, typer.Option("--trials", "-n", min=1, help="Trials per method, earlier ones counted.")
@@ -51,7 +51,7 @@ def tune(
     ] = None,
 ) -> None:
     """Tune a recipe with TPE and pruning; the best config is written as a recipe to run."""
-    # Optuna takes a second to import: only those who tune should wait for it.
+    # Optuna takes a second to import, which help and usage errors need not wait for.
     from polarstep_lab.tune import best_recipe, study_of, write_recipe, write_tuned
 
     storage = study or out / f"{recipe}.journal"
@@ -75,7 +75,7 @@ def tune(
 
 
 def _run(spec: StudySpec, trials: int, workers: int) -> None:
-    """Tune one method behind a bar of trials, with the best loss and the time left."""
+    """Tune one method and show a bar of trials, with the best loss and the time left."""
     from polarstep_lab.tune import Progress, TrainingObjective
     from polarstep_lab.tune import tune as run_study
 
@@ -90,7 +90,7 @@ def _run(spec: StudySpec, trials: int, workers: int) -> None:
             best = "no trial finished" if now.best is None else f"best loss {now.best:.4f}"
             figures = best + (f", {now.pruned} pruned" if now.pruned else "")
             display.update(bar, completed=now.done, figures=figures)
-            if display.disable and now.done > told:  # a log file: a line for each trial
+            if display.disable and now.done > told:  # not a terminal: print a line for each trial
                 told = now.done
                 console.print(f"{spec.method}: {told} of {trials} trials, {figures}")
 

@@ -1,8 +1,8 @@
 """Training batches of images with flips and translations, as a pure function of (seed, step).
 
-The images stay on the device as bytes. Alternating flip (Jordan, "94% on CIFAR-10 in 3.29 seconds
-on a single GPU", 2024): each image is mirrored or not at random in the first epoch, and the other
-way round in every next one, so that two epochs show every image both ways.
+The images stay on the device as bytes. Flips alternate (Jordan, "94% on CIFAR-10 in 3.29 seconds on a
+single GPU", 2024): in the first epoch each image is mirrored at random, and in every later epoch it
+is mirrored if it was not in the epoch before. Two epochs thus show every image both ways.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ImageBatches", "Normalizer", "translate"]
 
 @dataclass(frozen=True)
 class Normalizer:
-    """Bytes to floats of mean 0 and standard deviation 1 in each channel."""
+    """Turns bytes into floats with mean 0 and standard deviation 1 in each channel."""
 
     mean: Tensor
     std: Tensor
@@ -29,7 +29,7 @@ class Normalizer:
     @classmethod
     def of(cls, images: Tensor) -> Normalizer:
         """The statistics of a set of uint8 images ``(count, channels, height, width)``."""
-        # Byte by byte counts give exact moments without a float copy of the whole set.
+        # Counts of the 256 byte values give exact moments without a float copy of all images.
         moments = []
         for channel in range(images.shape[1]):
             counts = torch.bincount(images[:, channel].flatten().long(), minlength=256).double()
@@ -86,7 +86,7 @@ class ImageBatches:
 
     @property
     def per_epoch(self) -> int:
-        """Full batches in an epoch; the rest of the images waits for the next shuffle."""
+        """Full batches in an epoch; the images left over are not used in that epoch."""
         return len(self.images) // self.batch_size
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -94,16 +94,16 @@ class ImageBatches:
         return self.assemble(*self.selection(step))
 
     def selection(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Which images step ``step`` takes, where each is cropped, and whether it is mirrored.
+        """Indices, crop positions and mirror flags of the images of step ``step``.
 
-        Three tensors of the same shapes at every step: all that distinguishes one from another.
+        The three tensors have the same shapes at every step, as a captured graph needs.
         """
         epoch, position = divmod(step, self.per_epoch)
         batch = slice(position * self.batch_size, (position + 1) * self.batch_size)
         order, shifts, mirrored = self._drawn(epoch)
         if position == self.per_epoch // 2:
-            # Ten milliseconds that a GPU with steps in its queue does not notice. At the end of an epoch
-            # it would wait: it has just been waited for, by a validation.
+            # Drawing takes ten milliseconds. In the middle of an epoch a GPU has steps in its queue
+            # meanwhile; after the validation at the end of an epoch it would be idle.
             self._drawn(epoch + 1)
         return order[batch], shifts[batch], mirrored[batch]
 
@@ -111,7 +111,7 @@ class ImageBatches:
         return _plan(self.seed, epoch, len(self.images), self.translation, self.images.device)
 
     def assemble(self, chosen: Tensor, shifts: Tensor, mirrored: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of a selection, by kernels on the device alone."""
+        """Images and labels of a selection, computed on the device without host work."""
         images = self._padded[chosen]
         if self.translation:
             images = translate(images, shifts, self.images.shape[-1])
@@ -129,7 +129,7 @@ class ImageBatches:
 def _plan(
     seed: int, epoch: int, count: int, translation: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Order, translations and flips of an epoch, drawn on the CPU: alike on every device."""
+    """Order, translations and flips of an epoch, drawn on the CPU to be equal on every device."""
     rng = generator(seed, "images", epoch)
     order = torch.randperm(count, generator=rng)
     shifts = torch.randint(0, 2 * translation + 1, (count, 2), generator=rng)[order]

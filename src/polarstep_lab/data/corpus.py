@@ -1,7 +1,7 @@
 """The small text shipped with the package, and its characters as tokens.
 
-Enough to train a laptop-sized GPT with no download. Where it is from:
-``data/text/PROVENANCE.md``.
+It is enough to train a laptop-sized GPT without a download. ``data/text/PROVENANCE.md`` says where it
+comes from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VALIDATION_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class CharacterVocabulary:
-    """Characters numbered in order.
+    """Characters as tokens, numbered in sorted order.
 
     >>> vocabulary = CharacterVocabulary.of("banana")
     >>> vocabulary.encode("nab").tolist(), vocabulary.decode([1, 0, 2])
@@ -49,8 +49,8 @@ class CharacterVocabulary:
         if strange.any():
             character = chr(int(points[int(strange.argmax())]))
             raise ValueError(
-                f"the character {character!r} is not among the {len(self)} of this vocabulary; "
-                "make the vocabulary from all texts together"
+                f"the character {character!r} is not among the {len(self)} of this vocabulary: make the "
+                "vocabulary from all texts together"
             )
         return tokens.astype(np.uint16)
 
@@ -71,7 +71,7 @@ def corpus_text(name: str = "tinyshakespeare") -> str:
     """A shipped text in full."""
     if name not in corpus_names():
         raise ValueError(
-            f"no text named {name!r} is shipped; there is {', '.join(corpus_names())}. To train on "
+            f"no text named {name!r} is shipped: expected {', '.join(corpus_names())}. To train on "
             "a text of your own, turn it into shards with `polarstep tokenize`"
         )
     file = resources.files("polarstep_lab.data") / "text" / f"{name}.txt"

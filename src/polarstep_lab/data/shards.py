@@ -1,7 +1,7 @@
 """Token shards on disk, in the format of nanoGPT's FineWeb files.
 
 A shard is 256 little-endian int32 (magic number 20240520, version 1, number of tokens, zeros), then
-the tokens as uint16. It is read through a memory map: opening one costs nothing, whatever its size.
+the tokens as uint16. Shards are memory-mapped, so that opening one is fast, whatever its size.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ def open_shard(path: Path) -> NDArray[np.uint16]:
     if version != VERSION:
         raise ShardError(f"{path} has version {version}; only version {VERSION} can be read")
     if count <= 0:
-        raise ShardError(f"{path} says that it holds {count} tokens: tokenize it again")
+        raise ShardError(
+            f"the header of {path} promises {count} tokens, expected 1 or more: tokenize it again"
+        )
     expected = HEADER_BYTES + TOKEN_BYTES * count
     if size != expected:
-        state = "truncated" if size < expected else "longer than it says"
+        state = "truncated" if size < expected else "too long"
         raise ShardError(
             f"{path} is {state}: its header promises {count:,} tokens, {expected:,} bytes, but it "
             f"has {size:,}; download or tokenize it again"
@@ -85,7 +87,7 @@ def write_shard(path: Path, tokens: NDArray[np.integer]) -> None:
 
 
 def find_shards(patterns: str | Sequence[str]) -> list[Path]:
-    """The files that match one or several glob patterns, sorted; none is an error."""
+    """The files that match one or several glob patterns, sorted; a ``ShardError`` if none does."""
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     found = sorted({Path(name) for pattern in patterns for name in glob.glob(pattern)})
     if not found:

@@ -1,7 +1,7 @@
-"""Text files to token shards: the GPT-2 vocabulary from local files, or characters.
+"""From text files to token shards, with GPT-2's vocabulary from local files or with characters.
 
-Every document begins with the end-of-text token, as in the FineWeb shards of modded-nanogpt;
-characters have no such token, and their texts are joined as they are.
+With GPT-2's vocabulary every document begins with the end-of-text token, as in the FineWeb shards of
+modded-nanogpt. Character vocabularies have no such token: documents are joined without a separator.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Tokenizer(Protocol):
         """The tokens of a document."""
 
     def describe(self) -> dict[str, object]:
-        """What a reader of the shards needs to know, for ``vocabulary.json``."""
+        """The content of ``vocabulary.json``, which is written beside the shards."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Characters:
 
 
 class Gpt2:
-    """GPT-2's byte-pair encoding, from files on this machine and never from the network."""
+    """GPT-2's byte-pair encoding, read from local files; nothing is downloaded."""
 
     def __init__(self, vocabulary: Path) -> None:
         """Read the vocabulary.
@@ -88,7 +88,7 @@ class Gpt2:
         ranks = _read_ranks(vocabulary)
         if sorted(ranks.values()) != list(range(GPT2_TOKENS - 1)):
             raise VocabularyError(
-                f"{vocabulary} has {len(ranks)} tokens; GPT-2 has {GPT2_TOKENS - 1} and its end of "
+                f"{vocabulary} has {len(ranks)} tokens; GPT-2 has {GPT2_TOKENS - 1} besides the end of "
                 "text: use r50k_base.tiktoken"
             )
         self._encoding: tiktoken.Encoding = tiktoken.Encoding(
@@ -105,7 +105,7 @@ class Gpt2:
         return GPT2_TOKENS
 
     def encode(self, document: str) -> NDArray[np.uint16]:
-        """End of text, then the document; its own ``<|endoftext|>`` is read as plain characters."""
+        """End of text, then the document; a ``<|endoftext|>`` inside it is read as plain characters."""
         body = self._encoding.encode_ordinary(document)
         return np.array([GPT2_TOKENS - 1, *body], dtype=np.uint16)
 
@@ -115,7 +115,7 @@ class Gpt2:
 
 
 def _read_ranks(vocabulary: Path) -> dict[bytes, int]:
-    """Byte strings and their ranks from whichever of the two file formats is there."""
+    """Byte strings and their ranks, from either of the two file formats."""
     if vocabulary.is_dir():
         encoder, merges = vocabulary / "encoder.json", vocabulary / "vocab.bpe"
         if (vocabulary / "r50k_base.tiktoken").exists():
@@ -150,7 +150,7 @@ def _read_ranks(vocabulary: Path) -> dict[bytes, int]:
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """One shard that was written."""
+    """The path of a written shard and its number of tokens."""
 
     path: Path
     tokens: int
@@ -216,7 +216,7 @@ def _write(path: Path, tokens: NDArray[np.uint16]) -> ShardSummary:
 
 
 def vocab_size_beside(shard: Path) -> int | None:
-    """The vocabulary size that ``polarstep tokenize`` noted beside a shard, if it did."""
+    """The vocabulary size that ``polarstep tokenize`` wrote beside a shard; None without the file."""
     path = shard.parent / VOCABULARY_FILE
     if not path.exists():
         return None

@@ -1,8 +1,8 @@
 """Batches of token windows as a pure function of (seed, position).
 
-The shards are cut into windows of equal length; each epoch visits all windows once, in an order
-drawn from the seed and the epoch, and starts its cuts at another offset. The loader holds no state:
-the training loop asks for the windows at a position, so resuming needs nothing but the step.
+The shards are cut into windows of equal length. Each epoch visits all windows once, in an order and
+with an offset of the cuts that are drawn from the seed and the epoch. The loader has no state: the
+training loop asks for the windows at a position, so a resumed run needs only its step.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class TokenWindows:
 
     @property
     def per_shard(self) -> tuple[int, ...]:
-        """How many windows each shard holds. A window reads one token more: its last target."""
+        """The number of windows in each shard; a window also reads the token after it, as a target."""
         return tuple(max(0, (len(shard) - 1) // self.length) for shard in self.shards)
 
     @property
     def count(self) -> int:
-        """How many windows there are in one epoch."""
+        """The number of windows in one epoch."""
         return sum(self.per_shard)
 
     def train(self, seed: int, position: int, count: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the ``count`` windows from ``position`` on in the shuffled order.
 
-        Positions run on over epochs: position ``self.count`` is the first window of epoch 1.
+        Positions continue over epochs: position ``self.count`` is the first window of epoch 1.
         """
         epochs, index = np.divmod(np.arange(position, position + count), self.count)
         starts = np.empty((count, 2), dtype=np.int64)
@@ -77,17 +77,17 @@ class TokenWindows:
         return self._read(self._locate(np.arange(first, first + count)))
 
     def _locate(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Shard and first token of each window, when the cuts begin with a shard's first token."""
+        """Shard and first token of each window, for cuts that begin at a shard's first token."""
         ends = np.cumsum(self.per_shard, dtype=np.int64)
         shards = np.searchsorted(ends, windows, side="right")
         before = np.concatenate([[0], ends])[shards]
         return np.stack([shards, (windows - before) * self.length], axis=1)
 
     def _offsets(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """Where this epoch begins its cuts in each shard.
+        """The token of each shard at which this epoch begins its cuts.
 
-        The cuts leave over fewer than ``length`` tokens of a shard. The offset shares them out
-        between its two ends, so that epochs do not all see the same windows.
+        Cutting a shard leaves fewer than ``length`` tokens over. The offset divides them between the
+        two ends of the shard, so that epochs see different windows.
         """
         slack = np.array([(len(shard) - 1) % self.length for shard in self.shards])
         drawn = [key_to_seed(seed, "offset", epoch, shard) for shard in range(len(self.shards))]
@@ -101,13 +101,13 @@ class TokenWindows:
         batch = np.empty((len(starts), self.length + 1), dtype=np.uint16)
         for shard in np.unique(starts[:, 0]):
             here = starts[:, 0] == shard
-            # All windows of the shard as one strided view: picking rows of it copies whole runs.
+            # A strided view of all windows of the shard; indexing its rows copies whole windows.
             windows = sliding_window_view(self.shards[shard], self.length + 1)
             batch[here] = windows[starts[here, 1]]
         return self._pair(batch)
 
     def _pair(self, batch: Tokens) -> tuple[Tensor, Tensor]:
-        # On a GPU a token beyond the embedding kills the process without a word about tokens.
+        # On a GPU a token beyond the embedding aborts the process with an unrelated message.
         largest = int(batch.max())
         if largest >= self.vocab_size:
             raise ShardError(
@@ -120,5 +120,5 @@ class TokenWindows:
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, count: int) -> NDArray[np.int64]:
-    """One epoch's order. Cached: at 10B tokens it has five million entries."""
+    """The order of an epoch, cached because it has five million entries at 10B tokens."""
     return np.random.Generator(np.random.PCG64(seed)).permutation(count)

@@ -1,4 +1,4 @@
-"""From the host to a device without waiting for it."""
+"""Copies from the host to a device that do not wait for the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["sent_to"]
 
 
 def sent_to(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """``tensors`` on ``device``. A copy from pageable memory would wait for all that is in its queue."""
+    """``tensors`` on ``device``, through pinned memory: other copies wait for the device's queue."""
     if device.type != "cuda":
         return tuple(t.to(device) for t in tensors)
     return tuple(t.pin_memory().to(device, non_blocking=True) for t in tensors)

@@ -22,7 +22,11 @@ __all__ = ["ConvNet", "ConvNetConfig"]
 
 @dataclass(frozen=True)
 class ConvNetConfig:
-    """The widths of the three groups. ``norm_momentum`` is how much of a running mean is kept."""
+    """The shape of the network.
+
+    ``widths`` are the channels of the three groups. ``norm_momentum`` is the share of the running
+    statistics that batch norm keeps at each step.
+    """
 
     widths: tuple[int, int, int] = (64, 256, 256)
     classes: int = 10
@@ -41,21 +45,21 @@ class ConvNetConfig:
 
 
 class _Conv(nn.Conv2d):
-    """A convolution that leaves drawing its weight to :meth:`ConvNet.initialize`."""
+    """A convolution whose weight :meth:`ConvNet.initialize` draws."""
 
     def reset_parameters(self) -> None:
-        """Leave the weight as it is; torch's own initialization advances the global generator."""
+        """Do nothing: torch's initialization would advance the global generator."""
 
 
 class _Linear(nn.Linear):
-    """A linear map that leaves drawing its weight to :meth:`ConvNet.initialize`."""
+    """A linear map whose weight :meth:`ConvNet.initialize` draws."""
 
     def reset_parameters(self) -> None:
-        """Leave the weight as it is."""
+        """Do nothing."""
 
 
 class Group(nn.Module):
-    """Convolution, pooling, norm, GELU, convolution, norm, GELU: half the size, ``width`` channels."""
+    """Convolution, 2×2 pooling, norm, GELU, convolution, norm, GELU, with ``width`` channels."""
 
     def __init__(self, channels: int, width: int, norm_momentum: float) -> None:
         super().__init__()
@@ -80,7 +84,7 @@ def _halved(x: Tensor) -> Tensor:
 
 
 def _batch_norm(width: int, kept: float) -> nn.BatchNorm2d:
-    """Batch norm with a bias and no scale; torch counts momentum the other way round."""
+    """Batch norm with a bias and no scale; torch's ``momentum`` is the share of the new statistics."""
     norm = nn.BatchNorm2d(width, eps=1e-12, momentum=1 - kept)
     norm.weight.requires_grad_(False)
     return norm
@@ -93,9 +97,8 @@ class ConvNet(nn.Module):
         """Build the network and draw its weights."""
         super().__init__()
         self.config = config
-        whitened = (
-            2 * 3 * 2 * 2
-        )  # each eigenvector of a 2×2 patch of three channels, and its negative
+        # Filters ±v for each eigenvector v of 2×2 patches with three channels.
+        whitened = 2 * 3 * 2 * 2
         self.whitening = _Conv(3, whitened, 2, bias=True)
         self.whitening.weight.requires_grad_(False)
         channels = (whitened, *config.widths[:2])
@@ -109,7 +112,7 @@ class ConvNet(nn.Module):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator | None = None) -> None:
-        """Draw all weights anew: filters begin as the identity on as many channels as they can."""
+        """Draw all weights; the first filters of each convolution are set to the identity."""
         for module in self.modules():
             if isinstance(module, _Conv):
                 bound = 1 / math.sqrt(module.weight[0].numel())
@@ -124,15 +127,16 @@ class ConvNet(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:
-        """Set the first convolution so that the patches of ``images`` come out uncorrelated.
+        """Set the first convolution so that its outputs on patches of ``images`` are uncorrelated.
 
-        With the eigenvectors v and eigenvalues λ of the covariance of 2×2 patches, its filters are
-        ±v/√(λ + ε).
+        Its filters are ±v/√(λ + ε), for the eigenvectors v and eigenvalues λ of the covariance of
+        2×2 patches.
         """
         weight = self.whitening.weight
         patches = F.unfold(images.float(), weight.shape[2:]).transpose(1, 2)
         flat = patches.reshape(-1, patches.shape[-1]).double()
-        covariance = (flat.mT @ flat / len(flat)).cpu()  # 12×12: not worth loading a GPU's solver
+        # 12×12: not worth loading the GPU's solver library.
+        covariance = (flat.mT @ flat / len(flat)).cpu()
         values, vectors = torch.linalg.eigh(covariance)
         filters = vectors.mT / (values + self.config.whitening_eps).sqrt()[:, None]
         filters = filters.reshape(-1, *weight.shape[1:]).to(weight)

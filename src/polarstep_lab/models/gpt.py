@@ -4,13 +4,13 @@ Rotary positions, queries and keys normalized, RMSNorm without weights, a square
 biases, an untied head with soft-capped logits. Every hidden parameter is a matrix, one per
 projection, so that an optimizer for matrices sees the same shapes as the paper's.
 
-**The paper's matrices.** Table 2 rests on 40 matrices of 768×768 and 24 of 3072×768, for a model of
-11 layers. Both are right: in modded-nanogpt layer 6 has no attention, which leaves 10 × 4 = 40
-attention matrices, and its 11 MLPs of two matrices are stored in one tensor that is padded to 12
-layers so that 24 matrices share out evenly over 8 GPUs. The padding is never used in the forward
-pass, but Muon orthogonalizes it at every step, and the paper counts it. Here
-``attention_free=(6,)`` gives the former and ``spare_mlps=1`` the latter: two matrices that no
-gradient reaches, so that Muon skips them and only the ledger counts them.
+**The paper's matrices.** Table 2 counts 40 matrices of 768×768 and 24 of 3072×768 for a model of 11
+layers. The 40 arise because layer 6 of modded-nanogpt has no attention, which leaves 10 × 4
+attention matrices. The 24 arise because its 11 MLPs of two matrices are stored in one tensor padded
+to 12 layers, so that 24 matrices divide evenly among 8 GPUs. The forward pass never uses the padding,
+but Muon orthogonalizes it at every step, and the paper counts it. Here ``attention_free=(6,)`` and
+``spare_mlps=1`` give the same counts. No gradient reaches the spare matrices, so Muon skips them and
+only the ledger counts them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GPTConfig:
         if self.width % self.heads or self.width // self.heads % 2:
             raise ValueError(
                 f"model.width={self.width} with model.heads={self.heads}: rotary positions need an "
-                f"even width per head, this gives {self.width / self.heads:g}"
+                f"even width per head, but this one is {self.width / self.heads:g}"
             )
         strange = [layer for layer in self.attention_free if not 0 <= layer < self.layers]
         if strange:
@@ -68,17 +68,17 @@ class GPTConfig:
 
 
 class _Linear(nn.Linear):
-    """A linear map without bias, computed in the precision of what it is applied to.
+    """A linear map without bias, computed in the precision of its input.
 
-    Drawing its weight is left to :meth:`GPT.initialize`: torch's own initialization advances the
-    global random generator.
+    :meth:`GPT.initialize` draws its weight, since torch's initialization would advance the global
+    random generator.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
     def reset_parameters(self) -> None:
-        """Leave the weight as it is."""
+        """Do nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` times the weight's transpose."""
@@ -86,14 +86,14 @@ class _Linear(nn.Linear):
 
 
 class _Embedding(nn.Embedding):
-    """An embedding that leaves drawing its weight to :meth:`GPT.initialize`."""
+    """An embedding whose weight :meth:`GPT.initialize` draws."""
 
     def reset_parameters(self) -> None:
-        """Leave the weight as it is."""
+        """Do nothing."""
 
 
 def _norm(x: Tensor) -> Tensor:
-    # Without its ε spelled out, the norm of bfloat16 numbers would add theirs, 0.8%.
+    # The default ε for bfloat16 inputs would be that of bfloat16, 0.8%.
     return F.rms_norm(x, (x.shape[-1],), eps=torch.finfo(torch.float32).eps)
 
 
@@ -153,13 +153,13 @@ T = TypeVar("T", bound=Callable[..., object])
 
 
 class Wrap(Protocol):
-    """Something that turns a function into one that computes the same, such as its compiled form."""
+    """Turns a function into another that computes the same, such as its compiled form."""
 
     def __call__(self, function: T, /) -> T:
         """Wrap ``function``."""
 
 
-def _as_it_is(function: T, /) -> T:
+def _unchanged(function: T, /) -> T:
     return function
 
 
@@ -182,7 +182,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator | None = None) -> None:
-        """Draw all weights anew.
+        """Draw all weights.
 
         Projections back into the residual stream start at zero, so that the model begins as the
         identity on its embedding, whatever its depth.
@@ -200,10 +200,10 @@ class GPT(nn.Module):
                 module.down.weight.zero_()
 
     def matrix_shapes(self) -> list[tuple[int, int]]:
-        """The shape of every matrix that is Muon's, as the paper counts them.
+        """The shapes of the matrices that Muon updates, as the paper counts them.
 
-        That is rows × columns, but for the MLP's second matrix, which modded-nanogpt stores
-        transposed, beside the first one.
+        They are (rows, columns), except that the MLP's second matrix is transposed, as
+        modded-nanogpt stores it.
         """
         return [
             (p.shape[1], p.shape[0]) if name.endswith("down.weight") else (p.shape[0], p.shape[1])
@@ -215,12 +215,12 @@ class GPT(nn.Module):
         """Logits in float32 of shape (batch, time, vocabulary) for ``tokens`` (batch, time)."""
         return softcapped(self.head(self.features(tokens)), self.config.softcap)
 
-    def loss(self, tokens: Tensor, targets: Tensor, wrap: Wrap = _as_it_is) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, wrap: Wrap = _unchanged) -> Tensor:
         """Cross-entropy of ``targets`` (batch, time), summed over all positions.
 
-        The same as from :meth:`forward`, without float32 logits in memory. ``wrap`` is applied to
-        the two functions that take the time, a layer and the loss of a chunk of positions: one
-        compiled function serves all layers, and all models of the same shapes.
+        Equal to the loss of :meth:`forward`'s logits, without float32 logits in memory. ``wrap`` is
+        applied to the two functions that take most of the time, a layer and the loss of a chunk of
+        positions: one compiled function serves all layers, and all models of the same shapes.
         """
         return head_loss(
             self.features(tokens, wrap).flatten(0, 1),
@@ -230,11 +230,11 @@ class GPT(nn.Module):
             rows=wrap(loss_of_rows),
         )
 
-    def features(self, tokens: Tensor, wrap: Wrap = _as_it_is) -> Tensor:
-        """What the head is applied to: the residual stream behind the last layer, normalized.
+    def features(self, tokens: Tensor, wrap: Wrap = _unchanged) -> Tensor:
+        """The input of the head: the normalized residual stream after the last layer.
 
-        Under autocast the stream is in autocast's precision from the embedding on. Autocast itself
-        would keep it in float32, and with it the traffic of all that is not a product.
+        Under autocast the stream has autocast's precision from the embedding on. Autocast by itself
+        would keep it in float32, and element-wise operations would move twice as many bytes.
         """
         time, device = tokens.shape[1], tokens.device.type
         if time > self.config.context:

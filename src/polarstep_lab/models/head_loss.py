@@ -4,16 +4,16 @@ With z = xWᵀ, the logits are c·tanh(z/c), and a position with target y has th
 
     log Σⱼ exp(c·tanh(zⱼ/c)) − c·tanh(z_y/c),
 
-whose gradient with respect to zⱼ is (pⱼ − [j = y])·(1 − tanh²(zⱼ/c)). Since no logit is larger than
-c, the exponentials need no maximum taken out of them, and a row of z is read twice: once for the
-sum, once for the gradient.
+whose gradient with respect to zⱼ is (pⱼ − [j = y])·(1 − tanh²(zⱼ/c)). No logit exceeds c, so the
+exponentials cannot overflow without subtracting a maximum first. A row of z is read twice: once for
+the sum and once for the gradient.
 
-**Why not leave it to autograd.** At GPT-2's vocabulary the logits are the largest tensors of a
-training step by far: 16,384 tokens have 0.8 billion of them. Written plainly, cap, loss and their
-gradients move about 90 bytes for each in float32: 17 ms on a GPU that moves 4.3 TB a second, where
-the three products of the head take 6 (3.8 TFLOP). Here z is kept in the precision of its product,
-2 bytes each; compiled to one kernel, what is left is to read it and to write its gradient: less than
-1 ms. The gradients of x and W are made at once, chunk by chunk, and only they are kept.
+**Why not leave it to autograd.** With GPT-2's vocabulary the logits are by far the largest tensors
+of a training step: 16,384 tokens have 0.8 billion logits. Computed plainly in float32, cap, loss and
+their gradients move about 90 bytes per logit, which takes 17 ms on a GPU that moves 4.3 TB a second;
+the three products of the head take 6 ms (3.8 TFLOP). Here z stays in the precision of its product,
+2 bytes per logit. Compiled to one kernel, reading z and writing its gradient takes less than 1 ms.
+The gradients of x and W are computed in the forward pass, chunk by chunk, and only they are kept.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from torch import Tensor
 __all__ = ["LARGEST_SOFTCAP", "head_loss", "loss_of_rows", "softcapped"]
 
 LARGEST_SOFTCAP = 64.0
-"""Up to here a sum of exponentials stays within float32."""
+"""The largest c for which the sum of exponentials stays within float32."""
 
 CHUNK = 2**30
-"""Logits in memory at a time: 2 GiB in bfloat16, 21,000 tokens at GPT-2's vocabulary."""
+"""Logits per chunk: 2 GiB in bfloat16, 21,000 tokens with GPT-2's vocabulary."""
 PLAIN_CHUNK = 2**28
-"""The same where the rows are not compiled and their float32 steps are tensors: 1 GiB each."""
+"""Logits per chunk where rows are not compiled: their float32 intermediates take 1 GiB each."""
 CPU_CHUNK = 2**22
-"""16 MiB, what a cache holds: three times as fast as all at once, and as the plain formula."""
+"""Logits per chunk on a CPU, 16 MiB: they stay in the cache, which is three times as fast."""
 
 Rows = Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor | None]]
 
@@ -55,9 +55,9 @@ def head_loss(
 ) -> Tensor:
     """The loss summed over all positions, for ``x`` (positions, width) and ``targets`` (positions,).
 
-    The product is made in the precision of ``x``, the gradient of ``weight`` is summed in the
-    weight's own. ``rows`` takes the place of :func:`loss_of_rows`, as its compiled form does; no
-    more than ``chunk`` logits are in memory at a time, by default what suits the device.
+    The product is computed in the precision of ``x``; the gradient of ``weight`` is summed in the
+    precision of ``weight``. ``rows`` replaces :func:`loss_of_rows`, for example by its compiled
+    form. At most ``chunk`` logits are in memory at a time; the default depends on the device.
     """
     if not 0 < softcap <= LARGEST_SOFTCAP:
         raise ValueError(f"softcap={softcap}: expected above 0 and at most {LARGEST_SOFTCAP:g}")
@@ -97,7 +97,7 @@ def loss_of_rows(
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Loss and gradients in one go over the chunks; ``backward`` only scales them."""
+    """Computes loss and gradients in ``forward``, chunk by chunk; ``backward`` scales them."""
 
     @staticmethod
     def forward(
@@ -132,7 +132,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """``a @ b`` in ``dtype``; a GPU writes what it accumulated in float32 as it is."""
+    """``a @ b`` in ``dtype``; a GPU writes its float32 accumulator without rounding."""
     if a.is_cuda and a.dtype != dtype == torch.float32:
         return torch.mm(a, b, out_dtype=dtype)
     return (a @ b).to(dtype)

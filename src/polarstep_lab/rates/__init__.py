@@ -1,1 +1,1 @@
-"""Rates of convergence, measured: the study behind the paper's theorems."""
+"""Measured rates of convergence, compared with the paper's theorems."""

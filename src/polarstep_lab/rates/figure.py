@@ -29,7 +29,7 @@ def draw(
     tuning: tuple[Sequence[int], Sequence[Row]] | None,
     batches: tuple[Sequence[int], Sequence[Row]] | None,
 ) -> None:
-    """Write the figure to ``path`` with every given suffix's format (``.svg``, ``.png``)."""
+    """Write the figure to ``path`` with the suffixes ``.svg`` and ``.png``."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,13 +1,13 @@
-"""Convergence rates, measured: Muon itself on problems of which everything is known.
+"""Convergence rates of Muon, measured on problems with known gradient, smoothness and minimum.
 
-For every horizon K of a geometric range a fresh run of K steps is made with the schedule for that K,
-many replicas at once as one stacked parameter, and min_{k<K} E‖∇f(X_k)‖_F is estimated by the mean
-over replicas. The slope of its logarithm against log K is the measured rate; the theorems promise a
-slope of −(α−1)/(3α−2) or steeper, up to constants that no slope shows.
+For every horizon K of a geometric range, a new run of K steps uses the schedule for that K. Many
+replicas run at once as one stacked parameter, and their mean estimates min_{k<K} E‖∇f(X_k)‖_F. The
+slope of its logarithm against log K is the measured rate. The theorems promise a slope of
+−(α−1)/(3α−2) or steeper, up to constants that do not appear in a slope.
 
-The optimizer is :class:`polarstep.Muon`, a parameter group per case, so what is studied is what
-people run. Sketches are drawn once a step for all replicas of a shape, as in training: replicas are
-independent given the sketches, and the intervals below are about the replicas.
+The optimizer is :class:`polarstep.Muon` as users run it, with one parameter group per case. A sketch
+is drawn once per step for all replicas, as in training for all matrices of a shape. The replicas are
+independent given the sketches, and the intervals below are over replicas.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Setup:
-    """The problem and how often it is run."""
+    """The problem, the horizons and the number of replicas."""
 
     problem: Ripples = field(default_factory=Ripples)
     shape: tuple[int, int] = (6, 8)
@@ -64,7 +64,7 @@ class Setup:
             check.horizon(K)
         if len(set(self.horizons)) < 3:
             raise ValueError(
-                f"horizons={self.horizons}: expected at least three different ones to fit a slope"
+                f"horizons={self.horizons}: expected at least three different horizons to fit a slope"
             )
         if self.replicas < 2:
             raise ValueError(f"replicas={self.replicas}: expected at least 2 for an interval")
@@ -130,12 +130,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Fit:
-    """What was measured of one case."""
+    """The measurements of one case."""
 
     minimum: Line
     """min over k of E‖∇f(X_k)‖_F, which the theorems bound."""
     average: Line
-    """The average over k, which their proofs bound, and which no lucky step makes small."""
+    """The average over k, which the proofs bound; a single lucky step does not make it small."""
 
     def attains(self, rate: float) -> bool:
         """Whether the minimum falls like K^{−rate} or faster, within its interval."""
@@ -195,7 +195,7 @@ def _fitted(horizons: Sequence[int], values: list[Tensor], resampled: list[Tenso
 
 
 def _line(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope of least squares over the last dimension, and what it leaves."""
+    """The least-squares slope over the last dimension, and the residuals."""
     x = x - x.mean()
     centred = y - y.mean(-1, keepdim=True)
     slope = (centred * x).sum(-1) / x.square().sum()

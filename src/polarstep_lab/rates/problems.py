@@ -1,4 +1,4 @@
-"""Smooth, non-convex matrix problems of which everything is known: gradient, L and minimum."""
+"""Smooth, non-convex matrix problems with known gradient, smoothness constant L and minimum."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Ripples"]
 
 @dataclass(frozen=True)
 class Ripples:
-    """f(X) = ½‖X‖²_F + (a/ω²)·Σ(1 − cos ωX_ij), a bowl with waves on it.
+    """f(X) = ½‖X‖²_F + (a/ω²)·Σ(1 − cos ωX_ij): a paraboloid with waves.
 
     f''(x) = 1 + a·cos ωx lies in [1 − a, 1 + a] entry by entry, so f is (1 + a)-smooth in the
     Frobenius norm and, for a > 1, not convex; f_⋆ = 0. For a ≤ 2 and ω > 0 its only stationary point
-    is X = 0, so a small gradient means a small distance and ‖∇f‖ cannot be low by accident.
+    is X = 0, so a small ‖∇f‖ means that X is close to the minimum.
     """
 
     a: float = 2.0
@@ -45,11 +45,11 @@ class Ripples:
         return X + self.a / self.omega * torch.sin(self.omega * X)
 
     def start(self, replicas: int, m: int, n: int, distance: float, seed: int = 0) -> Tensor:
-        """Random X₀, each with all singular values equal, to between ½ and 1 times ``distance``.
+        """Random X₀ whose singular values are all equal, between ½ and 1 times ``distance``.
 
-        Muon moves by η in every singular direction at once, so such a start is distance/η steps
-        away. Replicas start at different distances lest they oscillate about the minimum in step
-        and all be near it at once.
+        Muon moves by η in every singular direction at once, so the minimum is at most distance/η
+        steps away. The replicas start at different distances, so that their oscillations about the
+        minimum are not in phase.
         """
         g = rng.generator(seed, "start", m, n)
         U, _, Vh = torch.linalg.svd(torch.randn(replicas, m, n, generator=g), full_matrices=False)

@@ -1,11 +1,11 @@
-"""The studies behind ``polarstep rates``: which cases are run, and what is predicted of them.
+"""The studies of ``polarstep rates``: their cases, and the predictions for them.
 
-:func:`rate_study` is the main one: every solver and both kinds of momentum, over tail indices.
-Its noise is α-stable with an index just above α, so that the α-th moment is finite and an average
-over W steps is smaller by W^{−(α−1)/α} from the first step on; at α = 2 it is Gaussian.
+:func:`rate_study` runs every solver with both kinds of momentum over a range of tail indices. Its
+noise is α-stable with an index just above α, so that the α-th moment is finite and an average over W
+steps is smaller by W^{−(α−1)/α} for every W; at α = 2 the noise is Gaussian.
 
-:func:`tuning_study` and :func:`batch_study` are the two examples in which a theorem's condition is
-what decides: tuning for bounded variance under heavy tails, and a batch below the threshold.
+:func:`tuning_study` and :func:`batch_study` are examples in which a condition of a theorem is
+violated: tuning for bounded variance under heavy tails, and a batch below the threshold.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def rate_study(
 ) -> list[Row]:
     """Measured slopes of every solver and momentum against −(α−1)/(3α−2).
 
-    Each row also says whether the measured minimum is below the bound of the theorem with all its
-    constants, which is what the theorem asserts; a slope is only its shadow.
+    Each row also says whether the measured minimum is below the theorem's bound with all its
+    constants, since the theorem asserts this bound and not a slope.
     """
     planned = study_cases(alphas, solvers, scale, setup.shape)
     fits = measure([case for case, _ in planned], setup, tick)
@@ -111,9 +111,9 @@ def rate_study(
 def tuning_study(setup: Setup, tick: Tick = lambda _: None) -> list[Row]:
     """η and β for bounded variance (α = 2) and for the true α, under one-sided heavy tails.
 
-    With α = 2 the momentum averages over √K steps only, where the noise calls for K^{α/(3α−2)}, and
-    the step is longer. Bounded-variance theory promises K^{−1/4} for it. The quantity is the average
-    gradient norm of the run, which is what the proofs bound.
+    The schedule for α = 2 averages the momentum over √K steps only, where this noise needs
+    K^{α/(3α−2)}, and takes longer steps. For bounded variance theory promises K^{−1/4}. The measured
+    quantity is the average gradient norm of the run, which the proofs bound.
     """
     alpha = 1.25
     law = SkewedPareto(alpha + MARGIN)
@@ -137,8 +137,8 @@ def batch_study(setup: Setup, tick: Tick = lambda _: None) -> list[Row]:
     """Multiplicative noise, σ₀ = 0 and σ₁ > 0, at batch sizes from 1 to above the threshold.
 
     The noise is :class:`~polarstep.theory.noise.RareCorrection`: unbiased, yet 995 of 1000 samples
-    point against the gradient. The theorem's threshold is where it starts to promise anything; it
-    is far on the safe side, since the proof gives away the averaging over steps for this part.
+    point against the gradient. Below its threshold the theorem promises nothing. The threshold is
+    larger than necessary, since for this term the proof does not use the averaging over steps.
     """
     alpha, noise = 2.0, RareCorrection(c=2.0, probability=0.005)
     threshold = bounds.smallest_batch(
@@ -158,12 +158,12 @@ def batch_study(setup: Setup, tick: Tick = lambda _: None) -> list[Row]:
 
 
 def _bound(case: Case, row: Row, setup: Setup, K: int) -> float | None:
-    """The inexact-polar theorem's right-hand side with its constants, where it applies.
+    """The bound of the inexact-polar theorem with its constants; None where it does not apply.
 
-    It takes a γ̄ that holds for every M. The paper's polynomials have p(x) ≥ x, so that with
-    δ = ‖M‖_F Newton–Schulz keeps ⟨M, T⟩ ≥ ‖M‖_F ≥ ‖M‖_*/√d₀. A Gaussian sketch captures at least the
-    share ℓ/d₀ of ‖M‖²_F on average, and with it ⟨M, T⟩ ≥ (ℓ/d₀)‖M‖_F. For the Kaczmarz sketch and
-    for Polyak momentum the paper proves nothing, and neither do we.
+    The theorem needs a γ̄ that holds for every M. The paper's polynomials have p(x) ≥ x, so that with
+    δ = ‖M‖_F Newton–Schulz keeps ⟨M, T⟩ ≥ ‖M‖_F ≥ ‖M‖_*/√d₀. A Gaussian sketch captures on average at
+    least the share ℓ/d₀ of ‖M‖²_F, hence ⟨M, T⟩ ≥ (ℓ/d₀)‖M‖_F. The paper proves nothing for the
+    Kaczmarz sketch and for Polyak momentum.
     """
     if row.details["momentum"] == "polyak" or row.details["solver"] == "kaczmarz":
         return None

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard, on request, beside the record that is always written."""
+"""TensorBoard event files, written on request in addition to the record of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TensorBoard:
         self._writer: SummaryWriter | None = None
 
     def start(self, config: RunConfig, steps: int, step: int) -> None:
-        """Open the event file; after a resume, steps beyond the checkpoint are discarded."""
+        """Open the event file; when a run is resumed, discard steps after its checkpoint."""
         from torch.utils.tensorboard import SummaryWriter
 
         purge = step + 1 if step else None

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar with loss, rate and time left, or plain lines in a log file."""
+"""The display of runs: a bar with loss, speed and time left, or plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["ProgressBar", "describe", "follow", "progress_display"]
 
 
 def progress_display(console: Console) -> Progress:
-    """A display for one or several bars; nothing where the output is not a terminal."""
+    """A display for one or several bars; it stays empty where the output is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
@@ -42,7 +42,7 @@ class ProgressBar:
     def __init__(
         self, display: Progress, label: str, whole: TaskID | None = None, before: int = 0
     ) -> None:
-        """Show a run as ``label``; ``whole`` is the bar of all runs, ``before`` those done."""
+        """Show a run as ``label``; ``whole`` is the bar of all runs, ``before`` of them are done."""
         self._display, self._label = display, label
         self._whole, self._before, self._steps = whole, before, 1
         self._bar: TaskID | None = None
@@ -59,7 +59,7 @@ class ProgressBar:
             self._say(f"{self._label}: goes on after step {step} of {steps}")
 
     def row(self, row: MetricRow) -> None:
-        """Take over the latest figures; without a terminal, print validations."""
+        """Show the latest figures; where the output is not a terminal, print validations."""
         amount = row.tokens if row.tokens is not None else row.images
         self._unit = "tok" if row.tokens is not None else "img"
         if row.step and amount:
@@ -83,7 +83,7 @@ class ProgressBar:
             self._display.update(self._whole, completed=self._before + step / self._steps)
 
     def end(self, result: Result | None) -> None:
-        """Take the bar away and leave a line that says how the run ended."""
+        """Replace the bar by a line that says how the run ended."""
         if self._bar is not None:
             self._display.remove_task(self._bar)
         if result is not None:
@@ -94,7 +94,7 @@ class ProgressBar:
 
 
 def follow(events: Iterable[Event], count: int, console: Console) -> int:
-    """Show runs in several processes: one bar for all, one for each under way; how many failed."""
+    """Show runs in several processes, a bar for all and one for each; return how many failed."""
     failed = 0
     bars: dict[str, TaskID] = {}
     with progress_display(console) as display:
@@ -130,7 +130,7 @@ def follow(events: Iterable[Event], count: int, console: Console) -> int:
 
 
 def _validation(row: MetricRow) -> str:
-    """The figure of a validation."""
+    """Perplexity or accuracy of a validation, for the bar."""
     if row.perplexity is not None:
         return f"ppl {row.perplexity:.2f}"
     return f"acc {row.accuracy:.1%}" if row.accuracy is not None else ""

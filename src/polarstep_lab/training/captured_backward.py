@@ -1,8 +1,8 @@
-"""Forward and backward pass as one CUDA graph: for networks whose kernels are shorter than a launch.
+"""Forward and backward pass as one CUDA graph, for networks whose kernels are shorter than a launch.
 
-A small convolutional network has some two hundred kernels a step, each a few microseconds long;
-launched one by one from Python they take longer to start than to run. Recorded once, they are
-replayed by a single call.
+A step of a small convolutional network has about two hundred kernels of a few microseconds each.
+Launching them one by one from Python takes longer than running them; a graph records them once and
+replays all with a single call.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from polarstep.cuda_graphs import captured
 __all__ = ["CapturedBackward"]
 
 EAGER_RUNS = 3
-"""Runs before the capture: cuDNN chooses its algorithms and the libraries take their workspaces."""
+"""Runs before the capture, in which cuDNN chooses algorithms and libraries allocate workspaces."""
 
 
 class CapturedBackward:
-    """``work(*inputs)``, which calls ``backward`` and returns a loss, replayed from the fourth call on.
+    """Calls ``work(*inputs)``, and replays a recording of it from the fourth call on.
 
-    The inputs must have the same shapes at every call. A replay replaces the gradients of
-    ``parameters`` rather than adding to them, so nothing may be accumulated over calls.
+    ``work`` calls ``backward`` and returns the loss. The inputs must have the same shapes at every
+    call. A replay replaces the gradients of ``parameters``; they cannot accumulate over calls.
     """
 
     def __init__(self, work: Callable[..., Tensor], parameters: Sequence[nn.Parameter]) -> None:
-        """Nothing is captured before the fourth call."""
+        """Keep ``work``; the capture happens at the fourth call."""
         self._work = work
         self._parameters = tuple(parameters)
         self._eager_runs = 0
@@ -38,7 +38,7 @@ class CapturedBackward:
         self._loss = torch.empty(0)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The loss of ``inputs``; their gradients are in the parameters afterwards."""
+        """Return the loss of ``inputs`` and set the gradients of the parameters."""
         for p in self._parameters:
             p.grad = None
         if self._graph is None:
@@ -54,7 +54,7 @@ class CapturedBackward:
         return self._loss.clone()
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> torch.cuda.CUDAGraph:
-        """Record the work. A capture computes nothing: weights and statistics stay as they are."""
+        """Record the work. A capture computes nothing, so weights and statistics do not change."""
         self._inputs = tuple(x.clone() for x in inputs)
         graph = torch.cuda.CUDAGraph()
         with captured(graph):

@@ -1,8 +1,8 @@
-"""``torch.compile`` once for a process: tuning and seeds build one model after the other.
+"""``torch.compile`` for functions that take a model, compiled once per process and shape.
 
-A compiled module belongs to its instance, and the next run would compile again, for longer than it
-trains. A compiled function that takes the model as an argument is kept, and used again for every
-model of the same shapes.
+Tuning and several seeds build one model after the other. A compiled module serves a single instance,
+and compiling it again for each run takes longer than the training. A compiled function that takes
+the model as an argument serves all models of the same shapes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., object])
 @cache
 def compiled(function: F) -> F:
     """``function`` of a model and its inputs, compiled for each new combination of shapes."""
-    # A process that ablates sizes meets more shapes than the eight that torch allows by default,
-    # and would fall back to the plain function without a word.
+    # An ablation of sizes has more shapes than the eight that torch compiles by default; beyond
+    # its limit torch silently runs the plain function.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return cast(F, torch.compile(function, dynamic=False))

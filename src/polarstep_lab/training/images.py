@@ -71,13 +71,13 @@ class ImageTask:
 
     @property
     def data(self) -> str:
-        """How many images there are of each kind."""
+        """The numbers of training, held-out and test images."""
         counts = (len(self.train.images), len(self.val[1]), len(self.test[1]))
         return "CIFAR-10: {:,} images, {:,} held out, {:,} for the test".format(*counts)
 
     @property
     def metric(self) -> Literal["test_accuracy"]:
-        """What :meth:`final` returns."""
+        """The name of what :meth:`final` returns."""
         return "test_accuracy"
 
     @property
@@ -91,15 +91,15 @@ class ImageTask:
         return math.ceil(self._data.epochs * self.train.per_epoch)
 
     def stage_lr(self, step: int) -> float:
-        """There is one stage."""
+        """Always 1: there is one stage."""
         return 1.0
 
     def consumed(self, step: int) -> dict[str, int]:
-        """Images trained on."""
+        """The number of images in the first ``step`` steps."""
         return {"images": step * self._data.batch_size}
 
     def backward(self, step: int) -> Tensor:
-        """The gradients of the summed loss, which is what Airbench's learning rates are for."""
+        """Set the gradients of the summed loss, for which Airbench's learning rates are made."""
         return self._gradients(*self.train.selection(step))
 
     def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
@@ -114,14 +114,14 @@ class ImageTask:
 
     @cached_property
     def _gradients(self) -> Callable[..., Tensor]:
-        """:meth:`_compute_gradients`, on a GPU as one graph where so configured."""
+        """:meth:`_compute_gradients`, as one CUDA graph if ``runtime.cuda_graph`` says so."""
         if self.device.type != "cuda" or not self.config.runtime.cuda_graph:
             return self._compute_gradients
         trained = [p for p in self.model.parameters() if p.requires_grad]
         return CapturedBackward(self._compute_gradients, trained)
 
     def _compute_gradients(self, *selection: Tensor) -> Tensor:
-        """Set the gradients of a selection of images, and return its mean loss."""
+        """Set the gradients for a selection of images, and return the mean loss."""
         images, labels = self.train.assemble(*selection)
         forward = compiled(_apply) if self.config.runtime.compile else _apply
         with _fastest_convolutions():
@@ -147,7 +147,7 @@ class ImageTask:
 
     @torch.no_grad()
     def final(self, last: Validation) -> float:
-        """Accuracy on the test images, averaged over six views of each where so configured."""
+        """Accuracy on the test images, from six views of each with ``test_time_augmentation``."""
         self.model.eval()
         logits = self._predict(*self.test, views=self.config.evaluation.test_time_augmentation)
         self.model.train()
@@ -163,7 +163,7 @@ class ImageTask:
     def _logits(
         self, images: Tensor, forward: Callable[[ConvNet, Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Logits of normalized images by ``forward``, by default plainly."""
+        """Logits of normalized images, computed by ``forward`` or by default by the plain model."""
         if self.device.type == "cuda":
             images = images.to(memory_format=torch.channels_last)
         with _fastest_convolutions(), autocast(self.config.runtime, self.device):
@@ -171,7 +171,7 @@ class ImageTask:
 
 
 def _fastest_convolutions() -> AbstractContextManager[object]:
-    """Those that cuDNN finds by trying them in the first steps of a process, backward ones included."""
+    """A context in which cuDNN tries its algorithms for each new shape and keeps the fastest."""
     context: AbstractContextManager[object] = torch.backends.cudnn.flags(
         enabled=True, benchmark=True
     )
@@ -186,8 +186,8 @@ def _apply(model: ConvNet, images: Tensor) -> Tensor:
 def _six_views(logits: Any, images: Tensor) -> Tensor:
     """Airbench's test-time augmentation.
 
-    The image and its translations by one pixel up-left and down-right, each with its mirror image;
-    the untranslated pair has half of the weight.
+    The logits are averaged over the image and its translations by one pixel up-left and down-right,
+    each with its mirror image. The untranslated pair has half of the weight.
     """
     size = images.shape[-1]
     padded = reflect_pad(images, 1)

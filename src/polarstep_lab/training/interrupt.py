@@ -13,9 +13,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, the first signal sets ``pending``; a second one acts at once, as usual.
+    """A context in which the first signal sets ``pending``, and a second acts as it did before.
 
-    Python delivers signals to the main thread alone; elsewhere this does nothing.
+    Outside the main thread, where Python handles no signals, entering it has no effect.
     """
 
     def __init__(self) -> None:

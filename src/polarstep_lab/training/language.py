@@ -27,7 +27,7 @@ __all__ = ["LanguageTask"]
 
 CORPUS = "corpus:"
 PADDING = 128
-"""A vocabulary may be padded to a multiple of this: a GPU multiplies aligned matrices faster."""
+"""A vocabulary may be padded to a multiple of 128, since a GPU multiplies aligned matrices faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +51,15 @@ class LanguageTask:
         if val.count * window < config.evaluation.tokens:
             raise ConfigError(
                 f"evaluation.tokens={config.evaluation.tokens:,}, but the validation data has "
-                f"{val.count * window:,} in whole sequences of {window:,}: set evaluation.tokens to "
-                "that or less"
+                f"{val.count * window:,} in whole sequences of {window:,}: set evaluation.tokens to at "
+                "most this number"
             )
         model = deepcopy(_initial(config.model, config.seed, device))
         return cls(config, device, model, train, val)
 
     @property
     def data(self) -> str:
-        """The files, and how many tokens they have."""
+        """The names of the training files, and their number of tokens."""
         patterns = self._data.train
         if patterns[0].startswith(CORPUS):
             names = patterns[0].removeprefix(CORPUS)
@@ -69,7 +69,7 @@ class LanguageTask:
 
     @property
     def metric(self) -> Literal["val_perplexity"]:
-        """What :meth:`final` returns."""
+        """The name of what :meth:`final` returns."""
         return "val_perplexity"
 
     @property
@@ -86,11 +86,11 @@ class LanguageTask:
         return place_in_stages(self._data.stages, self._data.window, step)
 
     def stage_lr(self, step: int) -> float:
-        """The multiplier of the stage."""
+        """The learning-rate multiplier of the stage of ``step``."""
         return self._place(step).stage.lr
 
     def consumed(self, step: int) -> dict[str, int]:
-        """Tokens trained on."""
+        """The number of tokens in the first ``step`` steps."""
         return {"tokens": self._place(step).tokens}
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
@@ -100,14 +100,14 @@ class LanguageTask:
         length, count = place.stage.sequence_length, place.stage.sequences
         if length == self._data.window:
             return inputs, targets
-        # Windows are as long as the longest stage's sequences. A shorter stage cuts each into as
-        # many of its own as fit and leaves the rest, as documents cut at a maximum length do.
+        # Windows have the length of the longest stage's sequences. A stage of shorter sequences
+        # cuts as many as fit out of each window and skips the remainder.
         whole = self._data.window // length * length
         inputs, targets = (x[:, :whole].reshape(-1, length)[:count] for x in (inputs, targets))
         return inputs, targets
 
     def backward(self, step: int) -> Tensor:
-        """Accumulate the gradients of the mean loss over the batch."""
+        """Add the gradients of the batch's mean loss, and return this loss."""
         inputs, targets = self.batch(step)
         total = torch.zeros((), device=self.device)
         size = self.config.runtime.micro_batch or len(inputs)
@@ -155,7 +155,7 @@ class LanguageTask:
 
     @property
     def _compiles(self) -> bool:
-        """As configured; where that is left open, on a GPU."""
+        """``runtime.compile``; if this is null, whether the device is a GPU."""
         wanted = self.config.runtime.compile
         return self.device.type == "cuda" if wanted is None else wanted
 
@@ -164,8 +164,8 @@ class LanguageTask:
 def _initial(config: GPTConfig, seed: int, device: torch.device) -> GPT:
     """The model before its first step, for runs to copy.
 
-    Kept, because the methods of a comparison and the trials of a study begin with the same weights,
-    and to draw those of GPT-2's vocabulary takes a second, as long as sixty steps on a GPU.
+    It is cached because the methods of a comparison and the trials of a study begin with the same
+    weights, and drawing them for GPT-2's vocabulary takes a second, as long as sixty steps on a GPU.
     """
     return GPT(config, generator(seed, "weights")).to(device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polarstep.theory.annealing import MomentumRamp, Trapezoid
 from polarstep_lab.config import ScheduleConfig, Stage
 
 __all__ = ["Place", "Schedule", "place_in_stages"]
@@ -11,55 +12,51 @@ __all__ = ["Place", "Schedule", "place_in_stages"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The schedule of a run of ``steps`` steps."""
+    """The schedule of a run of ``steps`` steps, made of the core's curves."""
 
     config: ScheduleConfig
     steps: int
 
     def lr(self, step: int, peak: float = 1.0, portion: float = 1.0) -> float:
-        """The learning-rate multiplier of ``step``, from 0.
+        """The learning-rate multiplier of ``step``, counted from 0.
 
-        ``peak`` is the multiplier of the stage. A parameter group that is trained for a
-        ``portion`` of the run only has the whole shape squeezed into it, then zero.
+        ``peak`` is the multiplier of the stage. A parameter group that is trained for a ``portion``
+        of the run only has the whole curve squeezed into that portion, and zero after it.
         """
         scheduled = (self.steps - self.config.extension) * portion
         if portion < 1 and step >= scheduled:
             return 0.0
-        done = min(1.0, step / scheduled)
-        left = min(1.0, (1 - done) / self.config.cooldown)
-        rate = left * peak + (1 - left) * self.config.final
-        if step < self.config.warmup:
-            rate *= (step + 1) / self.config.warmup
-        return rate
+        settings = self.config
+        curve = Trapezoid(scheduled, settings.warmup, settings.cooldown, settings.final)
+        return curve(step, peak)
 
     def momentum(self, step: int, target: float) -> float:
-        """Muon's momentum at ``step``."""
-        start = self.config.momentum_start
-        if start is None or start >= target:
+        """Muon's momentum at ``step``; ``target`` is its value between the two ramps."""
+        settings = self.config
+        if settings.momentum_start is None:
             return target
-        rise = self.config.momentum_warmup * self.steps
-        warm = min(1.0, step / rise) if rise else 1.0
-        fall = self.config.momentum_cooldown
-        cool = min(1.0, (self.steps - step) / fall) if fall else 1.0
-        return start + (target - start) * min(warm, cool)
+        warmup = settings.momentum_warmup * self.steps
+        ramp = MomentumRamp(self.steps, settings.momentum_start, warmup, settings.momentum_cooldown)
+        return ramp(step, target)
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a step stands in the stages of a language-model run.
 
-    ``windows`` of the shards have been consumed before it, and ``tokens`` trained on.
+    ``windows`` and ``tokens`` count what the steps before it have consumed of the shards and
+    trained on.
     """
 
     stage: Stage
     windows: int
     tokens: int
     taken: int
-    """How many windows this step takes; a window holds several sequences of a shorter stage."""
+    """How many windows this step takes; in a stage of short sequences a window holds several."""
 
 
 def place_in_stages(stages: tuple[Stage, ...], window: int, step: int) -> Place:
-    """The place of ``step``; for the last step + 1, the totals of the run."""
+    """The place of ``step``; for the step after the last, the totals of the run."""
     windows = tokens = 0
     for number, stage in enumerate(stages):
         taken = -(-stage.sequences // (window // stage.sequence_length))

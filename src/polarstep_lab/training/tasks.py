@@ -1,4 +1,4 @@
-"""What the training loop needs to know of a benchmark: gradients, validation and the final figure."""
+"""The interface between the training loop and a benchmark: gradients, validation, final figure."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class Validation:
 
 @dataclass(frozen=True)
 class Draws:
-    """Batches beside those of the run, as many as one likes, to look at their gradients."""
+    """Any number of batches independent of the run's, whose gradients are to be measured."""
 
     backward: Callable[[int], Tensor]
     """Add the gradients of batch number i to the model's."""
     size: int
     """Examples in a batch: images or sequences."""
     scale: float
-    """What turns these gradients into those of the mean loss of an example."""
+    """The factor that turns these gradients into gradients of the mean loss per example."""
 
 
 class Task(Protocol):
     """A benchmark on a device, ready to be trained.
 
-    Everything is a function of the config and the step: a task has no state besides its model.
+    Its only state is the model; everything else is a function of the config and the step.
     """
 
     @property
     def metric(self) -> Literal["val_perplexity", "test_accuracy"]:
-        """What :meth:`final` returns."""
+        """The name of what :meth:`final` returns."""
 
     @property
     def model(self) -> GPT | ConvNet:
@@ -54,7 +54,7 @@ class Task(Protocol):
 
     @property
     def data(self) -> str:
-        """What it trains on, in a few words, for the record."""
+        """A short description of the training data, for the record."""
 
     @property
     def steps(self) -> int:
@@ -64,9 +64,10 @@ class Task(Protocol):
         """Add the gradients of step ``step`` to the model's, and return its mean loss."""
 
     def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
-        """Batches like that of ``step`` in an order drawn from ``seed``, for the same model.
+        """Batches like the batch of ``step``, in an order drawn from ``seed``, for the same model.
 
-        With a ``size`` of their own they are not compiled: for a few batches that takes too long.
+        Batches of another ``size`` are computed without compiling, which would take too long for a
+        few batches.
         """
 
     def stage_lr(self, step: int) -> float:
@@ -79,11 +80,11 @@ class Task(Protocol):
         """Loss and metric on held-out data."""
 
     def final(self, last: Validation) -> float:
-        """The figure the run is judged by, given its last validation."""
+        """The figure by which the run is judged, given its last validation."""
 
 
 def autocast(config: RuntimeConfig, device: torch.device) -> AbstractContextManager[object]:
-    """bfloat16 products where the device is made for them, float32 elsewhere, or as configured."""
+    """The configured precision; ``"auto"`` is bfloat16 products on a GPU and float32 on a CPU."""
     precision = config.precision
     if precision == "auto":
         precision = "bfloat16" if device.type == "cuda" else "float32"

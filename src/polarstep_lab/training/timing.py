@@ -1,7 +1,7 @@
-"""How long steps take, measured without making the device wait.
+"""Times of steps, measured without waiting for the device.
 
-On a GPU, events are recorded around each span and read later, when the loss has been fetched for
-the log and the device is known to have passed them. On a CPU a clock does.
+On a GPU, events are recorded around each span. They are read when the loss is fetched for the log,
+by which time the device has passed them. On a CPU a clock is read.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["StepTimer"]
 
 
 class StepTimer:
-    """Spans ``"step"`` and ``"optimizer"`` since the last :meth:`read`."""
+    """Times of named spans, ``"step"`` and ``"optimizer"``, since the last :meth:`read`."""
 
     def __init__(self, device: torch.device, cycle: int = 1) -> None:
-        """Time on ``device``, where the work of a step repeats after ``cycle`` steps."""
+        """Measure on ``device``; the work of a step repeats after ``cycle`` steps."""
         self._cuda = device.type == "cuda"
         self._cycle = cycle
         self._spans: dict[str, list[float | tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Time what runs inside."""
+        """Measure the time of the ``with`` block."""
         spans = self._spans.setdefault(name, [])
         if self._cuda:
             start, end = _event(), _event()
@@ -41,9 +41,9 @@ class StepTimer:
             spans.append(1e3 * (time.perf_counter() - began))
 
     def read(self, name: str) -> float:
-        """Milliseconds of a step, since the last read: the median of the means over whole cycles.
+        """Milliseconds per span since the last read: the median of the means over whole cycles.
 
-        Of the spans there are, where they are fewer than a cycle; NaN where there was none.
+        With fewer spans than a cycle, their mean; without any, NaN.
         """
         spans = self._spans.pop(name, [])
         if not spans:

@@ -1,8 +1,8 @@
-"""The training loop: one for both benchmarks and all methods.
+"""The training loop, which serves both benchmarks and all methods.
 
-A run is a pure function of its config. The loop keeps the step, the clock and two logs, and writes
-all of it into a checkpoint, so that a run killed at any moment goes on as if nothing had happened:
-lines logged after the last checkpoint are cut off and written again, with the same numbers.
+A run is a pure function of its config. A checkpoint holds the step, the time and the lengths of the
+logs, so that a run killed at any moment can be resumed as if it had not been interrupted: lines
+logged after the last checkpoint are cut off and written again, with the same numbers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from polarstep_lab.records.directory import RunLock, check_directory, claim_dire
 from polarstep_lab.records.environment import pick_device, record_environment
 from polarstep_lab.records.record import MetricRow, Result, RunIdentity, RunRecord, Status
 from polarstep_lab.training.checkpoint import Progress, resume_from, save_checkpoint
-from polarstep_lab.training.gamma import GammaLog
+from polarstep_lab.training.gamma_log import GammaLog
 from polarstep_lab.training.images import ImageTask
 from polarstep_lab.training.interrupt import Interrupt
 from polarstep_lab.training.language import LanguageTask
-from polarstep_lab.training.noise_study import NoiseLog
+from polarstep_lab.training.noise_log import NoiseLog
 from polarstep_lab.training.optimizers import (
     ScheduledOptimizer,
     build_optimizer,
@@ -60,11 +60,11 @@ class Observer(Protocol):
 
 
 class StopTraining(Exception):
-    """Raised by an observer to end a run before its time; recorded as ``"stopped"``."""
+    """Raised by an observer to end a run early, with the status ``"stopped"``."""
 
 
 class Interrupted(Exception):
-    """The run was interrupted by a signal, and its checkpoint is written."""
+    """The run was stopped by a signal, after writing its checkpoint."""
 
     def __init__(self, directory: Path, step: int, steps: int) -> None:
         super().__init__(f"stopped after step {step} of {steps}; the checkpoint is in {directory}")
@@ -197,7 +197,7 @@ class _Run:
 
     @property
     def seconds(self) -> float:
-        """Time spent on this run, pauses between a stop and its resume left out."""
+        """Time spent on this run, without the pauses between a stop and its resume."""
         return self.seconds_before + time.perf_counter() - self.began
 
     def to_the_end(self) -> Result:
@@ -222,7 +222,7 @@ class _Run:
         return result
 
     def _train(self) -> Result:
-        """Train until the last step, or until something ends the run before."""
+        """Train until the last step, or until the run is stopped or diverges."""
         try:
             with Interrupt() as interrupt:
                 self.task.model.train()
@@ -253,7 +253,7 @@ class _Run:
         return result
 
     def _measure(self) -> None:
-        """The gradient noise, where it is due; the clock of the run stands still meanwhile."""
+        """Measure the gradient noise if it is due; the time this takes is not counted."""
         if self.noise is not None:
             self.began += self.noise.measure(self.step)
 
@@ -331,7 +331,7 @@ class _Run:
             )
 
     def _checkpoint(self) -> None:
-        """Write the state to resume from. The log goes to disk first: a checkpoint counts on it."""
+        """Write the state to resume from, after the logs, whose lengths it records."""
         progress = Progress(
             step=self.step,
             seconds=self.seconds,

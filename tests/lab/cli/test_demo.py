@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-
 import pytest
 from tests.lab.experiments.small import SMALLEST_GPT as TINY
+from tests.processes import PATIENCE, start
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
@@ -44,7 +40,7 @@ def test_it_compares_all_methods_and_ends_with_the_path_of_the_report(invoke, tm
 
     stamps = {run.directory: (run.directory / "result.json").stat().st_mtime_ns for run in runs}
     again = invoke("--workers", 2)  # nothing is trained twice, nor overwritten
-    assert "14 of them are there from before" in again.stdout
+    assert "14 of them are finished already" in again.stdout
     assert again.stdout.splitlines()[-1] == result.stdout.splitlines()[-1]
     assert stamps == {path: (path / "result.json").stat().st_mtime_ns for path in stamps}
 
@@ -72,31 +68,32 @@ def test_ctrl_c_keeps_checkpoints_and_the_runs_go_on_to_the_same_end(tmp_path):
     longer = TINY | {"data.stages": stages, "evaluation.every": 50}
     runs = comparison_runs(RECIPE, METHODS[4:5], [1], longer, tmp_path / "whole")
     list(run_in_processes(runs, workers=1))
-    script = f"""
+    script = tmp_path / "cut.py"
+    script.write_text(f"""
+import os, signal
 from pathlib import Path
 from polarstep_lab.methods import METHODS
-from polarstep_lab.suites.parallel import run_in_processes
-from polarstep_lab.suites.suite import comparison_runs, pending
-runs = comparison_runs({RECIPE!r}, METHODS[4:5], [1], {longer!r}, Path({str(tmp_path / "cut")!r}))
-for event in run_in_processes(runs, workers=1):
-    print(event.step, flush=True)
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", script],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    while int(process.stdout.readline()) < 100:
-        pass
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+from polarstep_lab.suites import parallel
+from polarstep_lab.suites.suite import comparison_runs
+
+class CtrlC(parallel._Messenger):
+    def advance(self, step):
+        if step == 100:
+            os.killpg(0, signal.SIGINT)  # to this worker and its parent, as a terminal does
+
+parallel._Messenger = CtrlC  # the worker imports this file too
+if __name__ == "__main__":
+    runs = comparison_runs({RECIPE!r}, METHODS[4:5], [1], {longer!r}, Path({str(tmp_path / "cut")!r}))
+    list(parallel.run_in_processes(runs, workers=1))
+""")
+    process = start(str(script))
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0, errors
     cut = comparison_runs(RECIPE, METHODS[4:5], [1], longer, tmp_path / "cut")
     assert pending(cut) == cut
     assert (cut[0].directory / "checkpoint.pt").exists()
     steps = [event.step for event in run_in_processes(cut, workers=1) if event.steps]
-    assert steps[0] >= 100  # it went on, rather than starting anew
+    assert steps[0] == 100  # it went on, rather than starting anew
     values = [RunRecord.load(each[0].directory).result.value for each in (runs, cut)]
     assert values[0] == values[1]
 

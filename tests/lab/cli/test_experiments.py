@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.lab.experiments.small import TINY_GPT, fake_cifar10
+from tests.processes import PATIENCE, start, wait_until
 from typer.testing import CliRunner
 
-import polarstep as package
 from polarstep_lab.cli import app
 from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.tokenizer import Characters
@@ -252,19 +248,11 @@ def test_list_shows_what_there_is():
 def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on():
     long = 'data.stages=[{"steps": 100000, "sequences": 2, "sequence_length": 32}]'
     arguments = ["run", "nanogpt-toy", "-m", "rand-muon", *SMALL, *LOW_RANK, "--set", long]
-    source = str(Path(package.__file__).parents[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": source}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "polarstep", *arguments, "--out", "r"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    while not Path("r/metrics.jsonl").exists() or Path("r/metrics.jsonl").stat().st_size < 2000:
-        assert process.poll() is None
-        time.sleep(0.02)
+    process = start("-m", "polarstep", *arguments, "--out", "r")
+    log = Path("r/metrics.jsonl")
+    wait_until(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > 2000))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     message = " ".join(errors.split())
     assert "of 100000; the checkpoint is in r. Go on with: polarstep run nanogpt-toy" in message
@@ -286,7 +274,7 @@ DOCUMENTED = commands_in(Path(__file__).parents[3] / "docs" / "experiments.md")
 
 @pytest.mark.parametrize("words", DOCUMENTED, ids=" ".join)
 def test_documented_commands_are_valid(words, monkeypatch):
-    """Everything up to the work itself: options, recipes, settings, the plan of all runs."""
+    """Options, recipes, settings and the plan of all runs are checked; no run is made."""
     made = []
 
     def instead(runs, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""``polarstep flops``: what a person, a script and a typo get."""
+"""``polarstep flops``: its table, its JSON and its errors."""
 
 import json
 

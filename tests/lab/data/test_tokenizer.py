@@ -1,4 +1,4 @@
-"""Text to shards: characters, GPT-2 from local files, and what the shipped text is."""
+"""From text to shards: characters, GPT-2's vocabulary from local files, and the shipped text."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_shards_of_characters(tmp_path):
 
 @pytest.fixture
 def bytes_vocabulary(tmp_path):
-    """A vocabulary of GPT-2's size without merges that matter: bytes, then long nonsense."""
+    """A vocabulary of GPT-2's size in which only single bytes occur in text."""
     tokens = [bytes([b]) for b in range(256)]
     tokens += [b"\xff\xfe" + n.to_bytes(4, "big") for n in range(50256 - 256)]
     lines = (base64.b64encode(token) + b" %d" % rank for rank, token in enumerate(tokens))

@@ -32,10 +32,10 @@ def test_a_shard_is_256_int32_then_uint16(tmp_path):
         (b"short", r"has 5 bytes, less than the header of 1024"),
         (header(magic=278895051) + bytes(20), r"starts with 278895051, not with the magic number"),
         (header(version=2) + bytes(20), r"has version 2; only version 1"),
-        (header(count=0), r"says that it holds 0 tokens"),
-        (header(count=-3), r"says that it holds -3 tokens"),
+        (header(count=0), r"promises 0 tokens, expected 1 or more"),
+        (header(count=-3), r"promises -3 tokens"),
         (header() + bytes(19), r"is truncated: its header promises 10 tokens, 1,044 bytes"),
-        (header() + bytes(22), r"is longer than it says"),
+        (header() + bytes(22), r"is too long"),
     ],
 )
 def test_damaged_shards_are_named(content, message, tmp_path):
@@ -69,7 +69,7 @@ def test_tokens_that_do_not_fit_are_refused(tokens, tmp_path):
 
 
 def windows(*sizes: int, length: int = 8, vocab: int = 60_000) -> TokenWindows:
-    """Shards in which every token is its own place: shard number · 10,000 + position."""
+    """Shards in which every token is shard number · 10,000 + position."""
     shards = tuple(
         (10_000 * number + np.arange(size)).astype(np.uint16) for number, size in enumerate(sizes)
     )

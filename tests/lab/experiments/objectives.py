@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.processes import wait_until
+
 
 @dataclass(frozen=True)
 class Bowl:
-    """A loss that is lowest at lr = 0.03, falls with every validation and diverges above 1."""
+    """A loss that is lowest at lr = 0.03, falls with every validation and diverges above 1.
+
+    Each trial writes its process and its lr to ``log``, and waits until as many processes as
+    ``workers`` have begun one.
+    """
 
     log: Path | None = None
     seconds: float = 0.0
+    workers: int = 1
     interrupt_at: int | None = None
 
     def __call__(
@@ -28,11 +35,17 @@ class Bowl:
                 file.write(f"{os.getpid()} {lr!r}\n")
             if self.interrupt_at == len(self.log.read_text().splitlines()):
                 raise KeyboardInterrupt
+            wait_until(lambda: self._begun() >= self.workers)
         final = 1.0 + math.log10(lr / 0.03) ** 2
         for number in range(5):
             time.sleep(self.seconds)
             report(number, math.nan if lr > 1.0 and number == 2 else final + 4 - number)
         return final
+
+    def _begun(self) -> int:
+        """How many processes have written to the log."""
+        assert self.log is not None
+        return len({line.split()[0] for line in self.log.read_text().splitlines()})
 
 
 @dataclass(frozen=True)

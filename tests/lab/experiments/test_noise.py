@@ -16,7 +16,7 @@ from polarstep_lab.config import ConfigError
 from polarstep_lab.records import record
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.training.images import ImageTask
-from polarstep_lab.training.noise_study import NoiseLog, points_along
+from polarstep_lab.training.noise_log import NoiseLog, points_along
 from polarstep_lab.training.train import Interrupted, build_task, train
 
 MEASURED = {

@@ -210,7 +210,7 @@ def test_a_study_whose_processes_were_all_killed_is_continued(journal, tmp_path)
 
 def test_several_workers_share_one_study(journal, tmp_path):
     log = tmp_path / "log"
-    progress = tune(journal, Bowl(log, seconds=0.05), trials=8, workers=2)
+    progress = tune(journal, Bowl(log, workers=2), trials=8, workers=2)
     lines = [line.split() for line in log.read_text().splitlines()]
     assert progress.done == len(lines) == 8
     assert len({pid for pid, _ in lines}) == 2

@@ -1,4 +1,4 @@
-"""The loss of a large head: the plain formula's value and gradients, whatever the chunks."""
+"""The chunked loss of a large head has the value and gradients of the plain formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POSITIONS, WIDTH, VOCABULARY, CAP = 37, 8, 29, 3.0
 
 
 def draw(dtype, scale=1.0):
-    """Activations and a head whose logits reach well into the cap."""
+    """Activations and a head with logits large enough for the cap to matter."""
     g = generator(0, "head loss")
     x = torch.randn(POSITIONS, WIDTH, generator=g, dtype=torch.float64)
     weight = scale * torch.randn(VOCABULARY, WIDTH, generator=g, dtype=torch.float64)
@@ -83,7 +83,7 @@ def test_no_gradient_is_made_where_none_is_wanted():
 
 
 def test_logits_are_kept_in_the_precision_of_their_product():
-    """And the gradient of the weight is summed in the weight's own, over the chunks."""
+    """The gradient of the weight is summed over the chunks in the weight's own precision."""
     x, weight, targets = draw(torch.float32)
     half = x.detach().bfloat16().requires_grad_()
     seen = []
@@ -148,7 +148,7 @@ def test_rounded_logits_do_not_bias_the_loss():
 
 
 def test_one_compiled_layer_serves_all_layers_models_and_modes():
-    """What compiling costs, it costs once for a process and a shape."""
+    """A second model of the same shapes uses the compiled functions of the first."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     counter = CompileCounterWithBackend("aot_eager")

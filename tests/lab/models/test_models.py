@@ -1,4 +1,4 @@
-"""The two networks: their shapes give the paper's tables, and they compute what they say."""
+"""The two networks: their shapes give the paper's tables, and their outputs are as documented."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def small_gpt(**options):
 
 
 def trained_a_little(model):
-    """Zero-initialized projections hide what is behind them."""
+    """Add noise to all weights: zero-initialized projections hide everything before them."""
     with torch.no_grad():
         for index, p in enumerate(model.parameters()):
             p.add_(0.1 * torch.randn(p.shape, generator=generator(index, "noise")))

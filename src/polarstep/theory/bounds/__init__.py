@@ -1,6 +1,6 @@
-"""Every bound of the paper as a function: of the polar maps, of the noise, of convergence.
+"""Every bound of the paper as a function: for polar maps, batch noise and convergence.
 
-One is not the paper's, for a basis that is kept (:func:`kept_basis_gamma`).
+:func:`kept_basis_gamma`, about a basis that is used for several steps, is not in the paper.
 """
 
 from __future__ import annotations

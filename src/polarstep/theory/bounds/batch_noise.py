@@ -1,4 +1,4 @@
-"""How a mini-batch tames heavy-tailed noise: the paper's batch-noise lemma and its constant."""
+"""The paper's batch-noise lemma: how averaging over a mini-batch reduces heavy-tailed noise."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from polarstep.theory import checks as check
 __all__ = ["PAPER_CONSTANT", "batch_noise_bound", "hilbert_constant", "initial_bias_bound"]
 
 PAPER_CONSTANT = 2.0
-"""What the paper allows for C_α: some 0 < C_α ≤ 2, so 2 is always valid."""
+"""The paper states its results for some 0 < C_α ≤ 2; 2 is always valid."""
 
 
 def hilbert_constant(alpha: float) -> float:
-    """2^{2−α}, a smaller C_α that is valid too: 2 as α → 1 and 1 at α = 2.
+    """2^{2−α}, a smaller valid C_α: it tends to 2 as α → 1 and is 1 at α = 2.
 
     The von Bahr–Esseen inequality sums ‖x + y‖^α ≤ ‖x‖^α + α‖x‖^{α−2}⟨x, y⟩ + C‖y‖^α over
-    independent, mean-zero y; in a Hilbert space C = 2^{2−α} is enough. The paper states its results
-    with C_α ≤ 2 and so do we by default; pass ``C_alpha`` to sharpen them.
+    independent, mean-zero y; in a Hilbert space C = 2^{2−α} is enough. The bounds here take C_α = 2
+    by default; pass this value as ``C_alpha`` for sharper ones.
     """
     return float(2 ** (2 - check.tail_index(alpha)))
 
@@ -54,8 +54,8 @@ def initial_bias_bound(
     """An upper bound on E‖S₀‖_F, which the theorems leave as a symbol.
 
     S₀ = (1−β)M₀ − ∇f(X₀). With C₋₁ = 0, M₀ = (1+β)G₀, so S₀ = (1−β²)(G₀ − ∇f(X₀)) − β²∇f(X₀), and
-    E‖S₀‖_F ≤ β²‖∇f(X₀)‖_F + (1−β²)·(the batch-noise lemma)^{1/α} by Jensen. This step is ours, not
-    the paper's.
+    E‖S₀‖_F ≤ β²‖∇f(X₀)‖_F + (1−β²)·(the batch-noise lemma)^{1/α} by Jensen. This bound is not in
+    the paper.
     """
     beta = check.momentum(beta)
     noise = batch_noise_bound(alpha, sigma0, sigma1, B, gradient_norm, C_alpha)

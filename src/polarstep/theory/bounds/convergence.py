@@ -1,13 +1,13 @@
-"""How fast Muon converges: the right-hand sides of the paper's theorems, term by term.
+"""Convergence of Muon: the right-hand sides of the paper's theorems, term by term.
 
 Each theorem bounds min_{0≤k<K} E‖∇f(X_k)‖_F by a sum of six terms. The statements hide constants
-that depend on α and d₀ in an O(·); the proofs in the appendix give every one of them, up to
-C_α ∈ (0, 2]. A :class:`Term` therefore carries two numbers: ``value``, with the proof's constants,
-which is a true upper bound, and ``order``, what stands inside the paper's O(·), which is not one.
+that depend on α and d₀ in an O(·); the proofs in the appendix give all constants, up to
+C_α ∈ (0, 2]. A :class:`Term` therefore carries two numbers. ``value`` has the constants of the proof
+and is an upper bound. ``order`` is the expression inside the paper's O(·) and is not a bound.
 
-They are statements about Nesterov momentum, f L-smooth and bounded below by f_⋆, and noise whose
-α-th central moment is at most σ₀^α + σ₁^α‖∇f‖^α. The same bounds hold for the average over k, since
-the proofs bound the sum of all E‖∇f(X_k)‖_F.
+The theorems assume Nesterov momentum, an L-smooth f bounded below by f_⋆, and noise whose α-th
+central moment is at most σ₀^α + σ₁^α‖∇f‖^α. The same bounds hold for the average over k, since the
+proofs bound the sum of all E‖∇f(X_k)‖_F.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def batch_threshold(
     nu: float = 0.0,
     C_alpha: float = PAPER_CONSTANT,
 ) -> float:
-    """The batch size that B must exceed for ρ > 0, from both theorems.
+    """The threshold that B must exceed for ρ > 0 in both theorems.
 
-    {2√π(1 + √d₀(1 + ν̄))·C_α^{1/α}·σ₁/(1 − γ̄)}^{α/(α−1)}; the exact-polar theorem is γ̄ = ν̄ = 0.
-    With σ₁ = 0 it is 0: any batch will do.
+    {2√π(1 + √d₀(1 + ν̄))·C_α^{1/α}·σ₁/(1 − γ̄)}^{α/(α−1)}, with γ̄ = ν̄ = 0 for the exact-polar
+    theorem. For σ₁ = 0 the threshold is 0: every batch size is allowed.
     """
     alpha = check.tail_index(alpha)
     noise = _noise_factor(alpha, d0, nu, C_alpha) * check.nonnegative("sigma1", sigma1)
@@ -76,10 +76,10 @@ def rho(
     nu: float = 0.0,
     C_alpha: float = PAPER_CONSTANT,
 ) -> float:
-    """ρ = 1 − γ̄ − (1 + √d₀(1 + ν̄))·2√π·C_α^{1/α}·σ₁/B^{(α−1)/α}; ρ_ex is γ̄ = ν̄ = 0.
+    """ρ = 1 − γ̄ − (1 + √d₀(1 + ν̄))·2√π·C_α^{1/α}·σ₁/B^{(α−1)/α}; ρ_ex has γ̄ = ν̄ = 0.
 
-    Every term of the bounds is divided by it. It may come out negative: then B is below the
-    threshold and the theorems say nothing (:class:`Setting` refuses such a B).
+    Every term of the bounds is divided by ρ. A negative ρ means that B is below the threshold,
+    where the theorems do not apply; :class:`Setting` refuses such a B.
     """
     alpha = check.tail_index(alpha)
     B = check.at_least_one_sample(B)
@@ -89,7 +89,7 @@ def rho(
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem, its noise and the polar map: all that the theorems take besides η, β and K.
+    """The problem, its noise and the inexactness: the constants of the theorems besides η, β and K.
 
     Args:
         gap: f(X₀) − f_⋆.
@@ -98,8 +98,8 @@ class Setting:
         alpha, sigma0, sigma1: the noise of one sample.
         B: samples in a mini-batch; it must exceed :func:`batch_threshold`.
         gamma, nu: γ̄ and ν̄, the largest inexactness over the run; 0 and 0 for the exact polar factor.
-        gradient0: ‖∇f(X₀)‖_F; ``None``: its largest possible value √(2L·gap).
-        S0: E‖S₀‖_F; ``None``: the bound :func:`~polarstep.theory.bounds.batch_noise.initial_bias_bound`.
+        gradient0: ‖∇f(X₀)‖_F; ``None`` means its largest possible value √(2L·gap).
+        S0: E‖S₀‖_F; ``None`` means :func:`~polarstep.theory.bounds.batch_noise.initial_bias_bound`.
         C_alpha: the constant of the batch-noise lemma.
     """
 
@@ -140,18 +140,18 @@ class Setting:
 
     @property
     def batch_threshold(self) -> float:
-        """What B must exceed."""
+        """The threshold that B must exceed."""
         return batch_threshold(
             self.alpha, self.sigma1, self.d0, self.gamma, self.nu, C_alpha=self.C_alpha
         )
 
     @property
     def initial_gradient(self) -> float:
-        """‖∇f(X₀)‖_F, or √(2L(f(X₀) − f_⋆)), which smoothness allows at most."""
+        """‖∇f(X₀)‖_F if given, else √(2L(f(X₀) − f_⋆)), the largest value for an L-smooth f."""
         return math.sqrt(2 * self.L * self.gap) if self.gradient0 is None else self.gradient0
 
     def initial_bias(self, beta: float) -> float:
-        """E‖S₀‖_F, given or bounded."""
+        """E‖S₀‖_F if given, else its bound."""
         if self.S0 is not None:
             return self.S0
         return initial_bias_bound(
@@ -171,14 +171,14 @@ class Term:
 
     name: str
     value: float
-    """With the constants of the proof."""
+    """The term with the constants of the proof."""
     order: float
-    """What stands inside the O(·) of the statement; not a bound."""
+    """The term inside the O(·) of the statement; not a bound."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A right-hand side. ``float(bound)`` is its value, iterating gives the terms."""
+    """The right-hand side of a theorem; ``float(bound)`` is its value, iteration gives its terms."""
 
     statement: str
     K: int
@@ -200,7 +200,7 @@ class Bound:
 
     @property
     def dominant(self) -> Term:
-        """The largest term: what to attack first."""
+        """The largest term."""
         return max(self.terms, key=lambda term: term.value)
 
     def __str__(self) -> str:
@@ -233,8 +233,8 @@ def inexact_polar_bound(setting: Setting, K: int, eta: float, beta: float) -> Bo
 def exact_polar_bound(setting: Setting, K: int) -> Bound:
     """The exact-polar theorem: η = K^{−(2α−1)/(3α−2)}, β = 1 − K^{−α/(3α−2)}, γ̄ = ν̄ = 0.
 
-    The dominant terms fall like K^{−(α−1)/(3α−2)}. As in its proof, β² ≤ 1 is dropped from the
-    drift term.
+    The dominant terms fall like K^{−(α−1)/(3α−2)}. As in the proof, the factor β² ≤ 1 of the drift
+    term is dropped.
     """
     if setting.gamma or setting.nu:
         raise ValueError(
@@ -248,8 +248,8 @@ def exact_polar_bound(setting: Setting, K: int) -> Bound:
 def universal_bound(setting: Setting, K: int) -> Bound:
     """The corollary without α: η = K^{−3/4}, β = 1 − K^{−1/2}, for σ₁ = 0 and any B ≥ 1.
 
-    The noise term, which dominates, falls like K^{−(α−1)/(2α)}. As in its proof, β² ≤ 1 is dropped
-    from the drift term. α enters the bound, not the schedule.
+    The dominant noise term falls like K^{−(α−1)/(2α)}. As in the proof, the factor β² ≤ 1 of the
+    drift term is dropped. The bound depends on α, the schedule does not.
     """
     if setting.sigma1 > 0:
         raise ValueError(
@@ -300,7 +300,7 @@ def _gamma(gamma: float) -> float:
 
 
 def _noise_factor(alpha: float, d0: int, nu: float, C_alpha: float) -> float:
-    """(1 + √d₀(1 + ν̄))·2√π·C_α^{1/α}, what σ₁/B^{(α−1)/α} is multiplied by in ρ."""
+    """(1 + √d₀(1 + ν̄))·2√π·C_α^{1/α}, the factor of σ₁/B^{(α−1)/α} in ρ."""
     if isinstance(d0, bool) or d0 != int(d0) or d0 < 1:
         raise ValueError(f"d0={d0}: expected min(m, n), a whole number ≥ 1")
     nu, C_alpha = check.nonnegative("nu", nu), check.positive("C_alpha", C_alpha)

@@ -1,7 +1,7 @@
-"""How inexact a polar map can be: Propositions 1 and 2 of the paper, and the lemma beneath.
+"""Bounds on the inexactness of polar maps: Propositions 1 and 2 and the captured-energy lemma.
 
-All functions take singular values (``torch.linalg.svdvals(M)``) of shape ``(..., r)`` and work in
-float64 on each matrix of the batch; order does not matter and trailing zeros are allowed.
+Most functions take singular values (``torch.linalg.svdvals(M)``) of shape ``(..., r)``, in any order
+and possibly with zeros, and work in float64 on each matrix of the batch.
 
 With σ₁ ≥ … ≥ σ_r > 0, a target rank s, an oversampling p and h power iterations, the symbols are
 
@@ -68,29 +68,29 @@ def newton_schulz_gamma(
 
 @dataclass(frozen=True)
 class SketchBound:
-    """What Proposition 2 says of one spectrum (or a batch of them) at one (s, p, h, δ)."""
+    """The quantities of Proposition 2 for a spectrum, or a batch of spectra, at one (s, p, h, δ)."""
 
     head: Tensor
-    """H_s, the squared singular values up to s."""
+    """H_s, the sum of the s largest squared singular values."""
     tail: Tensor
-    """T_s, those beyond."""
+    """T_s, the sum of the other squared singular values."""
     decay: Tensor
     """ϱ_s = σ_{s+1}/σ_s."""
     A: Tensor
-    """A_{s,h}; where it is not positive the proposition says nothing."""
+    """A_{s,h}; where it is not positive, the proposition gives no guarantee."""
     alignment: Tensor
     """[A_{s,h}]₊/δ, the lower bound on E⟨M, T(M; Ω)⟩."""
     theta: Tensor
-    """θ_{s,h} ∈ [0, 1], the same as a fraction of ‖M‖_*."""
+    """θ_{s,h} ∈ [0, 1], ``alignment`` as a fraction of ‖M‖_*."""
 
     @property
     def gamma(self) -> Tensor:
-        """γ = 1 − θ of the inexactness assumption; 1, that is no guarantee, where vacuous."""
+        """γ = 1 − θ of the inexactness assumption; 1 where the bound is vacuous."""
         return 1 - self.theta
 
     @property
     def vacuous(self) -> Tensor:
-        """Where A_{s,h} ≤ 0: raise h (:func:`power_iterations_needed`), p, or choose another s."""
+        """Where A_{s,h} ≤ 0. Raise h (:func:`power_iterations_needed`) or p, or change s."""
         return self.A <= 0
 
 
@@ -108,11 +108,11 @@ def randomized_polar_bound(
     paper's polynomials and any q ≥ 0.
 
     Assumes 1 ≤ s < rank(M), p ≥ 2, ℓ ≤ d₀ = min(m, n) (checked where ``d0`` is given) and
-    δ ≥ ‖M‖_op (``None``: ‖M‖_F). The bound uses nothing of the polynomial but p_q(x) ≥ x, so it is
-    that of q = 0: it does not improve with more steps, and with δ = ‖M‖_F it is far from sharp.
+    δ ≥ ‖M‖_op (``None``: ‖M‖_F). Of the polynomial the bound uses only p_q(x) ≥ x, so it is the
+    bound of q = 0: it does not improve with more steps, and with δ = ‖M‖_F it is far from sharp.
 
     Half-integers h are the half iterations of :class:`polarstep.LowRank`: Y = (MMᵀ)^{h+½}Ω with Ω on
-    the short side. The paper has whole h only; its proof reads on unchanged with Uᵢ for Vᵢ.
+    the short side. The paper has whole h only; its proof holds for half-integers with Uᵢ for Vᵢ.
     """
     sigma = check.spectrum(singular_values)
     s = check.target_rank(s, sigma)
@@ -137,11 +137,11 @@ def captured_energy_bound(
 
 
 def captured_energy_of_sketch(M: Tensor, Omega: Tensor, s: int, h: int = 0) -> Tensor:
-    """The deterministic half of the same lemma, for one given Ω of shape (n, ℓ).
+    """The deterministic part of the captured-energy lemma, for a given Ω of shape (n, ℓ).
 
-    ‖P_Q M‖²_F ≥ ‖Σ₁‖²_F − ϱ_s^{4h}·‖Σ₂Ω₂Ω₁†‖²_F with Ωᵢ = VᵢᵀΩ. It assumes nothing of how Ω was
-    drawn, so it holds for the Kaczmarz sketch too, as long as Ω₁ has full row rank s; a sketch that
-    fails this (repeated columns, say) is told so.
+    ‖P_Q M‖²_F ≥ ‖Σ₁‖²_F − ϱ_s^{4h}·‖Σ₂Ω₂Ω₁†‖²_F with Ωᵢ = VᵢᵀΩ. It holds for every Ω, so also for
+    the Kaczmarz sketch, as long as Ω₁ has full row rank s. Otherwise (with repeated columns, say)
+    a ``ValueError`` is raised.
     """
     if h != int(h):
         raise ValueError(f"h={h}: the deterministic bound is stated for whole power iterations")
@@ -165,10 +165,10 @@ def captured_energy_of_sketch(M: Tensor, Omega: Tensor, s: int, h: int = 0) -> T
 
 
 def power_iterations_needed(singular_values: Tensor, s: int, p: int) -> int:
-    """The smallest h the paper's rule takes for A_{s,h} > 0, over the batch: the rule for h.
+    """The h of the paper's rule, which makes A_{s,h} > 0 for every matrix of the batch.
 
-    h = 0 if H_s > s/(p−1)·T_s, else 1 + ⌊log(s T_s/((p−1)H_s)) / (4 log(1/ϱ_s))⌋. Where there is no
-    gap at s (ϱ_s = 1) power iterations change nothing, and that is an error.
+    h = 0 if H_s > s/(p−1)·T_s, else 1 + ⌊log(s T_s/((p−1)H_s)) / (4 log(1/ϱ_s))⌋. Without a gap at
+    s (ϱ_s = 1) power iterations change nothing; if they are needed, a ``ValueError`` is raised.
 
     >>> power_iterations_needed(torch.tensor([1.0, 0.9] + [0.8] * 30), s=2, p=2)
     7
@@ -201,10 +201,10 @@ def _split(sigma: Tensor, s: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def kept_basis_gamma(gamma: Tensor | float, drift: Tensor | float) -> Tensor:
-    """γ of a step in the basis of an earlier one, at most. Not in the paper.
+    """An upper bound on γ of a step in the basis of an earlier step. Not in the paper.
 
     Let Q have orthonormal columns, and T(M) = Q·polar(QᵀM) with an exact inner map, so that
-    ⟨M, T(M)⟩ = ‖QᵀM‖_*. If Q had γ₀ for the M₀ it was made of, and d = ‖M − M₀‖_*/‖M‖_*,
+    ⟨M, T(M)⟩ = ‖QᵀM‖_*. If Q was made from M₀ with γ₀, and d = ‖M − M₀‖_*/‖M‖_*,
 
         ‖QᵀM‖_* ≥ ‖QᵀM₀‖_* − ‖M − M₀‖_* ≥ (1 − γ₀)‖M₀‖_* − ‖M − M₀‖_*,
 

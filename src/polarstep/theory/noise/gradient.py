@@ -23,16 +23,16 @@ CHUNK = 1 << 22
 class GradientNoise:
     """G^i = ∇f + ξ^i with E‖ξ^i‖_F^α = σ₀^α + σ₁^α‖∇f‖_F^α: generalized heavy-tailed noise.
 
-    ξ^i follows ``law`` over all entries of a matrix, scaled so that the assumption holds with
-    equality. With ``independent=True`` every entry is its own one-dimensional draw; there
-    ‖ξ‖_F^α ≤ Σ|ξ_jk|^α makes it hold with "≤", with equality at α = 2 only.
+    ξ^i is one draw from ``law`` for all entries of a matrix, scaled so that the assumption holds
+    with equality. With ``independent=True`` every entry is a one-dimensional draw of its own; since
+    ‖ξ‖_F^α ≤ Σ|ξ_jk|^α, the assumption then holds with "≤", with equality only at α = 2.
 
     Args:
         law: the shape of the noise; its tail index must exceed α.
         alpha: the order of the moment that σ₀ and σ₁ are about.
         sigma0: the part that does not depend on the gradient.
-        sigma1: the part that grows with it.
-        independent: entries drawn one by one in place of one draw per matrix.
+        sigma1: the part that grows with the gradient.
+        independent: draw every entry by itself instead of the whole matrix at once.
 
     >>> from polarstep.theory.noise import StudentT
     >>> noise = GradientNoise(StudentT(1.7), alpha=1.5, sigma0=1.0, sigma1=0.1)
@@ -50,17 +50,17 @@ class GradientNoise:
         check.tail_index(self.alpha)
         check.nonnegative("sigma0", self.sigma0)
         check.nonnegative("sigma1", self.sigma1)
-        self.law.moment(self.alpha)  # infinite moments are refused here
+        self.law.moment(self.alpha)  # raises if this moment is infinite
 
     def scale(self, gradient: Tensor) -> Tensor:
-        """(σ₀^α + σ₁^α‖∇f‖_F^α)^{1/α} over the last two dimensions (all of a vector's)."""
+        """(σ₀^α + σ₁^α‖∇f‖_F^α)^{1/α}, with the norm over the last two dimensions, or a whole vector."""
         norm = _norm(gradient)
         return (self.sigma0**self.alpha + (self.sigma1 * norm) ** self.alpha) ** (1 / self.alpha)
 
     def __call__(self, gradient: Tensor, batch: int = 1, *, generator: torch.Generator) -> Tensor:
         """The mean of ``batch`` noisy samples of ``gradient``, of shape ``(..., m, n)``.
 
-        Leading dimensions are replicas: each gets noise of its own.
+        Leading dimensions are replicas, whose noise is independent.
         """
         batch = check.at_least_one_sample(batch)
         matrix = gradient.shape[-2:] if gradient.ndim > 1 else gradient.shape
@@ -81,11 +81,11 @@ class GradientNoise:
         return gradient + xi * self.scale(gradient)
 
     def attach(self, params: Iterable[Tensor], generator: torch.Generator) -> Attached:
-        """Give every gradient of ``params`` this noise from now on, whatever the loss.
+        """Add this noise to every gradient of ``params`` from now on.
 
         Each ``backward`` adds the noise of one sample to the gradient that reaches a parameter. For
-        a mini-batch of B accumulate B backward passes of the loss and divide the gradients by B
-        (dividing the loss would leave σ₀ as it is). Usable as a context manager::
+        a mini-batch of B, accumulate B backward passes of the loss and divide the gradients by B;
+        dividing the loss instead would not scale σ₀. The result is also a context manager::
 
             with noise.attach(model.parameters(), generator):
                 loss(model(x), y).backward()
@@ -127,9 +127,9 @@ class Attached:
 class RareCorrection:
     """G^i = (1 + ζ^i)∇f with ζ = −c most of the time and c(1−π)/π with probability π.
 
-    Purely multiplicative noise, σ₀ = 0, that is unbiased and yet shows a normalized step the wrong
-    way (for c > 1) unless the average behind it holds 1/π samples. This is what the batch-size
-    threshold of the theorems guards against.
+    This noise is purely multiplicative (σ₀ = 0) and unbiased. Yet for c > 1 a normalized step goes
+    the wrong way unless it averages over about 1/π samples. The batch-size threshold of the theorems
+    excludes such noise.
     """
 
     c: float = 2.0
@@ -147,7 +147,7 @@ class RareCorrection:
         return float(self.c * moment ** (1 / alpha))
 
     def __call__(self, gradient: Tensor, batch: int = 1, *, generator: torch.Generator) -> Tensor:
-        """The mean of ``batch`` samples; how many corrections it holds is binomial."""
+        """The mean of ``batch`` samples; the number of corrections among them is binomial."""
         batch = check.at_least_one_sample(batch)
         replicas = gradient.shape[:-2] if gradient.ndim > 1 else ()
         count = torch.full(replicas, float(batch), dtype=torch.float64, device=generator.device)

@@ -1,9 +1,9 @@
 """Laws of heavy-tailed noise whose moments are known in closed form.
 
-A law is that of a random vector in d dimensions (an m×n matrix has d = mn), or of d = 1 for
-independent entries. It has a *tail index* a: P(‖ξ‖ > t) falls like t^{−a}, so E‖ξ‖^α is finite for
-α < a **only**. Noise meant to satisfy the paper's assumption at α must have a > α, strictly:
-at a = α the moment is infinite. (The Gaussian, an α-stable law with a = 2, has all moments.)
+A law describes a random vector in d dimensions: d = mn for an m×n matrix, d = 1 for independent
+entries. Its *tail index* a says that P(‖ξ‖ > t) falls like t^{−a}, so E‖ξ‖^α is finite **only** for
+α < a. Noise that satisfies the paper's assumption at α therefore needs a > α: at a = α the moment is
+infinite. (The Gaussian, the α-stable law with a = 2, has all moments.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Law(ABC):
     @property
     @abstractmethod
     def tail(self) -> float:
-        """The tail index a: moments of order below it are finite, no other."""
+        """The tail index a: exactly the moments of order below a are finite."""
 
     @abstractmethod
     def sample(
@@ -39,7 +39,7 @@ class Law(ABC):
         """E‖ξ‖^α for α below the tail index."""
 
     def moment(self, alpha: float, d: int = 1) -> float:
-        """E‖ξ‖^α, or an error where it is infinite."""
+        """E‖ξ‖^α; a ``ValueError`` where it is infinite."""
         if not 0 < alpha < self.tail:
             raise ValueError(
                 f"E‖ξ‖^{alpha:g} is infinite under {self}: its tail index is {self.tail:g}, and only "
@@ -153,9 +153,9 @@ class AlphaStable(Law):
 class SkewedPareto(Law):
     """ξ = (R − ER)·u₀ with R Pareto of index a and one fixed direction u₀ = 1/√d: mean 0, median not.
 
-    Most draws point against u₀ a little, a rare one along it a lot. An average of W of them is still
-    lopsided by the order W^{−(a−1)/a}, which is where the paper's noise term comes from: laws that
-    are symmetric about zero are kinder to a normalized step than the worst case, this one is not.
+    Most draws point slightly against u₀, and a rare draw far along u₀. The average of W draws is
+    still asymmetric, by the order of W^{−(a−1)/a}, which is the order of the paper's noise term. Laws
+    symmetric about zero disturb a normalized step less than this worst case.
     """
 
     index: float
@@ -173,7 +173,7 @@ class SkewedPareto(Law):
 
     @property
     def mean_length(self) -> float:
-        """ER = a/(a − 1), which is subtracted."""
+        """ER = a/(a − 1), which is subtracted from R."""
         return self.index / (self.index - 1)
 
     def sample(
@@ -189,7 +189,7 @@ class SkewedPareto(Law):
 
 @lru_cache(maxsize=256)
 def _skewed_moment(a: float, alpha: float) -> float:
-    """E|R − ER|^α: above the mean a Beta function, below it an integral by the midpoint rule."""
+    """E|R − ER|^α: a Beta function above the mean, the midpoint rule below it."""
     mu = a / (a - 1)
     beta = math.lgamma(a - alpha) + math.lgamma(alpha + 1) - math.lgamma(a + 1)
     above = a * mu ** (alpha - a) * math.exp(beta)
@@ -213,7 +213,7 @@ def _normal_moment(alpha: float, d: int) -> float:
 
 
 def _uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Uniform on the open interval (0, 1), in float64: the tail lives in the last bits."""
+    """Uniform on the open interval (0, 1), in float64, whose last bits decide the tail."""
     u = torch.rand(*shape, generator=generator, dtype=torch.float64, device=generator.device)
     return u.clamp_(2.0**-54, 1 - 2.0**-53)
 

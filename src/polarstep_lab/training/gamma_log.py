@@ -1,4 +1,4 @@
-"""γ and ν of sampled steps beside the metrics of a run, with a monitor that survives a resume."""
+"""``gamma.jsonl``: γ and ν of sampled steps of a run, continued when the run is resumed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["GammaLog"]
 
 
 class GammaLog:
-    """``gamma.jsonl``: what :class:`polarstep.diagnostics.monitor.Monitor` sees of Muon's matrices.
+    """A :class:`polarstep.diagnostics.monitor.Monitor` of Muon's matrices that writes to a file.
 
-    Tail indices are left out: they look at two steps in a row, and a run may be resumed between
-    them.
+    Tail indices are left out: each compares two consecutive steps, and a run may be interrupted
+    between them.
     """
 
     def __init__(self, path: Path, length: int, every: int, optimizer: ps.Muon) -> None:
-        """Watch ``optimizer`` and go on after the first ``length`` bytes of the log."""
-        JsonLines(path, length).close()  # cut off what was seen after the checkpoint
+        """Watch ``optimizer`` and continue the log after its first ``length`` bytes."""
+        JsonLines(path, length).close()  # drop rows written after the checkpoint
         self._path = path
         muon = {
             name
@@ -36,7 +36,7 @@ class GammaLog:
     def attach(
         cls, path: Path, length: int, every: int | None, optimizer: Optimizer
     ) -> GammaLog | None:
-        """A log, where one was asked for and there is a polar map to look at."""
+        """A log if ``every`` is given and the optimizer is Muon, else None."""
         if every is None or not isinstance(optimizer, ps.Muon):
             return None
         return cls(path, length, every, optimizer)
@@ -47,5 +47,5 @@ class GammaLog:
         return self._path.stat().st_size
 
     def close(self) -> None:
-        """Stop looking and close the log."""
+        """Detach the monitor and close the log."""
         self._monitor.close()

@@ -1,17 +1,17 @@
-"""The noise of the gradient along a run: ``noise.jsonl``, beside the metrics.
+"""``noise.jsonl``: the gradient noise of a run, measured at a few of its steps.
 
-At a few steps the weights are held still and gradients are drawn from the training data, in an order
-of their own (:mod:`polarstep.diagnostics.gradient_noise`), in two units:
+At each of these steps the weights are held still and gradients are drawn from the training data
+(:mod:`polarstep.diagnostics.gradient_noise`), in an order independent of the run's, in two units:
 
 ``"batch"``     batches as the run trains on them: the G_k of the optimizer.
-``"example"``   single images or sequences: the G_k^i that the paper's assumption is about. Batch
-                norm, which makes examples depend on each other, is held at the statistics of the
-                batches drawn before; ∇f is then that of the network so defined.
+``"example"``   single images or sequences: the G_k^i of the paper's assumption. Batch norm makes
+                examples depend on each other, so it is fixed at the statistics of the batches
+                drawn before; ∇f is then the gradient of that network.
 
-A row is for one matrix, for all ``"hidden"`` ones, which are Muon's, or for ``"all"`` parameters.
-Norms are those of gradients of the mean loss, whatever the loss of the run sums over. An ``alpha`` or
-end of an interval that is ``null`` is infinite. Numbers have six digits, more than any of them has
-been measured to. The run is the same bit for bit with this log and without.
+A row describes one matrix, all ``"hidden"`` matrices (which Muon updates) or ``"all"`` parameters.
+Norms are of gradients of the mean loss, even where the loss of the run is a sum. A ``null`` for
+``alpha`` or an end of its interval means infinity. Numbers are rounded to six digits, more than
+their accuracy. The log does not change the run: it is the same bit for bit with and without.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = ["NoiseLog", "points_along"]
 
 
 class NoiseLog:
-    """Measures at the points of a run and appends a row for each parameter and unit."""
+    """Measures the noise at the chosen steps of a run and appends a row for each parameter and unit."""
 
     def __init__(self, path: Path, length: int, config: RunConfig, task: Task) -> None:
-        """Go on after the first ``length`` bytes of the log."""
+        """Continue the log after its first ``length`` bytes."""
         self._log = JsonLines(path, length)
         self._config, self._task = config, task
         assert config.runtime.noise.points is not None
@@ -50,17 +50,17 @@ class NoiseLog:
 
     @classmethod
     def attach(cls, path: Path, length: int, config: RunConfig, task: Task) -> NoiseLog | None:
-        """A log, where one was asked for."""
+        """A log if ``config.runtime.noise`` asks for measurements, else None."""
         return None if config.runtime.noise.points is None else cls(path, length, config, task)
 
     def measure(self, step: int) -> float:
-        """Measure if ``step`` is one of the points, and return how many seconds that took."""
+        """Measure if ``step`` is one of the chosen steps; return the seconds that took."""
         if step not in self._due:
             return 0.0
         began = time.perf_counter()
         with held_still(self._task.model):
             rows = list(self._rows(step))
-        gc.collect()  # a task and its captured graph hold each other, and a GPU's memory
+        gc.collect()  # a task and its captured graph form a cycle that holds GPU memory
         for row in rows:
             self._log.write(_rounded(row))
         self._due.remove(step)
@@ -68,7 +68,7 @@ class NoiseLog:
 
     @property
     def length(self) -> int:
-        """The length of the log in bytes, all of it on disk."""
+        """The length of the log in bytes, after writing all of it to disk."""
         return self._log.sync()
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class NoiseLog:
 
 
 def points_along(steps: int, count: int) -> list[int]:
-    """``count`` steps from the first to the last, dense at the start, where the most happens.
+    """``count`` steps from the first to the last, denser at the start, where most changes.
 
     >>> points_along(1000, 8)
     [0, 3, 23, 79, 187, 364, 630, 1000]
@@ -137,7 +137,7 @@ def points_along(steps: int, count: int) -> list[int]:
 
 
 def _hidden(model: nn.Module) -> frozenset[str]:
-    """The names of the matrices that Muon is for, whatever the method of the run."""
+    """The names of the matrices that Muon would update, whatever the method of the run."""
     anatomy = dissect(model)
     return frozenset(
         site.name for site in anatomy.sites if find_role(site, anatomy).role == "hidden"

@@ -1,0 +1,71 @@
+"""What the command loads before it is asked for anything, and what it says when a package is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import polarstep_lab
+from polarstep_lab.cli import SUBCOMMANDS, app
+
+HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pandas", "tensorboard")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    source = str(Path(polarstep_lab.__file__).parents[1])
+    path = f"import sys; sys.path.insert(0, {source!r})\n"
+    return subprocess.run(
+        [sys.executable, "-c", path + code], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["rnu"]], ids=str)
+def test_the_overview_imports_nothing_heavy(arguments):
+    done = python(
+        f"""
+import atexit
+atexit.register(lambda: print("loaded", [m for m in {HEAVY} if m in sys.modules]))
+sys.argv = ["polarstep", *{arguments}]
+from polarstep_lab.__main__ import main
+main()
+"""
+    )
+    assert done.stdout.splitlines()[-1] == "loaded []"
+    said = done.stdout + done.stderr
+    assert "'run'" in said if arguments == ["rnu"] else all(name in said for name in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_the_overview_says_what_the_sub_command_says(name):
+    module, function, summary = SUBCOMMANDS[name]
+    command = getattr(import_module(f"polarstep_lab.cli.{module}"), function)
+    first, *_ = command.__doc__.split("\n\n")
+    assert summary == " ".join(first.split())
+    shown = CliRunner().invoke(app, [name, "--help"])
+    assert shown.exit_code == 0
+    assert f"polarstep {name} " in shown.output
+    assert " ".join(summary.split()[:4]) in shown.output
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [("typer", ["--help"]), ("optuna", ["tune", "nanogpt-toy", "--method", "muon"])],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(missing, arguments):
+    done = python(
+        f"""
+sys.modules[{missing!r}] = None
+sys.argv = ["polarstep", *{arguments}]
+from polarstep_lab.__main__ import main
+main()
+"""
+    )
+    assert done.returncode == 1
+    expected = f"needs '{missing}', which is not installed: pip install 'polarstep[experiments]'"
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,124 @@
+"""What torch's learning-rate schedulers write into Muon's groups, and what Muon makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as schedulers
+
+from polarstep import Muon
+
+ROUNDED_BELOW_ZERO = pytest.mark.xfail(
+    strict=True,
+    raises=ValueError,
+    reason="a learning rate that rounding left below zero is refused",
+)
+
+
+def optimizer():
+    """A group each of Muon, AdamW and SGD, with gradients."""
+    params = [nn.Parameter(torch.eye(3)), nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    return Muon(
+        [
+            {"params": params[:1]},
+            {"params": params[1:2], "algorithm": "adamw", "lr": 1e-3},
+            {"params": params[2:], "algorithm": "sgd", "lr": 1e-2, "momentum": 0.9},
+        ],
+        lr=0.05,
+    )
+
+
+def after_linear_decay(total):
+    """An optimizer whose rates LinearLR brought to zero, up to rounding, in ``total`` steps."""
+    opt = optimizer()
+    scheduler = schedulers.LinearLR(opt, end_factor=0.0, total_iters=total)
+    for _ in range(total):
+        opt.step()
+        scheduler.step()
+    return opt
+
+
+def test_linear_decay_to_zero_ends_below_zero():
+    """LinearLR multiplies rate by rate, and rounding leaves −1e-18 instead of 0 for many lengths."""
+    ends = [
+        group["lr"] for total in range(2, 40) for group in after_linear_decay(total).param_groups
+    ]
+    assert -1e-17 < min(ends) < 0
+
+
+@ROUNDED_BELOW_ZERO
+def test_a_step_after_linear_decay_changes_nothing():
+    opt = after_linear_decay(4)
+    assert opt.param_groups[0]["lr"] < 0
+    before = [p.detach().clone() for group in opt.param_groups for p in group["params"]]
+    opt.step()
+    after = [p for group in opt.param_groups for p in group["params"]]
+    assert all(torch.equal(p, q) for p, q in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("lr", [pytest.param(-1e-12, marks=ROUNDED_BELOW_ZERO), -1e-9, -0.02])
+def test_only_rates_within_rounding_of_zero_count_as_zero(lr):
+    opt = optimizer()
+    opt.param_groups[0]["lr"] = lr
+    if lr < -1e-12:
+        with pytest.raises(ValueError, match="expected a finite number ≥ 0"):
+            opt.step()
+    else:
+        opt.step()
+        assert torch.equal(opt.param_groups[0]["params"][0], torch.eye(3))
+
+
+CYCLES = {
+    "OneCycleLR": lambda opt, **o: schedulers.OneCycleLR(opt, max_lr=0.1, total_steps=8, **o),
+    "CyclicLR": lambda opt, **o: schedulers.CyclicLR(opt, 0.01, 0.1, step_size_up=3, **o),
+}
+
+
+@pytest.mark.parametrize("name", CYCLES)
+def test_cycling_schedulers_cycle_the_momentum_of_muon_and_sgd_but_no_betas(name):
+    """torch cycles one setting for all groups: ``momentum``, since Muon's defaults have no betas.
+
+    AdamW groups get a ``momentum`` too, which AdamW does not read; its betas stay.
+    """
+    opt = optimizer()
+    betas = opt.param_groups[1]["betas"]
+    scheduler = CYCLES[name](opt)
+    momenta = []
+    for _ in range(6):
+        momenta.append([group["momentum"] for group in opt.param_groups])
+        assert opt.param_groups[1]["betas"] == betas
+        opt.step()
+        scheduler.step()
+    assert len({muon for muon, _, _ in momenta}) > 2
+    assert all(muon == adamw == sgd for muon, adamw, sgd in momenta)
+
+
+@pytest.mark.parametrize("name", CYCLES)
+def test_adamw_groups_step_alike_with_and_without_a_cycled_momentum(name):
+    ends = []
+    for cycled in (True, False):
+        opt = optimizer()
+        scheduler = CYCLES[name](opt, cycle_momentum=cycled)
+        for _ in range(6):
+            opt.step()
+            scheduler.step()
+        ends.append([group["params"][0].detach() for group in opt.param_groups])
+    (muon, adamw, sgd), (other_muon, other_adamw, other_sgd) = ends
+    assert torch.equal(adamw, other_adamw)
+    assert not torch.equal(muon, other_muon)
+    assert not torch.equal(sgd, other_sgd)
+
+
+@pytest.mark.parametrize("name", CYCLES)
+def test_a_cycled_optimizer_saves_and_resumes(name):
+    """The momentum that torch leaves in an AdamW group does not stop a state from loading."""
+    opt = optimizer()
+    CYCLES[name](opt)
+    opt.step()
+    other = optimizer()
+    other.load_state_dict(opt.state_dict())
+    other.step()
+    assert other.param_groups[0]["momentum"] == opt.param_groups[0]["momentum"]
