@@ -227,9 +227,7 @@ def test_a_batch_is_its_matrices(form, dtype):
     M = mixed(dtype)
     parts = head(M)
     together = with_delta(form, M, *parts)
-    alone = [
-        with_delta(form, M[i : i + 1], *(X[i : i + 1] for X in parts)) for i in range(len(M))
-    ]
+    alone = [with_delta(form, M[i : i + 1], *(X[i : i + 1] for X in parts)) for i in range(len(M))]
     tolerance = 1e-9 if dtype == torch.float64 else 2e-4
     torch.testing.assert_close(together, torch.cat(alone), atol=tolerance, rtol=0)
     assert together.shape == M.shape
@@ -251,9 +249,7 @@ def test_scale_does_not_matter(form, scale):
     M = mixed(torch.float32)
     Q, B, Z = head(M)
     T = with_delta(form, M, Q, B, Z)
-    torch.testing.assert_close(
-        with_delta(form, scale * M, Q, scale * B, Z), T, atol=1e-5, rtol=0
-    )
+    torch.testing.assert_close(with_delta(form, scale * M, Q, scale * B, Z), T, atol=1e-5, rtol=0)
 
 
 @over_forms
@@ -325,6 +321,7 @@ def test_the_scales_are_those_of_the_docstrings():
     assert deflation.joint_scale(CUBIC) == deflation.joint_scale(CUBIC + QUINTIC * 2) == 1
     assert deflation.joint_scale(QUINTIC) == pytest.approx(1 / math.sqrt(2), rel=0.02)
     assert deflation.joint_scale(QUINTIC) * math.sqrt(2) >= 1
+    assert deflation.joint_scale(QUINTIC * 2) == pytest.approx(0.82, abs=0.005)
     assert deflation.apart_scale(SETS["jordan"]) == pytest.approx(0.94, abs=0.005)
     assert deflation.apart_scale(SETS["jordan x2"]) == pytest.approx(0.89, abs=0.005)
 

@@ -9,9 +9,10 @@ R is nearly flat: one or two steps lift it, or none at all. With δ ≥ ‖R‖_
     jointly     T = p(QZ + R/δ)           the same steps on head and rest together
 
 QᵀR = 0, so head and rest have orthogonal columns and ‖QZ + P‖²_op ≤ max(‖Z‖², ‖P‖²) + ‖ZPᵀ‖ for any P
-with QᵀP = 0 (:func:`polarstep.theory.bounds.deflated_nu`). The last term is zero where Q spans singular
-vectors of M. Otherwise the rows of B and R overlap, and it is at most one if ‖Z‖, ‖P‖ ≤ 1. On recorded
-momentum ‖T‖_op is 1.2 to 1.3 for a rest apart; steps taken jointly remove the overlap.
+with QᵀP = 0 (:func:`polarstep.theory.bounds.deflated.deflated_nu`). The last term is zero where Q
+spans singular vectors of M. Otherwise the rows of B and R overlap, and it is at most one if ‖Z‖, ‖P‖
+≤ 1. On recorded momentum ‖T‖_op is 1.2 to 1.5 for a rest apart; steps taken jointly remove the
+overlap.
 
 All functions take wide matrices of shape (batch, m, n) with m ≤ n; the caller transposes tall ones. δ
 has shape (batch, 1, 1). δ = ∞ says that there is no rest: every form is then the low-rank map's QZ (its
@@ -57,7 +58,7 @@ __all__ = [
 VECTORS = 16
 # δ is this many times the norm that the carried vectors see; see rest_norm.
 MARGIN = 1.1
-# The carried vectors get this much of first_vectors at every step, so that no direction is lost for good.
+# The carried vectors get this much of first_vectors at every step: no direction is lost for good.
 FRESH = 2.0**-5
 # A δ that is too small by this part must not do harm; and what ‖p(R/δ)‖_op is then at most.
 TOLERATED_ERROR = 0.3
@@ -68,7 +69,7 @@ TOLERATED_EXCESS = 2e-6
 
 @dataclass(frozen=True)
 class RestNorm:
-    """What :func:`rest_norm` found out about ‖R‖_op, each of shape (batch, 1, 1), and what it carries on."""
+    """What :func:`rest_norm` knows of ‖R‖_op, and what it carries on. Norms have shape (batch, 1, 1)."""
 
     delta: Tensor
     """δ, the estimate with its margin; ∞ where R is nothing but rounding."""
@@ -149,17 +150,19 @@ def rest_norm(
     momentum it is above ‖W‖_op by some percent.
 
     **How far below ‖R‖_op can δ be?** Let κ be the part of R's leading right singular vector r that lies
-    in span(V): κ = ‖P_V r‖². For the unit vector x along P_V r, with y = σ²/‖R‖²_op and weights wᵢ = ⟨x, rᵢ⟩²,
+    in span(V): κ = ‖P_V r‖². Let x be the unit vector along P_V r, rᵢ the other right singular vectors,
+    yᵢ = σᵢ²/‖R‖²_op and wᵢ = ⟨x, rᵢ⟩². Then ⟨x, r⟩² = κ, and
 
         ‖W‖²_op ≥ ‖RᵀRx‖²/‖Rx‖² = ‖R‖²_op·(κ + Σwᵢyᵢ²)/(κ + Σwᵢyᵢ) ≥ ‖R‖²_op·2√κ/(1 + √κ).
 
-    The last step: by Jensen all yᵢ may be taken equal to one y, and (κ + (1−κ)y²)/(κ + (1−κ)y) is least at
-    y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·margin² − 1): with a margin of 1.1 as soon
-    as half of r is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, the error that every form tolerates, from
-    κ ≥ 0.065 on. Vectors that know nothing of R have κ ≈ b/n. That is the worst case over all spectra. On
-    momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1, δ/‖R‖_op was from 0.91 to
-    1.20 with a mean of 1.10, from the first step on. A single warm vector sees half of ‖R‖_op at times there,
-    because the directions that a sketch misses change with every sketch.
+    The last step: by Jensen all yᵢ may be taken equal to one y, and (κ + (1−κ)y²)/(κ + (1−κ)y) is
+    least at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·margin² − 1): with a margin
+    of 1.1 as soon as half of r is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, the error that every form
+    tolerates, from κ ≥ 0.065 on. Vectors that know nothing of R have κ ≈ b/n. That is the worst case
+    over all spectra. On momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1,
+    δ/‖R‖_op was from 0.91 to 1.20 with a mean of 1.10, from the first step on. A single warm vector
+    sees half of ‖R‖_op at times there, because the directions that a sketch misses change with every
+    sketch.
 
     Args:
         M: (batch, m, n) with m ≤ n.
@@ -200,9 +203,9 @@ def rest_norm(
 def _norm_from_moments(K: Tensor) -> Tensor:
     """A bound on ‖K‖_op from above for symmetric b×b matrices K ≥ 0, from tr K² and tr K⁴.
 
-    Of b numbers λᵢ² with mean μ and standard deviation τ none is above μ + τ√(b − 1), because one that is
-    d above the mean has the others d below it in sum. This is exact where all λᵢ are equal, and never
-    above the Schatten norm (Σλᵢ⁴)^¼.
+    Of b numbers λᵢ² with mean μ and standard deviation τ none is above μ + τ√(b − 1), because one
+    that is d above the mean has the others d below it in sum. This is exact where all λᵢ are equal,
+    and never above the Schatten norm (Σλᵢ⁴)^¼.
     """
     b = K.shape[-1]
     squared = K @ K
@@ -251,11 +254,12 @@ def lifted_jointly(
     """T = p(s·X₀) for X₀ = QZ + R/δ, the composition p of ``polynomials`` and s of :func:`joint_scale`.
 
     **‖T‖_op ≤ 1 with the paper's polynomials**, for δ ≥ ‖R‖_op and ‖Z‖_op ≤ 1. As QᵀR = 0,
-    X₀ᵀX₀ = ZᵀZ + RᵀR/δ², so that ‖X₀‖²_op ≤ 1 + 1. The steps act on the singular values x ≤ √2 of X₀, and
-    s is such that 0 ≤ p(sx) ≤ 1 there:
+    X₀ᵀX₀ = ZᵀZ + RᵀR/δ², so that ‖X₀‖²_op ≤ 1 + 1. The steps act on the singular values x ≤ √2 of X₀,
+    and s is such that 0 ≤ p(sx) ≤ 1 there:
 
     * cubic, φ(x) = (3x − x³)/2: s = 1. φ has its maximum of one at x = 1 and is not negative up to √3.
-    * quintic: s = 1/√2. φ increases everywhere, φ' = 15(1 − x²)²/8, and φ(1) = 1.
+    * quintic: s = 1/√2, as φ increases everywhere, φ' = 15(1 − x²)²/8, and φ(1) = 1. Two quintics
+      have s = 0.82: φ(1 + e) = 1 + 5e³/2 + …, so the second takes back what the first lets pass.
     * one cubic and then quintics: s = 1, as the cubic has brought all of it to [0, 1].
 
     The last is the cheapest safe choice. A cubic costs no m×m×m product, and it gives up less of the
@@ -265,9 +269,7 @@ def lifted_jointly(
     return iterate(X, polynomials)
 
 
-def _flattened(
-    M: Tensor, Q: Tensor, B: Tensor, Z: Tensor, delta: Tensor, scale: float
-) -> Tensor:
+def _flattened(M: Tensor, Q: Tensor, B: Tensor, Z: Tensor, delta: Tensor, scale: float) -> Tensor:
     """scale·(M/δ + Q(Z − B/δ)), in float32 or better."""
     dtype = torch.promote_types(M.dtype, torch.float32)
     inverse = scale / delta.to(dtype)
@@ -287,8 +289,8 @@ def apart_scale(polynomials: tuple[Polynomial, ...]) -> float:
 def joint_scale(polynomials: tuple[Polynomial, ...]) -> float:
     """The largest s ≤ 1 that keeps p(sx) where [0, 1] goes for x ≤ √2, and |p(sx)| ≤ 2 for x ≤ 1.75.
 
-    √2 bounds ‖X₀‖_op, and √(1 + 1/0.7²) = 1.75 bounds it with a δ that is too small by 30%. 1 for steps
-    that begin with a cubic, 1/√2 for quintics.
+    √2 bounds ‖X₀‖_op, and √(1 + 1/0.7²) = 1.75 bounds it with a δ that is too small by 30%. The first
+    holds up to 2e-6. s is 1 for steps that begin with a cubic, 0.71 for one quintic, 0.82 for two.
     """
     too_small = math.hypot(1, 1 / (1 - TOLERATED_ERROR))
     return _scale(polynomials, math.sqrt(2), too_small)
@@ -300,7 +302,10 @@ _SCALES: dict[tuple[tuple[Polynomial, ...], float, float], float] = {}
 
 @constant
 def _scale(polynomials: tuple[Polynomial, ...], expected: float, too_small: float) -> float:
-    """The largest s ≤ 1 with |p(sx)| ≤ max(1, max |p([0, 1])|) for x ≤ expected, ≤ 2 for x ≤ too_small."""
+    """The largest s ≤ 1 with |p(sx)| ≤ 2 for x ≤ too_small and |p(sx)| ≤ peak for x ≤ expected.
+
+    The peak is max(1, max |p(x)| over 0 ≤ x ≤ 1).
+    """
     key = (polynomials, expected, too_small)
     if key not in _SCALES:
         step = 2.0**-14

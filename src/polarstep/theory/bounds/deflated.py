@@ -11,8 +11,8 @@ Three facts carry everything. QᵀR = 0, and P = W·R with a polynomial W of RR�
     ‖M‖_* ≤ ‖B‖_* + ‖R‖_*,   so that   ‖M‖_* − ⟨M, T⟩ ≤ Σσᵢ(R)(1 − p(σᵢ(R)/δ))                    (2)
     ‖R‖²_F = ‖M‖²_F − ‖B‖²_F,   rank R ≤ N = d₀ − ℓ                                                (3)
 
-(1) and (2) are for forms that keep the rest apart. By (3) the sum in (2) is one over N numbers yᵢ = σᵢ²/δ²
-of known mean, and Jensen's inequality bounds it by the concave hull of y ↦ √y(1 − p(√y)).
+(1) and (2) are for forms that keep the rest apart. By (3) the sum in (2) is one over N numbers yᵢ =
+σᵢ²/δ² of known mean, and Jensen's inequality bounds it by the concave hull of y ↦ √y(1 − p(√y)).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def ideal_deflated_gamma(
 
         γ = 1 − (p₀·Σ_{j≤ℓ}σⱼ + Σ_{j>ℓ}σⱼ·p(sσⱼ/δ))/Σσⱼ,   p₀ = 1 apart and p(s) jointly.
 
-    ``scale`` is s, as :func:`polarstep.polar.deflation.apart_scale` and ``joint_scale`` choose it. Without
-    polynomials p(x) = x. δ = σ_{ℓ+1} = ‖R‖_op unless given. Compare Proposition 1, which is ℓ = 0.
+    ``scale`` is s, as :func:`polarstep.polar.deflation.apart_scale` and ``joint_scale`` choose it.
+    Without polynomials p(x) = x. δ = σ_{ℓ+1} = ‖R‖_op unless given. Proposition 1 is the case ℓ = 0.
 
     >>> sigma = torch.tensor([10.0, 0.5, 0.4])
     >>> [round(float(ideal_deflated_gamma(sigma, 1, None, steps)), 4) for steps in ((), [(1.5, -0.5)])]
-    [0.0073, 0.0041]
+    [0.0073, 0.0021]
     """
     sigma = check.spectrum(singular_values)
     if isinstance(ell, bool) or ell != int(ell) or not 0 <= ell < sigma.shape[-1]:
@@ -95,17 +95,18 @@ def expected_deflated_gamma(
 
         E γ ≤ (Nδ/‖M‖_*)·ĝ(ε/(Nδ²)),   ε = (1 + s/(p−1)·ϱ_s^{4h})·T_s,   N = d₀ − ℓ
 
-    with T_s and ϱ_s of :mod:`polarstep.theory.bounds.polar` and ĝ the least concave and nondecreasing
-    function on [0, 1] above g(y) = √y(1 − p(s√y)). Without polynomials this is (√(Nε) − ε/δ)/‖M‖_* as long as
-    ε ≤ Nδ²/4.
+    with T_s and ϱ_s of :mod:`polarstep.theory.bounds.polar`, φ(x) the value of ``polynomials`` at scale·x
+    (s and p are the sketch's here), and ĝ the least concave and nondecreasing function on [0, 1] above
+    g(y) = √y(1 − φ(√y)). Without polynomials the bound is (√(Nε) − ε/δ)/‖M‖_* as long as ε ≤ Nδ²/4.
 
-    Proof. Given Q, (2) and (3) say ‖M‖_* − ⟨M, T⟩ ≤ δΣg(yᵢ) ≤ Nδ·ĝ(‖R‖²_F/(Nδ²)) by Jensen's inequality.
-    ĝ is concave and nondecreasing, so the mean over Q may be taken inside and replaced by an upper bound,
-    and the captured-energy lemma says E‖R‖²_F = ‖M‖²_F − E‖B‖²_F ≤ H_s + T_s − A_{s,h} = ε. ∎
+    Proof. Given Q, (2) and (3) say ‖M‖_* − ⟨M, T⟩ ≤ δΣg(yᵢ) ≤ Nδ·ĝ(‖R‖²_F/(Nδ²)) by Jensen's
+    inequality. ĝ is concave and nondecreasing, so the mean over Q may be taken inside and replaced by
+    an upper bound, and the captured-energy lemma says E‖R‖²_F = ‖M‖²_F − E‖B‖²_F ≤ H_s + T_s −
+    A_{s,h} = ε. ∎
 
-    Assumes an exact inner map, 1 ≤ s < rank(M), p ≥ 2, ℓ < d₀, and a δ that is at least ‖R‖_op for every Q
-    (``None``: ‖M‖_op, which always is). If x ↦ p(x) increases, as the paper's two polynomials do on [0, 1],
-    each term of (2) grows with δ, and the bound holds for every choice of ‖R‖_op ≤ δ_Q ≤ δ too.
+    Assumes an exact inner map, 1 ≤ s < rank(M), p ≥ 2, ℓ < d₀, and a δ that is at least ‖R‖_op for
+    every Q (``None``: ‖M‖_op, which always is). If φ increases, as the paper's two polynomials do on [0, 1], each term of (2) grows with δ, and the bound holds for every choice of ‖R‖_op ≤ δ_Q
+    ≤ δ too.
     """
     sigma = check.spectrum(singular_values)
     s = check.target_rank(s, sigma)
@@ -121,7 +122,7 @@ def expected_deflated_gamma(
     if left == 0:
         return torch.zeros_like(tail)
     y = energy / (left * top.square())
-    loss = left * top * _Hull(polynomials, scale, 1.0).loss_at(y)
+    loss = left * top * _Hull(polynomials, scale, 1.0).rising_loss_at(y)
     return (loss / sigma.sum(-1)).clamp_max(1)
 
 
@@ -142,16 +143,17 @@ def certified_deflated_gamma(
 
     With E = ‖R‖²_F from (3) and y = E/(Nδ²), (1) and (2) and Jensen's inequality give
 
-        A = ⟨B, Z⟩ + Nδ·ǎ(y) ≤ ⟨M, T⟩,   L = (‖B‖_* − ⟨B, Z⟩) + Nδ·ĝ(y) ≥ ‖M‖_* − ⟨M, T⟩,   γ ≤ L/(A + L),
+        A = ⟨B, Z⟩ + Nδ·ǎ(y) ≤ ⟨M, T⟩
+        L = (‖B‖_* − ⟨B, Z⟩) + Nδ·ĝ(y) ≥ ‖M‖_* − ⟨M, T⟩,   so that   γ ≤ L/(A + L),
 
-    with ǎ the convex hull of √y·p(s√y) from below and ĝ that of g from above. For p(x) = x the first is
-    exact, ⟨R, R/δ⟩ = E/δ, and the second is √(NE) − E/δ.
+    where ǎ is the largest convex function below √y·p(s√y), and ĝ the least concave one above
+    √y(1 − p(s√y)). For p(x) = x, Nδ·ǎ(y) = E/δ = ⟨R, R/δ⟩ is exact, and Nδ·ĝ(y) = √(NE) − E/δ.
 
     Where ``alignment`` is given, the measured ⟨M, T⟩, it takes the place of A, and
     γ ≤ 1 − ⟨M, T⟩/(‖B‖_* + √(NE)). This holds for any T, so also for steps taken jointly.
 
-    All arguments are in the precision of the step; rounding of ‖M‖²_F − ‖B‖²_F is the caller's to allow for
-    (:func:`polarstep.polar.deflation.rest_frobenius` does).
+    All arguments are in the precision of the step; rounding of ‖M‖²_F − ‖B‖²_F is the caller's to
+    allow for (:func:`polarstep.polar.deflation.rest_frobenius` does).
 
     Args:
         norm: ‖M‖_F.
@@ -166,8 +168,7 @@ def certified_deflated_gamma(
         alignment: ⟨M, T⟩, where it was measured.
     """
     norm, norm_B, head, delta = (
-        torch.as_tensor(each, dtype=torch.float64)
-        for each in (norm, norm_B, head_alignment, delta)
+        torch.as_tensor(each, dtype=torch.float64) for each in (norm, norm_B, head_alignment, delta)
     )
     loss = torch.as_tensor(head_loss, dtype=torch.float64)
     energy = (norm.square() - norm_B.square()).clamp_min(0)
@@ -193,7 +194,7 @@ def deflated_nu(
     overlap: float | None = None,
     too_small: float = 0.0,
 ) -> float:
-    """A bound on ν = ‖T‖_op − 1, for any M, any Q with QᵀQ ≤ I and any ‖Z‖_op ≤ 1.
+    """A bound on ν = ‖T‖_op − 1, for any M, any Q with orthonormal columns and any ‖Z‖_op ≤ 1.
 
     Let a = ‖Z‖, b = ‖P‖ and c = ‖ZPᵀ‖ ≤ ab. QᵀP = 0, so ‖T‖ = ‖QZ + P‖ is the norm of Z on top of P, and
 
@@ -204,13 +205,14 @@ def deflated_nu(
     with c ≤ ab the bound is √(a² + b²).
 
     * apart: a = 1 and b = max |p(sx)| over x ≤ ‖R‖/δ ≤ 1/(1 − too_small).
-    * jointly: the same bound with P = R/δ is one on X₀ = QZ + R/δ, and ‖T‖_op ≤ max |p(sx)| over x ≤ ‖X₀‖.
+    * jointly: with P = R/δ the inequality bounds X₀ = QZ + R/δ, and ‖T‖_op ≤ max |p(sx)| over x ≤ ‖X₀‖.
 
     ``overlap`` is c: ‖Z·p(R/δ)ᵀ‖_op apart, ‖ZRᵀ‖_op/δ jointly; ``None`` is the largest possible.
     ``too_small`` is the part by which δ may be below ‖R‖_op.
 
-    >>> round(deflated_nu(), 4), deflated_nu(overlap=0.0), deflated_nu([(1.5, -0.5)], form="jointly")
-    (0.4142, 0.0, 0.0)
+    >>> bounds = deflated_nu(), deflated_nu(overlap=0.0), deflated_nu([(1.5, -0.5)], form="jointly")
+    >>> [round(nu, 4) for nu in bounds]
+    [0.4142, 0.0, 0.0]
     """
     if not 0 <= too_small < 1:
         raise ValueError(f"too_small={too_small}: expected the part of ‖R‖_op that δ lacks, 0 to 1")
@@ -223,11 +225,11 @@ def deflated_nu(
 
 
 def subspace_norm_floor(mass: Tensor | float) -> Tensor:
-    """The least ‖Rᵀ·orth(RV)‖_op/‖R‖_op, for vectors V that hold a part ``mass`` of R's leading direction.
+    """The least ‖Rᵀ·orth(RV)‖_op/‖R‖_op for vectors V that hold a part ``mass`` of R's leading vector.
 
-    √(2√κ/(1 + √κ)) with κ = ‖P_V r‖² for the leading right singular vector r. It is the worst case over all
-    spectra, reached where all but σ₁ are σ₁·√(√κ/(1 + √κ)); the proof is in
-    :func:`polarstep.polar.deflation.rest_norm`. 1/margin² of the square is what a margin makes up for.
+    √(2√κ/(1 + √κ)) with κ = ‖P_V r‖² for the leading right singular vector r. It is the worst case
+    over all spectra, reached where all but σ₁ are σ₁·√(√κ/(1 + √κ)); the proof is in
+    :func:`polarstep.polar.deflation.rest_norm`. A margin of 1/floor makes up for it.
 
     >>> [round(float(subspace_norm_floor(kappa)), 3) for kappa in (1.0, 0.5, 0.065)]
     [1.0, 0.91, 0.637]
@@ -240,24 +242,30 @@ def subspace_norm_floor(mass: Tensor | float) -> Tensor:
 
 
 class _Hull:
-    """ĝ and ǎ on [0, (s·reach)²], as piecewise linear functions of y = σ²/δ²."""
+    """ĝ and ǎ on [0, reach²], as piecewise linear functions of y = σ²/δ²."""
 
     def __init__(self, polynomials: Polynomials, scale: float, reach: float) -> None:
-        x = torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu")
+        # Squares of a uniform grid: √y bends most at zero, and is followed equally well everywhere.
+        t = torch.linspace(0, 1, GRID, dtype=torch.float64, device="cpu")
+        x = reach * t.square()
         value = _value(polynomials, scale * x)
+        lost, gained = x * (1 - value), x * value
         self.y = x.square()
-        upper = _concave(self.y, x * (1 - value))
-        self.loss = upper.cummax(0).values
-        self.gain = -_concave(self.y, -x * value)
-        # Between grid points a function may bend away from its hull by an eighth of f''·step².
-        self.room = float((x * (1 - value)).diff(n=2).abs().max())
+        self.loss = _concave(self.y, lost)
+        self.gain = -_concave(self.y, -gained)
+        # Between two points of the grid a function leaves its chord by less than a second difference.
+        self.room = float(torch.cat([lost.diff(n=2), gained.diff(n=2)]).abs().max())
 
     def loss_at(self, y: Tensor) -> Tensor:
-        """ĝ(y), not below it by the grid's error."""
+        """ĝ(y), concave, and not below g between the points of the grid."""
         return _interpolated(self.y, self.loss, y) + self.room
 
+    def rising_loss_at(self, y: Tensor) -> Tensor:
+        """The same, and nondecreasing."""
+        return _interpolated(self.y, self.loss.cummax(0).values, y) + self.room
+
     def gain_at(self, y: Tensor) -> Tensor:
-        """ǎ(y), not above it by the grid's error."""
+        """ǎ(y), convex, and not above √y·p(s√y) between the points of the grid."""
         return _interpolated(self.y, self.gain, y) - self.room
 
 
@@ -277,11 +285,12 @@ def _concave(x: Tensor, f: Tensor) -> Tensor:
 
 def _interpolated(x: Tensor, f: Tensor, at: Tensor) -> Tensor:
     """The piecewise linear function through (x, f), constant outside."""
+    device = at.device
     at = at.to(x).clamp(float(x[0]), float(x[-1]))
     right = torch.searchsorted(x, at.contiguous()).clamp(1, len(x) - 1)
     left = right - 1
     part = (at - x[left]) / (x[right] - x[left])
-    return f[left] + part * (f[right] - f[left])
+    return (f[left] + part * (f[right] - f[left])).to(device)
 
 
 def _value(polynomials: Polynomials, x: Tensor) -> Tensor:
@@ -291,7 +300,10 @@ def _value(polynomials: Polynomials, x: Tensor) -> Tensor:
 def _highest(polynomials: Polynomials, scale: float, longest: float) -> float:
     """max |p(sx)| over 0 ≤ x ≤ longest."""
     x = torch.linspace(0, scale * longest, GRID, dtype=torch.float64, device="cpu")
-    return float(_value(polynomials, x).abs().max())
+    value = _value(polynomials, x)
+    between = float(value.diff(n=2).abs().max()) if polynomials else 0.0
+    # A peak between two points of the grid is above both of them by an eighth of a second difference.
+    return float(value.abs().max()) + between / 8
 
 
 def _stacked(b: float, overlap: float | None) -> float:
@@ -308,6 +320,6 @@ def _over(lost: Tensor, whole: Tensor) -> Tensor:
 def _check_covers(delta: Tensor, largest: Tensor) -> None:
     if bool((delta < largest * (1 - 1e-12)).any()):
         raise ValueError(
-            f"delta={float(delta.min()):g} is below ‖R‖_op = σ_(ℓ+1) = {float(largest.max()):g}: the formula "
-            "holds for singular values of R/δ in [0, 1]; take delta=None for σ_(ℓ+1) itself"
+            f"delta={float(delta.min()):g} is below ‖R‖_op = σ_(ℓ+1) = {float(largest.max()):g}: the "
+            "formula holds for singular values of R/δ in [0, 1]; take delta=None for σ_(ℓ+1) itself"
         )
