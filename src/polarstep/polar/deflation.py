@@ -259,7 +259,7 @@ def lifted_jointly(
 
     * cubic, φ(x) = (3x − x³)/2: s = 1. φ has its maximum of one at x = 1 and is not negative up to √3.
     * quintic: s = 1/√2, as φ increases everywhere, φ' = 15(1 − x²)²/8, and φ(1) = 1. Two quintics
-      have s = 0.82: φ(1 + e) = 1 + 5e³/2 + …, so the second takes back what the first lets pass.
+      have s = 0.81: φ(1 + e) = 1 + 5e³/2 + …, so the second takes back what the first lets pass.
     * one cubic and then quintics: s = 1, as the cubic has brought all of it to [0, 1].
 
     The last is the cheapest safe choice. A cubic costs no m×m×m product, and it gives up less of the
@@ -290,7 +290,7 @@ def joint_scale(polynomials: tuple[Polynomial, ...]) -> float:
     """The largest s ≤ 1 that keeps p(sx) where [0, 1] goes for x ≤ √2, and |p(sx)| ≤ 2 for x ≤ 1.75.
 
     √2 bounds ‖X₀‖_op, and √(1 + 1/0.7²) = 1.75 bounds it with a δ that is too small by 30%. The first
-    holds up to 2e-6. s is 1 for steps that begin with a cubic, 0.71 for one quintic, 0.82 for two.
+    holds up to 2e-6. s is 1 for steps that begin with a cubic, 0.71 for one quintic, 0.81 for two.
     """
     too_small = math.hypot(1, 1 / (1 - TOLERATED_ERROR))
     return _scale(polynomials, math.sqrt(2), too_small)

@@ -95,8 +95,8 @@ def expected_deflated_gamma(
 
         E γ ≤ (Nδ/‖M‖_*)·ĝ(ε/(Nδ²)),   ε = (1 + s/(p−1)·ϱ_s^{4h})·T_s,   N = d₀ − ℓ
 
-    with T_s and ϱ_s of :mod:`polarstep.theory.bounds.polar`, φ(x) the value of ``polynomials`` at scale·x
-    (s and p are the sketch's here), and ĝ the least concave and nondecreasing function on [0, 1] above
+    with T_s and ϱ_s of :mod:`polarstep.theory.bounds.polar`, φ(x) the value of ``polynomials`` at
+    scale·x (s and p are the sketch's here), and ĝ the least concave, nondecreasing function above
     g(y) = √y(1 − φ(√y)). Without polynomials the bound is (√(Nε) − ε/δ)/‖M‖_* as long as ε ≤ Nδ²/4.
 
     Proof. Given Q, (2) and (3) say ‖M‖_* − ⟨M, T⟩ ≤ δΣg(yᵢ) ≤ Nδ·ĝ(‖R‖²_F/(Nδ²)) by Jensen's
@@ -105,8 +105,8 @@ def expected_deflated_gamma(
     A_{s,h} = ε. ∎
 
     Assumes an exact inner map, 1 ≤ s < rank(M), p ≥ 2, ℓ < d₀, and a δ that is at least ‖R‖_op for
-    every Q (``None``: ‖M‖_op, which always is). If φ increases, as the paper's two polynomials do on [0, 1], each term of (2) grows with δ, and the bound holds for every choice of ‖R‖_op ≤ δ_Q
-    ≤ δ too.
+    every Q (``None``: ‖M‖_op, which always is). If φ increases, as the paper's two polynomials do on
+    [0, 1], each term of (2) grows with δ, and the bound also holds for any δ_Q with ‖R‖_op ≤ δ_Q ≤ δ.
     """
     sigma = check.spectrum(singular_values)
     s = check.target_rank(s, sigma)
