@@ -67,7 +67,8 @@ def head(M, ell=ELL, *, power=1, key=0):
 
 
 def norm_of_rest(M, Q, B, **options):
-    return deflation.rest_norm(M, Q, B, deflation.frobenius_norm(M), **options)
+    norm = deflation.frobenius_norm(M)
+    return deflation.rest_norm(M, Q, B, norm, deflation.rest_frobenius(norm, Q.mT @ M), **options)
 
 
 def with_delta(form, M, Q, B, Z):
@@ -87,7 +88,7 @@ def test_the_rest_is_orthogonal_to_the_basis_and_has_the_energy_left():
     Q, B, _ = head(M)
     R = deflation.rest(M, Q, B)
     torch.testing.assert_close(Q.mT @ R, torch.zeros_like(B), atol=1e-13, rtol=0)
-    bound = deflation.rest_frobenius(deflation.frobenius_norm(M), B, 2.0**-52)
+    bound = deflation.rest_frobenius(deflation.frobenius_norm(M), B)
     assert (bound >= deflation.frobenius_norm(R)).all()
     torch.testing.assert_close(bound, deflation.frobenius_norm(R), atol=2e-7, rtol=0)
 
@@ -163,8 +164,9 @@ def test_the_norm_reads_the_matrix_twice():
     M = gaussian(2, M_ROWS, N_COLS)
     Q, B, _ = head(M)
     norm = deflation.frobenius_norm(M)
+    frobenius = deflation.rest_frobenius(norm, B)
     with Reads(M) as reads:
-        deflation.rest_norm(M, Q, B, norm)
+        deflation.rest_norm(M, Q, B, norm, frobenius)
     assert reads.count == 2
 
 
@@ -193,6 +195,30 @@ def test_a_basis_that_is_orthonormal_but_roughly():
     assert (operator_norm(deflation.rest(M, Q, B)) > 5 * exact).all()
     D = deflation.projection(Q, B)
     torch.testing.assert_close(operator_norm(deflation.rest(M, Q, D)), exact, rtol=1e-2, atol=0)
+    norm = deflation.frobenius_norm(M)
+    for coefficients in (B, D):
+        bound = deflation.rest_frobenius(norm, B)
+        assert (bound >= deflation.frobenius_norm(deflation.rest(M, Q, coefficients))).all()
+    assert float(norm_of_rest(M, Q, D).delta) == pytest.approx(1.1 * float(exact), rel=0.1)
+
+
+@pytest.mark.parametrize("spectrum", ["flat", "power-law", "one-dominant"])
+def test_in_bfloat16_the_forms_are_near_those_of_float32(spectrum):
+    M = batch(spectrum, 3, 64, 96).float()
+    Q, B, Z = head(M, 8)
+    fine = norm_of_rest(M, Q, B).delta
+    M16, Q16 = M.bfloat16(), ((1 - 2**-8) * Q).bfloat16()
+    B16 = Q16.float().mT @ M16.float()  # a GPU accumulates in float32
+    D, norm = deflation.projection(Q16, B16), deflation.frobenius_norm(M16)
+    bound = deflation.rest_frobenius(norm, B16, 2.0**-8)
+    delta = deflation.rest_norm(M16, Q16, D, norm, bound).delta
+    torch.testing.assert_close(delta, fine, rtol=0.05, atol=0)
+    for name in ("scaled", "apart: jordan x2", "jointly: cubic, then quintic"):
+        rounded = FORMS[name](M16, Q16, D, Z.bfloat16(), delta)
+        exact = FORMS[name](M, Q, B, Z, fine)
+        assert rounded.dtype == torch.float32
+        assert (operator_norm(rounded - exact) < 0.15).all()
+        assert (operator_norm(rounded) < operator_norm(exact) + 0.03).all()
 
 
 # The three forms

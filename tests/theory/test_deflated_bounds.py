@@ -180,7 +180,8 @@ def test_the_certificate_on_real_momentum(polynomials, momentum):
         M = matrices[::3].double()
         M = M if M.shape[-2] <= M.shape[-1] else M.mT
         Q, B, Z = sketched(M, 8, 1, "momentum")
-        delta = deflation.rest_norm(M, Q, B, deflation.frobenius_norm(M)).delta
+        norm = deflation.frobenius_norm(M)
+        delta = deflation.rest_norm(M, Q, B, norm, deflation.rest_frobenius(norm, B)).delta
         T = apart(M, Q, B, Z, delta, polynomials)
         bound = certificate(M, Q, B, Z, delta[:, 0, 0], polynomials)
         assert bound.isfinite().all()

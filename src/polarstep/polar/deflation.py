@@ -104,13 +104,15 @@ def rest(M: Tensor, Q: Tensor, B: Tensor) -> Tensor:
     return M.to(dtype) - product_like(M, Q.to(dtype), B.to(dtype))
 
 
-def rest_frobenius(norm: Tensor, B: Tensor, precision: float) -> Tensor:
+def rest_frobenius(norm: Tensor, B: Tensor, precision: float | None = None) -> Tensor:
     """‖R‖_F, or a little more: √(‖M‖²_F − ‖B‖²_F) with room for rounding; ``norm`` is ‖M‖_F.
 
-    Q need not be orthonormal. For S = QᵀQ ≤ I, ‖M − QB‖²_F = ‖M‖²_F − ⟨B, (2I − S)B⟩ ≤ ‖M‖²_F − ‖B‖²_F.
-    ``precision`` is the ε of the products. Rounding of many entries is random, so that in 16 bits a sum
-    of many squares has far less than ε of it.
+    B is QᵀM itself, not :func:`projection` of it. Q need not be orthonormal: for S = QᵀQ ≤ I,
+    ‖M − QB‖²_F = ‖M‖²_F − ⟨B, (2I − S)B⟩ ≤ ‖M‖²_F − ‖B‖²_F, and less with the projection.
+    ``precision`` is the ε of the product QᵀM, that of B's dtype unless given. Rounding of many entries
+    is random, so that in 16 bits a sum of many squares has far less than ε of it.
     """
+    precision = torch.finfo(B.dtype).eps if precision is None else precision
     room = 8 * precision if precision < 1e-5 else precision / 64
     energy = norm.square() * (1 + room) - frobenius_norm(B).square()
     return energy.clamp_min(0).sqrt()
@@ -134,6 +136,7 @@ def rest_norm(
     Q: Tensor,
     B: Tensor,
     norm: Tensor,
+    frobenius: Tensor,
     vectors: Tensor | None = None,
     *,
     margin: float = MARGIN,
@@ -169,6 +172,7 @@ def rest_norm(
         Q: (batch, m, ℓ), the basis of the head.
         B: (batch, ℓ, n), QᵀM or :func:`projection` of it.
         norm: ‖M‖_F, as :func:`frobenius_norm` returns it; a step knows it from its normalization.
+        frobenius: ‖R‖_F or more, as :func:`rest_frobenius` returns it.
         vectors: what the last step returned, or ``None`` for :func:`first_vectors`.
         margin: see above.
     """
@@ -189,15 +193,15 @@ def rest_norm(
     largest = seen * _norm_from_moments(unit.mT @ unit).sqrt()
     longest = torch.linalg.vector_norm(unit, dim=-2, keepdim=True).amax(-1, keepdim=True) * seen
 
-    frobenius = rest_frobenius(norm, B, precision)
     outside = (frobenius.square() - (seen * norm).square()).clamp_min(0)
     most = torch.minimum(frobenius, ((largest * norm).square() + outside).sqrt())
     # Dividing by less would make rounding errors of M visible in M/δ, and there is nothing else to see.
     is_rounding = largest <= (64 * precision if precision < 1e-5 else precision / 4)
-    delta = torch.minimum(margin * largest * norm, frobenius)
+    least = longest * norm
+    delta = torch.minimum(margin * largest * norm, frobenius.clamp_min(least))
     delta = torch.where(is_rounding, math.inf, delta)
     vectors = unit * math.sqrt(V.shape[-1]) + FRESH * first
-    return RestNorm(delta.to(dtype), (longest * norm).to(dtype), most.to(dtype), vectors)
+    return RestNorm(delta.to(dtype), least.to(dtype), most.to(dtype), vectors)
 
 
 def _norm_from_moments(K: Tensor) -> Tensor:
