@@ -219,7 +219,7 @@ def test_in_bfloat16_the_forms_are_near_those_of_float32(spectrum):
         assert rounded.dtype == torch.float32
         assert (operator_norm(rounded - exact) < 0.15).all()
         # The head of "one-dominant" is 100 times δ, and M/δ has its rounding.
-        assert (operator_norm(rounded) < operator_norm(exact) + 0.06).all()
+        assert (operator_norm(rounded) < operator_norm(exact) + 0.1).all()
 
 
 # The three forms
