@@ -2,7 +2,7 @@
 
 from polarstep.diagnostics.certificate import Certificate, certify
 from polarstep.optim import SGD, AdamW, Muon, muon_for
-from polarstep.polar import Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar import Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch
 
 __version__ = "0.1.0"
@@ -11,6 +11,7 @@ __all__ = [
     "SGD",
     "AdamW",
     "Certificate",
+    "Deflated",
     "Exact",
     "Finder",
     "Gaussian",

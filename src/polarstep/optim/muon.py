@@ -21,7 +21,7 @@ from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
-from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar import Deflated, Exact, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.sharded import local, whole
 from polarstep.sketch import Gaussian, Kaczmarz
 from polarstep.torch_compile import as_it_is
@@ -30,7 +30,9 @@ __all__ = ["Muon"]
 
 # A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
 # weights_only=True, its default.
-torch.serialization.add_safe_globals([Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz, Warm])
+torch.serialization.add_safe_globals(
+    [Deflated, Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz, Warm]
+)
 # Where version 0.1 had it.
 torch.serialization.add_safe_globals([(Warm, "polarstep.sketch.warm.Warm")])
 

@@ -1,6 +1,7 @@
 """Polar maps: exact, by polynomial iterations, and randomized."""
 
 from polarstep.polar.base import Carry, Draw, Polar, PolarMap
+from polarstep.polar.deflated import Deflated
 from polarstep.polar.exact import Exact
 from polarstep.polar.finders import Finder, Warm
 from polarstep.polar.low_rank import LowRank
@@ -8,6 +9,7 @@ from polarstep.polar.newton_schulz import NewtonSchulz
 
 __all__ = [
     "Carry",
+    "Deflated",
     "Draw",
     "Exact",
     "Finder",

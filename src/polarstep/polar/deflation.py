@@ -33,10 +33,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polarstep.matrix import product_like
+from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate
-from polarstep.polar.iterate import iterate
 from polarstep.polar.orthonormal import orthonormalize
+from polarstep.products.base import product_like
 from polarstep.torch_compile import constant
 
 __all__ = [
@@ -243,7 +243,7 @@ def lifted_apart(
     """
     X = rest(M, Q, B)
     X = X * (apart_scale(polynomials) / delta.to(X.dtype))
-    P = iterate(X, polynomials)
+    P = products.of(X.device).iterate(X, polynomials)
     return product_like(M, Q.to(P.dtype), Z.to(P.dtype)) + P
 
 
@@ -270,7 +270,7 @@ def lifted_jointly(
     slope at zero, 1.5 in place of 1.875, than the scale does, 1.875/√2 = 1.33.
     """
     X = _flattened(M, Q, B, Z, delta, joint_scale(polynomials))
-    return iterate(X, polynomials)
+    return products.of(X.device).iterate(X, polynomials)
 
 
 def _flattened(M: Tensor, Q: Tensor, B: Tensor, Z: Tensor, delta: Tensor, scale: float) -> Tensor:

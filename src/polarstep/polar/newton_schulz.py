@@ -143,6 +143,11 @@ class NewtonSchulz(PolarMap):
         X = self._divided_by_delta(X, dtype, ops)
         return (gram.apply_polynomials if by_gram else ops.iterate)(X, self.polynomials)
 
+    def iterated(self, X: Tensor, ops: Products) -> Tensor:
+        """The polynomials on the singular values of wide ``X`` with ‖X‖_op ≤ 1, without a δ."""
+        dtype, by_gram = self._route(X.dtype, X.shape[-2], X.shape[-1], ops)
+        return (gram.apply_polynomials if by_gram else ops.iterate)(X.to(dtype), self.polynomials)
+
     def lift(self, B: Tensor) -> Lift:
         """W and X with T(B) = WX by the Gram form, where X may be B itself."""
         ops = products.of(B.device)
