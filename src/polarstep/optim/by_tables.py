@@ -111,8 +111,18 @@ class TableBucket:
         ours += [tensor for tensor in (self._finite, self._numbers) if tensor is not None]
         return tuple([tensor.data_ptr() for tensor in ours])
 
-    def prepare(self, members: list[Member], state: State, at: int) -> None:
-        """Bring into place what changes from step to step, but for the tables; ``at`` is the step."""
+    @property
+    def carries(self) -> bool:
+        """Whether the map leaves something for the next step."""
+        return bool(self.signature.polar.carries)
+
+    def prepare(
+        self, members: list[Member], state: State, at: int, *, recalls: bool = True
+    ) -> None:
+        """Bring into place what changes from step to step, but for the tables; ``at`` is the step.
+
+        ``recalls`` is false where what the last step left is known to be in place.
+        """
         its = self.signature
         if its.skips_nonfinite:
             flags = [
@@ -130,7 +140,7 @@ class TableBucket:
             self._drawn = self.key
             generator = rng.generator(*self.key, device=its.device)
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
-        if its.resumed:
+        if its.resumed and recalls:
             self._recall(members, state)
 
     def launch(self) -> Polar:

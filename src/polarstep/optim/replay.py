@@ -24,7 +24,7 @@ from polarstep.cuda_graphs import captured
 from polarstep.kernels.pointers import shared_table
 from polarstep.optim.by_tables import TableBucket, addresses, can_tabulate, lies_like
 from polarstep.optim.by_tensors import ensure_buffer
-from polarstep.optim.carried import recalled
+from polarstep.optim.carried import entry, recalled
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
 from polarstep.optim.groups import Group
 from polarstep.optim.scaling import resolve_scale
@@ -58,6 +58,7 @@ class _Plan:
     addresses: list[int] = field(default_factory=list)  # of X, G and C, parameter by parameter
     scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
+    carried: list[int] = field(default_factory=list)  # what the last step left, by identity
     places: list[tuple[int, ...]] = field(default_factory=list)  # of what the launches work on
     # Since those are the same, by which buckets draw at a step: how many such steps there were, and
     # what was captured of them, a graph for each device.
@@ -68,6 +69,20 @@ class _Plan:
     def params(self) -> list[Tensor]:
         """The parameters behind the buckets."""
         return list({id(m.param): m.param for _, members in self.runs for m in members}.values())
+
+    @cached_property
+    def entries(self) -> list[tuple[Tensor, str]]:
+        """Where the optimizer's state has what their maps carry from step to step."""
+        return [
+            (member.param, entry(name, member.block))
+            for bucket, members in self.runs
+            for name in bucket.signature.polar.carries
+            for member in members
+        ]
+
+    def carried_in(self, state: State) -> list[int]:
+        """The identities of what is there now."""
+        return [id(state[p].get(key)) for p, key in self.entries]
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -124,8 +139,9 @@ class ReplayedStep:
             (bucket, _of_now(members, works), first + offset)
             for (bucket, members), offset in zip(plan.runs, plan.offsets, strict=True)
         ]
+        recalls = not plan.carried or plan.carried != plan.carried_in(state)
         for bucket, members, at in now:
-            bucket.prepare(members, state, at)
+            bucket.prepare(members, state, at, recalls=recalls)
         places = [bucket.place() for bucket, _ in plan.runs]
         if places != plan.places:
             plan.places, plan.steps, plan.graphs = places, {}, {}
@@ -145,6 +161,8 @@ class ReplayedStep:
                 self._launch(plan, device)
         for bucket, members, _ in now:
             bucket.settle(members, state)
+        if plan.entries and (recalls or not plan.carried):
+            plan.carried = plan.carried_in(state)
 
     def _launch(self, plan: _Plan, device: torch.device) -> None:
         """The buckets on one device, on a GPU beside each other.
@@ -187,12 +205,16 @@ class ReplayedStep:
         return graphs
 
     def _plan_for(self, works: list[Work], state: State) -> _Plan:
-        key = tuple(_key(work, works[0], state) for work in works)
+        key = tuple(_key(work, works[0]) for work in works)
         plan = self._plan
-        if key == plan.key and all(
-            lies_like(works[w].grads[i], works[w].params[i])
-            for w, indices in enumerate(plan.fused)
-            for i in indices
+        if (
+            key == plan.key
+            and all(
+                lies_like(works[w].grads[i], works[w].params[i])
+                for w, indices in enumerate(plan.fused)
+                for i in indices
+            )
+            and _goes_on(plan, state)
         ):
             return plan
         fused, members = [], []
@@ -326,7 +348,7 @@ def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int]
     return {shape: scale(*shape) for shape in shapes}
 
 
-def _key(work: Work, first: Work, state: State) -> tuple[Any, ...]:
+def _key(work: Work, first: Work) -> tuple[Any, ...]:
     """What a plan depends on: the parameters and the options that decide their buckets."""
     group = work.group
     return (
@@ -337,15 +359,18 @@ def _key(work: Work, first: Work, state: State) -> tuple[Any, ...]:
         work.finite is not None,
         *map(id, work.params),
         *work.views,
-        *_resumed(work, state),
     )
 
 
-def _resumed(work: Work, state: State) -> Iterator[bool]:
-    """Whether the last step left something for each block, of a map that leaves anything."""
-    polar = work.group["polar"]
-    if not polar.carries:
-        return
-    for p, view in zip(work.params, work.views, strict=True):
-        for block, (count, m, n) in enumerate(view.shapes):
-            yield recalled(state[p], block, polar, count, m, n) is not None
+def _goes_on(plan: _Plan, state: State) -> bool:
+    """Whether every bucket still finds what it counts on: something to go on from, or nothing."""
+    if plan.carried and plan.carried == plan.carried_in(state):
+        return all(bucket.signature.resumed for bucket, _ in plan.runs if bucket.carries)
+    for bucket, members in plan.runs:
+        its = bucket.signature
+        for member in members if bucket.carries else ():
+            of_parameter, count = state[member.param], member.count
+            known = recalled(of_parameter, member.block, its.polar, count, its.m, its.n)
+            if (known is not None) != its.resumed:
+                return False
+    return True

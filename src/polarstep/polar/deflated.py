@@ -35,14 +35,14 @@ class Deflated(PolarMap):
         T = QZ + p(s·R/δ)                   with steps on the rest apart
 
     Newton–Schulz needs five steps because M's norm is that of a few leading directions, and its small
-    singular values have far to climb. The head holds these directions, so X₀ is nearly flat and one or two
-    steps lift it. With ``"cubic"`` first and ``"quintic"`` steps after it, jointly, ‖T‖_op ≤ 1 is proved
-    where δ ≥ ‖R‖_op (:func:`polarstep.polar.deflation.lifted_jointly`).
+    singular values have far to climb. The head holds these directions, so X₀ is nearly flat and one or
+    two steps lift it. With ``"cubic"`` first and ``"quintic"`` steps after it, jointly, ‖T‖_op ≤ 1 is
+    proved where δ ≥ ‖R‖_op (:func:`polarstep.polar.deflation.lifted_jointly`).
 
     Args:
         head: the low-rank map. A small rank does: the rest keeps what it misses.
-        rest: the polynomial steps, of which only ``steps``, ``coefficients`` and ``form`` count; ``None``
-            scales the rest by 1/δ, at no product more than the head's.
+        rest: the polynomial steps, of which only ``steps``, ``coefficients`` and ``form`` count;
+            ``None`` scales the rest by 1/δ, at no product more than the head's.
         jointly: whether the steps act on head and rest together, or on the rest apart.
         full: the map for matrices on which all this would cost more than it.
     """
@@ -131,7 +131,8 @@ class Deflated(PolarMap):
         B = deflation.projection(Q, B)
         known = carry.get("rest")
         vectors = None if known is None else known.mT.to(B.dtype)
-        found = deflation.rest_norm(A, Q, B, norm, frobenius, vectors)
+        rounds = 1 if draw.numbers is not None else 2  # without numbers, the basis is an earlier one
+        found = deflation.rest_norm(A, Q, B, norm, frobenius, vectors, rounds=rounds)
         T = self._combined(A, Q, B, Z, found.delta, ops)
         left = Carry(left)
         left["rest"] = found.vectors.mT.to(M.dtype)

@@ -140,6 +140,7 @@ def rest_norm(
     vectors: Tensor | None = None,
     *,
     margin: float = MARGIN,
+    rounds: int = 1,
 ) -> RestNorm:
     """δ ≥ ‖R‖_op for R = M − QB from one step of subspace iteration; M is read twice.
 
@@ -175,6 +176,8 @@ def rest_norm(
         frobenius: ‖R‖_F or more, as :func:`rest_frobenius` returns it.
         vectors: what the last step returned, or ``None`` for :func:`first_vectors`.
         margin: see above.
+        rounds: steps of the iteration. A basis of an earlier step may miss what has become the leading
+            direction of M since; vectors that know nothing of it find it in the first of two rounds.
     """
     first = first_vectors(M)
     V = first if vectors is None else vectors
@@ -182,9 +185,11 @@ def rest_norm(
     Q, B = Q.to(dtype), B.to(dtype)
     scale = torch.where(norm > 0, norm, 1).to(dtype)
 
-    Y = (M @ V.to(M.dtype)).to(dtype) - Q @ (B @ V)
-    U = orthonormalize(Y / scale)
-    W = ((M.mT @ U.to(M.dtype)).to(dtype) - B.mT @ (Q.mT @ U)) / scale  # on the scale of ‖M‖_F = 1
+    W = V
+    for _ in range(rounds):
+        Y = (M @ W.to(M.dtype)).to(dtype) - Q @ (B @ W)
+        U = orthonormalize(Y / scale).to(dtype)
+        W = ((M.mT @ U.to(M.dtype)).to(dtype) - B.mT @ (Q.mT @ U)) / scale  # as if ‖M‖_F = 1
 
     seen = torch.linalg.vector_norm(W, dim=(-2, -1), keepdim=True)
     # A zero matrix, or one with a NaN, leaves no trace in what is carried on.
