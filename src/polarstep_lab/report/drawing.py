@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -61,6 +61,7 @@ class Drawing:
     A line that was given the gid ``series-3`` can be pointed at from the page: see :attr:`inline`.
     """
 
+    kind: ClassVar = "figure"
     name: str
     title: str
     caption: str

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from polarstep_lab.report.published import METHODS
+from polarstep_lab.paper import METHODS
 
 __all__ = ["CHROME", "SERIES", "Look", "ablation_look", "look_of", "themed"]
 
@@ -39,7 +39,7 @@ _METHOD_LOOKS = (
     Look("--series-rand-gaussian", "#a11a00", "#e8642a", "--", "^"),
     Look("--series-rand-kaczmarz", "#b165c8", "#b56ad1", "--", "v"),
 )
-SERIES = dict(zip(METHODS, _METHOD_LOOKS, strict=True))
+SERIES = {method.name: look for method, look in zip(METHODS, _METHOD_LOOKS, strict=True)}
 """The look of each row of Table 2."""
 
 _ORDINAL_LOOKS = tuple(

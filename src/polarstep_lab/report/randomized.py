@@ -10,35 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polarstep_lab.methods import METHODS
+from polarstep_lab.paper import METHODS
 from polarstep_lab.report.estimates import Difference
 from polarstep_lab.report.rows import Row, Section
-from polarstep_lab.report.texts import (
-    MISSING,
-    decimals_of,
-    difference_text,
-    listed,
-    number,
-    share_text,
-)
+from polarstep_lab.report.texts import difference_text, listed, number, plural, share_text
 from polarstep_lab.report.timing import commit_of, runtime_of
 
-__all__ = ["RANDOMIZED_CAPTION", "Pair", "pairs_of", "randomized_cells", "verdict"]
-
-RANDOMIZED_CAPTION = (
-    "Difference: of the metric from that in full space, on the seeds that both have, ± its standard "
-    "error. GFLOPs and times: in parts of those in full space. Times are compared where both rows "
-    "have some of runs alone on the same device, at the same commit and under the same settings; "
-    "those of whole runs where three seeds or more have them, since the first run of a process also "
-    "compiles."
-)
+__all__ = ["Pair", "change_text", "pairs_of", "verdict"]
 
 _RUNS_TO_COMPARE = 3
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A randomized row and the full-space one with the same momentum."""
+    """A row and another that its metric, FLOPs and times are compared with."""
 
     label: str
     row: Row
@@ -46,12 +31,12 @@ class Pair:
 
     @property
     def difference(self) -> Difference | None:
-        """How far the metric is from that in full space."""
+        """How far the metric is from the other row's."""
         return self.row.minus(self.full)
 
     @property
     def gflops(self) -> float | None:
-        """The optimizer's FLOPs as a share of those in full space."""
+        """The optimizer's FLOPs as a share of the other row's."""
         return _ratio(self.row.gflops, self.full.gflops)
 
     @property
@@ -75,68 +60,50 @@ class Pair:
         return _ratio(time(self.row), time(self.full)) if ours and ours == theirs else None
 
 
+def _circumstances(row: Row) -> set[tuple[object, ...]]:
+    """What has to be the same for times to compare: device, code and settings of the lone runs."""
+    return {
+        (*row.devices, commit_of(run), *sorted(runtime_of(run).items()))
+        for run in row.alone["record"]
+    }
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours is not None and theirs else None
+
+
 def pairs_of(section: Section) -> tuple[Pair, ...]:
-    """The randomized rows of a section that have one in full space to stand next to.
+    """The randomized rows of a section that have a full-space row to stand next to.
 
     None where runs were made to be watched: watching takes most of their time.
     """
     if section.watched:
         return ()
-    found = []
-    rows = _row_of_each_muon(section)
-    for method in METHODS:
-        if not method.randomized or method.name not in rows:
-            continue
+    rows: dict[str, Row] = {}  # of several rows of a method, the one with the most seeds
+    for row in sorted(section.rows, key=lambda row: -len(row.finished)):
+        if row.metric:
+            rows.setdefault(row.method, row)
+    muons = [m for m in METHODS if m.algorithm == "muon" and m.name in rows]
+    pairs = []
+    for method in (m for m in muons if m.randomized):
         row = rows[method.name]
         labelled = [(row.label, row)]
         for ablation in section.ablations:
             if (ablation.axis, ablation.method) == ("sketch", method.name):
                 others = [other for other in ablation.rows if other is not ablation.base]
                 labelled += [(f"{row.label}, {other.label}", other) for other in others]
-        for other in METHODS:
-            same = other.algorithm == "muon" and other.nesterov is method.nesterov
-            if same and not other.randomized and other.name in rows:
-                found += [Pair(label, r, rows[other.name]) for label, r in labelled if r.metric]
-    return tuple(found)
-
-
-def _row_of_each_muon(section: Section) -> dict[str, Row]:
-    """The row of each Muon of Table 2 in which something finished; of several, that of most seeds."""
-    muons = {method.name for method in METHODS if method.algorithm == "muon"}
-    rows: dict[str, Row] = {}
-    for row in sorted(section.rows, key=lambda row: -len(row.finished)):
-        if row.method in muons and row.metric:
-            rows.setdefault(row.method, row)
-    return rows
-
-
-def _circumstances(row: Row) -> set[tuple[object, ...]]:
-    """What has to be the same for times to compare: device, code and settings of the lone runs."""
-    return {(*row.devices, commit_of(r), *sorted(runtime_of(r).items())) for r in row.alone}
-
-
-def randomized_cells(section: Section) -> tuple[list[str], list[list[str]]] | None:
-    """Header and cells of the table; ``None`` where there is nothing to compare."""
-    header = ["Randomized", "Full space", "Difference", "GFLOPs", "Optimizer", "Step", "Run"]
-    rows = [
-        [
-            pair.label,
-            pair.full.label,
-            difference_text(pair.difference, decimals_of(section)),
-            share_text(pair.gflops),
-            *(_times_text(ratio) for ratio in (pair.optimizer, pair.step, pair.run)),
-        ]
-        for pair in pairs_of(section)
-    ]
-    return (header, rows) if rows else None
+        for full in muons:
+            if full.nesterov is method.nesterov and not full.randomized:
+                pairs += [Pair(label, r, rows[full.name]) for label, r in labelled if r.metric]
+    return tuple(pairs)
 
 
 def verdict(section: Section) -> str:
-    """Whether randomized steps take less time here, and what the fastest gives for it, in words."""
+    """Whether randomized steps take less time here, and what the fastest gives up for it."""
     timed = [(step, pair) for pair in pairs_of(section) if (step := pair.step) is not None]
     if not timed:
         return ""
-    ratios = [f"{step:.2f}" for step, _ in sorted(timed, key=lambda item: item[0])]
+    ratios = [f"{step:.2f}" for step in sorted(step for step, _ in timed)]
     span = ratios[0] if ratios[0] == ratios[-1] else f"{ratios[0]} to {ratios[-1]}"
     faster = [pair.label for step, pair in timed if round(step, 2) < 1]
     as_fast = [pair.label for step, pair in timed if round(step, 2) == 1]
@@ -152,35 +119,25 @@ def verdict(section: Section) -> str:
         which = "no randomized row is faster" if timed[1:] else f"{label} is not faster"
     _, best = min(timed, key=lambda item: item[0])
     fastest = f"The fastest, {best.label}, takes" if timed[1:] else "It takes"
+    change = change_text(section, best.difference)
     return (
         f"A whole step takes {span} times as long as in full space: {which}. {fastest} "
         f"{number(best.row.step_ms)} ms where {best.full.label} takes {number(best.full.step_ms)}, "
-        f"with {share_text(best.gflops)} of the optimizer's FLOPs{_metric_text(section, best)}."
+        f"with {share_text(best.gflops)} of the optimizer's FLOPs{change and f'; its {change}'}."
     )
 
 
-def _metric_text(section: Section, pair: Pair) -> str:
-    """By how much the metric is higher or lower, and on how many seeds."""
-    difference = pair.difference
+def change_text(section: Section, difference: Difference | None) -> str:
+    """By how much the metric is higher or lower, on how many seeds, and whether that is clear."""
     if difference is None:
         return ""
-    size = difference_text(
-        Difference(abs(difference.value), difference.error), decimals_of(section)
-    )
+    size = difference_text(Difference(abs(difference.value), difference.error), section.decimals)
     text = (
-        f"; its {section.metric_name.lower()} is {size.removeprefix('+')} "
+        f"{section.metric_name.lower()} is {size.removeprefix('+')} "
         f"{'lower' if difference.value < 0 else 'higher'}"
     )
     if difference.pairs:
-        text += f" on {difference.pairs} common seed{'s' * (difference.pairs > 1)}"
+        text += f" on {plural(difference.pairs, 'common seed')}"
     if difference.error is not None:
         text += f", {'more' if difference.clear else 'less'} than two standard errors"
     return text
-
-
-def _ratio(ours: float | None, theirs: float | None) -> float | None:
-    return ours / theirs if ours is not None and theirs else None
-
-
-def _times_text(ratio: float | None) -> str:
-    return MISSING if ratio is None else f"{ratio:.2f}×"

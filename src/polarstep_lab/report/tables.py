@@ -1,227 +1,194 @@
-"""The tables of a report as Markdown to paste.
-
-A function of the records alone, so the same records give the same bytes.
-"""
+"""The tables of a section: methods, ablations, randomized rows, the paper; and those to compute with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from polarstep_lab.report.captions import (
-    ablation_caption,
-    caption,
-    commits_text,
-    settings_text,
-    times_of,
-)
-from polarstep_lab.report.inexactness_page import (
-    GAMMA_CAPTION,
-    NOISE_CAPTION,
-    assumptions_headline,
-    gamma_cells,
-    noise_cells,
-)
-from polarstep_lab.report.paper import Beside, beside_the_paper
-from polarstep_lab.report.randomized import RANDOMIZED_CAPTION, randomized_cells, verdict
-from polarstep_lab.report.rows import AblationSet, Section
+import pandas as pd
+
+from polarstep_lab.report.beside_paper import Beside, Line
+from polarstep_lab.report.blocks import Table, strips_of
+from polarstep_lab.report.captions import time_cells
+from polarstep_lab.report.grouping import RUN_COLUMNS, Runs
+from polarstep_lab.report.palette import ablation_look, look_of
+from polarstep_lab.report.randomized import Pair
+from polarstep_lab.report.rows import STATUSES, AblationSet, Row, Section
 from polarstep_lab.report.texts import (
     MISSING,
-    base_text,
-    decimals_of,
     difference_text,
     metric_text,
-    notes_text,
     number,
     paper_text,
     seeds_text,
     share_text,
 )
 
-__all__ = ["beside_cells", "brief_lines", "comparison_lines", "markdown"]
+__all__ = [
+    "RANDOMIZED_CAPTION",
+    "ablation_table",
+    "comparison_table",
+    "paper_table",
+    "randomized_table",
+    "runs_csv",
+    "summary_csv",
+]
+
+RANDOMIZED_CAPTION = (
+    "Difference: of the metric from that in full space, on the seeds that both have, ± its standard "
+    "error. GFLOPs and times: in parts of those in full space. Times are compared where both rows "
+    "have some of runs alone on the same device, at the same commit and under the same settings; "
+    "those of whole runs where three seeds or more have them, since the first run of a process also "
+    "compiles."
+)
 
 
-def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
-    """All tables and the commands behind them, as one Markdown document."""
-    lines = ["# Results", ""]
-    for notice in notices:
-        lines += [f"> {notice}", ""]
-    for section in sections:
-        lines += [f"## {section.recipe} ({section.benchmark})", ""]
-        if section.watched:
-            lines += [assumptions_headline(section), "", *_assumption_lines(section)]
-        if section.rows:
-            lines += ["### The runs", ""] if section.watched else []
-            lines += [*comparison_lines(section), "", caption(section), ""]
-            lines += _randomized_lines(section)
-            beside = beside_the_paper(section)
-            lines += _beside_lines(section, beside) if beside else []
-        for ablation in section.ablations:
-            lines += [f"### Ablation: {ablation.axis}, {ablation.of}", ""]
-            lines += [*_ablation_lines(section, ablation), ""]
-        lines += [ablation_caption(section), ""] if section.ablations else []
-        lines += [] if section.watched else _assumption_lines(section)
-        lines += ["### Commands", ""]
-        named = [(row.label, row) for row in section.rows]
-        named += [(r.label + section.whose(a), r) for a in section.ablations for r in a.rows]
-        for label, row in named:
-            lines += [f"{label}:", "", "```sh", *(row.commands or ("# not recorded",)), "```", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def comparison_lines(section: Section) -> list[str]:
-    """The table of all methods."""
-    paper = any(row.paper for row in section.rows)
+def comparison_table(section: Section) -> Table:
+    """All methods."""
     header = ["Method", section.metric_name, "Seeds", "GFLOPs/step"]
-    header += ["Optimizer ms", "Step ms", "Run s"]
-    if paper:
-        header[2:2] = ["Paper"]
-        header[5:5] = ["Paper GFLOPs"]
-    best = section.marked(section.rows)
-    lines = []
-    for row in section.rows:
-        text = metric_text(row.metric, decimals_of(section))
-        cells = [
+    rows = [
+        [
             row.label,
-            f"**{text}**" if row is best else text,
+            metric_text(row.metric, section.decimals),
             seeds_text(row),
             number(row.gflops),
-            *times_of(row, section.rows),
+            *time_cells(row, section.rows),
         ]
-        if paper:
-            cells[2:2] = [paper_text(row)]
-            cells[5:5] = [number(row.paper.gflops if row.paper else None)]
-        lines.append(cells)
-    return _table(header, lines)
-
-
-def brief_lines(section: Section) -> list[str]:
-    """The table of all methods with the columns that fit a front page; times of lone runs only.
-
-    Below it stands what a reader of the times has to know, and how randomized steps compare.
-    """
-    beside = beside_the_paper(section)
-    comparable = beside is not None and beside.comparable
-    timed = all(row.alone for row in section.rows)
-    header = ["Method", section.metric_name]
-    header += ["paper", "difference"] if comparable else []
-    header += ["GFLOPs/step", *(["optimizer ms", "step ms", "run s"] if timed else [])]
-    off = {line.row.label: line.difference for line in beside.lines} if beside else {}
-    lines = []
-    for row in section.rows:
-        cells = [row.label, metric_text(row.metric, decimals_of(section))]
-        if comparable:
-            cells += [paper_text(row), difference_text(off.get(row.label), decimals_of(section))]
-        cells += [number(row.gflops, 3)]
-        if timed:
-            cells += [number(t, 3) for t in (row.optimizer_ms, row.step_ms, row.seconds)]
-        lines.append(cells)
-    named = [(row.label, row) for row in section.rows] if timed else []
-    known = " ".join(filter(None, [settings_text(named), commits_text(named)]))
-    below = [text for text in (known, verdict(section)) if text]
-    return [*_table(header, lines), *(line for text in below for line in ("", text))]
-
-
-def _ablation_lines(section: Section, ablation: AblationSet) -> list[str]:
-    """The table of one axis, each value next to the recipe's."""
-    authors = any(row.paper for row in ablation.rows)
-    based = ablation.base is not None
-    header = [ablation.axis, "Seeds", section.metric_name]
-    header += ["Difference"] * based + ["Authors"] * authors
-    header += ["GFLOPs/step", "Optimizer ms", "Step ms"]
-    decimals = decimals_of(section)
-    best = section.marked([row for _, row in ablation.named])
-    lines = []
-    for value, row in ablation.named:
-        text = metric_text(row.metric, decimals)
-        cells = [
-            value,
-            seeds_text(row),
-            f"**{text}**" if row is best else text,
-        ]
-        if based:
-            cells.append(base_text(ablation, row, decimals))
-        if authors:
-            cells.append(paper_text(row))
-        cells += [number(row.gflops), *times_of(row, section.ablation_rows)[:2]]
-        lines.append(cells)
-    return _table(header, lines)
-
-
-def _assumption_lines(section: Section) -> list[str]:
-    """Noise, γ and ν, where they were measured."""
-    lines = []
-    for title, cells, below in (
-        ("Noise of the gradient", noise_cells(section), NOISE_CAPTION),
-        ("How inexact each step was", gamma_cells(section), GAMMA_CAPTION),
-    ):
-        if cells:
-            lines += [f"### {title}", "", *_table(*cells), "", below, ""]
-    return lines
-
-
-def _randomized_lines(section: Section) -> list[str]:
-    """Randomized rows next to full space, where there are both."""
-    cells = randomized_cells(section)
-    if not cells:
-        return []
-    told = verdict(section)
-    lines = ["### Randomized next to full space", "", *([told, ""] if told else [])]
-    return [*lines, *_table(*cells), "", RANDOMIZED_CAPTION, ""]
-
-
-def _beside_lines(section: Section, beside: Beside) -> list[str]:
-    """The section next to the paper, with what is known to differ."""
-    header, cells = beside_cells(section, beside)
-    lines = ["### Next to the paper", "", beside.summary, "", *_table(header, cells), ""]
-    if beside.order:
-        lines += [beside.order, ""]
-    if beside.notes:
-        lines += ["What is known to differ:", ""]
-        lines += [f"- ({note.mark}) {note.topic}: {note.text}" for note in beside.notes]
-        lines += [""]
-    return lines
-
-
-def beside_cells(section: Section, beside: Beside) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of the table next to the paper."""
-    if not beside.comparable:
-        header = [
-            "Method",
-            "Place",
-            "Place in the paper",
-            "Relative GFLOPs",
-            "in the paper",
-            "Notes",
-        ]
-        return header, [
-            [
-                line.row.label,
-                str(line.place or MISSING),
-                str(line.paper_place),
-                share_text(line.relative_gflops),
-                share_text(line.paper_relative_gflops),
-                notes_text(line),
-            ]
-            for line in beside.lines
-        ]
-    decimals = decimals_of(section)
-    header = ["Method", "Here", "Paper", "Difference", "GFLOPs", "Paper GFLOPs", "Notes"]
-    return header, [
-        [
-            line.row.label,
-            metric_text(line.row.metric, decimals),
-            paper_text(line.row),
-            difference_text(line.difference, decimals),
-            number(line.row.gflops),
-            number(line.published.gflops),
-            notes_text(line),
-        ]
-        for line in beside.lines
+        for row in section.rows
     ]
+    return Table(
+        f"Comparison of {section.recipe}",
+        [*header, "Optimizer ms", "Step ms", "Run s"],
+        rows,
+        _bold(section, section.rows),
+        [look_of(row.method) for row in section.rows],
+        strips_of(section.rows, section.decimals, log=not section.higher_is_better),
+    )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(header) + " |", "|:--|" + "--:|" * (len(header) - 1)]
-    for cells in rows:
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return lines
+def ablation_table(section: Section, ablation: AblationSet) -> Table:
+    """One axis, each value next to the recipe's own."""
+    shown = [row for _, row in ablation.named]
+    columns: dict[str, Callable[[Row], str]] = {
+        section.metric_name: lambda row: metric_text(row.metric, section.decimals),
+        "Seeds": seeds_text,
+        "Difference": lambda row: "recipe" if row is ablation.base
+        else difference_text(ablation.difference(row), section.decimals),
+        "Authors": paper_text,
+        "GFLOPs/step": lambda row: number(row.gflops),
+        "Optimizer ms": lambda row: time_cells(row, section.ablation_rows)[0],
+        "Step ms": lambda row: time_cells(row, section.ablation_rows)[1],
+    }  # fmt: skip
+    if ablation.base is None:
+        del columns["Difference"]
+    if not any(row.paper for row in ablation.rows):
+        del columns["Authors"]
+    count = len(ablation.rows)
+    looks = [ablation_look(index, count, ablation.numeric) for index in range(count)]
+    return Table(
+        f"Ablation of {ablation.axis}",
+        [ablation.axis, *columns],
+        [[value, *(cell(row) for cell in columns.values())] for value, row in ablation.named],
+        _bold(section, shown),
+        [look_of("")] * (len(shown) - count) + looks,
+        strips_of(shown, section.decimals, log=not section.higher_is_better),
+    )
+
+
+def _bold(section: Section, rows: Sequence[Row]) -> tuple[int, int] | None:
+    """The place of the best metric among ``rows``, in the column after the labels."""
+    best = section.marked(rows)
+    return None if best is None else (list(rows).index(best), 1)
+
+
+def randomized_table(section: Section, pairs: Sequence[Pair]) -> Table:
+    """Randomized rows next to full space."""
+
+    def times(ratio: float | None) -> str:
+        return MISSING if ratio is None else f"{ratio:.2f}×"
+
+    return Table(
+        "Randomized next to full space",
+        ["Randomized", "Full space", "Difference", "GFLOPs", "Optimizer", "Step", "Run"],
+        [
+            [
+                pair.label,
+                pair.full.label,
+                difference_text(pair.difference, section.decimals),
+                share_text(pair.gflops),
+                *map(times, (pair.optimizer, pair.step, pair.run)),
+            ]
+            for pair in pairs
+        ],
+    )
+
+
+def paper_table(section: Section, beside: Beside) -> Table:
+    """The section next to Table 2: digits where they compare, and else places and relative costs."""
+    columns: dict[str, Callable[[Line], str]] = {
+        "Method": lambda line: line.row.label,
+        "Place": lambda line: str(line.place or MISSING),
+        "Place in the paper": lambda line: str(line.paper_place),
+        "Relative GFLOPs": lambda line: share_text(line.relative_gflops),
+        "in the paper": lambda line: share_text(line.paper_relative_gflops),
+        "Notes": _notes_text,
+    }
+    if beside.comparable:
+        columns = {
+            "Method": lambda line: line.row.label,
+            "Here": lambda line: metric_text(line.row.metric, section.decimals),
+            "Paper": lambda line: paper_text(line.row),
+            "Difference": lambda line: difference_text(line.difference, section.decimals),
+            "GFLOPs": lambda line: number(line.row.gflops),
+            "Paper GFLOPs": lambda line: number(line.published_gflops),
+            "Notes": _notes_text,
+        }
+    rows = [[cell(line) for cell in columns.values()] for line in beside.lines]
+    return Table("Next to the paper", [*columns], rows)
+
+
+def _notes_text(line: Line) -> str:
+    """The letters of what is known to differ; says so where a difference has no known reason."""
+    return ", ".join(line.marks) or ("no reason known" if line.row.differs else "")
+
+
+def runs_csv(runs: Runs) -> str:
+    """One line for each run, those left out of the means included."""
+    return runs.frame.to_csv(columns=[*RUN_COLUMNS], index=False, lineterminator="\n")
+
+
+def summary_csv(sections: Sequence[Section]) -> str:
+    """One line for each row, with full precision."""
+    lines = []
+    for section in sections:
+        varied = {row: (a, v) for a in section.ablations for row, v in zip(a.rows, a.values, strict=True)}
+        for row in section.all_rows:
+            ablation, value = varied.get(row, (None, None))
+            difference = ablation.difference(row) if ablation else None
+            lines.append(
+                {
+                    "benchmark": section.benchmark,
+                    "recipe": section.recipe,
+                    "method": row.method,
+                    "label": row.label,
+                    "ablation_axis": ablation and ablation.axis,
+                    "ablation_value": value,
+                    "metric": "test_accuracy" if section.higher_is_better else "val_perplexity",
+                    "mean": row.metric and row.metric.mean,
+                    "std": row.metric and row.metric.std,
+                    "seeds": row.metric.n if row.metric else 0,
+                    **{status: row.counts.get(status, 0) for status in STATUSES},
+                    "optimizer_gflops_per_step": row.gflops,
+                    "optimizer_ms_per_step": row.optimizer_ms,
+                    "step_ms": row.step_ms,
+                    "run_seconds": row.seconds,
+                    "device": "; ".join(row.devices),
+                    "difference_to_base": difference and difference.value,
+                    "difference_error": difference and difference.error,
+                    "difference_pairs": difference and difference.pairs,
+                    "paper_mean": row.paper and row.paper.mean,
+                    "paper_std": row.paper and row.paper.std,
+                    "paper_gflops": row.paper and row.paper.gflops,
+                    "command": "\n".join(row.commands),
+                }
+            )
+    return pd.DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n")
