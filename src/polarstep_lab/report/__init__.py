@@ -13,7 +13,7 @@ from polarstep_lab.report.figures import ablation_figures, cost_figure, trajecto
 from polarstep_lab.report.folder import write_folder
 from polarstep_lab.report.gradient_noise import noise_figure
 from polarstep_lab.report.grouping import Runs, collect, sections_of
-from polarstep_lab.report.inexactness import gamma_heatmap, gamma_lines
+from polarstep_lab.report.inexactness import gamma_figure
 from polarstep_lab.report.markdown import markdown
 from polarstep_lab.report.page import render
 from polarstep_lab.report.rows import Row, Section
@@ -95,12 +95,14 @@ def _tables(runs: Runs, sections: Sequence[Section], notices: Sequence[str]) -> 
 
 def _draw(section: Section) -> Drawings:
     """All figures of a section that its runs have something for."""
-    slug, monitored = section.slug, _monitored(section)
-    inexactness = [gamma_lines(rows, f"{slug}-gamma-lines-{i}") for i, rows in enumerate(monitored)]
-    inexactness += [gamma_heatmap(rows, f"{slug}-gamma-{i}") for i, rows in enumerate(monitored)]
+    slug = section.slug
+    monitored = enumerate(_monitored(section))
+    inexactness = [gamma_figure(rows, f"{slug}-gamma-{i}") for i, rows in monitored]
     noise = [noise_figure(row, f"{slug}-noise-{i}") for i, row in enumerate(section.all_rows)]
     return Drawings(
-        _drawn(trajectory_figure(section, f"{slug}-trajectories"), cost_figure(section, f"{slug}-cost")),
+        _drawn(
+            trajectory_figure(section, f"{slug}-trajectories"), cost_figure(section, f"{slug}-cost")
+        ),
         ablation_figures(section, f"{slug}-ablations"),
         _drawn(*inexactness),
         _drawn(*noise),

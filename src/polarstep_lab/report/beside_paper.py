@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
 
 from polarstep_lab.methods import find_method
-from polarstep_lab.paper import Setting
-from polarstep_lab.report.estimates import Difference, Estimate
+from polarstep_lab.report.blocks import Table
+from polarstep_lab.report.estimates import Estimate
 from polarstep_lab.report.published import in_table_2
 from polarstep_lab.report.reasons import Facts, Reason, reasons
 from polarstep_lab.report.rows import Row, Section
-from polarstep_lab.report.texts import plural
+from polarstep_lab.report.texts import (
+    MISSING,
+    difference_text,
+    metric_text,
+    number,
+    paper_text,
+    plural,
+    share_text,
+)
 
-__all__ = ["Beside", "Line", "Note", "beside_the_paper"]
+__all__ = ["Beside", "beside_the_paper", "paper_table"]
 
 REFERENCE = "Muon (Nesterov)"
 """The method that costs are given relative to where models differ."""
@@ -27,38 +37,19 @@ _SAME_COST = 5e-4  # as relative difference: the paper's figures have four decim
 
 
 @dataclass(frozen=True)
-class Note:
-    """A known difference, its letter, and the methods it is true of."""
-
-    mark: str
-    reason: Reason
-    methods: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One method here and in the paper; ``difference`` only where digits can be compared."""
-
-    row: Row
-    published: Estimate
-    published_gflops: float
-    difference: Difference | None
-    place: int | None
-    paper_place: int
-    relative_gflops: float | None
-    paper_relative_gflops: float | None
-    marks: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Beside:
-    """A section next to the paper."""
+    """A section next to the paper.
+
+    ``lines`` has a line for each method of Table 2 that has a row: ``row``, ``paper`` (the published
+    figure), its ``difference``, ``place`` and ``paper_place`` among the methods, ``cost`` and
+    ``paper_cost`` in parts of the reference's, and ``marks``, the letters of the ``notes``.
+    """
 
     comparable: bool
     summary: str
     order: str
-    lines: tuple[Line, ...]
-    notes: tuple[Note, ...]
+    lines: tuple[Any, ...]
+    notes: dict[str, Reason]
     source: str
 
 
@@ -68,64 +59,72 @@ def beside_the_paper(section: Section) -> Beside | None:
     Without comparable digits, one method alone has nothing to be ranked against.
     """
     setting = in_table_2(section.recipe, section.benchmark)
-    rows = _row_of_each_method(section, setting) if setting else {}
-    means = {method: row.metric.mean for method, row in rows.items() if row.metric}
-    comparable = any(row.paper for row in rows.values())
-    if setting is None or len(means) < (1 if comparable else 2):
+    if setting is None:
         return None
-    notes = _notes(rows, section, setting, comparable)
-    theirs = {method: setting.rows[method] for method in rows}
-    places = _places(means, section)
-    paper_places = _places({method: figure.mean for method, figure in theirs.items()}, section)
-    costs = {method: row.gflops for method, row in rows.items()}
-    paper_costs = {method: figure.gflops for method, figure in theirs.items()}
-    lines = tuple(
-        Line(
-            row,
-            Estimate(theirs[method].mean, theirs[method].std, theirs[method].seeds),
-            theirs[method].gflops or 0.0,
-            row.off_the_paper,
-            places.get(method),
-            paper_places[method],
-            _relative(costs, method),
-            _relative(paper_costs, method),
-            tuple(note.mark for note in notes if method in note.methods),
-        )
+    rows: dict[str, Row] = {}  # in the paper's setting first, then with the most seeds
+    for row in sorted(section.rows, key=lambda row: (row.paper is None, -len(row.finished))):
+        rows.setdefault(row.method, row)
+    rows = {method: rows[method] for method in setting.rows if method in rows}
+    frame = pd.DataFrame({"row": rows, "paper": {method: setting.rows[method] for method in rows}})
+    means = pd.Series({method: row.metric.mean for method, row in rows.items() if row.metric})
+    comparable = any(row.paper for row in rows.values())
+    if len(means) < (1 if comparable else 2):
+        return None
+    rising = not section.higher_is_better
+    paper = pd.DataFrame([vars(figure) for figure in frame["paper"]], index=frame.index)
+    gflops = pd.Series({method: row.gflops for method, row in rows.items()}, dtype=float)
+    frame["difference"] = [row.off_the_paper for row in frame["row"]]
+    frame["place"] = means.rank(ascending=rising, method="first")
+    frame["paper_place"] = paper["mean"].rank(ascending=rising, method="first")
+    frame["cost"] = gflops / gflops.get(REFERENCE)
+    frame["paper_cost"] = paper["gflops"] / paper["gflops"].get(REFERENCE)
+    told = {
+        method: _reasons(row, section, setting.rows[method], comparable)
         for method, row in rows.items()
-    )
-    summary = _agreement(lines, section) if comparable else _not_comparable(section, setting)
+    }
+    distinct = dict.fromkeys(reason for found in told.values() for reason in found)
+    notes = dict(zip(string.ascii_lowercase, distinct, strict=False))
+    frame["marks"] = [
+        ", ".join(mark for mark, reason in notes.items() if reason in told[method])
+        for method in rows
+    ]
+    lines = tuple(frame.itertuples())
+    summary = _agreement(lines, section) if comparable else (
+        f"Not comparable in digits: the paper's {section.metric_name.lower()} is that of another "
+        f"model on other data ({setting.data}). What can be compared is the order of the methods and "
+        f"the cost of a step relative to {REFERENCE}."
+    )  # fmt: skip
     return Beside(comparable, summary, _order(lines, section), lines, notes, setting.source)
 
 
-def _row_of_each_method(section: Section, setting: Setting) -> dict[str, Row]:
-    """The row of each method of Table 2: in the paper's setting first, then with the most seeds."""
-    chosen: dict[str, Row] = {}
-    for row in sorted(section.rows, key=lambda row: (row.paper is None, -len(row.finished))):
-        chosen.setdefault(row.method, row)
-    return {method: chosen[method] for method in setting.rows if method in chosen}
+def paper_table(section: Section, beside: Beside) -> Table:
+    """The section next to Table 2: digits where they compare, and else places and relative costs."""
+    header = ["Place", "Place in the paper", "Relative GFLOPs", "in the paper"]
+    if beside.comparable:
+        header = ["Here", "Paper", "Difference", "GFLOPs", "Paper GFLOPs"]
+    cells = []
+    for line in beside.lines:
+        row, places, costs = line.row, (line.place, line.paper_place), (line.cost, line.paper_cost)
+        shown = [MISSING if place != place else f"{place:.0f}" for place in places]
+        shown += [share_text(None if cost != cost else cost) for cost in costs]
+        if beside.comparable:
+            shown = [metric_text(row.metric, section.decimals), paper_text(row)]
+            shown += [difference_text(line.difference, section.decimals)]
+            shown += [number(row.gflops), number(line.paper.gflops)]
+        unexplained = "no reason known" if row.differs else ""
+        cells.append([row.label, *shown, line.marks or unexplained])
+    return Table("Next to the paper", ["Method", *header, "Notes"], cells)
 
 
-def _notes(
-    rows: Mapping[str, Row], section: Section, setting: Setting, comparable: bool
-) -> tuple[Note, ...]:
-    """Every known difference once, with a letter; only those that some shown figure asks for."""
-    told: dict[Reason, list[str]] = {}
-    for method, row in rows.items():
-        off, paper_gflops = row.off_the_paper, setting.rows[method].gflops
-        metric = not comparable or (off is not None and (off.clear or off.error is None))
-        cost = not comparable or bool(
-            row.gflops and paper_gflops and abs(row.gflops / paper_gflops - 1) > _SAME_COST
-        )
-        run = row.records[0]
-        device = str(run.environment.get("device", ""))
-        facts = Facts(
-            find_method(method), section.benchmark, row.config, device, _data_of(row, section)
-        )
-        for reason in reasons(facts):
-            if metric or (cost and reason.cost):
-                told.setdefault(reason, []).append(method)
-    letters = zip(string.ascii_lowercase, told.items(), strict=False)
-    return tuple(Note(mark, reason, tuple(methods)) for mark, (reason, methods) in letters)
+def _reasons(row: Row, section: Section, paper: Any, comparable: bool) -> list[Reason]:
+    """What is known to differ for a row and bears on a figure that differs."""
+    off = row.off_the_paper
+    metric = not comparable or (off is not None and (off.clear or off.error is None))
+    cost = not comparable or bool(row.gflops and abs(row.gflops / paper.gflops - 1) > _SAME_COST)
+    device = str(row.records[0].environment.get("device", ""))
+    method = find_method(row.method)
+    facts = Facts(method, section.benchmark, row.config, device, _data_of(row, section))
+    return [reason for reason in reasons(facts) if metric or (cost and reason.cost)]
 
 
 def _data_of(row: Row, section: Section) -> str:
@@ -142,18 +141,7 @@ def _data_of(row: Row, section: Section) -> str:
     return ""
 
 
-def _places(means: Mapping[str, float], section: Section) -> dict[str, int]:
-    """1 for the best method, and so on."""
-    ordered = sorted(means, key=lambda method: means[method], reverse=section.higher_is_better)
-    return {method: place for place, method in enumerate(ordered, start=1)}
-
-
-def _relative(gflops: Mapping[str, float | None], method: str) -> float | None:
-    own, reference = gflops[method], gflops.get(REFERENCE)
-    return own / reference if own and reference else None
-
-
-def _agreement(lines: tuple[Line, ...], section: Section) -> str:
+def _agreement(lines: tuple[Any, ...], section: Section) -> str:
     """How many methods agree with the paper, and in which direction the others are off."""
     judged = [d for line in lines if (d := line.difference) and d.error is not None]
     if not judged:
@@ -172,27 +160,17 @@ def _agreement(lines: tuple[Line, ...], section: Section) -> str:
     return f"{text}; {' and '.join(directions)}." if off else f"{text}."
 
 
-def _not_comparable(section: Section, setting: Setting) -> str:
-    return (
-        f"Not comparable in digits: the paper's {section.metric_name.lower()} is that of another "
-        f"model on other data ({setting.data}). What can be compared is the order of the methods and "
-        f"the cost of a step relative to {REFERENCE}."
-    )
-
-
-def _order(lines: tuple[Line, ...], section: Section) -> str:
+def _order(lines: tuple[Any, ...], section: Section) -> str:
     """Which pairs of methods come in the paper's order, of those that the paper tells apart."""
     same, unclear, reversed_ = 0, 0, []
-    scored = [(line, line.row.metric) for line in lines if line.row.metric]
-    for (a, ours), (b, other) in itertools.combinations(scored, 2):
-        paper, here = a.published.minus(b.published), ours.minus(other)
-        if not paper.clear:
-            continue
-        if not here.clear:
+    for a, b in itertools.combinations([line for line in lines if line.row.metric], 2):
+        theirs = [Estimate(line.paper.mean, line.paper.std, line.paper.seeds) for line in (a, b)]
+        paper, here = theirs[0].minus(theirs[1]), a.row.metric.minus(b.row.metric)
+        if paper.clear and not here.clear:
             unclear += 1
-        elif (here.value > 0) == (paper.value > 0):
+        elif paper.clear and (here.value > 0) == (paper.value > 0):
             same += 1
-        else:
+        elif paper.clear:
             first, second = (a, b) if (here.value > 0) is section.higher_is_better else (b, a)
             reversed_.append(f"{first.row.method} before {second.row.method}")
     pairs = same + unclear + len(reversed_)

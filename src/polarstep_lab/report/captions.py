@@ -47,16 +47,16 @@ def ablation_caption(section: Section) -> str:
             name = "recipe" if row is ablation.base else row.label
             shown[row] = name + section.whose(ablation)
     named = [(name, row) for row, name in shown.items()]
-    authors = any(row.paper for ablation in section.ablations for row in ablation.rows)
+    authors = (
+        f"Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the default "
+        "setting differs from axis to axis, which is the only reason we know where figures differ."
+    )
     return joined(
         f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
         _differences_text(section),
         _times_text(named),
         unlike_text(named),
-        f"Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the default "
-        "setting differs from axis to axis, which is the only reason we know where figures differ."
-        if authors
-        else "",
+        authors if any(row.paper for a in section.ablations for row in a.rows) else "",
         off_text(shown),
     )
 
@@ -72,8 +72,8 @@ def _times_text(named: Named) -> str:
     if not rows:
         return ""
     devices = sorted({device for row in rows for device in row.devices})
-    together = at_a_time(pd.concat([row.runs for row in rows]))
     text = f"Times measured on {', '.join(devices)}"
+    together = at_a_time(pd.concat([row.runs for row in rows]))
     if together == 1:
         return f"{text}, one run at a time."
     counts = sorted({len(row.alone) for row in rows})
@@ -94,31 +94,26 @@ def time_cells(row: Row, rows: Sequence[Row]) -> list[str]:
     """
     mixed = row.alone.empty and any(not other.alone.empty for other in rows)
     shared = mixed and at_a_time(pd.concat([other.runs for other in rows])) > 1
-    times = [number(row.optimizer_ms), number(row.step_ms), number(row.seconds, 3)]
+    times = [number(time, digits) for time, digits in zip(row.times, (4, 4, 3), strict=True)]
     return [time + SHARED if shared and time != MISSING else time for time in times]
 
 
 def unlike_text(named: Named) -> str:
     """Why the times of a table do not all compare: other settings of speed, or another commit."""
-    settings: dict[str, dict[str, list[str]]] = {}
-    commits: dict[str, list[str]] = {}
+    groups: dict[str, dict[str, list[str]]] = {}
     for name, row in named:
-        runs = list(row.timed["record"])
-        told = pd.DataFrame([runtime_of(run) for run in runs])
-        for setting in told:
-            values = "/".join(sorted(told[setting].dropna().unique()))
-            settings.setdefault(setting, {}).setdefault(values, []).append(name)
-        if runs:
-            made_by = "/".join(sorted({commit_of(run) for run in runs}))
-            commits.setdefault(made_by, []).append(name)
-    unlike = [f"{key} is {_by_rows(rows)}" for key, rows in settings.items() if len(rows) > 1]
+        runs = [runtime_of(run) | {"commit": commit_of(run)} for run in row.timed["record"]]
+        for key, values in pd.DataFrame(runs).items():
+            found = "/".join(sorted(values.dropna().unique()))
+            groups.setdefault(str(key), {}).setdefault(found, []).append(name)
+    unlike = {key: _by_rows(rows) for key, rows in groups.items() if len(rows) > 1}
+    commits = unlike.pop("commit", "")
+    settings = [f"{key} is {rows}" for key, rows in unlike.items()]
     return joined(
-        f"Times of rows that ran under different settings do not compare: {listed(unlike)}."
-        if unlike
+        f"Times of rows that ran under different settings do not compare: {listed(settings)}."
+        if settings
         else "",
-        f"Not all rows were timed at the same commit: {_by_rows(commits)}."
-        if len(commits) > 1
-        else "",
+        f"Not all rows were timed at the same commit: {commits}." if commits else "",
     )
 
 

@@ -92,7 +92,10 @@ def zoom(curves: Sequence[Curve]) -> tuple[float, float, float, float] | None:
 def _series(run: RunRecord, benchmark: str) -> pd.DataFrame:
     """Values and training seconds of the validations of a run by step, the finite ones."""
     rows = run.rows("val")
-    columns = {"value": [_value(row, benchmark) for row in rows], "seconds": [r.seconds for r in rows]}
+    columns = {
+        "value": [_value(row, benchmark) for row in rows],
+        "seconds": [r.seconds for r in rows],
+    }
     frame = pd.DataFrame(columns, index=[row.step for row in rows], dtype=float)
     return frame[np.isfinite(frame["value"])]
 

@@ -18,8 +18,6 @@ from matplotlib.figure import Figure
 
 from polarstep_lab.report.palette import CHROME, themed
 
-_SERIES_ID = re.compile(r' id="series-(\d+)"')
-
 __all__ = ["Drawing", "draw", "style_axes"]
 
 INK, INK_SOFT, RULE, PAGE, _, ALARM = (look.light for look in CHROME)
@@ -56,32 +54,24 @@ _RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure in the three forms a report needs: inside a page, as SVG, as PNG.
-
-    A line that was given the gid ``series-3`` can be pointed at from the page: see :attr:`inline`.
-    """
+    """One figure in the three forms a report needs: inside a page, as SVG, as PNG."""
 
     kind: ClassVar = "figure"
     name: str
     title: str
     caption: str
-    markup: str
+    svg: str
     png: bytes
-
-    @property
-    def svg(self) -> str:
-        """The figure as a file of its own, in the light colours."""
-        return _SERIES_ID.sub("", self.markup)
 
     @property
     def inline(self) -> str:
         """The figure for use within a page: no XML header, no fixed size, the page's colours."""
-        body = self.markup[self.markup.index("<svg") :]
+        body = self.svg[self.svg.index("<svg") :]
         opening, rest = body.split(">", 1)
         opening = re.sub(r' (width|height)="[^"]*"', "", opening)
         opening += f' role="img" aria-labelledby="{self.name}-caption"'
         rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
-        return themed(_SERIES_ID.sub(r' class="series" data-series="\1"', f"{opening}>{rest}"))
+        return themed(f"{opening}>{rest}")
 
 
 def draw(

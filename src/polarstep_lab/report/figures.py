@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from polarstep_lab.report.curves import Curve, curve_of, quantity_name, zoom
 from polarstep_lab.report.drawing import ALARM, INK_SOFT, RULE, Drawing, draw, style_axes
-from polarstep_lab.report.estimates import Estimate
-from polarstep_lab.report.palette import Look, ablation_look, look_of
+from polarstep_lab.report.palette import Look, look_of, ordinal_looks
 from polarstep_lab.report.rows import AblationSet, Row, Section
+from polarstep_lab.report.texts import listed
 
 __all__ = ["ablation_figures", "cost_figure", "trajectory_figure"]
 
@@ -24,7 +24,7 @@ _LATE = 0.4
 """The share of training after which the curves of an ablation are shown."""
 
 FAR_OFF = 4.0
-"""A method this many times worse than the median one is marked at the edge of a figure."""
+"""A method this many times worse than the median one is named below a figure, not drawn in it."""
 
 
 def trajectory_figure(section: Section, name: str) -> Drawing | None:
@@ -72,26 +72,26 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
         return None
     means = sorted(metric.mean for _, metric in scored)
     limit = math.inf if section.higher_is_better else FAR_OFF * means[len(means) // 2]
+    far_off = [f"{row.label} ({metric.mean:.4g})" for row, metric in scored if metric.mean > limit]
 
     def paint(figure: Figure) -> None:
         axes_row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (label, points) in zip(axes_row, panels.items(), strict=True):
             for row, metric, x in points:
                 if metric.mean <= limit:
-                    _point(axes, x, metric, look_of(row.method), markersize=8, label=row.label)
+                    mean, std, look = metric.mean, metric.std or 0.0, look_of(row.method)
+                    bar = [[mean - float(_below(mean, std))], [std]]
+                    style = _marked(look) | {"markersize": 8, "linestyle": "none"}
+                    axes.errorbar(x, mean, yerr=bar, label=row.label, **style)
             style_axes(axes, label, section.metric_name if axes is axes_row[0] else "")
             axes.set_xscale("log")
             _plain_log_ticks(axes.xaxis)
             _scale_of_metric(axes, section)
-            for row, metric, x in points:
-                if metric.mean > limit:
-                    _mark_at_the_top(axes, x, row, metric)
         _legend(figure, axes_row[0])
 
     better = "up" if section.higher_is_better else "down"
     caption = f"Better is {better} and to the left; bars are one standard deviation over seeds."
-    if means[-1] > limit:
-        caption += " An arrow marks a method whose mean lies far above the axis."
+    caption += f" Far above the axis: {listed(far_off)}." if far_off else ""
     return draw(name, "Quality against cost", caption, (10.5, 4.4), paint)
 
 
@@ -118,8 +118,8 @@ def _lines(section: Section, ablations: Sequence[AblationSet], name: str) -> Dra
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        for index, ablation in enumerate(ablations):
-            look = ablation_look(index, len(ablations), ordered=False)
+        looks = ordinal_looks(len(ablations), ordered=False)
+        for ablation, look in zip(ablations, looks, strict=True):
             pairs = zip(ablation.values, ablation.rows, strict=True)
             shown = [(float(value), row.metric) for value, row in pairs if row.metric]
             axes.errorbar(
@@ -151,8 +151,10 @@ def _small_multiples(section: Section, ablations: Sequence[AblationSet], name: s
             2, len(ablations), squeeze=False, height_ratios=(1.15, 1), sharey="row"
         )
         for (top, bottom), ablation in zip(panels.T, ablations, strict=True):
-            count, first = len(ablation.rows), ablation is ablations[0]
-            looks = [ablation_look(index, count, ablation.numeric) for index in range(count)]
+            first, looks = (
+                ablation is ablations[0],
+                ordinal_looks(len(ablation.rows), ablation.numeric),
+            )
             _finals(top, ablation, looks)
             _scale_of_metric(top, section)
             title = ablation.axis.replace("-", "\n")  # panels are narrow
@@ -198,16 +200,14 @@ def _finals(axes: Axes, ablation: AblationSet, looks: Sequence[Look]) -> None:
     axes.set_xlim(-0.5, len(names) - 0.5)
 
 
-def _endings(
-    axes: Axes, ablation: AblationSet, looks: Sequence[Look], section: Section
-) -> None:
+def _endings(axes: Axes, ablation: AblationSet, looks: Sequence[Look], section: Section) -> None:
     """Curves against the share of training, from where they are close enough to be told apart."""
     for row, value, look in zip(ablation.rows, ablation.values, looks, strict=True):
         points = curve_of(row, section.benchmark).points
         share = points.index / (points.index[-1] if len(points) else 1.0)
         late = share >= _LATE
-        style = {"color": look.light, "linestyle": look.dash, "linewidth": 1.4}
-        axes.plot(share[late], points["mean"][late], label=str(value), **style)
+        (line,) = axes.plot(share[late], points["mean"][late], linewidth=1.4, label=str(value))
+        line.set(color=look.light, linestyle=look.dash)
     axes.set_xlim(_LATE, 1.0)
     axes.set_xticks([_LATE, 0.75, 1.0], [f"{_LATE:g}", "0.75", "1"])
     spacing = {"handlelength": 1.6, "labelspacing": 0.25, "borderaxespad": 0.2}
@@ -219,29 +219,13 @@ def _marked(look: Look) -> dict[str, Any]:
     return {"color": look.light, "marker": look.marker, "markersize": 6, "capsize": 2.5}
 
 
-def _point(axes: Axes, x: float, metric: Estimate, look: Look, **style: Any) -> None:
-    """A mean with its standard deviation, whose lower end stays on a logarithmic axis."""
-    std = metric.std or 0.0
-    low = metric.mean - float(_below(metric.mean, std))
-    axes.errorbar(x, metric.mean, yerr=[[low], [std]], linestyle="none", **_marked(look) | style)
-
-
-def _mark_at_the_top(axes: Axes, x: float, row: Row, metric: Estimate) -> None:
-    """A method so much worse than most that an axis with it on would show nothing else."""
-    look, high = look_of(row.method), axes.get_xaxis_transform()
-    axes.plot(x, 0.97, look.marker, color=look.light, transform=high, label=row.label)
-    place = {"xycoords": high, "textcoords": "offset points", "va": "center", "fontsize": 8}
-    axes.annotate(f"↑ {metric.mean:.4g}", (x, 0.97), (8, 0), **place)
-
-
 def _trajectories(axes: Axes, curves: Sequence[Curve], against: str) -> None:
     """The mean and the band of each curve, and dotted the runs that did not finish."""
-    for index, curve in enumerate(curves):
+    for curve in curves:
         colour, points = look_of(curve.method).light, curve.points
         x, mean, std = (points.reset_index(names="steps")[key] for key in (against, "mean", "std"))
         dash = look_of(curve.method).dash
-        (line,) = axes.plot(x, mean, color=colour, linestyle=dash, label=curve.label, zorder=3)
-        line.set_gid(f"series-{index}")
+        axes.plot(x, mean, color=colour, linestyle=dash, label=curve.label, zorder=3)
         if (std > 0).any():
             axes.fill_between(
                 x, _below(mean, std), mean + std, color=colour, alpha=0.16, linewidth=0
@@ -251,9 +235,7 @@ def _trajectories(axes: Axes, curves: Sequence[Curve], against: str) -> None:
             axes.plot(x, lost["value"], color=colour, linestyle=":", lw=1.0)
 
 
-def _inset(
-    axes: Axes, curves: Sequence[Curve], window: tuple[float, float, float, float]
-) -> None:
+def _inset(axes: Axes, curves: Sequence[Curve], window: tuple[float, float, float, float]) -> None:
     """The end of training, at the upper right, where a falling curve leaves room."""
     first, last, low, high = window
     inset = axes.inset_axes((0.46, 0.44, 0.52, 0.53))

@@ -21,7 +21,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Table
 from polarstep_lab.report.drawing import ALARM, INK, INK_SOFT, RULE, Drawing, draw, style_axes
-from polarstep_lab.report.palette import ablation_look
+from polarstep_lab.report.palette import ordinal_looks
 from polarstep_lab.report.rows import Row
 from polarstep_lab.report.texts import MISSING, number
 
@@ -37,7 +37,7 @@ NOISE_CAPTION = (
 _LIKE_INFINITY = 1000.0
 _TAIL_TICKS = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, math.inf)
 _GROWTH_TICKS = (1.0, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.1, 2.2)
-_BLUE = ablation_look(4, 7, True).light
+_BLUES = ordinal_looks(7)
 
 Entry = Mapping[str, Any]
 
@@ -53,15 +53,16 @@ def _indices(entries: Sequence[Entry], key: str) -> pd.DataFrame:
 
     A record writes infinity as ``null``.
     """
-    lines = []
-    for entry in entries:
-        found = entry.get(key) or []
-        lines += [{"step": entry["step"], **f} for f in ([found] if key == "tail" else found) if f]
+    lines = [
+        {"step": entry["step"], **found}
+        for entry in entries
+        for found in (entry.get("growth") or () if key == "growth" else [entry.get(key) or {}])
+        if found
+    ]
     columns = ["step", "examples", "alpha", "low", "high", "gaussian"]
     frame = pd.DataFrame(lines, columns=columns, dtype=object)
-    return frame.astype(dict.fromkeys(("alpha", "low", "high"), float)).fillna(
-        dict.fromkeys(("alpha", "low", "high"), math.inf)
-    )
+    ends = ["alpha", "low", "high"]
+    return frame.assign(**frame[ends].astype(float).fillna(math.inf))
 
 
 def _unit(run: RunRecord) -> str:
@@ -90,27 +91,16 @@ def noise_table(rows: Sequence[Row]) -> Table | None:
     """A line for each unit of noise of each row that measured it: one example, one batch."""
     header = ["Method", "Gradient of one", "Points", "Heaviest tail, α̂", "Gaussian"]
     lines = []
-    for row in rows:
-        run = row.first_with("noise")
-        for unit in ("example", "batch") if run else ():
-            assert run
-            entries = _entries(run, unit)
-            if not entries:
-                continue
-            label = row.label if run.status == "finished" else f"{row.label}, {run.status}"
-            tails, slowest = _indices(entries, "tail"), _slowest(entries)
-            heaviest = None if tails.empty else tails.loc[tails["alpha"].idxmin()]
-            lines.append(
-                [
-                    label,
-                    _unit_name(run, entries[0]),
-                    _points(run),
-                    MISSING if heaviest is None else f"{_interval(heaviest)} at step {heaviest.step}",
-                    MISSING if heaviest is None else _gaussian(heaviest.gaussian),
-                    MISSING if slowest is None else f"{_interval(slowest)} at step {slowest.step}",
-                ]
-            )
-    return Table("Noise of the gradient", [*header, "Slowest averaging, α"], lines) if lines else None
+    for row, run in ((row, run) for row in rows if (run := row.first_with("noise"))):
+        label = row.label if run.status == "finished" else f"{row.label}, {run.status}"
+        for entries in filter(None, (_entries(run, unit) for unit in ("example", "batch"))):
+            heaviest, slowest = _smallest(_indices(entries, "tail")), _slowest(entries)
+            gaussian = MISSING if heaviest is None else _gaussian(heaviest["gaussian"])
+            line = [label, _unit_name(run, entries[0]), _points(run), _at(heaviest), gaussian]
+            lines.append([*line, _at(slowest)])
+    return (
+        Table("Noise of the gradient", [*header, "Slowest averaging, α"], lines) if lines else None
+    )
 
 
 def noise_sentence(row: Row) -> str:
@@ -122,22 +112,30 @@ def noise_sentence(row: Row) -> str:
         return ""
     return (
         f"Along the run of {row.label}, the noise of one {_unit_name(run, entries[0])} averages out "
-        f"slowest at step {slowest.step}: its sums grow with α = {_interval(slowest)}."
+        f"slowest at step {slowest['step']}: its sums grow with α = {_interval(slowest)}."
     )
 
 
 def _slowest(entries: Sequence[Entry]) -> Any:
     """The smallest α of sums as long as any that were drawn; ``None`` where none were drawn."""
     growth = _indices(entries, "growth")
-    longest = growth[growth["examples"] == growth["examples"].max()]
-    return None if longest.empty else longest.loc[longest["alpha"].idxmin()]
+    return _smallest(growth[growth["examples"] == growth["examples"].max()])
+
+
+def _smallest(found: pd.DataFrame) -> Any:
+    return None if found.empty else found.loc[found["alpha"].idxmin()]
+
+
+def _at(found: Any) -> str:
+    """An estimate of α with its interval and its step."""
+    return MISSING if found is None else f"{_interval(found)} at step {found['step']}"
 
 
 def _interval(found: Any) -> str:
-    return f"{_index(found.alpha)} ({_index(found.low)} to {_index(found.high)})"
+    return f"{_index(found['alpha'])} ({_index(found['low'])} to {_index(found['high'])})"
 
 
-def _gaussian(quantiles: Sequence[float | None] | None) -> str:
+def _gaussian(quantiles: Any) -> str:
     """What the estimator says of Gaussian noise: from the lowest to the highest quantile."""
     if not isinstance(quantiles, Sequence):
         return MISSING
@@ -197,49 +195,46 @@ def _paint_tails(axes: Axes, run: RunRecord, unit: str) -> None:
     log = run.logs["noise"]
     single = [e for e in log if e["unit"] == unit and e["parameter"] not in ("all", "hidden")]
     found = _indices(single, "tail")
-    if not found.empty:
-        spread = (1 / found["alpha"]).groupby(found["step"]).agg(["min", "max"])
-        colour = ablation_look(2, 7, True).light
-        _fill(axes, spread.index, spread["min"], spread["max"], colour, 0.25, "single matrices")
+    spread = (1 / found["alpha"]).groupby(found["step"]).agg(["min", "max"])
+    band: dict[str, Any] = {"color": _BLUES[2].light, "alpha": 0.25, "label": "single matrices"}
+    axes.fill_between([*spread.index], spread["min"], spread["max"], linewidth=0, **band)
     tails = _indices(_entries(run, unit), "tail")
     known = tails.dropna(subset=["gaussian"])
-    if not known.empty:
-        low, _, high = (
-            [0.0 if q is None else 1 / q for q in quantile]
-            for quantile in zip(*known["gaussian"], strict=True)
-        )
-        _fill(axes, known["step"], high, low, INK_SOFT, 0.35, "Gaussian noise")
-    _paint_intervals(axes, tails, INK, f"hidden, one {unit}")
+    low, high = ([0.0 if q[i] is None else 1 / q[i] for q in known["gaussian"]] for i in (-1, 0))
+    band = {"color": INK_SOFT, "alpha": 0.35, "label": "Gaussian noise"}
+    axes.fill_between([*known["step"]], low, high, linewidth=0, **band)
+    _paint_intervals(axes, tails, f"hidden, one {unit}", INK)
     if unit == "example":
         batches = _indices(_entries(run, "batch"), "tail")
-        _paint_intervals(axes, batches, _BLUE, "hidden, one batch", "--")
+        _paint_intervals(axes, batches, "hidden, one batch", _BLUES[4].light, "--")
     _finish(axes, run, "α of ‖ξ‖ (Hill)", "Tail of the noise", _TAIL_TICKS, (-0.02, 0.66))
 
 
 def _paint_growth(axes: Axes, run: RunRecord, unit: str) -> None:
     """1/α from how sums of examples grow, a line for each length of the sums."""
     groups = _indices(_entries(run, unit), "growth").groupby("examples")
-    for index, (length, growth) in enumerate(groups):
-        colour = ablation_look(index, len(groups), True).light
-        _paint_intervals(axes, growth, colour, f"sums of {length} examples")
+    for look, (length, growth) in zip(ordinal_looks(len(groups)), groups, strict=True):
+        _paint_intervals(axes, growth, f"sums of {length} examples", look.light)
     _finish(axes, run, "α", "Growth of sums", _GROWTH_TICKS, (0.45, 0.6))
 
 
 def _paint_survival(axes: Axes, entries: Sequence[Entry]) -> None:
     """P(‖ξ‖ > t) at three points of the run, t in units of the median."""
     measured = [entry for entry in entries if entry.get("survival")]
-    places = sorted({0, len(measured) // 2, len(measured) - 1}) if measured else []
-    for index, place in enumerate(places):
-        entry, look = measured[place], ablation_look(index, len(places), True)
+    chosen = (
+        [measured[i] for i in sorted({0, len(measured) // 2, len(measured) - 1})]
+        if measured
+        else []
+    )
+    for entry, look in zip(chosen, ordinal_looks(len(chosen)), strict=True):
         points = np.array([*entry["survival"], [1 / entry["draws"], entry["largest"]]])
-        label, style = f"step {entry['step']}", {"color": look.light, "marker": look.marker}
         median = points[points[:, 0] == 0.5, 1]
-        axes.plot(points[:, 1] / median, points[:, 0], markersize=4, label=label, **style)
-        if entry.get("dimension") is not None and index == len(places) - 1:
-            norms = np.array([chi_quantile(1 - p, entry["dimension"]) for p in points[:, 0]])
-            norms /= chi_quantile(0.5, entry["dimension"])
-            label = f"Gaussian, {label}"
-            axes.plot(norms, points[:, 0], color=INK_SOFT, linestyle=":", label=label)
+        style: dict[str, Any] = {"color": look.light, "marker": look.marker, "markersize": 4}
+        axes.plot(points[:, 1] / median, points[:, 0], label=f"step {entry['step']}", **style)
+    if chosen and entry.get("dimension") is not None:
+        norms = [chi_quantile(1 - p, entry["dimension"]) for p in (0.5, *points[:, 0])]
+        style = {"color": INK_SOFT, "linestyle": ":", "label": f"Gaussian, step {entry['step']}"}
+        axes.plot(np.array(norms[1:]) / norms[0], points[:, 0], **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = axes.get_xlim()
@@ -252,46 +247,37 @@ def _paint_survival(axes: Axes, entries: Sequence[Entry]) -> None:
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     style_axes(axes, "t, in medians of ‖ξ‖", "P(‖ξ‖ > t)", "Survival")
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="upper right")
 
 
 def _paint_sizes(axes: Axes, run: RunRecord) -> None:
     """σ of the assumption, for α = 2, and the gradient itself."""
-    examples, batches = _entries(run, "example"), _entries(run, "batch")
-    sizes = [[entry["moments"]["2"] for entry in entries] for entries in (examples, batches)]
-    for label, entries, values, style in (
-        ("‖∇f‖", batches, [entry["gradient"] for entry in batches], {"color": INK}),
-        ("(E‖ξ‖²)^½, one example", examples, sizes[0], {"color": _BLUE}),
-        ("(E‖ξ‖²)^½, one batch", batches, sizes[1], {"color": _BLUE, "linestyle": "--"}),
+    for label, unit, colour, dash in (
+        ("‖∇f‖", "batch", INK, "-"),
+        ("(E‖ξ‖²)^½, one example", "example", _BLUES[4].light, "-"),
+        ("(E‖ξ‖²)^½, one batch", "batch", _BLUES[4].light, "--"),
     ):
+        entries = _entries(run, unit)
+        sizes = [e["gradient"] if colour == INK else e["moments"]["2"] for e in entries]
         if entries:
-            positive = [value or math.nan for value in values]
-            steps = [entry["step"] for entry in entries]
-            axes.plot(steps, positive, marker="o", markersize=4, label=label, **style)
+            x, y = [entry["step"] for entry in entries], [size or math.nan for size in sizes]
+            axes.plot(x, y, color=colour, linestyle=dash, marker="o", markersize=4, label=label)
     axes.set_yscale("log")
     style_axes(axes, "Training step", "Frobenius norm", "Noise and gradient")
     _step_axis(axes, run)
     axes.legend(fontsize=8, handlelength=3)
 
 
-def _fill(
-    axes: Axes, x: Any, low: Any, high: Any, colour: str, alpha: float, label: str
-) -> None:
-    axes.fill_between(x.astype(float), low, high, color=colour, alpha=alpha, linewidth=0, label=label)
-
-
 def _paint_intervals(
-    axes: Axes, found: pd.DataFrame, colour: str, label: str, dash: str = "-"
+    axes: Axes, found: pd.DataFrame, label: str, colour: str, dash: str = "-"
 ) -> None:
     """1/α with its interval, against the step."""
-    if found.empty:
-        return
     middle, ends = 1 / found["alpha"], (1 / found["high"], 1 / found["low"])
-    style = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 4, "label": label}
+    style: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 4}
     error = [abs(end - middle) for end in ends]
-    axes.errorbar(
-        found["step"], middle, yerr=error, capsize=2.5, elinewidth=1.0, zorder=3, **style
-    )
+    style |= {"yerr": error, "capsize": 2.5, "elinewidth": 1.0, "zorder": 3}
+    if not found.empty:
+        axes.errorbar([*found["step"]], middle, label=label, **style)
 
 
 def _finish(

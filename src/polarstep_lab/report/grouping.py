@@ -21,36 +21,20 @@ from polarstep_lab.paper import METHODS, Published
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.report.published import in_table_2, published, published_ablation
-from polarstep_lab.report.rows import AblationSet, Row, Section, are_numbers
+from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.timing import device_of, ran_alone, span_of
 
 __all__ = ["RUN_COLUMNS", "Runs", "collect", "sections_of", "setting_of"]
 
-RUN_COLUMNS = (
-    "run",
-    "benchmark",
-    "recipe",
-    "method",
-    "ablation_axis",
-    "ablation_value",
-    "seed",
-    "status",
-    "metric",
-    "value",
-    "steps",
-    "optimizer_gflops_per_step",
-    "optimizer_ms_per_step",
-    "step_ms",
-    "run_seconds",
-    "device",
-    "message",
-    "command",
-)
+RUN_COLUMNS = [
+    "run", "benchmark", "recipe", "method", "ablation_axis", "ablation_value", "seed", "status",
+    "metric", "value", "steps", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms",
+    "run_seconds", "device", "message", "command",
+]  # fmt: skip
 """The columns of ``runs.csv``."""
 
-_DTYPES = {"ablation_axis": object, "ablation_value": object, "steps": "Int64"} | dict.fromkeys(
-    ("value", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms", "run_seconds"), float
-)
+_FLOATS = ("value", *RUN_COLUMNS[11:15], "began", "ended")
+_DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
 
 
 @dataclass(frozen=True)
@@ -87,9 +71,8 @@ def collect(paths: Sequence[Path | str]) -> Runs:
             except (StorageError, TypeError, KeyError) as error:
                 reason = str(error).replace(str(directory), name)
                 notices.append(f"{name} is left out: {reason}")
-    columns = (*RUN_COLUMNS, "record", "setting", "besides", "began", "ended")
-    frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object)
-    frame = frame.astype(_DTYPES | {"seed": int, "began": float, "ended": float})
+    columns = [*RUN_COLUMNS, "record", "setting", "besides", "began", "ended"]
+    frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
     frame = frame.sort_values(["seed", "run"], ignore_index=True)
     return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
 
@@ -99,18 +82,16 @@ def _line(run: RunRecord, name: str) -> dict[str, Any]:
     identity, ablation, result = run.identity, run.identity.ablation, run.result
     began, ended = span_of(run)
     told = {key: getattr(result, key) for key in RUN_COLUMNS if hasattr(result, key)}
-    return told | {
+    own = ("benchmark", "recipe", "method", "seed", "command")
+    return {
+        **told,
+        **{key: getattr(identity, key) for key in own},
         "run": name,
-        "benchmark": identity.benchmark,
-        "recipe": identity.recipe,
-        "method": identity.method,
-        "ablation_axis": ablation.axis if ablation else None,
-        "ablation_value": ablation.value if ablation else None,
-        "seed": identity.seed,
+        "ablation_axis": ablation and ablation.axis,
+        "ablation_value": ablation and ablation.value,
         "status": run.status,
         "run_seconds": run.seconds,
         "device": device_of(run),
-        "command": identity.command,
         "record": run,
         "setting": setting_of(run),
         "besides": _set_besides(run),
@@ -139,7 +120,9 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
         varied = members["ablation_axis"].notna()
         rows = _rows(members[~varied], notices)
         ablations = _with_bases(rows, _ablations(members[varied], notices))
-        sections.append(Section(recipe, benchmark, rows, tuple(sorted(ablations, key=_place_of))))
+        axes = [axis.name for axis in AXES]  # in the order of `polarstep list`
+        ablations.sort(key=lambda ablation: (_place(ablation.axis, axes), ablation.of))
+        sections.append(Section(recipe, benchmark, rows, tuple(ablations)))
     # The paper's benchmarks and the language model first; what has nothing finished last.
     sections.sort(
         key=lambda section: (
@@ -176,7 +159,9 @@ def _row(
 ) -> Row:
     """A row with one run for each seed, finished ones first: a seed counted twice shrinks the spread."""
     group = group.sort_values(
-        ["seed", "status"], key=lambda c: c != "finished" if c.name == "status" else c, kind="stable"
+        ["seed", "status"],
+        key=lambda c: c != "finished" if c.name == "status" else c,
+        kind="stable",
     )
     twice = group["seed"].duplicated()
     kept = group[~twice]
@@ -195,12 +180,8 @@ def _ablations(members: pd.DataFrame, notices: list[str]) -> list[AblationSet]:
     ablations = []
     for (axis, method, besides), group in groups:
         known = [str(value) for a in AXES if a.name == axis for value in (*a.cifar10, *a.nanogpt)]
-        values = group["ablation_value"].unique()
-        numeric = are_numbers(values)
         rows, kept = [], []
-        for value in sorted(
-            values, key=lambda v: v if numeric else (_place(str(v), known), str(v))
-        ):
+        for value in sorted(group["ablation_value"].unique(), key=lambda v: _place(v, known)):
             same_value = group[group["ablation_value"] == value]
             identity = same_value["record"].iloc[0].identity
             paper = published_ablation(identity.recipe, method, axis, value, identity.overrides)
@@ -240,14 +221,11 @@ def _setting(row: Row) -> str:
     return str(row.runs["setting"].iloc[0])
 
 
-def _place_of(ablation: AblationSet) -> tuple[int, str, str]:
-    """The order in which ``polarstep list`` has the axes."""
-    place = _place(ablation.axis, [axis.name for axis in AXES])
-    return place, ablation.axis, ablation.of
-
-
-def _place(item: str, items: Sequence[str]) -> int:
-    return items.index(item) if item in items else len(items)
+def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
+    """A key to sort by: numbers by size, then names as they are ``known``, then others."""
+    if isinstance(item, int | float):
+        return False, item, ""
+    return True, known.index(item) if item in known else len(known), item
 
 
 def _set_besides(run: RunRecord) -> str:

@@ -6,6 +6,7 @@ become HTML.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 
@@ -19,8 +20,7 @@ from polarstep_lab.report.texts import difference_text, metric_text, number, pap
 
 __all__ = ["brief_lines", "escaped", "markdown"]
 
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_SPECIAL = re.compile(r"[\\`*|\[\]~]|(?<!\w)_|_(?!\w)|^(?=(?:[-+=#]|\d+[.)])(?:\s|$))")
+_SPECIAL = re.compile(r"[\\`*|\[\]~]|(?<!\w)_|_(?!\w)|^[-+=#](?=\s)")
 
 
 def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
@@ -38,24 +38,24 @@ def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
 def escaped(text: str) -> str:
     """``text`` as Markdown that shows exactly that text, on one line.
 
-    >>> escaped("a|b\\n<i>*_train_*</i>"), escaped("micro_batch = 2"), escaped("# no heading")
-    ('a\\\\|b &lt;i&gt;\\\\*\\\\_train\\\\_\\\\*&lt;/i&gt;', 'micro_batch = 2', '\\\\# no heading')
+    >>> print(escaped("a|b\\n<i>*_train_*</i>"), escaped("micro_batch"), escaped("# no heading"))
+    a\\|b &lt;i&gt;\\*\\_train\\_\\*&lt;/i&gt; micro_batch \\# no heading
     """
-    text = re.sub("[&<>]", lambda match: _ENTITIES[match[0]], " ".join(text.split()))
-    return _SPECIAL.sub(lambda match: "\\" + match[0], text)
+    plain = html.escape(" ".join(text.split()), quote=False)
+    return _SPECIAL.sub(lambda match: "\\" + match[0], plain)
 
 
 def _lines(block: Block) -> list[str]:
     match block:
-        case Heading(text):
-            return [f"### {escaped(text)}"]
+        case Heading(text, level):
+            return [f"{'#' * level} {escaped(text)}"]
         case Text(text):
             return [escaped(text)]
-        case Notes(title, items):
-            told = [f"- ({mark}) {topic}: {escaped(text)}" for mark, topic, text in items]
+        case Notes(title, sentences):
+            told = [f"- ({m}) {topic}: {escaped(text)}" for m, (topic, text) in sentences.items()]
             return [escaped(title), "", *told]
-        case Commands(items):
-            return "\n\n".join(_fenced(label, command) for label, _, command in items).split("\n")
+        case Commands(rows):
+            return "\n\n".join(_fenced(label, command) for label, command in rows).split("\n")
         case Table():
             return _table(block)
         case _:
@@ -64,19 +64,17 @@ def _lines(block: Block) -> list[str]:
 
 def _fenced(label: str, command: str) -> str:
     """A label and its commands in a fence that is longer than any in the commands."""
-    fence = "`" * max(3, *(1 + len(run) for run in re.findall("`+", command)), 3)
+    fence = "`" * max([3, *(1 + len(ticks) for ticks in re.findall("`+", command))])
     return f"{escaped(label)}:\n\n{fence}sh\n{command or '# not recorded'}\n{fence}"
 
 
 def _table(table: Table) -> list[str]:
     cells = [[escaped(cell) for cell in row] for row in table.rows]
-    if table.bold:
-        row, column = table.bold
-        cells[row][column] = f"**{cells[row][column]}**"
-    rule = ["--:" if numeric else ":--" for numeric in [False, *table.numeric[1:]]]
-    lines = [[escaped(name) for name in table.header], *cells]
-    drawn = ["| " + " | ".join(line) + " |" for line in lines]
-    return [drawn[0], "|" + "|".join(rule) + "|", *drawn[1:]]
+    if table.best is not None:
+        cells[table.best][1] = f"**{cells[table.best][1]}**"
+    rule = "|".join("--:" if numeric else ":--" for numeric in table.numeric)
+    header, *rows = (f"| {' | '.join(line)} |" for line in [[*map(escaped, table.header)], *cells])
+    return [header, f"|{rule}|", *rows]
 
 
 def brief_lines(section: Section) -> list[str]:
@@ -87,18 +85,15 @@ def brief_lines(section: Section) -> list[str]:
     beside = beside_the_paper(section)
     comparable = beside is not None and beside.comparable
     timed = all(not row.alone.empty for row in section.rows)
-    header = ["Method", section.metric_name]
-    header += ["paper", "difference"] if comparable else []
-    header += ["GFLOPs/step", *(["optimizer ms", "step ms", "run s"] if timed else [])]
-    off = {line.row: line.difference for line in beside.lines} if beside else {}
-    rows = []
+    header = ["Method", section.metric_name, *["paper", "difference"] * comparable, "GFLOPs/step"]
+    header += ["optimizer ms", "step ms", "run s"] * timed
+    cells = []
     for row in section.rows:
-        cells = [row.label, metric_text(row.metric, section.decimals)]
-        if comparable:
-            cells += [paper_text(row), difference_text(off.get(row), section.decimals)]
-        times = (row.optimizer_ms, row.step_ms, row.seconds) if timed else ()
-        rows.append([*cells, *(number(value, 3) for value in (row.gflops, *times))])
+        line = [row.label, metric_text(row.metric, section.decimals)]
+        line += [paper_text(row), difference_text(row.off_the_paper, section.decimals)] * comparable
+        line += [number(value, 3) for value in (row.gflops, *(row.times if timed else ()))]
+        cells.append(line)
     known = unlike_text([(row.label, row) for row in section.rows]) if timed else ""
     below = [escaped(text) for text in (known, verdict(section)) if text]
-    table = _table(Table(section.recipe, header, rows))
+    table = _table(Table(section.recipe, header, cells))
     return [*table, *(line for text in below for line in ("", text))]

@@ -6,24 +6,20 @@ a dark one and paper. Every text that comes from a record is escaped by the temp
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
-from typing import Any
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
 from polarstep_lab.report.blocks import Block, Table
 from polarstep_lab.report.grouping import Runs
 from polarstep_lab.report.palette import all_looks
 from polarstep_lab.report.rows import STATUSES, Section
-from polarstep_lab.report.texts import plural
-from polarstep_lab.report.timing import device_of
+from polarstep_lab.report.texts import MISSING, plural
 
 __all__ = ["render"]
-
-_BENCHMARKS = {"nanogpt": "nanoGPT", "cifar10": "CIFAR-10"}
 
 
 def render(
@@ -44,41 +40,30 @@ def render(
         counts=[(status, counts[status]) for status in STATUSES if status in counts],
         notices=notices,
         sections=sections,
-        benchmarks=_BENCHMARKS,
-        environments=_environments(runs),
-        lost=_lost(runs),
+        tables=[table for table in (_lost(runs), _environments(runs)) if table.rows],
         variables=Markup(_variables()),
         css=Markup(_resource("page.css")),
         script=Markup(_resource("page.js")),
     )
 
 
-def _lost(runs: Runs) -> Table | None:
+def _lost(runs: Runs) -> Table:
     """The runs that did not finish, and what they said about it."""
     lost = runs.frame[runs.frame["status"] != "finished"].sort_values("run")
-    columns = {"run": "Run", "method": "Method", "seed": "Seed", "status": "Status"}
-    cells = lost[[*columns, "message"]].fillna("no result recorded").astype(str).values.tolist()
-    header = [*columns.values(), "Message"]
-    return Table("Runs that did not finish", header, cells) if cells else None
+    columns = ["run", "method", "seed", "status", "message"]
+    cells = lost[columns].fillna("no result recorded").astype(str).to_numpy().tolist()
+    return Table("Runs that did not finish", [name.capitalize() for name in columns], cells)
 
 
-def _environments(runs: Runs) -> list[tuple[str, str, tuple[tuple[str, str], ...]]]:
-    """Each distinct machine and set of versions: its device, its number of runs, its entries."""
-    boxes = Counter((device_of(run), tuple(_flat(run.environment))) for run in runs.frame["record"])
-    return [(device, plural(boxes[device, all_], "run"), all_) for device, all_ in sorted(boxes)]
-
-
-def _flat(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The entries of an environment by name, without what a box has elsewhere and when it began."""
-    pairs = []
-    for key, value in environment.items():
-        if isinstance(value, Mapping):
-            prefix = "" if key in ("packages", "versions") else f"{key} "
-            pairs += [(f"{prefix}{name}", text) for name, text in _flat(value)]
-        elif key not in ("device", "device_name", "threads", "started"):
-            text = "not recorded" if value is None else str(value)
-            pairs.append((key.replace("_", " "), text))
-    return pairs
+def _environments(runs: Runs) -> Table:
+    """A column for each distinct machine and set of versions, with the number of its runs."""
+    found = pd.json_normalize([run.environment for run in runs.frame["record"]])
+    found.insert(0, "device_name", found.pop("device_name").fillna("not recorded"))
+    found = found.drop(columns="started", errors="ignore").fillna(MISSING).astype(str)
+    sizes = found.value_counts(sort=False, dropna=False).reset_index(name="runs")
+    names = [column.replace("packages.", "").replace("_", " ") for column in sizes]
+    cells = [[name, *map(str, sizes[column])] for name, column in zip(names, sizes, strict=True)]
+    return Table("Environment", cells[0], [cells[-1], *cells[1:-1]])
 
 
 def _variables() -> str:

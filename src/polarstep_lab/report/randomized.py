@@ -7,17 +7,32 @@ ablation are such rows too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from polarstep_lab.paper import METHODS
+from polarstep_lab.report.blocks import Table
 from polarstep_lab.report.estimates import Difference
 from polarstep_lab.report.rows import Row, Section
-from polarstep_lab.report.texts import difference_text, listed, number, plural, share_text
+from polarstep_lab.report.texts import (
+    MISSING,
+    difference_text,
+    listed,
+    number,
+    plural,
+    share_text,
+    size_text,
+)
 from polarstep_lab.report.timing import commit_of, runtime_of
 
-__all__ = ["Pair", "change_text", "pairs_of", "verdict"]
+__all__ = ["RANDOMIZED_CAPTION", "Pair", "pairs_of", "randomized_table", "verdict"]
 
+RANDOMIZED_CAPTION = (
+    "Difference: of the metric from that in full space, on the seeds that both have, ± its standard "
+    "error. GFLOPs and times: in parts of those in full space. Times are compared where both rows "
+    "have some of runs alone on the same device, at the same commit and under the same settings; "
+    "those of whole runs where three seeds or more have them, since the first run of a process also "
+    "compiles."
+)
 _RUNS_TO_COMPARE = 3
 
 
@@ -40,24 +55,17 @@ class Pair:
         return _ratio(self.row.gflops, self.full.gflops)
 
     @property
-    def optimizer(self) -> float | None:
-        """How many times as long an optimizer step takes."""
-        return self._times_as_long(lambda row: row.optimizer_ms)
+    def times(self) -> tuple[float | None, float | None, float | None]:
+        """How many times as long an optimizer step, a whole step and a run take.
 
-    @property
-    def step(self) -> float | None:
-        """How many times as long a whole training step takes."""
-        return self._times_as_long(lambda row: row.step_ms)
-
-    @property
-    def run(self) -> float | None:
-        """How many times as long a whole run takes."""
-        few = min(len(self.row.alone), len(self.full.alone)) < _RUNS_TO_COMPARE
-        return None if few else self._times_as_long(lambda row: row.seconds)
-
-    def _times_as_long(self, time: Callable[[Row], float | None]) -> float | None:
+        ``None`` where device, code and settings were not the same, or too few runs ran alone.
+        """
         ours, theirs = _circumstances(self.row), _circumstances(self.full)
-        return _ratio(time(self.row), time(self.full)) if ours and ours == theirs else None
+        if not ours or ours != theirs:
+            return None, None, None
+        optimizer, step, run = map(_ratio, self.row.times, self.full.times)
+        few = min(len(self.row.alone), len(self.full.alone)) < _RUNS_TO_COMPARE
+        return optimizer, step, None if few else run
 
 
 def _circumstances(row: Row) -> set[tuple[object, ...]]:
@@ -72,16 +80,14 @@ def _ratio(ours: float | None, theirs: float | None) -> float | None:
     return ours / theirs if ours is not None and theirs else None
 
 
-def pairs_of(section: Section) -> tuple[Pair, ...]:
+def pairs_of(section: Section) -> list[Pair]:
     """The randomized rows of a section that have a full-space row to stand next to.
 
     None where runs were made to be watched: watching takes most of their time.
     """
-    if section.watched:
-        return ()
     rows: dict[str, Row] = {}  # of several rows of a method, the one with the most seeds
     for row in sorted(section.rows, key=lambda row: -len(row.finished)):
-        if row.metric:
+        if row.metric and not section.watched:
             rows.setdefault(row.method, row)
     muons = [m for m in METHODS if m.algorithm == "muon" and m.name in rows]
     pairs = []
@@ -95,49 +101,58 @@ def pairs_of(section: Section) -> tuple[Pair, ...]:
         for full in muons:
             if full.nesterov is method.nesterov and not full.randomized:
                 pairs += [Pair(label, r, rows[full.name]) for label, r in labelled if r.metric]
-    return tuple(pairs)
+    return pairs
+
+
+def randomized_table(section: Section) -> Table | None:
+    """The randomized rows next to full space; ``None`` where there are not both."""
+    header = ["Randomized", "Full space", "Difference", "GFLOPs", "Optimizer", "Step", "Run"]
+    cells = [
+        [
+            pair.label,
+            pair.full.label,
+            difference_text(pair.difference, section.decimals),
+            share_text(pair.gflops),
+            *(MISSING if ratio is None else f"{ratio:.2f}×" for ratio in pair.times),
+        ]
+        for pair in pairs_of(section)
+    ]
+    return Table("Randomized next to full space", header, cells) if cells else None
 
 
 def verdict(section: Section) -> str:
     """Whether randomized steps take less time here, and what the fastest gives up for it."""
-    timed = [(step, pair) for pair in pairs_of(section) if (step := pair.step) is not None]
+    timed = [(step, pair) for pair in pairs_of(section) if (step := pair.times[1]) is not None]
     if not timed:
         return ""
     ratios = [f"{step:.2f}" for step in sorted(step for step, _ in timed)]
     span = ratios[0] if ratios[0] == ratios[-1] else f"{ratios[0]} to {ratios[-1]}"
     faster = [pair.label for step, pair in timed if round(step, 2) < 1]
     as_fast = [pair.label for step, pair in timed if round(step, 2) == 1]
-    if len(faster) == len(timed):
-        which = "every randomized row is faster" if faster[1:] else f"{faster[0]} is faster"
+    if faster and len(faster) == len(timed):
+        which = "every randomized row is faster" if timed[1:] else f"{faster[0]} is faster"
     elif faster:
-        are = "are" if faster[1:] else "is"
-        which = f"of {len(timed)} randomized rows {listed(faster)} {are} faster"
+        which = f"of {len(timed)} randomized rows {listed(faster)} {_are(faster)} faster"
     elif as_fast:
-        which = f"{listed(as_fast)} {'are' if as_fast[1:] else 'is'} as fast"
+        which = f"{listed(as_fast)} {_are(as_fast)} as fast"
     else:
-        label = timed[0][1].label
-        which = "no randomized row is faster" if timed[1:] else f"{label} is not faster"
+        one = f"{timed[0][1].label} is not faster"
+        which = "no randomized row is faster" if timed[1:] else one
     _, best = min(timed, key=lambda item: item[0])
     fastest = f"The fastest, {best.label}, takes" if timed[1:] else "It takes"
-    change = change_text(section, best.difference)
-    return (
+    difference = best.difference
+    assert difference is not None  # both rows of a pair have a metric
+    text = (
         f"A whole step takes {span} times as long as in full space: {which}. {fastest} "
         f"{number(best.row.step_ms)} ms where {best.full.label} takes {number(best.full.step_ms)}, "
-        f"with {share_text(best.gflops)} of the optimizer's FLOPs{change and f'; its {change}'}."
+        f"with {share_text(best.gflops)} of the optimizer's FLOPs; its {section.metric_name.lower()} "
+        f"is {size_text(difference, section.decimals)}"
     )
+    text += f" on {plural(difference.pairs, 'common seed')}" if difference.pairs else ""
+    if difference.error is None:
+        return f"{text}."
+    return f"{text}, {'more' if difference.clear else 'less'} than two standard errors."
 
 
-def change_text(section: Section, difference: Difference | None) -> str:
-    """By how much the metric is higher or lower, on how many seeds, and whether that is clear."""
-    if difference is None:
-        return ""
-    size = difference_text(Difference(abs(difference.value), difference.error), section.decimals)
-    text = (
-        f"{section.metric_name.lower()} is {size.removeprefix('+')} "
-        f"{'lower' if difference.value < 0 else 'higher'}"
-    )
-    if difference.pairs:
-        text += f" on {plural(difference.pairs, 'common seed')}"
-    if difference.error is not None:
-        text += f", {'more' if difference.clear else 'less'} than two standard errors"
-    return text
+def _are(names: list[str]) -> str:
+    return "are" if names[1:] else "is"

@@ -81,14 +81,12 @@ def _of_cifar10(run: Facts) -> Iterator[Reason]:
             f"{held_out:,} training images are held out here, {PAPER_HELD_OUT:,} by the authors: "
             "the networks see different amounts of data.",
         )
-    ours, theirs = (
-        (run.get("optimizer.lr"), run.get("optimizer.momentum")),
-        CIFAR_TUNED.get(run.method.slug),
-    )
-    if theirs and ours != theirs and None not in ours:
+    tuned = (run.get("optimizer.lr"), run.get("optimizer.momentum"))
+    theirs = CIFAR_TUNED.get(run.method.slug)
+    if theirs and tuned != theirs and None not in tuned:
         yield Reason(
             "tuning",
-            f"Learning rate and momentum ({ours[0]:.3g}, {ours[1]:.3g}) are tuned on our held-out "
+            f"Learning rate and momentum ({tuned[0]:.3g}, {tuned[1]:.3g}) are tuned on our held-out "
             "images; the authors' scripts have others.",
         )
     elif theirs and run.method.sketch == "kaczmarz":

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from polarstep_lab.paper import Published
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.estimates import Difference, Estimate, paired
 
-__all__ = ["STATUSES", "AblationSet", "Row", "Section", "are_numbers"]
+__all__ = ["STATUSES", "AblationSet", "Row", "Section"]
 
 _SEEDS_TO_LIST = 4  # more commands than this are easier to read as a loop
 STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
@@ -104,23 +104,25 @@ class Row:
         return estimate.mean if estimate else None
 
     @property
+    def times(self) -> tuple[float | None, float | None, float | None]:
+        """Milliseconds of an optimizer step and of a whole step, and seconds of a run.
+
+        Medians over the timed runs: a run that compiled or waited says nothing about the others.
+        """
+        columns = ("optimizer_ms_per_step", "step_ms", "run_seconds")
+        medians = self.timed[[*columns]].median(skipna=False)
+        optimizer, step, run = (None if self.timed.empty else float(medians[c]) for c in columns)
+        return optimizer, step, run
+
+    @property
     def optimizer_ms(self) -> float | None:
-        """Measured milliseconds of one optimizer step; ``None`` across different devices."""
-        return self._median("optimizer_ms_per_step")
+        """Measured milliseconds of one optimizer step; ``None`` without a timed run."""
+        return self.times[0]
 
     @property
     def step_ms(self) -> float | None:
-        """Measured milliseconds of one whole training step; ``None`` across different devices."""
-        return self._median("step_ms")
-
-    @property
-    def seconds(self) -> float | None:
-        """Measured wall-clock seconds of a whole run; ``None`` across different devices."""
-        return self._median("run_seconds")
-
-    def _median(self, column: str) -> float | None:
-        """The median time: a run that compiled or waited says nothing about the others."""
-        return None if self.timed.empty else float(self.timed[column].median(skipna=False))
+        """Measured milliseconds of one whole training step; ``None`` without a timed run."""
+        return self.times[1]
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -135,9 +137,9 @@ class Row:
         return polar if isinstance(polar, Mapping) else {}
 
     @property
-    def devices(self) -> tuple[str, ...]:
+    def devices(self) -> list[str]:
         """The devices these runs were measured on."""
-        return tuple(sorted(set(self.runs["device"])))
+        return sorted(self.runs["device"].unique())
 
     def first_with(self, log: str) -> RunRecord | None:
         """The first run that recorded ``"gamma"`` or ``"noise"``; ``None`` where no run did."""
@@ -204,7 +206,7 @@ class AblationSet:
     @property
     def numeric(self) -> bool:
         """Whether the values are numbers, to be drawn on an axis."""
-        return are_numbers(self.values)
+        return all(isinstance(value, int | float) for value in self.values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,12 +263,3 @@ class Section:
         scored = {row: row.metric.mean for row in rows if row.metric}
         choose = max if self.higher_is_better else min
         return choose(scored, key=lambda row: scored[row]) if scored else None
-
-    def marked(self, rows: Sequence[Row]) -> Row | None:
-        """The row that a table of ``rows`` sets in bold: the best, where there are two to compare."""
-        return self.best(rows) if sum(row.metric is not None for row in rows) > 1 else None
-
-
-def are_numbers(values: Iterable[object]) -> bool:
-    """Whether all of ``values`` can be put on an axis."""
-    return all(isinstance(value, int | float) for value in values)

@@ -21,6 +21,7 @@ __all__ = [
     "plural",
     "seeds_text",
     "share_text",
+    "size_text",
 ]
 
 MISSING = "—"
@@ -64,6 +65,16 @@ def difference_text(difference: Difference | None, decimals: int) -> str:
     sign = "" if float(size) == 0 else "−" if difference.value < 0 else "+"
     text = f"{sign}{size}"
     return text if difference.error is None else f"{text} ± {difference.error:.{decimals}f}"
+
+
+def size_text(difference: Difference, decimals: int) -> str:
+    """The size of a difference ± its standard error, and its direction.
+
+    >>> size_text(Difference(-0.00123, 0.0004), 4)
+    '0.0012 ± 0.0004 lower'
+    """
+    size = difference_text(Difference(abs(difference.value), difference.error), decimals)
+    return f"{size.removeprefix('+')} {'lower' if difference.value < 0 else 'higher'}"
 
 
 def share_text(share: float | None) -> str:
