@@ -120,8 +120,7 @@ def _lines(section: Section, ablations: Sequence[AblationSet], name: str) -> Dra
         axes = figure.subplots()
         looks = ordinal_looks(len(ablations), ordered=False)
         for ablation, look in zip(ablations, looks, strict=True):
-            pairs = zip(ablation.values, ablation.rows, strict=True)
-            shown = [(float(value), row.metric) for value, row in pairs if row.metric]
+            shown = [(float(row.value), row.metric) for row in ablation.rows if row.metric]
             axes.errorbar(
                 [value for value, _ in shown],
                 [metric.mean for _, metric in shown],
@@ -132,7 +131,7 @@ def _lines(section: Section, ablations: Sequence[AblationSet], name: str) -> Dra
             )
         style_axes(axes, ablations[0].axis, section.metric_name)
         axes.set_xscale("log")
-        values = sorted({float(value) for ablation in ablations for value in ablation.values})
+        values = sorted({float(row.value) for ablation in ablations for row in ablation.rows})
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.set_xticks([], minor=True)
         _scale_of_metric(axes, section)
@@ -192,7 +191,7 @@ def _finals(axes: Axes, ablation: AblationSet, looks: Sequence[Look]) -> None:
         axes.plot([x for x, _ in shown], [m.mean for _, m in shown], color=INK_SOFT, lw=1.0)
     for x, metric in shown:
         axes.errorbar(x, metric.mean, yerr=metric.std, zorder=3, **_marked(looks[x]))
-    names = [str(value) for value in ablation.values]
+    names = [str(row.value) for row in ablation.rows]
     axes.set_xticks(range(len(names)), names, fontsize=8)
     if max(map(len, names)) > 5:  # names would run into one another
         for label in axes.get_xticklabels():
@@ -202,11 +201,11 @@ def _finals(axes: Axes, ablation: AblationSet, looks: Sequence[Look]) -> None:
 
 def _endings(axes: Axes, ablation: AblationSet, looks: Sequence[Look], section: Section) -> None:
     """Curves against the share of training, from where they are close enough to be told apart."""
-    for row, value, look in zip(ablation.rows, ablation.values, looks, strict=True):
+    for row, look in zip(ablation.rows, looks, strict=True):
         points = curve_of(row, section.benchmark).points
         share = points.index / (points.index[-1] if len(points) else 1.0)
         late = share >= _LATE
-        (line,) = axes.plot(share[late], points["mean"][late], linewidth=1.4, label=str(value))
+        (line,) = axes.plot(share[late], points["mean"][late], linewidth=1.4, label=str(row.value))
         line.set(color=look.light, linestyle=look.dash)
     axes.set_xlim(_LATE, 1.0)
     axes.set_xticks([_LATE, 0.75, 1.0], [f"{_LATE:g}", "0.75", "1"])

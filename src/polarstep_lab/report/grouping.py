@@ -17,10 +17,10 @@ import pandas as pd
 
 from polarstep.storage import StorageError
 from polarstep_lab.ablations import AXES
-from polarstep_lab.paper import METHODS, Published
+from polarstep_lab.paper import METHODS
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunRecord, find_runs
-from polarstep_lab.report.published import in_table_2, published, published_ablation
+from polarstep_lab.report.published import in_table_2, published
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.timing import device_of, ran_alone, span_of
 
@@ -33,6 +33,7 @@ RUN_COLUMNS = [
 ]  # fmt: skip
 """The columns of ``runs.csv``."""
 
+_ABLATION = ["ablation_axis", "ablation_value"]
 _FLOATS = ("value", *RUN_COLUMNS[11:15], "began", "ended")
 _DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
 
@@ -43,8 +44,8 @@ class Runs:
 
     Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
     which is equal for runs that differ in their seed alone; ``besides``, what was set for an ablation
-    beside the value it varies; ``began`` and ``ended``; and ``alone``, whether no other run shared the
-    device.
+    beside the value it varies; ``paper``, the published figure; ``began`` and ``ended``; and ``alone``,
+    whether no other run shared the device.
     """
 
     frame: pd.DataFrame
@@ -71,7 +72,7 @@ def collect(paths: Sequence[Path | str]) -> Runs:
             except (StorageError, TypeError, KeyError) as error:
                 reason = str(error).replace(str(directory), name)
                 notices.append(f"{name} is left out: {reason}")
-    columns = [*RUN_COLUMNS, "record", "setting", "besides", "began", "ended"]
+    columns = [*RUN_COLUMNS, "record", "setting", "besides", "paper", "began", "ended"]
     frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
     frame = frame.sort_values(["seed", "run"], ignore_index=True)
     return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
@@ -85,6 +86,7 @@ def _line(run: RunRecord, name: str) -> dict[str, Any]:
     own = ("benchmark", "recipe", "method", "seed", "command")
     return {
         **told,
+        "paper": published(identity),
         **{key: getattr(identity, key) for key in own},
         "run": name,
         "ablation_axis": ablation and ablation.axis,
@@ -114,14 +116,12 @@ def setting_of(run: RunRecord) -> str:
 
 def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
     """Group the runs into sections, and say which runs had to be left out on the way."""
-    notices: list[str] = []
+    frame, notices = _one_per_seed(runs.frame)
     sections = []
-    for (benchmark, recipe), members in runs.frame.groupby(["benchmark", "recipe"]):
+    for (benchmark, recipe), members in frame.groupby(["benchmark", "recipe"]):
         varied = members["ablation_axis"].notna()
-        rows = _rows(members[~varied], notices)
-        ablations = _with_bases(rows, _ablations(members[varied], notices))
-        axes = [axis.name for axis in AXES]  # in the order of `polarstep list`
-        ablations.sort(key=lambda ablation: (_place(ablation.axis, axes), ablation.of))
+        rows = _rows(members[~varied])
+        ablations = _with_bases(rows, _ablations(members[varied]))
         sections.append(Section(recipe, benchmark, rows, tuple(ablations)))
     # The paper's benchmarks and the language model first; what has nothing finished last.
     sections.sort(
@@ -132,66 +132,52 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
             section.recipe,
         )
     )
-    return tuple(sections), tuple(notices)
+    return tuple(sections), notices
 
 
-def _rows(members: pd.DataFrame, notices: list[str]) -> tuple[Row, ...]:
-    """The rows of a comparison, in the order of Table 2."""
-    groups = [(key[0], group) for key, group in members.groupby(["method", "setting"])]
-    times = Counter(method for method, _ in groups)
-    rows = []
-    for method, group in groups:
-        identity = group["record"].iloc[0].identity
-        label = method
-        if times[method] > 1:  # the same method twice: say by which overrides it differs
-            label = f"{method}, {_overrides(identity.overrides)}"
-        paper = {
-            published(identity.recipe, identity.benchmark, method, run.identity.overrides)
-            for run in group["record"]
-        }
-        rows.append(_row(label, method, group, None if None in paper else paper.pop(), notices))
-    rank = {method.name: index for index, method in enumerate(METHODS)}
-    return tuple(sorted(rows, key=lambda row: (rank.get(row.method, len(rank)), row.label)))
-
-
-def _row(
-    label: str, method: str, group: pd.DataFrame, paper: Published | None, notices: list[str]
-) -> Row:
-    """A row with one run for each seed, finished ones first: a seed counted twice shrinks the spread."""
-    group = group.sort_values(
-        ["seed", "status"],
-        key=lambda c: c != "finished" if c.name == "status" else c,
-        kind="stable",
+def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """One run for each config and seed, finished runs first: a second would shrink the spread."""
+    same = ["benchmark", "recipe", "method", *_ABLATION, "besides", "setting", "seed"]
+    frame = frame.assign(lost=frame["status"] != "finished")
+    frame = frame.sort_values(["seed", "lost"], kind="stable")
+    frame["kept"] = frame.groupby(same, dropna=False)["run"].transform("first")
+    notices = tuple(
+        f"{run.method}: seed {run.seed} was run twice with the same config; {run.run} is left out for "
+        f"{run.kept}"
+        for run in frame[frame["run"] != frame["kept"]].itertuples()
     )
-    twice = group["seed"].duplicated()
-    kept = group[~twice]
-    used = kept.set_index("seed")["run"]
-    notices += [
-        f"{label}: seed {seed} was run twice with the same config; {run} is left out for {used[seed]}"
-        for seed, run in zip(group["seed"][twice], group["run"][twice], strict=True)
-    ]
-    return Row(label, method, kept, paper)
+    return frame[frame["run"] == frame["kept"]], notices
 
 
-def _ablations(members: pd.DataFrame, notices: list[str]) -> list[AblationSet]:
-    """The ablations of a section, each with the rows of its values and still without a base."""
-    groups = [*members.groupby(["ablation_axis", "method", "besides"])]
-    times = Counter((axis, method) for (axis, method, _), _ in groups)
+def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
+    """The rows of a comparison, in the order of Table 2."""
+    settings = members.groupby("method")["setting"].nunique()
+    rows = []
+    for (method, _), group in members.groupby(["method", "setting"]):
+        overrides = _overrides(group["record"].iloc[0].identity.overrides)
+        # The same method twice: the label says by which overrides it differs.
+        rows.append(Row(f"{method}, {overrides}" if settings[method] > 1 else method, group))
+    rank = [method.name for method in METHODS]
+    return tuple(sorted(rows, key=lambda row: (_place(row.method, rank), row.label)))
+
+
+def _ablations(members: pd.DataFrame) -> list[AblationSet]:
+    """The ablations in the order of ``polarstep list``, each still without a base."""
+    settings = members.groupby(["ablation_axis", "method"])["besides"].nunique()
     ablations = []
-    for (axis, method, besides), group in groups:
+    for (axis, method, besides), group in members.groupby(["ablation_axis", "method", "besides"]):
         known = [str(value) for a in AXES if a.name == axis for value in (*a.cifar10, *a.nanogpt)]
-        rows, kept = [], []
+        rows = []
         for value in sorted(group["ablation_value"].unique(), key=lambda v: _place(v, known)):
-            same_value = group[group["ablation_value"] == value]
-            identity = same_value["record"].iloc[0].identity
-            paper = published_ablation(identity.recipe, method, axis, value, identity.overrides)
-            for index, (_, same) in enumerate(same_value.groupby("setting")):
-                label = f"{axis} = {value}" + (f" ({index + 1})" if index else "")
-                rows.append(_row(label, method, same, paper, notices))
-                kept.append(value)
-        setting = besides if times[axis, method] > 1 else ""
-        ablations.append(AblationSet(axis, method, tuple(rows), tuple(kept), setting=setting))
-    return ablations
+            configs = group[group["ablation_value"] == value].groupby("setting")
+            labels = [f"{axis} = {value}"] + [
+                f"{axis} = {value} ({i})" for i in range(2, len(configs) + 1)
+            ]
+            rows += [Row(label, same) for label, (_, same) in zip(labels, configs, strict=True)]
+        setting = besides if settings[axis, method] > 1 else ""
+        ablations.append(AblationSet(axis, method, tuple(rows), setting=setting))
+    axes = [axis.name for axis in AXES]
+    return sorted(ablations, key=lambda ablation: (_place(ablation.axis, axes), ablation.of))
 
 
 def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[AblationSet]:
@@ -206,19 +192,15 @@ def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[A
         others = [o for o in ablations if o is not ablation and o.method == ablation.method]
         others = [o for o in others if ablation.setting or not o.setting]
         elsewhere = Counter(
-            _setting(row) for group in (plain, *(o.rows for o in others)) for row in group
+            row.setting for rows_ in (plain, *(o.rows for o in others)) for row in rows_
         )
-        own = [row for row in ablation.rows if _setting(row) in elsewhere]
+        own = [row for row in ablation.rows if row.setting in elsewhere]
         base = own[0] if len(own) == 1 else None
         if not own and plain:
-            most = max(plain, key=lambda row: elsewhere[_setting(row)])
-            base = most if len(plain) == 1 or elsewhere[_setting(most)] > 1 else None
+            most = max(plain, key=lambda row: elsewhere[row.setting])
+            base = most if len(plain) == 1 or elsewhere[most.setting] > 1 else None
         based.append(replace(ablation, base=base))
     return based
-
-
-def _setting(row: Row) -> str:
-    return str(row.runs["setting"].iloc[0])
 
 
 def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published, Setting
+from polarstep_lab.records.record import RunIdentity
 
-__all__ = ["in_table_2", "keeps_setting", "published", "published_ablation"]
+__all__ = ["in_table_2", "keeps_setting", "published"]
 
 _SCALED = ("nanogpt-small", "nanogpt-wiki")
 """Recipes that ask the paper's question of another model: rankings can be compared, digits cannot."""
@@ -20,21 +21,15 @@ def in_table_2(recipe: str, benchmark: str) -> Setting | None:
     return TABLE_2[benchmark] if recipe == benchmark or recipe in _SCALED else None
 
 
-def published(
-    recipe: str, benchmark: str, method: str, overrides: Mapping[str, object]
-) -> Published | None:
-    """The figure of Table 2 for a run in exactly the paper's setting, or else ``None``."""
-    if recipe != benchmark or not keeps_setting(overrides):
+def published(run: RunIdentity) -> Published | None:
+    """The figure for a run in exactly the setting of Table 2 or of the authors' ablations."""
+    if run.recipe != run.benchmark or not keeps_setting(run.overrides):
         return None
-    return TABLE_2[benchmark].rows.get(method)
-
-
-def published_ablation(
-    recipe: str, method: str, axis: str, value: object, overrides: Mapping[str, object]
-) -> Published | None:
-    """The authors' figure for one value of an ablation of the recipe ``cifar10``, or ``None``."""
-    if (recipe, method) != ("cifar10", ABLATED_METHOD) or not keeps_setting(overrides):
+    if run.ablation is None:
+        return TABLE_2[run.benchmark].rows.get(run.method)
+    if (run.benchmark, run.method) != ("cifar10", ABLATED_METHOD):
         return None
+    axis, value = run.ablation.axis, run.ablation.value
     return ABLATIONS.get(axis, {}).get(value) if isinstance(value, int | str) else None
 
 

@@ -31,9 +31,29 @@ class Row:
     """Runs that differ in their seed alone: lines of the frame that ``collect`` makes."""
 
     label: str
-    method: str
     runs: pd.DataFrame
-    paper: Published | None = None
+
+    @property
+    def method(self) -> str:
+        """The method of these runs."""
+        return str(self.runs["method"].iloc[0])
+
+    @property
+    def setting(self) -> str:
+        """The config that all runs share, but for the seed, as a string to compare."""
+        return str(self.runs["setting"].iloc[0])
+
+    @property
+    def value(self) -> int | float | str:
+        """The value that an ablation gave to its axis in these runs."""
+        value: int | float | str = self.runs["ablation_value"].iloc[0]
+        return value
+
+    @cached_property
+    def paper(self) -> Published | None:
+        """The published figure; ``None`` unless every run is in the published setting."""
+        found = set(self.runs["paper"])
+        return found.pop() if len(found) == 1 else None
 
     @cached_property
     def finished(self) -> pd.DataFrame:
@@ -173,7 +193,6 @@ class AblationSet:
     axis: str
     method: str
     rows: tuple[Row, ...]
-    values: tuple[int | float | str, ...]
     base: Row | None = None
     setting: str = ""
 
@@ -198,7 +217,7 @@ class AblationSet:
     @property
     def named(self) -> list[tuple[str, Row]]:
         """The rows by value; before them the base as ``recipe``, where it is none of them."""
-        rows = [(str(v), row) for v, row in zip(self.values, self.rows, strict=True)]
+        rows = [(str(row.value), row) for row in self.rows]
         if self.base is not None and self.base not in self.rows:
             rows.insert(0, ("recipe", self.base))
         return rows
@@ -206,7 +225,7 @@ class AblationSet:
     @property
     def numeric(self) -> bool:
         """Whether the values are numbers, to be drawn on an axis."""
-        return all(isinstance(value, int | float) for value in self.values)
+        return all(isinstance(row.value, int | float) for row in self.rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,11 +76,9 @@ def summary_csv(sections: Sequence[Section]) -> str:
     """One line for each row, with full precision."""
     lines = []
     for section in sections:
-        varied = {
-            row: (a, v) for a in section.ablations for row, v in zip(a.rows, a.values, strict=True)
-        }
+        ablations = {row: ablation for ablation in section.ablations for row in ablation.rows}
         for row in section.all_rows:
-            ablation, value = varied.get(row, (None, None))
+            ablation = ablations.get(row)
             difference = ablation.difference(row) if ablation else None
             times = dict(
                 zip(("optimizer_ms_per_step", "step_ms", "run_seconds"), row.times, strict=True)
@@ -92,7 +90,7 @@ def summary_csv(sections: Sequence[Section]) -> str:
                     "method": row.method,
                     "label": row.label,
                     "ablation_axis": ablation and ablation.axis,
-                    "ablation_value": value,
+                    "ablation_value": row.value,
                     "metric": "test_accuracy" if section.higher_is_better else "val_perplexity",
                     "mean": row.metric and row.metric.mean,
                     "std": row.metric and row.metric.std,
