@@ -7,6 +7,7 @@ of another model and other text, only the order of the methods and the relative 
 from __future__ import annotations
 
 import itertools
+import math
 import string
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,8 @@ def beside_the_paper(section: Section) -> Beside | None:
     frame["difference"] = [row.off_the_paper for row in frame["row"]]
     frame["place"] = means.rank(ascending=rising, method="first")
     frame["paper_place"] = paper["mean"].rank(ascending=rising, method="first")
-    frame["cost"] = gflops / gflops.get(REFERENCE)
-    frame["paper_cost"] = paper["gflops"] / paper["gflops"].get(REFERENCE)
+    frame["cost"] = gflops / gflops.get(REFERENCE, math.nan)
+    frame["paper_cost"] = paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan)
     told = {
         method: _reasons(row, section, setting.rows[method], comparable)
         for method, row in rows.items()

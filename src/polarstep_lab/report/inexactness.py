@@ -40,12 +40,13 @@ def gamma_of(runs: Sequence[RunRecord]) -> pd.DataFrame:
 
     A zero matrix has no polar factor to miss: its lines are left out.
     """
-    log = pd.DataFrame(
-        [entry for run in runs for entry in run.gamma if entry.get("stable_rank") != 0]
-    )
-    log = log.reindex(columns=["step", "parameter", "block", "gamma", "nu"])
-    parts = [f" [{block}]" if block and block == block else "" for block in log["block"]]
-    log["matrix"] = log["parameter"].str.removesuffix(".weight").astype(object) + parts
+    entries = [entry for run in runs for entry in run.gamma if entry.get("stable_rank") != 0]
+    log = pd.DataFrame(entries).reindex(columns=["step", "gamma", "nu"])
+    log["matrix"] = [
+        str(entry["parameter"]).removesuffix(".weight")
+        + (f" [{entry['block']}]" if entry.get("block") else "")  # of several in a parameter
+        for entry in entries
+    ]
     return log.astype({"gamma": float, "nu": float})
 
 
