@@ -24,6 +24,13 @@ __all__ = [
 SHARED = "†"
 """The mark of times that shared a device, where others of the same tables did not."""
 
+_DIFFERENCE = (
+    "Difference: from the recipe's own value, the config in which the axes meet, on the seeds that "
+    "both have: the mean of the differences ± its standard error, unknown for a single seed; where no "
+    "seed is common, the difference of the means. A seed fixes initial weights and order of data, so "
+    "this need not be the difference of the two means where one has more seeds."
+)
+
 Named = Sequence[tuple[str, Row]]
 
 
@@ -53,7 +60,7 @@ def ablation_caption(section: Section) -> str:
     )
     return joined(
         f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
-        _differences_text(section),
+        _DIFFERENCE if any(a.base for a in section.ablations) else "",
         _times_text(named),
         unlike_text(named),
         authors if any(row.paper for a in section.ablations for row in a.rows) else "",
@@ -125,22 +132,6 @@ def _by_rows(groups: Mapping[str, list[str]]) -> str:
         names[most] = "the other rows"
     ordered = sorted(groups, key=lambda value: (value == most, value))
     return listed([f"{value} ({names[value]})" for value in ordered])
-
-
-def _differences_text(section: Section) -> str:
-    """What a difference is taken of: pairs of runs with one seed, or two means."""
-    found = [d for a in section.ablations for row in a.rows if (d := a.difference(row))]
-    if not found:
-        return ""
-    meet = "the recipe's own value, the config in which the axes meet"
-    if not any(d.pairs for d in found):
-        return f"Difference: of the mean from that of {meet}, ± its standard error."
-    return joined(
-        f"Difference: from {meet}, on the seeds that both have: the mean of the differences ± its "
-        "standard error, unknown for a single seed. A seed fixes initial weights and order of data, "
-        "so this need not be the difference of the two means where one has more seeds.",
-        "" if all(d.pairs for d in found) else "Where no seed is common, it is that of the means.",
-    )
 
 
 def joined(*sentences: str) -> str:

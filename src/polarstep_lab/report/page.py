@@ -17,7 +17,7 @@ from polarstep_lab.report.blocks import Block, Table
 from polarstep_lab.report.grouping import Runs
 from polarstep_lab.report.palette import all_looks
 from polarstep_lab.report.rows import STATUSES, Section
-from polarstep_lab.report.texts import MISSING, plural
+from polarstep_lab.report.texts import plural
 
 __all__ = ["render"]
 
@@ -57,10 +57,11 @@ def _lost(runs: Runs) -> Table:
 
 def _environments(runs: Runs) -> Table:
     """A column for each distinct machine and set of versions, with the number of its runs."""
-    found = pd.json_normalize([run.environment for run in runs.frame["record"]])
-    found.insert(0, "device_name", found.pop("device_name").fillna("not recorded"))
-    found = found.drop(columns="started", errors="ignore").fillna(MISSING).astype(str)
-    sizes = found.value_counts(sort=False, dropna=False).reset_index(name="runs")
+    found = pd.json_normalize([dict(run.environment) for run in runs.frame["record"]])
+    found = found.drop(columns=["device", "device_name", "threads", "started"], errors="ignore")
+    found = found.fillna("not recorded").astype(str)
+    found.insert(0, "device", list(runs.frame["device"]))
+    sizes = found.groupby([*found]).size().reset_index(name="runs")
     names = [column.replace("packages.", "").replace("_", " ") for column in sizes]
     cells = [[name, *map(str, sizes[column])] for name, column in zip(names, sizes, strict=True)]
     return Table("Environment", cells[0], [cells[-1], *cells[1:-1]])

@@ -213,6 +213,30 @@ def test_a_run_monitored_without_a_finite_value_still_has_its_figure(tmp_path):
     assert any("gamma" in name for name in report_files([tmp_path]))
 
 
+def test_environments_are_told_apart_and_may_be_missing(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1)
+    write_run(tmp_path / "c", seed=2, device="Another CPU")
+    (write_run(tmp_path / "d", seed=3) / "environment.json").unlink()
+    page = page_of(tmp_path).split("<h2>Environment</h2>")[1]
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t", page)
+    devices = ["Another CPU, 2 threads", "Synthetic CPU, 2 threads", "unknown device"]
+    assert cells[:8] == ["device", *devices, "runs", "1", "2", "1"]
+    assert cells[cells.index("torch") :][:4] == ["torch", "2.13.0", "2.13.0", "not recorded"]
+    (tmp_path / "d").rename(tmp_path.parent / "d")
+    assert "unknown device" in page_of(tmp_path.parent / "d")
+
+
+def test_runs_that_did_not_finish_are_listed_with_their_message(tmp_path):
+    write_run(tmp_path / "good")
+    assert "Runs that did not finish" not in page_of(tmp_path)
+    write_run(tmp_path / "bad", seed=1, status="diverged")
+    write_run(tmp_path / "open", seed=2, status=None)
+    page = page_of(tmp_path).split("<h2>Runs that did not finish</h2>")[1]
+    assert "the loss was not finite at step 66" in page
+    assert "no result recorded" in page
+
+
 def test_no_runs_and_no_finished_runs_are_errors(tmp_path):
     with pytest.raises(StorageError, match="no run directories"):
         report_files([tmp_path])
