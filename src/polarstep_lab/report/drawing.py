@@ -7,6 +7,7 @@ with the name of the figure, which makes them reproducible and distinct within o
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import Any, ClassVar
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from polarstep_lab.report.palette import CHROME, themed
 
-__all__ = ["Drawing", "draw", "style_axes"]
+__all__ = ["Drawing", "draw", "plain_log_ticks", "style_axes"]
 
 INK, INK_SOFT, RULE, PAGE, _, ALARM = (look.light for look in CHROME)
 
@@ -102,3 +104,17 @@ def style_axes(axes: Axes, xlabel: str, ylabel: str, title: str = "") -> None:
     axes.set_axisbelow(True)
     if title:
         axes.set_title(title)
+
+
+def plain_log_ticks(axis: Any) -> None:
+    """10, 20, 50 rather than powers of ten alone; on a short axis, evenly spaced numbers."""
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low) if low > 0 else 1.0
+    if decades < 0.6:
+        locator: Locator = MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10])
+    else:
+        wide, medium, narrow = (1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+        locator = LogLocator(subs=wide if decades > 3 else medium if decades > 1.3 else narrow)
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -6,14 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
-from numpy.typing import ArrayLike, NDArray
 
 from polarstep_lab.report.curves import Curve, curve_of, quantity_name, zoom
-from polarstep_lab.report.drawing import ALARM, INK_SOFT, RULE, Drawing, draw, style_axes
+from polarstep_lab.report.drawing import (
+    ALARM,
+    INK_SOFT,
+    RULE,
+    Drawing,
+    draw,
+    plain_log_ticks,
+    style_axes,
+)
 from polarstep_lab.report.palette import Look, look_of, ordinal_looks
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.texts import listed
@@ -79,13 +84,11 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
         for axes, (label, points) in zip(axes_row, panels.items(), strict=True):
             for row, metric, x in points:
                 if metric.mean <= limit:
-                    mean, std, look = metric.mean, metric.std or 0.0, look_of(row.method)
-                    bar = [[mean - float(_below(mean, std))], [std]]
-                    style = _marked(look) | {"markersize": 8, "linestyle": "none"}
-                    axes.errorbar(x, mean, yerr=bar, label=row.label, **style)
+                    style = _marked(look_of(row.method)) | {"markersize": 8, "linestyle": "none"}
+                    axes.errorbar(x, metric.mean, yerr=metric.std, label=row.label, **style)
             style_axes(axes, label, section.metric_name if axes is axes_row[0] else "")
             axes.set_xscale("log")
-            _plain_log_ticks(axes.xaxis)
+            plain_log_ticks(axes.xaxis)
             _scale_of_metric(axes, section)
         _legend(figure, axes_row[0])
 
@@ -150,10 +153,8 @@ def _small_multiples(section: Section, ablations: Sequence[AblationSet], name: s
             2, len(ablations), squeeze=False, height_ratios=(1.15, 1), sharey="row"
         )
         for (top, bottom), ablation in zip(panels.T, ablations, strict=True):
-            first, looks = (
-                ablation is ablations[0],
-                ordinal_looks(len(ablation.rows), ablation.numeric),
-            )
+            first = ablation is ablations[0]
+            looks = ordinal_looks(len(ablation.rows), ablation.numeric)
             _finals(top, ablation, looks)
             _scale_of_metric(top, section)
             title = ablation.axis.replace("-", "\n")  # panels are narrow
@@ -162,7 +163,7 @@ def _small_multiples(section: Section, ablations: Sequence[AblationSet], name: s
             style_axes(bottom, "Share of training", quantity if first else "")
         if not section.higher_is_better:
             panels[1, 0].set_yscale("log")
-            _plain_log_ticks(panels[1, 0].yaxis)
+            plain_log_ticks(panels[1, 0].yaxis)
 
     caption = (
         f"{ablations[0].of}: one setting varied, all else as in the recipe. Above, the final "
@@ -226,9 +227,7 @@ def _trajectories(axes: Axes, curves: Sequence[Curve], against: str) -> None:
         dash = look_of(curve.method).dash
         axes.plot(x, mean, color=colour, linestyle=dash, label=curve.label, zorder=3)
         if (std > 0).any():
-            axes.fill_between(
-                x, _below(mean, std), mean + std, color=colour, alpha=0.16, linewidth=0
-            )
+            axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
         for _, lost in curve.broken:
             x = lost.reset_index(names="steps")[against]
             axes.plot(x, lost["value"], color=colour, linestyle=":", lw=1.0)
@@ -249,12 +248,6 @@ def _inset(axes: Axes, curves: Sequence[Curve], window: tuple[float, float, floa
     axes.indicate_inset_zoom(inset, edgecolor=RULE, alpha=1.0)
 
 
-def _below(mean: ArrayLike, std: ArrayLike) -> NDArray[np.float64]:
-    """The lower end of a band: mean − std; where that is not positive, as far as up on a log scale."""
-    mean, std = np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
-    return np.where(mean > std, mean - std, mean**2 / (mean + std))
-
-
 def _scale_of_trajectories(axes: Axes, curves: Sequence[Curve], section: Section) -> None:
     """Perplexity on a logarithmic axis; a run on its way to infinity does not stretch it."""
     if not section.higher_is_better:
@@ -263,7 +256,7 @@ def _scale_of_trajectories(axes: Axes, curves: Sequence[Curve], section: Section
     top = min([axes.get_ylim()[1], *([1.5 * max(means)] if means else [])])
     axes.set_ylim(top=top)
     if not section.higher_is_better:
-        _plain_log_ticks(axes.yaxis)
+        plain_log_ticks(axes.yaxis)
     for status, lost in (broken for curve in curves for broken in curve.broken):
         if status == "diverged":
             x, y = lost.index[-1], min(lost["value"].iloc[-1], top)
@@ -274,21 +267,7 @@ def _scale_of_metric(axes: Axes, section: Section) -> None:
     """Perplexity on a logarithmic axis: it is the exponential of what is minimized."""
     if not section.higher_is_better:
         axes.set_yscale("log")
-        _plain_log_ticks(axes.yaxis)
-
-
-def _plain_log_ticks(axis: Any) -> None:
-    """10, 20, 50 rather than powers of ten alone; on a short axis, evenly spaced numbers."""
-    low, high = axis.get_view_interval()
-    decades = math.log10(high / low) if low > 0 else 1.0
-    if decades < 0.6:
-        locator: Locator = MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10])
-    else:
-        wide, medium, narrow = (1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-        locator = LogLocator(subs=wide if decades > 3 else medium if decades > 1.3 else narrow)
-    axis.set_major_locator(locator)
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        plain_log_ticks(axes.yaxis)
 
 
 def _legend(figure: Figure, axes: Axes, most: int = 4) -> None:

@@ -16,11 +16,20 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, NullFormatter
 
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Table
-from polarstep_lab.report.drawing import ALARM, INK, INK_SOFT, RULE, Drawing, draw, style_axes
+from polarstep_lab.report.drawing import (
+    ALARM,
+    INK,
+    INK_SOFT,
+    RULE,
+    Drawing,
+    draw,
+    plain_log_ticks,
+    style_axes,
+)
 from polarstep_lab.report.palette import ordinal_looks
 from polarstep_lab.report.rows import Row
 from polarstep_lab.report.texts import MISSING, number
@@ -98,9 +107,8 @@ def noise_table(rows: Sequence[Row]) -> Table | None:
             gaussian = MISSING if heaviest is None else _gaussian(heaviest["gaussian"])
             line = [label, _unit_name(run, entries[0]), _points(run), _at(heaviest), gaussian]
             lines.append([*line, _at(slowest)])
-    return (
-        Table("Noise of the gradient", [*header, "Slowest averaging, α"], lines) if lines else None
-    )
+    header += ["Slowest averaging, α"]
+    return Table("Noise of the gradient", header, lines) if lines else None
 
 
 def noise_sentence(row: Row) -> str:
@@ -221,11 +229,7 @@ def _paint_growth(axes: Axes, run: RunRecord, unit: str) -> None:
 def _paint_survival(axes: Axes, entries: Sequence[Entry]) -> None:
     """P(‖ξ‖ > t) at three points of the run, t in units of the median."""
     measured = [entry for entry in entries if entry.get("survival")]
-    chosen = (
-        [measured[i] for i in sorted({0, len(measured) // 2, len(measured) - 1})]
-        if measured
-        else []
-    )
+    chosen = measured and [measured[i] for i in sorted({0, len(measured) // 2, len(measured) - 1})]
     for entry, look in zip(chosen, ordinal_looks(len(chosen)), strict=True):
         points = np.array([*entry["survival"], [1 / entry["draws"], entry["largest"]]])
         median = points[points[:, 0] == 0.5, 1]
@@ -241,11 +245,7 @@ def _paint_survival(axes: Axes, entries: Sequence[Entry]) -> None:
     heavy = np.array([1.0, max(high, 2.0)])
     axes.plot(heavy, 0.5 * heavy**-2.0, color=ALARM, lw=1.0, ls="--", label="t⁻², no variance")
     axes.set_xlim(low, high)
-    near, far = (0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 5), (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
-    ticks = near if high < 10 * low else far
-    axes.xaxis.set_major_locator(FixedLocator([t for t in ticks if low <= t <= high]))
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
+    plain_log_ticks(axes.xaxis)
     style_axes(axes, "t, in medians of ‖ξ‖", "P(‖ξ‖ > t)", "Survival")
     axes.legend(fontsize=8, loc="upper right")
 

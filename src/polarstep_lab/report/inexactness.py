@@ -64,13 +64,12 @@ def gamma_table(rows: Sequence[Row]) -> Table | None:
                 _polar_map(row),
                 _runs(row),
                 f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)}, last {max(steps)}",
-                *map(_decimal, (log["gamma"].median(), worst["gamma"])),
-                f"{worst['matrix']}, step {worst['step']}",
-                _decimal(log["nu"].max()),
+                *map(_decimal, (log["gamma"].median(), worst["gamma"], log["nu"].max())),
                 "0" if covered and row.polar.get("solver") in COVERED else MISSING,
+                f"{worst['matrix']}, step {worst['step']}",
             ]
         )
-    header += ["Largest in", "ν, largest", "ν, proved"]
+    header += ["ν, largest", "ν, proved", "Largest γ in"]
     return Table("How inexact each step was", header, cells) if cells else None
 
 
