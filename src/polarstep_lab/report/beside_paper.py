@@ -114,7 +114,9 @@ def paper_table(section: Section, beside: Beside) -> Table:
             shown += [number(row.gflops), number(line.paper.gflops)]
         unexplained = "no reason known" if row.differs else ""
         cells.append([row.label, *shown, line.marks or unexplained])
-    return Table("Next to the paper", ["Method", *header, "Notes"], cells)
+    noted = any(line[-1] for line in cells)  # where all agree, there is nothing to explain
+    header = ["Method", *header, *["Notes"] * noted]
+    return Table("Next to the paper", header, [line[: len(header)] for line in cells])
 
 
 def _reasons(row: Row, section: Section, paper: Any, comparable: bool) -> list[Reason]:

@@ -209,7 +209,7 @@ def _endings(axes: Axes, ablation: AblationSet, looks: Sequence[Look], section: 
         (line,) = axes.plot(share[late], points["mean"][late], linewidth=1.4, label=str(row.value))
         line.set(color=look.light, linestyle=look.dash)
     axes.set_xlim(_LATE, 1.0)
-    axes.set_xticks([_LATE, 0.75, 1.0], [f"{_LATE:g}", "0.75", "1"])
+    axes.set_xticks([0.5, 0.75, 1.0], ["0.5", "0.75", "1"])
     spacing = {"handlelength": 1.6, "labelspacing": 0.25, "borderaxespad": 0.2}
     axes.legend(fontsize=7.5, loc="upper right", **spacing)
 

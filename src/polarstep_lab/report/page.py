@@ -57,12 +57,14 @@ def _lost(runs: Runs) -> Table:
 
 def _environments(runs: Runs) -> Table:
     """A column for each distinct machine and set of versions, with the number of its runs."""
-    found = pd.json_normalize([dict(run.environment) for run in runs.frame["record"]])
-    found = found.drop(columns=["device", "device_name", "threads", "started"], errors="ignore")
+    records = list(runs.frame["record"])
+    told = [{**run.environment, **(run.environment.get("packages") or {})} for run in records]
+    elsewhere = ["packages", "device", "device_name", "threads", "started"]
+    found = pd.DataFrame(told, dtype=object).drop(columns=elsewhere, errors="ignore")
     found = found.fillna("not recorded").astype(str)
     found.insert(0, "device", list(runs.frame["device"]))
     sizes = found.groupby([*found]).size().reset_index(name="runs")
-    names = [column.replace("packages.", "").replace("_", " ") for column in sizes]
+    names = [column.replace("_", " ") for column in sizes]
     cells = [[name, *map(str, sizes[column])] for name, column in zip(names, sizes, strict=True)]
     return Table("Environment", cells[0], [cells[-1], *cells[1:-1]])
 
