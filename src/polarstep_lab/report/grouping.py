@@ -141,12 +141,13 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
     frame = frame.assign(lost=frame["status"] != "finished")
     frame = frame.sort_values(["seed", "lost"], kind="stable")
     frame["kept"] = frame.groupby(same, dropna=False)["run"].transform("first")
+    twice = frame.duplicated(same)
     notices = tuple(
         f"{run.method}: seed {run.seed} was run twice with the same config; {run.run} is left out for "
         f"{run.kept}"
-        for run in frame[frame["run"] != frame["kept"]].itertuples()
+        for run in frame[twice].itertuples()
     )
-    return frame[frame["run"] == frame["kept"]], notices
+    return frame[~twice], notices
 
 
 def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
@@ -191,9 +192,8 @@ def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[A
         plain = [row for row in rows if row.method == ablation.method]
         others = [o for o in ablations if o is not ablation and o.method == ablation.method]
         others = [o for o in others if ablation.setting or not o.setting]
-        elsewhere = Counter(
-            row.setting for rows_ in (plain, *(o.rows for o in others)) for row in rows_
-        )
+        candidates = [*plain, *(row for other in others for row in other.rows)]
+        elsewhere = Counter(row.setting for row in candidates)
         own = [row for row in ablation.rows if row.setting in elsewhere]
         base = own[0] if len(own) == 1 else None
         if not own and plain:
@@ -212,7 +212,9 @@ def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
 
 def _set_besides(run: RunRecord) -> str:
     """What was set for an ablation beside the value that it varies, but for how it was run."""
-    axis = run.identity.ablation.axis if run.identity.ablation else ""
+    if run.identity.ablation is None:
+        return ""
+    axis = run.identity.ablation.axis
     shown = {
         key: value
         for key, value in run.identity.overrides.items()

@@ -91,6 +91,19 @@ def test_a_seed_run_twice_counts_once_and_is_reported(tmp_path):
     assert "seed 3" in notices[0]
 
 
+def test_one_config_counts_once_however_it_was_asked_for(tmp_path):
+    """An override may repeat a default, and two folders may give their runs the same name."""
+    for folder, overrides in (("x", {}), ("y", {"optimizer.lr": 0.03})):
+        settings = {"optimizer": {"lr": 0.03}}
+        write_run(tmp_path / folder / "runs" / "a", overrides=overrides, settings=settings)
+    ((section,), notices) = sections(tmp_path / "x" / "runs", tmp_path / "y" / "runs")
+    (row,) = section.rows
+    assert len(row.runs) == 1
+    assert notices == (
+        "AdamW: seed 0 was run twice with the same config; runs/a is left out for runs/a",
+    )
+
+
 def test_times_of_different_devices_are_not_mixed(tmp_path):
     write_run(tmp_path / "a", seed=0, device="one")
     write_run(tmp_path / "b", seed=1, device="another")
