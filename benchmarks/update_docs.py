@@ -77,7 +77,7 @@ def results_tables(folder: Path) -> str:
     if not archives:
         return ""
     from polarstep_lab.report.grouping import collect, sections_of
-    from polarstep_lab.report.tables import brief_lines
+    from polarstep_lab.report.markdown import brief_lines
     from polarstep_lab.report.texts import seeds_text
 
     sections, _ = sections_of(collect([folder]))

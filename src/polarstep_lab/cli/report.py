@@ -29,21 +29,28 @@ def report(
     ] = False,
 ) -> None:
     """Make one self-contained page, with its tables and figures, from any set of runs."""
-    # matplotlib takes a second to import: only those who draw should wait for it.
-    from polarstep_lab.report import stale_tables, write_report
-
-    if check:
-        with clear_errors(""):
+    with clear_errors(""):
+        # pandas and matplotlib take a second to import: only a report should wait for them.
+        try:
+            from polarstep_lab.report import stale_tables, write_report
+        except ModuleNotFoundError as missing:
+            if str(missing.name).startswith("polarstep"):
+                raise
+            raise StorageError(
+                f"a report needs {missing.name!r}, which is not installed: "
+                "pip install 'polarstep[experiments]'"
+            ) from missing
+        if check:
             stale = stale_tables(directories, out)
             if stale:
                 raise StorageError(
                     f"{', '.join(stale)} in {out} are not what the records say: make the report "
                     "again, without --check"
                 )
-        typer.echo(f"{out} is what the records say")
-        return
-    with clear_errors(""), Console(stderr=True).status("Reading the runs …") as status:
-        page = write_report(
-            directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")
-        )
+            typer.echo(f"{out} is what the records say")
+            return
+        with Console(stderr=True).status("Reading the runs …") as status:
+            page = write_report(
+                directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")
+            )
     Console().print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)

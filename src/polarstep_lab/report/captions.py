@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from polarstep_lab.report.published import ABLATIONS_SOURCE
+import pandas as pd
+
+from polarstep_lab.paper import ABLATIONS_SOURCE
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.report.texts import MISSING, OFF, listed, number
 from polarstep_lab.report.timing import at_a_time, commit_of, runtime_of
@@ -12,31 +14,35 @@ from polarstep_lab.report.timing import at_a_time, commit_of, runtime_of
 __all__ = [
     "SHARED",
     "ablation_caption",
-    "caption",
-    "commits_text",
-    "settings_text",
-    "times_of",
-    "times_text",
+    "comparison_caption",
+    "joined",
+    "off_text",
+    "time_cells",
+    "unlike_text",
 ]
 
 SHARED = "†"
 """The mark of times that shared a device, where others of the same tables did not."""
 
+_DIFFERENCE = (
+    "Difference: from the recipe's own value, the config in which the axes meet, on the seeds that "
+    "both have: the mean of the differences ± its standard error, unknown for a single seed; where no "
+    "seed is common, the difference of the means. A seed fixes initial weights and order of data, so "
+    "this need not be the difference of the two means where one has more seeds."
+)
+
 Named = Sequence[tuple[str, Row]]
 
 
-def caption(section: Section) -> str:
+def comparison_caption(section: Section) -> str:
     """What the columns of the comparison mean, and where they were measured."""
     named = [(row.label, row) for row in section.rows]
-    return _joined(
+    return joined(
         f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
         "GFLOPs: the optimizer's part of a step, from the ledger.",
-        times_text(named),
+        _times_text(named),
         "Run s: the whole run, validation included. Times are medians over the seeds.",
-        settings_text(named),
-        commits_text(named),
-        f"The paper's figures: {section.paper.source}." if section.paper else "",
-        _off_text(section.rows),
+        unlike_text(named),
     )
 
 
@@ -46,90 +52,76 @@ def ablation_caption(section: Section) -> str:
     for ablation in section.ablations:
         for _, row in ablation.named:
             name = "recipe" if row is ablation.base else row.label
-            shown[id(row)] = (name + section.whose(ablation), row)
-    named = [*shown.values()]
-    authors = any(row.paper for ablation in section.ablations for row in ablation.rows)
-    return _joined(
-        f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
-        _differences_text(section),
-        times_text(named),
-        settings_text(named),
-        commits_text(named),
+            shown[row] = name + section.whose(ablation)
+    named = [(name, row) for row, name in shown.items()]
+    authors = (
         f"Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the default "
         "setting differs from axis to axis, which is the only reason we know where figures differ."
-        if authors
-        else "",
-        _off_text(row for _, row in named),
+    )
+    return joined(
+        f"{section.metric_name}: mean ± standard deviation over the seeds that finished.",
+        _DIFFERENCE if any(a.base for a in section.ablations) else "",
+        _times_text(named),
+        unlike_text(named),
+        authors if any(row.paper for a in section.ablations for row in a.rows) else "",
+        off_text(shown),
     )
 
 
-def _off_text(rows: Iterable[Row]) -> str:
-    """What the mark at a published figure means, where there is one."""
-    off = any(row.differs for row in rows)
-    return f"{OFF} more than two standard errors from ours." if off else ""
+def off_text(rows: Iterable[Row]) -> str:
+    """What the mark at a published figure means, where some row has it."""
+    return f"{OFF} more than two standard errors from ours." if any(r.differs for r in rows) else ""
 
 
-def times_text(named: Named) -> str:
+def _times_text(named: Named) -> str:
     """Where times were measured, and whether the runs had the device to themselves."""
-    named = [(name, row) for name, row in named if row.timed]
-    if not named:
+    rows = [row for _, row in named if not row.timed.empty]
+    if not rows:
         return ""
-    devices = sorted({device for _, row in named for device in row.devices})
-    together = at_a_time(run for _, row in named for run in row.runs)
+    devices = sorted({device for row in rows for device in row.devices})
     text = f"Times measured on {', '.join(devices)}"
+    together = at_a_time(pd.concat([row.runs for row in rows]))
     if together == 1:
         return f"{text}, one run at a time."
-    alone = [name for name, row in named if row.alone]
-    if len(alone) == len(named):
-        counts = sorted({len(row.alone) for _, row in named})
+    counts = sorted({len(row.alone) for row in rows})
+    if counts[0]:
         seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         return f"{text}, over the {seeds} seeds of a row that had it to themselves."
     shared = (
         f"with up to {together} runs at a time: they share it, so these are not the times of a run "
         "alone."
     )
-    return f"{text}; {SHARED} {shared}" if alone else f"{text} {shared}"
+    return f"{text}; {SHARED} {shared}" if counts[-1] else f"{text} {shared}"
 
 
-def times_of(row: Row, rows: Sequence[Row]) -> tuple[str, str, str]:
-    """Milliseconds of the optimizer and of a step and seconds of a run, as ``rows`` show them.
+def time_cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    """Milliseconds of the optimizer and of a step, and seconds of a run, for a table of ``rows``.
 
-    Times that shared a device have a mark where others in these rows did not.
+    Times that shared a device have a mark where others of ``rows`` did not.
     """
-    lone = any(other.alone for other in rows)
-    shared = lone and not row.alone and at_a_time(run for r in rows for run in r.runs) > 1
-    times = (number(row.optimizer_ms), number(row.step_ms), number(row.seconds, 3))
-    optimizer, step, run = (t + SHARED if shared and t != MISSING else t for t in times)
-    return optimizer, step, run
+    mixed = row.alone.empty and any(not other.alone.empty for other in rows)
+    shared = mixed and at_a_time(pd.concat([other.runs for other in rows])) > 1
+    times = [number(time, digits) for time, digits in zip(row.times, (4, 4, 3), strict=True)]
+    return [time + SHARED if shared and time != MISSING else time for time in times]
 
 
-def settings_text(named: Named) -> str:
-    """That the rows of a table did not all run under the same settings of speed, where that is so."""
+def unlike_text(named: Named) -> str:
+    """Why the times of a table do not all compare: other settings of speed, or another commit."""
     groups: dict[str, dict[str, list[str]]] = {}
     for name, row in named:
-        values: dict[str, set[str]] = {}
-        for run in row.timed:
-            for setting, value in runtime_of(run).items():
-                values.setdefault(setting, set()).add(value)
-        for setting, found in values.items():
-            rows_of = groups.setdefault(setting, {})
-            rows_of.setdefault("/".join(sorted(found)), []).append(name)
-    differing = [f"{key} is {_by_rows(rows)}" for key, rows in groups.items() if len(rows) > 1]
-    if not differing:
-        return ""
-    return f"Times of rows that ran under different settings do not compare: {listed(differing)}."
-
-
-def commits_text(named: Named) -> str:
-    """That the times of a table are not all of the same code, where that is so."""
-    groups: dict[str, list[str]] = {}
-    for name, row in named:
-        commits = sorted({commit_of(run) or "not recorded" for run in row.timed})
-        if commits:
-            groups.setdefault("/".join(commits), []).append(name)
-    if len(groups) < 2:
-        return ""
-    return f"Not all rows were timed at the same commit: {_by_rows(groups)}."
+        runs = [runtime_of(run) | {"commit": commit_of(run)} for run in row.timed["record"]]
+        for key, values in pd.DataFrame(runs).items():
+            found = "/".join(sorted(values.dropna().unique()))
+            groups.setdefault(str(key), {}).setdefault(found, []).append(name)
+    unlike = {key: _by_rows(rows) for key, rows in groups.items() if len(rows) > 1}
+    commits = unlike.pop("commit", "")
+    settings = [f"{key} is {rows}" for key, rows in unlike.items()]
+    return joined(
+        f"Times of rows that ran under different settings do not compare: {listed(settings)}."
+        if settings
+        else "",
+        f"Not all rows were timed at the same commit: {commits}." if commits else "",
+    )
 
 
 def _by_rows(groups: Mapping[str, list[str]]) -> str:
@@ -142,21 +134,6 @@ def _by_rows(groups: Mapping[str, list[str]]) -> str:
     return listed([f"{value} ({names[value]})" for value in ordered])
 
 
-def _differences_text(section: Section) -> str:
-    """What a difference is one of: pairs of runs with one seed, or two means."""
-    found = [d for a in section.ablations for row in a.rows if (d := a.difference(row))]
-    if not found:
-        return ""
-    meet = "the recipe's own value, the config in which the axes meet"
-    if not any(d.pairs for d in found):
-        return f"Difference: of the mean from that of {meet}, ± its standard error."
-    return _joined(
-        f"Difference: from {meet}, on the seeds that both have: the mean of the differences ± its "
-        "standard error, unknown for a single seed. A seed fixes initial weights and order of data, "
-        "so this need not be the difference of the two means where one has more seeds.",
-        "" if all(d.pairs for d in found) else "Where no seed is common, it is that of the means.",
-    )
-
-
-def _joined(*sentences: str) -> str:
+def joined(*sentences: str) -> str:
+    """The sentences that are not empty, as one paragraph."""
     return " ".join(filter(None, sentences))

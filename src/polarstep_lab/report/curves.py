@@ -10,45 +10,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from polarstep_lab.records.record import MetricRow, RunRecord
 from polarstep_lab.report.rows import Row
 
-__all__ = ["Broken", "Curve", "curve_of", "quantity_name", "zoom"]
-
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Broken:
-    """The trajectory of a run that diverged, failed, was stopped or has not ended."""
-
-    status: str
-    steps: Array
-    values: Array
-    seconds: Array
+__all__ = ["Curve", "curve_of", "quantity_name", "zoom"]
 
 
 @dataclass(frozen=True)
 class Curve:
     """Mean ± one standard deviation over finished seeds, at the steps that all of them share.
 
-    Seconds are the median over the runs whose times the tables show.
+    ``points`` has columns ``mean``, ``std`` and ``seconds`` and the steps as its index; seconds are the
+    median over the runs whose times the tables show. ``broken`` are the runs that did not finish, each
+    by its status, with columns ``value`` and ``seconds``.
     """
 
     label: str
     method: str
-    steps: Array
-    mean: Array
-    std: Array
-    seconds: Array
-    broken: tuple[Broken, ...]
+    points: pd.DataFrame
+    broken: tuple[tuple[str, pd.DataFrame], ...]
 
     @property
     def final(self) -> float:
         """The mean at the last step; NaN where no seed finished."""
-        return float(self.mean[-1]) if len(self.mean) else math.nan
+        return math.nan if self.points.empty else float(self.points["mean"].iloc[-1])
 
 
 def quantity_name(benchmark: str) -> str:
@@ -58,30 +45,23 @@ def quantity_name(benchmark: str) -> str:
 
 def curve_of(row: Row, benchmark: str) -> Curve:
     """The trajectory of a row."""
-    found = {run.directory: _series(run, benchmark) for run in row.finished}
-    found = {directory: series for directory, series in found.items() if len(series[0])}
-    finished = [*found.values()]
-    timed = [found[run.directory] for run in row.timed if run.directory in found] or finished
-    steps: Array = np.array([])
+    found = {index: _series(run, benchmark) for index, run in row.runs["record"].items()}
+    found = {index: series for index, series in found.items() if not series.empty}
+    finished = [index for index in row.finished.index if index in found]
+    timed = [index for index in row.timed.index if index in found] or finished
+    points = pd.DataFrame(columns=["mean", "std", "seconds"], dtype=float)
     if finished:
-        shared = set.intersection(*(set(series[0].tolist()) for series in finished))
-        steps = np.array(sorted(shared))
-    values = np.array([series[1][np.isin(series[0], steps)] for series in finished])
-    seconds = np.array([series[2][np.isin(series[0], steps)] for series in timed])
-    many = len(finished) > 1
-    empty: Array = np.array([])
+        values = pd.DataFrame({index: found[index]["value"] for index in finished}).dropna()
+        seconds = pd.DataFrame({index: found[index]["seconds"] for index in timed})
+        spread = values.std(axis="columns") if finished[1:] else 0.0
+        points = pd.DataFrame({"mean": values.mean(axis="columns"), "std": spread})
+        points["seconds"] = seconds.median(axis="columns")
+    broken = [(status, index) for index, status in row.runs["status"].items() if index in found]
     return Curve(
-        label=row.label,
-        method=row.method,
-        steps=steps,
-        mean=values.mean(axis=0) if finished else empty,
-        std=values.std(axis=0, ddof=1) if many else np.zeros_like(steps),
-        seconds=np.median(seconds, axis=0) if finished else empty,
-        broken=tuple(
-            Broken(run.status, *_series(run, benchmark))
-            for run in row.runs
-            if run.status != "finished" and len(_series(run, benchmark)[0])
-        ),
+        row.label,
+        row.method,
+        points,
+        tuple((status, found[index]) for status, index in broken if status != "finished"),
     )
 
 
@@ -94,36 +74,33 @@ def zoom(curves: Sequence[Curve]) -> tuple[float, float, float, float] | None:
     best than twice the median does. Returns (first step, last step, lowest, highest), or ``None``
     where there is nothing to see.
     """
-    curves = [curve for curve in curves if len(curve.steps) > 2]
+    curves = [curve for curve in curves if len(curve.points) > 2]
     if not curves:
         return None
-    last = max(float(curve.steps[-1]) for curve in curves)
-    first = 0.8 * min(float(curve.steps[-1]) for curve in curves)
+    ends = [float(curve.points.index[-1]) for curve in curves]
+    first, last = 0.8 * min(ends), max(ends)
     finals = sorted(curve.final for curve in curves)
     limit = finals[0] + 2 * (finals[len(finals) // 2] - finals[0]) + 1e-9 * abs(finals[0])
-    lows, highs = [], []
-    for curve in curves:
-        inside = curve.steps >= first
-        if curve.final <= limit and inside.sum() > 1:
-            lows.append(float((curve.mean - curve.std)[inside].min()))
-            highs.append(float((curve.mean + curve.std)[inside].max()))
-    if not lows or max(highs) <= min(lows):
-        return None
-    margin = 0.08 * (max(highs) - min(lows))
-    return first, last, min(lows) - margin, max(highs) + margin
+    seen = [curve.points[curve.points.index >= first] for curve in curves if curve.final <= limit]
+    seen = [points for points in seen if len(points) > 1]
+    low = min((float((points["mean"] - points["std"]).min()) for points in seen), default=0.0)
+    high = max((float((points["mean"] + points["std"]).max()) for points in seen), default=0.0)
+    margin = 0.08 * (high - low)
+    return (first, last, low - margin, high + margin) if high > low else None
 
 
-def _series(run: RunRecord, benchmark: str) -> tuple[Array, Array, Array]:
-    """Steps, values and training seconds of the validations of a run, the finite ones."""
-    rows = [row for row in run.rows("val") if math.isfinite(_value(row, benchmark))]
-    return (
-        np.array([row.step for row in rows], dtype=np.float64),
-        np.array([_value(row, benchmark) for row in rows], dtype=np.float64),
-        np.array([row.seconds for row in rows], dtype=np.float64),
-    )
+def _series(run: RunRecord, benchmark: str) -> pd.DataFrame:
+    """Values and training seconds of the validations of a run by step, the finite ones."""
+    rows = run.rows("val")
+    columns = {
+        "value": [_value(row, benchmark) for row in rows],
+        "seconds": [r.seconds for r in rows],
+    }
+    frame = pd.DataFrame(columns, index=[row.step for row in rows], dtype=float)
+    return frame[np.isfinite(frame["value"])]
 
 
 def _value(row: MetricRow, benchmark: str) -> float:
-    if benchmark == "cifar10" or row.perplexity is None:
-        return row.loss if benchmark == "cifar10" else math.exp(min(row.loss, 700.0))
-    return row.perplexity
+    if benchmark == "cifar10":
+        return row.loss
+    return math.exp(min(row.loss, 700.0)) if row.perplexity is None else row.perplexity

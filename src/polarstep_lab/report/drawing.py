@@ -7,20 +7,20 @@ with the name of the figure, which makes them reproducible and distinct within o
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from polarstep_lab.report.palette import CHROME, themed
 
-_SERIES_ID = re.compile(r' id="series-(\d+)"')
-
-__all__ = ["Drawing", "draw", "style_axes"]
+__all__ = ["Drawing", "draw", "plain_log_ticks", "style_axes"]
 
 INK, INK_SOFT, RULE, PAGE, _, ALARM = (look.light for look in CHROME)
 
@@ -56,31 +56,24 @@ _RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure in the three forms a report needs: inside a page, as SVG, as PNG.
+    """One figure in the three forms a report needs: inside a page, as SVG, as PNG."""
 
-    A line that was given the gid ``series-3`` can be pointed at from the page: see :attr:`inline`.
-    """
-
+    kind: ClassVar = "figure"
     name: str
     title: str
     caption: str
-    markup: str
+    svg: str
     png: bytes
-
-    @property
-    def svg(self) -> str:
-        """The figure as a file of its own, in the light colours."""
-        return _SERIES_ID.sub("", self.markup)
 
     @property
     def inline(self) -> str:
         """The figure for use within a page: no XML header, no fixed size, the page's colours."""
-        body = self.markup[self.markup.index("<svg") :]
+        body = self.svg[self.svg.index("<svg") :]
         opening, rest = body.split(">", 1)
         opening = re.sub(r' (width|height)="[^"]*"', "", opening)
         opening += f' role="img" aria-labelledby="{self.name}-caption"'
         rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
-        return themed(_SERIES_ID.sub(r' class="series" data-series="\1"', f"{opening}>{rest}"))
+        return themed(f"{opening}>{rest}")
 
 
 def draw(
@@ -111,3 +104,17 @@ def style_axes(axes: Axes, xlabel: str, ylabel: str, title: str = "") -> None:
     axes.set_axisbelow(True)
     if title:
         axes.set_title(title)
+
+
+def plain_log_ticks(axis: Any) -> None:
+    """10, 20, 50 rather than powers of ten alone; on a short axis, evenly spaced numbers."""
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low) if low > 0 else 1.0
+    if decades < 0.6:
+        locator: Locator = MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10])
+    else:
+        wide, medium, narrow = (1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+        locator = LogLocator(subs=wide if decades > 3 else medium if decades > 1.3 else narrow)
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))

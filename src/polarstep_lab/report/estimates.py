@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import pandas as pd
 
 __all__ = ["Difference", "Estimate", "paired"]
 
@@ -21,6 +23,8 @@ class Estimate:
     @classmethod
     def of(cls, values: Iterable[float]) -> Estimate | None:
         """The estimate of the finite ones among ``values``; ``None`` where there are none.
+
+        The standard library rounds both correctly, so the digits are the same on every machine.
 
         >>> Estimate.of([1.0, 2.0, 3.0])
         Estimate(mean=2.0, std=1.0, n=3)
@@ -47,8 +51,7 @@ class Estimate:
 class Difference:
     """A difference of means; its standard error is unknown where it rests on a single value.
 
-    ``pairs`` is how many pairs of values it is the mean difference of; ``None`` for a difference of
-    two means.
+    ``pairs`` counts the pairs of runs with a common seed; ``None`` for a difference of two means.
     """
 
     value: float
@@ -61,17 +64,16 @@ class Difference:
         return self.error is not None and abs(self.value) > 2 * self.error
 
 
-def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """The mean difference over the seeds that both sides have; ``None`` where they have none.
+def paired(ours: pd.Series, theirs: pd.Series) -> Difference | None:
+    """The mean difference of two series by seed; ``None`` where they have no seed in common.
 
-    One seed gives the same initial weights and the same order of data on both sides, so what a seed
-    is worth drops out: the standard error is that of the differences, s/√n.
+    A seed fixes the initial weights and the order of the data, so that a lucky seed is lucky on both
+    sides. The standard error is that of the differences, s/√n.
 
-    >>> paired({1: 3.0, 2: 5.0, 9: 0.0}, {1: 2.0, 2: 3.0})
+    >>> paired(pd.Series({1: 3.0, 2: 5.0, 9: 0.0}), pd.Series({1: 2.0, 2: 3.0}))
     Difference(value=1.5, error=0.5, pairs=2)
     """
-    common = sorted(ours.keys() & theirs.keys())
-    found = Estimate.of(ours[seed] - theirs[seed] for seed in common)
+    found = Estimate.of((ours - theirs).dropna())
     if found is None:
         return None
     error = None if found.std is None else found.std / math.sqrt(found.n)

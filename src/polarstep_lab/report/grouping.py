@@ -1,44 +1,55 @@
 """From run directories to sections: which runs belong together.
 
-A section is a recipe with its rows, the ablations apart. Nothing found is dropped in silence: what
-cannot be read, or was run twice, becomes a notice.
+A section is a recipe with its rows, the ablations apart. A run that cannot be read, or that was run
+twice, becomes a notice: nothing found is dropped in silence.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from polarstep.storage import StorageError
 from polarstep_lab.ablations import AXES
+from polarstep_lab.paper import METHODS
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunRecord, find_runs
-from polarstep_lab.report.published import (
-    METHODS,
-    Published,
-    Setting,
-    keeps_setting,
-    published,
-    published_ablation,
-    scaled,
-)
-from polarstep_lab.report.rows import AblationSet, Row, Section, are_numbers
-from polarstep_lab.report.timing import ran_alone
+from polarstep_lab.report.published import in_table_2, published
+from polarstep_lab.report.rows import AblationSet, Row, Section
+from polarstep_lab.report.timing import device_of, ran_alone, span_of
 
-__all__ = ["Runs", "collect", "sections_of"]
+__all__ = ["RUN_COLUMNS", "Runs", "collect", "sections_of", "setting_of"]
+
+RUN_COLUMNS = [
+    "run", "benchmark", "recipe", "method", "ablation_axis", "ablation_value", "seed", "status",
+    "metric", "value", "steps", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms",
+    "run_seconds", "device", "message", "command",
+]  # fmt: skip
+"""The columns of ``runs.csv``."""
+
+_ABLATION = ["ablation_axis", "ablation_value"]
+_FLOATS = ("value", *RUN_COLUMNS[11:15], "began", "ended")
+_DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The records found, and what kept others from being used."""
+    """The runs found, a line for each, and what kept others from being used.
 
-    records: tuple[RunRecord, ...]
-    names: Mapping[Path, str]
-    notices: tuple[str, ...] = field(default=())
+    Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
+    which is equal for runs that differ in their seed alone; ``besides``, what was set for an ablation
+    beside the value it varies; ``paper``, the published figure; ``began`` and ``ended``; and ``alone``,
+    whether no other run shared the device.
+    """
+
+    frame: pd.DataFrame
+    notices: tuple[str, ...] = ()
 
 
 def collect(paths: Sequence[Path | str]) -> Runs:
@@ -47,61 +58,48 @@ def collect(paths: Sequence[Path | str]) -> Runs:
     A directory that cannot be read becomes a notice: the other runs still deserve their report.
     Names are relative to the path that was asked for, so that a report moves between machines.
     """
-    records, names, notices = [], {}, []
+    lines: dict[Path, dict[str, Any]] = {}
+    notices = []
     for root in map(Path, paths):
         for directory in find_runs([root]):
-            if directory in names:
+            if directory in lines:
                 continue
             top = root.parent if root.name == ARCHIVE else root
             parts = (top.name, *directory.relative_to(root).parts)
             name = "/".join(part for part in parts if part and part != ARCHIVE)
             try:
-                record = RunRecord.load(directory)
+                lines[directory] = _line(RunRecord.load(directory), name)
             except (StorageError, TypeError, KeyError) as error:
                 reason = str(error).replace(str(directory), name)
                 notices.append(f"{name} is left out: {reason}")
-                continue
-            records.append(record)
-            names[directory] = name
-    order = sorted(records, key=lambda run: (run.identity.seed, names[run.directory]))
-    return Runs(tuple(order), names, tuple(notices))
+    columns = [*RUN_COLUMNS, "record", "setting", "besides", "paper", "began", "ended"]
+    frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
+    frame = frame.sort_values(["seed", "run"], ignore_index=True)
+    return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
 
 
-def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
-    """Group the runs into sections, and say what had to be left out on the way."""
-    notices: list[str] = []
-    alone = ran_alone(runs.records)
-    sections = []
-    for (benchmark, recipe), members in _grouped(
-        runs.records, lambda run: (run.identity.benchmark, run.identity.recipe)
-    ):
-        setting = published(recipe, benchmark)
-        plain = [run for run in members if run.identity.ablation is None]
-        rows = _rows(plain, runs, notices, setting, alone)
-        varied = _grouped(
-            [run for run in members if run.identity.ablation is not None],
-            lambda run: (run.identity.ablation.axis, run.identity.method, _set_besides(run)),
-        )
-        times = Counter((axis, method) for (axis, method, _), _ in varied)
-        ablations = [
-            replace(
-                _ablation(axis, method, group, runs, notices, alone),
-                setting=setting if times[axis, method] > 1 else "",
-            )
-            for (axis, method, setting), group in varied
-        ]
-        ablations = sorted(_with_bases(rows, ablations), key=_place_of_axis)
-        sections.append(Section(recipe, benchmark, rows, tuple(ablations), setting))
-    # The paper's benchmarks and the language model first; what has nothing finished last.
-    sections.sort(
-        key=lambda section: (
-            not any(row.finished for row in section.all_rows),
-            scaled(section.recipe, section.benchmark) is None,
-            section.benchmark != "nanogpt",
-            section.recipe,
-        )
-    )
-    return tuple(sections), tuple(notices)
+def _line(run: RunRecord, name: str) -> dict[str, Any]:
+    """The line of a run in the frame."""
+    identity, ablation, result = run.identity, run.identity.ablation, run.result
+    began, ended = span_of(run)
+    told = {key: getattr(result, key) for key in RUN_COLUMNS if hasattr(result, key)}
+    own = ("benchmark", "recipe", "method", "seed", "command")
+    return {
+        **told,
+        "paper": published(identity),
+        **{key: getattr(identity, key) for key in own},
+        "run": name,
+        "ablation_axis": ablation and ablation.axis,
+        "ablation_value": ablation and ablation.value,
+        "status": run.status,
+        "run_seconds": run.seconds,
+        "device": device_of(run),
+        "record": run,
+        "setting": setting_of(run),
+        "besides": _set_besides(run),
+        "began": began,
+        "ended": ended,
+    }
 
 
 def setting_of(run: RunRecord) -> str:
@@ -116,124 +114,111 @@ def setting_of(run: RunRecord) -> str:
     return json.dumps(config, sort_keys=True, default=str)
 
 
-def _rows(
-    members: Sequence[RunRecord],
-    runs: Runs,
-    notices: list[str],
-    setting: Setting | None,
-    alone: Set[Path],
-) -> tuple[Row, ...]:
-    groups = _grouped(members, lambda run: (run.identity.method, setting_of(run)))
-    times = Counter(method for (method, _), _ in groups)
-    rows = []
-    for (method, _), group in groups:
-        label = method
-        if times[method] > 1:  # the same method twice: say by which overrides it differs
-            label = f"{method}, {_overrides(group[0].identity.overrides)}"
-        same = all(keeps_setting(run.identity.overrides) for run in group)
-        paper = setting.rows.get(method) if setting and same else None
-        rows.append(_row(label, method, _one_per_seed(group, label, runs, notices), paper, alone))
-    rank = {method: index for index, method in enumerate(METHODS)}
-    rows.sort(key=lambda row: (rank.get(row.method, len(rank)), row.label))
-    return tuple(rows)
-
-
-def _row(
-    label: str,
-    method: str,
-    seeds: tuple[RunRecord, ...],
-    paper: Published | None,
-    alone: Set[Path],
-) -> Row:
-    timed = tuple(run for run in seeds if run.status == "finished" and run.directory in alone)
-    return Row(label, method, seeds, paper, timed)
-
-
-def _ablation(
-    axis: str,
-    method: str,
-    members: Sequence[RunRecord],
-    runs: Runs,
-    notices: list[str],
-    alone: Set[Path],
-) -> AblationSet:
-    values = {run.identity.ablation.value for run in members if run.identity.ablation}
-    known = [str(value) for a in AXES if a.name == axis for value in (*a.cifar10, *a.nanogpt)]
-    ordered = (
-        sorted(values)
-        if are_numbers(values)
-        else sorted(values, key=lambda value: (_place(str(value), known), str(value)))
+def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
+    """Group the runs into sections, and say which runs had to be left out on the way."""
+    frame, notices = _one_per_seed(runs.frame)
+    sections = []
+    for (benchmark, recipe), members in frame.groupby(["benchmark", "recipe"]):
+        varied = members["ablation_axis"].notna()
+        rows = _rows(members[~varied])
+        ablations = _with_bases(rows, _ablations(members[varied]))
+        sections.append(Section(recipe, benchmark, rows, tuple(ablations)))
+    # The paper's benchmarks and the language model first; what has nothing finished last.
+    sections.sort(
+        key=lambda section: (
+            all(row.finished.empty for row in section.all_rows),
+            in_table_2(section.recipe, section.benchmark) is None,
+            section.benchmark != "nanogpt",
+            section.recipe,
+        )
     )
-    rows, kept = [], []
-    for value in ordered:
-        group = [r for r in members if r.identity.ablation and r.identity.ablation.value == value]
-        for number, (_, same) in enumerate(_grouped(group, setting_of)):
-            label = f"{axis} = {value}" + (f" ({number + 1})" if number else "")
-            paper = published_ablation(group[0].identity.recipe, method, axis, value)
-            if not keeps_setting(group[0].identity.overrides):
-                paper = None
-            seeds = _one_per_seed(same, label, runs, notices)
-            rows.append(_row(label, method, seeds, paper, alone))
-            kept.append(value)
-    return AblationSet(axis, method, tuple(rows), tuple(kept))
+    return tuple(sections), notices
 
 
-def _place_of_axis(ablation: AblationSet) -> tuple[int, str, str]:
-    """The order in which ``polarstep list`` has the axes."""
-    place = _place(ablation.axis, [axis.name for axis in AXES])
-    return place, ablation.axis, ablation.of
+def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """One run for each config and seed, finished runs first: a second would shrink the spread."""
+    same = ["benchmark", "recipe", "method", *_ABLATION, "besides", "setting", "seed"]
+    frame = frame.assign(lost=frame["status"] != "finished")
+    frame = frame.sort_values(["seed", "lost"], kind="stable")
+    frame["kept"] = frame.groupby(same, dropna=False)["run"].transform("first")
+    twice = frame.duplicated(same)
+    notices = tuple(
+        f"{run.method}: seed {run.seed} was run twice with the same config; {run.run} is left out for "
+        f"{run.kept}"
+        for run in frame[twice].itertuples()
+    )
+    return frame[~twice], notices
 
 
-def _place(item: str, items: Sequence[str]) -> int:
-    return items.index(item) if item in items else len(items)
+def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
+    """The rows of a comparison, in the order of Table 2."""
+    settings = members.groupby("method")["setting"].nunique()
+    rows = []
+    for (method, _), group in members.groupby(["method", "setting"]):
+        overrides = _overrides(group["record"].iloc[0].identity.overrides)
+        # The same method twice: the label says by which overrides it differs.
+        rows.append(Row(f"{method}, {overrides}" if settings[method] > 1 else method, group))
+    rank = [method.name for method in METHODS]
+    return tuple(sorted(rows, key=lambda row: (_place(row.method, rank), row.label)))
+
+
+def _ablations(members: pd.DataFrame) -> list[AblationSet]:
+    """The ablations in the order of ``polarstep list``, each still without a base."""
+    settings = members.groupby(["ablation_axis", "method"])["besides"].nunique()
+    ablations = []
+    for (axis, method, besides), group in members.groupby(["ablation_axis", "method", "besides"]):
+        known = [str(value) for a in AXES if a.name == axis for value in (*a.cifar10, *a.nanogpt)]
+        rows = []
+        for value in sorted(group["ablation_value"].unique(), key=lambda v: _place(v, known)):
+            configs = group[group["ablation_value"] == value].groupby("setting")
+            labels = [f"{axis} = {value}"] + [
+                f"{axis} = {value} ({i})" for i in range(2, len(configs) + 1)
+            ]
+            rows += [Row(label, same) for label, (_, same) in zip(labels, configs, strict=True)]
+        setting = besides if settings[axis, method] > 1 else ""
+        ablations.append(AblationSet(axis, method, tuple(rows), setting=setting))
+    axes = [axis.name for axis in AXES]
+    return sorted(ablations, key=lambda ablation: (_place(ablation.axis, axes), ablation.of))
 
 
 def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[AblationSet]:
     """Find the base of each ablation: the config in which the axes and the comparison meet.
 
-    With the recipe's own value on it, every axis runs the same config. No list of defaults is
-    needed, and none can be wrong. An axis that was varied with another setting meets them elsewhere.
+    With the recipe's own value, every axis runs the same config, so that no list of defaults is needed.
+    An axis that was varied with another setting meets the others elsewhere.
     """
     based = []
     for ablation in ablations:
         plain = [row for row in rows if row.method == ablation.method]
         others = [o for o in ablations if o is not ablation and o.method == ablation.method]
         others = [o for o in others if ablation.setting or not o.setting]
-        elsewhere = Counter(
-            setting_of(row.runs[0]) for group in (plain, *(o.rows for o in others)) for row in group
-        )
-        own = [row for row in ablation.rows if setting_of(row.runs[0]) in elsewhere]
+        candidates = [*plain, *(row for other in others for row in other.rows)]
+        elsewhere = Counter(row.setting for row in candidates)
+        own = [row for row in ablation.rows if row.setting in elsewhere]
         base = own[0] if len(own) == 1 else None
-        if base is None and not own and plain:
-            most = max(plain, key=lambda row: elsewhere[setting_of(row.runs[0])])
-            only = len(plain) == 1 or elsewhere[setting_of(most.runs[0])] > 1
-            base = most if only else None
+        if not own and plain:
+            most = max(plain, key=lambda row: elsewhere[row.setting])
+            base = most if len(plain) == 1 or elsewhere[most.setting] > 1 else None
         based.append(replace(ablation, base=base))
     return based
 
 
-def _one_per_seed(
-    group: Sequence[RunRecord], label: str, runs: Runs, notices: list[str]
-) -> tuple[RunRecord, ...]:
-    """One run for each seed, finished ones first: counting a seed twice would shrink the spread."""
-    kept: dict[int, RunRecord] = {}
-    for run in sorted(group, key=lambda run: (run.identity.seed, run.status != "finished")):
-        other = kept.setdefault(run.identity.seed, run)
-        if other is not run:
-            notices.append(
-                f"{label}: seed {run.identity.seed} was run twice with the same config; "
-                f"{runs.names[run.directory]} is left out for {runs.names[other.directory]}"
-            )
-    return tuple(kept.values())
+def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
+    """A key to sort by: numbers by size, then names as they are ``known``, then others."""
+    if isinstance(item, int | float):
+        return False, item, ""
+    return True, known.index(item) if item in known else len(known), item
 
 
 def _set_besides(run: RunRecord) -> str:
     """What was set for an ablation beside the value that it varies, but for how it was run."""
-    assert run.identity.ablation is not None
+    if run.identity.ablation is None:
+        return ""
+    axis = run.identity.ablation.axis
     shown = {
         key: value
         for key, value in run.identity.overrides.items()
-        if not key.startswith("runtime.") and key.split(".")[-1] != run.identity.ablation.axis
+        if not key.startswith("runtime.") and key.split(".")[-1] != axis
     }
     return _overrides(shown).replace("optimizer.polar.", "") if shown else ""
 
@@ -241,11 +226,3 @@ def _set_besides(run: RunRecord) -> str:
 def _overrides(overrides: Mapping[str, Any]) -> str:
     shown = [f"{key}={value}" for key, value in sorted(overrides.items()) if key != "seed"]
     return ", ".join(shown) or "recipe's own settings"
-
-
-def _grouped(items: Iterable[RunRecord], key: Any) -> list[tuple[Any, list[RunRecord]]]:
-    """Items by key, keys in sorted order, items in the order given."""
-    groups: dict[Any, list[RunRecord]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return sorted(groups.items())

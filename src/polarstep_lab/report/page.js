@@ -20,15 +20,3 @@ for (const button of document.querySelectorAll("button.copy")) {
 addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });
-// Pointing at a row of a table brings its curve forward in the next figure.
-for (const row of document.querySelectorAll("tr[data-series]")) {
-  const scroll = row.closest(".scroll");
-  let node = scroll.nextElementSibling;
-  while (node && node.tagName !== "FIGURE") node = node.nextElementSibling;
-  if (!node) continue;
-  row.addEventListener("mouseenter", () => {
-    node.classList.add("focused");
-    for (const line of node.querySelectorAll(".series")) line.classList.toggle("on", line.dataset.series === row.dataset.series);
-  });
-  row.addEventListener("mouseleave", () => node.classList.remove("focused"));
-}

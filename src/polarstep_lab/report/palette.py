@@ -11,12 +11,13 @@ CSS variable, which lets a figure inside the page follow the reader's theme.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 
-from polarstep_lab.report.published import METHODS
+from polarstep_lab.paper import METHODS
 
-__all__ = ["CHROME", "SERIES", "Look", "ablation_look", "look_of", "themed"]
+__all__ = ["CHROME", "SERIES", "Look", "all_looks", "look_of", "ordinal_looks", "themed"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ _METHOD_LOOKS = (
     Look("--series-rand-gaussian", "#a11a00", "#e8642a", "--", "^"),
     Look("--series-rand-kaczmarz", "#b165c8", "#b56ad1", "--", "v"),
 )
-SERIES = dict(zip(METHODS, _METHOD_LOOKS, strict=True))
+SERIES = {method.name: look for method, look in zip(METHODS, _METHOD_LOOKS, strict=True)}
 """The look of each row of Table 2."""
 
 _ORDINAL_LOOKS = tuple(
@@ -75,11 +76,15 @@ def look_of(method: str) -> Look:
     return SERIES.get(method, Look("--ink-soft", "#5a5e69", "#a6abb8", ":", "P"))
 
 
-def ablation_look(index: int, count: int, ordered: bool) -> Look:
-    """The look of value ``index`` of ``count``: from pale to deep, dashed apart if without order."""
-    spread = len(_ORDINAL_LOOKS) - 1
-    look = _ORDINAL_LOOKS[round(index * spread / (count - 1)) if count > 1 else spread // 2]
-    return look if ordered else replace(look, dash=("-", "--", "-.", ":")[index % 4])
+def ordinal_looks(count: int, ordered: bool = True) -> list[Look]:
+    """Looks for ``count`` values, from pale to deep; dashed apart where the values have no order."""
+    last = len(_ORDINAL_LOOKS) - 1
+    places = (
+        [round(index * last / (count - 1)) for index in range(count)] if count > 1 else [last // 2]
+    )
+    looks = [_ORDINAL_LOOKS[place] for place in places[:count]]
+    dashes = itertools.cycle("-" if ordered else ("-", "--", "-.", ":"))
+    return [replace(look, dash=dash) for look, dash in zip(looks, dashes, strict=False)]
 
 
 def all_looks() -> tuple[Look, ...]:

@@ -1,24 +1,22 @@
 """Why our figures need not be the paper's: what is known to differ, and in which runs.
 
-Each function looks at one run's method, config and device, and says in a sentence what differs there
-from what the authors ran, or nothing. What is said about their code was read in their repository
+What is said about the authors' code was read in their repository
 (github.com/Xiaoran-Cheng/muon-randomized-svd). These are known differences between settings; whether
 one of them makes the difference between two figures is for an ablation to tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from polarstep_lab.methods import Method
+from polarstep_lab.paper import Method
 from polarstep_lab.recipes.cifar10 import CIFAR_TUNED
 
-__all__ = ["REASONS", "Facts", "Reason"]
+__all__ = ["Facts", "Reason", "reasons"]
 
 Topic = Literal["polynomial", "precision", "data", "model", "optimizer", "tuning", "budget"]
-About = Literal["metric", "gflops"]
 
 PAPER_GPT = {"layers": 11, "width": 768, "rank": 200, "steps": 1490}
 PAPER_HELD_OUT = 5000
@@ -42,154 +40,105 @@ class Facts:
         return value
 
 
-@dataclass(frozen=True)
-class Reason:
-    """One known difference; ``say`` returns its sentence, or ``None`` where it does not apply."""
+class Reason(NamedTuple):
+    """A known difference in a sentence; ``cost`` says whether it changes GFLOPs as well."""
 
     topic: Topic
-    about: tuple[About, ...]
-    say: Callable[[Facts], str | None]
+    text: str
+    cost: bool = False
 
 
-REASONS: list[Reason] = []
+def reasons(run: Facts) -> Iterator[Reason]:
+    """What is known to differ between a run and what the authors ran."""
+    if run.method.algorithm == "muon" and run.get("optimizer.polar.solver") == "quintic":
+        yield Reason(
+            "polynomial",
+            "These runs use the quintic that the paper prints, (15, −10, 3)/8. The authors' code runs "
+            '(2, −3/2, 1/2) as its "theoretical" quintic (here: quintic-2).',
+        )
+    yield from _of_cifar10(run) if run.benchmark == "cifar10" else _of_nanogpt(run)
 
 
-def _reason(
-    topic: Topic, *about: About
-) -> Callable[[Callable[[Facts], str | None]], Callable[[Facts], str | None]]:
-    def register(say: Callable[[Facts], str | None]) -> Callable[[Facts], str | None]:
-        REASONS.append(Reason(topic, about, say))
-        return say
-
-    return register
-
-
-@_reason("polynomial", "metric")
-def _the_printed_quintic(run: Facts) -> str | None:
-    if run.method.algorithm != "muon" or run.get("optimizer.polar.solver") != "quintic":
-        return None
-    return (
-        "These runs use the quintic that the paper prints, (15, −10, 3)/8. The authors' code runs "
-        '(2, −3/2, 1/2) as its "theoretical" quintic (here: quintic-2).'
-    )
-
-
-@_reason("precision", "metric")
-def _weights_in_float32(run: Facts) -> str | None:
-    if run.benchmark != "cifar10":
-        return None
+def _of_cifar10(run: Facts) -> Iterator[Reason]:
     precision = run.get("runtime.precision")
     rounded = precision == "bfloat16" or (precision == "auto" and run.device.startswith("cuda"))
     ours = "products in bfloat16" if rounded else "all else too"
-    return (
+    yield Reason(
+        "precision",
         f"Weights, gradients and momentum are float32 here, {ours}. The authors' network is float16 "
-        "throughout, batch norm apart, and so is what Muon takes its polar factor of."
+        "throughout, batch norm apart, and so is what Muon takes its polar factor of.",
     )
-
-
-@_reason("data", "metric")
-def _the_held_out_images(run: Facts) -> str | None:
     held_out = run.get("data.held_out")
-    if run.benchmark != "cifar10" or held_out is None:
-        return None
-    if held_out != PAPER_HELD_OUT:
-        return (
+    if held_out == PAPER_HELD_OUT:
+        yield Reason(
+            "data",
+            f"The same {held_out:,} training images are held out in every run. The authors draw theirs "
+            "anew for each seed, so that their spread over seeds contains that of the split.",
+        )
+    elif held_out is not None:
+        yield Reason(
+            "data",
             f"{held_out:,} training images are held out here, {PAPER_HELD_OUT:,} by the authors: "
-            "the networks see different amounts of data."
+            "the networks see different amounts of data.",
         )
-    return (
-        f"The same {held_out:,} training images are held out in every run. The authors draw theirs "
-        "anew for each seed, so that their spread over seeds contains that of the split."
-    )
-
-
-@_reason("tuning", "metric")
-def _our_learning_rates(run: Facts) -> str | None:
-    if run.benchmark != "cifar10" or run.method.slug not in CIFAR_TUNED:
-        return None
-    ours = (run.get("optimizer.lr"), run.get("optimizer.momentum"))
-    if ours != CIFAR_TUNED[run.method.slug] and None not in ours:
-        return (
-            f"Learning rate and momentum ({ours[0]:.3g}, {ours[1]:.3g}) are tuned on our held-out "
-            "images; the authors' scripts have others."
+    tuned = (run.get("optimizer.lr"), run.get("optimizer.momentum"))
+    theirs = CIFAR_TUNED.get(run.method.slug)
+    if theirs and tuned != theirs and None not in tuned:
+        yield Reason(
+            "tuning",
+            f"Learning rate and momentum ({tuned[0]:.3g}, {tuned[1]:.3g}) are tuned on our held-out "
+            "images; the authors' scripts have others.",
         )
-    if run.method.sketch == "kaczmarz":
-        return (
+    elif theirs and run.method.sketch == "kaczmarz":
+        yield Reason(
+            "tuning",
             "The authors' repository has no script for the Kaczmarz row: learning rate and momentum "
-            "are those of the Gaussian row."
+            "are those of the Gaussian row.",
         )
-    return None
 
 
-@_reason("data", "metric")
-def _other_text(run: Facts) -> str | None:
-    patterns = run.get("data.train")
-    if run.benchmark != "nanogpt" or not patterns:
-        return None
-    if all("fineweb" in str(pattern).lower() for pattern in patterns):
-        return None
-    names = run.data or ", ".join(str(pattern).rsplit("/", 1)[-1] for pattern in patterns)
-    return (
-        f"The text is that of the shards {names}, not FineWeb10B: a perplexity belongs to its text."
-    )
-
-
-@_reason("model", "metric", "gflops")
-def _another_size(run: Facts) -> str | None:
+def _of_nanogpt(run: Facts) -> Iterator[Reason]:
+    patterns = [str(pattern) for pattern in run.get("data.train") or ()]
+    if not all("fineweb" in pattern.lower() for pattern in patterns):
+        names = run.data or ", ".join(pattern.rsplit("/", 1)[-1] for pattern in patterns)
+        yield Reason(
+            "data",
+            f"The text is that of the shards {names}, not FineWeb10B: a perplexity belongs to its text.",
+        )
     layers, width = run.get("model.layers"), run.get("model.width")
-    if run.benchmark != "nanogpt" or layers is None:
-        return None
-    if (layers, width) == (PAPER_GPT["layers"], PAPER_GPT["width"]):
-        return None
-    return (
-        f"The GPT has {layers} layers, {width} wide; the paper's has {PAPER_GPT['layers']}, "
-        f"{PAPER_GPT['width']} wide."
-    )
-
-
-@_reason("model", "metric", "gflops")
-def _another_share_of_the_rank(run: Facts) -> str | None:
-    rank, width = run.get("optimizer.polar.rank"), run.get("model.width")
-    if run.benchmark != "nanogpt" or not run.method.randomized or not rank or not width:
-        return None
-    if rank * PAPER_GPT["width"] == PAPER_GPT["rank"] * width:
-        return None
-    return (
-        f"The sketch keeps rank {rank} of {width} ({rank / width:.0%}); the paper's keeps "
-        f"{PAPER_GPT['rank']} of {PAPER_GPT['width']} ({PAPER_GPT['rank'] / PAPER_GPT['width']:.0%})."
-    )
-
-
-@_reason("model", "metric", "gflops")
-def _a_plain_gpt(run: Facts) -> str | None:
-    if run.benchmark != "nanogpt":
-        return None
-    return (
+    if layers is not None and (layers, width) != (PAPER_GPT["layers"], PAPER_GPT["width"]):
+        yield Reason(
+            "model",
+            f"The GPT has {layers} layers, {width} wide; the paper's has {PAPER_GPT['layers']}, "
+            f"{PAPER_GPT['width']} wide.",
+            cost=True,
+        )
+    rank, share = run.get("optimizer.polar.rank"), PAPER_GPT["rank"] / PAPER_GPT["width"]
+    if run.method.randomized and rank and width and rank / width != share:
+        yield Reason(
+            "model",
+            f"The sketch keeps rank {rank} of {width} ({rank / width:.0%}); the paper's keeps "
+            f"{PAPER_GPT['rank']} of {PAPER_GPT['width']} ({share:.0%}).",
+            cost=True,
+        )
+    yield Reason(
+        "model",
         "The GPT here is a plain one. The paper's modded-nanogpt also has value and bigram embeddings, "
-        "ties embedding and head for most of training, and masks attention between documents."
+        "ties embedding and head for most of training, and masks attention between documents.",
+        cost=True,
     )
-
-
-@_reason("optimizer", "metric")
-def _plain_muon(run: Facts) -> str | None:
-    if run.benchmark != "nanogpt" or run.method.algorithm != "muon":
-        return None
-    return (
-        "Muon here is the paper's equation (1); in the authors' code it sits inside NorMuon with "
-        "cautious weight decay."
-    )
-
-
-@_reason("budget", "metric")
-def _another_budget(run: Facts) -> str | None:
-    stages = run.get("data.stages")
-    if run.benchmark != "nanogpt" or not stages:
-        return None
+    if run.method.algorithm == "muon":
+        yield Reason(
+            "optimizer",
+            "Muon here is the paper's equation (1); in the authors' code it sits inside NorMuon with "
+            "cautious weight decay.",
+        )
+    stages = run.get("data.stages") or ()
     steps = sum(stage["steps"] for stage in stages)
-    if steps == PAPER_GPT["steps"]:
-        return None
-    tokens = sum(s["steps"] * s["sequences"] * s["sequence_length"] for s in stages)
-    return (
-        f"Training is {steps:,} steps over {tokens / 1e6:,.1f} million tokens; the paper's is "
-        f"{PAPER_GPT['steps']:,} steps."
-    )
+    if stages and steps != PAPER_GPT["steps"]:
+        tokens = sum(s["steps"] * s["sequences"] * s["sequence_length"] for s in stages)
+        yield Reason(
+            "budget",
+            f"Training is {steps:,} steps over {tokens / 1e6:,.1f} million tokens; the paper's is "
+            f"{PAPER_GPT['steps']:,} steps.",
+        )

@@ -1,4 +1,4 @@
-"""Numbers, differences and counts as every table writes them, the page's and the Markdown's.
+"""How numbers, differences and counts are written, in every table and sentence.
 
 They are rounded the way the paper's Table 2 is.
 """
@@ -8,26 +8,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polarstep_lab.report.estimates import Difference, Estimate
-from polarstep_lab.report.paper import Line
-from polarstep_lab.report.rows import AblationSet, Row, Section
+from polarstep_lab.report.rows import Row
 
 __all__ = [
     "MISSING",
     "OFF",
-    "base_text",
-    "decimals_of",
     "difference_text",
     "listed",
     "metric_text",
-    "notes_text",
     "number",
     "paper_text",
+    "plural",
     "seeds_text",
     "share_text",
+    "size_text",
 ]
 
 MISSING = "—"
-OFF = "‡"  # at a published figure that ours is clearly off
+OFF = "‡"
+"""The mark of a published figure that ours is more than two standard errors away from."""
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -55,7 +54,7 @@ def metric_text(estimate: Estimate | None, decimals: int) -> str:
 
 
 def difference_text(difference: Difference | None, decimals: int) -> str:
-    """A signed difference ± its standard error; one that rounds to zero has no sign.
+    """A signed difference ± its standard error; a difference that rounds to zero has no sign.
 
     >>> difference_text(Difference(-0.00123, 0.0004), 4), difference_text(Difference(-1e-5, None), 4)
     ('−0.0012 ± 0.0004', '0.0000')
@@ -68,6 +67,16 @@ def difference_text(difference: Difference | None, decimals: int) -> str:
     return text if difference.error is None else f"{text} ± {difference.error:.{decimals}f}"
 
 
+def size_text(difference: Difference, decimals: int) -> str:
+    """The size of a difference ± its standard error, and its direction.
+
+    >>> size_text(Difference(-0.00123, 0.0004), 4)
+    '0.0012 ± 0.0004 lower'
+    """
+    size = difference_text(Difference(abs(difference.value), difference.error), decimals)
+    return f"{size.removeprefix('+')} {'lower' if difference.value < 0 else 'higher'}"
+
+
 def share_text(share: float | None) -> str:
     """A share in per cent.
 
@@ -77,16 +86,8 @@ def share_text(share: float | None) -> str:
     return MISSING if share is None else f"{share:.2%}"
 
 
-def decimals_of(section: Section) -> int:
-    """Decimals of the final metric: four for an accuracy, as in Table 2, three for a perplexity."""
-    return 4 if section.benchmark == "cifar10" else 3
-
-
 def seeds_text(row: Row) -> str:
-    """How many seeds the metric rests on, with every run that is not in it.
-
-    A reader must not take a mean over survivors for a mean over all.
-    """
+    """How many seeds the metric rests on, and how many runs of the row are not in it."""
     counts = row.counts
     finished = counts.pop("finished", 0)
     if not counts:
@@ -96,28 +97,18 @@ def seeds_text(row: Row) -> str:
 
 
 def paper_text(row: Row) -> str:
-    """The paper's figure for a row of the paper's recipe, with the digits it is printed with.
-
-    With a mark where ours is clearly another one.
-    """
+    """The published figure for a row, with a mark where ours is clearly another."""
     if not row.paper:
         return MISSING
     mark = OFF if row.differs else ""
     return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{mark}"
 
 
-def base_text(ablation: AblationSet, row: Row, decimals: int) -> str:
-    """The difference from the recipe's value; a word at that value itself."""
-    return "recipe" if row is ablation.base else difference_text(ablation.difference(row), decimals)
-
-
-def notes_text(line: Line) -> str:
-    """The letters of what is known to differ, or that nothing is, or that nothing needs to be."""
-    if line.marks:
-        return ", ".join(line.marks)
-    return "no reason known" if line.differs else ""
-
-
 def listed(names: Sequence[str]) -> str:
     """``A``, ``A and B``, ``A, B and C``."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 seed``, ``2 seeds``."""
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from datetime import datetime
-from pathlib import Path
+
+import pandas as pd
 
 from polarstep_lab.records.record import RunRecord
 
-__all__ = ["at_a_time", "commit_of", "device_of", "ran_alone", "runtime_of"]
+__all__ = ["at_a_time", "commit_of", "device_of", "ran_alone", "runtime_of", "span_of"]
 
 
 def device_of(run: RunRecord) -> str:
@@ -22,18 +22,18 @@ def device_of(run: RunRecord) -> str:
     return f"{name}, {threads} thread{'s' * (threads != 1)}" if on_cpu and threads else name
 
 
-def commit_of(run: RunRecord) -> str | None:
-    """The commit that a run was made by, short, with a word where the source was changed since."""
-    commit = run.environment.get("git_commit")
+def commit_of(run: RunRecord) -> str:
+    """The short commit that a run was made by; says so where the source had been changed."""
+    commit = str(run.environment.get("git_commit") or "")
     if not commit:
-        return None
-    return f"{commit[:7]} with changes" if str(commit).endswith("+") else str(commit)[:7]
+        return "not recorded"
+    return f"{commit[:7]} with changes" if commit.endswith("+") else commit[:7]
 
 
 def runtime_of(run: RunRecord) -> dict[str, str]:
-    """The settings that change how long a step takes and not what it computes, as they were run.
+    """The settings that change how long a step takes and not what it computes.
 
-    What a config leaves open, the device decides.
+    A setting that the config leaves open has the value that the device decided on.
     """
     runtime = run.identity.config.get("runtime") or {}
     names = ("compile", "precision", "micro_batch", "cuda_graph")
@@ -49,36 +49,32 @@ def runtime_of(run: RunRecord) -> dict[str, str]:
     }
 
 
-def at_a_time(runs: Iterable[RunRecord]) -> int:
-    """How many of ``runs`` were under way at once."""
-    spans = [span for run in runs if (span := _span(run))]
-    moments = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
-    most = now = 0
-    for _, change in moments:
-        now += change
-        most = max(most, now)
-    return max(1, most)
+def span_of(run: RunRecord) -> tuple[float, float]:
+    """When a run began and ended, in seconds; NaN where that was not recorded.
 
-
-def ran_alone(runs: Iterable[RunRecord]) -> frozenset[Path]:
-    """The directories of the runs during which no other was under way on the same device."""
-    alone = set()
-    latest: dict[str, tuple[float, Path]] = {}  # where a device's runs end so far, and the last one
-    spans = [(span, run) for run in runs if (span := _span(run))]
-    for (start, end), run in sorted(spans, key=lambda item: (item[0], str(item[1].directory))):
-        until, last = latest.get(device_of(run), (-math.inf, run.directory))
-        if start < until:
-            alone.discard(last)
-        else:
-            alone.add(run.directory)
-        latest[device_of(run)] = max((until, last), (end, run.directory))
-    return frozenset(alone)
-
-
-def _span(run: RunRecord) -> tuple[float, float] | None:
-    """When a run was under way, without its first second: starts are recorded to the second."""
+    The first second is left out, since starts are recorded to the second.
+    """
     try:
         began = datetime.fromisoformat(str(run.environment.get("started"))).timestamp()
     except ValueError:
-        return None
-    return (began + 1, began + run.seconds) if run.seconds > 1 else None
+        return math.nan, math.nan
+    return (began + 1, began + run.seconds) if run.seconds > 1 else (math.nan, math.nan)
+
+
+def at_a_time(runs: pd.DataFrame) -> int:
+    """How many of ``runs`` were under way at once."""
+    spans = runs[["began", "ended"]].dropna()
+    if spans.empty:
+        return 1
+    changes = pd.concat([pd.Series(1, spans["began"]), pd.Series(-1, spans["ended"])])
+    return max(1, int(changes.groupby(level=0).sum().cumsum().max()))
+
+
+def ran_alone(runs: pd.DataFrame) -> pd.Series:
+    """For each run, whether no other run was under way on the same device at the same time."""
+    known = runs.dropna(subset=["began", "ended"]).sort_values(["began", "ended"])
+    devices = known.groupby("device")
+    earlier = devices["ended"].cummax().groupby(known["device"]).shift(fill_value=-math.inf)
+    later = devices["began"].shift(-1, fill_value=math.inf)
+    alone = (known["began"] >= earlier) & (known["ended"] <= later)
+    return alone.reindex(runs.index, fill_value=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from tests.lab.experiments.synthetic import write_run
 from typer.testing import CliRunner
@@ -54,3 +57,21 @@ def test_a_folder_that_is_not_a_report_is_not_overwritten(invoke, tmp_path):
     assert result.exit_code == 1
     assert "choose another --out" in result.stderr
     assert (tmp_path / "page" / "index.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("package", ["pandas", "matplotlib"])
+def test_a_missing_package_is_named_with_the_extra_that_has_it(invoke, monkeypatch, package):
+    for name in [*sys.modules]:
+        if name.startswith("polarstep_lab.report") or name.split(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    result = invoke("runs")
+    assert result.exit_code == 1
+    assert f"a report needs '{package}', which is not installed" in result.stderr
+    assert "pip install 'polarstep[experiments]'" in result.stderr
+
+
+def test_the_command_line_imports_neither_pandas_nor_matplotlib():
+    code = "import sys, polarstep_lab.cli; print({'pandas', 'matplotlib'} & {*sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from polarstep.storage import JsonLines, write_json
-from polarstep_lab.methods import METHODS
+from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation, MetricRow, Result, RunIdentity
-from polarstep_lab.report.published import TABLE_2
 from polarstep_lab.suites.suite import PlannedRun, ablation_runs, comparison_runs
 
 DEVICE = "Synthetic CPU"

@@ -7,15 +7,15 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from tests.lab.experiments.synthetic import write_run
 
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
+from polarstep_lab.report.gradient_noise import chi_quantile, noise_figure, noise_table
 from polarstep_lab.report.grouping import collect, sections_of
-from polarstep_lab.report.inexactness_heatmap import gamma_figure, panel_title
-from polarstep_lab.report.inexactness_page import gamma_cells, noise_cells
-from polarstep_lab.report.noise_page import gamma_lines, noise_figure
-from polarstep_lab.report.tables import markdown
+from polarstep_lab.report.inexactness import gamma_figure, gamma_of, gamma_table
+from polarstep_lab.report.markdown import markdown
 
 STEPS = (0, 3, 20, 200)
 
@@ -93,7 +93,7 @@ def test_an_unfinished_run_is_shown_with_what_it_has(tmp_path):
     write_noise(write_run(tmp_path / "a", status=None, gamma=True, overrides=planned), rows_of())
     figure = noise_figure(only_row(tmp_path), "noise")
     assert "seed 0, unfinished, with 4 of 5 points: gradients" in figure.caption
-    assert "AdamW\n(unfinished)" in panel_title(only_row(tmp_path), only_row(tmp_path).runs[0])
+    assert "(unfinished)" in gamma_figure([only_row(tmp_path)], "gamma").svg
     ((section,), _) = sections_of(collect([tmp_path]))
     text = markdown((section,), ())
     assert "| AdamW, unfinished | sequence | 4 of 5 |" in text
@@ -158,27 +158,44 @@ def test_the_table_has_the_worst_of_each_map_and_what_is_proved_of_it(tmp_path):
     config["config"]["optimizer"]["polar"]["sketch"] = "warm"
     (warm / "config.json").write_text(json.dumps(config))
     ((section,), _) = sections_of(collect([tmp_path]))
-    header, cells = gamma_cells(section)
-    by_map = {line[1]: line[2:] for line in cells}
-    assert header[2:] == [
+    table = gamma_table(section.all_rows)
+    by_map = {line[1]: line[2:] for line in table.rows}
+    assert table.header[2:] == [
         "Runs",
         "Sampled steps",
         "γ, median",
         "γ, largest",
         "ν, largest",
         "ν, proved",
+        "Largest γ in",
     ]
     assert by_map == {
-        "quintic, 7 steps": ["1", "3, last 20", "0.2000", "0.6000", "0.0040", "0"],
-        "empirical, 7 steps": ["1", "step 0", "0.3000", "0.3000", "0.1300", "—"],
-        "polar-express, 7 steps": ["1 diverged", "step 0", "0.0000", "0.0000", "1998", "—"],
-        "cubic, 7 steps, rank 32": ["1", "step 0", "0.2500", "0.2500", "0.0000", "0"],
-        "cubic, 7 steps, rank 64, warm": ["1", "step 0", "0.2500", "0.2500", "0.0000", "—"],
+        "quintic, 7 steps": ["1", "3, last 20", "0.2000", "0.6000", "0.0040", "0", "m, step 20"],
+        "empirical, 7 steps": ["1", "step 0", "0.3000", "0.3000", "0.1300", "—", "m, step 0"],
+        "polar-express, 7 steps": [
+            "1 diverged",
+            "step 0",
+            "0.0000",
+            "0.0000",
+            "1998",
+            "—",
+            "m, step 0",
+        ],
+        "cubic, 7 steps, rank 32": ["1", "step 0", "0.2500", "0.2500", "0.0000", "0", "m, step 0"],
+        "cubic, 7 steps, rank 64, warm": [
+            "1",
+            "step 0",
+            "0.2500",
+            "0.2500",
+            "0.0000",
+            "—",
+            "m, step 0",
+        ],
     }
     assert "ν at most 0.1300" in markdown((section,), ())  # of the runs that finished
     (lost / "gamma.jsonl").unlink()
     ((section,), _) = sections_of(collect([tmp_path]))
-    assert len(gamma_cells(section)[1]) == 4
+    assert len(gamma_table(section.all_rows).rows) == 4
 
 
 def test_the_noise_table_has_the_heaviest_point_of_each_unit(tmp_path):
@@ -194,7 +211,7 @@ def test_the_noise_table_has_the_heaviest_point_of_each_unit(tmp_path):
             row["tail"]["gaussian"] = [1.4e7, 1.8e7, None]
     write_noise(write_run(tmp_path / "a", method="Muon (Nesterov)"), rows)
     ((section,), _) = sections_of(collect([tmp_path]))
-    _, (example, batch) = noise_cells(section)
+    example, batch = noise_table(section.all_rows).rows
     assert example[1:] == ["sequence", "4", "1.19 (0.910 to ∞) at step 20", "20.0 to ∞",
                            "1.53 (1.34 to 1.77) at step 20"]  # fmt: skip
     assert batch[1] == "batch of 16"
@@ -206,22 +223,20 @@ def test_a_run_that_blew_up_leaves_the_others_their_scale(tmp_path):
     write_solver(tmp_path, "quintic", [0.1, 0.2], nu=0.05)
     write_solver(tmp_path, "polar-express", [0.0], nu=1998.4756, status="diverged")
     ((section,), _) = sections_of(collect([tmp_path]))
-    lines = gamma_lines(section.rows, "lines")
+    lines = gamma_figure(section.rows, "lines")
     assert "↑ 1998" in lines.svg
     assert "An arrow marks what lies above the axis." in lines.caption
     assert ">0.04<" in lines.svg
     assert ">500<" not in lines.svg
     assert lines.caption.startswith("Muon (Nesterov). ")
-    heat = gamma_figure(section.rows, "heat")
-    assert ">0.04<" in heat.svg
-    assert "(diverged)" in heat.svg
+    assert "(diverged)" in lines.svg
 
 
 def test_an_axis_stands_beside_the_recipes_own_value(tmp_path):
     write_solver(tmp_path, "quintic", [0.1, 0.2])
     write_solver(tmp_path, "cubic", [0.3, 0.4], ablation=Ablation("solver", "cubic"))
     files = report_files([tmp_path])
-    lines = [name for name in files if "gamma-lines" in name and name.endswith(".svg")]
+    lines = [name for name in files if "-gamma-" in name and name.endswith(".svg")]
     assert len(lines) == 1
     assert "solver = quintic" in files[lines[0]].decode()
     assert "(recipe)" in files[lines[0]].decode()
@@ -245,7 +260,7 @@ def test_the_page_shows_noise_where_there_is_some(tmp_path):
     page = files["index.html"].decode()
     assert "<h3>Noise of the gradient</h3>" in page
     assert any("noise" in name and name.endswith(".png") for name in files)
-    assert any("gamma-lines" in name and name.endswith(".svg") for name in files)
+    assert any("-gamma-" in name and name.endswith(".svg") for name in files)
     assert files == report_files([tmp_path])
 
 
@@ -266,26 +281,39 @@ def test_every_solver_has_its_panel_and_rounding_stays_invisible(tmp_path, nu):
         gamma.append({"step": 150, "parameter": "m0", "gamma": None, "nu": None})
         (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in gamma))
     ((section,), _) = sections_of(collect([tmp_path]))
-    figure = gamma_lines(section.ablations[0].rows, "lines")
+    figure = gamma_figure(section.ablations[0].rows, "lines")
     for solver in ("cubic", "empirical", "polar-express", "quintic"):
         assert f"solver = {solver}" in figure.svg
     assert ("1e−7" in figure.svg or "1e-7" in figure.svg) is False
     assert ("0.2" in figure.svg) is True
 
 
+def test_a_zero_matrix_and_rounding_are_no_inexactness(tmp_path):
+    folder = write_run(tmp_path / "a", method="Muon (Nesterov)")
+    common = {"gamma": 0.25, "nu": -1e-9, "stable_rank": 2.0}
+    rows = [
+        {"step": 0, "parameter": "a.weight"} | common,
+        {"step": 0, "parameter": "b", "block": 2} | common,
+        {"step": 10, "parameter": "a.weight"} | common | {"gamma": None},
+        {"step": 10, "parameter": "zero", "gamma": 1.0, "nu": 0.0, "stable_rank": 0.0},
+    ]
+    (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = gamma_of(only_row(tmp_path).records)
+    assert list(log["matrix"]) == ["a", "b [2]", "a"]
+    assert list(log["step"]) == [0, 0, 10]
+    ((line,),) = [gamma_table([only_row(tmp_path)]).rows]
+    assert line[3:] == ["2, last 10", "0.2500", "0.2500", "0.0000", "—", "a, step 0"]
+
+
 def test_nothing_is_drawn_where_nothing_was_measured(tmp_path):
     write_run(tmp_path / "a")
     row = only_row(tmp_path)
     assert noise_figure(row, "noise") is None
-    assert gamma_lines([row], "lines") is None
+    assert gamma_figure([row], "lines") is None
 
 
 def test_the_gaussian_survival_is_that_of_a_gaussian():
-    import torch
-
-    from polarstep_lab.report.noise_page import _chi_quantile
-
     g = torch.Generator().manual_seed(0)
     norms = torch.randn(40_000, 30, generator=g).norm(dim=1) / math.sqrt(30)
     for p in (0.1, 0.5, 0.9, 0.99):
-        assert _chi_quantile(p, 30) == pytest.approx(float(norms.quantile(p)), rel=5e-3)
+        assert chi_quantile(p, 30) == pytest.approx(float(norms.quantile(p)), rel=5e-3)

@@ -18,7 +18,6 @@ from polarstep_lab.report import report_files, write_report
 from polarstep_lab.report.curves import curve_of, zoom
 from polarstep_lab.report.folder import MANIFEST
 from polarstep_lab.report.grouping import collect, sections_of
-from polarstep_lab.report.inexactness_heatmap import gamma_figure, gamma_grid
 from polarstep_lab.report.palette import CHROME, SERIES
 
 
@@ -78,29 +77,81 @@ def test_the_page_says_everything(files, runs):
     assert str(runs.parent) not in text
 
 
-def test_the_headline_names_ties_and_overlaps(tmp_path):
+def page_of(root):
+    return report_files([root])["index.html"].decode().replace("&#39;", "'")
+
+
+def test_the_headline_weighs_quality_against_cost(tmp_path):
+    for seed, (full, low_rank) in enumerate([(30.0, 31.0), (31.0, 33.0), (32.0, 33.0)]):
+        write_run(tmp_path / f"a{seed}", method="Muon (Polyak)", seed=seed, final=full, gflops=8.0)
+        other = "Rand Muon (Polyak)"
+        write_run(tmp_path / f"b{seed}", method=other, seed=seed, final=low_rank, gflops=2.0)
+        write_run(tmp_path / f"c{seed}", method="AdamW", seed=seed, final=40.0, gflops=0.1)
+    expected = (
+        "Muon (Polyak) has the lowest mean validation perplexity of 3 methods, 31.000 ± 1.000; Rand "
+        "Muon (Polyak), the best of those with fewer FLOPs, needs 25.00% of its optimizer FLOPs and is "
+        "1.333 ± 0.333 higher. This difference, on 3 common seeds, is more than two standard errors."
+    )
+    assert expected in page_of(tmp_path)
+    assert expected in report_files([tmp_path])["summary.md"].decode()
+
+
+def test_the_headline_names_ties_and_says_where_nothing_is_cheaper(tmp_path):
     write_run(tmp_path / "a", method="Muon (Polyak)", final=30.0)
     write_run(tmp_path / "b", method="Muon (Nesterov)", final=30.0)
     write_run(tmp_path / "c", method="AdamW", final=31.0)
-    page = report_files([tmp_path])["index.html"].decode()
-    assert "Muon (Polyak) and Muon (Nesterov) have the lowest mean validation perplexity" in page
-    assert "Next is AdamW with 31.000." in page
-    for seed, final in ((1, 33.0), (2, 36.0)):
-        write_run(tmp_path / f"a{seed}", method="Muon (Polyak)", seed=seed, final=final)
-    page = report_files([tmp_path])["index.html"].decode()
-    assert "Muon (Nesterov) has the lowest" in page
-    assert "Next is AdamW" in page
-    write_run(tmp_path / "c1", method="AdamW", seed=1, final=25.0)
-    page = report_files([tmp_path])["index.html"].decode()
-    assert "AdamW has the lowest mean validation perplexity of 3 methods: 28.000 ± 4.243" in page
-    assert "closer than one standard deviation of the difference" in page
+    text = (
+        "Muon (Polyak) and Muon (Nesterov) have the lowest mean validation perplexity of 3 methods"
+    )
+    assert f"{text}, 30.000; none has fewer FLOPs." in page_of(tmp_path)
+    write_run(tmp_path / "d", method="SGD (Nesterov)", final=33.0, gflops=0.5)
+    page = page_of(tmp_path)
+    assert "SGD (Nesterov), the best of those with fewer FLOPs, needs 50.00%" in page
+    assert "and is 3.000 higher." in page
+    assert "This difference" not in page  # one seed has no standard error
 
 
-def test_text_from_records_is_escaped(tmp_path):
-    write_run(tmp_path / "a", recipe="<script>alert(1)</script>")
-    page = report_files([tmp_path])["index.html"].decode()
+def test_the_headline_of_ablations_alone_is_about_settings(tmp_path):
+    for value, gflops in ((16, 1.0), (64, 4.0)):
+        ablation = Ablation("rank", value)
+        write_run(tmp_path / str(value), ablation=ablation, final=40.0 - value / 8, gflops=gflops)
+    text = (
+        "rank = 64 has the lowest mean validation perplexity of 2 settings, 32.000; rank = 16, the"
+    )
+    assert text in page_of(tmp_path)
+
+
+HOSTILE = "x|y <script>alert(1)</script>\n# [a](b) `c` **d** &amp;"
+
+
+def test_text_from_records_cannot_become_html_or_break_a_table(tmp_path):
+    folder = write_run(tmp_path / HOSTILE.replace("/", ""), recipe=HOSTILE, method=HOSTILE)
+    write_run(tmp_path / "other", recipe=HOSTILE, method="AdamW", final=31.0)
+    (tmp_path / "<b>broken").mkdir()
+    (tmp_path / "<b>broken" / "config.json").write_text("{")
+    config = json.loads((folder / "config.json").read_text())
+    config["command"] = "polarstep\n```\n<script>alert(2)</script>"
+    (folder / "config.json").write_text(json.dumps(config))
+    files = report_files([tmp_path])
+    page, text = (files[name].decode() for name in ("index.html", "summary.md"))
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert" in page
+    outside, fence = [], None
+    for line in text.splitlines():
+        ticks = re.match("`{3,}", line)
+        if ticks and fence in (None, line):
+            fence = None if fence else ticks[0]
+        elif fence is None:
+            outside.append(line)
+    assert fence is None  # no command ends its block early
+    assert not any("<" in line for line in outside)
+    assert not any(line.startswith("# [a]") for line in outside)
+    rows = [line for line in outside if line.startswith("| ")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in rows}) == 1
+    assert any(
+        r"x\|y &lt;script&gt;alert(1)&lt;/script&gt; # \[a\](b) \`c\` \*\*d\*\* &amp;amp;" in line
+        for line in rows
+    )
 
 
 def test_every_figure_is_on_the_page_and_beside_it(files):
@@ -149,35 +200,10 @@ def test_the_inset_looks_at_the_curves_that_end_best(runs):
 def test_a_band_is_one_deviation_and_a_lost_run_stays_out_of_it(runs):
     (section,), _ = sections_of(collect([runs]))
     curve = curve_of(section.rows[0], "nanogpt")
-    last = [run.rows("val")[-1].perplexity for run in section.rows[0].finished]
+    last = [run.rows("val")[-1].perplexity for run in section.rows[0].finished["record"]]
     assert curve.final == pytest.approx(np.mean(last))
-    assert curve.std[-1] == pytest.approx(np.std(last, ddof=1))
-    assert [broken.status for broken in curve.broken] == ["diverged"]
-
-
-def test_the_heat_map_leaves_gaps_where_nothing_was_sampled():
-    rows = [
-        {"step": 0, "parameter": "a", "gamma": 0.5, "nu": 0.0},
-        {"step": 10, "parameter": "a", "gamma": None, "nu": 0.1},
-        {"step": 10, "parameter": "b", "gamma": 0.25, "nu": -1e-9},
-    ]
-    parameters, steps, gamma = gamma_grid(rows, "gamma")
-    assert (parameters, steps) == (["a", "b"], [0.0, 10.0])
-    np.testing.assert_array_equal(gamma, [[0.5, np.nan], [np.nan, 0.25]])
-    nu = gamma_grid(rows, "nu")[2]
-    np.testing.assert_array_equal(nu, [[0.0, 0.1], [np.nan, 0.0]])  # rounding is not negative
-
-
-@pytest.mark.parametrize(("nu", "words"), [(1e-7, "ν ≤ 1e-07"), (0.2, "Below: by how much")])
-def test_nu_is_drawn_where_there_is_any(tmp_path, nu, words):
-    for method in ("Muon (Nesterov)", "Rand Muon (Nes.-Gaussian)"):
-        folder = write_run(tmp_path / method, method=method, gamma=True)
-        row = {"step": 0, "parameter": "blocks.0.weight", "gamma": 0.1, "nu": nu}
-        (folder / "gamma.jsonl").write_text(json.dumps(row) + "\n")
-    (section,), _ = sections_of(collect([tmp_path]))
-    figure = gamma_figure(section.rows, "gamma")
-    assert words in figure.caption
-    assert figure.svg.count("Gaussian") == (2 if nu > 0.1 else 1)  # a panel for each measure
+    assert curve.points["std"].iloc[-1] == pytest.approx(np.std(last, ddof=1))
+    assert [status for status, _ in curve.broken] == ["diverged"]
 
 
 def test_a_run_monitored_without_a_finite_value_still_has_its_figure(tmp_path):
@@ -185,6 +211,30 @@ def test_a_run_monitored_without_a_finite_value_still_has_its_figure(tmp_path):
     row = {"step": 0, "parameter": "a", "gamma": None, "nu": None}
     (folder / "gamma.jsonl").write_text(json.dumps(row) + "\n")
     assert any("gamma" in name for name in report_files([tmp_path]))
+
+
+def test_environments_are_told_apart_and_may_be_missing(tmp_path):
+    write_run(tmp_path / "a", seed=0)
+    write_run(tmp_path / "b", seed=1)
+    write_run(tmp_path / "c", seed=2, device="Another CPU")
+    (write_run(tmp_path / "d", seed=3) / "environment.json").unlink()
+    page = page_of(tmp_path).split("<h2>Environment</h2>")[1]
+    cells = re.findall(r"<t[dh][^>]*>([^<]*)</t", page)
+    devices = ["Another CPU, 2 threads", "Synthetic CPU, 2 threads", "unknown device"]
+    assert cells[:8] == ["device", *devices, "runs", "1", "2", "1"]
+    assert cells[cells.index("torch") :][:4] == ["torch", "2.13.0", "2.13.0", "not recorded"]
+    (tmp_path / "d").rename(tmp_path.parent / "d")
+    assert "unknown device" in page_of(tmp_path.parent / "d")
+
+
+def test_runs_that_did_not_finish_are_listed_with_their_message(tmp_path):
+    write_run(tmp_path / "good")
+    assert "Runs that did not finish" not in page_of(tmp_path)
+    write_run(tmp_path / "bad", seed=1, status="diverged")
+    write_run(tmp_path / "open", seed=2, status=None)
+    page = page_of(tmp_path).split("<h2>Runs that did not finish</h2>")[1]
+    assert "the loss was not finite at step 66" in page
+    assert "no result recorded" in page
 
 
 def test_no_runs_and_no_finished_runs_are_errors(tmp_path):

@@ -14,19 +14,18 @@ import pytest
 from tests.lab.experiments.synthetic import write_ablation, write_planned, write_run, write_table_2
 
 from polarstep.storage import read_json, write_json
-from polarstep_lab.methods import METHODS
+from polarstep_lab.paper import ABLATIONS, METHODS, TABLE_2
 from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
+from polarstep_lab.report.beside_paper import beside_the_paper
 from polarstep_lab.report.curves import curve_of
 from polarstep_lab.report.estimates import Estimate
 from polarstep_lab.report.figures import trajectory_figure
 from polarstep_lab.report.grouping import collect, sections_of
-from polarstep_lab.report.paper import beside_the_paper
-from polarstep_lab.report.published import ABLATIONS, TABLE_2
-from polarstep_lab.report.reasons import REASONS, Facts
-from polarstep_lab.report.spreadsheets import summary_csv
-from polarstep_lab.report.tables import brief_lines, markdown
+from polarstep_lab.report.markdown import brief_lines, markdown
+from polarstep_lab.report.reasons import Facts, reasons
+from polarstep_lab.report.tables import summary_csv
 from polarstep_lab.report.timing import at_a_time, ran_alone
 from polarstep_lab.suites.suite import comparison_runs
 
@@ -54,8 +53,10 @@ def test_digits_are_compared_where_the_setting_is_the_papers(cifar):
         assert line.difference.value == pytest.approx(ours.mean - paper.mean)
         expected = math.sqrt(ours.std**2 / ours.n + paper.std**2 / 50)
         assert line.difference.error == pytest.approx(expected)
-        assert line.differs == (abs(line.difference.value) > 2 * expected)
-    assert any(line.differs for line in beside.lines)  # they were moved by two to three deviations
+        assert line.row.differs == (abs(line.difference.value) > 2 * expected)
+    assert any(
+        line.row.differs for line in beside.lines
+    )  # they were moved by two to three deviations
     assert "agree with the paper within two standard errors" in beside.summary
     assert "worse" in beside.summary
 
@@ -63,18 +64,18 @@ def test_digits_are_compared_where_the_setting_is_the_papers(cifar):
 def test_a_reason_stands_beside_each_difference_and_nowhere_else(cifar, tmp_path):
     found, _ = cifar
     beside = beside_the_paper(found)
-    topics = {note.mark: note.topic for note in beside.notes}
+    topics = {mark: reason.topic for mark, reason in beside.notes.items()}
     for line in beside.lines:
-        said = {topics[mark] for mark in line.marks}
-        assert bool(said) == line.differs
-        if line.differs:
+        said = {topics[mark] for mark in line.marks.split(", ") if mark}
+        assert bool(said) == line.row.differs
+        if line.row.differs:
             muon = "Muon" in line.row.method
             assert said >= {"precision", "data"}
             assert ("polynomial" in said) == muon
             assert ("tuning" in said) == ("Kaczmarz" in line.row.method)
     write_table_2(tmp_path / "same", "cifar10", seeds=6)
     same = beside_the_paper(section(tmp_path / "same"))
-    assert all(not line.marks for line in same.lines if not line.differs)
+    assert all(not line.marks for line in same.lines if not line.row.differs)
 
 
 def facts(method="muon", benchmark="cifar10", device="cuda", **overrides):
@@ -115,7 +116,7 @@ def facts(method="muon", benchmark="cifar10", device="cuda", **overrides):
     ],
 )
 def test_reasons_follow_the_config(run, topic, expected):
-    texts = [text for reason in REASONS if reason.topic == topic and (text := reason.say(run()))]
+    texts = [reason.text for reason in reasons(run()) if reason.topic == topic]
     if expected is None:
         assert not texts
     else:
@@ -124,7 +125,7 @@ def test_reasons_follow_the_config(run, topic, expected):
 
 def test_a_difference_without_a_known_reason_says_so(cifar, monkeypatch):
     found, _ = cifar
-    monkeypatch.setattr("polarstep_lab.report.paper.REASONS", [])
+    monkeypatch.setattr("polarstep_lab.report.beside_paper.reasons", lambda facts: [])
     text = markdown((found,), ())
     assert "no reason known" in text
     assert "What is known to differ" not in text
@@ -139,8 +140,13 @@ def test_another_model_and_other_text_are_not_compared_in_digits(tmp_path):
     assert all(line.difference is None for line in beside.lines)
     assert {line.row.method: line.paper_place for line in beside.lines}["Muon (Polyak)"] == 1
     reference = next(line for line in beside.lines if line.row.method == "Muon (Nesterov)")
-    assert reference.relative_gflops == reference.paper_relative_gflops == 1
-    assert {note.topic for note in beside.notes} >= {"data", "model", "budget", "optimizer"}
+    assert reference.cost == reference.paper_cost == 1
+    assert {reason.topic for reason in beside.notes.values()} >= {
+        "data",
+        "model",
+        "budget",
+        "optimizer",
+    }
     page = report_files([tmp_path])["index.html"].decode()
     assert "Not comparable in digits" in page
     for published in TABLE_2["nanogpt"].rows.values():
@@ -181,7 +187,7 @@ def test_other_recipes_are_not_held_against_the_paper(tmp_path):
 def test_the_base_of_an_ablation_is_where_the_axes_meet(cifar):
     found, _ = cifar
     assert [ablation.axis for ablation in found.ablations] == ["rank", "steps", "batch"]
-    bases = {a.axis: a.values[a.rows.index(a.base)] for a in found.ablations}
+    bases = {a.axis: a.base.value for a in found.ablations}
     assert bases == {"rank": 128, "steps": 7, "batch": 500}
     rank = found.ablations[0]
     low, base = rank.rows
@@ -205,7 +211,7 @@ def test_an_axis_without_the_recipes_value_is_measured_from_the_comparison(tmp_p
     found = section(tmp_path)
     (ablation,) = found.ablations
     assert ablation.base is next(r for r in found.rows if r.method == ablation.method)
-    assert "| recipe | 2 |" in markdown((found,), ())
+    assert "| recipe | 0.93" in markdown((found,), ())
 
 
 def test_one_axis_alone_has_no_base(tmp_path):
@@ -282,7 +288,6 @@ def test_a_difference_is_taken_on_the_seeds_that_both_have(tmp_path):
     text = markdown((found,), ())
     assert "| +2.000 ± 1.000 |" in text
     assert "on the seeds that both have" in text
-    assert "that of the means" not in text
     assert ablation.reference == Estimate.of([150.0, 140.0])  # the line in the figure
 
 
@@ -291,13 +296,13 @@ def test_the_recipes_own_row_takes_part_in_the_choice_of_the_best(tmp_path, vari
     found, ablation, _ = ablated(tmp_path, {0: varied})
     assert ablation.base is not None  # 146 on average
     assert ablation.base not in ablation.rows
-    lines = markdown((found,), ()).split("### Ablation")[1].splitlines()
+    lines = markdown((found,), ()).split("#### rank, ")[1].splitlines()
     bold = [line.split(" | ")[0] for line in lines if "**" in line]
     assert bold == [f"| {best}"]
     page = report_files([tmp_path])["index.html"].decode().split('aria-label="Ablation of rank"')[1]
-    rows = re.findall(r'<tr( class="best")?>\s*<th scope="row">.*?</span>(.*?)</th>', page)
-    assert [name for mark, name in rows[:2] if mark] == [best]
-    assert {name for _, name in rows[:2]} == {"recipe", "8"}
+    rows = re.findall(r'<th scope="row">.*?</span>(.*?)</th>\s*<td class="num( best)?">', page)
+    assert [name for name, mark in rows[:2] if mark] == [best]
+    assert {name for name, _ in rows[:2]} == {"recipe", "8"}
 
 
 def test_one_row_alone_is_not_the_best(tmp_path):
@@ -308,31 +313,19 @@ def test_one_row_alone_is_not_the_best(tmp_path):
 def test_one_pair_has_a_difference_and_no_error(tmp_path):
     found, ablation, difference = ablated(tmp_path, {1: 141.5})
     assert (difference.value, difference.error, difference.pairs) == (1.5, None, 1)
-    assert "| 8 | 1 | **141.500** | +1.500 |" in markdown((found,), ())
+    assert "| 8 | **141.500** | 1 | +1.500 |" in markdown((found,), ())
     assert ablation.reference == Estimate(140.0, None, 1)
 
 
-def test_without_a_common_seed_the_means_are_compared_and_the_caption_says_so(tmp_path):
+def test_without_a_common_seed_the_means_are_compared(tmp_path):
     found, ablation, difference = ablated(tmp_path, {5: 150.0, 6: 152.0})
     recipe, varied = Estimate.of(RECIPE.values()), Estimate.of([150.0, 152.0])
     assert difference == varied.minus(recipe)
     assert difference.pairs is None
-    text = markdown((found,), ())
-    assert "of the mean from that of the recipe's own value" in text
-    assert "on the seeds that both have" not in text
+    assert "where no seed is common, the difference of the means" in markdown((found,), ())
     assert ablation.reference == recipe
     lines = csv.DictReader(io.StringIO(summary_csv((found,))))
     assert [line["difference_pairs"] for line in lines] == ["", ""]
-
-
-def test_a_caption_says_where_only_some_rows_share_seeds(tmp_path):
-    write_run(tmp_path / "other", method=GAUSSIAN, seed=9, ablation=Ablation("rank", 64))
-    for seed, final in RECIPE.items():
-        write_run(tmp_path / f"recipe-{seed}", method=GAUSSIAN, seed=seed, final=final)
-    write_run(tmp_path / "shared", method=GAUSSIAN, seed=1, ablation=Ablation("rank", 8))
-    text = markdown((section(tmp_path),), ())
-    assert "on the seeds that both have" in text
-    assert "Where no seed is common, it is that of the means." in text
 
 
 @pytest.mark.parametrize("side", ["recipe", "varied"])
@@ -346,7 +339,7 @@ def test_no_difference_where_nothing_finished(tmp_path):
         tmp_path, {0: 151.0, 1: 143.0}, lost={("varied", 0), ("varied", 1)}
     )
     assert difference is None
-    assert "Difference:" not in markdown((found,), ())
+    assert "| 8 | — | 0 of 2 (2 diverged) | — |" in markdown((found,), ())
 
 
 def at_commit(folder, commit):
@@ -436,7 +429,7 @@ def test_no_times_are_shown_of_runs_that_did_not_finish(tmp_path):
         )  # fmt: skip
     found = section(tmp_path)
     lost = next(row for row in found.rows if row.method == GAUSSIAN)
-    assert (lost.optimizer_ms, lost.step_ms, lost.seconds) == (None, None, None)
+    assert lost.times == (None, None, None)
     assert lost.gflops == 7.0
     text = markdown((found,), ())
     assert "| 0 of 2 (2 diverged) | 7.000 | — | — | — |" in text
@@ -456,7 +449,12 @@ def shards_named(tmp_path, names):
             run.directory / "environment.json", environment | ({"data": name} if name else {})
         )
     beside = beside_the_paper(section(tmp_path))
-    return [(note.text, len(note.methods)) for note in beside.notes if note.topic == "data"]
+    marks = [line.marks.split(", ") for line in beside.lines]
+    return [
+        (reason.text, sum(letter in letters for letters in marks))
+        for letter, reason in beside.notes.items()
+        if reason.topic == "data"
+    ]
 
 
 def test_shards_that_some_records_name_are_named_once(tmp_path):
@@ -476,9 +474,9 @@ def test_there_is_nothing_next_to_the_paper_where_nothing_can_be_compared(tmp_pa
     assert beside_the_paper(section(tmp_path / "a")) is None
     assert "paper" not in markdown((section(tmp_path / "a"),), ()).lower()
     write_planned(comparison_runs("cifar10", METHODS[2:3], [0], {}, tmp_path / "b")[0], 0.93)
-    assert beside_the_paper(section(tmp_path / "b")) is None
+    assert "One seed has no spread" in beside_the_paper(section(tmp_path / "b")).summary
     write_planned(comparison_runs("cifar10", METHODS[2:3], [1], {}, tmp_path / "b")[0], 0.94)
-    assert len(beside_the_paper(section(tmp_path / "b")).lines) == 1  # two seeds have a spread
+    assert "of 1 method agree" in beside_the_paper(section(tmp_path / "b")).summary
 
 
 def started_at(root, seconds):
@@ -488,7 +486,7 @@ def started_at(root, seconds):
         environment = read_json(folder / "environment.json")
         started = None if second is None else f"2026-11-15T01:{second // 60:02}:{second % 60:02}Z"
         write_json(folder / "environment.json", environment | {"started": started})
-    return collect([root]).records
+    return collect([root]).frame
 
 
 @pytest.mark.parametrize(
@@ -505,7 +503,7 @@ def started_at(root, seconds):
 def test_runs_that_shared_a_device_are_noticed(tmp_path, moments, most, alone):
     runs = started_at(tmp_path, moments)
     assert at_a_time(runs) == most
-    assert ran_alone(runs) == {tmp_path / str(seed) for seed in alone}
+    assert set(runs["seed"][ran_alone(runs)]) == alone
 
 
 def test_times_are_those_of_runs_alone_where_there_are_any(tmp_path):
@@ -534,8 +532,8 @@ def test_the_seconds_of_a_curve_are_those_of_runs_alone(tmp_path):
     (row,) = section(tmp_path).rows
     assert len(row.alone) == 1
     curve = curve_of(row, "nanogpt")
-    assert curve.seconds[-1] == pytest.approx(10.0)
-    assert len(curve.seconds) == len(curve.mean)
+    assert curve.points["seconds"].iloc[-1] == pytest.approx(10.0)
+    assert curve.points.notna().all(axis=None)
 
 
 def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(tmp_path):
@@ -552,7 +550,8 @@ def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(t
             final=0.937 + 0.001 * seed,
         )
     beside = beside_the_paper(section(tmp_path))
-    assert [line.place for line in beside.lines] == [None, 1]
+    assert [line.place for line in beside.lines][1] == 1
+    assert math.isnan(beside.lines[0].place)
     assert beside.lines[0].difference is None
     assert beside.order == ""
     assert "Next to the paper" in report_files([tmp_path])["index.html"].decode()
@@ -560,8 +559,8 @@ def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(t
 
 def test_seconds_of_a_run_are_in_the_tables(cifar):
     found, root = cifar
-    seconds = [run.seconds for run in found.rows[0].runs]
-    assert found.rows[0].seconds == statistics.median(seconds)
+    seconds = [run.seconds for run in found.rows[0].records]
+    assert found.rows[0].times[2] == statistics.median(seconds)
     assert "| Run s |" in markdown((found,), ())
     lines = list(csv.DictReader(io.StringIO(report_files([root])["runs.csv"].decode())))
     assert all(2 < float(line["run_seconds"]) < 4 for line in lines)

@@ -12,8 +12,8 @@ from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
 from polarstep_lab.report.captions import SHARED
 from polarstep_lab.report.grouping import collect, sections_of
-from polarstep_lab.report.randomized import pairs_of, randomized_cells, verdict
-from polarstep_lab.report.tables import brief_lines, markdown
+from polarstep_lab.report.markdown import brief_lines, markdown
+from polarstep_lab.report.randomized import pairs_of, randomized_table, verdict
 
 FULL, POLYAK = "Muon (Nesterov)", "Muon (Polyak)"
 GAUSSIAN, KACZMARZ = "Rand Muon (Nes.-Gaussian)", "Rand Muon (Nes.-Kaczmarz)"
@@ -60,8 +60,7 @@ def test_it_is_said_that_no_randomized_row_is_faster(add, tmp_path):
         "3 common seeds, more than two standard errors."
     )
     assert verdict(found) == text
-    _, cells = randomized_cells(found)
-    assert cells == [
+    assert randomized_table(found).rows == [
         [GAUSSIAN, FULL, "+1.167 ± 0.167", "40.00%", "7.50×", "1.25×", "1.00×"],
         [f"{GAUSSIAN}, sketch = warm", FULL, "+0.500 ± 0.000", "20.00%", "2.00×", "1.04×", "1.00×"],
     ]
@@ -113,7 +112,7 @@ def test_times_under_other_circumstances_do_not_compare(add, tmp_path, other):
     add(FULL, [30.0, 31.0, 32.0], **same)
     add(GAUSSIAN, [30.0, 31.0, 32.5], **(same | other))
     found = section(tmp_path)
-    _, ((*_, flops, optimizer, step, run),) = randomized_cells(found)
+    ((*_, flops, optimizer, step, run),) = randomized_table(found).rows
     assert (flops, optimizer, step, run) == ("100.00%", "—", "—", "—")
     assert verdict(found) == ""
     assert TITLE in markdown((found,), ())
@@ -124,24 +123,23 @@ def test_times_that_both_rows_shared_do_not_compare(add, tmp_path):
     add(GAUSSIAN, [30.0, 31.0, 32.0], at=20)
     (pair,) = pairs_of(section(tmp_path))
     assert pair.row.step_ms is not None
-    assert pair.step is None
+    assert pair.times == (None, None, None)
 
 
 def test_whole_runs_are_compared_from_three_seeds_on(add, tmp_path):
     add(FULL, [30.0, 31.0, 32.0])
     add(GAUSSIAN, [30.0, 31.0])
     (pair,) = pairs_of(section(tmp_path))
-    assert pair.step == 1.0
-    assert pair.run is None
+    assert pair.times == (1.0, 1.0, None)
 
 
 def test_rows_stand_next_to_full_space_with_their_own_momentum(add, tmp_path):
     add(POLYAK, [30.0])
     add(GAUSSIAN, [30.0])
-    assert randomized_cells(section(tmp_path)) is None
+    assert randomized_table(section(tmp_path)) is None
     assert TITLE not in markdown((section(tmp_path),), ())
     add("Rand Muon (Polyak)", [31.0])
-    ((row, full, *_),) = randomized_cells(section(tmp_path))[1]
+    ((row, full, *_),) = randomized_table(section(tmp_path)).rows
     assert (row, full) == ("Rand Muon (Polyak)", POLYAK)
 
 
@@ -157,7 +155,7 @@ def test_what_did_not_finish_and_other_axes_are_no_rows(add, tmp_path):
 def test_runs_that_were_watched_are_not_compared(add, tmp_path):
     add(FULL, [30.0], gamma=True)
     add(GAUSSIAN, [31.0], gamma=True)
-    assert pairs_of(section(tmp_path)) == ()
+    assert pairs_of(section(tmp_path)) == []
 
 
 def test_shared_times_are_marked_beside_those_of_runs_alone(add, tmp_path):

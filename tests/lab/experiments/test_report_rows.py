@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import statistics
 
 import pytest
 from tests.lab.experiments.synthetic import write_comparison, write_run
 
+from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report.figures import ablation_figures
 from polarstep_lab.report.grouping import collect, sections_of
-from polarstep_lab.report.published import METHODS, TABLE_2
-from polarstep_lab.report.spreadsheets import runs_csv, summary_csv
-from polarstep_lab.report.tables import markdown
+from polarstep_lab.report.markdown import markdown
+from polarstep_lab.report.tables import runs_csv, summary_csv
 from polarstep_lab.report.texts import seeds_text
 
 
@@ -32,20 +33,20 @@ def test_a_row_is_the_mean_and_sample_deviation_over_seeds(tmp_path):
     assert row.metric.mean == pytest.approx(statistics.fmean(finals))
     assert row.metric.std == pytest.approx(statistics.stdev(finals))
     assert row.metric.n == 3
-    assert [run.identity.seed for run in row.runs] == [0, 1, 2]
+    assert list(row.runs["seed"]) == [0, 1, 2]
 
 
 def test_one_seed_has_no_spread(tmp_path):
     write_run(tmp_path / "a")
     ((section,), _) = sections(tmp_path)
     assert section.rows[0].metric.std is None
-    assert "±" not in markdown((section,), ()).split("###")[0].split("\n\n")[2]
+    assert "±" not in "".join(re.findall(r"^\|.*", markdown((section,), ()), re.MULTILINE))
 
 
 def test_methods_come_in_the_order_of_the_paper(tmp_path):
     write_comparison(tmp_path, "gpt-small", "nanogpt", seeds=1)
     ((section,), _) = sections(tmp_path)
-    assert tuple(row.method for row in section.rows) == METHODS
+    assert [row.method for row in section.rows] == [method.name for method in METHODS]
 
 
 def test_runs_that_did_not_finish_are_counted_and_kept_out_of_the_mean(tmp_path):
@@ -90,6 +91,19 @@ def test_a_seed_run_twice_counts_once_and_is_reported(tmp_path):
     assert "seed 3" in notices[0]
 
 
+def test_one_config_counts_once_however_it_was_asked_for(tmp_path):
+    """An override may repeat a default, and two folders may give their runs the same name."""
+    for folder, overrides in (("x", {}), ("y", {"optimizer.lr": 0.03})):
+        settings = {"optimizer": {"lr": 0.03}}
+        write_run(tmp_path / folder / "runs" / "a", overrides=overrides, settings=settings)
+    ((section,), notices) = sections(tmp_path / "x" / "runs", tmp_path / "y" / "runs")
+    (row,) = section.rows
+    assert len(row.runs) == 1
+    assert notices == (
+        "AdamW: seed 0 was run twice with the same config; runs/a is left out for runs/a",
+    )
+
+
 def test_times_of_different_devices_are_not_mixed(tmp_path):
     write_run(tmp_path / "a", seed=0, device="one")
     write_run(tmp_path / "b", seed=1, device="another")
@@ -124,7 +138,7 @@ def test_ablations_are_sorted_by_value_and_apart_from_the_comparison(tmp_path):
     write_run(tmp_path / "plain")
     ((section,), _) = sections(tmp_path)
     (ablation,) = section.ablations
-    assert ablation.values == (16, 64, 128)
+    assert [row.value for row in ablation.rows] == [16, 64, 128]
     assert ablation.numeric
     assert len(section.rows) == 1
 
@@ -150,7 +164,7 @@ def test_an_axis_varied_with_several_settings_is_several_ablations(tmp_path):
     assert [a.setting for a in section.ablations] == ["", "", "power=0"]
     assert [section.whose(a) for a in (power, fast)] == ["", f" with {fast.method}, power=0"]
     assert [a.base.label for a in (power, plain, fast)] == ["AdamW", "lr = 0.03", "lr = 0.03"]
-    assert "### Ablation: lr, AdamW, power=0" in markdown((section,), ())
+    assert "#### lr, AdamW, power=0" in markdown((section,), ())
     assert len(ablation_figures(section, "ablations")) == 2  # all axes of a method, and all rates
 
 
@@ -159,7 +173,7 @@ def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     runs = collect([tmp_path])
-    assert len(runs.records) == 1
+    assert len(runs.frame) == 1
     assert len(runs.notices) == 1
     assert f"{tmp_path.name}/broken" in runs.notices[0]
     assert str(tmp_path) not in runs.notices[0]
