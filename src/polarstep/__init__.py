@@ -1,7 +1,7 @@
 """Muon for PyTorch with exact, inexact and randomized polar steps."""
 
 from polarstep.diagnostics.certificate import Certificate, certify
-from polarstep.optim import SGD, AdamW, Muon, muon_for
+from polarstep.optim import SGD, AdamW, Muon, NormalizedRows, Transform, muon_for
 from polarstep.polar import Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch
 
@@ -19,8 +19,10 @@ __all__ = [
     "LowRank",
     "Muon",
     "NewtonSchulz",
+    "NormalizedRows",
     "PolarMap",
     "Sketch",
+    "Transform",
     "Warm",
     "certify",
     "muon_for",

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from polarstep.polar.iterate import iterate
 from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal, with_singular_values
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polarstep import Exact, rng
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, polar_express, resolve
-from polarstep.polar.iterate import iterate
 
 M_ROWS, N_COLS, ELL = 24, 40, 6
 CUBIC, QUINTIC = resolve("cubic", 1), resolve("quintic", 1)

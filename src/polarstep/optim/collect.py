@@ -16,6 +16,7 @@ from torch import Tensor
 from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
 from polarstep.optim.groups import Group, check_options, named_params, view_of
+from polarstep.optim.transforms import followed
 from polarstep.polar import PolarMap
 from polarstep.sharded import is_sharded, placed_like
 
@@ -147,7 +148,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
     """The blocks of one parameter, each with the signature of its bucket."""
     p, group = work.params[index], work.group
     for block, (count, m, n) in enumerate(work.views[index].shapes):
-        polar = group["polar"].on(m, n, p.device)
+        polar = followed(group["polar"].on(m, n, p.device), group["transform"])
         signature = Signature(
             polar=polar,
             seed=group["seed"],

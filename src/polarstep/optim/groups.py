@@ -19,6 +19,7 @@ from torch import Tensor
 from polarstep.matrix import Layout, MatrixView
 from polarstep.optim.elementwise import SGD, AdamW, check_at_least_zero, check_bool, group_of
 from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.transforms import Transform
 from polarstep.polar import PolarMap
 
 __all__ = [
@@ -137,6 +138,11 @@ def _check_muon(group: Group) -> None:
     if not isinstance(group["polar"], PolarMap):
         raise TypeError(
             f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz()"
+        )
+    transform = group["transform"]
+    if transform is not None and not isinstance(transform, Transform):
+        raise TypeError(
+            f"transform={transform!r}: expected None or a transform such as polarstep.NormalizedRows()"
         )
     resolve_scale(group["lr_scale"])
     if group["layout"] not in get_args(Layout):

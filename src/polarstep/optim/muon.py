@@ -21,6 +21,7 @@ from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
+from polarstep.optim.transforms import NormalizedRows, Transform
 from polarstep.polar import Deflated, Exact, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.sharded import local, whole
 from polarstep.sketch import Gaussian, Kaczmarz
@@ -31,7 +32,7 @@ __all__ = ["Muon"]
 # A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
 # weights_only=True, its default.
 torch.serialization.add_safe_globals(
-    [Deflated, Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz, Warm]
+    [Deflated, Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz, Warm, NormalizedRows]
 )
 # Where version 0.1 had it.
 torch.serialization.add_safe_globals([(Warm, "polarstep.sketch.warm.Warm")])
@@ -65,6 +66,7 @@ class Muon(Optimizer):
         layout: how tensors of more than two dimensions are matrices
             (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``, ``"stack"`` or ``"auto"``.
         split_sizes: rows of the matrices of a fused projection; each gets its own polar factor.
+        transform: what to do with T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` does as torch does. ``"skip"`` leaves a parameter whose gradient
             has a NaN or an infinity as it was, momentum and weight decay included, and decides so
             on the device, without waiting for it.
@@ -103,6 +105,7 @@ class Muon(Optimizer):
         *,
         layout: Layout = "auto",
         split_sizes: Sequence[int] | None = None,
+        transform: Transform | None = None,
         nonfinite: str = "propagate",
         seed: int = 0,
         fused: bool = True,
@@ -117,6 +120,7 @@ class Muon(Optimizer):
             "lr_scale": lr_scale,
             "layout": layout,
             "split_sizes": split_sizes,
+            "transform": transform,
             "nonfinite": nonfinite,
             "seed": seed,
             "fused": fused,

@@ -353,7 +353,7 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
     group = work.group
     return (
         id(group),
-        *(group[option] for option in ("polar", "seed", "nesterov", "fused")),
+        *(group[option] for option in ("polar", "transform", "seed", "nesterov", "fused")),
         group["step"] - first.group["step"],
         isinstance(group["lr"], Tensor),
         work.finite is not None,

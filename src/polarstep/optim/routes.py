@@ -80,6 +80,8 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                 shapes = dict.fromkeys((m, n) for _, m, n in view.shapes)
                 told = (group["polar"].describe(m, n, p.device) for m, n in shapes)
                 polar = "; ".join(dict.fromkeys(told))
+                if group["transform"] is not None:
+                    polar += f", {group['transform'].describe()}"
                 if can_tabulate(group, p, None):
                     polar += ", fused"
             rows.append(

@@ -24,6 +24,7 @@ from polarstep.optim.muon import Muon
 from polarstep.optim.roles import ROLES, Form, Role, find_role, form_of
 from polarstep.optim.routes import Route, left_out
 from polarstep.optim.scaling import LrScale
+from polarstep.optim.transforms import Transform
 from polarstep.polar import PolarMap
 
 __all__ = ["Matcher", "Target", "muon_for"]
@@ -52,6 +53,7 @@ def muon_for(
     polar: PolarMap | None = None,
     weight_decay: float = 0.0,
     lr_scale: LrScale = "spectral",
+    transform: Transform | None = None,
     others: Elementwise = AdamW(),  # noqa: B008 — frozen
     embeddings: Elementwise | None = None,
     heads: Elementwise | None = None,
@@ -77,6 +79,7 @@ def muon_for(
         polar: Muon's polar map.
         weight_decay: Muon's; that of the others is part of their rule.
         lr_scale: Muon's learning rate for matrices of different shapes.
+        transform: what Muon does with T before it is applied.
         others: what updates all that is not Muon's: an ``AdamW(...)`` or ``SGD(...)``.
         embeddings: instead of ``others``, for embeddings and the heads tied to them.
         heads: instead of ``others``, for output heads.
@@ -146,6 +149,7 @@ def muon_for(
         polar,
         weight_decay,
         lr_scale,
+        transform=transform,
         nonfinite=nonfinite,
         seed=seed,
         fused=fused,

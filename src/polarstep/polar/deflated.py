@@ -131,7 +131,9 @@ class Deflated(PolarMap):
         B = deflation.projection(Q, B)
         known = carry.get("rest")
         vectors = None if known is None else known.mT.to(B.dtype)
-        rounds = 1 if draw.numbers is not None else 2  # without numbers, the basis is an earlier one
+        rounds = (
+            1 if draw.numbers is not None else 2
+        )  # without numbers, the basis is an earlier one
         found = deflation.rest_norm(A, Q, B, norm, frobenius, vectors, rounds=rounds)
         T = self._combined(A, Q, B, Z, found.delta, ops)
         left = Carry(left)

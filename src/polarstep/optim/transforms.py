@@ -1,0 +1,165 @@
+"""What comes after T: a change of the update that is no part of the polar map.
+
+A transform takes T of a batch of matrices, oriented as the parameter is, and returns what is applied in
+its place. It may carry tensors from step to step, as a map does. ``Muon(transform=…)`` takes any map and
+any transform; hooks, certificates and checkpoints see T after it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from polarstep.polar import Carry, Draw, Polar, PolarMap
+
+__all__ = ["NormalizedRows", "Transform", "followed"]
+
+
+class Transform(ABC):
+    """A change of T. Subclasses are frozen dataclasses."""
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        """The names of what a step leaves for the next one."""
+        return ()
+
+    @abstractmethod
+    def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """What to apply in place of ``T`` (batch, m, n), and what is left for the next step.
+
+        At the first step of a matrix ``carry`` is empty.
+        """
+
+    def describe(self) -> str:
+        """In a few words, for the routing table."""
+        return repr(self)
+
+
+@dataclass(frozen=True)
+class NormalizedRows(Transform):
+    """Every row of T by its own second moment, as NorMuon has it (arXiv 2510.05491).
+
+    ::
+
+        v ← β₂v + (1 − β₂)·mean_j T²_ij             one number a row
+        T' = T/√v,  rescaled so that ‖T'‖_F = ‖T‖_F
+
+    The rows of T belong to neurons, and some neurons would be moved much further than others. Rescaling
+    them raises ‖T‖_op above one and lowers the alignment with M; the certificate is that of T'.
+
+    Args:
+        beta2: β₂ in [0, 1).
+    """
+
+    beta2: float = 0.95
+
+    def __post_init__(self) -> None:
+        form = f"beta2={self.beta2!r}: expected a number in [0, 1), as 0.95"
+        if not isinstance(self.beta2, Real):
+            raise TypeError(form)
+        if not 0 <= self.beta2 < 1:
+            raise ValueError(form)
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        """v, of shape (batch, m)."""
+        return ("rows",)
+
+    def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """T' and v."""
+        dtype = torch.promote_types(T.dtype, torch.float32)
+        X = T.to(dtype)
+        mean = X.square().mean(-1)
+        known = carry.get("rows")
+        v = (1 - self.beta2) * mean
+        if known is not None:
+            v = v + self.beta2 * known.to(dtype)
+        scaled = X * _inverse_root(v)[..., None]
+        before, after = (Y.square().sum((-2, -1), keepdim=True) for Y in (X, scaled))
+        scaled = scaled * (before.sqrt() * _inverse_root(after))
+        return scaled.to(T.dtype), Carry(rows=v.to(M.dtype))
+
+    def describe(self) -> str:
+        """In words."""
+        return "rows normalized"
+
+
+def _inverse_root(x: Tensor) -> Tensor:
+    """``x^{-½}``, and zero for zero."""
+    return torch.where(x > 0, x, torch.inf).rsqrt()
+
+
+def followed(polar: PolarMap, transform: Transform | None) -> PolarMap:
+    """``polar`` with ``transform`` behind it, for the optimizer to step through as one."""
+    return polar if transform is None else _Followed(polar, transform)
+
+
+@dataclass(frozen=True)
+class _Followed(PolarMap):
+    """Two phases as one. Not a polar map by its promises: rows are not columns."""
+
+    polar: PolarMap
+    transform: Transform
+
+    @property
+    def is_random(self) -> bool:
+        """As the map."""
+        return self.polar.is_random
+
+    @property
+    def rounds_input(self) -> bool:
+        """As the map."""
+        return self.polar.rounds_input
+
+    @property
+    def ignores_scale(self) -> bool:
+        """As the map."""
+        return self.polar.ignores_scale
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        """What both carry."""
+        return (*self.polar.carries, *self.transform.carries)
+
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        """Where both find what they left."""
+        ours = all(name in carry for name in self.transform.carries)
+        return ours and self.polar.resumes(carry, m, n)
+
+    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
+        """Those of the map."""
+        return self.polar.numbers_at(step, resumed=resumed)
+
+    def draw(
+        self,
+        m: int,
+        n: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Those of the map."""
+        return self.polar.draw(m, n, generator, dtype, out)
+
+    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        """The map, then the transform of its T."""
+        names = self.transform.carries
+        ours = Carry({name: carry[name] for name in names if name in carry})
+        polar, left = self.polar.step(M, carry, draw)
+        T, kept = self.transform.step(polar.dense, M, ours)
+        return Polar(M, T), Carry({k: t for k, t in left.items() if k not in names} | kept)
+
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()
+
+    def flops(self, m: int, n: int) -> int:
+        """As the map; what is done entry by entry is not counted."""
+        return self.polar.flops(m, n)
+
+    def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
+        """Both."""
+        return f"{self.polar.describe(m, n, device)}, {self.transform.describe()}"

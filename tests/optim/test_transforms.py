@@ -1,0 +1,134 @@
+"""What comes after T: normalized rows, a transform of a user's own, and their state."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tests.spectra import gaussian
+from torch import Tensor
+from torch.nn import Parameter
+
+import polarstep as ps
+from polarstep.polar import Carry
+
+MAPS = [
+    ps.NewtonSchulz(5, "polar-express"),
+    ps.LowRank(3, 2, always_sketch=True),
+    ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True),
+    ps.LowRank(3, 2, keep=3, always_sketch=True),
+    ps.Deflated(ps.LowRank(3, 2, always_sketch=True), ps.NewtonSchulz(2)),
+]
+
+
+def written_out(T: Tensor, v: Tensor, beta2: float) -> tuple[Tensor, Tensor]:
+    """NorMuon's formula, row by row."""
+    v = beta2 * v + (1 - beta2) * T.square().mean(-1)
+    N = T / v.sqrt()[:, None]
+    return N * (T.norm() / N.norm()), v
+
+
+@pytest.mark.parametrize("polar", MAPS, ids=str)
+@pytest.mark.parametrize("shape", [(8, 12), (12, 8)])
+def test_rows_are_normalized_as_written(polar: ps.PolarMap, shape: tuple[int, int]) -> None:
+    plain, normal = (Parameter(torch.zeros(shape, dtype=torch.float64)) for _ in range(2))
+    options = {"lr": 0.1, "polar": polar, "lr_scale": "none"}
+    optimizers = [
+        ps.Muon([plain], **options),
+        ps.Muon([normal], transform=ps.NormalizedRows(0.9), **options),
+    ]
+    v = torch.zeros(shape[0], dtype=torch.float64)
+    for k in range(6):
+        before = [p.detach().clone() for p in (plain, normal)]
+        for p, optimizer in zip((plain, normal), optimizers, strict=True):
+            p.grad = gaussian(*shape, seed=k)
+            optimizer.step()
+        T = (before[0] - plain.detach()) / 0.1
+        expected, v = written_out(T, v, 0.9)
+        torch.testing.assert_close((before[1] - normal.detach()) / 0.1, expected)
+    torch.testing.assert_close(optimizers[1].state[normal]["rows"][0], v)
+
+
+def test_zero_rows_and_zero_matrices_stay_zero() -> None:
+    T = torch.ones(2, 3, 4)
+    T[0, 1], T[1] = 0, 0
+    out, left = ps.NormalizedRows().step(T, T, Carry())
+    assert bool(out.isfinite().all())
+    assert not out[0, 1].any()
+    assert not out[1].any()
+    assert left["rows"].shape == (2, 3)
+
+
+def test_the_update_keeps_the_norm_of_t_and_is_certified_after_it() -> None:
+    W = Parameter(torch.zeros(16, 24))
+    optimizer = ps.Muon([W], transform=ps.NormalizedRows())
+    seen = []
+    optimizer.register_polar_hook(seen.append)
+    for k in range(3):
+        W.grad = gaussian(16, 24, seed=k).float() * torch.logspace(-2, 0, 16)[:, None]
+        optimizer.step()
+    bucket = seen[-1]
+    T = ps.NewtonSchulz(5, "polar-express")(bucket.M)
+    torch.testing.assert_close(bucket.T.norm(), T.norm())
+    exact = ps.certify(bucket.M, bucket.T)
+    cheap = ps.diagnostics.cheap_certificate(bucket.M, bucket.T, bucket.map, bucket.factors)
+    assert bool(cheap.gamma >= exact.gamma - 1e-6)
+    assert bool(cheap.nu >= exact.nu - 1e-6)
+    assert "rows normalized" in str(optimizer.routes)
+
+
+@pytest.mark.parametrize("polar", MAPS, ids=str)
+def test_a_checkpoint_goes_on_bit_for_bit(polar: ps.PolarMap) -> None:
+    ends = []
+    for stop in (None, 4):
+        W = Parameter(torch.zeros(8, 12))
+        optimizer = ps.Muon([W], polar=polar, transform=ps.NormalizedRows())
+        for k in range(7):
+            if k == stop:
+                file = io.BytesIO()
+                torch.save(optimizer.state_dict(), file)
+                file.seek(0)
+                optimizer = ps.Muon([W], polar=polar, transform=ps.NormalizedRows())
+                optimizer.load_state_dict(torch.load(file))
+            W.grad = gaussian(8, 12, seed=k).float()
+            optimizer.step()
+        ends.append(W.detach())
+    assert torch.equal(*ends)
+
+
+@dataclass(frozen=True)
+class Halved(ps.Transform):
+    """A transform of a user's own, without state."""
+
+    def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        return T / 2, Carry()
+
+
+def test_a_transform_of_ones_own() -> None:
+    whole, half = Parameter(torch.zeros(8, 12)), Parameter(torch.zeros(8, 12))
+    for W, transform in ((whole, None), (half, Halved())):
+        optimizer = ps.Muon([W], transform=transform)
+        W.grad = gaussian(8, 12).float()
+        optimizer.step()
+    assert torch.equal(half, whole / 2)
+
+
+def test_what_is_no_transform_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"transform='rows': expected None or a transform"):
+        ps.Muon([Parameter(torch.zeros(2, 2))], transform="rows")
+    with pytest.raises(ValueError, match=r"beta2=1: expected a number in \[0, 1\)"):
+        ps.NormalizedRows(1)
+
+
+def test_a_group_of_before_transforms_loads() -> None:
+    W = Parameter(torch.zeros(8, 12))
+    optimizer = ps.Muon([W])
+    W.grad = torch.ones(8, 12)
+    optimizer.step()
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["transform"]
+    optimizer.load_state_dict(state)
+    optimizer.step()
+    assert optimizer.param_groups[0]["transform"] is None
