@@ -1,6 +1,7 @@
 """How inexact is the fast step, in the precision that is timed?
 
     python benchmarks/step_accuracy.py                 # on the GPU if there is one
+    python benchmarks/step_accuracy.py --quick         # small matrices, to see that it works
 
 For every matrix, γ and ν of the map as it runs on this device, beside γ of Algorithm 1 in float64
 with the same rank and one power iteration: on four spectra, on a batch that mixes zero, rank-one and
@@ -14,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.polar.base import Factors, Kept
-from polarstep.sketch.warm import Start
+from polarstep.polar import Carry, Draw
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from step_cost import INNER
@@ -76,7 +75,7 @@ def turning(m: int, n: int, steps: int) -> Iterator[tuple[str, list[Tensor]]]:
         yield name, [0.9 * M + 0.1 * drawn(spectrum) for _ in range(steps)]
 
 
-def recorded(device: torch.device, steps: int = 40) -> list[dict[str, Tensor]]:
+def recorded(device: torch.device, steps: int) -> list[dict[str, Tensor]]:
     """Momentum of a 256-wide GPT with zero-initialized projections, step by step, by parameter."""
     tokens, _, vocabulary = corpus_tokens()
     text = torch.from_numpy(tokens.astype("int64")).to(device)
@@ -128,18 +127,30 @@ class Case:
         return float(delta), float((norms - 1).clamp_min(0).max())
 
 
-def _left(polar: ps.LowRank, factors: Factors | None) -> Start | Kept | None:
-    """What a step leaves for the next one."""
-    if factors is None:
-        return None
-    return Kept(factors.Q.mT) if polar.keeps_basis else factors.start
+def stepped(
+    polar: ps.LowRank, M: Tensor, carry: Carry, step: int, *key: int | str
+) -> tuple[Tensor, Carry]:
+    """T of M at a step of an optimizer that goes on from ``carry``, and what it leaves.
+
+    ``key`` is that of the random numbers, but for what the map says they depend on.
+    """
+    drawn = polar.numbers_at(step, resumed=bool(carry))
+    numbers = None
+    if drawn is not None:
+        g = rng.generator(*key, *drawn, device=M.device)
+        numbers = polar.draw(*M.shape[-2:], g)
+    made, carry = polar.step(M, carry, Draw(numbers))
+    return made.dense, carry
 
 
 def main() -> None:
     """Print the table, and fail if anything leaves its bounds."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(parser.parse_args().device)
+    parser.add_argument("--quick", action="store_true", help="small matrices and few steps")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    short, rank, steps = (128, 32, 3) if options.quick else (512, 128, 40)
     print(machine(device))
     worst: dict[str, list[float]] = {}
 
@@ -148,25 +159,23 @@ def main() -> None:
         worst.setdefault(name, []).append(delta)
         worst.setdefault(f"{name} ν", []).append(nu)
 
-    for m, n in ((512, 512), (512, 2048)):
+    for m, n in ((short, short), (short, 4 * short)):
         for what, M in synthetic(m, n):
-            case = Case(M, 128)
-            for name, polar in maps(128).items():
-                if polar.keeps_basis:
+            case = Case(M, rank)
+            for name, polar in maps(rank).items():
+                if polar.keep > 1:
                     continue  # a basis of its own, as without
                 T = polar(M.float().to(device), generator=rng.generator("a", device=device))
                 report(f"{what}, {m}×{n}", name, *case.measure(T))
-    for what, matrices in turning(512, 1024, steps=5):
-        polar, start, followed = maps(128)["warm"], None, []
+    for what, matrices in turning(short, 2 * short, steps=5):
+        polar, carry, followed = maps(rank)["warm"], Carry(), []
         for step, M in enumerate(matrices):
-            numbers = rng.generator("a", device=device)
             M = M[None]
-            T, factors = polar.factored(M.float().to(device), generator=numbers, start=start)
-            start = None if factors is None else factors.start
+            T, carry = stepped(polar, M.float().to(device), carry, step, "a")
             if step > 0:
-                followed.append(Case(M, 128).measure(T))
+                followed.append(Case(M, rank).measure(T))
         report(f"{what}, turning", "warm", *(max(each) for each in zip(*followed, strict=True)))
-    history = recorded(device)
+    history = recorded(device, steps)
     # With bases that are as old as they get among them: those made at every fourth step.
     measured = [step for step in range(len(history)) if step < 8 or step % 8 in (0, 7)]
     cases = {
@@ -174,17 +183,11 @@ def main() -> None:
     }
     for name, polar in maps(64).items():
         delta, nu = [], []
-        starts: dict[str, Any] = {}  # what the last step left of each
+        carries: dict[str, Carry] = {}  # what the last step left of each
         for step, matrices in enumerate(history):
             for key, M in matrices.items():
-                # As in an optimizer: a warm sketch draws its numbers once.
-                numbers = ("a", key) if polar.is_warm else ("a", key, step)
-                g = rng.generator(*numbers, device=device)
-                known = starts.get(key)
-                if polar.keeps_basis and polar.makes_basis(step):
-                    known = None
-                T, factors = polar.factored(M[None], generator=g, start=known)
-                starts[key] = _left(polar, factors)
+                known = carries.get(key, Carry())
+                T, carries[key] = stepped(polar, M[None], known, step, "a", key)
                 if (step, key) in cases:
                     one = cases[step, key].measure(T)
                     delta.append(one[0])

@@ -5,6 +5,8 @@
     python benchmarks/step_cost.py --device cpu --no-tiles   # as on a CPU without bfloat16 tiles
     python benchmarks/step_cost.py --sweep              # cost against width and against rank, too
     python benchmarks/step_cost.py --figure cost.json   # draw what an earlier run measured
+    python benchmarks/step_cost.py --beside ../before   # against the package of another checkout
+    python benchmarks/step_cost.py --quick              # small matrices, a few seconds on a laptop
 
 Everything is measured in one run: AdamW (fused), torch's own Muon, and ours with several polar maps,
 on the same parameters. The floor is what no implementation can go below: the bytes that must move
@@ -16,8 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,11 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# With --beside this script also measures another version of the package. What that version may lack is
+# imported where it is used.
 import polarstep as ps
 from polarstep import rng
-from polarstep.matrix import product_dtype
-from polarstep.polar import warm
-from polarstep.polar.orthonormal import orthonormalize
 from timing import LEAST_MILLISECONDS, clock, machine, milliseconds, replayed_milliseconds
 
 # (how many, m, n), and rank and oversampling of the sketch
@@ -47,26 +51,27 @@ ON_A_CPU = {
     "3072×768": ([(1, 3072, 768)], 200, 10),
     "CIFAR-10": WORKLOADS["CIFAR-10"],
 }
+QUICK = {"small": ([(3, 256, 256), (2, 384, 128)], 24, 8)}
 
 # As much gain as seven steps of the paper's quintic, in four.
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
 
-def maps(rank: int, oversample: int) -> dict[str, ps.PolarMap]:
-    """The polar maps that are compared."""
+def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
+    """The polar maps that are compared, made when their turn comes."""
+
+    def low_rank(**options: Any) -> ps.LowRank:
+        return ps.LowRank(rank, oversample, **options)
+
     return {
-        "LowRank, warm": ps.LowRank(rank, oversample, sketch=ps.Warm(), inner=INNER),
-        "LowRank, Gaussian h=0": ps.LowRank(rank, oversample, power=0, inner=INNER),
-        "LowRank, Gaussian h=0, kept 4 steps": ps.LowRank(
-            rank, oversample, power=0, inner=INNER, keep=4
-        ),
-        "LowRank, Gaussian h=½": ps.LowRank(rank, oversample, power=0.5, inner=INNER),
-        "LowRank, Kaczmarz h=½": ps.LowRank(
-            rank, oversample, power=0.5, sketch=ps.Kaczmarz(), inner=INNER
-        ),
-        "LowRank, the paper's (h=1, q=7)": ps.LowRank(rank, oversample),
-        "full space, PolarExpress 5": ps.NewtonSchulz(5, "polar-express"),
-        "full space, quintic 7": ps.NewtonSchulz(7),
+        "LowRank, warm": lambda: low_rank(sketch=ps.Warm(), inner=INNER),
+        "LowRank, Gaussian h=0": lambda: low_rank(power=0, inner=INNER),
+        "LowRank, Gaussian h=0, kept 4 steps": lambda: low_rank(power=0, inner=INNER, keep=4),
+        "LowRank, Gaussian h=½": lambda: low_rank(power=0.5, inner=INNER),
+        "LowRank, Kaczmarz h=½": lambda: low_rank(power=0.5, sketch=ps.Kaczmarz(), inner=INNER),
+        "LowRank, the paper's (h=1, q=7)": low_rank,
+        "full space, PolarExpress 5": lambda: ps.NewtonSchulz(5, "polar-express"),
+        "full space, quintic 7": lambda: ps.NewtonSchulz(7),
     }
 
 
@@ -82,18 +87,20 @@ def parameters(shapes: list[tuple[int, int, int]], device: torch.device) -> list
 
 
 def optimizers(
-    params: list[Tensor], rank: int, oversample: int, device: torch.device
+    params: list[Tensor], rank: int, oversample: int, device: torch.device, *, others: bool = True
 ) -> Iterator[tuple[str, Callable[[], torch.optim.Optimizer]]]:
-    """Every optimizer of the table, made when its turn comes."""
+    """Every optimizer of the table, made when its turn comes; without ``others`` AdamW and ours."""
     yield "AdamW, fused", lambda: torch.optim.AdamW(params, lr=1e-5, fused=True)
-    if hasattr(torch.optim, "Muon") and device.type == "cuda":  # bf16 only: minutes on most CPUs
+    if (
+        others and hasattr(torch.optim, "Muon") and device.type == "cuda"
+    ):  # bf16 only: minutes on most CPUs
         yield "torch.optim.Muon", lambda: torch.optim.Muon(params, lr=1e-5)
-    if device.type == "cpu":
+    if others and device.type == "cpu":
         yield "a loop of Newton–Schulz 7", lambda: HandWritten(params, 7)
         yield "a loop of Newton–Schulz 5", lambda: HandWritten(params, 5)
         yield "a loop of batches, 7", lambda: Batched(params, 7)
     for name, polar in maps(rank, oversample).items():
-        yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar)
+        yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
 
 
 class HandWritten(torch.optim.Optimizer):
@@ -140,11 +147,13 @@ class Batched(HandWritten):
                 torch._foreach_add_(params, list(X.mT if m > n else X), alpha=-1e-5)
 
 
-def whole_steps(name: str, workload: Any, device: torch.device) -> list[dict[str, Any]]:
+def whole_steps(
+    name: str, workload: Any, device: torch.device, *, others: bool = True
+) -> list[dict[str, Any]]:
     """Median time of ``step()`` for every optimizer, and on a GPU the memory it takes."""
     shapes, rank, oversample = workload
     params = parameters(shapes, device)
-    found = optimizers(params, rank, oversample, device)
+    found = _that_run(optimizers(params, rank, oversample, device, others=others))
     measured = _one_by_one(found, device) if device.type == "cuda" else _in_turn(found)
     rows: list[dict[str, Any]] = []
     for row in measured:
@@ -156,6 +165,19 @@ def whole_steps(name: str, workload: Any, device: torch.device) -> list[dict[str
         what = f"{name:9} {row['optimizer']:36} {row['ms']:9.3f} ms  {ratio:6.2f} × AdamW"
         print(f"  {what}{extra}", flush=True)
     return rows
+
+
+def _that_run(
+    made: Iterable[tuple[str, Callable[[], torch.optim.Optimizer]]],
+) -> Iterator[tuple[str, Callable[[], torch.optim.Optimizer]]]:
+    """Those whose options the package has; an earlier version may lack some."""
+    for label, make in made:
+        try:
+            make()
+        except (TypeError, ValueError, AttributeError) as error:
+            print(f"  left out: {label}: {error}", flush=True)
+        else:
+            yield label, make
 
 
 def _one_by_one(
@@ -219,9 +241,13 @@ def _repeated(run: Callable[[], object], times: int) -> Callable[[], object]:
 
 def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
     """What a cycle of steps launches, if it was captured."""
-    if not isinstance(optimizer, ps.Muon) or not optimizer._replayed.graphs:
+    if not isinstance(optimizer, ps.Muon):
         return None
-    graphs = optimizer._replayed.graphs
+    # A version before, as --beside may measure, has its graphs under another name.
+    replayed = optimizer._replayed if hasattr(optimizer, "_replayed") else optimizer._fused
+    if not replayed._plan.graphs:
+        return None
+    graphs = replayed._plan.graphs
     makes = [graph for kind, found in graphs.items() if any(kind) for graph in found]
     keeps = [graph for kind, found in graphs.items() if not any(kind) for graph in found]
     launched = makes + (keeps or makes) * (_cycle(optimizer) - 1)
@@ -230,57 +256,51 @@ def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
 
 def phases(workload: Any, device: torch.device) -> dict[str, float]:
     """Milliseconds of each phase of a warm LowRank step, each by itself."""
+    from polarstep import products
+
     shapes, rank, oversample = workload
-    polar = maps(rank, oversample)["LowRank, warm"]
-    assert isinstance(polar, ps.LowRank)
+    polar = maps(rank, oversample)["LowRank, warm"]()
     total: dict[str, float] = {}
-
-    def add(phase: str, run: Callable[[], object]) -> None:
-        total[phase] = total.get(phase, 0.0) + replayed_milliseconds(run, device)
-
     for count, m, n in shapes:
         if polar.full_space_reason(m, n, device) is not None:
             continue
-        dtype = product_dtype(torch.empty(0, device=device))
         G, C, X = (torch.randn(count, m, n, device=device) for _ in range(3))
-        M = torch.randn(count, m, n, device=device, dtype=dtype)
-        A = M if m <= n else M.mT
-        add("momentum", _momentum(G, C, M, device))
-        applies = warm.applies(polar, m, n, device, dtype)
-        for phase, run in (_without_Z if applies else _with_Z)(polar, A, X):
-            add(phase, run)
+        M = torch.randn(count, m, n, device=device, dtype=products.of(device).dtype(G.dtype))
+        for phase, run in (("momentum", _momentum(G, C, M, device)), *_phases_of(polar, M, X)):
+            total[phase] = total.get(phase, 0.0) + replayed_milliseconds(run, device)
     return total
 
 
-def _with_Z(polar: ps.LowRank, A: Tensor, X: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The phases of a warm step that makes Z, for wide A."""
-    start = torch.randn(len(A), polar.width, A.shape[-1], device=A.device, dtype=A.dtype)
-    yield "sketch", partial(torch.matmul, start, A.mT)
-    Y = (start @ A.mT).mT
-    yield "orthonormalization", partial(orthonormalize, Y)
-    Q = orthonormalize(Y).to(A.dtype)
-    yield "project", partial(torch.matmul, Q.mT, A)
-    B = Q.mT @ A  # as a step calls the inner map: what it is given is in range
-    yield "inner iteration", partial(polar.inner.as_computed, B)
-    yield "lift and update", _update(X, Q, polar.inner.as_computed(B), A.device)
-
-
-def _without_Z(
-    polar: ps.LowRank, A: Tensor, X: Tensor
+def _phases_of(
+    polar: ps.LowRank, M: Tensor, X: Tensor
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Those of one that does not."""
-    numbers = polar.draw(*A.shape[-2:], rng.generator("phases", device=A.device))
-    start = warm.start_from(polar, numbers, None, like=A, whitened=True)
-    yield "sketch", partial(warm.sketch, polar, A, start)
-    Y = warm.sketch(polar, A, start)
-    yield "orthonormalization", partial(warm.basis, Y)
-    Q, half = warm.basis(Y)
-    yield "project", partial(torch.matmul, Q, A)
-    B = Q @ A
-    yield "inner iteration", partial(warm.inner, polar, B, numbers, start)
-    W, R = warm.inner(polar, B, numbers, start)
-    yield "lift and update", partial(torch.matmul, W, half)
-    yield "lift and update", _update(X, (W @ half).mT, R, A.device)
+    """The second step of a warm map on M, in parts; with or without Z, as it goes on this device."""
+    from polarstep import products
+    from polarstep.polar import Carry, Draw
+    from polarstep.polar.orthonormal import orthonormalize, whitened_polynomials
+
+    (_, m, n), finder, width = M.shape, polar.finder, polar.width
+    ops, A = products.of(M.device), M if m <= n else M.mT
+    draw = Draw(polar.draw(m, n, rng.generator("phases", device=M.device)))
+    _, carry = polar.step(M, Carry(), draw)
+    padded = finder.padded(width, A.dtype, A.device)
+
+    def sketch() -> Tensor:
+        Y = ops.times(A, carry["basis"].mT, padded)
+        return carry["whitening"] @ Y.mT if "whitening" in carry else Y
+
+    yield "sketch", sketch
+    if "whitening" in carry:
+        yield "orthonormalization", partial(ops.whitened_basis, sketch(), whitened_polynomials())
+    else:
+        yield "orthonormalization", partial(orthonormalize, ops.workable(sketch()), finder.orth)
+    basis = finder.basis(A, width, carry, draw)
+    yield "project", partial(torch.matmul, basis.Q.mT, A)
+    B = ops.workable(basis.Q.mT @ A)
+    yield "inner iteration", partial(finder.lift, polar.inner, B, basis, width, carry, draw)
+    two = polar.step(M, carry, draw)[0].two_factors
+    assert two is not None
+    yield "lift and update", _update(X, *two, M.device)
 
 
 def _momentum(G: Tensor, C: Tensor, M: Tensor, device: torch.device) -> Callable[[], object]:
@@ -293,8 +313,7 @@ def _momentum(G: Tensor, C: Tensor, M: Tensor, device: torch.device) -> Callable
     return lambda: momentum(*tables, betas, M, element=torch.float32, nesterov=True)
 
 
-def _update(X: Tensor, Q: Tensor, Z: Tensor, device: torch.device) -> Callable[[], object]:
-    L, R = (Q, Z) if X.shape[1] <= X.shape[2] else (Z.mT, Q.mT)
+def _update(X: Tensor, L: Tensor, R: Tensor, device: torch.device) -> Callable[[], object]:
     if device.type != "cuda":
         return lambda: X.add_(L @ R, alpha=-1e-5)
     from polarstep.kernels.update import update_from_factors
@@ -306,11 +325,13 @@ def _update(X: Tensor, Q: Tensor, Z: Tensor, device: torch.device) -> Callable[[
 
 def rates(device: torch.device) -> dict[str, float]:
     """Bytes and products per second that this device reaches: a large sum, a large product."""
+    from polarstep import products
+
     size = 2**28 if device.type == "cuda" else 2**24
     a, b, c = (torch.randn(size, device=device) for _ in range(3))
     moved = 12 * size / replayed_milliseconds(lambda: torch.add(a, b, out=c), device)
     d = 8192 if device.type == "cuda" else 1024
-    X = torch.randn(d, d, device=device, dtype=product_dtype(a))
+    X = torch.randn(d, d, device=device, dtype=products.of(device).dtype(a.dtype))
     product = 2 * d**3 / replayed_milliseconds(lambda: X @ X, device)
     return {"bytes_per_ms": moved, "flops_per_ms": product}
 
@@ -358,6 +379,71 @@ def exponent(rows: list[dict[str, float]], label: str) -> float:
     """Slope of log time against log x over the larger half of the sweep."""
     rows = rows[len(rows) // 2 - 1 :]
     return math.log(rows[-1][label] / rows[0][label]) / math.log(rows[-1]["x"] / rows[0]["x"])
+
+
+def beside(path: Path, names: list[str], rounds: int, options: list[str]) -> list[dict[str, Any]]:
+    """Steps with this package and with the one under ``path``/src: medians, and of their ratios.
+
+    Each measurement is a process of its own. The two take turns and change their order from round to
+    round, so that a machine that slows down slows both. AdamW is the control: its ratio is noise.
+    """
+    here = Path(__file__).resolve().parent.parent
+    kinds = ("ms", "device_ms")
+    found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+    for turn in range(rounds):
+        print(f"round {turn + 1} of {rounds}", flush=True)
+        both = {}
+        for root in (here, path) if turn % 2 == 0 else (path, here):
+            both[root] = _steps_of(root, names, options)
+        for key in both[here].keys() & both[path].keys():
+            new, old = both[here][key], both[path][key]
+            for kind in kinds:
+                if kind in new and kind in old:
+                    of_key = found.setdefault(key, {})
+                    of_key.setdefault(kind, []).append((new[kind], old[kind]))
+    order = [key for key in both[here] if key in found]
+    rows: list[dict[str, Any]] = []
+    for workload, optimizer in order:
+        row: dict[str, Any] = {"workload": workload, "optimizer": optimizer}
+        for kind, pairs in found[workload, optimizer].items():
+            new, old = (statistics.median(each) for each in zip(*pairs, strict=True))
+            ratios = [a / b for a, b in pairs]
+            row |= {kind: new, f"{kind}_before": old, f"{kind}_ratio": statistics.median(ratios)}
+            row[f"{kind}_ratios"] = ratios
+        rows.append(row)
+        parts = [
+            f"{row[kind]:9.3f} ms, before {row[f'{kind}_before']:9.3f}, "
+            f"ratio {row[f'{kind}_ratio']:.3f} "
+            f"({min(row[f'{kind}_ratios']):.3f}–{max(row[f'{kind}_ratios']):.3f})"
+            for kind in kinds
+            if kind in row
+        ]
+        print(f"  {workload:9} {optimizer:36} {';  on the device '.join(parts)}", flush=True)
+    return rows
+
+
+def _steps_of(
+    root: Path, names: list[str], options: list[str]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """The rows that this script measures with the package under ``root``/src."""
+    source = root / "src"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "steps.json"
+        command = [sys.executable, __file__, "--only-steps", "--json", str(out), *options]
+        command += [f"--workload={name}" for name in names]
+        search = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": search}, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)} with {source} failed:\n{done.stderr}")
+        record = json.loads(out.read_text())
+    if not Path(record["package"]).is_relative_to(source):
+        raise RuntimeError(
+            f"the steps were measured with {record['package']}: expected the package under {source}; "
+            "give --beside the root of a checkout, which has src/polarstep"
+        )
+    return {(row["workload"], row["optimizer"]): row for row in record["steps"]}
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
@@ -438,6 +524,11 @@ def main() -> None:
     parser.add_argument("--no-tiles", action="store_true", help="a CPU's products in float32 only")
     parser.add_argument("--sweep", action="store_true", help="also against width and rank")
     parser.add_argument("--figure", type=Path, help="draw the figure of an earlier --json file")
+    parser.add_argument("--quick", action="store_true", help="small matrices and few repeats")
+    parser.add_argument("--workload", action="append", help="only this one; may be repeated")
+    parser.add_argument("--only-steps", action="store_true", help="AdamW and our optimizers alone")
+    parser.add_argument("--beside", type=Path, help="a checkout whose package is measured in turn")
+    parser.add_argument("--rounds", type=int, default=5, help="of --beside")
     arguments = parser.parse_args()
     if arguments.figure:
         record = json.loads(arguments.figure.read_text())
@@ -448,6 +539,29 @@ def main() -> None:
         torch.backends.mkldnn.set_flags(_enabled=False)
     torch.manual_seed(0)
     workloads = WORKLOADS if device.type == "cuda" else ON_A_CPU
+    workloads = QUICK if arguments.quick else workloads
+    names = arguments.workload or list(workloads)
+    if unknown := set(names) - set(workloads):
+        parser.error(f"--workload {', '.join(unknown)}: expected one of {', '.join(workloads)}")
+    if arguments.beside:
+        print(machine(device))
+        options = [f"--device={device}"]
+        options += ["--quick"] * arguments.quick + ["--no-tiles"] * arguments.no_tiles
+        rows = beside(arguments.beside.resolve(), names, arguments.rounds, options)
+        record = {"machine": machine(device), "rounds": arguments.rounds, "beside": rows}
+    elif arguments.only_steps:
+        record = {"package": str(Path(ps.__file__).resolve()), "steps": []}
+        for name in names:
+            record["steps"] += whole_steps(name, workloads[name], device, others=False)
+    else:
+        record = everything({name: workloads[name] for name in names}, device, arguments.sweep)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=1))
+        print(f"wrote {arguments.json}")
+
+
+def everything(workloads: dict[str, Any], device: torch.device, sweep: bool) -> dict[str, Any]:
+    """Rates of the device, and of each workload whole steps, their phases and the floor."""
     record = {"machine": machine(device), "steps": [], "phases": {}, "floor": {}}
     print(record["machine"])
     record["rates"] = rate = rates(device)
@@ -460,14 +574,12 @@ def main() -> None:
         record["floor"][name] = floor(workload, rate)
         shares = ", ".join(f"{k} {v:.3f}" for k, v in record["phases"][name].items())
         print(f"  {name:9} phases (ms): {shares}; floor {record['floor'][name]:.3f}", flush=True)
-    if arguments.sweep:
+    if sweep:
         record["sweeps"] = sweeps(device)
         for kind, rows in record["sweeps"].items():
             for label in (k for k in rows[0] if k != "x"):
                 print(f"  {label} grows as {kind}^{exponent(rows, label):.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=1))
-        print(f"wrote {arguments.json}; draw it with --figure {arguments.json}")
+    return record
 
 
 if __name__ == "__main__":

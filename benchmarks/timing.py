@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-from polarstep.matrix import has_tiles
-
 # What is over in no time is repeated for this long: a hiccup of the host would be all of it.
 LEAST_MILLISECONDS = 100
 
@@ -65,5 +63,7 @@ def machine(device: torch.device) -> str:
     """The device in words, for the head of a table."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    from polarstep.products.cpu import has_tiles
+
     tiles = "bfloat16 tiles" if has_tiles() else "no bfloat16 tiles"
     return f"CPU, {torch.get_num_threads()} threads, {tiles}, torch {torch.__version__}"

@@ -8,6 +8,7 @@ from tests.resuming import gone_on_beside
 from torch import Tensor, nn
 
 import polarstep as ps
+from polarstep.polar.finders import Fresh
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 KEPT = ps.LowRank(12, 5, power=0, inner=INNER, always_sketch=True, keep=3)  # ℓ = 17, padded to 32
@@ -55,8 +56,8 @@ def test_a_step_in_between_draws_no_sketch_and_makes_no_basis(
     def refuse(*_: object) -> None:
         raise AssertionError("this step has its basis")
 
-    monkeypatch.setattr(ps.LowRank, "basis", refuse)
-    monkeypatch.setattr(ps.LowRank, "draw", refuse)
+    monkeypatch.setattr(Fresh, "basis", refuse)
+    monkeypatch.setattr(Fresh, "draw", refuse)
     weights = [p.detach().clone() for p in params]
     set_gradients(params, 4)
     optimizer.step()

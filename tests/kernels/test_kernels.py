@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from polarstep import products
+
 
 def randn(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
@@ -50,12 +52,10 @@ def test_products_take_transposed_operands(device: torch.device) -> None:
 def test_polynomial_times_a_matrix_in_one_launch(
     device: torch.device, m: int, n: int, polynomial: tuple[float, ...]
 ) -> None:
-    from polarstep.polar.gram import polynomial_times
-
     X = randn(2, m, 40, device=device) / (m**0.5 + 40**0.5)
     G, Y = (X @ X.mT).half(), randn(2, m, n, device=device, seed=1).half()
     P = torch.full_like(G, float("nan"))
-    got = polynomial_times(G, Y, polynomial, P=P)
+    got = products.of(device)._polynomial_times(G, Y, polynomial, P=P)
     of = sum(c * torch.linalg.matrix_power(G.double(), k) for k, c in enumerate(polynomial))
     assert torch.allclose(P.double(), of, atol=1e-2)
     want = P.double() @ Y.double()
@@ -66,8 +66,8 @@ def test_without_descriptors_a_product_is_the_same(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from polarstep.kernels.descriptors import describable
-    from polarstep.polar.gram import polynomial_times
 
+    polynomial_times = products.of(device)._polynomial_times
     G, Y = randn(2, 72, 72, device=device).half() / 9, randn(2, 72, 40, device=device).half()
     expected = polynomial_times(G, Y, (3.4, -4.7, 2.0))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -95,19 +95,19 @@ def test_polynomial_times_a_matrix_of_any_norm(device: torch.device, scale: floa
         assert torch.linalg.matrix_norm(result - want, 2) <= 4e-2
 
 
-@pytest.mark.parametrize("way", ["_accumulated_in_few_launches", "_accumulated_side_by_side"])
+@pytest.mark.parametrize("way", ["_in_two_launches", "_side_by_side"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("m", [48, 144])
 def test_gram_form_in_few_launches(device: torch.device, m: int, steps: int, way: str) -> None:
-    from polarstep.polar import gram
     from polarstep.polar.coefficients import polar_express
 
+    ops = products.of(device)
     polynomials = polar_express(0.3, steps, safety=1.01)
     X = randn(2, m, 3 * m, device=device)
     X /= 1.1 * torch.linalg.matrix_norm(X, 2)[:, None, None]
     G = (X @ X.mT).half()
-    got = getattr(gram, way)(G, polynomials).double()
-    want = gram.accumulated(G.double(), polynomials)
+    got = getattr(ops, way)(G, polynomials).double()
+    want = ops.accumulated(G.double(), polynomials)
     assert (
         torch.linalg.matrix_norm(got - want, 2).max()
         <= 4e-3 * torch.linalg.matrix_norm(want, 2).max()
@@ -117,25 +117,22 @@ def test_gram_form_in_few_launches(device: torch.device, m: int, steps: int, way
 @pytest.mark.parametrize(
     ("count", "m", "way"),
     [
-        (2, 48, "_accumulated_in_few_launches"),  # one block of rows: nothing to gain
-        (3, 144, "_accumulated_side_by_side"),
-        (12, 144, "_accumulated_in_few_launches"),
+        (2, 48, "_in_two_launches"),  # one block of rows: nothing to gain
+        (3, 144, "_side_by_side"),
+        (12, 144, "_in_two_launches"),
     ],
 )
 def test_few_matrices_have_a_launch_for_each_product(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, count: int, m: int, way: str
 ) -> None:
-    from polarstep.polar import gram
-
-    monkeypatch.setattr(gram, way, lambda *_: "this one")
-    assert (
-        gram.accumulated(randn(count, m, m, device=device).half(), ((3.4, -4.7, 2.0),))
-        == "this one"
-    )
+    ops = products.of(device)
+    monkeypatch.setattr(type(ops), way, lambda *_: "this one")
+    G = randn(count, m, m, device=device).half()
+    assert ops.accumulated(G, ((3.4, -4.7, 2.0),)) == "this one"
 
 
 def test_what_is_too_large_for_one_launch_takes_two(device: torch.device) -> None:
-    from polarstep.polar.gram import one_launch
+    from polarstep.products.triton import _is_one_launch as one_launch
 
     quintic = ((3.4, -4.7, 2.0),)
     assert one_launch(randn(8, 256, 8, device=device).half(), quintic)
@@ -291,20 +288,9 @@ def test_an_update_by_factors_as_a_step_has_them(
         assert (torch.stack(X) + T).norm() < 1e-2 * T.norm()
 
 
-def test_blend_keeps_the_start_of_a_skipped_matrix(device: torch.device) -> None:
-    from polarstep.kernels.blend import blend
-
-    Z, N, start = (randn(*s, device=device) for s in [(2, 5, 30), (30, 5), (2, 5, 30)])
-    before = start.clone()
-    blend(Z, N, 0.25, start, torch.tensor([1.0, 0.0], device=device))
-    assert torch.allclose(start[0], Z[0] + 0.25 * N.mT)
-    assert torch.equal(start[1], before[1])
-
-
 @pytest.mark.parametrize("degree", [3, 5, 7, 9])
 def test_the_polynomial_of_a_gram_matrix(device: torch.device, degree: int) -> None:
-    from polarstep.polar.gram import polynomial_of
-
+    polynomial_of = products.of(device).polynomial
     polynomial = tuple(torch.linspace(2, -1, (degree + 1) // 2).tolist())
     X = randn(2, 20, 40, device=device)
     G = X @ X.mT / 60

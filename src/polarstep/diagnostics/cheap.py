@@ -54,8 +54,11 @@ def certified(
     (True, True)
     """
     step = polar.from_nothing(M, generator)
-    T = M.clone() if step is None else step.dense.to(M.dtype).reshape(M.shape)
-    return T, cheap_certificate(M, T, polar, None if step is None else step.factors)
+    if step is None:
+        return M.clone(), cheap_certificate(M, M, polar)
+    T = step.dense.to(M.dtype).reshape(M.shape)
+    # On a GPU the step was on a multiple of M, and B is of that; the bounds are the same for both.
+    return T, cheap_certificate(step.M.reshape(M.shape), T, polar, step.factors)
 
 
 @torch.no_grad()

@@ -133,7 +133,8 @@ class TableBucket:
             ]
             stacked = torch.stack(flags).to(torch.float32)
             self._finite = stacked if self._finite is None else self._finite.copy_(stacked)
-        numbers = its.polar.numbers_at(0 if in_a_graph() else at, resumed=its.resumed)
+        # A graph repeats one step: one that needs nothing of an earlier step draws at every replay.
+        numbers = its.polar.numbers_at(at, resumed=its.resumed and not in_a_graph())
         rest = (at,) if numbers is None else numbers
         self.draws, self.key = numbers is not None, (its.seed, f"{its.m}x{its.n}", *rest)
         if self.draws and self.key != self._drawn:

@@ -52,8 +52,9 @@ class PlainStep:
             if sharded or signature.device.type == "cpu":
                 largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
                 parts = in_parts(members, lambda member: member.count, largest // nbytes)
+            # A graph repeats one step: one that needs nothing of an earlier step draws at every replay.
             numbers = signature.polar.numbers_at(
-                0 if in_a_graph() else signature.step, resumed=signature.resumed
+                signature.step, resumed=signature.resumed and not in_a_graph()
             )
             key = signature.generator_key(numbers)
             drawn: Tensor | None = None
@@ -89,7 +90,7 @@ class PlainStep:
 
 
 def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
-    """What the last step left for the matrices of a bucket."""
+    """What the last step left for the matrices of a bucket, as a copy that the step may write to."""
     if not signature.resumed:
         return Carry()
     its = signature
@@ -99,7 +100,10 @@ def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
     ]
     known = [carry for carry in found if carry is not None]
     common = set.intersection(*map(set, known))
-    return Carry.joined([Carry({k: carry[k] for k in carry if k in common}) for carry in known])
+    joined = Carry.joined([Carry({k: carry[k] for k in carry if k in common}) for carry in known])
+    if len(known) == 1:
+        joined = Carry({name: tensor.clone() for name, tensor in joined.items()})
+    return joined
 
 
 def _keep(signature: Signature, members: list[Member], state: State, left: Carry) -> None:

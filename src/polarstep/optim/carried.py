@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.cuda_graphs import in_a_graph
 from polarstep.polar import Carry, PolarMap
 
 __all__ = ["entry", "recalled", "remember"]
@@ -48,8 +47,8 @@ def remember(
 ) -> None:
     """Keep ``carry`` for the next step, but where ``finite`` says that the parameter is skipped.
 
-    In the parameter's own precision, to which torch casts what it loads from a checkpoint. A CUDA graph
-    of somebody's own finds it in the place from which it was captured.
+    In the parameter's own precision, to which torch casts what it loads from a checkpoint; and in one
+    place, where a CUDA graph of the user's own finds it at its next replay.
     """
     for name in polar.carries:
         key = entry(name, block)
@@ -58,10 +57,6 @@ def remember(
             continue
         value, known = carry[name].to(dtype), of_parameter.get(key)
         if known is not None and (known.shape, known.dtype) == (value.shape, value.dtype):
-            if finite is not None:
-                value = torch.where(finite, value, known)
-            if in_a_graph():
-                known.copy_(value)
-                continue
-        if value is not known:
+            known.copy_(value if finite is None else torch.where(finite, value, known))
+        else:
             of_parameter[key] = value.clone(memory_format=torch.contiguous_format)

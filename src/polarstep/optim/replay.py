@@ -230,18 +230,29 @@ class ReplayedStep:
         if not members:
             return _Plan(key, fused, [], [])
         first = works[0].group["step"]
-        runs = list(self._runs(members, first))
+        idle = [work.group for work in works if not work.params]
+        runs = list(self._runs(members, first, idle))
         return _Plan(key, fused, [run for run, _ in runs], [offset for _, offset in runs])
 
     def _runs(
-        self, members: list[tuple[Signature, Member]], first: int
+        self, members: list[tuple[Signature, Member]], first: int, idle: list[Group]
     ) -> Iterator[tuple[Run, int]]:
+        """Each bucket with its members and the offset of its step.
+
+        The buckets of groups that are ``idle`` at this step are kept; those of earlier maps and seeds
+        give their memory back.
+        """
         buckets: dict[Signature, list[Member]] = {}
         for signature, member in members:
             # A bucket outlives its step.
             lasting = replace(signature, step=signature.step - first)
             buckets.setdefault(lasting, []).append(member)
-        before, self.buckets = self.buckets, {}
+        before = self.buckets
+        self.buckets = {
+            (its, part): bucket
+            for (its, part), bucket in before.items()
+            if any(_could_own(group, its) for group in idle)
+        }
         for signature, together in buckets.items():
             most = LARGEST_BUCKET // (2 * signature.m * signature.n)
             for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
@@ -251,6 +262,11 @@ class ReplayedStep:
                     bucket = TableBucket(signature, count)
                 self.buckets[signature, part] = bucket
                 yield (bucket, chunk), signature.step
+
+
+def _could_own(group: Group, its: Signature) -> bool:
+    """Whether matrices of ``group`` may be in a bucket with the signature ``its``."""
+    return group["seed"] == its.seed and group["polar"].on(its.m, its.n, its.device) == its.polar
 
 
 def _of_now(members: list[Member], works: list[Work]) -> list[Member]:
