@@ -253,8 +253,11 @@ def _lanes(sizes: list[int]) -> list[int]:
 def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
     """Whether the launches of the next steps of this kind will be those of this one, all compiled.
 
-    A step that draws nothing launches nothing that a step which draws does not.
+    A step that draws nothing launches nothing that a step which draws does not. The first step of a map
+    with state is not captured: it leaves its carry in new memory, and a replay would not.
     """
+    if any(its.polar.carries and not its.resumed for its in (b.signature for b, _ in plan.runs)):
+        return False
     covered = any(
         all(draws or not wanted for wanted, draws in zip(kind, other, strict=True))
         for other in plan.graphs
@@ -268,7 +271,7 @@ def _fill_tables(plan: _Plan, state: State) -> None:
     lying = [
         tensor.data_ptr()
         for p in plan.params
-        for tensor in (p, p.grad, state[p]["momentum_buffer"])
+        for tensor in (p, p.grad, ensure_buffer(p, state[p]))
         if tensor is not None
     ]
     if lying != plan.addresses:
