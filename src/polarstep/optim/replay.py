@@ -330,7 +330,10 @@ def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int]
 
 
 def _key(work: Work, first: Work, state: State) -> tuple[Any, ...]:
-    """What a plan depends on: the parameters and the options that decide their buckets."""
+    """What a plan depends on: the parameters, how they lie, and the options that decide their buckets.
+
+    ``model.to(...)`` gives a parameter other memory, in another precision or layout, under its old id.
+    """
     group = work.group
     return (
         id(group),
@@ -338,7 +341,7 @@ def _key(work: Work, first: Work, state: State) -> tuple[Any, ...]:
         group["step"] - first.group["step"],
         isinstance(group["lr"], Tensor),
         work.finite is not None,
-        *map(id, work.params),
+        *((id(p), p.dtype, p.device, p.stride()) for p in work.params),
         *work.views,
         *_resumed(work, state),
     )
