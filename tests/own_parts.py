@@ -208,9 +208,7 @@ class Largest(Finder):
     def flops(self, m: int, n: int, width: int) -> int:
         return 2 * m * n + ps.flops.qr(m, width)
 
-    def describe(
-        self, m: int, n: int, inner: ps.PolarMap, width: int, device: torch.device
-    ) -> str:
+    def describe(self, m: int, n: int, inner: ps.PolarMap, width: int, device: torch.device) -> str:
         return "Largest columns"
 
 
@@ -259,9 +257,7 @@ class Followed(Finder):
     def flops(self, m: int, n: int, width: int) -> int:
         return 4 * m * n * width + ps.flops.qr(m, width)
 
-    def describe(
-        self, m: int, n: int, inner: ps.PolarMap, width: int, device: torch.device
-    ) -> str:
+    def describe(self, m: int, n: int, inner: ps.PolarMap, width: int, device: torch.device) -> str:
         return "Followed"
 
 

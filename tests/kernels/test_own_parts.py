@@ -16,7 +16,7 @@ LAST = len(SHAPES) - 1
 
 
 def close(a: Run, b: Run) -> bool:
-    """To float32's rounding on a CPU; on a GPU the fused path has M in bfloat16, which moves a sketch."""
+    """To float32's rounding on a CPU; on a GPU M is rounded to bfloat16, which moves a sketch."""
     device = a.params[0].device
     tolerance = 1e-5 if device.type == "cpu" else 0.05
     pairs = zip(a.params, b.params, strict=True)

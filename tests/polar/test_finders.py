@@ -31,7 +31,15 @@ def warm_map(noise: float = 0.1) -> LowRank:
         (Carry(basis=torch.zeros(1, WIDTH, M)), False),
         (Carry(kept=torch.zeros(1, WIDTH, N)), False),
     ],
-    ids=["nothing", "its own", "factored", "narrower", "wider", "another shape", "another finder's"],
+    ids=[
+        "nothing",
+        "its own",
+        "factored",
+        "narrower",
+        "wider",
+        "another shape",
+        "another finder's",
+    ],
 )
 def test_a_warm_start_goes_on_from_an_omega_of_its_width_and_shape(carry, resumes):
     assert Warm().resumes(carry, M, N, WIDTH) == resumes

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 from torch.utils.hooks import RemovableHandle
 
+from polarstep import polar as maps
+from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
 from polarstep.optim.by_tensors import PlainStep
@@ -21,16 +23,23 @@ from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
-from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar import Finder, NewtonSchulz, PolarMap, Warm
 from polarstep.sharded import local, whole
-from polarstep.sketch import Gaussian, Kaczmarz
+from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
 
 # A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
 # weights_only=True, its default.
-torch.serialization.add_safe_globals([Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz, Warm])
+torch.serialization.add_safe_globals(
+    [
+        part
+        for room in (maps, sketches)
+        for part in map(vars(room).get, room.__all__)
+        if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
+    ]
+)
 # Where version 0.1 had it.
 torch.serialization.add_safe_globals([(Warm, "polarstep.sketch.warm.Warm")])
 
@@ -80,6 +89,7 @@ class Muon(Optimizer):
     imported; a polar map or an ``lr_scale`` function of your own must be named to
     ``torch.serialization.add_safe_globals`` first.
 
+    >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))
     >>> W.grad = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
     >>> Muon([W], lr=0.5, polar=Exact()).step()
