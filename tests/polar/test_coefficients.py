@@ -171,3 +171,11 @@ def test_the_set_for_sketches_has_the_gain_of_seven_quintic_steps_in_four():
     assert gains == pytest.approx([81, 81], rel=0.02)
     x = torch.linspace(0.03, 1, 20_001, dtype=torch.float64)
     assert (evaluate(four, x) - 1).abs().max() < 5.5e-5
+
+
+def test_jordans_coefficients_are_the_published_ones():
+    """From the slope at zero to the highest power; each reaches the polynomial."""
+    assert resolve("jordan", 1) == ((3.4445, -4.7750, 2.0315),)
+    x = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
+    expected = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+    torch.testing.assert_close(evaluate(resolve("jordan", 1), x), expected)

@@ -143,6 +143,8 @@ class TableBucket:
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
         if its.resumed and recalls:
             self._recall(members, state)
+        else:  # what is here belongs to parameters that had their first step in this bucket before
+            self._carry, self._parts = Carry(), []
 
     def launch(self) -> Polar:
         """Momentum, polar, update: launches only, on tensors that keep their place."""
@@ -183,7 +185,8 @@ class TableBucket:
         if known.keys() != left.keys() or any(
             known[k].shape != left[k].shape or known[k].dtype != left[k].dtype for k in left
         ):
-            self._carry, self._parts = Carry(left), []
+            # A copy: what a map leaves may be a view of its random numbers, which are drawn anew.
+            self._carry, self._parts = Carry({k: t.clone() for k, t in left.items()}), []
             return
         for name, tensor in left.items():
             place = known[name]

@@ -63,9 +63,9 @@ class PlainStep:
                 if numbers is not None and drawn is None:
                     drawn = self._numbers(signature, key, constant=not numbers)
                 carry = _joined(signature, part, state)
-                polar, left = launch(signature.polar, matrices, carry, Draw(drawn))
-                if left is not carry:
-                    _keep(signature, part, state, left)
+                draw = Draw(drawn, _finite_flags(part))
+                polar, left = launch(signature.polar, matrices, carry, draw)
+                _keep(signature, part, state, left)
                 if hooks:
                     show(hooks, signature, part, key, polar)
 
@@ -104,6 +104,20 @@ def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
     if len(known) == 1:
         joined = Carry({name: tensor.clone() for name, tensor in joined.items()})
     return joined
+
+
+def _finite_flags(members: list[Member]) -> Tensor | None:
+    """A number per matrix, zero where its gradient is not finite; ``None`` where nobody looks."""
+    if all(member.work.finite is None for member in members):
+        return None
+    flags = [
+        torch.ones((), device=member.param.device)
+        if member.work.finite is None
+        else whole(member.work.finite[member.index]).to(torch.float32)
+        for member in members
+        for _ in range(member.count)
+    ]
+    return torch.stack(flags)
 
 
 def _keep(signature: Signature, members: list[Member], state: State, left: Carry) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polarstep.matrix import Layout, MatrixView
-from polarstep.optim.elementwise import SGD, AdamW, check_at_least_zero, check_bool, group_of
+from polarstep.optim.elementwise import Elementwise, check_at_least_zero, check_bool, group_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import PolarMap
@@ -35,12 +35,8 @@ __all__ = [
 
 Group = dict[str, Any]
 
-ELEMENTWISE: dict[str, type[AdamW] | type[SGD]] = {"adamw": AdamW, "sgd": SGD}
-# What such a rule checks by itself; lr may be a tensor in a group.
-_OPTIONS = {
-    name: tuple(field.name for field in fields(rule) if field.name != "lr")
-    for name, rule in ELEMENTWISE.items()
-}
+# The rules by the name that a group has for them.
+ELEMENTWISE: dict[str, type[Elementwise]] = {rule.algorithm: rule for rule in get_args(Elementwise)}
 NONFINITE = ("propagate", "skip")
 # Names that other libraries give our options; those of torch.optim.Muon among them.
 SYNONYMS = {
@@ -115,7 +111,9 @@ def check_options(group: Group) -> None:
     if algorithm == "muon":
         _check_muon(group)
     else:
-        ELEMENTWISE[algorithm](**{key: group[key] for key in _OPTIONS[algorithm]})
+        rule = ELEMENTWISE[algorithm]
+        # A rule checks its own options when it is made; lr may be a tensor in a group.
+        rule(**{each.name: group[each.name] for each in fields(rule) if each.name != "lr"})
 
 
 def _check_algorithm(algorithm: str) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 from torch.utils.hooks import RemovableHandle
 
+from polarstep import polar as maps
+from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
 from polarstep.optim.by_tensors import PlainStep
@@ -22,9 +24,9 @@ from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
 from polarstep.optim.transforms import NormalizedRows, Transform
-from polarstep.polar import Deflated, Exact, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar import Finder, NewtonSchulz, PolarMap, Warm
 from polarstep.sharded import local, whole
-from polarstep.sketch import Gaussian, Kaczmarz
+from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
@@ -32,10 +34,15 @@ __all__ = ["Muon"]
 # A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
 # weights_only=True, its default.
 torch.serialization.add_safe_globals(
-    [Deflated, Exact, NewtonSchulz, LowRank, Gaussian, Kaczmarz, Warm, NormalizedRows]
+    [
+        part
+        for room in (maps, sketches)
+        for part in map(vars(room).get, room.__all__)
+        if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
+    ]
 )
-# Where version 0.1 had it.
-torch.serialization.add_safe_globals([(Warm, "polarstep.sketch.warm.Warm")])
+# A transform; and Warm where version 0.1 had it.
+torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 
 class Muon(Optimizer):
@@ -84,6 +91,7 @@ class Muon(Optimizer):
     imported; a polar map or an ``lr_scale`` function of your own must be named to
     ``torch.serialization.add_safe_globals`` first.
 
+    >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))
     >>> W.grad = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
     >>> Muon([W], lr=0.5, polar=Exact()).step()

@@ -29,6 +29,7 @@ from polarstep.optim.collect import Member, Signature, State, Work, in_parts, me
 from polarstep.optim.groups import Group
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.step import PolarHook, show
+from polarstep.optim.transforms import followed
 
 __all__ = ["ReplayedStep"]
 
@@ -266,7 +267,8 @@ class ReplayedStep:
 
 def _could_own(group: Group, its: Signature) -> bool:
     """Whether matrices of ``group`` may be in a bucket with the signature ``its``."""
-    return group["seed"] == its.seed and group["polar"].on(its.m, its.n, its.device) == its.polar
+    polar = group["polar"].on(its.m, its.n, its.device)
+    return group["seed"] == its.seed and followed(polar, group["transform"]) == its.polar
 
 
 def _of_now(members: list[Member], works: list[Work]) -> list[Member]:
@@ -291,8 +293,11 @@ def _lanes(sizes: list[int]) -> list[int]:
 def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
     """Whether the launches of the next steps of this kind will be those of this one, all compiled.
 
-    A step that draws nothing launches nothing that a step which draws does not.
+    A step that draws nothing launches nothing that a step which draws does not. The first step of a map
+    with state is not captured: it leaves its carry in new memory, and a replay would not.
     """
+    if any(its.polar.carries and not its.resumed for its in (b.signature for b, _ in plan.runs)):
+        return False
     covered = any(
         all(draws or not wanted for wanted, draws in zip(kind, other, strict=True))
         for other in plan.graphs
@@ -306,7 +311,7 @@ def _fill_tables(plan: _Plan, state: State) -> None:
     lying = [
         tensor.data_ptr()
         for p in plan.params
-        for tensor in (p, p.grad, state[p]["momentum_buffer"])
+        for tensor in (p, p.grad, ensure_buffer(p, state[p]))
         if tensor is not None
     ]
     if lying != plan.addresses:
@@ -365,7 +370,10 @@ def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int]
 
 
 def _key(work: Work, first: Work) -> tuple[Any, ...]:
-    """What a plan depends on: the parameters and the options that decide their buckets."""
+    """What a plan depends on: the parameters, how they lie, and the options that decide their buckets.
+
+    ``model.to(...)`` gives a parameter other memory, in another precision or layout, under its old id.
+    """
     group = work.group
     return (
         id(group),
@@ -373,7 +381,7 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
         group["step"] - first.group["step"],
         isinstance(group["lr"], Tensor),
         work.finite is not None,
-        *map(id, work.params),
+        *((id(p), p.dtype, p.device, p.stride()) for p in work.params),
         *work.views,
     )
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from polarstep.optim.by_tables import can_tabulate
-from polarstep.optim.groups import Group, named_params, view_of
+from polarstep.optim.groups import ELEMENTWISE, Group, named_params, view_of
 
 __all__ = ["Route", "Routes", "left_out", "routes_of"]
 
-TITLES = {"muon": "Muon", "adamw": "AdamW", "sgd": "SGD"}
 NOBODY = "left out"
 HEADER = ("parameter", "as matrices", "algorithm", "polar map", "why")
 NUMBER = re.compile(r"\d+")
@@ -89,7 +88,7 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                     name=name,
                     shape=tuple(p.shape),
                     matrix=matrix,
-                    algorithm=TITLES[group["algorithm"]],
+                    algorithm=_title(group["algorithm"]),
                     lr=float(group["lr"]),
                     polar=polar,
                     role=group.get("role"),
@@ -105,6 +104,11 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
 def left_out(name: str, p: Tensor, why: str) -> Route:
     """The route of a parameter that no group has."""
     return Route(name, tuple(p.shape), _shape(p), NOBODY, None, "–", None, why, None, p.numel())
+
+
+def _title(algorithm: str) -> str:
+    """What the table calls an algorithm: Muon, or the name of a rule's class."""
+    return "Muon" if algorithm == "muon" else ELEMENTWISE[algorithm].__name__
 
 
 def _shape(p: Tensor) -> str:
@@ -188,7 +192,7 @@ def _totals(rows: Sequence[Route]) -> list[str]:
     """Parameters and tensors of each algorithm."""
     everything = max(1, sum(row.parameters for row in rows))
     lines = []
-    for title in (*TITLES.values(), NOBODY):
+    for title in (*map(_title, ("muon", *ELEMENTWISE)), NOBODY):
         own = [row for row in rows if row.algorithm == title]
         if own:
             count = sum(row.parameters for row in own)

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from polarstep.matrix import MatrixView
 from polarstep.optim.anatomy import Site, dissect
-from polarstep.optim.elementwise import SGD, AdamW, Elementwise, group_of
+from polarstep.optim.elementwise import AdamW, Elementwise, group_of
 from polarstep.optim.groups import Group
 from polarstep.optim.muon import Muon
 from polarstep.optim.roles import ROLES, Form, Role, find_role, form_of
@@ -164,7 +164,7 @@ def _groups(routed: Sequence[_Routed]) -> list[Group]:
     for r in routed:
         if r.target is None:
             continue
-        if isinstance(r.target, AdamW | SGD):
+        if isinstance(r.target, Elementwise):
             options = group_of(r.target)
         else:
             own = {} if r.target == "muon" else dict(r.target)
@@ -333,7 +333,7 @@ def _check_model(model: nn.Module) -> None:
 
 def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
     for name, rule in given.items():
-        if not isinstance(rule, AdamW | SGD) and (rule is not None or name == "others"):
+        if not isinstance(rule, Elementwise) and (rule is not None or name == "others"):
             raise TypeError(
                 f"{name}={rule!r}: expected polarstep.AdamW(...) or polarstep.SGD(...); "
                 'to send these parameters to Muon, give rules=[("name.*", "muon")]'
@@ -348,7 +348,7 @@ def _check_target(title: str, target: Target) -> None:
                 f"{title} has {reserved[0]!r} among its options: expected options of Muon only; "
                 "for another algorithm give AdamW(...) or SGD(...)"
             )
-    elif not (target is None or target == "muon" or isinstance(target, AdamW | SGD)):
+    elif not (target is None or target == "muon" or isinstance(target, Elementwise)):
         raise TypeError(
             f'{title} has the target {target!r}: expected AdamW(...), SGD(...), "muon", a dict of '
             "Muon's options, or None to leave the parameters out"

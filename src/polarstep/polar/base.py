@@ -38,7 +38,8 @@ __all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap"]
 class Carry(dict[str, Tensor]):
     """What a step leaves for the next one: named tensors, the first dimension of each is the batch.
 
-    A map without state leaves an empty one.
+    They are best in the precision of M, to which a fused step rounds what it reads back from the
+    optimizer's state. A map without state leaves an empty carry.
     """
 
     @staticmethod

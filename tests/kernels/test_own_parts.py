@@ -1,0 +1,114 @@
+"""Maps, sketches and range finders of a user's own on the fused path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.own_parts import FIRST_STEPS, OWN, SHAPES, WITH_STATE, Run, same
+
+import polarstep as ps
+
+over_own = pytest.mark.parametrize("polar", OWN.values(), ids=OWN.keys())
+over_state = pytest.mark.parametrize("polar", WITH_STATE.values(), ids=WITH_STATE.keys())
+LAST = len(SHAPES) - 1
+
+
+def close(a: Run, b: Run) -> bool:
+    """To float32's rounding on a CPU; on a GPU M is rounded to bfloat16, which moves a sketch."""
+    device = a.params[0].device
+    tolerance = 1e-5 if device.type == "cpu" else 0.05
+    pairs = zip(a.params, b.params, strict=True)
+    return all((p - q).norm() <= tolerance * q.norm() for p, q in pairs)
+
+
+@over_own
+def test_it_takes_the_plain_steps(device: torch.device, polar: ps.PolarMap) -> None:
+    fused = Run.of(polar, device).go(range(6))
+    plain = Run.of(polar, device, fused=False).go(range(6))
+    assert sum(bucket.count for bucket in fused.optimizer._replayed.buckets.values()) == 5
+    assert not plain.optimizer._replayed.buckets
+    assert close(fused, plain)
+    for i in range(len(SHAPES)):
+        assert fused.values(i).keys() == {"parameter", "momentum_buffer", *polar.carries}
+
+
+@over_own
+@pytest.mark.parametrize("steps", [1, FIRST_STEPS, 4])
+def test_a_run_goes_on_from_a_file_bit_for_bit(
+    device: torch.device, polar: ps.PolarMap, steps: int, tmp_path: Path
+) -> None:
+    run = Run.of(polar, device).go(range(steps))
+    again = run.through_a_file(tmp_path / "run.pt", polar)
+    run.go(range(steps, steps + 4))
+    again.go(range(steps, steps + 4))
+    for i in range(len(SHAPES)):
+        assert same(run.values(i), again.values(i))
+
+
+@over_own
+@pytest.mark.parametrize("bad", [0, 2, LAST], ids=["beside another", "alone", "own group"])
+def test_a_skipped_parameter_keeps_its_carry(
+    device: torch.device, polar: ps.PolarMap, bad: int
+) -> None:
+    run, clean = (
+        Run.of(polar, device, nonfinite="skip", weight_decay=0.1).go(range(FIRST_STEPS))
+        for _ in range(2)
+    )
+    before = run.values(bad)
+    run.go([FIRST_STEPS], spoilt=lambda i, step: i == bad)
+    clean.go([FIRST_STEPS])
+    assert same(run.values(bad), before)
+    for i in range(len(SHAPES)):
+        assert same(run.values(i), clean.values(i)) == (i != bad)
+
+
+@over_state
+@pytest.mark.parametrize("late", [1, LAST], ids=["same shape", "own group"])
+@pytest.mark.parametrize("when", [1, 4])
+def test_a_parameter_that_comes_later_changes_nothing_for_the_others(
+    device: torch.device, polar: ps.PolarMap, late: int, when: int
+) -> None:
+    """Also between two bases of a kept one: the basis of the others is neither renewed nor moved."""
+    run = Run.of(polar, device).go(range(7), without=lambda i, step: i == late and step < when)
+    never = Run.of(polar, device).go(range(7), without=lambda i, step: i == late)
+    for i in range(len(SHAPES)):
+        if i == late:
+            assert not same(run.values(i), never.values(i))
+        elif device.type == "cpu":
+            assert same(run.values(i), never.values(i))
+        else:  # products of two matrices may sum in another order than those of one
+            p, q = run.params[i], never.params[i]
+            assert (p - q).norm() <= 0.01 * q.norm()
+
+
+@over_state
+def test_parameters_of_one_shape_that_take_turns_keep_their_own_carries(
+    device: torch.device, polar: ps.PolarMap
+) -> None:
+    """Each as if it were the only one: no step starts from the other's carry, or writes to it."""
+    run = Run.of(polar, device).go(range(6), without=lambda i, step: i > 1 or step % 2 != i)
+    for own in (0, 1):
+        alone = Run.of(polar, device).go(
+            range(6), without=lambda i, step, o=own: i != o or step % 2 != o
+        )
+        assert same(run.values(own), alone.values(own))
+
+
+@over_state
+def test_a_run_that_is_set_back_starts_from_nothing_again(
+    device: torch.device, polar: ps.PolarMap
+) -> None:
+    run, fresh = Run.of(polar, device), Run.of(polar, device)
+    for _ in range(3):
+        run.go(range(1))
+        for p, q in zip(run.params, fresh.params, strict=True):
+            p.data.copy_(q.data)
+            run.optimizer.state[p].clear()
+        for group in run.optimizer.param_groups:
+            group["step"] = 0
+    run.go(range(3))
+    fresh.go(range(3))
+    for i in range(len(SHAPES)):
+        assert same(run.values(i), fresh.values(i))

@@ -1,0 +1,62 @@
+"""A plan is made anew when something that it depends on has changed between two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.own_parts import Run, sketched
+
+import polarstep as ps
+
+SKETCHED = sketched(ps.Gaussian())
+
+
+def assert_as_planned_anew(device: torch.device, change: Any, **options: Any) -> None:
+    """Three steps, a change, three more: as without plans, and not as without the change."""
+    ends = []
+    for fused, changed in ((True, True), (False, True), (True, False)):
+        run = Run.of(SKETCHED, device, fused=fused, **options).go(range(3))
+        if changed:
+            change(run)
+        ends.append([p.detach().double() for p in run.go(range(3, 6)).params])
+        assert bool(run.optimizer._replayed.buckets) == fused
+    tolerance = 1e-5 if device.type == "cpu" else 0.05
+    got, want, without = ends
+    assert all((a - b).norm() <= tolerance * b.norm() for a, b in zip(got, want, strict=True))
+    # The change is one of the last group, whose parameter is the last one.
+    assert (got[-1] - without[-1]).norm() > 2 * tolerance * without[-1].norm()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("seed", 7), ("nesterov", False), ("step", 40)], ids=str
+)
+def test_an_option_that_was_written_into_a_group(
+    device: torch.device, option: str, value: Any
+) -> None:
+    """``step`` decides the sketch; the plan holds how far a group's is ahead of the first one's."""
+    assert_as_planned_anew(
+        device, lambda run: run.optimizer.param_groups[1].update({option: value}), lr=0.5
+    )
+
+
+@pytest.mark.parametrize("how", ["precision", "layout"])
+def test_parameters_that_were_moved_are_no_longer_where_the_plan_has_them(
+    device: torch.device, how: str
+) -> None:
+    """``model.to(...)`` keeps the parameters and changes their memory; momentum is left behind."""
+    ends = []
+    for fused in (True, False):
+        p = torch.nn.Parameter(torch.ones(16, 8, 2, 2, device=device))
+        optimizer = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused)
+        for step in range(4):
+            if step == 2 and how == "precision":
+                p.data = p.data.bfloat16()
+            elif step == 2:
+                p.data = p.data.to(memory_format=torch.channels_last)
+            g = torch.Generator().manual_seed(step)
+            p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=g))
+            optimizer.step()
+        ends.append(p.detach().float())
+    assert torch.allclose(*ends, atol=2e-2)

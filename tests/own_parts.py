@@ -1,0 +1,347 @@
+"""Polar maps, a sketch and range finders as a user would write them, and runs with each of them.
+
+The library knows nothing of these classes. tests/optim and tests/kernels train with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import polarstep as ps
+from polarstep.polar import Carry, Draw, Finder, Polar
+from polarstep.polar.finders import Basis
+from polarstep.polar.orthonormal import orthonormalize
+
+# Two parameters share a shape, so that they are one batch. Rows are multiples of 16 bytes.
+SHAPES = [(12, 20), (12, 20), (20, 12), (2, 12, 16)]
+FIRST_STEPS = 3  # before a checkpoint, a bad gradient or a parameter's first gradient
+
+
+@dataclass(frozen=True)
+class Leading(ps.PolarMap):
+    """T = uvᵀ, the leading singular pair alone, by one power iteration from the last step's v."""
+
+    @property
+    def rounds_input(self) -> bool:
+        return True
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        return ("v",)
+
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        return "v" in carry and carry["v"].shape[1:] == (n, 1)
+
+    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        n = M.shape[-1]
+        v = carry["v"].to(M.dtype) if carry else M.new_full((len(M), n, 1), n**-0.5)
+        u = normalize(M @ v, dim=-2)
+        new = normalize(M.mT @ u, dim=-2)
+        return Polar(M, u @ new.mT), Carry(v=torch.where(new.any(-2, keepdim=True), new, v))
+
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        return self.step(X, Carry(), Draw())[0].dense
+
+    def flops(self, m: int, n: int) -> int:
+        return 6 * m * n
+
+
+@dataclass(frozen=True)
+class Steady(ps.PolarMap):
+    """T·min(1, a/‖M‖_F) with a the average norm so far, which a step updates in its place."""
+
+    decay: float = 0.75
+    inner: ps.PolarMap = field(default_factory=lambda: ps.NewtonSchulz(3))
+
+    @property
+    def rounds_input(self) -> bool:
+        return True
+
+    @property
+    def ignores_scale(self) -> bool:
+        return False
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        return ("average",)
+
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        return "average" in carry
+
+    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        norm = torch.linalg.vector_norm(M, dim=(-2, -1), keepdim=True)
+        if not carry:
+            carry = Carry(average=norm.clone())
+        average = carry["average"]
+        mixed = torch.lerp(norm, average.to(norm.dtype), self.decay).to(average.dtype)
+        if draw.finite is not None:
+            mixed = torch.where(draw.finite.reshape(-1, 1, 1) != 0, mixed, average)
+        average.copy_(mixed)
+        short = (average / norm.clamp_min(1e-30)).clamp_max(1)
+        return Polar(M, self.inner.as_computed(M) * short.to(M.dtype)), carry
+
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        return self.step(X, Carry(), Draw())[0].dense
+
+    def flops(self, m: int, n: int) -> int:
+        return self.inner.flops(m, n)
+
+
+@dataclass(frozen=True)
+class Jittered(ps.PolarMap):
+    """The inner map of M + ε‖M‖_F·N/√(mn), for Gaussian N."""
+
+    size: float = 0.1
+    inner: ps.PolarMap = field(default_factory=lambda: ps.NewtonSchulz(3))
+
+    @property
+    def is_random(self) -> bool:
+        return True
+
+    @property
+    def rounds_input(self) -> bool:
+        return True
+
+    def draw(
+        self,
+        m: int,
+        n: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        if out is None:
+            out = torch.empty(min(m, n), max(m, n), dtype=dtype, device=generator.device)
+        return out.normal_(generator=generator)
+
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        assert numbers is not None
+        norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
+        noise = numbers.to(X.dtype) * (self.size / math.sqrt(numbers.numel()))
+        return self.inner.as_computed(X + norm * noise)
+
+    def flops(self, m: int, n: int) -> int:
+        return self.inner.flops(m, n)
+
+
+@dataclass(frozen=True)
+class Remembering(Jittered):
+    """The same, and the last numbers are what is left, so that the carry is the buffer of the draw."""
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        return ("last",)
+
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        return "last" in carry
+
+    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        assert draw.numbers is not None
+        numbers = draw.numbers
+        if carry:  # of a batch of matrices the numbers are one matrix
+            numbers = (numbers + carry["last"][0].to(numbers.dtype)) / math.sqrt(2)
+        polar, _ = super().step(M, Carry(), Draw(numbers))
+        return polar, Carry(last=draw.numbers.expand(len(M), -1, -1))
+
+
+@dataclass(frozen=True)
+class Signs(ps.Sketch):
+    """Ω with entries ±1."""
+
+    @property
+    def is_dense(self) -> bool:
+        return True
+
+    def draw(
+        self,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        if out is None:
+            out = torch.empty(n, width, dtype=dtype, device=generator.device)
+        return out.bernoulli_(generator=generator).mul_(2).sub_(1)
+
+    def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
+        return numbers.to(M.dtype)
+
+    def times(self, M: Tensor, numbers: Tensor) -> Tensor:
+        return M @ numbers.to(M.dtype)
+
+    def flops(self, m: int, n: int, width: int) -> int:
+        return 2 * m * n * width
+
+
+@dataclass(frozen=True)
+class Largest(Finder):
+    """The span of the ℓ columns of M that have the largest norms: no random numbers, no state."""
+
+    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+        at = torch.linalg.vector_norm(A, dim=-2, keepdim=True).topk(width).indices
+        Y = A.gather(-1, at.expand(-1, A.shape[-2], -1))
+        return Basis(orthonormalize(Y, self.orth))
+
+    def numbers_at(self, step: int, *, resumed: bool) -> None:
+        return None
+
+    def draw(
+        self,
+        m: int,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype,
+        out: Tensor | None,
+    ) -> Tensor:
+        raise AssertionError("numbers_at() says that no step needs numbers")
+
+    def flops(self, m: int, n: int, width: int) -> int:
+        return 2 * m * n + ps.flops.qr(m, width)
+
+    def describe(self, m: int, n: int, inner: ps.PolarMap, width: int, device: torch.device) -> str:
+        return "Largest columns"
+
+
+@dataclass(frozen=True)
+class Followed(Finder):
+    """Subspace iteration: orth(MMᵀQ₋) with the last step's Q₋, from a random start."""
+
+    @property
+    def carries(self) -> tuple[str, ...]:
+        return ("followed",)
+
+    def resumes(self, carry: Carry, m: int, n: int, width: int) -> bool:
+        return "followed" in carry and carry["followed"].shape[1:] == (m, width)
+
+    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
+        return None if resumed else (step,)
+
+    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+        last = draw.numbers if draw.numbers is not None else carry["followed"]
+        return Basis(orthonormalize(A @ (A.mT @ last.to(A.dtype)), self.orth))
+
+    def lift(
+        self,
+        inner: ps.PolarMap,
+        B: Tensor,
+        basis: Basis,
+        width: int,
+        carry: Carry,
+        draw: Draw,
+    ) -> tuple[Any, Carry]:
+        return inner.lift(B), Carry(followed=basis.Q)
+
+    def draw(
+        self,
+        m: int,
+        n: int,
+        width: int,
+        generator: torch.Generator,
+        dtype: torch.dtype,
+        out: Tensor | None,
+    ) -> Tensor:
+        if out is None:
+            out = torch.empty(m, width, dtype=dtype, device=generator.device)
+        return out.normal_(generator=generator)
+
+    def flops(self, m: int, n: int, width: int) -> int:
+        return 4 * m * n * width + ps.flops.qr(m, width)
+
+    def describe(self, m: int, n: int, inner: ps.PolarMap, width: int, device: torch.device) -> str:
+        return "Followed"
+
+
+def sketched(sketch: ps.Sketch | Finder, **options: Any) -> ps.LowRank:
+    """A low-rank map that sketches every shape of :data:`SHAPES`, ℓ = 6."""
+    return ps.LowRank(4, 2, sketch=sketch, inner=ps.NewtonSchulz(3), always_sketch=True, **options)
+
+
+OWN: dict[str, ps.PolarMap] = {
+    "map with a vector": Leading(),
+    "map with an average": Steady(),
+    "random map": Jittered(),
+    "random map with its last numbers": Remembering(),
+    "sketch": sketched(Signs()),
+    "kept sketch": sketched(Signs(), keep=3),
+    "finder": sketched(Largest()),
+    "finder with a basis": sketched(Followed()),
+}
+CLASSES = [Leading, Steady, Jittered, Remembering, Signs, Largest, Followed]
+# Beside the maps of a user, those of the library that leave something for the next step.
+WITH_STATE: dict[str, ps.PolarMap] = {
+    "kept": sketched(ps.Gaussian(), keep=3),
+    "warm": sketched(ps.Warm()),
+    **{name: polar for name, polar in OWN.items() if polar.carries},
+}
+
+
+@dataclass
+class Run:
+    """Parameters and their optimizer, on gradients that are a function of the step."""
+
+    params: list[Tensor]
+    optimizer: ps.Muon
+
+    @classmethod
+    def of(cls, polar: ps.PolarMap, device: torch.device | str = "cpu", **options: Any) -> Run:
+        """A run at its start; the last parameter is in a group of its own."""
+        g = torch.Generator().manual_seed(0)
+        params: list[Tensor] = [
+            torch.nn.Parameter(torch.randn(s, generator=g).to(device)) for s in SHAPES
+        ]
+        groups = [{"params": params[:-1]}, {"params": params[-1:], "lr": 0.05}]
+        return cls(params, ps.Muon(groups, **({"lr": 0.1, "polar": polar} | options)))
+
+    def go(
+        self,
+        steps: Iterable[int],
+        without: Callable[[int, int], bool] = lambda i, step: False,
+        spoilt: Callable[[int, int], bool] = lambda i, step: False,
+    ) -> Run:
+        """Take ``steps``; parameter i gets no gradient, or a bad one, where the functions say so."""
+        for step in steps:
+            for i, p in enumerate(self.params):
+                g = torch.Generator().manual_seed(100 * step + i)
+                p.grad = torch.randn(p.shape, generator=g).to(p)
+                if spoilt(i, step):
+                    p.grad.view(-1)[3] = math.nan
+                if without(i, step):
+                    p.grad = None
+            self.optimizer.step()
+        return self
+
+    def through_a_file(self, path: Path, polar: ps.PolarMap, **options: Any) -> Run:
+        """A new run from what ``torch.load`` reads of this one."""
+        saved = {
+            "params": [p.detach() for p in self.params],
+            "optimizer": self.optimizer.state_dict(),
+        }
+        torch.save(saved, path)
+        with torch.serialization.safe_globals(CLASSES):
+            loaded = torch.load(path)
+        again = Run.of(polar, self.params[0].device, **options)
+        for p, value in zip(again.params, loaded["params"], strict=True):
+            p.data.copy_(value)
+        again.optimizer.load_state_dict(loaded["optimizer"])
+        return again
+
+    def values(self, i: int) -> dict[str, Tensor]:
+        """A copy of parameter i and of all that the optimizer keeps for it."""
+        p = self.params[i]
+        state = {key: value.clone() for key, value in self.optimizer.state[p].items()}
+        return {"parameter": p.detach().clone(), **state}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether two of :meth:`Run.values` agree bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
