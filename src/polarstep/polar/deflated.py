@@ -131,9 +131,8 @@ class Deflated(PolarMap):
         B = deflation.projection(Q, B)
         known = carry.get("rest")
         vectors = None if known is None else known.mT.to(B.dtype)
-        rounds = (
-            1 if draw.numbers is not None else 2
-        )  # without numbers, the basis is an earlier one
+        # A basis that goes back to earlier steps may have missed what leads now.
+        rounds = 2 if self.head.carries else 1
         found = deflation.rest_norm(A, Q, B, norm, frobenius, vectors, rounds=rounds)
         T = self._combined(A, Q, B, Z, found.delta, ops)
         left = Carry(left)
