@@ -39,6 +39,11 @@ def generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Gene
     seeds and every replay advances.
     """
     device = torch.device(device)
+    if device.type == "meta":
+        raise TypeError(
+            "a tensor on the meta device has no random numbers: expected one with data; "
+            'give the model memory first, as model.to_empty(device="cpu")'
+        )
     if device.type == "cuda" and in_a_graph():
         here = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[here]

@@ -11,7 +11,7 @@ from tests.captures import as_if_captured
 from tests.spectra import gaussian
 from torch.nn import Parameter
 
-from polarstep import SGD, AdamW, Exact, Muon
+from polarstep import SGD, AdamW, Exact, LowRank, Muon
 
 
 def matrix():
@@ -273,3 +273,36 @@ def test_a_first_step_is_not_captured(algorithm):
 def test_a_whole_model_belongs_to_muon_for(model):
     with pytest.raises(TypeError, match=r"a whole model: let polarstep\.muon_for\(model\)"):
         Muon(model)
+
+
+@pytest.mark.parametrize(
+    "buffer", [torch.zeros(3, 2), torch.zeros(4), 7], ids=["other", "vector", "number"]
+)
+def test_momentum_that_cannot_be_the_parameters_is_refused(buffer):
+    W = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = Muon([W])
+    W.grad = torch.ones(2, 3)
+    optimizer.step()
+    before = optimizer.state[W]["momentum_buffer"].clone()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["momentum_buffer"] = buffer
+    with pytest.raises(ValueError, match=r"momentum_buffer of a parameter of shape \(2, 3\)"):
+        optimizer.load_state_dict(state)
+    assert torch.equal(optimizer.state[W]["momentum_buffer"], before)
+
+
+def test_momentum_that_is_none_starts_anew():
+    W = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = Muon([W])
+    W.grad = torch.ones(2, 3)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["momentum_buffer"] = None
+    optimizer.load_state_dict(state)
+    optimizer.step()
+    assert torch.equal(optimizer.state[W]["momentum_buffer"], torch.ones(2, 3))
+
+
+def test_a_sketch_on_the_meta_device_says_what_is_missing():
+    with pytest.raises(TypeError, match=r"meta device has no random numbers.*to_empty"):
+        LowRank(2, always_sketch=True)(torch.zeros(8, 9, device="meta"))

@@ -61,6 +61,9 @@ class AdamW:
     ) -> None:
         """One step of every parameter; none at all where ``found_inf`` is one."""
         beta1, beta2 = group["betas"]
+        # OneCycleLR and CyclicLR cycle "momentum" in every group of an optimizer whose default it is,
+        # where they would cycle β₁ of torch's own AdamW.
+        beta1 = group.get("momentum", beta1)
         adamw(
             params,
             grads,

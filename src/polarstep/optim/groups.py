@@ -38,6 +38,9 @@ Group = dict[str, Any]
 # The rules by the name that a group has for them.
 ELEMENTWISE: dict[str, type[Elementwise]] = {rule.algorithm: rule for rule in get_args(Elementwise)}
 NONFINITE = ("propagate", "skip")
+# A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
+# LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
+ROUNDING = 1e-12
 # Names that other libraries give our options; those of torch.optim.Muon among them.
 SYNONYMS = {
     "learning_rate": "lr",
@@ -104,6 +107,8 @@ def check_options(group: Group) -> None:
     algorithm = group["algorithm"]
     _check_algorithm(algorithm)
     _check_lr(group["lr"])
+    if isinstance(group["lr"], Real) and -ROUNDING <= group["lr"] < 0:
+        group["lr"] = 0.0
     if group["nonfinite"] not in NONFINITE:
         raise ValueError(
             f"nonfinite={group['nonfinite']!r}: expected one of {', '.join(NONFINITE)}"
@@ -220,5 +225,5 @@ def _check_lr(lr: float | Tensor) -> None:
             raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")
     elif not isinstance(lr, Real):
         raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
-    elif not 0 <= lr < math.inf:
+    elif not -ROUNDING <= lr < math.inf:
         raise ValueError(f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon")

@@ -241,6 +241,7 @@ class Muon(Optimizer):
         groups = state["param_groups"]
         now = self.__dict__.get("param_groups", [None] * len(groups))
         filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
+        _check_buffers(state.get("state", {}))
         for group, options in zip(groups, filled, strict=True):  # all of them are good
             group.update(options)
         super().__setstate__(state)
@@ -252,6 +253,23 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_replayed", ReplayedStep())
         self.__dict__.setdefault("_plain", PlainStep())
         self.__dict__.setdefault("_left_out", ())
+
+
+def _check_buffers(state: State) -> None:
+    """Raise for momentum that cannot be that of its parameter; one that is None counts as missing."""
+    for p, of_parameter in state.items():
+        if not isinstance(p, Tensor) or not isinstance(of_parameter, dict):
+            continue
+        if of_parameter.get("momentum_buffer", ...) is None:
+            del of_parameter["momentum_buffer"]
+        buffer = of_parameter.get("momentum_buffer")
+        if buffer is not None and getattr(buffer, "shape", None) != p.shape:
+            found = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
+            raise ValueError(
+                f"momentum_buffer of a parameter of shape {tuple(p.shape)} in the checkpoint is {found}: "
+                "expected the same shape; the checkpoint is of another model, or of one whose "
+                "parameters came in another order"
+            )
 
 
 def _check_started(works: list[Work], state: State) -> None:
