@@ -305,4 +305,4 @@ def test_momentum_that_is_none_starts_anew():
 
 def test_a_sketch_on_the_meta_device_says_what_is_missing():
     with pytest.raises(TypeError, match=r"meta device has no random numbers.*to_empty"):
-        LowRank(2, always_sketch=True)(torch.zeros(8, 9, device="meta"))
+        LowRank(2, 1, always_sketch=True)(torch.zeros(8, 9, device="meta"))

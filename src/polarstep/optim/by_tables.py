@@ -141,10 +141,11 @@ class TableBucket:
             self._drawn = self.key
             generator = rng.generator(*self.key, device=its.device)
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
-        if its.resumed and recalls:
-            self._recall(members, state)
-        else:  # what is here belongs to parameters that had their first step in this bucket before
+        if not its.resumed:
+            # What is here belongs to parameters that had their first step in this bucket before.
             self._carry, self._parts = Carry(), []
+        elif recalls:
+            self._recall(members, state)
 
     def launch(self) -> Polar:
         """Momentum, polar, update: launches only, on tensors that keep their place."""

@@ -266,8 +266,8 @@ def _check_buffers(state: State) -> None:
         if buffer is not None and getattr(buffer, "shape", None) != p.shape:
             found = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
             raise ValueError(
-                f"momentum_buffer of a parameter of shape {tuple(p.shape)} in the checkpoint is {found}: "
-                "expected the same shape; the checkpoint is of another model, or of one whose "
+                f"momentum_buffer of a parameter of shape {tuple(p.shape)} is {found} in the "
+                "checkpoint: expected the same shape; the checkpoint is of another model, or of one whose "
                 "parameters came in another order"
             )
 
