@@ -267,8 +267,8 @@ def _check_buffers(state: State) -> None:
             found = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
             raise ValueError(
                 f"momentum_buffer of a parameter of shape {tuple(p.shape)} is {found} in the "
-                "checkpoint: expected the same shape; the checkpoint is of another model, or of one whose "
-                "parameters came in another order"
+                "checkpoint: expected the same shape; the checkpoint is of another model, or of "
+                "one whose parameters came in another order"
             )
 
 
