@@ -257,5 +257,5 @@ def test_a_degree_for_each_step():
     errors = [float((evaluate(p, x) - 1).abs().max()) for p in (mixed, polar_express(0.01, 4))]
     assert errors[0] < errors[1] / 10
     assert polar_express(0.01, 2, (5, 5)) == polar_express(0.01, 2)
-    with pytest.raises(ValueError, match="one for each of 3 steps"):
+    with pytest.raises(ValueError, match="expected one degree, or 3, one for each step"):
         polar_express(0.01, 3, (5, 5))

@@ -90,8 +90,8 @@ class LowRank(PolarMap):
             raise TypeError(f"inner={self.inner!r}: expected a polar map such as NewtonSchulz()")
         if self.inner.is_random or self.inner.carries:
             raise ValueError(
-                f"inner is a {type(self.inner).__name__} map: expected a full-space map without
-                random " "numbers or state, as NewtonSchulz()"
+                f"inner is a {type(self.inner).__name__} map: expected a full-space map without "
+                "random numbers or state, as NewtonSchulz()"
             )
         if self.orth not in get_args(Method):
             raise ValueError(f"orth={self.orth!r}: expected one of {', '.join(get_args(Method))}")

@@ -88,8 +88,8 @@ class Finder(ABC):
         """This finder with the options of the :class:`~polarstep.LowRank` that uses it."""
         if power != 1 or keep != 1:
             raise ValueError(
-                f"power={power!r}, keep={keep!r} with {self!r}: expected their defaults; give
-                options " "to the finder itself"
+                f"power={power!r}, keep={keep!r} with {self!r}: expected their defaults; "
+                "give options to the finder itself"
             )
         return replace(self, orth=orth)
 
