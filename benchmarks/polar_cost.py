@@ -4,12 +4,12 @@
     python benchmarks/polar_cost.py --json          # one object a row, for a script
     python benchmarks/polar_cost.py --copies 1 --repeats 3
 
-The loop is what one writes from the paper: float32, one parameter after the other, the polynomial
-as it stands, and nothing but it. The optimizer's rows are whole steps, momentum, decay and update
-included. Methods take turns, so that a busy machine slows all of them alike; times are medians.
+The loop follows the paper literally: float32, one parameter after the other, the polynomial and
+nothing else. The optimizer's rows are whole steps, momentum, decay and update included. Methods
+take turns, so that a busy machine slows all of them alike; times are medians.
 
-What it promises, on a CPU: a full-space step at least as fast as the loop with as many
-steps, and ``LowRank(200)`` at least five times as fast as the loop with seven.
+The promise, on a CPU: a full-space step is at least as fast as the loop with as many steps, and
+``LowRank(200)`` at least five times as fast as the loop with seven steps.
 """
 
 from __future__ import annotations

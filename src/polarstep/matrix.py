@@ -56,9 +56,9 @@ class MatrixView:
             raise ValueError(f"layout={layout!r}: expected one of {', '.join(get_args(Layout))}")
         if len(shape) < 2:
             raise ValueError(
-                f"{name} has shape {tuple(shape)}: Muon updates matrices, of two dimensions or "
-                'more; give it to AdamW or SGD in a group with algorithm="adamw" or '
-                '"sgd", or let polarstep.muon_for(model) route it'
+                f"{name} has shape {tuple(shape)}: Muon updates matrices, but this parameter has "
+                "fewer than two dimensions; give it to AdamW or SGD in a group with "
+                'algorithm="adamw" or "sgd", or let polarstep.muon_for(model) route it'
             )
         if layout == "auto":
             layout = "conv" if len(shape) in (4, 5) else "stack"

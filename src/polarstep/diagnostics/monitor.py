@@ -79,8 +79,8 @@ class Monitor:
     ) -> None:
         if not isinstance(optimizer, Muon):
             raise TypeError(
-                f"optimizer is a {type(optimizer).__name__}, which has no polar steps to measure: "
-                "expected a polarstep.Muon; polarstep.muon_for(model) makes one"
+                f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, which has polar "
+                "steps to measure; polarstep.muon_for(model) makes one"
             )
         if every < 1:
             raise ValueError(f"every={every}: expected a number of steps ≥ 1, such as 100")
