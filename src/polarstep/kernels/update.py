@@ -143,7 +143,7 @@ def update_from_factors(
     element: torch.dtype,
     finite: Tensor | None = None,
 ) -> None:
-    """``X ← decay·X − step·LR`` with L of shape (B, m, ℓ) and R of shape (B, ℓ, n), of one precision."""
+    """``X ← decay·X − step·LR`` with L (B, m, ℓ) and R (B, ℓ, n) of the same precision."""
     assert L.dtype == R.dtype
     batch, M, K = L.shape
     N = R.shape[-1]

@@ -108,7 +108,7 @@ def collect(group: Group) -> Work:
             continue
         if grad.layout != torch.strided:
             raise TypeError(
-                f"{name} has a gradient of layout {grad.layout}: expected a dense one; "
+                f"{name} has a gradient of layout {grad.layout}: expected a dense gradient; "
                 "build its module with sparse=False"
             )
         if grad.shape != p.shape:

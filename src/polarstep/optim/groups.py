@@ -167,7 +167,7 @@ def check_params(group: Group) -> None:
             kind = "complex" if p.is_complex() else str(p.dtype).removeprefix("torch.")
             raise TypeError(
                 f"{name} is {kind}: expected real floating-point parameters; "
-                "leave it out, or view a complex one as real with torch.view_as_real"
+                "leave it out, or view a complex parameter as real with torch.view_as_real"
             )
         if p.layout != torch.strided:
             raise TypeError(f"{name} has layout {p.layout}: expected a dense (strided) parameter")

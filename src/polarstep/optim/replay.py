@@ -4,7 +4,7 @@ There is no arithmetic here. A plan says which parameters the kernels can update
 bucket (:mod:`polarstep.optim.by_tables`) each matrix belongs to. It is kept from step to step, so
 that a step of a thousand parameters does not spend its time in Python.
 
-After a few steps the launches of all buckets are captured as one CUDA graph, and a step is then one
+After the first steps all launches of a step are captured as one CUDA graph, and a step is then one
 replay. What changes from step to step lies in tensors that the graph reads: addresses, momenta,
 learning rates and decays, random numbers, carries. Nothing here waits for the device.
 """

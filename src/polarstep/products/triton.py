@@ -171,8 +171,8 @@ class _Kernels(Products):
         """Three launches a step: P = P(G), P·[W G] as one product, and G ← (PG)P.
 
         ``room`` holds three m×m matrices side by side, with W in the middle. G lies on one side of
-        W, so that both are one operand. The next G is written to the other side, as PG is on this
-        one.
+        W, so that both are one operand. PG replaces G there, and the next G is written to the other
+        side.
         """
 
         def polynomial_to(G: Tensor, polynomial: Polynomial, out: Tensor | None = None) -> Tensor:
