@@ -14,8 +14,7 @@ from torch import Tensor
 __all__ = ["normalized"]
 
 _BLOCK = 4096
-# Partial sums of all matrices together: enough programs to fill a GPU, few enough to add at the
-# end.
+# Partial sums of all matrices together: enough programs to fill a GPU, yet few numbers to add up.
 _SUMS = 1024
 
 

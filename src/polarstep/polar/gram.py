@@ -51,8 +51,7 @@ __all__ = [
 # Largest error in an eigenvalue of G_t before a restart, where ‖G_t‖ ≤ 1. A negative eigenvalue of
 # this size changes P(λ) by less than a tenth for every coefficient set we ship.
 TOLERATED_ERROR = 2e-2
-# The same after the last step, where no later step corrects it, unless the last step itself
-# settles.
+# The same after the last step, which no later step corrects, unless the last step itself settles.
 TOLERATED_AT_THE_END = 4e-3
 
 # Largest ε∏a_t for which the last step needs no restart before it to settle the error.

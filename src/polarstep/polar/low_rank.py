@@ -48,17 +48,15 @@ class LowRank(PolarMap):
             starts from the last step's factor. In an optimizer ``Warm()`` is the fastest of the
             three and, from the second step on, the most accurate for its price. It can also be a
             sketch or a range finder (:class:`polarstep.polar.Finder`) of your own.
-        inner: the polar map of the small matrix B. Its δ is a norm of B, as in Algorithm 2, which
-        is
+        inner: the polar map of the small matrix B. Its δ is a norm of B, as in Algorithm 2, and
             sharper than Algorithm 1's δ ≥ ‖M‖_op.
         orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
         always_sketch: sketch also where sketching costs more than the inner map in full space. For
             studies; no effect where ℓ ≥ min(m, n).
         keep: in an optimizer, the number of steps that share a basis Q. Every ``keep``-th step
-        makes
-            a new Q from its own M; the steps between use T = Q·inner(QᵀM) with that Q, without a
-            sketch. ‖T‖_op ≤ 1 holds at every step; what M gains outside Q's range waits in the
-            momentum for the next basis. A plain call of the map always makes a new basis.
+            makes a new Q from its own M; the steps between use T = Q·inner(QᵀM) with that Q,
+            without a sketch. ‖T‖_op ≤ 1 holds at every step; what M gains outside Q's range waits
+            in the momentum for the next basis. A plain call of the map makes a new basis.
     """
 
     rank: int = 200

@@ -56,8 +56,7 @@ class NewtonSchulz(PolarMap):
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
             raise ValueError(f"steps={self.steps!r}: expected an integer ≥ 0; 5 to 9 are usual")
-        # Arrays and tensors become tuples of floats, so that equal maps compare equal and hash
-        # alike.
+        # Arrays and tensors become tuples of floats, so that equal maps compare and hash alike.
         if not isinstance(self.coefficients, str):
             rows = coefficients.validated(self.coefficients)
             object.__setattr__(self, "coefficients", rows)
