@@ -49,9 +49,9 @@ def main() -> None:
         assert step is not None
         T = step.dense.to(M.dtype)
         run = functools.partial(polar, M, generator=fresh(options.device))
-        # B is of step.M, which on a GPU is a multiple of M; the certificate is the same for both.
+        # On a GPU step.M, and with it B, is a multiple of M; the certificate is the same for both.
         certify_it = functools.partial(cheap_certificate, step.M, T, polar, step.factors)
-        # In turn, so that a machine that slows down slows both.
+        # The two take turns, so that a machine that slows down slows both.
         times = [(seconds(run, M), seconds(certify_it, M)) for _ in range(repeats)]
         maps, certificates = zip(*times, strict=True)
         ratios = [certificate / whole for whole, certificate in times]
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def momentum_like(batch: int, m: int, n: int) -> torch.Tensor:
-    """One direction over a decaying tail, as momentum early in training: σ = 1, then k^-0.7/4."""
+    """Matrices like momentum early in training: σ₁ = 1, then a decaying tail k^-0.7/4."""
     g = rng.generator("certificate-cost", m, n)
     k = min(m, n)
     sigma = torch.arange(1, k + 1) ** -0.7 / 4

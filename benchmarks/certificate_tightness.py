@@ -2,8 +2,8 @@
 
     python benchmarks/certificate_tightness.py       # half a minute on a laptop
 
-Trains a 3-layer, 256-wide GPT on the shipped text for 30 steps from its first, shows every map the
-momentum matrices of seven of them, and prints both certificates of what it made of them.
+Trains a 3-layer, 256-wide GPT on the shipped text for 30 steps. Every map is then applied to the
+momentum matrices of seven of these steps, and both certificates of its T are printed.
 """
 
 from __future__ import annotations

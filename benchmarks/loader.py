@@ -3,9 +3,9 @@
     python benchmarks/loader.py                         # on a shard written for the occasion
     python benchmarks/loader.py 'data/fineweb_train_*.bin'
 
-Reads memory-mapped shards in the shuffled order, converts to int64 and checks the vocabulary, as a
-training run does; no model. The first pass over a cold file is bound by the disk, so each setting
-is timed on what the operating system has cached after a warm-up pass.
+Reads memory-mapped shards in shuffled order, converts to int64 and checks the vocabulary, as a
+training run does, but without a model. The disk limits the first pass over a file, so each setting
+is timed after a warm-up pass, when the operating system has cached the file.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@
     python benchmarks/polar_cost.py --json          # one object a row, for a script
     python benchmarks/polar_cost.py --copies 1 --repeats 3
 
-The loop is what one writes from the paper: float32, one parameter after the other, the polynomial
-as it stands, and nothing but it. The optimizer's rows are whole steps, momentum, decay and update
-included. Methods take turns, so that a busy machine slows all of them alike; times are medians.
+The loop follows the paper literally: float32, one parameter after the other, the polynomial and
+nothing else. The optimizer's rows are whole steps, momentum, decay and update included. Methods
+take turns, so that a busy machine slows all of them alike; times are medians.
 
-What it promises, on a CPU: a full-space step at least as fast as the loop with as many
-steps, and ``LowRank(200)`` at least five times as fast as the loop with seven.
+The promise, on a CPU: a full-space step is at least as fast as the loop with as many steps, and
+``LowRank(200)`` at least five times as fast as the loop with seven steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAPS: dict[str, PolarMap] = {
     "LowRank(200, sketch=Warm())": LowRank(200, sketch=Warm()),
 }
 
-# The row, the loop it is held against, and how many times as fast it should be.
+# For a row: the loop to compare it with, and how many times as fast the row should be.
 PROMISES = {
     "full space, 7 × quintic": ("loop, 7 steps", 1.0),
     "full space, 5 × quintic": ("loop, 5 steps", 1.0),
@@ -66,7 +66,7 @@ class Row:
 
 
 def momentum(count: int, m: int, n: int) -> list[Tensor]:
-    """Matrices whose singular values decay, as those of a momentum do."""
+    """Matrices whose singular values decay, as in momentum."""
     scale = torch.arange(1, n + 1) ** -0.7
     return [
         torch.randn(m, n, generator=rng.generator("polar cost", m, n, i)) * scale
@@ -75,7 +75,7 @@ def momentum(count: int, m: int, n: int) -> list[Tensor]:
 
 
 def newton_schulz_loop(gradients: list[Tensor], steps: int) -> list[Tensor]:
-    """The paper's quintic, written down."""
+    """The paper's quintic iteration, written literally."""
     results = []
     for G in gradients:
         X = G.T if G.shape[0] > G.shape[1] else G
@@ -132,7 +132,7 @@ def measure(copies: int, repeats: int, progress: Progress) -> list[Row]:
 
 
 def tables_of(rows: list[Row]) -> list[Table]:
-    """The rows of each shape, with what was promised beside what was measured."""
+    """A table for each shape, with the promised speed beside the measured speed."""
     tables = []
     for shape in SHAPES:
         table = Table(title=f"One step on a {shape} matrix, {rows[0].threads} thread(s)")

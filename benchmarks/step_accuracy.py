@@ -1,14 +1,14 @@
-"""How inexact is the fast step, in the precision that is timed?
+"""How inexact is the fast step, in the precision in which it is timed?
 
     python benchmarks/step_accuracy.py                 # on the GPU if there is one
     python benchmarks/step_accuracy.py --quick         # small matrices, to see that it works
 
-For every matrix, γ and ν of the map as it runs on this device, beside γ of Algorithm 1 in float64
-with the same rank and one power iteration: on four spectra, on a batch that mixes zero, rank-one and
-full-rank matrices, and on the momentum of a real GPT recorded from its first step, step after step,
-as a warm sketch or a basis that is kept sees it. A warm sketch is also followed on matrices of those
-spectra a tenth of which is new at every step. Δγ is what the fast map gives up; negative where it is
-the better one.
+For every matrix: γ and ν of the map as it runs on this device, and γ of Algorithm 1 in float64 with
+the same rank and one power iteration. The matrices have four spectra, or are a batch that mixes
+zero, rank-one and full-rank matrices, or the momentum of a real GPT, recorded at every step from
+the first on, as warm sketches and kept bases need it. Warm sketches are also followed on matrices
+of the four spectra, a tenth of which is new at every step. Δγ is the γ of the fast map minus that
+of Algorithm 1; it is negative where the fast map is better.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def synthetic(m: int, n: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def turning(m: int, n: int, steps: int) -> Iterator[tuple[str, list[Tensor]]]:
-    """A matrix of each spectrum step by step, with a tenth of it drawn anew, float64."""
+    """For each spectrum, a matrix at every step, a tenth of which each step draws anew; float64."""
     g = rng.generator("accuracy", "turning", m, n)
     k = torch.arange(1, m + 1, dtype=torch.float64)
 
@@ -76,7 +76,7 @@ def turning(m: int, n: int, steps: int) -> Iterator[tuple[str, list[Tensor]]]:
 
 
 def recorded(device: torch.device, steps: int) -> list[dict[str, Tensor]]:
-    """Momentum of a 256-wide GPT with zero-initialized projections, step by step, by parameter."""
+    """Momentum of a 256-wide GPT with zero-initialized projections: a dict for each step."""
     tokens, _, vocabulary = corpus_tokens()
     text = torch.from_numpy(tokens.astype("int64")).to(device)
     config = GPTConfig(vocab_size=len(vocabulary), width=256, layers=3, heads=4, context=128)
@@ -130,9 +130,9 @@ class Case:
 def stepped(
     polar: ps.LowRank, M: Tensor, carry: Carry, step: int, *key: int | str
 ) -> tuple[Tensor, Carry]:
-    """T of M at a step of an optimizer that goes on from ``carry``, and what it leaves.
+    """T of M at an optimizer step that continues from ``carry``, and the next carry.
 
-    ``key`` is that of the random numbers, but for what the map says they depend on.
+    The key of the random numbers is ``key`` followed by the map's ``numbers_at``.
     """
     drawn = polar.numbers_at(step, resumed=bool(carry))
     numbers = None
@@ -164,7 +164,7 @@ def main() -> None:
             case = Case(M, rank)
             for name, polar in maps(rank).items():
                 if polar.keep > 1:
-                    continue  # a basis of its own, as without
+                    continue  # its first step makes a basis of its own, as without keep
                 T = polar(M.float().to(device), generator=rng.generator("a", device=device))
                 report(f"{what}, {m}×{n}", name, *case.measure(T))
     for what, matrices in turning(short, 2 * short, steps=5):
@@ -176,14 +176,14 @@ def main() -> None:
                 followed.append(Case(M, rank).measure(T))
         report(f"{what}, turning", "warm", *(max(each) for each in zip(*followed, strict=True)))
     history = recorded(device, steps)
-    # With bases that are as old as they get among them: those made at every fourth step.
+    # These include steps with the oldest bases; a kept basis is made at every fourth step.
     measured = [step for step in range(len(history)) if step < 8 or step % 8 in (0, 7)]
     cases = {
         (step, key): Case(M[None], 64) for step in measured for key, M in history[step].items()
     }
     for name, polar in maps(64).items():
         delta, nu = [], []
-        carries: dict[str, Carry] = {}  # what the last step left of each
+        carries: dict[str, Carry] = {}  # the last step's carry for each parameter
         for step, matrices in enumerate(history):
             for key, M in matrices.items():
                 known = carries.get(key, Carry())

@@ -8,9 +8,9 @@
     python benchmarks/step_cost.py --beside ../before   # against the package of another checkout
     python benchmarks/step_cost.py --quick              # small matrices, a few seconds on a laptop
 
-Everything is measured in one run: AdamW (fused), torch's own Muon, and ours with several polar maps,
-on the same parameters. The floor is what no implementation can go below: the bytes that must move
-and the products that must be done, at the rates measured here.
+One run measures AdamW (fused), torch's own Muon, and ours with several polar maps, on the same
+parameters. The floor is the time that no implementation can go below: the bytes that must be moved
+and the products that must be computed, at the rates measured here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# With --beside this script also measures another version of the package. What that version may lack is
-# imported where it is used.
+# With --beside this script also measures another version of the package. Modules that the other
+# version may lack are imported where they are used.
 import polarstep as ps
 from polarstep import rng
 from timing import LEAST_MILLISECONDS, clock, machine, milliseconds, replayed_milliseconds
@@ -43,7 +43,7 @@ WORKLOADS: dict[str, tuple[list[tuple[int, int, int]], int, int]] = {
     "8B layer": ([(2, 4096, 4096), (3, 14336, 4096)], 248, 8),
     "CIFAR-10": ([(1, 64, 216), (1, 64, 576), (1, 256, 576), (3, 256, 2304)], 128, 10),
 }
-# With ten columns more than the rank, which is what LowRank(200) says.
+# Ten columns more than the rank, the default of LowRank(200).
 ON_A_CPU = {
     "nanoGPT": ([(4, 768, 768), (2, 3072, 768)], 200, 10),
     "one of each": ([(1, 768, 768), (1, 3072, 768)], 200, 10),
@@ -53,12 +53,12 @@ ON_A_CPU = {
 }
 QUICK = {"small": ([(3, 256, 256), (2, 384, 128)], 24, 8)}
 
-# As much gain as seven steps of the paper's quintic, in four.
+# Four steps with as much gain as seven steps of the paper's quintic.
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
 
 def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
-    """The polar maps that are compared, made when their turn comes."""
+    """Functions that make the polar maps to compare."""
 
     def low_rank(**options: Any) -> ps.LowRank:
         return ps.LowRank(rank, oversample, **options)
@@ -89,7 +89,7 @@ def parameters(shapes: list[tuple[int, int, int]], device: torch.device) -> list
 def optimizers(
     params: list[Tensor], rank: int, oversample: int, device: torch.device, *, others: bool = True
 ) -> Iterator[tuple[str, Callable[[], torch.optim.Optimizer]]]:
-    """Every optimizer of the table, made when its turn comes; without ``others`` AdamW and ours."""
+    """Functions that make the optimizers of the table; without ``others`` only AdamW and ours."""
     yield "AdamW, fused", lambda: torch.optim.AdamW(params, lr=1e-5, fused=True)
     if (
         others and hasattr(torch.optim, "Muon") and device.type == "cuda"
@@ -104,7 +104,7 @@ def optimizers(
 
 
 class HandWritten(torch.optim.Optimizer):
-    """Muon as one writes it in ten lines: a float32 quintic for one parameter after another."""
+    """Muon in ten lines: a float32 quintic for one parameter after another."""
 
     def __init__(self, params: list[Tensor], steps: int) -> None:
         super().__init__(params, {"steps": steps})
@@ -124,7 +124,7 @@ class HandWritten(torch.optim.Optimizer):
 
 
 class Batched(HandWritten):
-    """The same with care: all matrices of a shape at a time, and additions within the products."""
+    """The same, batched: all matrices of a shape at once, and additions within the products."""
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -170,7 +170,7 @@ def whole_steps(
 def _that_run(
     made: Iterable[tuple[str, Callable[[], torch.optim.Optimizer]]],
 ) -> Iterator[tuple[str, Callable[[], torch.optim.Optimizer]]]:
-    """Those whose options the package has; an earlier version may lack some."""
+    """The optimizers whose options the package has; an earlier version may lack some."""
     for label, make in made:
         try:
             make()
@@ -183,7 +183,7 @@ def _that_run(
 def _one_by_one(
     made: Iterable[tuple[str, Callable[[], torch.optim.Optimizer]]], device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """On a GPU, where the peak of the memory is that of one optimizer."""
+    """On a GPU: one optimizer at a time, so that the memory peak is its own."""
     for label, make in made:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -192,7 +192,7 @@ def _one_by_one(
         cycle = _cycle(optimizer)
         ms = milliseconds(_repeated(optimizer.step, cycle), device) / cycle
         row: dict[str, Any] = {"optimizer": label, "ms": ms}
-        if replay := _replay(optimizer):  # without the Python before it
+        if replay := _replay(optimizer):  # the time without Python
             row["device_ms"] = milliseconds(replay, device) / cycle
         state = sum(
             t.numel() * t.element_size()
@@ -208,9 +208,9 @@ def _one_by_one(
 def _in_turn(
     made: Iterable[tuple[str, Callable[[], torch.optim.Optimizer]]], rounds: int = 15
 ) -> Iterator[dict[str, Any]]:
-    """On a CPU, which others may slow down for a while: round by round, each in its turn.
+    """On a CPU: optimizers take turns, round by round, as other work may slow the CPU for a while.
 
-    A turn is a tenth of a second or more: of a step of ten milliseconds a hiccup would be all.
+    A turn is a tenth of a second or more, so that a hiccup is a small part of it.
     """
     steps = {}
     for label, make in made:
@@ -230,7 +230,7 @@ def _in_turn(
 
 
 def _cycle(optimizer: torch.optim.Optimizer) -> int:
-    """After how many steps the work of a step repeats."""
+    """The number of steps after which the work repeats."""
     polar = optimizer.param_groups[0].get("polar")
     return polar.keep if isinstance(polar, ps.LowRank) else 1
 
@@ -240,10 +240,10 @@ def _repeated(run: Callable[[], object], times: int) -> Callable[[], object]:
 
 
 def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
-    """What a cycle of steps launches, if it was captured."""
+    """A function that replays the graphs of a cycle of steps; ``None`` if none was captured."""
     if not isinstance(optimizer, ps.Muon):
         return None
-    # A version before, as --beside may measure, has its graphs under another name.
+    # An earlier version, measured with --beside, has its graphs under another name.
     replayed = optimizer._replayed if hasattr(optimizer, "_replayed") else optimizer._fused
     if not replayed._plan.graphs:
         return None
@@ -255,7 +255,7 @@ def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
 
 
 def phases(workload: Any, device: torch.device) -> dict[str, float]:
-    """Milliseconds of each phase of a warm LowRank step, each by itself."""
+    """Milliseconds of each phase of a warm LowRank step, timed separately."""
     from polarstep import products
 
     shapes, rank, oversample = workload
@@ -274,7 +274,7 @@ def phases(workload: Any, device: torch.device) -> dict[str, float]:
 def _phases_of(
     polar: ps.LowRank, M: Tensor, X: Tensor
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The second step of a warm map on M, in parts; with or without Z, as it goes on this device."""
+    """The second step of a warm map on M, in parts; with or without Z, as this device runs it."""
     from polarstep import products
     from polarstep.polar import Carry, Draw
     from polarstep.polar.orthonormal import orthonormalize, whitened_polynomials
@@ -324,7 +324,7 @@ def _update(X: Tensor, L: Tensor, R: Tensor, device: torch.device) -> Callable[[
 
 
 def rates(device: torch.device) -> dict[str, float]:
-    """Bytes and products per second that this device reaches: a large sum, a large product."""
+    """Bytes and FLOPs per second of this device, from a large sum and a large product."""
     from polarstep import products
 
     size = 2**28 if device.type == "cuda" else 2**24
@@ -382,9 +382,9 @@ def exponent(rows: list[dict[str, float]], label: str) -> float:
 
 
 def beside(path: Path, names: list[str], rounds: int, options: list[str]) -> list[dict[str, Any]]:
-    """Steps with this package and with the one under ``path``/src: medians, and of their ratios.
+    """Median times with this package and with the one under ``path``/src, and median ratios.
 
-    Each measurement is a process of its own. The two take turns and change their order from round to
+    Each measurement is a process of its own. The two packages take turns and swap their order each
     round, so that a machine that slows down slows both. AdamW is the control: its ratio is noise.
     """
     here = Path(__file__).resolve().parent.parent
@@ -447,7 +447,7 @@ def _steps_of(
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Bars of the whole step, shares of the phases, and the sweeps where there are any."""
+    """Draw bars of whole steps and of the phases, and the sweeps if there are any."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter, NullLocator
 
@@ -561,7 +561,7 @@ def main() -> None:
 
 
 def everything(workloads: dict[str, Any], device: torch.device, sweep: bool) -> dict[str, Any]:
-    """Rates of the device, and of each workload whole steps, their phases and the floor."""
+    """The device's rates, and for each workload whole steps, their phases and the floor."""
     record = {"machine": machine(device), "steps": [], "phases": {}, "floor": {}}
     print(record["machine"])
     record["rates"] = rate = rates(device)

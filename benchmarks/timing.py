@@ -1,4 +1,4 @@
-"""How the benchmarks time: medians of many, after warming up, of what the device really does."""
+"""Timing for the benchmarks: medians of many runs after a warm-up, synchronized with the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-# What is over in no time is repeated for this long: a hiccup of the host would be all of it.
+# Short runs are repeated for this long, so that a hiccup of the host is a small part.
 LEAST_MILLISECONDS = 100
 
 

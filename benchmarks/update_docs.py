@@ -3,10 +3,9 @@
     python benchmarks/update_docs.py            # write
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
-A page has a marker ``<!-- KIND: RECORD -->``, of kind table, device, speedup or accuracy; what
-follows it up to the next blank line is the table made from that record. What lies between
-``<!-- results: FOLDER -->`` and ``<!-- end -->`` is made from the archives of runs below that folder:
-nothing, as long as there are none.
+After a marker ``<!-- KIND: RECORD -->``, of kind table, device, speedup or accuracy, a page has the
+table made from the record, up to the next blank line. Between ``<!-- results: FOLDER -->`` and
+``<!-- end -->`` are the results of the archived runs below the folder; it is empty without runs.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ def step_table(record: Path) -> str:
 
 
 def device_table(record: Path) -> str:
-    """Times of the same steps on the device alone, where they are one graph."""
+    """Times of the same steps on the device alone, for steps that are one graph."""
     return _by_workload(
         record, lambda row: f"{row['device_ms']:.3f} ms" if "device_ms" in row else None
     )
 
 
 def speedup_table(record: Path) -> str:
-    """How many times faster than the loop of seven steps, where one was timed."""
+    """How many times as fast as the loop of seven steps, for workloads where it was timed."""
     steps = json.loads(record.read_text())["steps"]
     loop = {row["workload"]: row["ms"] for row in steps if row["optimizer"].endswith("Schulz 7")}
 
@@ -49,7 +48,7 @@ def speedup_table(record: Path) -> str:
 
 
 def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> str:
-    """A row an optimizer and a column a workload; without the rows that have nothing to show."""
+    """A row for each optimizer and a column for each workload, without rows that are empty."""
     steps = json.loads(record.read_text())["steps"]
     loads = list(dict.fromkeys(row["workload"] for row in steps))
     lines = ["| optimizer | " + " | ".join(loads) + " |", "|---|" + "---|" * len(loads)]
@@ -72,7 +71,7 @@ def accuracy_table(record: Path) -> str:
 
 
 def results_tables(folder: Path) -> str:
-    """The comparisons of all methods among the archived runs below a folder, with their sources."""
+    """Tables that compare the methods of the archived runs below a folder, with their sources."""
     archives = sorted(folder.rglob("records.jsonl"))
     if not archives:
         return ""
@@ -117,7 +116,7 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    """Write, or check."""
+    """Write the pages, or with --check compare them."""
     stale = []
     for page in PAGES:
         path = ROOT / page

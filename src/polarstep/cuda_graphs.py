@@ -12,7 +12,7 @@ __all__ = ["captured", "in_a_graph"]
 
 
 def in_a_graph() -> bool:
-    """Whether what is launched now is captured for later replays, and does not run."""
+    """Whether kernels launched now are captured for later replays instead of being run."""
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return initialized and torch.cuda.is_current_stream_capturing()
 
@@ -21,15 +21,15 @@ def in_a_graph() -> bool:
 def captured(
     graph: torch.cuda.CUDAGraph, beside: torch.cuda.CUDAGraph | None = None
 ) -> Iterator[None]:
-    """Capture into ``graph`` what is launched inside on the current device; it does not run yet.
+    """Capture into ``graph`` the launches of the block on the current device, without running them.
 
-    It works in the memory of the graph ``beside`` it, if there is one; they must not run at a time.
+    The graph shares the memory of the graph ``beside`` it, if given; the two must not run at once.
 
-    Another thread (a loader that pins memory) may use CUDA meanwhile. This one must not free a graph:
-    that ends the capture with an error, and the garbage collector would do it whenever it pleases to
-    an old graph in a cycle. So it does not collect here. Nor before: that takes 0.2 s, a tenth of a
-    whole run on CIFAR-10. And cached memory is not given back first, as ``torch.cuda.graph`` does,
-    unless there is no room without: everything would be allocated again.
+    Other threads (a loader that pins memory) may use CUDA meanwhile. Freeing a CUDA graph on this
+    thread aborts a capture, and Python's collector may do so at any time; it is disabled until the
+    capture ends. It is not run beforehand: that takes 0.2 s, a tenth of a whole run on CIFAR-10.
+    Cached memory is given back first only if there is no room otherwise, unlike in
+    ``torch.cuda.graph``, since everything would have to be allocated again.
     """
     _make_room()
     stream = _stream()
@@ -53,7 +53,7 @@ _STREAMS: dict[int, torch.cuda.Stream] = {}
 
 
 def _stream() -> torch.cuda.Stream:
-    """The one that captures on the current device: graphs share memory that one stream allocated."""
+    """The capture stream of the current device: graphs share memory only within one stream."""
     device = torch.cuda.current_device()
     if device not in _STREAMS:
         _STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -61,9 +61,9 @@ def _stream() -> torch.cuda.Stream:
 
 
 def _make_room() -> None:
-    """Give cached memory back where the device has less than that: a capture cannot.
+    """Give cached memory back if the device has less free than cached; a capture cannot do so.
 
-    It needs about what the same launches, not captured, have left in the cache.
+    A capture needs about as much as the same launches, run before, have left in the cache.
     """
     free, _ = torch.cuda.mem_get_info()
     if free < torch.cuda.memory_reserved() - torch.cuda.memory_allocated():

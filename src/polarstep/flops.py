@@ -1,8 +1,8 @@
 """Cost formulas in the paper's convention.
 
 A multiply and an add count as one FLOP each, so a product (m×k)(k×n) costs 2mkn; a square root or a
-division counts as one; symmetry of XXᵀ is not exploited; drawing random numbers, comparisons and
-moving memory are free. Everything here is integer arithmetic on shapes: nothing needs torch.
+division counts as one. The symmetry of XXᵀ is not used. Drawing random numbers, comparisons and
+moving memory are free. Everything here is integer arithmetic on shapes and needs no torch.
 
 Notation as in the paper: M is m×n, d₀ = min(m, n), d₁ = max(m, n), ℓ = s + p is the width of the
 sketch, h the number of power iterations and q the number of polynomial steps.
@@ -38,9 +38,9 @@ def newton_schulz(m: int, n: int, steps: int, degree: int = 5) -> int:
     """``steps`` odd polynomials of the given degree, applied to the matrix itself.
 
     The quintic costs q(4d₁d₀² + 2d₀³) (Section 2.2 of the paper): XXᵀ, its square, and their
-    combination times X. In general p(X) = r(XXᵀ)X with r of degree (degree − 1)/2 by Horner's rule,
-    so that every further degree of r is one more d₀×d₀ product. The d₀² and d₀d₁ additions of the
-    polynomial are not counted, as in the paper.
+    combination times X. In general p(X) = r(XXᵀ)X with r of degree (degree − 1)/2, evaluated by
+    Horner's rule, where each further degree of r is one more d₀×d₀ product. The polynomial's
+    d₀² and d₀d₁ additions are not counted, as in the paper.
     """
     d0, d1 = min(m, n), max(m, n)
     return steps * (4 * d1 * d0**2 + 2 * d0**3 * (_degree_in_gram(degree) - 1))
@@ -50,8 +50,8 @@ def gram_newton_schulz(m: int, n: int, steps: int, degree: int = 5) -> int:
     """The same polynomials iterated on the Gram matrix and applied to the matrix once.
 
     XXᵀ and the final product cost 2d₁d₀² each, whatever the number of steps. A step on the d₀×d₀
-    Gram matrix R forms r(R) by Horner's rule, multiplies it into the accumulated factor (nothing to
-    multiply in the first step) and updates R ← r(R)²R (not needed after the last).
+    Gram matrix R forms r(R) by Horner's rule, multiplies it into the accumulated factor (not in the
+    first step) and updates R ← r(R)²R (not in the last step).
     """
     if steps == 0:
         return 0
@@ -64,8 +64,8 @@ def gram_newton_schulz(m: int, n: int, steps: int, degree: int = 5) -> int:
 def qr(m: int, ell: int) -> int:
     """Householder QR of an m×ℓ matrix, R alone: 2mℓ² − ⅔k³ with k = min(m, ℓ), in whole FLOPs.
 
-    For ℓ ≤ m this is the paper's 2mℓ² − ⅔ℓ³. For ℓ > m it is the form that Table 2 obeys: there the
-    paper sketches 64-row matrices with ℓ = 138 (see docs/flops.md).
+    For ℓ ≤ m this is the paper's 2mℓ² − ⅔ℓ³. For ℓ > m it agrees with the paper's Table 2, where
+    64-row matrices are sketched with ℓ = 138 (see docs/flops.md).
     """
     return 2 * m * ell**2 - 2 * min(m, ell) ** 3 // 3
 
@@ -87,7 +87,7 @@ def power_products(power: float) -> int:
     """
     products = 2 * power
     if products < 0 or products != int(products):
-        raise ValueError(f"power={power!r}: expected 0, ½, 1, 1½, …: each product by M or Mᵀ is ½")
+        raise ValueError(f"power={power!r}: expected 0, ½, 1, 1½, …; a product by M or Mᵀ counts ½")
     return int(products)
 
 
@@ -105,10 +105,10 @@ def low_rank_parts(
     """Algorithm 1 on an m×n matrix, part by part; :func:`low_rank` is their sum.
 
     Forming Y = (MMᵀ)ʰMΩ costs 2mnℓ(2h + 1). Q has k = min(m, ℓ) columns, so that B = QᵀM and the
-    lift QZ cost 2mnk each. ``inner_flops`` is the cost of the inner map on the k×n matrix B,
-    ``sketch_flops`` that of MΩ (a dense product unless told otherwise; for Algorithm 2 pass
-    :func:`kaczmarz_sketch`), ``orth_flops`` that of all orthonormalizations (one QR unless told
-    otherwise). A basis that is kept for ``keep`` steps is charged to each of them in equal parts.
+    lift QZ cost 2mnk each. ``inner_flops`` is the cost of the inner map on the k×n matrix B.
+    ``sketch_flops`` is the cost of MΩ (default: a dense product; for Algorithm 2 pass
+    :func:`kaczmarz_sketch`). ``orth_flops`` is the cost of all orthonormalizations (default: one
+    QR). The cost of a basis that is kept for ``keep`` steps is divided equally among them.
     """
     k = min(m, ell)
     basis = {

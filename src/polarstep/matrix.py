@@ -47,18 +47,18 @@ class MatrixView:
     ) -> MatrixView:
         """Read a tensor of ``shape`` as matrices.
 
-        ``layout="conv"`` flattens everything behind the first dimension; ``"stack"`` takes the
-        last two dimensions as the matrix and the leading ones as a batch. ``"auto"`` does what the
-        number of dimensions suggests: 4 and 5 are a 2-d or 3-d convolution, 3 is a stack. (A 1-d
-        convolution has 3 as well: say ``"conv"``; :func:`polarstep.muon_for` knows it by its module.)
+        ``layout="conv"`` flattens all dimensions after the first; ``"stack"`` takes the last two
+        dimensions as the matrix and the leading dimensions as a batch. ``"auto"`` goes by their
+        number: 4 and 5 are a 2-d or 3-d convolution, 3 is a stack. (A 1-d convolution has 3 as well
+        and needs ``"conv"``, which :func:`polarstep.muon_for` chooses by its module.)
         """
         if layout not in get_args(Layout):
             raise ValueError(f"layout={layout!r}: expected one of {', '.join(get_args(Layout))}")
         if len(shape) < 2:
             raise ValueError(
-                f"{name} has shape {tuple(shape)}: Muon updates matrices, and this has fewer than "
-                'two dimensions; give it to AdamW or SGD in a group with algorithm="adamw" or '
-                '"sgd", or let polarstep.muon_for(model) route it'
+                f"{name} has shape {tuple(shape)}: Muon updates matrices, but this parameter has "
+                "fewer than two dimensions; give it to AdamW or SGD in a group with "
+                'algorithm="adamw" or "sgd", or let polarstep.muon_for(model) route it'
             )
         if layout == "auto":
             layout = "conv" if len(shape) in (4, 5) else "stack"

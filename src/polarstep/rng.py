@@ -8,8 +8,8 @@ be drawn again after a resume, in another process, or by a test:
 >>> torch.equal(torch.randn(3, generator=a), torch.randn(3, generator=b))
 True
 
-There is one exception. A CUDA graph draws new numbers at each replay only from a generator that it
-knows, which is torch's own; so while one is captured, that is the generator, whatever the key.
+There is one exception. Each replay of a CUDA graph draws new numbers only from torch's default
+generator. So :func:`generator` returns the default generator while a graph is captured.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def key_to_seed(*key: int | str) -> int:
 def generator(*key: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """Make a generator on ``device`` whose stream is a function of ``key`` alone.
 
-    For what a CUDA graph captures it is torch's default one of that GPU, which ``torch.manual_seed``
-    seeds and every replay advances.
+    While a CUDA graph is captured, return torch's default generator of that GPU instead, which
+    ``torch.manual_seed`` seeds and every replay advances.
     """
     device = torch.device(device)
     if device.type == "meta":

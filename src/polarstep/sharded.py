@@ -1,7 +1,7 @@
 """Sharded parameters (``DTensor``, as FSDP2 leaves them): whole matrices from shards, and back.
 
-A polar factor is a function of the whole matrix. So every rank gathers M and computes all of T,
-the same everywhere, as sketches are keyed by seed, shape and step; of T it keeps its own part.
+A polar factor is a function of the whole matrix. So every rank gathers M, computes all of T and
+keeps its own part. T is the same on every rank, as sketches are keyed by seed, shape and step.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 __all__ = ["is_sharded", "local", "placed_like", "whole", "whole_of_local"]
 
 
-# Of these there is no need to ask, which takes a microsecond where the answer is no.
+# Types that are never sharded; hasattr would take a microsecond to say so.
 _PLAIN = (Tensor, nn.Parameter)
 
 
 def is_sharded(X: object) -> TypeGuard[DTensor]:
-    """Whether ``X`` is a ``DTensor``, asked without the second that importing it takes."""
+    """Whether ``X`` is a ``DTensor``, without importing DTensor, which takes a second."""
     return type(X) not in _PLAIN and hasattr(X, "full_tensor")
 
 
 def whole(X: Tensor) -> Tensor:
-    """``X`` itself or, gathered by all ranks together, the tensor whose part each of them has."""
+    """``X`` itself if it is not sharded, else the whole tensor, gathered from all ranks."""
     return X.full_tensor() if is_sharded(X) else X
 
 
 def local(X: Tensor) -> Tensor:
-    """This rank's part of ``X`` where it lies: for what is done entry by entry, and in place."""
+    """This rank's part of ``X``, not copied, for elementwise operations in place."""
     return X.to_local() if is_sharded(X) else X
 
 
 def placed_like(X: Tensor, p: Tensor) -> Tensor:
-    """``X`` with the placements of ``p``; of a whole ``X`` each rank keeps its part, nothing is sent."""
+    """``X`` placed as ``p`` is; each rank keeps its part of a whole ``X``, and nothing is sent."""
     if not is_sharded(p):
         return X
     from torch.distributed.tensor import DTensor, Replicate
@@ -48,10 +48,10 @@ def placed_like(X: Tensor, p: Tensor) -> Tensor:
 
 
 def whole_of_local(X: Tensor, p: Tensor) -> Tensor:
-    """The tensor of which ``X`` is this rank's part, laid out as ``p`` is.
+    """The whole tensor of which ``X`` is this rank's part, where shards are laid out as in ``p``.
 
-    What is done entry by entry is done on local parts, since operations between two sharded tensors may
-    lose how their rows are laid out (``_StridedShard`` in torch 2.9).
+    Elementwise work is done on local parts, because operations between two sharded tensors may lose
+    the layout of their rows (``_StridedShard`` in torch 2.9).
     """
     if not is_sharded(p):
         return X

@@ -1,8 +1,8 @@
-"""Files that are either the old version or the new one, never half of one.
+"""Write files atomically: after a crash a file is the old version or the new, never half a file.
 
-A file is written beside its target, forced to disk and renamed over it; a rename within a folder
-is atomic, so a process killed at any moment leaves a complete file. Lines of a log are the
-exception: they are appended one by one, and whoever resumes the log cuts it back to a known length.
+A file is written beside its target, forced to disk and renamed over the target. A rename within a
+folder is atomic, so a process killed at any moment leaves a complete file. Logs are the exception:
+lines are appended one by one, and a resumed run cuts its log back to a known length.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_atomically(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
-    # Not mkstemp, whose files only their owner may read: results are there to be shared.
+    # mkstemp's files are readable by their owner only, but results are to be shared.
     handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         with _explaining_lack_of_room(path), os.fdopen(handle, "wb") as file:
@@ -61,7 +61,7 @@ def write_atomically(
 
 @contextmanager
 def _explaining_lack_of_room(path: Path) -> Iterator[None]:
-    """Raise a :class:`StorageError` where a write to ``path`` in this block finds no room."""
+    """Raise a :class:`StorageError` if a write to ``path`` in this block finds no room."""
     try:
         yield
     except Exception as error:
@@ -71,7 +71,7 @@ def _explaining_lack_of_room(path: Path) -> Iterator[None]:
 
 
 def _no_room(path: Path, error: BaseException) -> StorageError | None:
-    """The error to raise where a write to ``path`` failed for lack of room; else ``None``."""
+    """The error to raise if a write to ``path`` failed for lack of room; else ``None``."""
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
@@ -135,11 +135,11 @@ def read_json(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; none where there is no file, without an incomplete last line."""
+    """The objects of a JSONL file, without an incomplete last line; empty if there is no file."""
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")
-    complete = lines[:-1]  # what follows the last newline is empty, or a line cut short by a kill
+    complete = lines[:-1]  # after the last newline: nothing, or a line cut short by a kill
     rows = []
     for number, line in enumerate(complete, start=1):
         try:
@@ -159,8 +159,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class JsonLines:
     """A log of one JSON object per line; each line is handed to the operating system at once.
 
-    ``length`` cuts an existing log back to its first ``length`` bytes: a run resumed from a
-    checkpoint forgets the lines written after it and writes them again.
+    An existing log is cut back to its first ``length`` bytes: a run resumed from a checkpoint drops
+    the lines written after the checkpoint and writes them again.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:
@@ -172,8 +172,8 @@ class JsonLines:
                 f"{path} has {size} bytes but the checkpoint was taken when it had {length}: the "
                 "log was cut or replaced; start the run anew with --force"
             )
-        # Unbuffered: a buffer would try a failed write once more when the log is closed, and the
-        # error of that second try would hide the first.
+        # Unbuffered: a buffer would repeat a failed write when the log is closed, and the second
+        # error would hide the first.
         self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
         self._file.truncate(length)
         self._file.seek(length)
@@ -183,7 +183,7 @@ class JsonLines:
         text = json.dumps(to_json(row), ensure_ascii=False, allow_nan=False) + "\n"
         line = memoryview(text.encode())
         with _explaining_lack_of_room(self.path):
-            while line:  # close to a limit, the system takes a part of the line
+            while line:  # near a size limit, the system may take only part of a line
                 line = line[self._file.write(line) :]
 
     def sync(self) -> int:

@@ -208,7 +208,7 @@ def bad_gradients():
         "sparse",
         torch.ones(4, 6).to_sparse(),
         TypeError,
-        (r"gradient of layout torch.sparse_coo: expected a dense one; build its module with"),
+        (r"gradient of layout torch.sparse_coo: expected a dense gradient; build its module with"),
     )
 
 

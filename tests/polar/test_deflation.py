@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from polarstep.polar.iterate import iterate
+from polarstep.products.cpu import Cpu
 from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal, with_singular_values
 from torch.utils._python_dispatch import TorchDispatchMode
 

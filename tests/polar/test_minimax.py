@@ -128,7 +128,7 @@ def test_composition_is_centred_and_every_step_improves_it(lower, degree):
     for steps in range(1, 8):
         least, most = composition_range(polar_express(lower, steps, degree), lower)
         E = 1 - least
-        assert most <= 1 + E + 1e-8  # a gain of 1e6 on float64's rounding, which CPUs differ in
+        assert most <= 1 + E + 1e-6  # a gain of 1e6 on rounding errors, which CPUs differ in
         errors.append(E)
     strictly = [e for e in errors if e > 1e-12]
     assert strictly == sorted(set(strictly), reverse=True)
@@ -257,5 +257,5 @@ def test_a_degree_for_each_step():
     errors = [float((evaluate(p, x) - 1).abs().max()) for p in (mixed, polar_express(0.01, 4))]
     assert errors[0] < errors[1] / 10
     assert polar_express(0.01, 2, (5, 5)) == polar_express(0.01, 2)
-    with pytest.raises(ValueError, match="one for each of 3 steps"):
+    with pytest.raises(ValueError, match="expected one degree, or 3, one for each step"):
         polar_express(0.01, 3, (5, 5))

@@ -1,24 +1,23 @@
-"""A certificate that every step can afford: upper bounds on γ and ν without an SVD of M.
+"""A certificate cheap enough for every step: upper bounds on γ and ν without an SVD of M.
 
-**γ.** All that is expensive in γ = 1 − ⟨M, T⟩/‖M‖_* is the nuclear norm, and an upper bound on it
-bounds γ from above. For any Q with orthonormal columns and B = QᵀM, a sketch's ℓ rows,
+**γ.** Only the nuclear norm in γ = 1 − ⟨M, T⟩/‖M‖_* is expensive, and an upper bound on the nuclear
+norm bounds γ from above. For any Q with ℓ orthonormal columns and B = QᵀM, as from a sketch,
 
     ‖M‖_* ≤ ‖B‖_* + √(d₀ − ℓ)·‖M − QB‖_F,     ‖M − QB‖²_F = ‖M‖²_F − ‖B‖²_F,
 
-because the residual has rank at most d₀ − ℓ. Two bounds on ‖B‖_* are at hand, and the smaller is
-taken:
+because the residual has rank at most d₀ − ℓ. The smaller of two bounds on ‖B‖_* is taken:
 
 * Σᵢ‖eᵢᵀB‖₂, the sum of the row norms. It is at most √ℓ‖B‖_F, and near ‖B‖_* itself when the rows
   are sorted by strength, which is what a basis from Gram–Schmidt on a power iteration gives.
 * ⟨B, Z⟩ + ℓδ·max_{0≤x≤1} x(1 − p_q(x)) for Z = p_q(B/δ), as no singular value σ loses more than
-  σ(1 − p_q(σ/δ)) of its alignment. It holds whatever the basis, and is best with many steps.
+  σ(1 − p_q(σ/δ)) of its alignment. It holds for any basis, and is tightest with many steps.
 
 A sketched map has B already (:class:`polarstep.polar.base.Factors`), so the cost is a few norms. For a
 full-space map the second bound applies with B = M, and the first with a small sketch of its own.
 
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
-polynomials, and a little more for the others. It is a number that depends on the map alone; for a
-map we do not know, √(‖T‖₁‖T‖_∞) takes its place.
+polynomials, and a little more for the others. This bound depends on the map alone; for an unknown
+map, √(‖T‖₁‖T‖_∞) takes its place.
 
 Rounding is allowed for: the bounds hold for the T that was computed, not only for exact arithmetic.
 """
@@ -44,7 +43,7 @@ __all__ = ["certified", "cheap_certificate"]
 def certified(
     polar: PolarMap, M: Tensor, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Certificate]:
-    """T(M), bit for bit what ``polar`` gives, and its cheap certificate.
+    """T(M), bit for bit equal to ``polar(M)``, and its cheap certificate.
 
     >>> import polarstep as ps
     >>> M = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
@@ -57,7 +56,7 @@ def certified(
     if step is None:
         return M.clone(), cheap_certificate(M, M, polar)
     T = step.dense.to(M.dtype).reshape(M.shape)
-    # On a GPU the step was on a multiple of M, and B is of that; the bounds are the same for both.
+    # On a GPU step.M, and with it B, is a multiple of M; the bounds are the same for both.
     return T, cheap_certificate(step.M.reshape(M.shape), T, polar, step.factors)
 
 
@@ -71,7 +70,7 @@ def cheap_certificate(
         M: matrices of shape ``(..., m, n)``.
         T: what ``polar`` made of them.
         polar: the map, where it is known; its polynomial sharpens both bounds.
-        factors: those of the step that made T, or ``None``.
+        factors: the factors of T from the same step, or ``None``.
     """
     if M.shape != T.shape or M.ndim < 2:
         raise ValueError(
@@ -84,7 +83,7 @@ def cheap_certificate(
     inner = None if polar is None else polar.innermost
     B = None if factors is None else factors.B
     norm = _norm(M)
-    if bool(((norm < 1e-15) | (norm > 1e15)).any()):  # squares are leaving the range of float32
+    if bool(((norm < 1e-15) | (norm > 1e15)).any()):  # squares would leave float32's range
         M, s = unit_scaled(M)
         norm = _norm(M)
         B = None if B is None else B * s
@@ -105,7 +104,7 @@ def cheap_certificate(
     largest = _largest_value(inner, T, norm) + _rounding_of_norm(precision)
     if loss is not None:
         nuclear = torch.minimum(nuclear, alignment + loss)
-    # Rounding of ⟨M, T⟩ as it was summed here, and of the products behind B and T.
+    # Rounding errors of the sum ⟨M, T⟩, and of the products that made B and T.
     slack = (16 * torch.finfo(M.dtype).eps * math.sqrt(d0) * largest + precision) * norm
     bound = 1 - (alignment - slack) / (nuclear + slack)
     nonzero = norm > 0
@@ -116,8 +115,8 @@ def cheap_certificate(
 def _by_own_sketch(X: Tensor, norm: Tensor) -> Tensor:
     """A bound on ‖M‖_* for a full-space map, from a sketch of d₀/48 rows of its own.
 
-    Its basis is that of MMᵀE with E some of the coordinates, so it costs two products of size
-    m·n·d₀/48 where five Newton–Schulz steps have four to fifteen of size m·n·d₀.
+    Its basis spans MMᵀE, where E selects d₀/48 coordinates. So it costs two products of size
+    m·n·d₀/48, where five Newton–Schulz steps have four to fifteen of size m·n·d₀.
     """
     d0 = X.shape[-2]
     width = max(8, d0 // 48)
@@ -136,14 +135,14 @@ def _row_norms(B: Tensor) -> Tensor:
 
 def _outside(norm_B: Tensor, norm: Tensor, rank: int, precision: float) -> Tensor:
     """√rank·‖M − QB‖_F ≥ ‖M − QB‖_*, with room for the cancellation in ‖M‖² − ‖B‖²."""
-    # Rounding of entries is random, so of a sum of many squares it leaves far less than ε.
+    # Entries are rounded at random, so a sum of many squares is off by far less than ε.
     room = 8 * precision if precision < 1e-5 else precision / 64
     energy = norm.double().square() * (1 + room) - norm_B.double().square()
     return (math.sqrt(rank) * energy.clamp_min(0).sqrt()).to(norm.dtype)
 
 
 def _largest_value(inner: PolarMap | None, T: Tensor, norm: Tensor) -> Tensor:
-    """A bound on ‖T‖_op: what the map knows of itself, or from T's rows and columns."""
+    """A bound on ‖T‖_op: the map's own bound if it has one, else from T's rows and columns."""
     known = None if inner is None else inner.largest_value(norm)
     if known is not None:
         return known
@@ -161,8 +160,8 @@ def _rounding_of_norm(precision: float) -> float:
 def _inner_product(X: Tensor, Y: Tensor) -> Tensor:
     """⟨X, Y⟩ of every pair.
 
-    Where one of the two is a transposed view, an elementwise product would miss the cache at every
-    entry; diagonals of small products XᵀY over 16 columns at a time do not.
+    If one of the two is a transposed view, an elementwise product would miss the cache at every
+    entry. Products XᵀY of 16 columns at a time, of which the diagonal is used, do not.
     """
     if X.is_contiguous() == Y.is_contiguous():
         X, Y = (X, Y) if X.is_contiguous() else (X.mT, Y.mT)

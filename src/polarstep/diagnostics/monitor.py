@@ -1,19 +1,20 @@
-"""Watch a running optimizer without touching it.
+"""Watch a running optimizer without changing its steps.
 
 A :class:`Monitor` samples every N-th step of a :class:`polarstep.Muon` and records, per matrix: γ and
 ν of the polar step, how much of the momentum the sketch captured, stable and effective rank, and per
 parameter the relative length of its update and the tail index of its gradient noise. Between samples
-it costs nothing but a comparison. It reads what the optimizer shows to its hooks and draws no random
-numbers, so the trajectory is the same bit for bit with a monitor and without.
+it costs one comparison a step. It only reads what the optimizer passes to hooks and draws no random
+numbers, so the trajectory is the same bit for bit with and without a monitor.
 
     monitor = Monitor(optimizer, every=100, jsonl="gamma.jsonl", tensorboard=SummaryWriter())
     …train…
     monitor.heatmap("gamma.png")
 
-The tail index is Hill's, of the entries of G_k − G_{k−1} with G_k the gradient of step k: between
-neighbouring steps the true gradient hardly changes, and a difference of two noises has the tail of
-one. Entries are neither independent nor the norms the paper's assumption is about; for those take
-per-sample gradients (:mod:`polarstep.theory.tail_index`). It is a thermometer, not a proof.
+The tail index is Hill's estimate from the entries of G_k − G_{k−1}, with G_k the gradient of step
+k. Between neighbouring steps the true gradient hardly changes, and the difference of two noises has
+the same tail as each. But entries are not independent, and the paper's assumption is about norms;
+to test that assumption take per-sample gradients (:mod:`polarstep.theory.tail_index`). The index
+indicates a heavy tail; it proves nothing.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ TAIL_ENTRIES = 100_000
 
 
 class ScalarWriter(Protocol):
-    """What ``torch.utils.tensorboard.SummaryWriter`` is to us."""
+    """The part of ``torch.utils.tensorboard.SummaryWriter`` that a monitor uses."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
         """Record one number."""
 
 
 class Monitor:
-    """Samples an optimizer every ``every`` steps; see the module for what and how.
+    """Samples an optimizer every ``every`` steps; the module's docstring says what is measured.
 
     Args:
         optimizer: any :class:`polarstep.Muon`, such as :func:`polarstep.muon_for` gives.
@@ -60,9 +61,9 @@ class Monitor:
         tensorboard: a ``SummaryWriter``, or anything with its ``add_scalar``.
         exact: γ and ν from singular values, with ranks and captured energy. ``False`` takes the
             cheap certificate's bounds and leaves the spectral columns out, for large models.
-        select: which parameters to watch, by name; all unless given.
-        tail: whether to estimate tail indices; they need a copy of the gradients of the step before
-            a sampled one.
+        select: which parameters to watch, by name; by default all.
+        tail: whether to estimate tail indices, which takes a copy of the gradients before each
+            sampled step.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class Monitor:
     ) -> None:
         if not isinstance(optimizer, Muon):
             raise TypeError(
-                f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, whose polar "
-                "steps there are to measure; polarstep.muon_for(model) makes one"
+                f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, which has polar "
+                "steps to measure; polarstep.muon_for(model) makes one"
             )
         if every < 1:
             raise ValueError(f"every={every}: expected a number of steps ≥ 1, such as 100")
@@ -134,7 +135,7 @@ class Monitor:
         if self._step % self.every:
             return
         self._before = {p: p.detach().clone() for _, p in self._watched()}
-        # Only now: a hook in place makes the optimizer show every step.
+        # Registered for sampled steps only: with a hook the optimizer cannot replay its graph.
         self._polar = self.optimizer.register_polar_hook(self._look)
 
     @torch.no_grad()
@@ -173,7 +174,7 @@ class Monitor:
             }
 
     def _finish(self, step: int) -> None:
-        """Join what the polar hook saw with what happened to each parameter, and write it."""
+        """Join the polar hook's measurements with those of each parameter, and write the rows."""
         seen: dict[str, list[Row]] = {}
         for row in self._pending:
             seen.setdefault(row["parameter"], []).append(row)

@@ -1,7 +1,7 @@
-"""Triton kernels: what a step on a GPU is made of where torch's own operations cost too much.
+"""Triton kernels for the parts of a GPU step where torch's own operations cost too much.
 
-Every kernel has a plain torch twin with the same contract, which is the reference in the tests and
-what runs where there is no Triton. Importing this package needs neither Triton nor a GPU.
+Every kernel has a plain torch twin with the same contract. The twin is the reference in the tests
+and runs where Triton is missing. Importing this package needs neither Triton nor a GPU.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def interpreted() -> bool:
 
 
 def available(device: torch.device) -> bool:
-    """Whether tensors on ``device`` can be given to the kernels."""
+    """Whether the kernels can work on tensors on ``device``."""
     return _HAS_TRITON and (device.type == "cuda" or interpreted())

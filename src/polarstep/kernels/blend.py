@@ -1,6 +1,6 @@
-"""A warm sketch's next start, ``S ← X + ε·Nᵀ``, in the launch that makes the product X.
+"""A warm sketch's next start, ``S ← X + ε·Nᵀ``, in the same launch as the product X.
 
-X is a batch of matrices; N is one matrix of random numbers for all of them.
+X is a batch of matrices; N is one matrix of random numbers that the batch shares.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _product_and_blend_kernel(
     # H is (batch, L, L), B and X (batch, L, N), start (batch, width, N), numbers (width, N).
     batch = tl.program_id(1).to(tl.int64)
     rows = tl.cdiv(L, BM)
-    row = tl.program_id(0) % rows  # those in flight together share columns of B
+    row = tl.program_id(0) % rows  # programs that run together share columns of B
     side = (tl.program_id(0) // rows) * BN
     r = row * BM + tl.arange(0, BM)
     c = side + tl.arange(0, BN)
@@ -53,10 +53,10 @@ def _product_and_blend_kernel(
         b += BK * N
     kept = width
     if SKIP:
-        kept = tl.where(tl.load(finite + batch) != 0, width, 0)  # nothing is stored
+        kept = tl.where(tl.load(finite + batch) != 0, width, 0)  # kept = 0 stores nothing
     X += batch * L * N
     start += batch * width * N
-    # In halves: a whole tile of numbers beside one of the product would not fit in registers.
+    # In halves: a whole tile of numbers and a tile of the product do not fit in registers together.
     one, two = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
     half = side + tl.arange(0, BN // 2)
     _leave(X, start, numbers, r, half, one, N, L, kept, scale, NOISE)
@@ -73,11 +73,11 @@ def product_and_blend(
     scale: float = 0.0,
     finite: Tensor | None = None,
 ) -> Tensor:
-    """``X = HB`` in ``out_dtype``, and ``start ← X + scale·numbersᵀ`` of what was not yet rounded.
+    """Return ``X = HB`` in ``out_dtype``; write ``start ← X + scale·numbersᵀ``, from X unrounded.
 
     Without numbers ``start`` is X in another precision. H is (batch, ℓ, ℓ) and B is (batch, ℓ, n),
-    contiguous. ``start`` and ``numbersᵀ`` may have fewer rows: the last ones of X are then left out.
-    Where ``finite`` is zero, the start stays as it was.
+    contiguous. ``start`` and ``numbersᵀ`` may have fewer rows than X; the last rows of X are then
+    left out of ``start``. A matrix whose ``finite`` is zero keeps its old start.
     """
     batch, L, N = B.shape
     if numbers is not None:

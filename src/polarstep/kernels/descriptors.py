@@ -1,6 +1,6 @@
-"""Whether operands can be read through tensor descriptors.
+"""Tensor descriptors, and which operands can be read through them.
 
-A Hopper GPU copies whole tiles by itself that way, where threads would spend their time on addresses.
+With a descriptor a Hopper GPU copies whole tiles; without, threads spend time on addresses.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ __all__ = ["describable", "describe"]
 
 
 def describable(*tensors: Tensor) -> bool:
-    """Whether contiguous ``tensors`` can be: a GPU that can, and rows of a multiple of 16 bytes.
+    """Whether contiguous ``tensors`` can be read through descriptors.
 
-    Not while torch.compile traces: addresses are not known then.
+    The GPU must support descriptors, and rows must take a multiple of 16 bytes. Always false while
+    torch.compile traces, because addresses are not known then.
     """
     if TensorDescriptor is None or torch.compiler.is_compiling():
         return False
@@ -33,5 +34,5 @@ def describable(*tensors: Tensor) -> bool:
 
 
 def describe(X: Tensor, block: list[int]) -> Any:
-    """A descriptor of contiguous ``X`` that is read in tiles of ``block``."""
+    """A descriptor of contiguous ``X``, to be read in tiles of shape ``block``."""
     return TensorDescriptor.from_tensor(X, block)

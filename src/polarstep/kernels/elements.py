@@ -1,4 +1,4 @@
-"""Element types of what an address points to, as Triton names them."""
+"""Triton's names for the element types that kernels read through addresses."""
 
 from __future__ import annotations
 

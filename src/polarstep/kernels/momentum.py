@@ -1,7 +1,7 @@
 """``C ← βC + G`` and M, for a whole bucket in one pass over memory.
 
-Reads G and C once, writes C in place and M, rounded to bfloat16, into one contiguous batch, which is
-how the polar map wants it.
+The kernel reads G and C once and writes C in place. It writes M, rounded to bfloat16, as one
+contiguous batch for the polar map.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _momentum_kernel(
     BLOCK: tl.constexpr,
 ):
     matrix = tl.program_id(1).to(tl.int64)
-    # The hint belongs on the pointer: one on the integer is lost, and with it every 16-byte access.
+    # Put the hint on the pointer: Triton drops a hint on the integer, and 16-byte accesses with it.
     G = tl.multiple_of(tl.load(gradients + matrix).to(tl.pointer_type(ELEMENT)), 16)
     C = tl.multiple_of(tl.load(buffers + matrix).to(tl.pointer_type(ELEMENT)), 16)
     beta = tl.load(betas + matrix)
@@ -66,9 +66,9 @@ def momentum(
 ) -> None:
     """Update the buffers at ``buffers`` from the gradients at ``gradients``; M goes to ``out``.
 
-    ``gradients`` and ``buffers`` are tables of addresses of matrices of ``out``'s shape (B, m, n),
-    multiples of 16 bytes each; ``betas`` has one β per matrix. Where ``finite`` is zero, C stays
-    and M is zero.
+    ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
+    matrix, a multiple of 16 bytes; ``betas`` has one β per matrix. Where ``finite`` is zero,
+    C stays and M is zero.
     """
     size = out.shape[1] * out.shape[2]
     grid = (triton.cdiv(size, _BLOCK), out.shape[0])

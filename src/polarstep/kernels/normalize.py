@@ -1,7 +1,7 @@
-"""``Y/‖Y‖_F``, less a rounding error, for a batch, in 16 bits, whatever the scale of Y.
+"""``Y/‖Y‖_F`` for a batch in 16 bits, whatever the scale of Y.
 
-The squares are added in float64, as those of entries like 1e-30 or 1e30 leave float32's range, and in
-an order that does not depend on scheduling, so that a step can be repeated bit for bit.
+Squares are added in float64, because the squares of 1e-30 or 1e30 leave float32's range. The order
+of the additions does not depend on scheduling, so a step can be repeated bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = ["normalized"]
 
 _BLOCK = 4096
-# Partial sums of all matrices together: enough programs to fill a GPU, and few to add up in the end.
+# Partial sums of all matrices together: enough programs to fill a GPU, yet few numbers to add up.
 _SUMS = 1024
 
 
@@ -45,9 +45,9 @@ def _divide_kernel(
 
 
 def normalized(Y: Tensor, shrink: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Each matrix of ``Y`` (batch, m, n) times ``shrink``/‖Y‖_F; a zero one stays zero.
+    """Each matrix of ``Y`` (batch, m, n) times ``shrink``/‖Y‖_F; a zero matrix stays zero.
 
-    The result has the memory layout of ``Y``, of a transposed one too.
+    The result has the memory layout of ``Y``, also where ``Y`` is a transposed view.
     """
     if Y.mT.is_contiguous() and not Y.is_contiguous():
         return normalized(Y.mT, shrink, dtype).mT

@@ -1,11 +1,11 @@
 """``(αAB + βD + κI)·Y`` for matrices of at most 256 rows, in one launch.
 
-A step of Newton–Schulz is X ← P(G)X with P(G) = cG² + bG + aI, and one of the Gram form is
-G ← PGP: a product of small square matrices, and at once another one with its result. Apart they
-take two launches of a few microseconds each, and what lies between goes through memory.
+A Newton–Schulz step is X ← P(G)X with P(G) = cG² + bG + aI; a step of the Gram form is G ← PGP.
+Both multiply small square matrices and then multiply the result once more. As two launches of a few
+microseconds each, the result between them would go through memory.
 
-A program makes BM rows of the polynomial, rounds them, keeps them in registers and multiplies them
-with all of Y. Nothing is made twice, as only whole rows are needed.
+A program computes BM rows of the polynomial, rounds them, keeps them in registers and multiplies
+them with all of Y. It needs whole rows only, so nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from polarstep.kernels.trace import squared_norm
 __all__ = ["is_few", "product_times", "suits"]
 
 MOST_ROWS = 256
-# A wider Y is worth more programs than there are blocks of rows, which two launches have.
+# For a wider Y two launches are faster: they have more programs than there are blocks of rows.
 MOST_COLUMNS = 1024
 
 _TILES = {"BM": 64, "BK": 32, "BN": 64, "num_warps": 4, "num_stages": 3}
-# Of fewer, most of a GPU would look on: for three matrices of 144 rows a step of the Gram form takes an
-# H200 13 µs this way and 9 with a launch for each product, whose tiles are smaller.
+# Fewer programs would leave most of a GPU idle. For three matrices of 144 rows a step of the Gram
+# form takes an H200 13 µs this way, and 9 µs with a launch (and smaller tiles) for each product.
 FEWEST_PROGRAMS = 32
 
 
@@ -44,8 +44,8 @@ def _product_times_kernel(
     BK: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    # A, B, D, P are (batch, L, L), Y and out (batch, L, N). Through descriptors, what is past the end
-    # of B and Y comes as zeros.
+    # A, B, D, P are (batch, L, L), Y and out (batch, L, N). A descriptor reads zeros past the end
+    # of B and Y.
     batch = tl.program_id(1).to(tl.int64)
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
@@ -54,7 +54,7 @@ def _product_times_kernel(
     trace, exact, known = 1.0, 1.0, True
     if BY_TRACE:
         diagonal = tl.load(A + l * (L + 1), mask=l < L, other=0.0)
-        trace, exact, known = squared_norm(diagonal)  # where it is not known, the result is zero
+        trace, exact, known = squared_norm(diagonal)  # an unknown trace makes the result zero
     acc = tl.zeros((BM, BL), dtype=tl.float32)
     for i in range(0, L, BK):
         x = tl.load(
@@ -94,7 +94,7 @@ def _product_times_kernel(
 
 
 def suits(Y: Tensor) -> bool:
-    """Whether Y is of a kind for which :func:`product_times` is the faster way."""
+    """Whether :func:`product_times` can take Y and is faster than a launch for each product."""
     return (
         Y.dtype.itemsize == 2
         and Y.shape[-2] <= MOST_ROWS
@@ -123,10 +123,10 @@ def product_times(
     P: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``PY`` with ``P = alpha·A@B + beta·D + identity·I``; P itself goes to ``P``, if that is given.
+    """``PY`` with ``P = alpha·A@B + beta·D + identity·I``; P is also written to ``P``, if given.
 
-    A, B and D are (batch, ℓ, ℓ) and Y is (batch, ℓ, n), contiguous and of one precision of 16 bits; the
-    result is of that one too, or of ``out_dtype``.
+    A, B and D are (batch, ℓ, ℓ) and Y is (batch, ℓ, n), contiguous and all of the same 16-bit
+    dtype. The result has that dtype too, unless ``out_dtype`` is given.
     ``by_trace`` is for A = B = D = YYᵀ: then P is ``(alpha·A²/t² + beta·A/t + identity·I)/√t`` with
     t = tr A = ‖Y‖_F², and zero where t leaves [1e-36, 1e36].
     """

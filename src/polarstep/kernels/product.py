@@ -1,8 +1,8 @@
-"""One batched matrix product, ``α·AB + β·D + κ·I``, that knows when its result is symmetric.
+"""One batched matrix product, ``α·AB + β·D + κ·I``, at half the work if the result is symmetric.
 
-A Newton–Schulz step is three of these: G = XXᵀ, H = cG² + bG + aI, X ← HX. The first two are
-symmetric, so only the tiles on and under the diagonal are computed and each is stored twice; and
-adding D and the identity on the way out saves a pass over memory each.
+A Newton–Schulz step is three such products: G = XXᵀ, H = cG² + bG + aI, X ← HX. The first two are
+symmetric, so only the tiles on and under the diagonal are computed, and each is stored twice.
+Adding D and the identity before the result is stored saves a pass over memory each.
 
 Large symmetric products have a kernel of their own, which reads its operands through tensor
 descriptors (:mod:`polarstep.kernels.descriptors`).
@@ -22,9 +22,9 @@ from polarstep.kernels.trace import squared_norm
 
 __all__ = ["product"]
 
-# Below this many rows there are too few tiles of the size that the second kernel is good at.
+# With fewer rows there are too few of the large tiles that the kernel with descriptors needs.
 DESCRIPTORS_FROM = 512
-# Measured on an H200 for 4096×4096 results: 6% to 10% less time than the kernel for all shapes takes.
+# Measured on an H200 for 4096×4096 results: 6% to 10% less time than the kernel for all shapes.
 DESCRIPTOR_TILES = {"BM": 256, "BN": 128, "BK": 64, "GROUP": 4, "num_warps": 8, "num_stages": 4}
 
 
@@ -57,7 +57,7 @@ def _product_kernel(
         row = tl.where((row + 1) * (row + 2) // 2 <= tile, row + 1, row)
         col = tile - row * (row + 1) // 2
     else:
-        # Tiles in bands of GROUP rows, so that those in flight together share operands in cache.
+        # Tiles in bands of GROUP rows, so that tiles computed together share operands in cache.
         rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
         band = tile // (GROUP * cols)
         first = band * GROUP
@@ -75,7 +75,7 @@ def _product_kernel(
     if BY_TRACE:
         i = tl.arange(0, DIAGONAL)
         diagonal = tl.load(A + batch * A_batch + i * (A_row + A_col), mask=i < K, other=0.0)
-        trace, exact, known = squared_norm(diagonal)  # where it is not known, the result is zero
+        trace, exact, known = squared_norm(diagonal)  # an unknown trace makes the result zero
     for start in range(0, K, BK):
         if EVEN_K:
             x = tl.load(a)
@@ -122,11 +122,11 @@ def _symmetric_kernel(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    # A and B are descriptors of (batch·rows, cols) memory. What a tile reads past the end of its
-    # matrix is another one's: it lands in rows and columns of the result that are not stored.
+    # A and B are descriptors of (batch·rows, cols) memory. Past the end of its matrix a tile reads
+    # the next matrix; those entries only reach rows and columns of the result that are not stored.
     batch = tl.program_id(1)
-    # Tiles in bands of GROUP rows, column by column, so that those in flight together share operands
-    # in cache. A band is as wide as its last row; what is above the diagonal has nothing to do.
+    # Tiles in bands of GROUP rows, column by column, so that tiles computed together share operands
+    # in cache. A band is as wide as its last row; its tiles above the diagonal do nothing.
     rows = tl.cdiv(M, BM)
     left = tl.program_id(0)
     first = 0
@@ -154,8 +154,8 @@ def _symmetric_kernel(
         acc *= alpha
         r = top + tl.arange(0, BM)
         c = side + tl.arange(0, BN)
-        # A tile that crosses the diagonal leaves the part above it to those below, so that each
-        # entry is written by one program, and a step can be repeated bit for bit.
+        # Entries above the diagonal are written by the mirrored tile below it. So each entry is
+        # written by one program, and a step can be repeated bit for bit.
         own = (r[:, None] < M) & (c[None, :] < tl.minimum(M, top + BM))
         if HAS_D:
             d = D + batch.to(tl.int64) * D_batch + r[:, None] * D_row + c[None, :] * D_col
@@ -184,8 +184,8 @@ def product(
 ) -> Tensor:
     """``alpha·A@B + beta·D + identity·I`` for batches (b, M, K) and (b, K, N).
 
-    ``symmetric`` promises that the result is: only half of it is then computed. A is rounded to B's
-    precision, where that is another one, and the result to ``out_dtype`` or A's; or it goes to ``out``.
+    ``symmetric`` promises a symmetric result, of which only half is then computed. A is rounded to
+    B's precision. The result is written to ``out``, or returned in ``out_dtype`` (default: A's).
 
     ``by_trace`` is for A = B = D = YYᵀ: with t = tr A = ‖Y‖_F² it gives
     ``(alpha·A²/t² + beta·A/t + identity·I)/√t``, and zero where t leaves [1e-36, 1e36].
@@ -227,7 +227,7 @@ def _suits_descriptors(A: Tensor, B: Tensor) -> bool:
             return False
         if not describable(X if X.is_contiguous() else X.mT):
             return False
-        # Transposed in memory, a tile past the end of K is of the next matrix, and does count.
+        # In a transposed X, a tile that ends past K reads the next matrix into the sum.
         if not X.is_contiguous() and batch > 1 and K % DESCRIPTOR_TILES["BK"]:
             return False
     return True
@@ -258,7 +258,7 @@ def _by_descriptors(
 
 
 def _descriptor(X: Tensor, rows: int) -> Any:
-    """Of (batch, M, K) as it lies in memory, in tiles of ``rows``×BK."""
+    """A descriptor of ``X`` (batch, M, K) in its memory layout, with tiles of ``rows``×BK."""
     block = [rows, DESCRIPTOR_TILES["BK"]]
     if not X.is_contiguous():
         X, block = X.mT, block[::-1]
@@ -268,10 +268,10 @@ def _descriptor(X: Tensor, rows: int) -> Any:
 def _tiles(M: int, N: int, element_size: int, symmetric: bool) -> dict[str, Any]:
     """Tile sizes that suit a Hopper GPU, from the size of the result.
 
-    Chosen for bfloat16; wider elements get as much of the shared memory by a shorter BK.
+    Chosen for bfloat16. Wider elements get a shorter BK, so that tiles take as much shared memory.
     """
     if max(M, N) <= (256 if symmetric else 64):  # larger tiles would leave a GPU half empty
         return {"BM": 64, "BN": 64, "BK": 64 // element_size, "num_warps": 4, "num_stages": 4}
-    if not symmetric:  # of few rows: memory is waited for, and two programs fit where one did
+    if not symmetric:  # few rows wait for memory: two programs share a multiprocessor
         return {"BM": 128, "BN": 128, "BK": 64 // element_size, "num_warps": 4, "num_stages": 4}
     return {"BM": 128, "BN": 128, "BK": 128 // element_size, "num_warps": 8, "num_stages": 3}

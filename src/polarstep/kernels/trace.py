@@ -10,10 +10,10 @@ __all__ = ["squared_norm"]
 
 @triton.jit
 def squared_norm(diagonal):
-    """t = tr YYᵀ, a power of two near 1/t, and whether t is known; where it is not, t is one.
+    """t = tr YYᵀ, a power of two near 1/t, and whether t is known; an unknown t is set to one.
 
-    A little more than the trace: the norm, once rounded, must stay below one. Times a power of two
-    YYᵀ loses no bit.
+    t is a little more than the trace, so that the rounded norm of Y/√t stays below one. The power
+    of two scales YYᵀ without losing a bit.
     """
     t = tl.sum(diagonal.to(tl.float32), axis=0) * (1 + 2.0**-7)
     known = (t > 1e-36) & (t < 1e36)

@@ -1,7 +1,7 @@
 """``X ← (1 − ηλ)X − η·scale·T`` for a whole bucket, T dense or as a product of two factors.
 
-From its factors T = LR is multiplied out tile by tile and subtracted at once: it is never written
-to memory, and the update costs one read and one write of X.
+T = LR is computed tile by tile and each tile is subtracted at once. So T is never written to
+memory, and the update costs one read and one write of X.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _update_kernel(
     ELEMENT: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     matrix = tl.program_id(1).to(tl.int64)
-    # The hint belongs on the pointer: one on the integer is lost, and with it every 16-byte access.
+    # Put the hint on the pointer: Triton drops a hint on the integer, and 16-byte accesses with it.
     X = tl.multiple_of(tl.load(weights + matrix).to(tl.pointer_type(ELEMENT)), 16)
     decay = tl.load(decays + matrix)
     if SKIP:
@@ -39,7 +39,7 @@ def _update_kernel(
 
 @triton.jit
 def _ask_for(pointers):
-    """Have these lines of memory brought to the cache: nobody waits, and it takes no register."""
+    """Prefetch the memory at ``pointers`` into the cache, without waiting or taking registers."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers],
         dtype=tl.int32, is_pure=False, pack=1,
@@ -50,7 +50,7 @@ def _ask_for(pointers):
 def _apply(X, r, c, T, decay, step, M, N, ELEMENT: tl.constexpr, EVEN: tl.constexpr):
     """``X ← decay·X − step·T`` at rows ``r`` and columns ``c``."""
     at = X + r[:, None] * N + c[None, :]
-    # X is used once: what the cache holds shall be the factors.
+    # X is used once, so the cache should hold the factors instead.
     if EVEN:
         old = tl.load(at, eviction_policy="evict_first")
         new = (old.to(tl.float32) * decay - step * T).to(ELEMENT)
@@ -84,7 +84,7 @@ def _factors_kernel(
     if SKIP:
         decay = tl.where(tl.load(finite + matrix) != 0, decay, 1.0)
     step = tl.load(steps + matrix)
-    # Tiles in bands of GROUP rows, so that those in flight together share factors in cache.
+    # Tiles in bands of GROUP rows, so that tiles computed together share factors in cache.
     tile = tl.program_id(0)
     rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
     first = tile // (GROUP * cols) * GROUP
@@ -93,14 +93,14 @@ def _factors_kernel(
     side = ((tile % (GROUP * cols)) // height) * BN
     c = side + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    if AHEAD:  # X comes from memory while the product is made
+    if AHEAD:  # load X while the product is computed
         lines = side + LINE * tl.arange(0, BN // LINE)
         _ask_for(X + (r % M)[:, None] * N + (lines % N)[None, :])
     a = L + matrix * L_batch + (r % M)[:, None] * L_row + k[None, :] * L_col
     b = R + matrix * R_batch + k[:, None] * R_row + (c % N)[None, :] * R_col
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    # The number of rounds is not a constant: one of three or more, known when the kernel is compiled,
-    # made Triton 3.6 lose the whole sum on an H200.
+    # K must not be a compile-time constant: with three rounds or more known at compile time, Triton
+    # 3.6 lost the whole sum on an H200.
     for i in range(tl.cdiv(K, BK)):
         left = K - i * BK
         x = tl.load(a, mask=k[None, :] < left, other=0.0)
@@ -108,7 +108,7 @@ def _factors_kernel(
         acc = tl.dot(x, y, acc)
         a += BK * L_col
         b += BK * R_row
-    # In two halves: with X as a whole beside T, half as many programs have room for their registers.
+    # In two halves: registers for all of X beside T would leave room for half as many programs.
     half = side + tl.arange(0, BN // 2)
     T1, T2 = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
     _apply(X, r, half, T1, decay, step, M, N, ELEMENT, EVEN)
@@ -143,12 +143,12 @@ def update_from_factors(
     element: torch.dtype,
     finite: Tensor | None = None,
 ) -> None:
-    """``X ← decay·X − step·LR`` with L of shape (B, m, ℓ) and R of shape (B, ℓ, n), of one precision."""
+    """``X ← decay·X − step·LR`` with L (B, m, ℓ) and R (B, ℓ, n) of the same precision."""
     assert L.dtype == R.dtype
     batch, M, K = L.shape
     N = R.shape[-1]
-    # Fastest of 57 on an H200, at ℓ = 208: 205 µs for nanoGPT's matrices. Tiles of 128×128 take 212 at
-    # best, and 254 where X is not applied in halves: it does not fit into registers beside T then.
+    # Fastest of 57 settings on an H200, at ℓ = 208: 205 µs for nanoGPT's matrices. Tiles of 128×128
+    # take 212 µs at best, and 254 µs unless X is updated in halves, as X and T overfill registers.
     BM, BN, BK = 64, 128, 32
     grid = (triton.cdiv(N, BN) * triton.cdiv(M, BM), batch)
     _factors_kernel[grid](
@@ -158,7 +158,7 @@ def update_from_factors(
         ELEMENT=ELEMENTS[element],
         SKIP=finite is not None,
         EVEN=M % BM == 0 and N % BN == 0,
-        AHEAD=torch.version.hip is None and not interpreted(),  # it is NVIDIA's assembly
+        AHEAD=torch.version.hip is None and not interpreted(),  # prefetching is NVIDIA assembly
         LINE=128 // element.itemsize,
         BM=BM, BN=BN, BK=BK, GROUP=8,
         num_warps=4, num_stages=4,

@@ -1,4 +1,4 @@
-"""The optimizer: Muon, the rules beside it, and who gets which."""
+"""The optimizer: Muon, AdamW and SGD beside it, and which parameter goes to which."""
 
 from polarstep.optim.elementwise import SGD, AdamW
 from polarstep.optim.muon import Muon

@@ -1,9 +1,9 @@
-"""What a model is made of, as far as routing its parameters needs to know.
+"""The structure of a model, as far as routing its parameters needs it.
 
 :func:`dissect` walks a model once. It sees through wrappers (``torch.compile``, DDP, activation
-checkpointing), so that names and findings do not depend on them; it gathers every place a parameter
-is used at, so that tied ones are one :class:`Site`; and it finds the layers from which nothing in the
-model reads: the output heads.
+checkpointing), so names and findings do not depend on them. It gathers every place that uses a
+parameter, so a tied parameter is one :class:`Site`. And it finds the output heads: the layers whose
+outputs no other layer reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 @dataclass(eq=False)
 class Node:
-    """A module in its place; wrappers are taken off and their names left out of ``name``."""
+    """A module and its place in the model, without wrappers; ``name`` leaves theirs out."""
 
     name: str
     path: str  # as model.named_modules() has it, wrappers included
@@ -53,9 +53,9 @@ class Node:
 
     @property
     def widths(self) -> tuple[int, int] | None:
-        """Inputs and outputs, for a layer that is one linear map; ``None`` for all else.
+        """Inputs and outputs, for a layer that is one linear map; ``None`` for any other module.
 
-        A layer of an unknown type counts if all it has is one matrix called ``weight``.
+        A layer of unknown type counts if its only matrix is called ``weight``.
         """
         module = self.module
         if isinstance(module, nn.Linear):
@@ -85,10 +85,11 @@ class Node:
 
     @property
     def is_block(self) -> bool:
-        """Whether this is one of several like it that follow each other: a layer of a trunk.
+        """Whether this module is one of several alike that follow each other, as in a trunk.
 
-        Every module with layers of its own in a ``ModuleList`` is; in a ``Sequential`` one that has
-        a sibling of its class, or, if it is a ``Sequential`` itself, one with the same shapes in it.
+        In a ``ModuleList`` every module with layers of its own is a block. In a ``Sequential`` a
+        module is a block if it has a sibling of its class; if it is a ``Sequential`` itself, the
+        sibling must have the same shapes.
         """
         if self.parent is None or not self.children or self.widths is not None:
             return False
@@ -130,7 +131,7 @@ class Site:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every name the parameter goes by, with and without those of wrappers."""
+        """Every name of the parameter, with and without the names of wrappers."""
         return frozenset(name for use in self.uses for name in (use.name, use.path))
 
 
@@ -209,8 +210,8 @@ def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict
     for i, node in enumerate(_tail(root, read)):
         assert node.widths is not None
         width = node.widths[1]
-        # A last layer back into the width of an embedding that the trunk reads is no head: the
-        # embedding itself will be, through F.linear(x, embedding.weight) in the forward pass.
+        # A last layer whose outputs are as wide as an embedding that the trunk reads is no head:
+        # the embedding is the head, by F.linear(x, embedding.weight) in the forward pass.
         tied = width in embedded and read[width] and width not in vocabularies
         if not tied:
             how = "the model's last layer" if i == 0 else f"no layer reads its {width} outputs"
@@ -219,11 +220,10 @@ def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict
 
 
 def _tail(node: Node, read: Counter[int]) -> list[Node]:
-    """The layers whose outputs leave ``node``, last one first.
+    """The layers whose outputs leave ``node``, the last layer first.
 
-    Position finds one: the last layer. Beside it there may be others (policy and value, one head per
-    task): those registered just before it whose outputs no layer reads. A trunk of repeated blocks
-    has no head inside.
+    The last layer is one of them. Others (policy and value, one head per task) are registered just
+    before it, and no layer reads their outputs. A trunk of repeated blocks has no head inside.
     """
     if node.widths is not None:
         return [node]
@@ -245,7 +245,7 @@ def _tail(node: Node, read: Counter[int]) -> list[Node]:
 def _is_read(node: Node, read: Counter[int]) -> bool:
     """Whether another layer may take the outputs of ``node`` as inputs.
 
-    Reshaping lies between layers: convolutions are flattened, fused projections are cut.
+    Widths may differ by a factor: convolutions are flattened and fused projections cut in between.
     """
     assert node.widths is not None
     width = node.widths[1]
@@ -264,7 +264,7 @@ def _has_twin_in_dict(node: Node) -> bool:
 
 
 def _ends_block(node: Node) -> bool:
-    """Whether ``node`` is in no repeated block, or the last layer of it."""
+    """Whether ``node`` is in no repeated block, or is the last layer of its block."""
     block = next((above for above in node.ancestors() if above.is_block), None)
     if block is None:
         return True

@@ -1,12 +1,12 @@
-"""The matrices of a bucket on a GPU, by tables of their addresses: few launches, and nothing copied.
+"""A step on a GPU by tables of addresses: few launches for a whole bucket, and nothing is copied.
 
     momentum   one kernel reads G and C, writes C and M, M in bfloat16 and in one batch
     polar      the polar map of the batch: products in 16 bits
     update     one kernel reads and writes X; T = LR is multiplied out on the way, never stored
 
-A step is three calls: :meth:`TableBucket.prepare` brings what changes from step to step into place
-(random numbers, flags, a carry from elsewhere), :meth:`TableBucket.launch` is launches alone, which
-a CUDA graph can replay, and :meth:`TableBucket.settle` leaves behind what the next step needs.
+A step is three calls. :meth:`TableBucket.prepare` updates the tensors that change from step to step
+(random numbers, flags, a loaded carry). :meth:`TableBucket.launch` only launches kernels, which a
+CUDA graph can replay. :meth:`TableBucket.settle` puts the carry into the optimizer's state.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like"]
 
-# A vector load wants addresses like these.
+# Vector loads need addresses that are multiples of this many bytes.
 ALIGNMENT = 16
 
 
 def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
-    """Whether the kernels can work on this parameter where it lies, as far as it is concerned."""
+    """Whether the kernels can update ``p`` in place, by its dtype, layout and group options."""
     if not group["fused"] or not kernels.available(p.device):
         return False
     if not group["polar"].rounds_input:
         return False  # a bucket holds M in bfloat16
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.is_cuda:
-        return False  # its value is not known here without waiting
+        return False  # reading its value would wait for the device
     view = view_of(group, p)
     return (
         p.numel() > 0
@@ -53,8 +53,8 @@ def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
 def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
     """Whether the rows of the matrices lie in memory one after the other.
 
-    In ``channels_last`` those of a filter do, with the columns in another order. That is no matter:
-    T(MP) = T(M)P for a permutation P, so the step is the same one, read in that order.
+    The rows of a ``channels_last`` filter do, with their columns permuted. T(MP) = T(M)P for a
+    permutation P, so the step is the same with permuted columns.
     """
     if p.is_contiguous():
         return True
@@ -64,7 +64,7 @@ def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
 
 
 def lies_like(tensor: Tensor, p: Tensor) -> bool:
-    """Whether ``tensor`` lies in memory as ``p`` does; a ``DTensor`` and its like lie nowhere."""
+    """Whether ``tensor`` has the dtype and strides of ``p`` and an aligned address of its own."""
     return (
         not is_traceable_wrapper_subclass(tensor)
         and tensor.dtype == p.dtype
@@ -74,7 +74,7 @@ def lies_like(tensor: Tensor, p: Tensor) -> bool:
 
 
 def addresses(member: Member, first: int) -> range:
-    """Where the matrices of a member lie in a tensor like its parameter that begins at ``first``."""
+    """Addresses of a member's matrices in a tensor at ``first`` laid out as its parameter."""
     view, size = member.view, member.param.element_size()
     count, m, n = view.shapes[member.block]
     stride = m * n if len(view.shapes) == 1 else view.rows * n
@@ -89,39 +89,39 @@ class TableBucket:
         self.signature = signature
         self.count = count
         none = torch.empty(0, device=signature.device)
-        self.addresses = none  # (3, count): of G, C and X
+        self.addresses = none  # (3, count): addresses of G, C and X
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
-        self.draws = False  # at this step
-        self.key: tuple[int | str, ...] = ()  # of this step's generator
+        self.draws = False  # whether this step draws random numbers
+        self.key: tuple[int | str, ...] = ()  # the key of this step's generator
         self.dtype = products.of(signature.device).dtype(torch.float32)  # of M and of products
         self._carry = Carry()
-        self._parts: list[Carry] = []  # of it, as the optimizer's state holds them
+        self._parts: list[Carry] = []  # views of _carry in the optimizer's state
         self._numbers: Tensor | None = None
-        self._drawn: tuple[int | str, ...] | None = None  # their generator's key
+        self._drawn: tuple[int | str, ...] | None = None  # the key of _numbers
         self._finite: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        """Of M, the measure of what a step of this bucket needs."""
+        """The bytes of M, which the memory of a step is proportional to."""
         return self.count * self.signature.m * self.signature.n * self.dtype.itemsize
 
     def place(self) -> tuple[int, ...]:
-        """Addresses of the tensors that :meth:`launch` works on; a graph knows only those it saw."""
+        """Addresses of the tensors that :meth:`launch` works on; a graph is bound to them."""
         ours = [self.addresses, self.scalars, *self._carry.values()]
         ours += [tensor for tensor in (self._finite, self._numbers) if tensor is not None]
         return tuple([tensor.data_ptr() for tensor in ours])
 
     @property
     def carries(self) -> bool:
-        """Whether the map leaves something for the next step."""
+        """Whether the map has state."""
         return bool(self.signature.polar.carries)
 
     def prepare(
         self, members: list[Member], state: State, at: int, *, recalls: bool = True
     ) -> None:
-        """Bring into place what changes from step to step, but for the tables; ``at`` is the step.
+        """Update flags, random numbers and the carry for step ``at``; tables are filled elsewhere.
 
-        ``recalls`` is false where what the last step left is known to be in place.
+        ``recalls`` is false where the carry of the last step is known to be in place.
         """
         its = self.signature
         if its.skips_nonfinite:
@@ -133,7 +133,7 @@ class TableBucket:
             ]
             stacked = torch.stack(flags).to(torch.float32)
             self._finite = stacked if self._finite is None else self._finite.copy_(stacked)
-        # A graph repeats one step: one that needs nothing of an earlier step draws at every replay.
+        # A graph repeats the captured step, so the step must draw its own numbers at every replay.
         numbers = its.polar.numbers_at(at, resumed=its.resumed and not in_a_graph())
         rest = (at,) if numbers is None else numbers
         self.draws, self.key = numbers is not None, (its.seed, f"{its.m}x{its.n}", *rest)
@@ -179,14 +179,14 @@ class TableBucket:
             update_from_factors(X, *two, *tables, element=element, finite=finite)
 
     def _keep(self, left: Carry) -> None:
-        """Keep what a step left where a graph finds it, but for the parameters that are skipped."""
+        """Copy the new carry to where a graph reads it, except for parameters that are skipped."""
         if left is self._carry:
             return
         known = self._carry
         if known.keys() != left.keys() or any(
             known[k].shape != left[k].shape or known[k].dtype != left[k].dtype for k in left
         ):
-            # A copy: what a map leaves may be a view of its random numbers, which are drawn anew.
+            # A copy: a carry may be a view of the random numbers, which are overwritten.
             self._carry, self._parts = Carry({k: t.clone() for k, t in left.items()}), []
             return
         for name, tensor in left.items():
@@ -199,9 +199,10 @@ class TableBucket:
             place.copy_(tensor)
 
     def settle(self, members: list[Member], state: State) -> None:
-        """Leave what the next step starts from in the optimizer's state, where checkpoints find it.
+        """Put the carry for the next step into the optimizer's state, where checkpoints find it.
 
-        In somebody's own graph it goes to where the graph took it from, for the next replay.
+        Inside a graph of the user's own it is copied to where the graph reads it at the next
+        replay.
         """
         names = self.signature.polar.carries
         if not names or self._parts:
@@ -220,7 +221,7 @@ class TableBucket:
                     of_parameter[key] = value
 
     def _recall(self, members: list[Member], state: State) -> None:
-        """Bring what the last step left into place, unless it is there already."""
+        """Read the carry from the optimizer's state, unless it is in place already."""
         its = self.signature
         found = [
             recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)
@@ -233,5 +234,5 @@ class TableBucket:
         common = set.intersection(*map(set, known))
         parts = [Carry({k: carry[k] for k in carry if k in common}) for carry in known]
         self._carry, self._parts = Carry.joined(parts).to(self.dtype), []
-        if len(parts) == 1:  # a graph's place is its own
+        if len(parts) == 1:  # a graph must not share memory with the state
             self._carry = Carry({k: t.clone() for k, t in self._carry.items()})

@@ -1,7 +1,7 @@
-"""The matrices of a bucket as tensors, on any device and in any layout, sharded ones too.
+"""A step in plain torch operations, on any device and in any layout, for sharded parameters too.
 
-A parameter may have blocks in several buckets (a fused projection with unequal parts). Its momentum is
-advanced when the first of them is asked for, and its update is applied when T of the last one is there.
+A parameter may have blocks in several buckets (a fused projection with unequal parts). Its momentum
+is advanced for the first of its blocks, and X is updated once T of every block is known.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_lo
 
 __all__ = ["PlainStep", "Tensors", "ensure_buffer"]
 
-# Bytes of M that are gathered from shards at a time; a larger bucket is worked off in parts.
+# Bytes of M that are gathered from shards at a time; a larger bucket is processed in parts.
 LARGEST_GATHERED = 512 * 2**20
-# On a CPU a part of this size is as fast as any batch, and not all of M is there at a time.
+# On a CPU parts of this size are as fast as larger batches, and need memory for a part of M only.
 LARGEST_ON_A_CPU = 10 * 2**20
-# Numbers that are the same at every step are drawn once for each of as many shapes and seeds.
+# Numbers that are the same at every step are kept for at most this many shapes and seeds.
 MOST_DRAWN = 64
 
 
 class PlainStep:
-    """Steps in torch's own operations; what the next step can use again is kept here."""
+    """Steps in torch's own operations; keeps the random numbers that later steps use again."""
 
     def __init__(self) -> None:
         self._drawn: dict[tuple[Any, ...], Tensor] = {}
@@ -52,7 +52,7 @@ class PlainStep:
             if sharded or signature.device.type == "cpu":
                 largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
                 parts = in_parts(members, lambda member: member.count, largest // nbytes)
-            # A graph repeats one step: one that needs nothing of an earlier step draws at every replay.
+            # A graph repeats the captured step, so the step must draw its numbers at every replay.
             numbers = signature.polar.numbers_at(
                 signature.step, resumed=signature.resumed and not in_a_graph()
             )
@@ -72,9 +72,9 @@ class PlainStep:
     def _numbers(
         self, signature: Signature, key: tuple[int | str, ...], *, constant: bool
     ) -> Tensor:
-        """The numbers of a step; kept where they are the same at every one.
+        """The random numbers of a step; kept if they are the same at every step.
 
-        Not for what is captured, whose replays draw anew.
+        Inside a CUDA graph they are not kept, as every replay draws new numbers.
         """
         m, n, device = signature.m, signature.n, signature.device
         place = (*key, signature.polar, device, signature.dtype)
@@ -90,7 +90,7 @@ class PlainStep:
 
 
 def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
-    """What the last step left for the matrices of a bucket, as a copy that the step may write to."""
+    """The last step's carry for a bucket, copied so that the step may overwrite it."""
     if not signature.resumed:
         return Carry()
     its = signature
@@ -107,7 +107,7 @@ def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
 
 
 def _finite_flags(members: list[Member]) -> Tensor | None:
-    """A number per matrix, zero where its gradient is not finite; ``None`` where nobody looks."""
+    """A number per matrix, zero if its gradient is not finite; ``None`` if nothing is skipped."""
     if all(member.work.finite is None for member in members):
         return None
     flags = [
@@ -121,7 +121,7 @@ def _finite_flags(members: list[Member]) -> Tensor | None:
 
 
 def _keep(signature: Signature, members: list[Member], state: State, left: Carry) -> None:
-    """Leave what the next step starts from in the optimizer's state."""
+    """Put the carry for the next step into the optimizer's state."""
     parts = left.split([member.count for member in members])
     for member, part in zip(members, parts, strict=True):
         work, p = member.work, member.param
@@ -146,7 +146,7 @@ class _Target:
         self.finite = None if work.finite is None else whole(work.finite[index])
         self._G, self._C = local(work.grads[index]), local(ensure_buffer(self.p, state[self.p]))
         self._advanced = False
-        self._blocks: list[Tensor] | None = None  # of M
+        self._blocks: list[Tensor] | None = None  # the blocks of M
         self._T: list[Tensor | None] = [None] * len(self.view.shapes)
 
     @property
@@ -155,7 +155,7 @@ class _Target:
         return len(self._T) == 1
 
     def advance(self) -> None:
-        """``C ← βC + G``, once."""
+        """``C ← βC + G``, at the first call only."""
         if self._advanced:
             return
         self._advanced, beta = True, self.work.group["momentum"]
@@ -166,30 +166,30 @@ class _Target:
             self._C.copy_(new)
 
     def writes_momentum(self) -> bool:
-        """Whether M is computed, and of one block, so that it can be written anywhere."""
+        """Whether :meth:`write_momentum` can be used: M is not C, and is one block, not sharded."""
         made = self.work.group["nesterov"] and self.finite is None
         return made and self.has_one_block and not is_sharded(self.p)
 
     def write_momentum(self, out: Tensor) -> None:
-        """M into ``out``, which has room for it."""
+        """Compute M in ``out``."""
         self.advance()
         beta = self.work.group["momentum"]
         torch.add(self._G, self._C, alpha=beta, out=out.view(self.p.shape))
 
     def momentum(self, block: int) -> Tensor:
-        """M of a block; C itself without Nesterov, which is not to be changed."""
+        """M of a block, not to be written to: without Nesterov it is C itself."""
         if self._blocks is None:
             self.advance()
             M = self._C
             if self.work.group["nesterov"]:
                 M = torch.add(self._G, self._C, alpha=self.work.group["momentum"])
             if self.finite is not None:
-                M = torch.where(self.finite, M, 0)  # and T(0) = 0
+                M = torch.where(self.finite, M, 0)  # T(0) = 0, so X stays
             self._blocks = self.view.blocks(whole_of_local(M, self.p))
         return self._blocks[block]
 
     def takes_product(self, dtype: torch.dtype) -> bool:
-        """Whether X ← βX + αLR is one operation here, with factors of ``dtype``."""
+        """Whether torch has X ← βX + αLR as one operation for this X and factors of ``dtype``."""
         return (
             products.of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
             and self.p.dtype == dtype
@@ -207,7 +207,7 @@ class _Target:
         return [-lr * scale(m, n) for _, m, n in self.view.shapes]
 
     def remains(self) -> Any:
-        """1 − ηλ; where the parameter may be skipped, the decay is done here."""
+        """1 − ηλ; or one, where the parameter may be skipped and the decay is applied here."""
         group = self.work.group
         lr, decay = group["lr"], group["weight_decay"]
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
@@ -224,9 +224,9 @@ class _Target:
         X.baddbmm_(L, R, beta=self.remains(), alpha=self.sizes()[0])
 
     def take(self, block: int, T: Tensor) -> tuple[Tensor, Tensor, Any] | None:
-        """X, T and −η·scale, once T of all blocks is there."""
+        """X, T and −η·scale, once T of all blocks is known; ``None`` until then."""
         sharded = is_sharded(self.p)
-        if self.has_one_block and sharded:  # of a whole T a rank keeps its own part at once
+        if self.has_one_block and sharded:  # a rank keeps its own part of T at once
             T = placed_like(self.view.assemble([T], self.p.shape), self.p)
         self._T[block] = T
         blocks = [each for each in self._T if each is not None]
@@ -245,7 +245,7 @@ class _Target:
 
 
 class Tensors:
-    """G, C and X of some blocks, one parameter after the other."""
+    """G, C and X of the blocks of a bucket, parameter by parameter."""
 
     def __init__(self, members: list[Member], state: State, targets: dict[int, _Target]) -> None:
         self._members = members
@@ -258,7 +258,7 @@ class Tensors:
         self._counts = [member.count for member in members]
 
     def momentum(self) -> Tensor:
-        """M in one piece; without a copy where it can be written there."""
+        """M as one batch; each parameter writes its part in place where it can."""
         if len(self._members) > 1 and all(target.writes_momentum() for target in self._targets):
             p = self._members[0].param
             _, m, n = self._members[0].view.shapes[self._members[0].block]
@@ -273,7 +273,7 @@ class Tensors:
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def update(self, polar: Polar) -> None:
-        """Where X can take T in as a product, T is never stored."""
+        """Update X; T = LR is never stored where torch can add the product to X at once."""
         two = polar.two_factors
         products_taken = [two is not None and t.takes_product(two[0].dtype) for t in self._targets]
         if two is not None:
@@ -296,7 +296,7 @@ class Tensors:
 
 
 def _apply(ready: Iterable[tuple[_Target, tuple[Tensor, Tensor, Any]]]) -> None:
-    """``X ← (1 − ηλ)X − η·scale·T``, grouped so that scaling T and adding it is one pass over memory."""
+    """``X ← (1 − ηλ)X − η·scale·T``, grouped so that T is scaled and added in one pass."""
     alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
     for target, (X, T, size) in ready:
         remains = target.remains()

@@ -1,7 +1,7 @@
-"""What a step of a polar map leaves for the next ones, in the optimizer's state.
+"""The carry of a polar map in the optimizer's state.
 
-A :class:`~polarstep.polar.Carry` is kept per parameter and block under the names that the map gives its
-tensors, so that a checkpoint has them as plain tensors.
+A :class:`~polarstep.polar.Carry` is kept per parameter and block, under the names that the map
+gives its tensors. A checkpoint then holds them as plain tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["entry", "recalled", "remember"]
 
 
 def entry(name: str, block: int) -> str:
-    """Where the state of a parameter keeps the tensor ``name`` of its ``block``-th block.
+    """The key in a parameter's state for the tensor ``name`` of its ``block``-th block.
 
     >>> entry("basis", 0), entry("basis", 2)
     ('basis', 'basis.2')
@@ -28,7 +28,7 @@ def entry(name: str, block: int) -> str:
 def recalled(
     of_parameter: dict[str, Any], block: int, polar: PolarMap, count: int, m: int, n: int
 ) -> Carry | None:
-    """What the last step left for ``count`` matrices; ``None`` if ``polar`` cannot go on from it."""
+    """The last step's carry for ``count`` matrices; ``None`` if ``polar`` cannot use it."""
     if not polar.carries:
         return None
     found = {name: of_parameter.get(entry(name, block)) for name in polar.carries}
@@ -45,10 +45,10 @@ def remember(
     dtype: torch.dtype,
     finite: Tensor | None,
 ) -> None:
-    """Keep ``carry`` for the next step, but where ``finite`` says that the parameter is skipped.
+    """Keep ``carry`` for the next step, unless ``finite`` is false and the parameter is skipped.
 
-    In the parameter's own precision, to which torch casts what it loads from a checkpoint; and in one
-    place, where a CUDA graph of the user's own finds it at its next replay.
+    It is kept in the parameter's precision, to which torch casts a loaded checkpoint. It stays at
+    one address, where a CUDA graph of the user's own finds it at the next replay.
     """
     for name in polar.carries:
         key = entry(name, block)

@@ -1,4 +1,4 @@
-"""The first phase of a step: who has a gradient, and which bucket each of its matrices goes to.
+"""The first phase of a step: which parameters have gradients, and the bucket of each matrix.
 
 Matrices of one shape, precision, device, polar map and step go through the polar map as one batch,
 whichever groups and parameters they are in. Nothing is changed here.
@@ -22,7 +22,7 @@ from polarstep.sharded import is_sharded, placed_like
 
 __all__ = ["Member", "Signature", "State", "Work", "collect", "in_parts", "members_of"]
 
-# What an optimizer keeps per parameter, as torch has it.
+# The type of torch's Optimizer.state: a dict for each parameter.
 State = dict[Tensor, dict[str, Any]]
 
 Item = TypeVar("Item")
@@ -37,14 +37,14 @@ class Work:
     params: list[Tensor]
     grads: list[Tensor]
     finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
-    views: list[MatrixView]  # of a Muon group
+    views: list[MatrixView]  # empty unless the group is Muon's
 
 
 @dataclass(frozen=True)
 class Signature:
     """What the matrices of a bucket have in common."""
 
-    polar: PolarMap  # the one that runs on this shape
+    polar: PolarMap  # the map that runs on this shape
     seed: int
     step: int
     m: int
@@ -53,21 +53,21 @@ class Signature:
     device: torch.device
     nesterov: bool
     skips_nonfinite: bool
-    resumed: bool  # whether the last step left something for this one
+    resumed: bool  # whether the map continues from the last step's carry
 
     def generator_key(self, numbers: tuple[int, ...] | None) -> tuple[int | str, ...]:
-        """Of the generator of the random numbers, so that a resumed run draws the same ones."""
+        """The key of the random generator, so that a resumed run draws the same numbers."""
         rest = (self.step,) if numbers is None else numbers
         return (self.seed, f"{self.m}x{self.n}", *rest)
 
 
 @dataclass(frozen=True)
 class Member:
-    """A block of a parameter: equally shaped matrices, which go to one bucket together."""
+    """A block of a parameter: equally shaped matrices, which go to the same bucket."""
 
     work: Work
-    index: int  # of the parameter in its work
-    block: int  # of the parameter's matrix view
+    index: int  # index of the parameter in its work
+    block: int  # index of the block in the parameter's matrix view
 
     @property
     def param(self) -> Tensor:
@@ -108,7 +108,7 @@ def collect(group: Group) -> Work:
             continue
         if grad.layout != torch.strided:
             raise TypeError(
-                f"{name} has a gradient of layout {grad.layout}: expected a dense one; "
+                f"{name} has a gradient of layout {grad.layout}: expected a dense gradient; "
                 "build its module with sparse=False"
             )
         if grad.shape != p.shape:
@@ -131,8 +131,8 @@ def collect(group: Group) -> Work:
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:
     """A flag per gradient, on its device; nothing here waits for the device.
 
-    The largest magnitude is NaN or infinite just where some entry is. One launch finds those of
-    all gradients on a GPU; a CPU is twenty times as fast at finding extremes as at that norm.
+    The largest magnitude of a gradient is NaN or infinite exactly where some entry is. On a GPU one
+    launch finds it for all gradients; a CPU finds minimum and maximum twenty times as fast.
     """
     if all(grad.is_cuda and grad.numel() > 0 for grad in grads):
         return [torch.isfinite(value) for value in torch._foreach_norm(grads, ord=float("inf"))]
@@ -167,13 +167,13 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
 def gathered(
     works: Iterable[Work], state: State, select: Callable[[Work, int], bool]
 ) -> dict[tuple[Signature, bool], list[Member]]:
-    """The buckets of the selected parameters, sharded ones apart."""
+    """The buckets of the selected parameters; sharded parameters have buckets of their own."""
     buckets: dict[tuple[Signature, bool], list[Member]] = {}
     for work in works:
         for index, p in enumerate(work.params):
             if select(work, index):
                 for signature, member in members_of(work, index, state):
-                    # Momentum is each parameter's own business there.
+                    # by_tensors handles momentum and skipping per parameter, not per bucket.
                     signature = replace(signature, nesterov=True, skips_nonfinite=False)
                     buckets.setdefault((signature, is_sharded(p)), []).append(member)
     return buckets
@@ -182,7 +182,7 @@ def gathered(
 def in_parts(
     items: Iterable[Item], count: Callable[[Item], int], most: int
 ) -> Iterator[list[Item]]:
-    """Lists of ``items`` with at most ``most`` matrices each; a single item is not cut.
+    """Lists of ``items`` with at most ``most`` matrices each; a single item is never cut.
 
     >>> list(in_parts([1, 1, 1, 5, 2], lambda matrices: matrices, most=2))
     [[1, 1], [1], [5], [2]]

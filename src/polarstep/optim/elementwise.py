@@ -1,8 +1,8 @@
-"""AdamW and SGD for the parameters that are no hidden matrices.
+"""AdamW and SGD for the parameters that are not hidden matrices.
 
 The arithmetic is torch's own (``torch.optim.adamw.adamw``, ``torch.optim.sgd.sgd``, fused where the
-device has it), with torch's names for the state, so that a checkpoint reads like one of
-``torch.optim.AdamW``. What is here is how a parameter group describes such a rule.
+device has it), with torch's names for the state, so that a checkpoint looks like one of
+``torch.optim.AdamW``. This module describes the two rules for parameter groups.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AdamW:
 
     @staticmethod
     def new_state(p: Tensor) -> State:
-        """What ``torch.optim.AdamW(fused=True)`` starts with."""
+        """The initial state of ``torch.optim.AdamW(fused=True)``."""
         return {
             "step": torch.zeros((), dtype=torch.float32, device=p.device),
             "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
@@ -59,7 +59,7 @@ class AdamW:
         states: list[State],
         found_inf: Tensor | None = None,
     ) -> None:
-        """One step of every parameter; none at all where ``found_inf`` is one."""
+        """One step of every parameter, or no step at all if ``found_inf`` is one."""
         beta1, beta2 = group["betas"]
         # OneCycleLR and CyclicLR cycle "momentum" in every group of an optimizer whose default it is,
         # where they would cycle β₁ of torch's own AdamW.
@@ -106,7 +106,7 @@ class SGD:
 
     @staticmethod
     def new_state(p: Tensor) -> State:
-        """A zero buffer: its first step is then torch's, and a skipped one leaves it zero."""
+        """A zero buffer, from which the first step is torch's; a skipped step leaves it zero."""
         return {"momentum_buffer": torch.zeros_like(p, memory_format=torch.preserve_format)}
 
     @staticmethod
@@ -117,7 +117,7 @@ class SGD:
         states: list[State],
         found_inf: Tensor | None = None,
     ) -> None:
-        """One step of every parameter; none at all where ``found_inf`` is one."""
+        """One step of every parameter, or no step at all if ``found_inf`` is one."""
         sgd(
             params,
             grads,
@@ -146,7 +146,7 @@ def _has_fused(p: Tensor) -> bool:
 
 
 def check_at_least_zero(**values: float) -> None:
-    """Raise for the first that is not a finite number ≥ 0."""
+    """Raise for the first value that is not a finite number ≥ 0."""
     for name, value in values.items():
         if not isinstance(value, Real):
             raise TypeError(f"{name}={value!r}: expected a finite number ≥ 0")
@@ -155,7 +155,7 @@ def check_at_least_zero(**values: float) -> None:
 
 
 def check_bool(**values: bool) -> None:
-    """Raise for the first that is neither True nor False: ``"no"`` would count as True."""
+    """Raise for the first value that is neither True nor False: ``"no"`` would count as True."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}={value!r}: expected True or False")

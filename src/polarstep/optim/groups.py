@@ -1,7 +1,7 @@
-"""Parameter groups: which keys an algorithm has, their defaults, and what may stand in them.
+"""Parameter groups: the keys of each algorithm, their defaults, and the values they accept.
 
-A group is a plain dict, as torch wants it, and ``group["algorithm"]`` says who updates its
-parameters: ``"muon"``, ``"adamw"`` or ``"sgd"``. Everything is checked before anything is changed.
+A group is a plain dict, as torch requires. ``group["algorithm"]`` names the algorithm that updates
+its parameters: ``"muon"``, ``"adamw"`` or ``"sgd"``. Every check comes before any change.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = [
 
 Group = dict[str, Any]
 
-# The rules by the name that a group has for them.
+# The elementwise rules by their name in group["algorithm"].
 ELEMENTWISE: dict[str, type[Elementwise]] = {rule.algorithm: rule for rule in get_args(Elementwise)}
 NONFINITE = ("propagate", "skip")
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
-# Names that other libraries give our options; those of torch.optim.Muon among them.
+# Names that other libraries, torch.optim.Muon among them, give to our options.
 SYNONYMS = {
     "learning_rate": "lr",
     "wd": "weight_decay",
@@ -65,9 +65,9 @@ def complete(group: Group, muon_defaults: Group) -> Group:
 
 
 def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
-    """A checkpoint's ``group``, checked; what it lacks is as in ``now``, the group it replaces.
+    """A checkpoint's ``group``, checked; missing keys come from ``now``, the group it replaces.
 
-    Schedulers leave keys of their own in a group, so unknown ones are kept.
+    Schedulers store keys of their own in a group, so unknown keys are kept.
     """
     if "algorithm" not in group:
         raise ValueError(
@@ -85,7 +85,7 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 
 
 def _check_whole(group: Group) -> None:
-    """Check everything, the value of a tensor lr too, and bring splits into one form."""
+    """Check everything, also the value of a tensor lr, and turn split_sizes into a tuple."""
     check_options(group)
     _check_lr(float(group["lr"]))
     if group.get("split_sizes") is not None:
@@ -102,7 +102,7 @@ def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
 def check_options(group: Group) -> None:
     """Raise a ``ValueError`` or ``TypeError`` for the first bad option of a group.
 
-    Anybody may write into a group between two steps, so every step asks.
+    Users may write to a group between steps, so every step calls this.
     """
     algorithm = group["algorithm"]
     _check_algorithm(algorithm)
@@ -117,7 +117,7 @@ def check_options(group: Group) -> None:
         _check_muon(group)
     else:
         rule = ELEMENTWISE[algorithm]
-        # A rule checks its own options when it is made; lr may be a tensor in a group.
+        # A rule checks its options when it is built. lr is left out: in a group it may be a tensor.
         rule(**{each.name: group[each.name] for each in fields(rule) if each.name != "lr"})
 
 
@@ -172,7 +172,7 @@ def check_params(group: Group) -> None:
             kind = "complex" if p.is_complex() else str(p.dtype).removeprefix("torch.")
             raise TypeError(
                 f"{name} is {kind}: expected real floating-point parameters; "
-                "leave it out, or view a complex one as real with torch.view_as_real"
+                "leave it out, or view a complex parameter as real with torch.view_as_real"
             )
         if p.layout != torch.strided:
             raise TypeError(f"{name} has layout {p.layout}: expected a dense (strided) parameter")
@@ -181,7 +181,7 @@ def check_params(group: Group) -> None:
 
 
 def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
-    """Parameters with the best name there is: their own, or their place in the group."""
+    """Parameters with their names, or with their place in the group where they have none."""
     params: list[Tensor] = group["params"]
     names = group.get("param_names") or [f"parameter {i}" for i in range(len(params))]
     return zip(names, params, strict=True)
@@ -196,15 +196,15 @@ def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:
     return _VIEWS[key]
 
 
-# Asked for every parameter at every step. Not functools.cache, which torch.compile looks through.
+# Read for every parameter at every step. A dict, as torch.compile traces through functools.cache.
 _VIEWS: dict[tuple[torch.Size, Layout, tuple[int, ...] | None], MatrixView] = {}
 
 
 def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
-    """Refuse another algorithm's options, misspelt ones, and ours by another name.
+    """Raise for options of another algorithm, misspelt options, and synonyms of ours.
 
-    torch lets a group carry any key, and so do we; but ``betas`` in a Muon group, ``momentun`` or
-    ``wd`` is a misunderstanding that would go unnoticed for a whole training run.
+    torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
+    ``wd`` would have no effect, unnoticed for a whole training run.
     """
     others = muon.union(*(group_of(rule()) for rule in ELEMENTWISE.values())) - own
     for key in sorted(set(group) - own - {"params", "param_names"}):
@@ -219,7 +219,7 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
 
 
 def _check_lr(lr: float | Tensor) -> None:
-    """As far as can be told without waiting for a device."""
+    """Raise for a bad lr, as far as can be told without waiting for a device."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")

@@ -41,7 +41,7 @@ torch.serialization.add_safe_globals(
         if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
     ]
 )
-# A transform; and Warm where version 0.1 had it.
+# A transform, and Warm under its module path of version 0.1.
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 
@@ -73,14 +73,14 @@ class Muon(Optimizer):
         layout: how tensors of more than two dimensions are matrices
             (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``, ``"stack"`` or ``"auto"``.
         split_sizes: rows of the matrices of a fused projection; each gets its own polar factor.
-        transform: what to do with T before it is applied, as :class:`polarstep.NormalizedRows`.
-        nonfinite: ``"propagate"`` does as torch does. ``"skip"`` leaves a parameter whose gradient
-            has a NaN or an infinity as it was, momentum and weight decay included, and decides so
-            on the device, without waiting for it.
-        seed: of the sketches, which are a function of (seed, shape, step).
+        transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
+        nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
+            whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
+            decay. The check runs on the device, without waiting for it.
+        seed: seed of the sketches, which are a function of (seed, shape, step).
         fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
-            CUDA graph, in bfloat16 where torch would multiply in it anyway
-            (:mod:`polarstep.optim.replay`). ``False``: the same in plain torch operations.
+            CUDA graph (:mod:`polarstep.optim.replay`), in bfloat16 where plain torch operations
+            would use bfloat16 products too. ``False``: plain torch operations.
 
     Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
@@ -143,12 +143,12 @@ class Muon(Optimizer):
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
-        self._left_out: tuple[Route, ...] = ()  # what muon_for gave to no group
+        self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         super().__init__(params, defaults)
 
     @property
     def routes(self) -> Routes:
-        """Who updates which parameter, how, and why; ``print(optimizer.routes)`` is a table."""
+        """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
         return routes_of(self.param_groups, self._left_out)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ class Muon(Optimizer):
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)
-            replayed = ReplayedStep()  # what it makes is the graph's, and no later step changes it
+            replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
         let_rest(muon, self.state)
         updated = replayed(muon, self.state, hooks)
         self._plain(muon, self.state, hooks, skip=updated)
@@ -202,11 +202,11 @@ class Muon(Optimizer):
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:
-        """The same for torch.compile, which would compile it anew at every step and gain nothing."""
+        """:meth:`_update` outside torch.compile, which would recompile it at every step."""
         self._update()
 
     def _elementwise(self, work: Work) -> None:
-        """AdamW or SGD of one group; parameter by parameter where some may have to be skipped."""
+        """AdamW or SGD on one group; parameter by parameter if some may have to be skipped."""
         if not work.params:
             return
         rule = ELEMENTWISE[work.group["algorithm"]]
@@ -231,18 +231,18 @@ class Muon(Optimizer):
         return handle
 
     def __getstate__(self) -> dict[str, Any]:
-        """As torch does: hooks stay behind."""
+        """The state to pickle; hooks are left out, as in torch."""
         return super().__getstate__() | {"_left_out": self._left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
         known = state.get("defaults") or self.defaults
-        defaults = {key: known[key] for key in known if key != "differentiable"}  # that is torch's
+        defaults = {key: known[key] for key in known if key != "differentiable"}  # torch's
         groups = state["param_groups"]
         now = self.__dict__.get("param_groups", [None] * len(groups))
         filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
         _check_buffers(state.get("state", {}))
-        for group, options in zip(groups, filled, strict=True):  # all of them are good
+        for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
             group.update(options)
         super().__setstate__(state)
         for p, of_parameter in self.state.items():
@@ -273,7 +273,7 @@ def _check_buffers(state: State) -> None:
 
 
 def _check_started(works: list[Work], state: State) -> None:
-    """Raise if a graph would capture how the state of a parameter is made: at every replay anew."""
+    """Raise if a graph captures the creation of a state, which every replay would repeat."""
     for work in works:
         for name, p in zip(work.names, work.params, strict=True):
             if not state.get(p):
@@ -285,7 +285,7 @@ def _check_started(works: list[Work], state: State) -> None:
 
 
 def _as_listed(group: dict[str, Any]) -> dict[str, Any]:
-    """``group`` with its parameters as a list, and named ones taken apart as torch does it."""
+    """``group`` with its parameters as a list, and names as a list of their own, as in torch."""
     if "params" not in group:
         raise ValueError(
             f"a parameter group has no 'params', only {', '.join(group)}; "

@@ -1,10 +1,10 @@
-"""Steps on a GPU that are planned once and replayed: which parameters, in which buckets, in which graph.
+"""Steps on a GPU that are planned once and replayed as CUDA graphs.
 
-There is no arithmetic here. A plan says which parameters the kernels can update where they lie and
-which bucket (:mod:`polarstep.optim.by_tables`) each matrix belongs to. It is kept from step to step:
-a step of a thousand parameters should not spend its time in Python.
+There is no arithmetic here. A plan says which parameters the kernels can update in place, and which
+bucket (:mod:`polarstep.optim.by_tables`) each matrix belongs to. It is kept from step to step, so
+that a step of a thousand parameters does not spend its time in Python.
 
-After a few steps the launches of all buckets are captured as one CUDA graph, and a step is then one
+After the first steps all launches of a step are captured as one CUDA graph, and a step is then one
 replay. What changes from step to step lies in tensors that the graph reads: addresses, momenta,
 learning rates and decays, random numbers, carries. Nothing here waits for the device.
 """
@@ -33,16 +33,16 @@ from polarstep.optim.transforms import followed
 
 __all__ = ["ReplayedStep"]
 
-# M of a bucket takes two bytes an entry; a larger bucket is worked off in parts.
+# Bytes of M in a bucket, two for each entry; a larger bucket is processed in parts.
 LARGEST_BUCKET = 512 * 2**20
-# Buckets run on this many streams: the CIFAR-10 filters, too small to fill an H200, took 222 µs on two
-# and 149 on four, in full space with seven steps. Large ones share the first two: they gain nothing from
-# more, and the work space of as many buckets as there are streams is held at once.
+# Buckets run on this many streams. The CIFAR-10 filters, too small to fill an H200, took 222 µs on
+# two streams and 149 µs on four, in full space with seven steps. Large buckets share the first two:
+# they gain nothing from more streams, and each stream in use holds the work space of a bucket.
 STREAMS = 4
 STREAMS_OF_LARGE_BUCKETS = 2
 LARGE_BUCKET = 64 * 2**20
-# A step is captured after this many of its kind: all its kernels are compiled by then. Launched one by
-# one it takes milliseconds of Python.
+# A step is captured after this many steps of its kind, when all its kernels are compiled. Launching
+# the kernels one by one takes milliseconds of Python.
 STEPS_BEFORE_CAPTURE = 1
 
 Run = tuple[TableBucket, list[Member]]
@@ -50,19 +50,19 @@ Run = tuple[TableBucket, list[Member]]
 
 @dataclass
 class _Plan:
-    """Who is updated how, as long as ``key`` is the same; and what the last step left on a GPU."""
+    """The buckets of a step, valid as long as ``key`` is the same, and the captured graphs."""
 
     key: tuple[Any, ...]
     fused: list[list[int]]  # indices of parameters, per work
     runs: list[Run]
-    offsets: list[int]  # of each run's step from that of the first work
-    addresses: list[int] = field(default_factory=list)  # of X, G and C, parameter by parameter
+    offsets: list[int]  # each run's step minus the first work's step
+    addresses: list[int] = field(default_factory=list)  # of X, G and C of every parameter
     scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
-    carried: list[int] = field(default_factory=list)  # what the last step left, by identity
-    places: list[tuple[int, ...]] = field(default_factory=list)  # of what the launches work on
-    # Since those are the same, by which buckets draw at a step: how many such steps there were, and
-    # what was captured of them, a graph for each device.
+    carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
+    places: list[tuple[int, ...]] = field(default_factory=list)  # TableBucket.place of every run
+    # Since ``places`` last changed, for each kind of step (which buckets draw random numbers): how
+    # many such steps there were, and their graphs, one for each device.
     steps: dict[tuple[bool, ...], int] = field(default_factory=dict)
     graphs: dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ class _Plan:
 
     @cached_property
     def entries(self) -> list[tuple[Tensor, str]]:
-        """Where the optimizer's state has what their maps carry from step to step."""
+        """The parameters and keys under which the optimizer's state holds the buckets' carries."""
         return [
             (member.param, entry(name, member.block))
             for bucket, members in self.runs
@@ -82,17 +82,17 @@ class _Plan:
         ]
 
     def carried_in(self, state: State) -> list[int]:
-        """The identities of what is there now."""
+        """The ids of the tensors that ``state`` now holds under :attr:`entries`."""
         return [id(state[p].get(key)) for p, key in self.entries]
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Their groups."""
+        """The groups of the parameters."""
         return list({id(m.group): m.group for _, members in self.runs for m in members}.values())
 
     @cached_property
     def shapes(self) -> list[list[tuple[int, int]]]:
-        """The shapes of the matrices in each of them."""
+        """The shapes of the matrices in each group."""
         found: dict[int, dict[tuple[int, int], None]] = {id(group): {} for group in self.groups}
         for bucket, members in self.runs:
             for m in members:
@@ -101,11 +101,11 @@ class _Plan:
 
     @cached_property
     def devices(self) -> list[torch.device]:
-        """Where the buckets are."""
+        """The devices of the buckets."""
         return list({bucket.signature.device: None for bucket, _ in self.runs})
 
     def runs_on(self, device: torch.device) -> list[Run]:
-        """Those of one device."""
+        """The buckets on one device."""
         return [run for run in self.runs if run[0].signature.device == device]
 
 
@@ -119,13 +119,13 @@ class ReplayedStep:
 
     @property
     def graphs(self) -> dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]]:
-        """What was captured, by which buckets draw random numbers."""
+        """The captured graphs, by which buckets draw random numbers."""
         return self._plan.graphs
 
     def __call__(
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...] = ()
     ) -> set[int]:
-        """Update what kernels can; return the ids of the parameters that were updated."""
+        """Update the parameters that the kernels can update, and return their ids."""
         self._plan = plan = self._plan_for(works, state)
         if plan.runs:
             self._run(plan, works, state, hooks)
@@ -166,7 +166,7 @@ class ReplayedStep:
             plan.carried = plan.carried_in(state)
 
     def _launch(self, plan: _Plan, device: torch.device) -> None:
-        """The buckets on one device, on a GPU beside each other.
+        """Launch the buckets on one device, on a GPU side by side.
 
         The small products of one bucket do not fill a GPU; a few buckets at a time do better.
         """
@@ -240,12 +240,13 @@ class ReplayedStep:
     ) -> Iterator[tuple[Run, int]]:
         """Each bucket with its members and the offset of its step.
 
-        The buckets of groups that are ``idle`` at this step are kept; those of earlier maps and seeds
-        give their memory back.
+        Buckets of groups that are ``idle`` at this step are kept; buckets of earlier maps and seeds
+        are dropped to free their memory.
         """
         buckets: dict[Signature, list[Member]] = {}
         for signature, member in members:
-            # A bucket outlives its step.
+            # A bucket outlives its step, so its signature holds the step relative to the first
+            # work.
             lasting = replace(signature, step=signature.step - first)
             buckets.setdefault(lasting, []).append(member)
         before = self.buckets
@@ -280,7 +281,7 @@ def _of_now(members: list[Member], works: list[Work]) -> list[Member]:
 
 
 def _lanes(sizes: list[int]) -> list[int]:
-    """The stream of each bucket, by the bytes of its M: large ones from below, others from above.
+    """The stream of each bucket, by the bytes of its M: large buckets from 0 up, small from 3 down.
 
     >>> _lanes([2**20] * 5), _lanes([2**27] * 3), _lanes([2**20, 2**27])
     ([3, 2, 1, 0, 3], [0, 1, 0], [3, 0])
@@ -291,10 +292,10 @@ def _lanes(sizes: list[int]) -> list[int]:
 
 
 def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
-    """Whether the launches of the next steps of this kind will be those of this one, all compiled.
+    """Whether later steps of this kind will make the same launches, with all kernels compiled.
 
-    A step that draws nothing launches nothing that a step which draws does not. The first step of a map
-    with state is not captured: it leaves its carry in new memory, and a replay would not.
+    A step that draws no numbers has no kernel that a step with numbers lacks. The first step of a
+    map with state is not captured: it puts its carry into new memory, which a replay would not do.
     """
     if any(its.polar.carries and not its.resumed for its in (b.signature for b, _ in plan.runs)):
         return False
@@ -307,7 +308,7 @@ def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
 
 
 def _fill_tables(plan: _Plan, state: State) -> None:
-    """Tell the buckets where their matrices lie and how far they step, if anything has changed."""
+    """Refill the buckets' tables of addresses and scalars where anything has changed."""
     lying = [
         tensor.data_ptr()
         for p in plan.params
@@ -353,7 +354,7 @@ def _tabulated(
     rows_of: Callable[[TableBucket, list[Member]], Sequence[Sequence[float]]],
     dtype: torch.dtype,
 ) -> Iterator[tuple[TableBucket, Tensor]]:
-    """The rows of every bucket, on its device: one copy for all that are there."""
+    """The table of every bucket, on its device, with one copy to each device."""
     for device in plan.devices:
         there = plan.runs_on(device)
         table = plan.tables.get((device, dtype), torch.empty(0, device=device))
@@ -364,15 +365,15 @@ def _tabulated(
 
 
 def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """The scale of every shape, as a function of somebody's own gives it at this step."""
+    """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
     scale = resolve_scale(group["lr_scale"])
     return {shape: scale(*shape) for shape in shapes}
 
 
 def _key(work: Work, first: Work) -> tuple[Any, ...]:
-    """What a plan depends on: the parameters, how they lie, and the options that decide their buckets.
+    """What a plan depends on: parameters, their memory layout, and the options that decide buckets.
 
-    ``model.to(...)`` gives a parameter other memory, in another precision or layout, under its old id.
+    Ids alone are not enough: ``model.to(...)`` may change precision and layout and keep the id.
     """
     group = work.group
     return (
@@ -387,7 +388,7 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
 
 
 def _goes_on(plan: _Plan, state: State) -> bool:
-    """Whether every bucket still finds what it counts on: something to go on from, or nothing."""
+    """Whether ``state`` has carries for exactly the buckets that were planned to resume."""
     if plan.carried and plan.carried == plan.carried_in(state):
         return all(bucket.signature.resumed for bucket, _ in plan.runs if bucket.carries)
     for bucket, members in plan.runs:

@@ -1,17 +1,16 @@
-"""When momentum that no gradient feeds any more has ended.
+"""Stop a matrix whose gradient has become zero, once its momentum has faded.
 
-T(cM) = T(M), so a step is as long for what is left of a momentum as for the momentum itself. After the
-gradient of a matrix has become zero (an expert that no token reaches, a frozen branch), C shrinks by β
-a step, and without a rule its parameter would take full steps until C underflows: two thousand of them
-at β = 0.95.
+T(cM) = T(M), so a step is as long for faded momentum as for fresh momentum. After the gradient of a
+matrix has become zero (an expert that no token reaches, a frozen branch), C shrinks by β a step.
+Without a rule its parameter would take full steps until C underflows: two thousand at β = 0.95.
 
 The rule: C ← 0 where the largest entry of C is below 1e-6 of a peak. The peak is the largest entry that
 C has had, and it fades by √β a step, half as fast as C without a gradient. So a matrix that gets no
 gradient stops moving after 2·ln(1e-6)/ln β steps (540 at β = 0.95, 262 at 0.9) and at most 64 more, as
-the rule is applied at every 64th step. Momentum that falls no faster than √β a step, however far, is
-never touched, nor is momentum that comes back from a spike a trillion times its size. Below the smallest
-normal number of its precision C counts as zero whatever its peak: β times such a number may round to
-the number itself, for ever.
+the rule is applied at every 64th step. Momentum that falls by √β a step or less is never touched,
+however far it falls, nor is momentum that comes back from a spike a trillion times its size. Below
+the smallest normal number of its precision C counts as zero whatever its peak, because β times such
+a number may round to the number itself, for ever.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ FADED = 1e-6
 
 
 def let_rest(works: list[Work], state: State) -> None:
-    """Apply the rule to the momentum of every matrix, where it is due; nothing waits for a GPU.
+    """Apply the rule to the momentum of every matrix, at every 64th step; nothing waits for a GPU.
 
-    A CUDA graph of somebody's own repeats one step, so there every step applies it.
+    Inside a CUDA graph of the user's own every step applies it, as the graph repeats one step.
     """
     for work in works:
         steps = 1 if in_a_graph() else EVERY
@@ -51,7 +50,7 @@ def _rest_if_faded(of_parameter: dict[str, Tensor], view: MatrixView, fade: floa
     largest = torch.cat([_largest(block) for block in blocks])
     known = of_parameter.setdefault("peak", torch.zeros_like(largest))
     peak = torch.maximum(largest, fade * known)
-    # An infinite or NaN entry of C must not become the measure of later ones.
+    # An infinite or NaN entry of C must not become the peak.
     known.copy_(torch.where(peak.isfinite(), peak, known))
     faded = largest < (FADED * known).clamp_min(torch.finfo(known.dtype).tiny)
     if faded.device.type == "cpu" and not bool(faded.any()):

@@ -1,8 +1,8 @@
-"""Which part a parameter plays in its model, and how it is read as matrices.
+"""The role of a parameter in its model, and how it is read as matrices.
 
-:data:`RULES` is the whole answer: a list of small functions, asked in order, of which the first that
-says something decides. They look at the type of the layer, at weight tying and at the layer's place.
-A name is evidence only where there is no type to go by: for a bare ``nn.Parameter``.
+:data:`RULES` is a list of small functions, called in order; the first that returns a finding
+decides. They look at the type of the layer, at weight tying and at the layer's place. The name
+counts only for a bare ``nn.Parameter``, which has no type.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Form:
-    """How a parameter is read as matrices, and what these are."""
+    """How a parameter is read as matrices, and a description of them."""
 
     layout: Layout = "auto"
     split: tuple[int, ...] | None = None
@@ -53,7 +53,7 @@ def find_role(site: Site, anatomy: Anatomy) -> Finding:
 def form_of(site: Site) -> Form:
     """How the layer that owns the parameter uses it.
 
-    ``"auto"`` is said wherever it means the right thing, so that parameters of different layers can
+    The layout is ``"auto"`` wherever that is right, so that parameters of different layers can
     share a group.
     """
     p, use = site.parameter, site.uses[0]
@@ -65,7 +65,7 @@ def form_of(site: Site) -> Form:
         kind = _kind(module)
         layout: Layout = "conv" if p.ndim == 3 else "auto"
         if isinstance(module, _ConvTransposeNd):
-            # Stored as in × out·k: the transpose of the map, with the transpose of its polar factor.
+            # Stored as in × out·k, the transpose of the map; its polar factor is transposed alike.
             kind += ", inputs as rows"
         if module.groups > 1 and rows % module.groups == 0:
             split = (rows // module.groups,) * module.groups
@@ -150,7 +150,7 @@ def vector(site: Site, anatomy: Anatomy) -> Finding | None:
 
 
 def broadcast(site: Site, anatomy: Anatomy) -> Finding | None:
-    """A bare parameter of three and more dimensions with a leading 1, added to a batch."""
+    """A bare parameter of three or more dimensions, the first of size 1: added to a batch."""
     p, use = site.parameter, site.uses[0]
     if p.ndim > 2 and p.shape[0] == 1 and not _is_typed(use.owner.module):
         return Finding("vector", "bare parameter, leading dimension 1: added to a batch, no map")
@@ -158,7 +158,7 @@ def broadcast(site: Site, anatomy: Anatomy) -> Finding | None:
 
 
 def hidden(site: Site, anatomy: Anatomy) -> Finding | None:
-    """All that is left: a matrix, or several, between the two ends of the model."""
+    """Every other parameter: one or more matrices between the two ends of the model."""
     return Finding("hidden", form_of(site).what)
 
 
@@ -173,7 +173,7 @@ RULES: tuple[Rule, ...] = (
     hidden,
 )
 
-# Words in the names of bare parameters. Second-rate evidence, and the reason given says so.
+# Words in the names of bare parameters. Names are weak evidence, and the reason given says so.
 TABLE_WORDS = ("embed", "embedding", "embeddings", "pos", "position", "positional")
 HINTS: dict[Role, frozenset[str]] = {
     "embedding": frozenset(
@@ -215,7 +215,7 @@ def _is_scale(site: Site) -> bool:
 
 
 def _kind(module: nn.Module) -> str:
-    """The name of a layer's class; for a subclass of one of torch's layers, that layer's."""
+    """The name of a layer's class, or of the torch layer that the class derives from."""
     if _is_typed(module):
         for cls in type(module).__mro__:
             if cls.__module__.startswith("torch.nn.modules") and "Quantizable" not in cls.__name__:

@@ -1,7 +1,7 @@
-"""The routing table: for every parameter of an optimizer, who updates it, how, and why.
+"""The routing table: for every parameter of an optimizer, the algorithm, its options, and why.
 
-It is read off the parameter groups whenever it is asked for, so it shows the learning rates of now.
-Rows that differ in nothing but the numbers in their names are printed as one.
+The table is built from the parameter groups at each access, so it shows the current learning rates.
+Rows that differ only in the numbers in their names are printed as one row.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Route:
-    """One parameter: what it is, who updates it, how, and why."""
+    """One parameter: what it is, which algorithm updates it, how, and why."""
 
     name: str
     shape: tuple[int, ...]
-    matrix: str  # as Muon reads it; the plain shape for the others
+    matrix: str  # the matrices that Muon reads; for others the plain shape
     algorithm: str  # "Muon", "AdamW", "SGD" or "left out"
     lr: float | None
     polar: str  # the polar map on this shape; "–" where there is none
@@ -65,7 +65,7 @@ class Routes:
 
 
 def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes:
-    """The routes in ``groups``, then those ``left_out``, unless a group has them by now."""
+    """The routes in ``groups``, then those ``left_out`` that no group has since taken."""
     rows = []
     for index, group in enumerate(groups):
         reasons = group.get("reasons") or ["as given"] * len(group["params"])
@@ -116,7 +116,7 @@ def _shape(p: Tensor) -> str:
 
 
 def _collapse(rows: Sequence[Route]) -> list[tuple[str, int, Route]]:
-    """(name or pattern of names, how many, one of them), for rows alike but for numbers in names."""
+    """(pattern of names, count, one row) for each set of rows alike but for numbers in names."""
     alike: dict[tuple[object, ...], list[Route]] = {}
     for row in rows:
         key = (NUMBER.sub("#", row.name), row.shape, row.matrix, row.polar, row.group, row.why)
@@ -138,7 +138,7 @@ def _collapse(rows: Sequence[Route]) -> list[tuple[str, int, Route]]:
 def _products(
     tuples: Sequence[tuple[str, ...]],
 ) -> list[tuple[tuple[tuple[str, ...], ...], int]]:
-    """A set of index tuples as few products of index sets, and how many tuples each stands for.
+    """A set of index tuples as a few products of index sets, each with its number of tuples.
 
     Layers 0…11 with experts 0…7 in each are one product; if layer 3 has fewer, there are two.
     """

@@ -1,7 +1,7 @@
 """``muon_for``: one optimizer for a whole model, every parameter sent to the rule that suits it.
 
-Who gets what is found in :mod:`polarstep.optim.roles`; here findings, the caller's own rules and the
-hyperparameters become parameter groups, as few as can be.
+:mod:`polarstep.optim.roles` finds the role of each parameter. This module turns roles, the caller's
+own rules and the hyperparameters into as few parameter groups as possible.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Target = Elementwise | Literal["muon"] | Mapping[str, Any] | None
 
 @dataclass(frozen=True, eq=False)
 class _Routed:
-    """A parameter on its way into a group; ``target`` as in ``rules``."""
+    """A parameter to be put into a group; ``target`` as in the argument ``rules``."""
 
     site: Site
     role: Role
@@ -67,20 +67,20 @@ def muon_for(
     """Muon for the hidden matrices of ``model``, AdamW or SGD for everything else, in one optimizer.
 
     Embeddings and output heads are found by the type of the layer, by weight tying and by position;
-    convolutions, grouped ones, attention, recurrent gates and stacked experts are read as the
-    matrices they are. ``print(optimizer.routes)`` shows who got what and why. Every group carries
-    its ``"role"``, so that a learning rate can be changed later by role.
+    convolutions (also grouped), attention, recurrent gates and stacked experts are read as the
+    matrices they are. ``print(optimizer.routes)`` shows how each parameter is updated and why.
+    Every group has a ``"role"``, so that learning rates can be changed later by role.
 
     Args:
         model: any module; ``torch.compile``d and DDP-wrapped ones give the same groups and names.
-        lr: Muon's learning rate; it and the next five are those of :class:`polarstep.Muon`.
+        lr: Muon's learning rate. This and the next six arguments are :class:`polarstep.Muon`'s.
         momentum: Muon's β.
         nesterov: Nesterov or Polyak momentum in Muon.
         polar: Muon's polar map.
-        weight_decay: Muon's; that of the others is part of their rule.
-        lr_scale: Muon's learning rate for matrices of different shapes.
-        transform: what Muon does with T before it is applied.
-        others: what updates all that is not Muon's: an ``AdamW(...)`` or ``SGD(...)``.
+        weight_decay: Muon's weight decay; AdamW and SGD have their own in ``others``.
+        lr_scale: how Muon's learning rate depends on the shape of a matrix.
+        transform: a change of T before it is applied.
+        others: the rule for all parameters that are not Muon's: ``AdamW(...)`` or ``SGD(...)``.
         embeddings: instead of ``others``, for embeddings and the heads tied to them.
         heads: instead of ``others``, for output heads.
         vectors: instead of ``others``, for biases, norms, gains and depthwise filters.
@@ -89,16 +89,16 @@ def muon_for(
             :mod:`fnmatch` on parameter names.
         rules: exceptions, each a pair (which, target); the first that matches wins, and they come
             before the built-in :data:`polarstep.optim.roles.RULES`. *Which* is a pattern of names; a
-            class of modules, for all that is inside one; or a function of (name, parameter).
-            *Target* is an ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options for a
-            Muon group of its own; or ``None``: the optimizer leaves the parameter alone. Targets in
-            Muon pass over parameters of fewer than two dimensions.
+            class of modules, for all parameters inside such modules; or a function of (name,
+            parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
+            for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
+            Rules with a Muon target skip parameters of fewer than two dimensions.
         nonfinite, fused: see :class:`polarstep.Muon`.
-        seed: of the sketches.
+        seed: seed of the sketches.
 
     Raises:
-        ValueError: if nothing would go to Muon, if a pattern matches nothing, or if a parameter is
-            not initialized yet.
+        ValueError: if no parameter would go to Muon, if a pattern matches no parameter, or if a
+            parameter is not initialized yet.
 
     >>> from polarstep import Exact
     >>> layers = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)]
@@ -180,7 +180,7 @@ def _groups(routed: Sequence[_Routed]) -> list[Group]:
 def _apply_rules(
     rules: Sequence[tuple[Matcher, Target]], sites: Sequence[Site]
 ) -> dict[Site, tuple[Target, str]]:
-    """The target that the first matching rule gives each parameter, and how to refer to the rule."""
+    """For each parameter that a rule matches: the target of the first such rule, and its title."""
     chosen: dict[Site, tuple[Target, str]] = {}
     for i, rule in enumerate(rules):
         if not isinstance(rule, tuple) or len(rule) != 2:
@@ -249,7 +249,7 @@ def _apply_splits(
 
 
 def _check_cuts(cuts: Mapping[Site, tuple[Form, str]], routed: Sequence[_Routed]) -> None:
-    """Refuse a pattern in ``splits`` that has its trainable parameters nowhere in Muon."""
+    """Raise if a pattern in ``splits`` matches only parameters that Muon does not update."""
     used = {cuts[r.site][1] for r in routed if r.site in cuts and _is_muon(r.target)}
     for r in routed:
         if r.site in cuts and cuts[r.site][1] not in used:
@@ -280,7 +280,7 @@ def _is_muon(target: Target) -> bool:
 
 
 def _left_out(sites: Sequence[Site], routed: Sequence[_Routed]) -> list[Route]:
-    """Rows for what no group has: parameters frozen, or excepted by a rule."""
+    """Table rows for parameters in no group: frozen, or left out by a rule."""
     excepted = {r.site: r for r in routed if r.target is None}
     rows = []
     for site in sites:
@@ -292,7 +292,7 @@ def _left_out(sites: Sequence[Site], routed: Sequence[_Routed]) -> list[Route]:
 
 
 def _nothing_for_muon(model: nn.Module, routed: Sequence[_Routed], frozen: int) -> str:
-    """Why no parameter is Muon's, kind by kind, and what to do."""
+    """The error message if no parameter goes to Muon: why, role by role, and what to do."""
     lines = [f"no parameter of {type(model).__name__} would be updated by Muon:"]
     examples: dict[str, str] = {}
     for r in routed:
@@ -356,7 +356,7 @@ def _check_target(title: str, target: Target) -> None:
 
 
 def _closest(which: Matcher, sites: Sequence[Site]) -> str:
-    """A remedy for a matcher that matches nothing."""
+    """The remedy to show for a matcher that matches no parameter."""
     names = [site.name for site in sites]
     near = (
         difflib.get_close_matches(which, names, n=3, cutoff=0.5) if isinstance(which, str) else []

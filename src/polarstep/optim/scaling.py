@@ -1,7 +1,7 @@
-"""Learning-rate scales: what one step means for matrices of different shapes.
+"""Learning-rate scales, so that one η serves matrices of all shapes.
 
-T(M) has singular values near one whatever the shape of M, so a shape-free step η·T changes a layer's
-output by an amount that depends on the shape. A scale makes one η serve all of them.
+T(M) has singular values near one whatever the shape of M, so the step η·T changes a layer's output
+by an amount that depends on the shape. A scale, a factor on η, makes up for that.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "none": _none,
     # √max(1, m/n): tall layers step in proportion to the RMS of their output (Jordan et al. 2024).
     "spectral": _spectral,
-    # 0.2·√max(m, n): the RMS of an update is that of AdamW's, 0.2, so that AdamW's learning rate and
+    # 0.2·√max(m, n): the RMS of an update is 0.2, as with AdamW, so AdamW's learning rate and
     # weight decay carry over (Liu et al. 2025, Moonlight).
     "rms": _rms,
 }
 
 
 def resolve_scale(scale: LrScale) -> Callable[[int, int], float]:
-    """The function (m, n) ↦ factor behind a name; a callable is its own.
+    """The function (m, n) ↦ factor that a name stands for; a callable is returned as it is.
 
     >>> resolve_scale("spectral")(3072, 768), resolve_scale("spectral")(768, 3072)
     (2.0, 1.0)

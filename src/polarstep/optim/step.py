@@ -4,8 +4,8 @@ For every matrix X with gradient G:
 
     C ← βC + G,    M = βC + G (Nesterov) or M = C (Polyak),    X ← X − η·scale·T(M).
 
-:func:`launch` has the phases momentum → polar → transform → update. Where the matrices lie, and
-which operations read and write them there, is a :class:`Matrices`: tensors
+:func:`launch` runs the phases momentum → polar → transform → update. A :class:`Matrices` knows
+where the matrices are stored and how to read and write them: as tensors
 (:mod:`polarstep.optim.by_tensors`), or tables of addresses for kernels
 (:mod:`polarstep.optim.by_tables`).
 """
@@ -39,17 +39,17 @@ class Matrices(Protocol):
 class Bucket:
     """The matrices of one shape that went through a polar map together.
 
-    A hook receives it to look, not to touch: ``M`` may be the momentum buffer itself.
+    A hook must not change it: ``M`` may be the momentum buffer itself.
     """
 
     map: PolarMap
     step: int
     generator_key: tuple[int | str, ...]
-    names: tuple[str, ...]  # of the parameter behind each matrix of the batch
+    names: tuple[str, ...]  # the parameter of each matrix of the batch
     params: tuple[Tensor, ...]
     M: Tensor  # (batch, m, n)
     T: Tensor  # (batch, m, n)
-    factors: Factors | None = None  # where the map works in a subspace
+    factors: Factors | None = None  # if the map works in a subspace
 
 
 PolarHook = Callable[[Bucket], None]
@@ -58,7 +58,7 @@ PolarHook = Callable[[Bucket], None]
 def launch(
     polar_map: PolarMap, matrices: Matrices, carry: Carry, draw: Draw
 ) -> tuple[Polar, Carry]:
-    """One step of a bucket: T as it was applied, and what the map leaves for the next step."""
+    """Run one step of a bucket; return T as it was applied, and the carry for the next step."""
     M = matrices.momentum()
     polar, left = polar_map.step(M, carry, draw)
     matrices.update(polar)
@@ -72,7 +72,7 @@ def show(
     key: tuple[int | str, ...],
     polar: Polar,
 ) -> None:
-    """Call the hooks on what a step has done."""
+    """Call the hooks with M and T of a step."""
     owners = [member for member in members for _ in range(member.count)]
     bucket = Bucket(
         signature.polar,

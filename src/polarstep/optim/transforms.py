@@ -1,8 +1,8 @@
-"""What comes after T: a change of the update that is no part of the polar map.
+"""Transforms: changes of the update T after the polar map.
 
-A transform takes T of a batch of matrices, oriented as the parameter is, and returns what is applied in
-its place. It may carry tensors from step to step, as a map does. ``Muon(transform=…)`` takes any map and
-any transform; hooks, certificates and checkpoints see T after it.
+A transform takes T of a batch of matrices, oriented as the parameter is, and returns the matrices
+to apply instead. It may carry tensors from step to step, as a map does. ``Muon(transform=…)``
+combines any map with any transform; hooks, certificates and checkpoints see the transformed T.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ class Transform(ABC):
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """The names of what a step leaves for the next one."""
+        """The names of the tensors that a step leaves for the next step."""
         return ()
 
     @abstractmethod
     def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """What to apply in place of ``T`` (batch, m, n), and what is left for the next step.
+        """The matrices to apply instead of ``T`` (batch, m, n), and the carry for the next step.
 
         At the first step of a matrix ``carry`` is empty.
         """
 
     def describe(self) -> str:
-        """In a few words, for the routing table."""
+        """The transform in a few words, for the routing table."""
         return repr(self)
 
 
 @dataclass(frozen=True)
 class NormalizedRows(Transform):
-    """Every row of T by its own second moment, as NorMuon has it (arXiv 2510.05491).
+    """Divide each row of T by the root of its second moment, as NorMuon does (arXiv 2510.05491).
 
     ::
 
         v ← β₂v + (1 − β₂)·mean_j T²_ij             one number a row
         T' = T/√v,  rescaled so that ‖T'‖_F = ‖T‖_F
 
-    The rows of T belong to neurons, and some neurons would be moved much further than others. Rescaling
-    them raises ‖T‖_op above one and lowers the alignment with M; the certificate is that of T'.
+    Each row of T belongs to a neuron, and T alone moves some neurons much further than others.
+    Rescaling rows raises ‖T‖_op above one and lowers the alignment with M; certificates are of T'.
 
     Args:
         beta2: β₂ in [0, 1).
@@ -66,7 +66,7 @@ class NormalizedRows(Transform):
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """v, of shape (batch, m)."""
+        """The name of v, which has shape (batch, m)."""
         return ("rows",)
 
     def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
@@ -84,7 +84,7 @@ class NormalizedRows(Transform):
         return scaled.to(T.dtype), Carry(rows=v.to(M.dtype))
 
     def describe(self) -> str:
-        """In words."""
+        """What happens to T."""
         return "rows normalized"
 
 
@@ -94,44 +94,44 @@ def _inverse_root(x: Tensor) -> Tensor:
 
 
 def followed(polar: PolarMap, transform: Transform | None) -> PolarMap:
-    """``polar`` with ``transform`` behind it, for the optimizer to step through as one."""
+    """``polar`` followed by ``transform``, as one map for the optimizer."""
     return polar if transform is None else _Followed(polar, transform)
 
 
 @dataclass(frozen=True)
 class _Followed(PolarMap):
-    """Two phases as one. Not a polar map by its promises: rows are not columns."""
+    """A map followed by a transform. It breaks T(Mᵀ) = T(M)ᵀ, since it treats rows as rows."""
 
     polar: PolarMap
     transform: Transform
 
     @property
     def is_random(self) -> bool:
-        """As the map."""
+        """As for the map."""
         return self.polar.is_random
 
     @property
     def rounds_input(self) -> bool:
-        """As the map."""
+        """As for the map."""
         return self.polar.rounds_input
 
     @property
     def ignores_scale(self) -> bool:
-        """As the map."""
+        """As for the map."""
         return self.polar.ignores_scale
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """What both carry."""
+        """The names that map and transform carry."""
         return (*self.polar.carries, *self.transform.carries)
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Where both find what they left."""
+        """Whether map and transform can both continue from ``carry``."""
         ours = all(name in carry for name in self.transform.carries)
         return ours and self.polar.resumes(carry, m, n)
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """Those of the map."""
+        """As for the map."""
         return self.polar.numbers_at(step, resumed=resumed)
 
     def draw(
@@ -142,7 +142,7 @@ class _Followed(PolarMap):
         dtype: torch.dtype = torch.float32,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Those of the map."""
+        """As for the map."""
         return self.polar.draw(m, n, generator, dtype, out)
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
@@ -157,9 +157,9 @@ class _Followed(PolarMap):
         return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()
 
     def flops(self, m: int, n: int) -> int:
-        """As the map; what is done entry by entry is not counted."""
+        """The cost of the map; the transform's work on entries is not counted."""
         return self.polar.flops(m, n)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
-        """Both."""
+        """The map and the transform."""
         return f"{self.polar.describe(m, n, device)}, {self.transform.describe()}"

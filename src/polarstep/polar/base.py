@@ -11,10 +11,10 @@ polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every ma
 
 A map is a frozen dataclass: comparable, hashable, printable, picklable, valid in a param group.
 
-An optimizer calls :meth:`PolarMap.step` once for each bucket of matrices and each step. A step is given
-what the last one left, its :class:`Carry`, and random numbers that were drawn before it. It returns T as
-a :class:`Polar`, not multiplied out, and what it leaves for the next step. ``polar(M, generator=g)`` is
-one step from nothing.
+An optimizer calls :meth:`PolarMap.step` once for each bucket of matrices and each step. A step is
+given the :class:`Carry` that the last step returned, and random numbers drawn beforehand. It
+returns T as a :class:`Polar`, not multiplied out, and the carry for the next step. ``polar(M,
+generator=g)`` is one step with an empty carry.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap"]
 
 
 class Carry(dict[str, Tensor]):
-    """What a step leaves for the next one: named tensors, the first dimension of each is the batch.
+    """The tensors that a step leaves for the next, by name; their first dimension is the batch.
 
-    They are best in the precision of M, to which a fused step rounds what it reads back from the
-    optimizer's state. A map without state leaves an empty carry.
+    They are best in the precision of M: a fused step rounds tensors to it when it reads them back
+    from the optimizer's state. A map without state leaves an empty carry.
     """
 
     @staticmethod
     def joined(parts: Sequence[Carry]) -> Carry:
-        """The carry of all matrices of ``parts``, which have the same names."""
+        """The carries ``parts``, which have the same names, as one carry for all their matrices."""
         if len(parts) == 1:
             return parts[0]
         return Carry({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
@@ -57,18 +57,16 @@ class Carry(dict[str, Tensor]):
         return [Carry(zip(self, part, strict=True)) for part in parts]
 
     def to(self, dtype: torch.dtype) -> Carry:
-        """The same in another precision."""
+        """The same tensors in another precision."""
         return Carry({name: tensor.to(dtype) for name, tensor in self.items()})
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What a step is given beside M and its carry."""
+    """The inputs of a step besides M and its carry."""
 
     numbers: Tensor | None = None  # the random numbers of this step; None where none are needed
-    finite: Tensor | None = (
-        None  # a flag per matrix; where it is zero, the carry must stay as it was
-    )
+    finite: Tensor | None = None  # a flag per matrix; where it is zero, the carry must not change
 
 
 @dataclass(frozen=True)
@@ -77,22 +75,22 @@ class Lift:
 
     X: Tensor  # (batch, ℓ, n)
     W: Tensor | None = None  # (batch, ℓ, ℓ)
-    left: Tensor | None = None  # (batch, m, ℓ): QW, where whoever found Q has made it
+    left: Tensor | None = None  # (batch, m, ℓ): QW, where the finder has computed it
 
 
 @dataclass(frozen=True)
 class Factors:
-    """T = Q·Z = Q·W·X for wide matrices M (tall ones are transposed first), as a sketch makes it.
+    """T = Q·Z = Q·W·X of a sketched map, for wide matrices M (tall ones are transposed first).
 
-    B = QᵀM says how much of M the basis captured, at no cost beyond the map's own. Tensors may have more
-    than ℓ = ``width`` rows or columns; what is there is zero.
+    B = QᵀM, which the map needs anyway, tells how much of M the basis captured. Tensors may be
+    padded with zeros beyond ℓ = ``width`` rows or columns.
     """
 
     columns: Tensor  # (batch, m, ≥ ℓ): Q with padding
     projected: Tensor  # (batch, ≥ ℓ, n): B with padding
     lift: Lift  # Z, in the precision the inner map ended in
     width: int
-    orthonormal: bool  # whether QᵀQ = I up to rounding; a null direction may be missing otherwise
+    orthonormal: bool  # whether QᵀQ = I up to rounding; if not, null directions may be missing
 
     @property
     def Q(self) -> Tensor:
@@ -114,7 +112,7 @@ class Factors:
 
     @cached_property
     def two(self) -> tuple[Tensor, Tensor]:
-        """L and R with T = LR: QW and X, so that Z with its long side need not be made."""
+        """L = QW and R = X with T = LR, so that Z = WX, which has the long side, is not formed."""
         if self.lift.left is not None:
             return self.lift.left, self.lift.X
         if self.lift.W is not None:
@@ -149,7 +147,7 @@ class Polar:
 
     @cached_property
     def dense(self) -> Tensor:
-        """The same, made once."""
+        """:meth:`multiplied_out`, computed once."""
         return self.multiplied_out()
 
 
@@ -157,16 +155,16 @@ class PolarMap(ABC):
     """An approximation of the polar factor; see the module's docstring for the contract.
 
     A map without state implements :meth:`_polar` for a batch of wide matrices and :meth:`flops`. A
-    random one has ``is_random`` and :meth:`draw`. A map with state names what it carries and
-    implements :meth:`step` and :meth:`resumes`.
+    random map also has ``is_random`` and :meth:`draw`. A map with state names its tensors in
+    :attr:`carries` and implements :meth:`step` and :meth:`resumes`.
     """
 
     @abstractmethod
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         """T of ``X``: shape ``(batch, m, n)`` with ``m ≤ n``, not empty.
 
-        float32, float64, or bfloat16 on a device that multiplies in it. ``numbers`` are what
-        :meth:`draw` gave, of a random map.
+        ``X`` is float32, float64, or bfloat16 on a device that multiplies in bfloat16. ``numbers``
+        is what :meth:`draw` returned, for a random map.
         """
 
     @abstractmethod
@@ -180,31 +178,31 @@ class PolarMap(ABC):
 
     @property
     def rounds_input(self) -> bool:
-        """Whether M is rounded to the device's product precision anyway, so that a step may do it."""
+        """Whether the map rounds M to the device's product precision, so that a step may too."""
         return False
 
     @property
     def ignores_scale(self) -> bool:
-        """Whether T(cM) = T(M), which holds but for a δ that somebody fixed."""
+        """Whether T(cM) = T(M), which holds unless δ is a given number."""
         return True
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """The names of what a step may leave for the next one."""
+        """The names of the tensors that a step may leave for the next step."""
         return ()
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
-        """The map that runs on m×n matrices there: itself, or a cheaper one for the shape."""
+        """The map that runs on m×n matrices on ``device``: this map, or a cheaper one."""
         return self
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Whether a step on m×n matrices can go on from ``carry``, which may be another map's."""
+        """Whether a step on m×n matrices can continue from ``carry``, perhaps another map's."""
         return not self.carries
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """What the numbers of a step are a function of, beside the seed and the shape.
+        """What the random numbers of a step depend on, besides the seed and the shape.
 
-        ``None`` where a step needs no numbers. ``resumed`` says whether there is a carry to go on from.
+        ``None`` where the step needs no numbers. ``resumed``: whether it continues from a carry.
         """
         return (step,) if self.is_random else None
 
@@ -216,17 +214,17 @@ class PolarMap(ABC):
         dtype: torch.dtype = torch.float32,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The random numbers of one step for m×n matrices; in place of earlier ones in ``out``."""
+        """The random numbers of one step for m×n matrices, written to ``out`` if it is given."""
         raise TypeError(
             f"{type(self).__name__}.is_random is true, but it has no method draw(m, n, generator, "
-            "dtype, out): expected one that returns the numbers that _polar is given"
+            "dtype, out): expected a method that returns the numbers for _polar"
         )
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
-        """T of ``M`` (batch, m, n), and what is left for the next step.
+        """T of ``M`` (batch, m, n), and the carry for the next step.
 
-        The tensors of ``carry`` are the step's own. It may write the next ones in their place, but where
-        ``draw.finite`` says otherwise, and return them.
+        The step may overwrite the tensors of ``carry`` and return them, except for matrices whose
+        ``draw.finite`` is zero.
         """
         X = products.of(M.device).workable(M)
         wide = M.shape[-2] <= M.shape[-1]
@@ -239,7 +237,7 @@ class PolarMap(ABC):
 
     @property
     def polynomials_to_fuse(self) -> tuple[tuple[float, ...], ...] | None:
-        """The odd polynomials that make T of M/‖M‖_F, where a device may apply them in its own way."""
+        """The odd polynomials from M/‖M‖_F to T, if a device may apply them in its own way."""
         return None
 
     def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -248,7 +246,7 @@ class PolarMap(ABC):
         return M.clone() if polar is None else polar.multiplied_out().to(M.dtype).reshape(M.shape)
 
     def from_nothing(self, M: Tensor, generator: torch.Generator | None = None) -> Polar | None:
-        """One step from nothing on ``M`` of shape ``(..., m, n)``; ``None`` if it is empty."""
+        """One step with an empty carry on ``M`` of shape ``(..., m, n)``; ``None`` if empty."""
         _check(M)
         if M.numel() == 0:
             return None
@@ -263,14 +261,14 @@ class PolarMap(ABC):
         return polar.step(X, Carry(), Draw(numbers))[0]
 
     def numbers_for(self, M: Tensor, generator: torch.Generator) -> Tensor:
-        """The random numbers for the matrices ``M``, where they are and precise enough for them."""
+        """The random numbers for ``M``, on its device and in at least its precision."""
         dtype = torch.promote_types(M.dtype, torch.float32)
         return self.draw(M.shape[-2], M.shape[-1], generator, dtype).to(M.device)
 
     def as_computed(self, M: Tensor) -> Tensor:
         """Like calling a map that is not random, but without the final cast to M's dtype.
 
-        On a GPU small matrices come out as zero where their entries are beyond 1e-18 or 1e18.
+        On a GPU small matrices with entries below 1e-18 or above 1e18 become zero.
         """
         return M.clone() if M.numel() == 0 else self.step(M, Carry(), Draw())[0].multiplied_out()
 
@@ -280,11 +278,11 @@ class PolarMap(ABC):
         return self
 
     def largest_value(self, norm: Tensor) -> Tensor | None:
-        """A bound on ‖T‖_op in exact arithmetic, for matrices with ‖M‖_F = ``norm``; if known."""
+        """A bound on ‖T‖_op in exact arithmetic, for ‖M‖_F = ``norm``; ``None`` if unknown."""
         return None
 
     def alignment_loss(self, rows: int, norm: Tensor) -> Tensor | None:
-        """A bound on ‖B‖_* − ⟨B, T(B)⟩ for B of ``rows`` rows with ‖B‖_F = ``norm``; if known."""
+        """A bound on ‖B‖_* − ⟨B, T(B)⟩ for ``rows`` rows, ‖B‖_F = ``norm``; ``None`` if unknown."""
         return None
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
@@ -307,5 +305,5 @@ def _check(M: Tensor) -> None:
     if is_sharded(M):
         raise TypeError(
             "expected a whole matrix, got a DTensor; call M.full_tensor() first "
-            "(polarstep.Muon does so by itself)"
+            "(polarstep.Muon gathers by itself)"
         )

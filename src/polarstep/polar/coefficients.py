@@ -1,11 +1,11 @@
 """Coefficient sets for the polynomial iterations, by name.
 
-A polynomial is a tuple ``(a, b, c, …)`` meaning φ(x) = a x + b x³ + c x⁵ + …; a set is a tuple of
-polynomials, one per step, of which the last repeats when there are more steps than polynomials.
+A polynomial is a tuple ``(a, b, c, …)`` meaning φ(x) = a x + b x³ + c x⁵ + …. A set is a tuple of
+polynomials, one per step; its last polynomial repeats when there are more steps than polynomials.
 The composition p_q = φ_q ∘ … ∘ φ₁ acts on singular values: T(M) = U p_q(Σ/δ) Vᵀ (Proposition 1).
 
-Only ``"cubic"`` and ``"quintic"`` keep [0, 1] within [0, 1], which is what the paper's propositions
-ask for (ν = 0); all others overshoot 1 to converge faster.
+Only ``"cubic"`` and ``"quintic"`` keep [0, 1] within [0, 1], which the paper's propositions require
+(ν = 0). All others overshoot 1 to converge faster.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _GENERATED: dict[str, Callable[[int], tuple[Polynomial, ...]]] = {
     # Ours: the optimal composition for exactly the number of steps asked for and singular values
     # in [1e-3, 1], with the cushion above and the safety factor 1.01 of the same listing.
     "polar-express": lambda steps: polar_express(1e-3, steps, cushion=_CUSHION, safety=1.01),
-    # Ours for the small matrix of a sketch, whose leading directions are what there is: singular
-    # values in [0.03, 1]. Four steps have the gain of seven of the paper's quintic, 81 at zero, and
+    # Ours for the small matrix of a sketch, which has the leading directions only: singular values
+    # in [0.03, 1]. Four steps have the gain of seven steps of the paper's quintic, 81 at zero, and
     # are within 5e-5 of one from 0.03 on.
     "polar-express-sketch": lambda steps: polar_express(0.03, steps, safety=1.01),
-    # The nine triples the paper prints for nanoGPT. The first four are modded-nanogpt's; its fifth
-    # differs because there it is the last one, which takes no safety factor.
+    # The nine triples the paper prints for nanoGPT. The first four are modded-nanogpt's. The fifth
+    # of modded-nanogpt differs: it is the last there, and the last triple takes no safety factor.
     "polar-express-nanogpt": lambda _: polar_express(1e-3, 9, cushion=0.02, safety=1.02),
     # The nine triples the paper prints for CIFAR-10: another cushion and no safety factor.
     "polar-express-cifar10": lambda _: polar_express(1e-3, 9, cushion=_CUSHION),
@@ -88,7 +88,7 @@ def resolve(coefficients: str | Sequence[Sequence[float]], steps: int) -> tuple[
 
 
 def evaluate(polynomials: Sequence[Polynomial], x: Tensor) -> Tensor:
-    """The composition p_q(x) of ``polynomials``, first one first, entry by entry."""
+    """The composition p_q(x) of ``polynomials``, the first applied first, entry by entry."""
     for polynomial in polynomials:
         y = x * x
         value: Tensor | float = polynomial[-1]
@@ -102,14 +102,14 @@ def evaluate(polynomials: Sequence[Polynomial], x: Tensor) -> Tensor:
 def extremes(polynomials: tuple[Polynomial, ...]) -> tuple[float, float]:
     """max p(x) and max x(1 − p(x)) over 0 ≤ x ≤ 1, on a grid uniform in log x.
 
-    p is smooth on that scale, however steep it is at zero; below the grid both are negligible.
+    p is smooth in log x, however steep it is at zero; below the grid both are negligible.
     """
     x = torch.logspace(-8, 0, 80_001, dtype=torch.float64)
     p = evaluate(polynomials, x)
     return max(1.0, float(p.max())), float((x * (1 - p)).max().clamp_min(0)) * (1 + 1e-6) + 1e-8
 
 
-# Not functools.cache, which torch.compile looks through, and warns of.
+# A dict, because torch.compile traces through functools.cache and warns about it.
 _SURVIVES: dict[tuple[Polynomial, ...], bool] = {}
 
 
@@ -117,14 +117,13 @@ _SURVIVES: dict[tuple[Polynomial, ...], bool] = {}
 def survives_16_bits(polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether rounding each step by 2⁻⁸, as bfloat16 does, leaves singular values bounded.
 
-    A minimax polynomial is steepest where its interval ends, and the next one is made for where this
-    one ends: without a safety factor, the excess of a singular value that rounding lifts over the edge
-    is multiplied by that slope, and once it is of the size of one, the value explodes. The slopes of
-    the paper's triples for CIFAR-10 begin with 24, 12, 11 and 8, and the largest value is 2.09, 3.49,
-    180 and 9.9e10 after these steps.
+    A minimax polynomial is steepest at the ends of its interval. If rounding lifts a singular value
+    over the end, each step without a safety factor multiplies the excess by that slope, and once
+    the excess is about one, the value explodes. The paper's triples for CIFAR-10 begin with slopes
+    of 24, 12, 11 and 8; after these steps the largest value is 2.09, 3.49, 180 and 9.9e10.
     """
     if polynomials not in _SURVIVES:
-        if len(_SURVIVES) >= 256:  # whoever changes coefficients as they train makes ever new ones
+        if len(_SURVIVES) >= 256:  # coefficients that change during training never end
             _SURVIVES.clear()
         largest = 1.0
         for polynomial in polynomials:
@@ -154,7 +153,7 @@ def _repeat_last(polynomials: tuple[Polynomial, ...], steps: int) -> tuple[Polyn
 
 
 def validated(rows: Sequence[Sequence[float]]) -> tuple[Polynomial, ...]:
-    """``rows`` as tuples of floats; raises on what is none."""
+    """``rows`` as tuples of floats; raises a ``ValueError`` if they are not coefficients."""
     form = "expected a sequence of tuples (a, b, c, …), one per step, e.g. ((1.5, -0.5),)"
     try:
         polynomials = tuple(tuple(float(c) for c in row) for row in rows)

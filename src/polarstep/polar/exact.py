@@ -23,9 +23,9 @@ class Exact(PolarMap):
     Assumption on inexact polar maps.
 
     Args:
-        rtol: singular values up to ``rtol · σ₁`` count as zero. The default,
-            ``max(m, n)`` times float64's epsilon, keeps every direction the matrix has as it was
-            given, down to the last rounding error of a float32 matrix.
+        rtol: singular values up to ``rtol · σ₁`` count as zero. The default, ``max(m, n)`` times
+            float64's epsilon, keeps every direction of the given matrix, even the rounding errors
+            of a float32 matrix.
     """
 
     rtol: float | None = None
@@ -38,7 +38,7 @@ class Exact(PolarMap):
             raise ValueError(form)
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        # LAPACK refuses a NaN, and with it the whole batch; here only its own matrix is lost.
+        # LAPACK refuses a whole batch for one NaN; here only the matrix with the NaN is lost.
         finite = X.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
         X, _ = unit_scaled(torch.where(finite, X, 0).double())
         U, S, Vh = torch.linalg.svd(X, full_matrices=False)
@@ -47,11 +47,11 @@ class Exact(PolarMap):
         return torch.where(finite, (U * nonzero.unsqueeze(-2)) @ Vh, torch.nan)
 
     def largest_value(self, norm: Tensor) -> Tensor:
-        """One."""
+        """Always one."""
         return torch.ones_like(norm)
 
     def alignment_loss(self, rows: int, norm: Tensor) -> Tensor:
-        """Nothing is lost."""
+        """Always zero."""
         return torch.zeros_like(norm)
 
     def flops(self, m: int, n: int) -> int:

@@ -4,25 +4,25 @@ For odd polynomials φ_t(x) = x·P_t(x²) and wide ``X`` (m ≤ n), with ``G₀ 
 
     φ_q∘…∘φ₁(X) = W_q X,   W_t = P_t(G_{t−1}) W_{t−1},   G_t = P_t(G_{t−1}) G_{t−1} P_t(G_{t−1}).
 
-Only two products have size m·m·n, one to form G₀ and one to apply W_q, where the plain iteration
-has two a step. All else is m×m, so it pays when n is well above m.
+Only two products have size m·m·n, one to form G₀ and one to apply W_q; the plain iteration has two
+at every step. All other products are m×m, so the Gram form pays when n is well above m.
 
 The price is in the small singular values. A rounding error ε in G₀ is an error in σ², so a σ near
-√ε is unknown, and it grows by P_t(0)² = a_t² a step. Where that growth would make it matter, the
+√ε is unknown, and the error grows by P_t(0)² = a_t² a step. Before it grows too large, the
 iteration restarts: X is replaced by W X and its Gram matrix is formed afresh.
 
-There is a second price. W is large where σ is small, up to ∏a_t, so that its rounding errors reach
-the other singular values as ε∏a_t: 6e-5 after nine quintic steps in float32, on the wrong side of
-‖T‖_op ≤ 1. A last step with φ(1) = 1 and φ'(1) = 0, as the paper's two polynomials have, squares an
-error of that kind away, if it works on the Gram matrix of the X that has it. So such a step comes
-after a restart of its own.
+There is a second price. W is large where σ is small, up to ∏a_t, so its rounding errors reach the
+other singular values as ε∏a_t: 6e-5 after nine quintic steps in float32, on the wrong side of
+‖T‖_op ≤ 1. A last step with φ(1) = 1 and φ'(1) = 0, as the paper's two polynomials have, squares
+this error, if the step works on the Gram matrix of the X that has the error. So the iteration
+restarts before such a step.
 
-On a GPU all of it runs in float16, m×m products too. Rounding m² entries one by one is a random matrix,
-whose norm is by √m smaller than the sum of them all: relative to ‖G‖ it was 2⁻⁵ of the precision or
-less on every spectrum tried, and with that figure the rule above finds by itself what measurements
-found: PolarExpress as 1 + 2 + 2 steps, and five of the paper's in one go, are as accurate as steps on
-X; longer runs are not, and once an eigenvalue has drowned the next polynomials may blow it up to
-infinity. In bfloat16, with eight times the rounding, next to nothing would be gained.
+On a GPU everything runs in float16, m×m products too. The rounding errors of m² entries form a
+random matrix, whose norm is smaller by √m than the sum of the errors: relative to ‖G‖ it was 2⁻⁵ of
+the precision or less on every spectrum tried. With this figure the restart rule agrees with
+measurements. PolarExpress in runs of 1 + 2 + 2 steps, and five of the paper's steps in one run, are
+as accurate as steps on X. Longer runs are not: once rounding hides an eigenvalue, the next
+polynomials may blow it up to infinity. bfloat16, with eight times the rounding, would gain little.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ __all__ = [
     "weight",
 ]
 
-# Largest error in an eigenvalue of G_t that is left to grow, on the scale of ‖G_t‖ ≤ 1. A negative
-# eigenvalue of this size changes P(λ) by under a tenth for every coefficient set we ship.
+# Largest error in an eigenvalue of G_t before a restart, where ‖G_t‖ ≤ 1. A negative eigenvalue of
+# this size changes P(λ) by less than a tenth for every coefficient set we ship.
 TOLERATED_ERROR = 2e-2
-# After the last step, unless that one settles: nothing follows that would take it back.
+# The same after the last step, which no later step corrects, unless the last step itself settles.
 TOLERATED_AT_THE_END = 4e-3
 
-# Largest ε∏a_t that needs no settling by a last step after a restart.
+# Largest ε∏a_t for which the last step needs no restart before it to settle the error.
 TOLERATED_OVERSHOOT = 4e-6
 
 
 def scaled_gram(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """X, XXᵀ and its trace ‖X‖_F², of shape (batch, 1, 1), for ``X`` on a CPU.
 
-    Where that is near the limits of the precision, X is scaled first; to look costs a CPU nothing.
+    Where the trace is near the limits of float32, X is scaled first. Reading the trace is free on a
+    CPU.
     """
     G, trace = _gram_and_trace(X)
     if not bool(((trace > 1e-24) & (trace < 1e24)).all()):
@@ -87,7 +88,7 @@ def rounding(dtype: torch.dtype) -> float:
 def restarts(
     polynomials: tuple[Polynomial, ...], epsilon: float, *, settling: bool = True
 ) -> list[int]:
-    """The steps before which the Gram matrix must be formed afresh; with that for ``settling``."""
+    """The steps before which to form the Gram matrix afresh; ``settling`` may add the last step."""
     starts, error, overshoot = [], epsilon, epsilon
     for t, polynomial in enumerate(polynomials):
         growth = polynomial[0]
@@ -104,9 +105,9 @@ def restarts(
 
 
 def _is_to_settle(last: Polynomial, overshoot: float, epsilon: float) -> bool:
-    """Whether the last step can take back an error of ``overshoot``, and there is need to.
+    """Whether the last step can correct an error of ``overshoot``, and the error is worth it.
 
-    In products of lower precision there is nothing to gain: they round more coarsely than this.
+    In 16-bit products it is not: they round more coarsely than the tolerated overshoot.
     """
     return _settles(last) and epsilon < TOLERATED_OVERSHOOT < overshoot
 
@@ -122,7 +123,7 @@ _FITS: dict[tuple[Polynomial, ...], bool] = {}
 
 @constant
 def fits_float16(polynomials: tuple[Polynomial, ...]) -> bool:
-    """Whether singular values from [0, 1] and all that is made of them stay far from float16's limit."""
+    """Whether the polynomials keep singular values from [0, 1] far from float16's limit."""
     if polynomials not in _FITS:
         x, fits = torch.linspace(0, 1, 257, dtype=torch.float64, device="cpu"), True
         for polynomial in polynomials:
@@ -137,14 +138,14 @@ def apply_polynomials(
 ) -> Tensor:
     """φ_q∘…∘φ₁ on the singular values of ``X``, of shape (batch, m, n) and ‖X‖_op ≤ 1.
 
-    In ``out_dtype``, or in the precision of ``X``.
+    The result is in ``out_dtype``, or in the precision of ``X``.
     """
     out_dtype, ops = out_dtype or X.dtype, products.of(X.device)
     in_halves = X.dtype == torch.float16 and ops.gram_in_halves
     starts = [0, *restarts(polynomials, rounding(X.dtype)), len(polynomials)]
     for first, end in pairwise(starts):
         if first < end:
-            # But for float16 on a GPU, m×m work is never below float32.
+            # m×m work is in float32 at least, except in float16 on a GPU.
             G = ops.symmetric(X, X) if in_halves else ops.gram(X)
             W = ops.accumulated(G, polynomials[first:end]).to(X.dtype)
             X = ops.apply(W, X, X.dtype if end < len(polynomials) else out_dtype)
@@ -152,9 +153,9 @@ def apply_polynomials(
 
 
 def apply_to_normalized(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-    """φ_q∘…∘φ₁ on the singular values of X/‖X‖_F, for ``X`` on a CPU, without a pass to divide it.
+    """φ_q∘…∘φ₁ on the singular values of X/‖X‖_F, for ``X`` on a CPU.
 
-    ‖X‖_F² is the trace of XXᵀ.
+    No pass over X is needed to divide it, as ‖X‖_F² is the trace of XXᵀ.
     """
     X, G, trace = scaled_gram(X)
     end = next(iter(restarts(polynomials, rounding(X.dtype))), len(polynomials))
@@ -163,14 +164,13 @@ def apply_to_normalized(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tenso
 
 
 def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> tuple[Tensor, Tensor] | None:
-    """W and S with ``WS`` = φ_q∘…∘φ₁ of X/‖X‖_F, for ``X`` on a CPU; ``None`` where a restart is needed.
+    """W and S with ``WS`` = φ_q∘…∘φ₁(X/‖X‖_F), for ``X`` on a CPU; ``None`` if a restart is needed.
 
     S is X itself, or X times a power of two where its entries are so small or so large that W, of size
     1/‖X‖_F, or the squares of X would leave the range of float32.
 
-    A last step that would have one of its own, to take back W's rounding errors of ε∏a_t, shrinks W by
-    as much instead, so that ‖WX‖_op ≤ 1 all the same: by 1e-5 after seven quintic steps, and nothing is
-    left to do on the long side of X.
+    W's rounding errors of ε∏a_t could lift ‖WX‖_op above one. Instead of a restart before the last
+    step, W is shrunk by ε∏a_t (1e-5 after seven quintic steps), which needs no product with X.
     """
     epsilon = rounding(X.dtype)
     if restarts(polynomials, epsilon, settling=False):
@@ -184,7 +184,7 @@ def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> tuple[Tensor, Tens
 def _accumulated_by_trace(
     G: Tensor, trace: Tensor, polynomials: tuple[Polynomial, ...], scale: float = 1.0
 ) -> Tensor:
-    """W times ``scale`` for the X of norm one that has the Gram matrix G/trace, over ‖X‖_F."""
+    """``scale``·W/√trace, with W for the X of norm one whose Gram matrix is G/trace."""
     trace = torch.where(trace == 0, 1, trace)
     W = products.of(G.device).accumulated(G / trace, polynomials)
     return W.mul_(scale * trace.rsqrt())

@@ -31,32 +31,32 @@ class LowRank(PolarMap):
         Z = inner(B)                                                   iterate
         T = Q Z                                                        project up
 
-    Y is orthonormalized after each product, without which a few large singular values drown the
-    rest. With the paper's polynomials inside, ‖T‖_op ≤ 1 always, and Proposition 2 bounds the
-    expected alignment ⟨M, T⟩ from below.
+    Y is orthonormalized after each product; otherwise a few large singular values would drown the
+    rest. With the paper's polynomials as the inner map, ‖T‖_op ≤ 1 always, and Proposition 2 bounds
+    the expected alignment ⟨M, T⟩ from below.
 
     Tall matrices are transposed first, so that the basis lies on the short side. Where ℓ ≥ min(m, n),
     or where sketching a shape would cost more than it saves, the inner map runs in full space.
 
     Args:
-        rank: s, the rank one hopes to capture.
-        oversample: p, extra columns that make capturing it likely; Proposition 2 needs p ≥ 2.
+        rank: s, the rank that the sketch should capture.
+        oversample: p, extra columns that make the capture likely; Proposition 2 needs p ≥ 2.
         power: h, the number of power iterations. Half-integers are allowed: h = ½ is one product
-            with M after the first one, so it costs 8mnℓ where h = 1 costs 10mnℓ, and the sketch
-            starts from the short side.
+            with M after the sketch, which then starts from the short side. It costs 8mnℓ where h =
+            1 costs 10mnℓ.
         sketch: ``Gaussian()`` (Algorithm 1), ``Kaczmarz()`` (Algorithm 2), or ``Warm()``, which
-            starts from the last step's factor: in an optimizer the fastest of the three and, from
-            the second step on, the most accurate for its price. A sketch or a range finder
-            (:class:`polarstep.polar.Finder`) of your own will do.
-        inner: the polar map of the small matrix B. Its δ is a norm of B, which is what Algorithm 2
-            says and is sharper than Algorithm 1's δ ≥ ‖M‖_op.
+            starts from the last step's factor. In an optimizer ``Warm()`` is the fastest of the
+            three and, from the second step on, the most accurate for its price. It can also be a
+            sketch or a range finder (:class:`polarstep.polar.Finder`) of your own.
+        inner: the polar map of the small matrix B. Its δ is a norm of B, as in Algorithm 2, and
+            sharper than Algorithm 1's δ ≥ ‖M‖_op.
         orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
-        always_sketch: sketch also where that costs more than the inner map in full space. For
-            studies; it changes nothing where ℓ ≥ min(m, n).
-        keep: in an optimizer, the number of steps that work in one basis Q. It is made at every
-            ``keep``-th step, from the M of that step; between them T = Q·inner(QᵀM) in the basis that
-            is there, without a sketch. ‖T‖_op ≤ 1 holds as ever; what M has gained outside of that
-            basis waits in the momentum for the next one. A plain call of the map makes its own.
+        always_sketch: sketch also where sketching costs more than the inner map in full space. For
+            studies; no effect where ℓ ≥ min(m, n).
+        keep: in an optimizer, the number of steps that share a basis Q. Every ``keep``-th step
+            makes a new Q from its own M; the steps between use T = Q·inner(QᵀM) with that Q,
+            without a sketch. ‖T‖_op ≤ 1 holds at every step; what M gains outside Q's range waits
+            in the momentum for the next basis. A plain call of the map makes a new basis.
     """
 
     rank: int = 200
@@ -88,8 +88,8 @@ class LowRank(PolarMap):
             raise TypeError(f"inner={self.inner!r}: expected a polar map such as NewtonSchulz()")
         if self.inner.is_random or self.inner.carries:
             raise ValueError(
-                f"inner is a {type(self.inner).__name__} map: expected a full-space one without random "
-                "numbers or state, as NewtonSchulz()"
+                f"inner is a {type(self.inner).__name__} map: expected a full-space map without "
+                "random numbers or state, as NewtonSchulz()"
             )
         if self.orth not in get_args(Method):
             raise ValueError(f"orth={self.orth!r}: expected one of {', '.join(get_args(Method))}")
@@ -97,9 +97,9 @@ class LowRank(PolarMap):
             raise TypeError(f"always_sketch={self.always_sketch!r}: expected True or False")
         if not _is_int(self.keep) or self.keep < 1:
             raise ValueError(
-                f"keep={self.keep!r}: expected an integer ≥ 1, the steps that a basis is kept for"
+                f"keep={self.keep!r}: expected an integer ≥ 1, the number of steps to keep a basis"
             )
-        self.finder  # noqa: B018 (raises on options that its sketch cannot have)
+        self.finder  # noqa: B018 (raises on options that do not suit the sketch)
 
     @cached_property
     def finder(self) -> Finder:
@@ -110,7 +110,7 @@ class LowRank(PolarMap):
         return fresh if self.keep == 1 else Kept(fresh, self.keep, orth=self.orth)
 
     def __getstate__(self) -> dict[str, object]:
-        """The options alone; a checkpoint reads the same whether the finder was asked for or not."""
+        """The options without the cached finder, so that checkpoints do not depend on the cache."""
         return {name: value for name, value in self.__dict__.items() if name != "finder"}
 
     @property
@@ -120,35 +120,35 @@ class LowRank(PolarMap):
 
     @property
     def is_random(self) -> bool:
-        """A sketch is drawn."""
+        """True: a sketch is drawn."""
         return True
 
     @property
     def rounds_input(self) -> bool:
-        """As the inner map does, which may run in full space."""
+        """As for the inner map, which may run in full space."""
         return self.inner.rounds_input
 
     @property
     def ignores_scale(self) -> bool:
-        """As the inner map does."""
+        """As for the inner map."""
         return self.inner.ignores_scale
 
     @property
     def innermost(self) -> PolarMap:
-        """The inner map."""
+        """The innermost map of the inner map."""
         return self.inner.innermost
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """What the finder leaves."""
+        """The names that the finder carries."""
         return self.finder.carries
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Whether the finder can go on from ``carry``."""
+        """Whether the finder can continue from ``carry``."""
         return self.finder.resumes(carry, min(m, n), max(m, n), self.width)
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """Those of the finder."""
+        """As for the finder."""
         return self.finder.numbers_at(step, resumed=resumed)
 
     def draw(
@@ -163,7 +163,7 @@ class LowRank(PolarMap):
         return self.finder.draw(min(m, n), max(m, n), self.width, generator, dtype, out)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
-        """The inner map where it runs in full space."""
+        """This map, or the inner map where an m×n matrix is not sketched."""
         return self if self.full_space_reason(m, n, device) is None else self.inner
 
     def full_space_reason(self, m: int, n: int, device: torch.device | None = None) -> str | None:
@@ -180,7 +180,7 @@ class LowRank(PolarMap):
         return None
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
-        """Algorithm 1: a basis of M, the inner map in it, and the way back."""
+        """Algorithm 1: find a basis Q of M, apply the inner map to QᵀM, lift back by Q."""
         m, n = M.shape[-2:]
         ops = products.of(M.device)
         X = ops.workable(M)
@@ -195,13 +195,13 @@ class LowRank(PolarMap):
         return self.step(X, Carry(), Draw(numbers))[0].dense
 
     def flops(self, m: int, n: int) -> int:
-        """The paper's count, of the sketched or the full-space path, whichever is taken."""
+        """The paper's count for the path that is taken, sketched or in full space."""
         if self.full_space_reason(m, n) is not None:
             return self.inner.flops(m, n)
         return self._sketched_flops(m, n)
 
     def _sketched_flops(self, m: int, n: int) -> int:
-        """The basis, the projection QᵀM, the inner map and the lift QZ."""
+        """Cost of the basis, the projection QᵀM, the inner map and the lift QZ."""
         d0, d1 = min(m, n), max(m, n)
         k = min(d0, self.width)
         basis = self.finder.flops(d0, d1, self.width)

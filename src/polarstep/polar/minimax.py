@@ -2,21 +2,22 @@
 
 The polar factor replaces every singular value by 1, so a step of a polynomial iteration should be
 the odd polynomial p(x) = a x + b x³ + c x⁵ + … closest to 1 on the interval [l, u] where the
-singular values lie. Its range is then [1 − E, 1 + E], the next step's interval, and to choose every
-step so is optimal for the composition as a whole: this is PolarExpress (N. Amsel, D. Persson,
-C. Musco and R. Gower, "The Polar Express: Optimal Matrix Sign Methods and Their Application to the
-Muon Algorithm", arXiv:2505.16932).
+singular values lie. Its range [1 − E, 1 + E] is the next step's interval. Choosing every step in
+this way is optimal for the whole composition. This is PolarExpress (N. Amsel, D. Persson, C. Musco
+and R. Gower, "The Polar Express: Optimal Matrix Sign Methods and Their Application to the Muon
+Algorithm", arXiv:2505.16932).
 
-An odd polynomial of degree 2k − 1 is the minimax one if and only if its error takes the values
-E, −E, E, … at k + 1 points (Chebyshev). Its derivative is even and has at most k − 1 positive
-zeros, so those points are l, u and all k − 1 critical points t₁ < … < t_{k−1} between them, and
+An odd polynomial of degree 2k − 1 is the minimax polynomial if and only if its error takes the
+values E, −E, E, … at k + 1 points (Chebyshev). Its derivative is even and has at most k − 1
+positive zeros. So the k + 1 points are l, u and all k − 1 critical points t₁ < … < t_{k−1} between
+them, and
 
     p(x) = C ∫₀ˣ (t₁² − s²) ⋯ (t_{k−1}² − s²) ds.
 
 We solve for the critical points directly, by Newton's method on "p rises and falls by equal
-amounts", rather than exchange reference points and re-solve for coefficients (Remez). In this form
-nothing cancels, so that coefficients and E have full relative precision for every l/u, from 1e-6
-and below up to l = u, where p becomes the Newton–Schulz polynomial of that degree.
+amounts", instead of exchanging reference points and re-solving for coefficients (Remez). In this
+form nothing cancels: coefficients and E have full relative precision for every l/u, from 1e-6 and
+below up to l = u, where p becomes the Newton–Schulz polynomial of its degree.
 """
 
 from __future__ import annotations
@@ -79,24 +80,24 @@ def polar_express(
 ) -> tuple[Polynomial, ...]:
     """The optimal composition of ``steps`` odd polynomials for singular values in [lower, 1].
 
-    With neither cushion nor safety factor it maps [lower, 1] into [1 − E, 1 + E] with the smallest
-    E that any composition of that many polynomials of that degree reaches. Optimal polynomials for
-    a wide interval dip close to zero inside it, which rounding does not forgive; hence two options,
-    as in the code listing of Amsel et al.
+    Without cushion and safety factor the composition maps [lower, 1] into [1 − E, 1 + E], with the
+    smallest E that as many polynomials of this degree can reach. Optimal polynomials for a wide
+    interval dip close to zero inside it, where rounding does harm. ``cushion`` and ``safety`` guard
+    against that, as in the code listing of Amsel et al.
 
     Args:
         lower: lower bound of the normalized singular values, 0 < lower ≤ 1.
         steps: number of polynomials.
-        degree: their degree: 3, 5, 7, …, or one for each of them.
+        degree: the degree of all polynomials, 3, 5, 7, …, or a sequence with the degree of each.
         cushion: design each polynomial for [max(l, cushion·u), u] instead of [l, u], then rescale
             it so that its range on [l, u] is centred at 1 again.
         safety: evaluate each polynomial at x/safety, which tolerates singular values that rounding
-            pushed above u. Not the last polynomial, so that the result stays centred at 1.
+            pushed above u. The last polynomial is exempt, so that the result stays centred at 1.
     """
     _check_composition(lower, steps, cushion, safety)
     degrees = [degree] * steps if isinstance(degree, int) else degree
     if len(degrees) != steps:
-        raise ValueError(f"degree={degree!r}: expected a degree, or one for each of {steps} steps")
+        raise ValueError(f"degree={degree!r}: expected one degree, or {steps}, one for each step")
     upper = 1.0
     polynomials = []
     for step, its_degree in enumerate(degrees):
@@ -146,7 +147,7 @@ def _swings(z: Tensor, r: float, width: float, nodes: Tensor, weights: Tensor) -
 def _critical_points(r: float, width: float, nodes: Tensor, weights: Tensor, count: int) -> Tensor:
     """The z for which all swings are equal: Newton's method on the logarithms of their ratios.
 
-    From the Chebyshev points it needs 7 steps or fewer, for every r and for all degrees up to 41.
+    Started at the Chebyshev points, it needs at most 7 steps for every r and all degrees up to 41.
     """
     i = torch.arange(count, 0, -1, dtype=torch.float64, device="cpu")
     z: Tensor = (1 + torch.cos(math.pi * i / (count + 1))) / 2  # the solution as l → u

@@ -36,13 +36,13 @@ class NewtonSchulz(PolarMap):
         coefficients: a name (``polarstep.polar.coefficients.names()``) or a sequence of
             polynomials ``(a, b, c)`` for ax + bx³ + cx⁵, one a step, the last one repeated.
         delta: ``"frobenius"``: ‖M‖_F, the usual choice. ``"spectral"``: the Schatten-8 norm
-            ‖M‖_S8 = ‖(MMᵀ)²‖_F^¼ from one extra pair of products; it is never below ‖M‖_op and
-            above it by a factor of at most min(m, n)^⅛, where ‖M‖_F may be off by min(m, n)^½.
-            A number: that δ for every matrix, which must be at least ‖M‖_op for the bounds to
-            hold (the map is then not scale invariant).
-        dtype: precision of the products; ``None`` is the fastest the device really has
-            (:meth:`polarstep.products.Products.dtype`), or float32 where that one has 16 bits and the
-            coefficients, for want of a safety factor, would blow up in it.
+            ‖M‖_S8 = ‖(MMᵀ)²‖_F^¼ from one extra pair of products; it is at least ‖M‖_op and at most
+            min(m, n)^⅛·‖M‖_op, where ‖M‖_F may be as large as min(m, n)^½·‖M‖_op.
+            A number: this δ for every matrix; it must be at least ‖M‖_op for the bounds to hold,
+            and the map is then not scale invariant.
+        dtype: precision of the products. ``None`` is the fastest that the device has hardware for
+            (:meth:`polarstep.products.Products.dtype`), or float32 where the fastest has 16 bits
+            and the coefficients, for want of a safety factor, would blow up in 16 bits.
         form: ``"plain"`` iterates on M, ``"gram"`` on its small Gram matrix
             (:mod:`polarstep.polar.gram`); ``"auto"`` takes the cheaper of the two for the shape.
     """
@@ -56,7 +56,7 @@ class NewtonSchulz(PolarMap):
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
             raise ValueError(f"steps={self.steps!r}: expected an integer ≥ 0; 5 to 9 are usual")
-        # Arrays and tensors of numbers become plain ones, so that equal maps are equal and hash alike.
+        # Arrays and tensors become tuples of floats, so that equal maps compare and hash alike.
         if not isinstance(self.coefficients, str):
             rows = coefficients.validated(self.coefficients)
             object.__setattr__(self, "coefficients", rows)
@@ -76,17 +76,17 @@ class NewtonSchulz(PolarMap):
 
     @property
     def rounds_input(self) -> bool:
-        """Unless a precision was asked for, or the polynomials need one."""
+        """True unless a ``dtype`` was given, or the polynomials need more than 16 bits."""
         return self.dtype is None and coefficients.survives_16_bits(self.polynomials)
 
     @property
     def is_usual(self) -> bool:
-        """Whether the device may choose how: in 16 bits, divided by ‖M‖_F, in either form."""
+        """Whether δ is ‖M‖_F and the device may choose precision and form."""
         return self.rounds_input and self.delta == "frobenius" and self.form == "auto"
 
     @property
     def ignores_scale(self) -> bool:
-        """Unless δ is a number."""
+        """True unless δ is a number."""
         return isinstance(self.delta, str)
 
     @property
@@ -96,16 +96,16 @@ class NewtonSchulz(PolarMap):
 
     @property
     def polynomials_to_fuse(self) -> tuple[Polynomial, ...] | None:
-        """All of them, where the device may choose how."""
+        """All polynomials, if :attr:`is_usual`."""
         return self.polynomials if self.is_usual and self.steps > 0 else None
 
     def uses_gram(
         self, m: int, n: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> bool:
-        """Whether an m×n matrix is iterated on through its Gram matrix.
+        """Whether the iteration on an m×n matrix runs on its Gram matrix.
 
-        ``dtype`` is that of the products. In bfloat16 the Gram form saves nothing: its m×m work must
-        stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
+        ``dtype`` is the precision of the products. In bfloat16 the Gram form saves nothing: its m×m
+        work must stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
         """
         return self._uses_gram(m, n, dtype, products.of(torch.device(device)))
 
@@ -119,15 +119,15 @@ class NewtonSchulz(PolarMap):
         )
 
     def _route(self, given: torch.dtype, m: int, n: int, ops: Products) -> tuple[torch.dtype, bool]:
-        """The precision of the products for an m×n matrix, and whether by the Gram form.
+        """The precision of the products for an m×n matrix, and whether the Gram form is used.
 
-        On a GPU the Gram form has float16, at the rate of bfloat16, where it is the cheaper one.
+        Where the Gram form is cheaper on a GPU, it runs in float16, which is as fast as bfloat16.
         """
         dtype = ops.dtype(given) if self.dtype is None else self.dtype
         if self.dtype is None and not self.rounds_input:
             dtype = torch.promote_types(dtype, torch.float32)
         if self.dtype is None and dtype == torch.bfloat16 and ops.gram_in_halves:
-            small = self.form == "auto" and min(m, n) < ops.symmetric_from  # no half products there
+            small = self.form == "auto" and min(m, n) < ops.symmetric_from  # no halved products
             if not small and isinstance(self.delta, str) and gram.fits_float16(self.polynomials):
                 by_gram = self._uses_gram(m, n, torch.float16, ops)
                 return (torch.float16 if by_gram else dtype), by_gram
@@ -144,7 +144,7 @@ class NewtonSchulz(PolarMap):
         return (gram.apply_polynomials if by_gram else ops.iterate)(X, self.polynomials)
 
     def iterated(self, X: Tensor, ops: Products) -> Tensor:
-        """The polynomials on the singular values of wide ``X`` with ‖X‖_op ≤ 1, without a δ."""
+        """The polynomials on the singular values of wide ``X`` with ‖X‖_op ≤ 1, without δ."""
         dtype, by_gram = self._route(X.dtype, X.shape[-2], X.shape[-1], ops)
         return (gram.apply_polynomials if by_gram else ops.iterate)(X.to(dtype), self.polynomials)
 
@@ -166,7 +166,7 @@ class NewtonSchulz(PolarMap):
     def _is_normalized_on_the_way(
         self, given: torch.dtype, dtype: torch.dtype, ops: Products
     ) -> bool:
-        """Whether M/‖M‖_F need not be made, as ‖M‖_F may be looked at; torch.compile cannot."""
+        """Whether M/‖M‖_F need not be formed, as ‖M‖_F can be read (not under torch.compile)."""
         usual = self.delta == "frobenius" and len(self.polynomials) > 0
         unchanged = given == dtype and dtype.itemsize >= 4 and ops.looks_for_free
         return usual and unchanged and not torch.compiler.is_compiling()

@@ -1,14 +1,14 @@
 """An orthonormal basis of the range of a tall matrix, three ways.
 
 ``householder`` is the reference. It cannot fail, but a GPU runs it at a thousandth of its speed and
-a CPU at a third. ``cholesky`` factors the Gram matrix instead, checks the result and falls back to
-Householder for the matrices where that went wrong; looking at the check waits for the device, which
-costs a CPU nothing. ``products`` has nothing in it that can fail or needs checking: Y(YᵀY)^{-½} *is*
-an orthonormal basis of range(Y), so a polar map of high gain is an orthonormalization.
+a CPU at a third. ``cholesky`` factors the Gram matrix, checks the result and falls back to
+Householder for matrices where the factorization failed; the check waits for the device, which costs
+a CPU nothing. ``products`` cannot fail and needs no check: Y(YᵀY)^{-½} *is* an orthonormal basis of
+range(Y), so a polar map of high gain is an orthonormalization.
 
-Numerically zero directions of Y come out as some orthonormal completion (``householder``,
-``cholesky``) or as columns of norm below one (``products``). Zero columns of Y stay zero, but for
-``householder``. All keep ‖Q‖_op ≤ 1 up to rounding, which is all that ‖T‖_op ≤ 1 needs.
+Numerically zero directions of Y become some orthonormal completion (``householder``, ``cholesky``)
+or columns of norm below one (``products``). Zero columns of Y stay zero, except with
+``householder``. All three keep ‖Q‖_op ≤ 1 up to rounding, which is all that ‖T‖_op ≤ 1 needs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def orthonormalize(Y: Tensor, method: Method = "auto", *, rough: bool = False) -
     """A basis Q of range(Y), of the shape of ``Y``: (batch, m, ℓ) with m ≥ ℓ.
 
     ``"auto"`` is ``cholesky`` in float32 on a CPU, ``products`` on other devices, and
-    ``householder`` in float64. ``rough`` asks for well-conditioned columns only: between two power
-    iterations nothing depends on their being orthonormal to the last digit.
+    ``householder`` in float64. With ``rough`` the columns are only well conditioned, which is
+    enough between two power iterations.
     """
     chosen = resolved(method, Y.dtype, Y.device)
     if chosen == "householder":
@@ -46,26 +46,26 @@ def orthonormalize(Y: Tensor, method: Method = "auto", *, rough: bool = False) -
 
 
 def resolved(method: Method, dtype: torch.dtype, device: torch.device) -> str:
-    """What ``"auto"`` stands for."""
+    """``method``, or the method that ``"auto"`` stands for with this dtype and device."""
     if method != "auto":
         return method
     return "householder" if dtype == torch.float64 else products.of(device).orthonormalization
 
 
 def _householder(Y: Tensor) -> Tensor:
-    """The Q of Y = QR with a positive diagonal of R, as Cholesky's has: signs tell no two ways apart."""
+    """The Q of Y = QR with R's diagonal positive, so that Q is the same as from Cholesky-QR."""
     Q, R = torch.linalg.qr(Y)
     negative = R.diagonal(dim1=-2, dim2=-1) < 0
     return torch.where(negative[..., None, :], -Q, Q)
 
 
 def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
-    """Shifted Cholesky-QR, repeated until QᵀQ = I, with Householder where it does not get there.
+    """Shifted Cholesky-QR, repeated until QᵀQ = I; Householder for matrices that do not get there.
 
-    One pass squares the condition number, so the first is shifted to stay positive definite and
-    leaves Q well conditioned rather than orthonormal; the next ones finish. A pass that starts with
-    ‖QᵀQ − I‖ ≤ ½ ends with QᵀQ = I up to rounding and is the last. For a zero column there is a one
-    on the diagonal of QᵀQ, with which it remains zero.
+    A pass squares the condition number. So the first pass adds a shift to stay positive definite,
+    and leaves Q well conditioned but not orthonormal; later passes finish. A pass that starts with
+    ‖QᵀQ − I‖ ≤ ½ ends with QᵀQ = I up to rounding and is the last. A zero column stays zero,
+    because its entry on the diagonal of QᵀQ is set to one.
     """
     Qt, G, trace = scaled_gram(Y.mT)
     _mark_zero_columns(G).add_(10 * torch.finfo(Y.dtype).eps * trace[..., 0])
@@ -78,7 +78,7 @@ def _cholesky(Y: Tensor, *, rough: bool) -> Tensor:
 
 
 def _finished(Q: Tensor, broken: Tensor) -> tuple[Tensor, Tensor]:
-    """Further passes until QᵀQ = I, three at most, and the matrices for which that failed."""
+    """Q after at most three more passes, and which matrices did not reach QᵀQ = I."""
     identity = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
     unfinished = broken
     for _ in range(3):
@@ -94,13 +94,13 @@ def _finished(Q: Tensor, broken: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mark_zero_columns(G: Tensor) -> Tensor:
-    """Set ones on the diagonal of G = QᵀQ for zero columns of Q; the diagonal, as a view."""
+    """Set the diagonal of G = QᵀQ to one at zero columns of Q; return the diagonal as a view."""
     diagonal = G.diagonal(dim1=-2, dim2=-1)
     return diagonal.add_(diagonal == 0)
 
 
 def _divided(Q: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
-    """``QL⁻ᵀ`` with G = LLᵀ, and the matrices that have none; those are left as they are."""
+    """``QL⁻ᵀ`` with G = LLᵀ, and which matrices have no such L; their Q is returned unchanged."""
     L, info = torch.linalg.cholesky_ex(G)
     failed = info > 0
     if bool(failed.any()):
@@ -112,15 +112,15 @@ def _divided(Q: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
 def _products(Y: Tensor, *, rough: bool) -> Tensor:
     """The polar factor of Y by polynomials alone.
 
-    PolarExpress lifts singular values down to 1e-4 of the norm near to one; the paper's quintic,
-    which never exceeds one, settles them there. Between power iterations four steps, which lift
-    those down to 1e-3, are enough; three would lose 0.02 of γ on real momentum.
+    PolarExpress lifts singular values down to 1e-4 of the norm close to one. The paper's quintic,
+    which never exceeds one, brings them to one. Between power iterations four steps are enough,
+    which lift singular values down to 1e-3; three would lose 0.02 of γ on real momentum.
     """
     ops = products.of(Y.device)
     dtype = ops.dtype(Y.dtype)
     lift = resolve("polar-express", 4 if rough else 6)
     if dtype == torch.bfloat16 and not rough:
-        # It rounds a singular value of one by up to 2⁻⁸ either way; shrunk by as much, ‖Q‖_op ≤ 1.
+        # bfloat16 rounds a singular value of one by up to 2⁻⁸; shrinking by 2⁻⁸ keeps ‖Q‖_op ≤ 1.
         *first, last = lift
         lift = (*first, tuple((1 - 2**-8) * c for c in last))
     if suits(Y.mT, lift):
@@ -131,16 +131,16 @@ def _products(Y: Tensor, *, rough: bool) -> Tensor:
     return apply_polynomials(X, (*lift, *resolve("quintic", 2))).mT
 
 
-# Not functools.cache, which torch.compile looks through, and warns of.
+# A list, because torch.compile traces through functools.cache and warns about it.
 _WHITENED: list[tuple[Polynomial, ...]] = []
 
 
 @constant
 def whitened_polynomials() -> tuple[Polynomial, ...]:
-    """The lift of a Y with singular values down to 0.01·‖Y‖_F, in four steps.
+    """Four polynomials that lift singular values of Y down to 0.01·‖Y‖_F close to one.
 
-    Degree seven costs a small product more than five, where steps are on the Gram matrix, and the
-    four are worth 4½ of degree five. Scaled to end under one, as in :func:`_products`.
+    On the Gram matrix degree seven costs one small product more than degree five, and these four
+    steps are worth 4½ of degree five. They are scaled to end under one, as in :func:`_products`.
     """
     if not _WHITENED:
         *first, last = polar_express(0.01, 4, (5, 7, 7, 5), safety=1.01)

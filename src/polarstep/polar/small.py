@@ -3,9 +3,9 @@
 Their products take a few microseconds each, so a pass over memory counts as much as a step. Two
 passes are saved. ‖Y‖_F² is the trace of YYᵀ, which the first step forms anyway, so Y itself is never
 normalized (:meth:`polarstep.products.Products.first_step`). And where n is well above m, the other
-steps run on the Gram matrix in float16 (:mod:`polarstep.polar.gram`), as singular values are on the
-scale of one by then: the last product of the first step leaves float16, and that of the last step
-bfloat16 again, which is what the other factor of a low-rank map is in.
+steps run on the Gram matrix in float16 (:mod:`polarstep.polar.gram`), as singular values are near
+one by then. The last product of the first step rounds to float16. The last product of all rounds to
+bfloat16 again, the precision of a low-rank map's other factor.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from polarstep.polar.coefficients import Polynomial
 
 __all__ = ["GRAM_FROM", "small_polar", "suits"]
 
-# n/m from which steps on the m×m Gram matrix are the cheaper ones.
+# The ratio n/m from which steps on the m×m Gram matrix are cheaper.
 GRAM_FROM = 3
 
 
 def suits(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
-    """Whether :func:`small_polar` is the faster way for ``Y``."""
+    """Whether :func:`small_polar` can take ``Y`` and is faster."""
     ops = products.of(Y.device)
     return len(polynomials) > 0 and ops.fuses_first_step(Y.shape[-2], Y.dtype, polynomials[0])
 
@@ -32,9 +32,9 @@ def suits(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
 def small_polar(Y: Tensor, polynomials: tuple[Polynomial, ...], *, by_gram: bool = True) -> Tensor:
     """φ_q∘…∘φ₁ on the singular values of Y/‖Y‖_F, for ``Y`` of shape (batch, m, n), m ≤ n.
 
-    In the precision of ``Y``; by the Gram form where that is cheaper, if ``by_gram`` allows it. Zero
-    where entries of Y are so small or so large, beyond 1e-18 or 1e18, that their squares leave
-    float32.
+    The result has the precision of ``Y``. The Gram form is used where it is cheaper, if ``by_gram``
+    allows it. The result is zero where entries of Y are below 1e-18 or above 1e18, as their squares
+    leave float32's range.
     """
     first, rest = polynomials[0], polynomials[1:]
     ops = products.of(Y.device)

@@ -1,11 +1,10 @@
 """The operations that a polar step is made of, one implementation for each kind of device.
 
-Mathematics is elsewhere: a polar map asks :func:`of` for the operations of the device its matrices are
-on and writes its formulas with them. Here are all rules of precision, alignment and launches, and
-nowhere else:
+A polar map asks :func:`of` for the operations of its matrices' device and writes its formulas with
+them. This package has no mathematics, but every rule of precision, alignment and launches:
 
 * :mod:`~polarstep.products.base`: what every device can do, in torch's own operations;
-* :mod:`~polarstep.products.cpu`: half of a symmetric product, bfloat16 tiles, checks that cost nothing;
+* :mod:`~polarstep.products.cpu`: half of a symmetric product, bfloat16 tiles, free value checks;
 * :mod:`~polarstep.products.cuda`: bfloat16 products with float32 sums;
 * :mod:`~polarstep.products.triton`: the kernels of :mod:`polarstep.kernels`.
 """

@@ -1,4 +1,4 @@
-"""What every device can do, in torch's own operations; devices override what they do better.
+"""The operations in plain torch, for every device; subclasses override what a device does better.
 
 Matrices come as batches ``(batch, m, n)``. A polynomial ``(a, b, c, …)`` stands for the odd function
 φ(x) = ax + bx³ + cx⁵ + …, which is x·P(x²) with P(y) = a + by + cy² + ….
@@ -19,7 +19,7 @@ Polynomial = tuple[float, ...]
 class Products:
     """The operations of a device. An instance has no state."""
 
-    # Whether to look at a value waits for nothing, so that a rare case may be handled when it occurs.
+    # Whether reading a value is free of waiting, so that rare cases can be handled when they occur.
     looks_for_free = False
     # Whether the m×m work of a Gram form may run in float16, at the rate of bfloat16 products.
     gram_in_halves = False
@@ -33,9 +33,9 @@ class Products:
     # Precision and alignment.
 
     def dtype(self, given: torch.dtype) -> torch.dtype:
-        """The fastest precision in which this device really multiplies matrices of precision ``given``.
+        """The fastest precision that this device has hardware for, given matrices in ``given``.
 
-        float64 stays float64: who asks for it wants it.
+        float64 stays float64, because whoever uses it wants its digits.
         """
         return torch.float64 if given == torch.float64 else torch.float32
 
@@ -48,7 +48,7 @@ class Products:
         return X.float()
 
     def sketch_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
-        """The precision of products that look for directions of an m×n matrix, not for its digits."""
+        """The precision for sketching an m×n matrix, where directions matter and digits do not."""
         return dtype
 
     def padded(self, width: int, dtype: torch.dtype) -> int:
@@ -60,8 +60,8 @@ class Products:
     def times(self, factor: Tensor, S: Tensor, width: int | None = None) -> Tensor:
         """``factor·S`` for the columns of a sketch S, with zero columns up to ``width``.
 
-        As (Sᵀ·factorᵀ)ᵀ: the columns then lie in memory one by one, as a factorization wants them, and
-        a CPU takes a tenth longer for rows.
+        Computed as (Sᵀ·factorᵀ)ᵀ, so that each column is contiguous, as factorizations need it.
+        With contiguous rows a CPU takes a tenth longer.
         """
         rows = S.mT
         if width is None or width == rows.shape[-2]:
@@ -95,7 +95,7 @@ class Products:
         return C
 
     def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
-        """FLOPs of one such product of m×k matrices, two for a multiply-add."""
+        """FLOPs of :meth:`symmetric` on one pair of m×k matrices, two for a multiply-add."""
         return 2 * m * m * k
 
     def gram(self, X: Tensor) -> Tensor:
@@ -109,8 +109,8 @@ class Products:
         """``X/‖X‖_F`` for each matrix, in ``dtype``, of norm at most one; a zero matrix stays zero.
 
         The norm is accumulated in float64: the squares of entries like 1e-30 or 1e30 leave the range
-        of float32. In 16 bits rounding could lift a norm of one above one, where the polynomials that
-        act on it are steepest, so there the result is made a little smaller.
+        of float32. Rounding to 16 bits could lift the norm above one, where the polynomials applied
+        next are steepest, so a 16-bit result is made a little smaller.
         """
         norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
         small = torch.promote_types(X.dtype, torch.float32)
@@ -134,12 +134,12 @@ class Products:
         """H and s with ``P(G) = s·HG + bG + aI``, for a polynomial of degree five or more."""
         _, _, *higher = polynomial
         H, scale = G, higher.pop()
-        while higher:  # every partial result is symmetric
+        while higher:  # H is symmetric in every round
             H, scale = self.symmetric(H, G, plus=G, alpha=scale, beta=higher.pop()), 1.0
         return H, scale
 
     def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-        """W with φ_q∘…∘φ₁(X) = WX for an X with the Gram matrix ``G``, of one step or more.
+        """W with φ_q∘…∘φ₁(X) = WX, from the Gram matrix ``G`` = XXᵀ; q ≥ 1.
 
         W_t = P_t(G_{t−1})W_{t−1} and G_t = P_t(G_{t−1})·G_{t−1}·P_t(G_{t−1}).
         """
@@ -157,7 +157,7 @@ class Products:
         for polynomial in polynomials:
             a, *rest = polynomial
             H = self.polynomial(self.symmetric(X, X), (0.0, *rest))
-            # As ``product_like``, with a·X added on the way.
+            # Like ``product_like``, but the same call also adds a·X.
             if X.mT.is_contiguous():
                 X = torch.baddbmm(X.mT, X.mT, H, beta=a).mT
             else:
@@ -165,19 +165,19 @@ class Products:
         return X
 
     def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
-        """Whether :meth:`first_step` saves a pass over matrices of so many rows."""
+        """Whether :meth:`first_step` saves a pass over memory for matrices of ``rows`` rows."""
         return False
 
     def whitens(self, dtype: torch.dtype) -> bool:
-        """Whether there is a :meth:`whitened_basis` and a :meth:`lift_and_leave` in ``dtype``."""
+        """Whether the device has :meth:`whitened_basis` and :meth:`lift_and_leave` in ``dtype``."""
         return False
 
     def whitened_basis(
         self, Y: Tensor, polynomials: tuple[Polynomial, ...]
     ) -> tuple[Tensor, Tensor]:
-        """Orthonormal rows Q of ``Y`` (batch, ℓ, m), in its precision and in float16.
+        """Orthonormal rows Q that span ``Y``'s (batch, ℓ, m), in Y's precision and in float16.
 
-        The polynomials lift all singular values of Y/‖Y‖_F that are not negligible.
+        ``polynomials`` lift all singular values of Y/‖Y‖_F that are not negligible to one.
         """
         raise AssertionError("whitens() says that this device has no such operation")
 
@@ -193,14 +193,14 @@ class Products:
     ) -> tuple[Tensor, Tensor]:
         """W and X with φ_q∘…∘φ₁(B/‖B‖_F) = WX: X is the first step, W all others.
 
-        On the way S ← X + scale·numbersᵀ and V ← W², but where ``finite`` is zero.
+        Also writes S ← X + scale·numbersᵀ and V ← W², except for matrices whose ``finite`` is zero.
         """
         raise AssertionError("whitens() says that this device has no such operation")
 
     def first_step(self, Y: Tensor, polynomial: Polynomial, dtype: torch.dtype) -> Tensor:
         """``φ(Y/‖Y‖_F)`` in ``dtype``, with ‖Y‖_F² read off the diagonal of YYᵀ.
 
-        Zero where entries of Y are so small or so large that their squares leave float32.
+        The result is zero where squares of Y's entries leave float32's range.
         """
         G = self.gram(Y)
         trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
@@ -211,27 +211,26 @@ class Products:
 
 
 def shrink_of(dtype: torch.dtype) -> float:
-    """How much a norm of one is shrunk before it is rounded to ``dtype``."""
+    """The factor on a norm of one that keeps it at most one when it is rounded to ``dtype``."""
     return 1 - torch.finfo(dtype).eps / 2 if dtype.itemsize < 4 else 1.0
 
 
 def product_like(X: Tensor, A: Tensor, B: Tensor) -> Tensor:
-    """``AB`` in the memory layout of ``X``, which has its shape.
+    """``AB`` in the memory layout of ``X``, which has the same shape.
 
-    Tall matrices come as transposed views. What is made of one goes back to where it came from, and
-    adding a matrix to another across its memory takes a CPU ten times as long.
+    Tall matrices come as transposed views, and so should results made from them. Adding a result to
+    its parameter takes a CPU ten times as long if their memory layouts differ.
     """
     return (B.mT @ A.mT).mT if X.mT.is_contiguous() else A @ B
 
 
 def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
-    """``(sX, s)`` with one power of two ``s`` per matrix that puts its largest entry in [½, 1).
+    """``(sX, s)`` with a power of two ``s`` per matrix that puts its largest entry in [½, 1).
 
-    Squares of entries like 1e-30 or 1e30 leave the range of float32, and with them every norm and
-    Gram matrix. A power of two loses no bit, so T(cM) = T(M) is kept by construction. A zero matrix
-    has s = 1.
+    Without it, norms and Gram matrices of entries like 1e-30 or 1e30 leave the range of float32.
+    Scaling by a power of two is exact, so T(cM) = T(M) is kept. A zero matrix has s = 1.
     """
-    # Not a norm of order inf: on a CPU that takes twenty times as long.
+    # torch's norm of order inf takes twenty times as long on a CPU.
     largest = torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
     _, exponent = torch.frexp(largest)
     limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
@@ -240,8 +239,8 @@ def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def plain_product(A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float) -> Tensor:
-    """``alpha·AB + beta·plus``, all of it."""
+    """``alpha·AB + beta·plus``, without use of symmetry."""
     if plus is None:
-        C = torch.bmm(A, B)  # as A @ B ends up, without the views on the way
+        C = torch.bmm(A, B)  # what A @ B calls, without its views
         return C if alpha == 1 else alpha * C
     return torch.baddbmm(plus, A, B, beta=beta, alpha=alpha)

@@ -1,7 +1,7 @@
-"""A CPU: float32, half of a symmetric product, and values that one may look at.
+"""A CPU: float32, half of a symmetric product, and values that can be read without waiting.
 
-Without bf16 arithmetic (most CPUs) a bf16 product is emulated, hundreds of times slower than float32.
-With it, float32 is fast enough not to give up its digits, but for a sketch.
+Most CPUs emulate bfloat16 products, hundreds of times slower than float32. On CPUs that have
+bfloat16 arithmetic only sketches use it: elsewhere float32 is fast enough to keep its digits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from polarstep.torch_compile import constant
 
 __all__ = ["Cpu", "has_tiles"]
 
-# Narrower strips and smaller matrices lose in the matrix routine what they save in work.
+# With narrower strips the matrix routine loses more speed than the saved half is worth.
 STRIP = 192
-# A CPU's tiles multiply smaller matrices no faster, with the casts.
+# For smaller matrices bfloat16 tiles gain nothing, as casting to bfloat16 takes time too.
 TILES_FROM = 512
 
 
@@ -32,14 +32,14 @@ class Cpu(Products):
     def sketch_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
         """bfloat16 for float32 where a CPU has matrix tiles (AMX), which are several times as fast.
 
-        A basis of Y is as good a basis when Y has been rounded, if only the basis is made orthonormal to
-        more digits than that.
+        Rounding Y leaves its basis as good, as long as the basis is then made orthonormal in
+        float32.
         """
         fast = dtype == torch.float32 and min(m, n) >= TILES_FROM
         return torch.bfloat16 if fast and has_tiles() else dtype
 
     def times(self, factor: Tensor, S: Tensor, width: int | None = None) -> Tensor:
-        """``factor·S``; in bfloat16 without a transposed factor, which torch would copy first."""
+        """``factor·S``; in bfloat16 not by transposed factors, which torch would copy first."""
         if factor.dtype == torch.bfloat16 and factor.is_contiguous():
             return factor @ S.contiguous()
         return super().times(factor, S, width)
@@ -54,7 +54,7 @@ class Cpu(Products):
         beta: float = 1.0,
         identity: float = 0.0,
     ) -> Tensor:
-        """Strips on and below the diagonal, wide enough for matrix routines; the rest is copied."""
+        """Computed in strips on and below the diagonal; the entries above are copied."""
         m = A.shape[-2]
         if m < self.symmetric_from:
             return super().symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
@@ -82,8 +82,8 @@ def _strips(m: int) -> Iterator[tuple[int, int]]:
 
 @constant
 def has_tiles() -> bool:
-    """Whether this CPU has tiles for bfloat16 products, and torch's library that uses them is on."""
-    # torch has no public name for the first question.
+    """Whether this CPU has tiles for bfloat16 products, and oneDNN, which uses them, is on."""
+    # torch has no public function that tells whether the CPU has tiles.
     supported = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     mkldnn = torch.backends.mkldnn
     available = mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A GPU by torch's own operations: bfloat16 products whose sums are float32."""
+"""A GPU with torch's own operations: bfloat16 products accumulated in float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polarstep.products.base import Products
 
 __all__ = ["Cuda"]
 
-# Tensor cores want bfloat16 in rows of a multiple of this length.
+# Tensor cores are fastest with bfloat16 rows whose length is a multiple of this.
 ALIGNED = 16
 
 
@@ -26,17 +26,17 @@ class Cuda(Products):
         return torch.bfloat16 if fast else torch.float32
 
     def padded(self, width: int, dtype: torch.dtype) -> int:
-        """A multiple of 16 in bfloat16, which tensor cores like."""
+        """``width`` rounded up to a multiple of 16 in bfloat16, for tensor cores."""
         return width + -width % ALIGNED if dtype == torch.bfloat16 else width
 
     def sketched(self, factor: Tensor, Omega: Tensor, width: int) -> Tensor:
-        """One product for all matrices, where no zero columns are needed."""
+        """One product for the whole batch, where no zero columns are needed."""
         if width == Omega.shape[-1]:
             return factor @ Omega
         return super().sketched(factor, Omega, width)
 
     def gram(self, X: Tensor) -> Tensor:
-        """``XXᵀ``, in float32 for a 16-bit ``X`` without a copy of it in float32."""
+        """``XXᵀ``; for a 16-bit ``X`` in float32, without a float32 copy of ``X``."""
         if X.dtype.itemsize == 2 and X.is_cuda:
             return torch.bmm(X, X.mT, out_dtype=torch.float32)
         return super().gram(X)

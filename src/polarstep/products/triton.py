@@ -1,8 +1,8 @@
-"""A GPU with the kernels of :mod:`polarstep.kernels`: 16-bit products with what goes around them.
+"""A GPU with the kernels of :mod:`polarstep.kernels`: 16-bit products fused with their additions.
 
-Three things are saved against torch's operations. A symmetric product computes half of its tiles. What
-is added to a product, and the polynomial that is made of it, cost no pass over memory of their own. And
-for matrices of few rows, whose products take a few microseconds each, two products are one launch.
+The kernels save three things. A symmetric product computes half of its tiles. Adding a matrix to a
+product, or a multiple of the identity, takes no pass over memory of its own. And for matrices of
+few rows, whose products take a few microseconds each, two products are one launch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["InterpretedTriton", "Triton"]
 
 
 class _Kernels(Products):
-    """What the kernels do; everything in other precisions than 16 bits is left to the device."""
+    """The kernels for 16-bit matrices; other precisions go to the device's own class."""
 
     gram_in_halves = True
 
@@ -41,7 +41,7 @@ class _Kernels(Products):
         beta: float = 1.0,
         identity: float = 0.0,
     ) -> Tensor:
-        """Half of the tiles, and the extras on the way out."""
+        """Half of the tiles; ``plus`` and the identity are added before tiles are stored."""
         extras = plus is not None or identity != 0.0
         if A.dtype.itemsize == 2 and (extras or A.shape[-2] >= self.symmetric_from):
             return product(
@@ -50,7 +50,7 @@ class _Kernels(Products):
         return super().symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
 
     def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
-        """Half, without the tiles on the diagonal."""
+        """Half of a full product, without the tiles on the diagonal."""
         if dtype.itemsize == 2 and m >= self.symmetric_from:
             return m * m * k
         return super().symmetric_flops(m, k, dtype)
@@ -62,7 +62,7 @@ class _Kernels(Products):
         return super().normalized(X, dtype)
 
     def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-        """W in two launches a step, or in three where there are few matrices, or as torch has it."""
+        """W in two launches a step, in three for few matrices, or as in the base class."""
         if _is_one_launch(G, polynomials):
             return self._in_two_launches(G, polynomials)
         few = G.dtype.itemsize == 2 and G.shape[-1] < self.symmetric_from
@@ -71,11 +71,11 @@ class _Kernels(Products):
         return super().accumulated(G, polynomials)
 
     def iterate(self, X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-        """In 16 bits as G = XXᵀ, H = P(G) and HX, of which the last two are one launch for few rows.
+        """In 16 bits: G = XXᵀ, H = P(G) and X ← HX; for few rows H and HX are one launch.
 
-        a·X is part of HX. The rounding of H's diagonal that this costs is no larger than that of X, and
-        it saves a pass over memory. Rounding does not build up: every step starts from the X that the
-        last one left, and pulls it towards orthonormal rows.
+        a·X is part of HX, which saves a pass over memory. It rounds H's diagonal, by no more than X
+        is rounded. Rounding does not build up: every step starts from the X that the last step
+        left, and pulls it towards orthonormal rows.
         """
         if X.dtype.itemsize != 2:
             return super().iterate(X, polynomials)
@@ -89,11 +89,11 @@ class _Kernels(Products):
         return X
 
     def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
-        """In bfloat16 for few rows: larger matrices are worth their pass, with a kernel of their own."""
+        """True in bfloat16 for few rows; a kernel of its own normalizes larger matrices."""
         return dtype == torch.bfloat16 and rows < self.symmetric_from and len(first) <= 3
 
     def first_step(self, Y: Tensor, polynomial: Polynomial, dtype: torch.dtype) -> Tensor:
-        """``φ(Y/‖Y‖_F)``: the polynomial is divided by the trace of YYᵀ while it is made."""
+        """``φ(Y/‖Y‖_F)``: the kernel for the polynomial also divides by the trace of YYᵀ."""
         G = Y @ Y.mT
         if _is_one_launch(Y, (polynomial,)):
             return self._polynomial_times(G, Y, polynomial, by_trace=True, out_dtype=dtype)
@@ -107,11 +107,10 @@ class _Kernels(Products):
     def whitened_basis(
         self, Y: Tensor, polynomials: tuple[Polynomial, ...]
     ) -> tuple[Tensor, Tensor]:
-        """Rows Q = WX, stored in two precisions by the launch that makes them.
+        """Rows Q = WX, stored in two precisions by one launch.
 
-        For a start that leaves W₂, W₂Q as (W₂W)X would be a launch less, but W₂W is large where both
-        are, up to hundreds, and a float16 of that size rounds by tenths: ν was 0.06 on recorded
-        momentum.
+        Where W₂Q is needed next, (W₂W)X would save a launch. But entries of W₂W reach hundreds,
+        where float16 rounds by tenths: ν was 0.06 on recorded momentum.
         """
         X = self.first_step(Y, polynomials[0], _in_halves(Y.dtype))
         W = self.accumulated(self.symmetric(X, X), polynomials[1:])
@@ -128,7 +127,7 @@ class _Kernels(Products):
         V: Tensor,
         finite: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """W and X, both float16 where ``B`` is bfloat16; S is stored by the launch that makes X."""
+        """W and X, both float16 where ``B`` is bfloat16; the launch that makes X also stores S."""
         H = self.first_weight(B @ B.mT, polynomials[0])
         X = product_and_blend(
             H, B, S, _in_halves(B.dtype), numbers=numbers, scale=scale, finite=finite
@@ -151,7 +150,7 @@ class _Kernels(Products):
         P: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """``P(G)Y`` in one launch; P(G) goes to ``P``, if that is given."""
+        """``P(G)Y`` in one launch; P(G) is also written to ``P``, if given."""
         a, b, *_ = polynomial
         H, scale = self.but_for_the_last_product(G, polynomial)
         return product_times(
@@ -160,7 +159,7 @@ class _Kernels(Products):
         )  # fmt: skip
 
     def _in_two_launches(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-        """W ← P(G)W, which leaves P as well, and G ← PGP."""
+        """Two launches a step: W ← P(G)W, which also stores P, and G ← PGP."""
         W = P = self.polynomial(G, polynomials[0])
         for polynomial in polynomials[1:]:
             G = product_times(P, G, P)
@@ -171,8 +170,9 @@ class _Kernels(Products):
     def _side_by_side(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
         """Three launches a step: P = P(G), P·[W G] as one product, and G ← (PG)P.
 
-        W lies in the middle of room for three. G lies beside it, so that both are one operand, and the
-        next G goes to the other side, where the PG that it is made of is not.
+        ``room`` holds three m×m matrices side by side, with W in the middle. G lies on one side of
+        W, so that both are one operand. PG replaces G there, and the next G is written to the other
+        side.
         """
 
         def polynomial_to(G: Tensor, polynomial: Polynomial, out: Tensor | None = None) -> Tensor:
@@ -208,7 +208,7 @@ def _all_quintic(polynomials: tuple[Polynomial, ...]) -> bool:
 
 
 def _in_halves(dtype: torch.dtype) -> torch.dtype:
-    """What singular values on the scale of one are held in, where others are in ``dtype``."""
+    """The dtype for matrices with singular values near one, where others have ``dtype``."""
     return torch.float16 if dtype == torch.bfloat16 else dtype
 
 
@@ -216,13 +216,13 @@ class Triton(_Kernels, Cuda):
     """A GPU with Triton."""
 
     def whitens(self, dtype: torch.dtype) -> bool:
-        """In bfloat16."""
+        """True in bfloat16."""
         return dtype == torch.bfloat16
 
 
 class InterpretedTriton(_Kernels, Cpu):
-    """The kernels on a CPU, through Triton's interpreter, as the tests run them."""
+    """The kernels on a CPU, through Triton's interpreter, for the tests."""
 
     def whitens(self, dtype: torch.dtype) -> bool:
-        """In float32, which is what a CPU multiplies in."""
+        """True in float32, the precision of a CPU's products."""
         return dtype == torch.float32

@@ -1,9 +1,9 @@
 """The contract of a sketch: a random matrix Ω with ℓ columns, and the product MΩ.
 
-One Ω is drawn for a whole batch of equally shaped matrices. The paper's guarantees are about each
-matrix by itself, so sharing costs nothing there, and it buys two things: an ℓ-th of the random
-numbers, and ``sketch(batch)[i] = sketch(batch[i])``, so that the sketch of a parameter does not
-depend on which other parameters happen to have its shape.
+A whole batch of equally shaped matrices shares one Ω. The paper's guarantees are about each matrix
+by itself, so sharing does not weaken them. It saves random numbers, and makes
+``sketch(batch)[i] = sketch(batch[i])``: the sketch of a parameter does not depend on which other
+parameters happen to have its shape.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ __all__ = ["Sketch"]
 class Sketch(ABC):
     """How the ℓ test vectors are chosen. Subclasses are frozen dataclasses.
 
-    Drawing random numbers and using them are two things: :meth:`draw` needs a generator,
-    :meth:`omega` and :meth:`times` are functions of what it gave.
+    Drawing random numbers and using them are separate: :meth:`draw` needs a generator;
+    :meth:`omega` and :meth:`times` are functions of the numbers it returned.
     """
 
     @property
     def is_dense(self) -> bool:
-        """Whether Ω is a dense matrix that a batch shares, so that a map may multiply by it itself.
+        """Whether Ω is a dense matrix that a batch shares.
 
-        It then chooses precision and memory layout, and :meth:`times` is not called.
+        A map then multiplies by Ω itself, in the precision and memory layout of its choice, and
+        does not call :meth:`times`.
         """
         return False
 
@@ -44,7 +45,7 @@ class Sketch(ABC):
     ) -> Tensor:
         """The random numbers of a sketch with ℓ = ``width`` columns, on the generator's device.
 
-        In place of earlier ones, if ``out`` has those.
+        They are written to ``out`` if it is given, over the numbers of an earlier call.
         """
 
     @abstractmethod
@@ -53,7 +54,7 @@ class Sketch(ABC):
 
     @abstractmethod
     def times(self, M: Tensor, numbers: Tensor) -> Tensor:
-        """MΩ, of shape ``(..., m, ℓ)``, by the cheapest route."""
+        """MΩ, of shape ``(..., m, ℓ)``, computed in the cheapest way."""
 
     @abstractmethod
     def flops(self, m: int, n: int, width: int) -> int:
@@ -74,9 +75,9 @@ class Sketch(ABC):
 
 
 def default_generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """The given generator or, for want of one, a fresh one with a fixed seed.
+    """The given generator or, if it is ``None``, a new generator with a fixed seed.
 
-    The global generator is never touched; without a generator two calls give the same sketch.
+    The global generator is never used. Without a generator two calls give the same sketch.
     """
     if generator is None:
         return rng.generator("polarstep", device=device)

@@ -17,13 +17,13 @@ __all__ = ["Gaussian"]
 class Gaussian(Sketch):
     """``Ω ~ N(0, 1)^{n×ℓ}``, independent entries (Algorithm 1, step 1).
 
-    Its law does not change under rotations, so the sketch sees a matrix through its singular
-    values alone; that is what Proposition 2 uses.
+    Rotations do not change the distribution of Ω, so the quality of the sketch depends on the
+    singular values of M alone. Proposition 2 uses this.
     """
 
     @property
     def is_dense(self) -> bool:
-        """It is."""
+        """True: Ω is dense."""
         return True
 
     def draw(
@@ -36,7 +36,7 @@ class Gaussian(Sketch):
     ) -> Tensor:
         """Ω, of shape (n, ℓ), shared by a batch.
 
-        Its columns lie one behind the other, as those of the factor Zᵀ that a warm start adds to it.
+        Each column is contiguous, like the columns of the factor Zᵀ that a warm start adds to Ω.
         """
         if out is None:
             out = torch.empty(width, n, device=generator.device, dtype=dtype).mT
@@ -44,7 +44,7 @@ class Gaussian(Sketch):
         return out
 
     def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
-        """The numbers themselves."""
+        """Ω is the drawn numbers themselves."""
         return numbers.to(M.dtype)
 
     def times(self, M: Tensor, numbers: Tensor) -> Tensor:

@@ -20,10 +20,10 @@ class Kaczmarz(Sketch):
     ``Ω_:,k = e_{i_k}/√(ℓ π_{i_k})`` (Algorithm 2, steps 1–3), so that E[ΩΩᵀ] = I. ``MΩ`` is a
     gather and a rescaling.
 
-    Columns repeat. One that was drawn c times is taken once, with √c times its scale, and as zero
-    the other times, behind all others. That changes neither ΩΩᵀ nor the range of ``MΩ``, which is
-    all that T depends on; but of c equal columns an orthonormalization would make a basis out of
-    their rounding errors. For a zero matrix Ω = 0, where the formula says 0/0.
+    Columns repeat. A column that was drawn c times is taken once, with √c times its scale; its
+    other draws become zero columns at the end. This changes neither ΩΩᵀ nor the range of ``MΩ``,
+    and T depends on nothing else. With c equal columns an orthonormalization would instead make a
+    basis of their rounding errors. For a zero matrix Ω = 0, where the formula says 0/0.
     """
 
     def draw(
@@ -36,7 +36,8 @@ class Kaczmarz(Sketch):
     ) -> Tensor:
         """ℓ uniform variates, shared by a batch.
 
-        float64 whatever ``dtype``: with thousands of columns float32 would misplace the rare ones.
+        Always float64, whatever ``dtype``: with thousands of columns float32 would misplace those
+        of small probability.
         """
         if out is None:
             out = torch.empty(width, device=generator.device, dtype=torch.float64)
@@ -45,12 +46,12 @@ class Kaczmarz(Sketch):
     def columns(self, M: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Indices ``i_k`` and scales, √c/√(ℓ π_{i_k}) or zero, both of shape (..., ℓ).
 
-        Each matrix turns the same uniform variates into columns by its own distribution function.
+        Each matrix of a batch maps the same uniform variates to columns by its own distribution.
         """
         weight = torch.linalg.vector_norm(M, dim=-2, dtype=torch.float64).square()
         cumulative = weight.cumsum(dim=-1)
         total = cumulative[..., -1:]
-        levels = numbers.sort().values * total  # sorted: repetitions lie next to each other
+        levels = numbers.sort().values * total  # sorted, so that repeated columns are neighbours
         indices = torch.searchsorted(cumulative, levels, right=True)
         indices = indices.clamp_max(M.shape[-1] - 1)
         first = torch.searchsorted(indices, indices)

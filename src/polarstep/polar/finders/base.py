@@ -1,7 +1,7 @@
-"""The contract of a range finder: an orthonormal basis Q of what matters in M.
+"""The contract of a range finder: an orthonormal basis Q of M's leading directions.
 
-Algorithm 1 (:class:`polarstep.LowRank`) is T = Q·inner(QᵀM) for any Q. A finder says where Q comes from,
-what it costs, and what it leaves for the next step. Finders are frozen dataclasses.
+Algorithm 1 (:class:`polarstep.LowRank`) is T = Q·inner(QᵀM) for any Q. A finder computes Q, counts
+its cost, and may leave tensors for the next step. Finders are frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Basis", "Finder"]
 
 @dataclass(frozen=True)
 class Basis:
-    """Q, and the same in float16 where a finder has it."""
+    """Q, and Qᵀ in float16 where the finder has computed it."""
 
     Q: Tensor  # (batch, m, ≥ ℓ); columns beyond ℓ are zero
     halves: Tensor | None = None  # (batch, ≥ ℓ, m): Qᵀ in float16
@@ -37,7 +37,7 @@ class Finder(ABC):
 
     @abstractmethod
     def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
-        """Q with ℓ = ``width`` columns for the matrices ``A``, in their precision."""
+        """Q with ℓ = ``width`` columns for the matrices ``A``, in the precision of ``A``."""
 
     @abstractmethod
     def draw(
@@ -49,29 +49,29 @@ class Finder(ABC):
         dtype: torch.dtype,
         out: Tensor | None,
     ) -> Tensor:
-        """The random numbers for m×n matrices, m ≤ n; in place of earlier ones in ``out``."""
+        """The random numbers for m×n matrices, m ≤ n, written to ``out`` if it is given."""
 
     @abstractmethod
     def flops(self, m: int, n: int, width: int) -> int:
-        """Cost of the basis of an m×n matrix, m ≤ n, as a mean over steps, in the paper's convention."""
+        """Mean cost per step of the basis of an m×n matrix, m ≤ n, in the paper's convention."""
 
     def lift(
         self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: Carry, draw: Draw
     ) -> tuple[Lift, Carry]:
-        """The polar factor of B = QᵀM by the inner map, and what is left for the next step."""
+        """The polar factor of B = QᵀM by the inner map, and the carry for the next step."""
         return inner.lift(B), Carry()
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """The names of what a step may leave for the next one."""
+        """The names of the tensors that a step may leave for the next step."""
         return ()
 
     def resumes(self, carry: Carry, m: int, n: int, width: int) -> bool:
-        """Whether a step can go on from ``carry``, which may be of another width or finder."""
+        """Whether a step can continue from ``carry``, perhaps of another width or finder."""
         return not self.carries
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """What the numbers of a step are a function of; ``None`` where it needs none."""
+        """What the random numbers of a step depend on; ``None`` where it needs no numbers."""
         return (step,)
 
     def makes_orthonormal(self, device: torch.device, dtype: torch.dtype) -> bool:
@@ -79,17 +79,17 @@ class Finder(ABC):
         return resolved(self.orth, dtype, device) != "products"
 
     def padded(self, width: int, dtype: torch.dtype, device: torch.device) -> int:
-        """ℓ, or a few columns more that are zero, which products on this device like."""
+        """ℓ, or a little more where products on this device run faster with zero columns added."""
         if resolved(self.orth, dtype, device) != "products":
-            return width  # a factorization makes something of zero columns
+            return width  # a factorization would fill zero columns
         return products.of(device).padded(width, dtype)
 
     def with_options(self, power: float, orth: Method, keep: int) -> Self:
-        """This finder with the options of a :class:`~polarstep.LowRank` that it was given to."""
+        """This finder with the options of the :class:`~polarstep.LowRank` that uses it."""
         if power != 1 or keep != 1:
             raise ValueError(
-                f"power={power!r}, keep={keep!r} with {self!r}: expected their defaults; a finder has "
-                "its own options"
+                f"power={power!r}, keep={keep!r} with {self!r}: expected their defaults; "
+                "give options to the finder itself"
             )
         return replace(self, orth=orth)
 

@@ -20,8 +20,8 @@ __all__ = ["Fresh"]
 class Fresh(Finder):
     """Q = orth((M Mᵀ)^h M Ω), with columns made orthonormal after each product.
 
-    A chain of 2h + 1 products with M and Mᵀ in turn that ends on the short side of M, so it starts
-    with M for whole h and with Mᵀ for half ones.
+    This is a chain of 2h + 1 products with M and Mᵀ in turn. It ends on the short side of M, so it
+    starts with M for an integer h and with Mᵀ for a half-integer h.
     """
 
     sketch: Sketch = field(default_factory=Gaussian)
@@ -52,7 +52,7 @@ class Fresh(Finder):
     ) -> torch.dtype:
         """The precision of the products that make the basis of m×n matrices in ``dtype``.
 
-        To round M takes as long as one product gains by it.
+        Rounding M takes as long as one product gains from it, so a single product is not rounded.
         """
         count = flops.power_products(self.power) + self.sketch.is_dense
         return dtype if count < 2 else products.of(device).sketch_dtype(m, n, dtype)
@@ -66,12 +66,12 @@ class Fresh(Finder):
         dtype: torch.dtype,
         out: Tensor | None,
     ) -> Tensor:
-        """Ω is on the long side, for half powers on the short one."""
+        """Ω, with rows for the long side of M, or for its short side if h is a half-integer."""
         whole = flops.power_products(self.power) % 2 == 0
         return self.sketch.draw(n if whole else m, width, generator, dtype, out)
 
     def parts(self, m: int, n: int, width: int) -> tuple[int, int, int]:
-        """Cost of the sketch, the power iterations and the basis."""
+        """Costs of the sketch, of the power iterations and of the orthonormalization."""
         first = (m, n) if flops.power_products(self.power) % 2 == 0 else (n, m)
         return (
             self.sketch.flops(*first, width),
@@ -84,7 +84,7 @@ class Fresh(Finder):
         return sum(self.parts(m, n, width))
 
     def makes_orthonormal(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Not with sampled columns: repeated ones come out as zero."""
+        """False with sampled columns, where a repeated column becomes zero."""
         return self.sketch.is_dense and super().makes_orthonormal(device, dtype)
 
     def describe(self, m: int, n: int, inner: PolarMap, width: int, device: torch.device) -> str:

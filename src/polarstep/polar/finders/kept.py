@@ -1,4 +1,4 @@
-"""The basis of an earlier step, for several steps."""
+"""One basis for several steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Kept"]
 
 @dataclass(frozen=True)
 class Kept(Finder):
-    """A fresh basis at every ``steps``-th step, from the M of that step, and the same one between.
+    """A fresh basis at every ``steps``-th step, from the M of that step, and kept until the next.
 
-    Between, there is no sketch and nothing is made orthonormal. What M has gained outside of the basis
-    waits in the momentum for the next one.
+    The steps between need neither a sketch nor an orthonormalization. What M gains outside the
+    range of the basis waits in the momentum for the next basis.
 
-    The carry is Qᵀ, of shape (batch, ℓ, m), so that a basis vector lies in one piece.
+    The carry is Qᵀ, of shape (batch, ℓ, m), so that each basis vector is contiguous.
     """
 
     fresh: Fresh = field(default_factory=Fresh)
@@ -29,24 +29,24 @@ class Kept(Finder):
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """Qᵀ."""
+        """The name of Qᵀ."""
         return ("kept",)
 
     def resumes(self, carry: Carry, m: int, n: int, width: int) -> bool:
-        """Where a basis of this width is there."""
+        """Whether ``carry`` has a basis of this width."""
         return "kept" in carry and carry["kept"].shape[1:] == (width, m)
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """Numbers for a new basis, of every ``steps``-th step and of all the first ones.
+        """The step, where it makes a new basis: every ``steps``-th step and each of the first.
 
-        At step zero whole gradients may be zero, and have no basis.
+        The basis of step zero is not kept, as whole gradients may be zero there and have no basis.
         """
         if resumed and step >= self.steps and step % self.steps != 0:
             return None
         return (step,)
 
     def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
-        """A new basis where numbers for one were drawn, the kept one elsewhere."""
+        """A new basis where numbers were drawn for it, else the kept basis."""
         if draw.numbers is not None:
             return self.fresh.basis(A, width, carry, draw)
         Qt = carry["kept"].to(A.dtype)
@@ -56,7 +56,7 @@ class Kept(Finder):
     def lift(
         self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: Carry, draw: Draw
     ) -> tuple[Lift, Carry]:
-        """As ever; a new basis is what is left."""
+        """The inner map of B; a new basis is left for the next steps."""
         if draw.numbers is not None:
             carry = Carry(kept=basis.Q.mT[:, :width])
         return inner.lift(B), carry
@@ -70,7 +70,7 @@ class Kept(Finder):
         dtype: torch.dtype,
         out: Tensor | None,
     ) -> Tensor:
-        """Those of the fresh one."""
+        """The random numbers of the fresh basis."""
         return self.fresh.draw(m, n, width, generator, dtype, out)
 
     def flops(self, m: int, n: int, width: int) -> int:
@@ -78,9 +78,9 @@ class Kept(Finder):
         return sum(part // self.steps for part in self.fresh.parts(m, n, width))
 
     def makes_orthonormal(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """As the fresh one does."""
+        """As for the fresh basis."""
         return self.fresh.makes_orthonormal(device, dtype)
 
     def describe(self, m: int, n: int, inner: PolarMap, width: int, device: torch.device) -> str:
-        """The fresh one, and for how long."""
+        """How the fresh basis is found, and for how many steps it is kept."""
         return f"{self.fresh.describe(m, n, inner, width, device)}, basis kept {self.steps} steps"

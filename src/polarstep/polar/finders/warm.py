@@ -1,13 +1,14 @@
-"""A start from the last step's factor in place of fresh random columns.
+"""A sketch that starts from the last step's factor instead of fresh random columns.
 
-``Ω = Z₋ᵀ + ε·N`` with Z₋ the factor of the last step's T₋ = Q₋Z₋. Momentum moves slowly, so that Z₋ᵀ
-already spans most of what is to be found: one product does the work of a power iteration, which came for
-nothing with the last step.
+``Ω = Z₋ᵀ + ε·N`` with Z₋ the factor of the last step's T₋ = Q₋Z₋. Momentum moves slowly, so Z₋ᵀ
+already spans most of the directions sought. One product then does the work of a power iteration,
+because the last step has done the other product.
 
-**Without Z, on a GPU.** Where the inner map is one step on B and the others on a Gram matrix, Z = WX
-with X that first step and W of size ℓ×ℓ. Z itself is ℓ×n and would cost a product to make, and a
-pass to make a start of. So it is not made: what was X₂ and W₂ at the last step starts this one, as
-Ωᵀ = V·S with S = X₂ + ε·N and V = W₂². For wide M, with ℓ rows all of Y, Q, B and X::
+**Without Z, on a GPU.** Where the inner map runs its first step on B and all others on a Gram
+matrix, Z = WX with X the result of the first step and W of size ℓ×ℓ. Forming Z, which is ℓ×n, would
+cost a product, and adding noise to it a pass over memory. So Z is never formed. This step starts
+from X₂ and W₂ of the last step, as Ωᵀ = V·S with S = X₂ + ε·N and V = W₂². For wide M, where Y, Q,
+B and X have ℓ rows::
 
     Y = V·(S·Mᵀ)
     Q = W₁X₁                           the polar map of Y by four polynomials
@@ -16,11 +17,11 @@ pass to make a start of. So it is not made: what was X₂ and W₂ at the last s
     T = QᵀZ = (W₂·Q)ᵀ·X₂
     S ← X₂ + ε·N,  V ← W₂²
 
-V is what makes four polynomials enough where a sketch of unknown condition takes six. If M stands
-still, S·Mᵀ = X₂MᵀQᵀQ = X₂BᵀQ, in the range of Q, has the singular values φ₁(σ)σ for those σ of B,
-and W₂² divides them by about φ₁(σ)²: what is left of their spread is that of σ/φ₁(σ), the first
-step's alone. The noise is lifted in the same measure, which is why more than a tenth of it would
-not do (:data:`MOST_NOISE`).
+Thanks to V four polynomials are enough, where a sketch of unknown condition takes six. If M stands
+still, S·Mᵀ = X₂MᵀQᵀQ = X₂BᵀQ, in the range of Q, has the singular values φ₁(σ)σ for the singular
+values σ of B. W₂² divides them by about φ₁(σ)², so that their spread is that of σ/φ₁(σ), which
+comes from the first step alone. V lifts the noise in the same measure, so the noise must not exceed
+a tenth (:data:`MOST_NOISE`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from polarstep.sketch import Gaussian
 
 __all__ = ["Warm"]
 
-# With twice as much, Δγ on recorded momentum went from 0.014 to 0.020 (emulated).
+# With twice this noise, Δγ on recorded momentum rose from 0.014 to 0.020 (emulated).
 MOST_NOISE = 0.1
 
 
@@ -51,20 +52,20 @@ MOST_NOISE = 0.1
 class Warm(Finder):
     """``Ω = Z₋ᵀ + noise·N(0, 1)^{n×ℓ}/√n`` with Z₋ the factor of the last step's T₋ = Q₋Z₋.
 
-    The noise is there so that no direction is missed for ever: a matrix that was zero, as
-    zero-initialized projections are at step one, starts from noise alone. Its numbers are the same at
-    every step.
+    The noise ensures that no direction is missed for ever: a matrix that was zero, as
+    zero-initialized projections are at step one, starts from noise alone. Its numbers are the same
+    at every step.
 
-    The optimizer keeps Ωᵀ (ℓ×n per matrix) in its state and its checkpoints; on a GPU it may keep two
-    factors of it. Without one, at the first step or in a plain call of the map, Ω is Gaussian and the
-    map's power iterations run.
+    The optimizer keeps Ωᵀ (ℓ×n per matrix), or on a GPU two factors of it, in its state and its
+    checkpoints. At the first step and in a plain call of the map, Ω is Gaussian and the map's power
+    iterations run.
 
     Args:
         noise: size of the random part; the spectral norm of Z₋ is at most one.
     """
 
     noise: float = 0.1
-    power: float = field(default=1, repr=False)  # of the cold start; LowRank's
+    power: float = field(default=1, repr=False)  # LowRank's power, for the first step
 
     def __post_init__(self) -> None:
         if not isinstance(self.noise, Real):
@@ -76,7 +77,7 @@ class Warm(Finder):
             )
 
     def with_options(self, power: float, orth: Method, keep: int) -> Warm:
-        """With LowRank's power for the cold start; there is nothing to keep."""
+        """This finder with LowRank's power and orth for the first step; ``keep`` must be 1."""
         if power != int(power):
             raise ValueError(
                 f"power={power!r} with Warm(): expected a whole number, 0, 1, 2, …; its start "
@@ -85,29 +86,29 @@ class Warm(Finder):
         if keep > 1:
             raise ValueError(
                 f"keep={keep} with Warm(): expected 1; a warm sketch goes on from the last step's "
-                "factor at every step. Keep the basis of a Gaussian() one"
+                "factor at every step. Use keep with sketch=Gaussian()"
             )
         return replace(self, power=power, orth=orth)
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """S and V with Ωᵀ = V·S, or S alone where it is Ωᵀ itself."""
+        """The names of S and V with Ωᵀ = V·S; without V, S is Ωᵀ itself."""
         return ("basis", "whitening")
 
     def resumes(self, carry: Carry, m: int, n: int, width: int) -> bool:
-        """From an Ωᵀ of this width; of another one, somebody has changed the rank since."""
+        """Whether ``carry`` has an Ωᵀ of this width, which differs if the rank was changed."""
         return "basis" in carry and carry["basis"].shape[1:] == (width, n)
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """The same at every step.
+        """Nothing: the numbers are the same at every step.
 
-        They are there so that no direction is left out, which any numbers in general position see to,
-        and drawing them once leaves a step without a launch outside its graph.
+        Any numbers in general position ensure that no direction is missed. Drawing them once saves
+        every later step a launch outside its graph.
         """
         return ()
 
     def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
-        """Of M Ω with the last step's Ω; a fresh one at the first step."""
+        """A basis of MΩ with the last step's Ω; a fresh basis at the first step."""
         if not self.resumes(carry, A.shape[-2], A.shape[-1], width):
             return self._cold.basis(A, width, carry, draw)
         ops, padded = products.of(A.device), self.padded(width, A.dtype, A.device)
@@ -122,7 +123,7 @@ class Warm(Finder):
     def lift(
         self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: Carry, draw: Draw
     ) -> tuple[Lift, Carry]:
-        """The inner map of B, and the start of the next step: Z + ε·N, or two factors of it."""
+        """The inner map of B, and the next step's start: Z + ε·N, or two factors of its Ωᵀ."""
         assert draw.numbers is not None
         scale = self.noise / math.sqrt(len(draw.numbers))
         m, n = basis.Q.shape[-2], B.shape[-1]
@@ -150,7 +151,7 @@ class Warm(Finder):
         dtype: torch.dtype,
         device: torch.device,
     ) -> bool:
-        """Whether Z need not be made for m×n matrices whose products are in ``dtype``."""
+        """Whether the start is stored as two factors, so that Z is never formed."""
         polynomials = inner.polynomials_to_fuse
         if polynomials is None or not self._can_whiten(dtype, device):
             return False
@@ -171,7 +172,7 @@ class Warm(Finder):
 
     @property
     def _cold(self) -> Fresh:
-        """The first step."""
+        """The finder of the first step."""
         return Fresh(Gaussian(), self.power, orth=self.orth)
 
     def draw(
@@ -191,7 +192,7 @@ class Warm(Finder):
         return replace(self._cold, power=0).flops(m, n, width)
 
     def describe(self, m: int, n: int, inner: PolarMap, width: int, device: torch.device) -> str:
-        """Whether Z is made."""
+        """The power and, where Z is never formed, "whitened"."""
         dtype = products.of(device).dtype(torch.float32)
         without_Z = self.leaves_factors(inner, m, n, width, dtype, device)
         return f"h={self.power:g}, Warm" + (", whitened" if without_Z else "")
@@ -202,7 +203,7 @@ def _has_whitening(carry: Carry, padded: int) -> bool:
 
 
 def _omega_transposed(carry: Carry) -> Tensor:
-    """Ωᵀ = V·S (batch, ℓ, n), or S itself where there is no V."""
+    """Ωᵀ = V·S (batch, ℓ, n), or S itself where the carry has no V."""
     S = carry["basis"]
     if "whitening" not in carry:
         return S
@@ -211,9 +212,9 @@ def _omega_transposed(carry: Carry) -> Tensor:
 
 
 def _room(carry: Carry, B: Tensor, width: int, draw: Draw) -> Carry:
-    """Where the next start goes: in place of the last one, or to new memory.
+    """The tensors that the next start is written to: those of ``carry``, or new ones.
 
-    New memory begins as what a matrix that is skipped at this step shall start from.
+    New tensors are filled so that a matrix that is skipped at this step can start from them.
     """
     batch, padded, n = B.shape
     S, V = carry.get("basis"), carry.get("whitening")
