@@ -205,8 +205,10 @@ def rest_norm(
     least = longest * norm
     delta = torch.minimum(margin * largest * norm, frobenius.clamp_min(least))
     delta = torch.where(is_rounding, math.inf, delta)
+    # 1/δ must be finite for a rest in the denormals too.
+    delta = delta.clamp_min(torch.finfo(dtype).tiny).to(dtype)
     vectors = unit * math.sqrt(V.shape[-1]) + FRESH * first
-    return RestNorm(delta.to(dtype), least.to(dtype), most.to(dtype), vectors)
+    return RestNorm(delta, least.to(dtype), most.to(dtype), vectors)
 
 
 def _norm_from_moments(K: Tensor) -> Tensor:
