@@ -100,7 +100,7 @@ SOLVERS: list[Solver] = [
         "low-rank of number", _low_rank(inner=NewtonSchulz(7, delta=8.0)), scale_invariant=False
     ),
     # δ is an estimate of ‖R‖_op, and it covers ‖R‖_op on all matrices of the tests. Steps taken jointly
-    # then promise ‖T‖_op ≤ 1; a rest that is scaled or apart has the bounds of tests/polar/test_deflated.py.
+    # then promise ‖T‖_op ≤ 1. tests/polar/test_deflated.py has the bounds of the other forms.
     *(
         Solver(f"deflated jointly {name}", _deflated(2, CUBIC_THEN_QUINTIC, **options))
         for name, options in HEADS.items()

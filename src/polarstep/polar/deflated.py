@@ -16,6 +16,11 @@ from polarstep.products import Products
 
 __all__ = ["Deflated"]
 
+# Steps of subspace iteration for δ. With one, vectors that know nothing of a new leading direction of R
+# once gave δ = 0.3‖R‖_op, and two steps of "jordan" made ‖T‖_op = 2e7 of it: on momentum of rank one
+# that drifts, with fresh sketches too. With two, δ was at least ‖R‖_op on all such sequences.
+ROUNDS = 2
+
 
 def _head() -> LowRank:
     return LowRank(48, 8, inner=NewtonSchulz(4, "polar-express-sketch"))
@@ -28,7 +33,7 @@ class Deflated(PolarMap):
     ::
 
         Q, B = QᵀM, Z ≈ polar(B)            the head: Algorithm 1
-        δ ≈ ‖R‖_op                          two passes over M (polarstep.polar.deflation.rest_norm)
+        δ ≈ ‖R‖_op                          four passes over M (polarstep.polar.deflation.rest_norm)
         X₀ = QZ + R/δ = M/δ + Q(Z − B/δ)
         T = X₀                              without steps for the rest
         T = p(s·X₀)                         with steps, jointly
@@ -131,9 +136,7 @@ class Deflated(PolarMap):
         B = deflation.projection(Q, B)
         known = carry.get("rest")
         vectors = None if known is None else known.mT.to(B.dtype)
-        # A basis that goes back to earlier steps may have missed what leads now.
-        rounds = 2 if self.head.carries else 1
-        found = deflation.rest_norm(A, Q, B, norm, frobenius, vectors, rounds=rounds)
+        found = deflation.rest_norm(A, Q, B, norm, frobenius, vectors, rounds=ROUNDS)
         T = self._combined(A, Q, B, Z, found.delta, ops)
         left = Carry(left)
         left["rest"] = found.vectors.mT.to(M.dtype)
@@ -164,9 +167,9 @@ class Deflated(PolarMap):
         return self._deflated_flops(m, n)
 
     def _deflated_flops(self, m: int, n: int) -> int:
-        """The head with its lift, four passes with 16 vectors for δ, and the steps."""
+        """The head with its lift, two passes with 16 vectors a round for δ, and the steps."""
         d0, d1 = min(m, n), max(m, n)
-        estimate = 2 * flops.matmul(d0, min(deflation.VECTORS, d0), d1)
+        estimate = 2 * ROUNDS * flops.matmul(d0, min(deflation.VECTORS, d0), d1)
         steps = 0 if self.rest is None else self.rest.flops(m, n)
         apart = 0 if self.jointly or self.rest is None else flops.matmul(d0, self.head.width, d1)
         return self.head.flops(m, n) + estimate + steps + apart

@@ -58,8 +58,9 @@ __all__ = [
 VECTORS = 16
 # δ is this many times the norm that the carried vectors see; see rest_norm.
 MARGIN = 1.1
-# The carried vectors get this much of first_vectors at every step: no direction is lost for good.
-FRESH = 2.0**-5
+# The carried vectors get this much of first_vectors at every step. A direction that is new in R then has
+# a fifth of the κ of rest_norm that vectors without any knowledge would give it.
+FRESH = 0.5
 # A δ that is too small by this part must not do harm; and what ‖p(R/δ)‖_op is then at most.
 TOLERATED_ERROR = 0.3
 TOLERATED_NORM = 2.0
