@@ -84,6 +84,11 @@ class Deflated(PolarMap):
         return self.head.rounds_input and self.full.rounds_input and steps
 
     @property
+    def ignores_scale(self) -> bool:
+        """As the head and the full-space map do; the rest is divided by its own norm."""
+        return self.head.ignores_scale and self.full.ignores_scale
+
+    @property
     def carries(self) -> tuple[str, ...]:
         """What the head carries, and the vectors that δ is estimated from."""
         return (*self.head.carries, "rest")
