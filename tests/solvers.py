@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, PolarMap, Sketch
+from polarstep import (
+    Deflated,
+    Exact,
+    Gaussian,
+    Kaczmarz,
+    LowRank,
+    NewtonSchulz,
+    PolarMap,
+    Sketch,
+)
 from polarstep.polar import Finder, Warm, coefficients
 from polarstep.polar.base import Factors
 
@@ -37,6 +47,19 @@ def _low_rank(power: float = 1, **options: object) -> LowRank:
     return LowRank(4, 2, power, **options)  # type: ignore[arg-type]
 
 
+def _deflated(steps: int = 0, coefficients: Any = None, **options: Any) -> Deflated:
+    rest = NewtonSchulz(steps, coefficients) if steps else None
+    jointly = options.pop("jointly", True)
+    return Deflated(_low_rank(**options), rest, jointly, full=NewtonSchulz(7))
+
+
+HEADS: dict[str, dict[str, Any]] = {
+    "gaussian": {},
+    "kaczmarz": {"sketch": Kaczmarz()},
+    "warm": {"sketch": Warm()},
+    "kept": {"keep": 3},
+}
+CUBIC_THEN_QUINTIC = ((1.5, -0.5), (1.875, -1.25, 0.375))
 PAPER = ("cubic", "quintic")
 OVERSHOOTING = tuple(name for name in coefficients.names() if name not in PAPER)
 
@@ -76,6 +99,15 @@ SOLVERS: list[Solver] = [
     Solver(
         "low-rank of number", _low_rank(inner=NewtonSchulz(7, delta=8.0)), scale_invariant=False
     ),
+    # δ is an estimate of ‖R‖_op, and it covers ‖R‖_op on all matrices of the tests. Steps taken jointly
+    # then promise ‖T‖_op ≤ 1. tests/polar/test_deflated.py has the bounds of the other forms.
+    *(
+        Solver(f"deflated jointly {name}", _deflated(2, CUBIC_THEN_QUINTIC, **options))
+        for name, options in HEADS.items()
+    ),
+    Solver("deflated jointly quintic", _deflated(2, "quintic")),
+    Solver("deflated scaled", _deflated(), bounded=False),
+    Solver("deflated apart jordan", _deflated(2, "jordan", jointly=False), bounded=False),
 ]
 
 

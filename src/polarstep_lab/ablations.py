@@ -3,7 +3,8 @@
 Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 1b, 1d and 2, and
 the appendix). For batch size and sequence length the amount of data stays the same, so that longer
 sequences or larger batches mean fewer steps, as in the paper's appendix. The number of power
-iterations h is one that the paper leaves open, and the number of steps a basis is kept for is ours.
+iterations h is one that the paper leaves open. The number of steps a basis is kept for is ours, and so
+is keeping the rest, what a sketch leaves out.
 The learning rate is there because another map may want another one.
 """
 
@@ -20,6 +21,7 @@ import torch
 from polarstep_lab.config import (
     ConfigError,
     ImageData,
+    RestName,
     RunConfig,
     SketchName,
     Stage,
@@ -232,6 +234,14 @@ AXES: tuple[Axis, ...] = (
         cifar10=("gaussian", "kaczmarz"),
         also=("warm", *_FAST_SKETCHES),
     ),
+    Axis(
+        "rest",
+        "R",
+        _set("optimizer.polar.rest"),
+        nanogpt=get_args(RestName),
+        cifar10=get_args(RestName),
+        ours=True,
+    ),
     Axis("batch", "B", _batch, cifar10=(500, 1000, 2000, 3000, 4000)),
     Axis(
         "sequence-length",
@@ -261,12 +271,12 @@ def find_axis(name: str) -> Axis:
 
 def apply_axis(config: RunConfig, name: str, value: Any) -> RunConfig:
     """``config`` with one setting at ``value``."""
-    polar = ("rank", "power", "keep", "steps", "solver", "sketch")
-    if name in polar and config.rule.algorithm != "muon":
+    sketched = ("rank", "power", "keep", "sketch", "rest")
+    if name in (*sketched, "steps", "solver") and config.rule.algorithm != "muon":
         raise ConfigError(
             f"{name}={value}: {config.method} has no polar map; ablate a Muon method, as rand-muon"
         )
-    if name in ("rank", "power", "keep", "sketch") and not config.rule.randomized:
+    if name in sketched and not config.rule.randomized:
         raise ConfigError(
             f"{name}={value}: {config.method} does not sketch; ablate a randomized one, as rand-muon"
         )

@@ -35,6 +35,7 @@ __all__ = [
     "NoiseConfig",
     "OptimizerConfig",
     "PolarConfig",
+    "RestName",
     "RunConfig",
     "RuntimeConfig",
     "ScheduleConfig",
@@ -60,6 +61,7 @@ Patterns = Annotated[
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
 SketchName = Literal["gaussian", "kaczmarz", "warm"]
+RestName = Literal["dropped", "scaled", "jointly"]
 SolverName = Literal[
     "cubic", "quintic", "quintic-2", "empirical", "polar-express", "polar-express-sketch", "exact"
 ]
@@ -72,6 +74,10 @@ class PolarConfig:
     ``"empirical"`` is the name the paper gives to Jordan's coefficients; ``"polar-express-sketch"`` is
     ours. Sketches are the paper's two and ``"warm"``, which starts from the last step's factor
     (:class:`polarstep.Warm`). A basis may serve ``keep`` steps.
+
+    ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"scaled"`` and
+    ``"jointly"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the
+    head by a cubic and a quintic step.
     """
 
     solver: SolverName = "quintic"
@@ -82,8 +88,14 @@ class PolarConfig:
     power: Annotated[float, Field(ge=0, multiple_of=0.5)] = 1.0
     sketch: SketchName = "gaussian"
     keep: Count = 1
+    rest: RestName = "dropped"
 
     def __post_init__(self) -> None:
+        if self.rest != "dropped" and self.rank is None:
+            raise ValueError(
+                f"optimizer.polar.rest={self.rest}: expected dropped with optimizer.polar.rank=null, "
+                "as full space leaves no rest; set a rank"
+            )
         if self.keep > 1 and self.sketch == "warm":
             raise ValueError(
                 f"optimizer.polar.keep={self.keep}: expected 1 with optimizer.polar.sketch=warm, "

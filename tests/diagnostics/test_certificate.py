@@ -27,6 +27,13 @@ MAPS = {
     "products": ps.LowRank(8, 4, 1, orth="products", always_sketch=True),
     "kaczmarz": ps.LowRank(8, 4, 1, ps.Kaczmarz(), always_sketch=True),
     "exact-inside": ps.LowRank(8, 4, 1, inner=ps.Exact(), always_sketch=True),
+    "deflated": ps.Deflated(ps.LowRank(4, 2, always_sketch=True)),
+    "deflated-jointly": ps.Deflated(
+        ps.LowRank(4, 2, always_sketch=True), ps.NewtonSchulz(2, "cubic")
+    ),
+    "deflated-apart": ps.Deflated(
+        ps.LowRank(4, 2, always_sketch=True), ps.NewtonSchulz(2, "jordan"), jointly=False
+    ),
     "jordan-inside": ps.LowRank(8, 4, inner=ps.NewtonSchulz(5, "jordan"), always_sketch=True),
 }
 SHAPES = [(40, 40), (40, 64), (96, 40), (5, 7)]

@@ -58,6 +58,7 @@ def gamma_table(rows: Sequence[Row]) -> Table | None:
         steps = log["step"].unique()
         worst = log.loc[log["gamma"].idxmax()]
         covered = not row.polar.get("rank") or row.polar.get("sketch") == "gaussian"
+        covered = covered and row.polar.get("rest", "dropped") == "dropped"
         cells.append(
             [
                 row.method,
@@ -149,7 +150,7 @@ def _runs(row: Row) -> str:
 
 
 def _polar_map(row: Row) -> str:
-    """Polynomial, steps, rank and sketch by the config; the label where the config has none."""
+    """Polynomial, steps, rank, sketch and rest by the config; the label where the config has none."""
     polar = row.polar
     if not polar.get("solver"):
         return row.label
@@ -157,7 +158,9 @@ def _polar_map(row: Row) -> str:
     words += [f"{polar['steps']} steps"] if polar.get("steps") else []
     words += [f"rank {polar['rank']}"] if polar.get("rank") else []
     sketched = polar.get("rank") and polar.get("sketch") != "gaussian"
-    return ", ".join([*words, str(polar.get("sketch"))] if sketched else words)
+    words += [str(polar.get("sketch"))] if sketched else []
+    words += [f"rest {rest}"] if (rest := polar.get("rest", "dropped")) != "dropped" else []
+    return ", ".join(words)
 
 
 def _decimal(value: float) -> str:

@@ -136,7 +136,8 @@ def test_a_checkpoint_from_before_a_setting_existed_loads(whole, tmp_path):
     path = interrupted(tmp_path / "run")
 
     def older(content):
-        del content["config"]["optimizer"]["polar"]["keep"]
+        for setting in ("keep", "rest"):
+            del content["config"]["optimizer"]["polar"][setting]
         return content
 
     rewrite(path, older)

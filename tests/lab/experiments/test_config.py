@@ -555,6 +555,33 @@ def test_a_run_may_sketch_fast(name, sketch, power, keep):
     assert polar.inner == ps.NewtonSchulz(4, "polar-express-sketch")
 
 
+@pytest.mark.parametrize("rest", ["dropped", "scaled", "jointly"])
+def test_a_run_may_keep_the_rest_of_its_sketch(rest):
+    plain = resolve("nanogpt-toy", "rand-muon")
+    config = apply_axis(plain, "rest", rest)
+    with torch.device("meta"):
+        model = GPT(config.model)
+    optimizer = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer
+    head = build_polar(plain.optimizer.polar, plain.benchmark)
+    polar = optimizer.param_groups[0]["polar"]
+    if rest == "dropped":
+        assert polar == head
+        return
+    assert (polar.head, polar.full, polar.jointly) == (head, head.inner, True)
+    assert (polar.rest is None) == (rest == "scaled")
+    more = sum(polar.flops(m, n) - head.flops(m, n) for m, n in model.matrix_shapes())
+    spent = optimizer_gflops(model, config) - optimizer_gflops(model, plain)
+    assert spent == pytest.approx(more / 1e9)
+    assert more > 0
+
+
+def test_there_is_no_rest_in_full_space():
+    with pytest.raises(ConfigError, match=r"rest=scaled: expected dropped with .*set a rank"):
+        resolve("nanogpt-toy", "muon", overrides={"optimizer.polar.rest": "scaled"})
+    with pytest.raises(ConfigError, match="muon does not sketch"):
+        apply_axis(resolve("nanogpt-toy", "muon"), "rest", "scaled")
+
+
 def test_the_flops_of_a_run_are_those_of_its_sketch():
     """Also where the sketch is not the method's own."""
 

@@ -60,7 +60,8 @@ def test_an_older_record_has_the_default_of_a_newer_setting(tmp_path):
     """It is the same run: it stands in one row with today's, and one may go on with it."""
     today = resolve("nanogpt-toy", "rand-muon").to_dict()
     older = copy.deepcopy(today)
-    del older["optimizer"]["polar"]["keep"]
+    for setting in ("keep", "rest"):
+        del older["optimizer"]["polar"][setting]
     identity(config=older).save(tmp_path)
     assert RunIdentity.load(tmp_path).config == today
 

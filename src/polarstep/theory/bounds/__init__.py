@@ -1,6 +1,7 @@
 """Every bound of the paper as a function: for polar maps, batch noise and convergence.
 
-:func:`kept_basis_gamma`, about a basis that is used for several steps, is not in the paper.
+:func:`kept_basis_gamma`, about a basis that is used for several steps, is not in the paper, and neither
+are the bounds of :mod:`polarstep.theory.bounds.deflated`, about maps that keep the rest of their sketch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ from polarstep.theory.bounds.convergence import (
     smallest_batch,
     universal_bound,
 )
+from polarstep.theory.bounds.deflated import (
+    certified_deflated_gamma,
+    deflated_nu,
+    expected_deflated_gamma,
+    ideal_deflated_gamma,
+    subspace_norm_floor,
+)
 from polarstep.theory.bounds.polar import (
     SketchBound,
     captured_energy_bound,
@@ -42,8 +50,12 @@ __all__ = [
     "batch_threshold",
     "captured_energy_bound",
     "captured_energy_of_sketch",
+    "certified_deflated_gamma",
+    "deflated_nu",
     "exact_polar_bound",
+    "expected_deflated_gamma",
     "hilbert_constant",
+    "ideal_deflated_gamma",
     "inexact_polar_bound",
     "initial_bias_bound",
     "kept_basis_gamma",
@@ -52,5 +64,6 @@ __all__ = [
     "randomized_polar_bound",
     "rho",
     "smallest_batch",
+    "subspace_norm_floor",
     "universal_bound",
 ]

@@ -1,0 +1,181 @@
+"""Deflated maps in the optimizer: what they carry, and momentum that makes δ hard to estimate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.resuming import gone_on_beside
+from tests.solvers import CUBIC_THEN_QUINTIC
+from tests.spectra import gaussian
+from torch import Tensor, nn
+
+import polarstep as ps
+from polarstep import rng
+
+INNER = ps.NewtonSchulz(4, "polar-express-sketch")
+FRESH = ps.LowRank(12, 4, inner=INNER, always_sketch=True)
+HEADS = {
+    "fresh": FRESH,
+    "no power": replace(FRESH, power=0),
+    "warm": replace(FRESH, sketch=ps.Warm()),
+    "kept": replace(FRESH, power=0, keep=4),
+}
+STEPS: dict[str, tuple[ps.NewtonSchulz | None, bool]] = {
+    "scaled": (None, True),
+    "jointly": (ps.NewtonSchulz(2, CUBIC_THEN_QUINTIC), True),
+    "apart": (ps.NewtonSchulz(2, "jordan"), False),
+}
+MAPS = {
+    f"{head} {steps}": ps.Deflated(HEADS[head], *STEPS[steps]) for head in HEADS for steps in STEPS
+}
+SHAPES = [(40, 56), (56, 40), (2, 40, 48), (44, 44)]  # the rest has more than 16 directions
+
+over_maps = pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
+
+
+def parameters(dtype=torch.float32):
+    return [nn.Parameter(gaussian(*shape, seed=i).to(dtype)) for i, shape in enumerate(SHAPES)]
+
+
+def set_gradients(params, step):
+    for i, p in enumerate(params):
+        p.grad = gaussian(*p.shape, seed=10 * step + i).to(p.dtype)
+
+
+def started(polar, steps=0, **options):
+    params = parameters()
+    optimizer = ps.Muon(params, lr=0.1, polar=polar, seed=3, **options)
+    for step in range(steps):
+        set_gradients(params, step)
+        optimizer.step()
+    return params, optimizer
+
+
+@over_maps
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_trains(polar, dtype):
+    """Towards a target matrix, whose distance in the nuclear norm falls by lr·min(m, n) a step."""
+    target = gaussian(32, 48, seed=1).to(dtype)
+    p = nn.Parameter(torch.zeros(32, 48, dtype=dtype))
+    optimizer = ps.Muon([p], lr=0.5, momentum=0.5, lr_scale="none", polar=polar)
+    losses = []
+    for _ in range(12):
+        loss = (p - target).float().square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.35 * losses[0]
+
+
+@over_maps
+@pytest.mark.parametrize("steps", [1, 5, 6])
+def test_a_run_resumes_bit_for_bit(polar, steps):
+    params, optimizer = started(polar, steps)
+    options = {"lr": 0.1, "polar": polar, "seed": 3}
+    copies = gone_on_beside(
+        params, optimizer, lambda these: these, set_gradients, range(steps, steps + 3), **options
+    )
+    assert all(map(torch.equal, params, copies))
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [("fresh", {"rest"}), ("warm", {"rest", "basis"}), ("kept", {"rest", "kept"})],
+)
+def test_the_state_is_the_vectors_and_what_the_head_carries(head, names):
+    params, optimizer = started(MAPS[f"{head} scaled"], 2)
+    for p in params:
+        state, (m, n) = optimizer.state[p], p.shape[-2:]
+        assert names <= state.keys()
+        assert not {"rest", "basis", "kept"} - names & state.keys()
+        assert state["rest"].shape == (p.numel() // (m * n), 16, max(m, n))
+
+
+def test_the_carried_vectors_count():
+    """A run that has lost them goes on with another δ."""
+    params, optimizer = started(MAPS["fresh scaled"], 3)
+    others, forgetful = started(MAPS["fresh scaled"], 3)
+    for p in others:
+        del forgetful.state[p]["rest"]
+    for these, each in ((params, optimizer), (others, forgetful)):
+        set_gradients(these, 3)
+        each.step()
+    assert not any(map(torch.equal, params, others))
+
+
+@over_maps
+def test_a_parameter_that_is_skipped_keeps_all_it_has(polar):
+    params, optimizer = started(polar, 4, nonfinite="skip")
+    before = copy.deepcopy([(p.detach(), dict(optimizer.state[p])) for p in params])
+    set_gradients(params, 4)
+    params[0].grad[0, 0] = float("nan")
+    optimizer.step()
+    for i, (p, (weights, state)) in enumerate(zip(params, before, strict=True)):
+        assert torch.equal(p, weights) == (i == 0)
+        assert torch.equal(optimizer.state[p]["rest"], state["rest"]) == (i == 0)
+    assert all(torch.equal(optimizer.state[params[0]][k], v) for k, v in before[0][1].items())
+
+
+def zero_then_rank_one(m: int, n: int) -> Iterator[Tensor]:
+    """Zero at first, as for a zero-initialized projection, then one direction 1e6 above the noise."""
+    g = rng.generator("rank one", m, n)
+    leading = 1e3 * torch.outer(torch.randn(m, generator=g), torch.randn(n, generator=g))
+    for step in range(12):
+        noise = 1e-3 * torch.randn(m, n, generator=g)
+        yield torch.zeros(m, n) if step < 3 else leading + (noise if step > 4 else 0)
+
+
+def drifting(m: int, n: int) -> Iterator[Tensor]:
+    """Rank one and a little noise; both vectors change by half of their length at every step."""
+    g = rng.generator("drifting", m, n)
+    u, v = torch.randn(m, generator=g), torch.randn(n, generator=g)
+    for _ in range(24):
+        u = u + 0.5 * torch.randn(m, generator=g)
+        v = v + 0.5 * torch.randn(n, generator=g)
+        yield torch.outer(u, v) + 1e-3 * torch.randn(m, n, generator=g)
+
+
+def new_directions(m: int, n: int) -> Iterator[Tensor]:
+    """Every third step another leading direction, of a size between 1e-3 and 1e3."""
+    g = rng.generator("new", m, n)
+    for step in range(18):
+        if step % 3 == 0:
+            size = 10 ** (6 * torch.rand(1, generator=g) - 3)
+            leading = size * torch.outer(torch.randn(m, generator=g), torch.randn(n, generator=g))
+        yield leading + 0.1 * torch.randn(m, n, generator=g)
+
+
+def single_entries(m: int, n: int) -> Iterator[Tensor]:
+    """Every step one large entry elsewhere, and noise."""
+    g = rng.generator("entries", m, n)
+    for _ in range(18):
+        G = 1e-2 * torch.randn(m, n, generator=g)
+        i, j = (int(torch.randint(size, (1,), generator=g)) for size in (m, n))
+        G[i, j] += 10 ** (4 * float(torch.rand(1, generator=g)))
+        yield G
+
+
+@over_maps
+@pytest.mark.parametrize(
+    "gradients", [zero_then_rank_one, drifting, new_directions, single_entries]
+)
+@pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
+def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
+    """With one round for δ, ``drifting`` gives ‖T‖_op = 2e7 at 128×128, for a fresh head apart."""
+    p = nn.Parameter(torch.zeros(shape))
+    optimizer = ps.Muon([p], lr=0.1, momentum=0.85, nesterov=False, polar=polar)
+    norms = []
+    optimizer.register_polar_hook(
+        lambda bucket: norms.append(torch.linalg.matrix_norm(bucket.T.double(), 2).max())
+    )
+    for G in gradients(*shape):
+        p.grad = G
+        optimizer.step()
+    assert bool(p.isfinite().all())
+    assert len(norms) > 10
+    assert max(norms) <= 3
