@@ -107,7 +107,7 @@ def check_options(group: Group) -> None:
     algorithm = group["algorithm"]
     _check_algorithm(algorithm)
     _check_lr(group["lr"])
-    if isinstance(group["lr"], Real) and -ROUNDING <= group["lr"] < 0:
+    if not isinstance(group["lr"], Tensor) and -ROUNDING <= group["lr"] < 0:
         group["lr"] = 0.0
     if group["nonfinite"] not in NONFINITE:
         raise ValueError(
