@@ -19,7 +19,8 @@ __all__ = ["Deflated"]
 # Steps of subspace iteration for δ. A leading direction that is new in R may be unknown to the carried
 # vectors, with fresh sketches too. On momentum of rank one that drifts, one round gave a δ down to
 # 0.6‖R‖_op at 256×512, which is less than the polynomials tolerate. Two rounds gave ‖R‖_op or more
-# in all such sequences. The second costs 9% of the FLOPs of a map that scales its rest, 1% of one with steps.
+# in all such sequences. The second costs 9% of the FLOPs of a map that scales its rest, 1% of one with
+# steps.
 ROUNDS = 2
 
 
