@@ -165,10 +165,10 @@ def rest_norm(
     of 1.1 as soon as half of r is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, the error that every form
     tolerates, from κ ≥ 0.065 on. Vectors that know nothing of R have κ ≈ b/n. That is the worst case
     over all spectra. On momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1,
-    δ/‖R‖_op was from 0.91 to 1.20 with a mean of 1.10, from the first step on (with FRESH = 2⁻⁵; on
-    rank-one momentum that drifts, 0.3 came of that). A single warm vector
-    sees half of ‖R‖_op at times there, because the directions that a sketch misses change with every
-    sketch.
+    δ/‖R‖_op was from 0.91 to 1.20 with a mean of 1.10, from the first step on (with FRESH = 2⁻⁵). A
+    single warm vector sees half of ‖R‖_op at times there, because the directions that a sketch misses
+    change with every sketch. On momentum of rank one that drifts they change so much that FRESH = 2⁻⁵
+    and one round gave 0.3.
 
     Args:
         M: (batch, m, n) with m ≤ n.
