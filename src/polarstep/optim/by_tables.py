@@ -233,6 +233,6 @@ class TableBucket:
             return
         common = set.intersection(*map(set, known))
         parts = [Carry({k: carry[k] for k in carry if k in common}) for carry in known]
-        self._carry, self._parts = Carry.joined(parts).to(self.dtype), []
+        self._carry, self._parts = Carry.joined(parts), []
         if len(parts) == 1:  # a graph must not share memory with the state
             self._carry = Carry({k: t.clone() for k, t in self._carry.items()})

@@ -171,7 +171,7 @@ def gathered(
     buckets: dict[tuple[Signature, bool], list[Member]] = {}
     for work in works:
         for index, p in enumerate(work.params):
-            if select(work, index):
+            if p.numel() > 0 and select(work, index):
                 for signature, member in members_of(work, index, state):
                     # by_tensors handles momentum and skipping per parameter, not per bucket.
                     signature = replace(signature, nesterov=True, skips_nonfinite=False)
