@@ -38,8 +38,8 @@ __all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap"]
 class Carry(dict[str, Tensor]):
     """The tensors that a step leaves for the next, by name; their first dimension is the batch.
 
-    They are best in the precision of M: a fused step rounds tensors to it when it reads them back
-    from the optimizer's state. A map without state leaves an empty carry.
+    A checkpoint has them in the parameter's precision, to which torch casts what it loads; a step must
+    take them in any precision.
     """
 
     @staticmethod
