@@ -140,7 +140,7 @@ def test_schedulers(name, tensor_lr):
     for _ in range(6):
         for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
             other["lr"] = float(group["lr"])
-            if "momentum" in other:
+            if "momentum" in group:  # in AdamW's groups too, where it is β₁
                 other["momentum"] = group["momentum"]
         seen.append([float(group["lr"]) for group in optimizer.param_groups])
         train(net, optimizer, 1)

@@ -76,7 +76,8 @@ def test_directions_are_found_in_bfloat16_where_a_cpu_has_tiles(monkeypatch):
 def test_tiles_are_for_the_library_that_uses_them(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
     available = torch.backends.mkldnn.is_available()
-    assert has_tiles() == available
+    with torch.backends.mkldnn.flags(enabled=True):
+        assert has_tiles() == available
     with torch.backends.mkldnn.flags(enabled=False):
         assert not has_tiles()
     monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
