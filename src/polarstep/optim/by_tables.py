@@ -19,8 +19,8 @@ from polarstep import kernels, products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import MatrixView
 from polarstep.optim import step
-from polarstep.optim.carried import entry, recalled
-from polarstep.optim.collect import Member, Signature, State
+from polarstep.optim.carried import entry
+from polarstep.optim.collect import Member, Signature, State, all_recalled
 from polarstep.optim.groups import Group, view_of
 from polarstep.polar import Carry, Draw, Polar
 
@@ -222,17 +222,7 @@ class TableBucket:
 
     def _recall(self, members: list[Member], state: State) -> None:
         """Read the carry from the optimizer's state, unless it is in place already."""
-        its = self.signature
-        found = [
-            recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)
-            for member in members
-        ]
-        known = [carry for carry in found if carry is not None]
+        known = all_recalled(self.signature, members, state)
         ours = [id(tensor) for part in self._parts for tensor in part.values()]
-        if ours and ours == [id(tensor) for carry in known for tensor in carry.values()]:
-            return
-        common = set.intersection(*map(set, known))
-        parts = [Carry({k: carry[k] for k in carry if k in common}) for carry in known]
-        self._carry, self._parts = Carry.joined(parts), []
-        if len(parts) == 1:  # a graph must not share memory with the state
-            self._carry = Carry({k: t.clone() for k, t in self._carry.items()})
+        if not ours or ours != [id(tensor) for carry in known for tensor in carry.values()]:
+            self._carry, self._parts = Carry.joined(known), []

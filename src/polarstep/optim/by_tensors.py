@@ -14,8 +14,8 @@ from torch import Tensor
 
 from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.optim.carried import recalled, remember
-from polarstep.optim.collect import Member, Signature, State, Work, gathered, in_parts
+from polarstep.optim.carried import remember
+from polarstep.optim.collect import Member, Signature, State, Work, all_recalled, gathered, in_parts
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
@@ -90,20 +90,8 @@ class PlainStep:
 
 
 def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
-    """The last step's carry for a bucket, copied so that the step may overwrite it."""
-    if not signature.resumed:
-        return Carry()
-    its = signature
-    found = [
-        recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)
-        for member in members
-    ]
-    known = [carry for carry in found if carry is not None]
-    common = set.intersection(*map(set, known))
-    joined = Carry.joined([Carry({k: carry[k] for k in carry if k in common}) for carry in known])
-    if len(known) == 1:
-        joined = Carry({name: tensor.clone() for name, tensor in joined.items()})
-    return joined
+    """What the last step left for the matrices of a bucket, as a copy that the step may write to."""
+    return Carry.joined(all_recalled(signature, members, state)) if signature.resumed else Carry()
 
 
 def _finite_flags(members: list[Member]) -> Tensor | None:
@@ -249,12 +237,10 @@ class Tensors:
 
     def __init__(self, members: list[Member], state: State, targets: dict[int, _Target]) -> None:
         self._members = members
-        self._targets = [
-            targets.setdefault(id(m.param), _Target(m.work, m.index, state))
-            if id(m.param) not in targets
-            else targets[id(m.param)]
-            for m in members
-        ]
+        for member in members:
+            if id(member.param) not in targets:
+                targets[id(member.param)] = _Target(member.work, member.index, state)
+        self._targets = [targets[id(member.param)] for member in members]
         self._counts = [member.count for member in members]
 
     def momentum(self) -> Tensor:

@@ -17,10 +17,20 @@ from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
 from polarstep.optim.groups import Group, check_options, named_params, view_of
 from polarstep.optim.transforms import followed
-from polarstep.polar import PolarMap
+from polarstep.polar import Carry, PolarMap
 from polarstep.sharded import is_sharded, placed_like
 
-__all__ = ["Member", "Signature", "State", "Work", "collect", "in_parts", "members_of"]
+__all__ = [
+    "Member",
+    "Signature",
+    "State",
+    "Work",
+    "all_recalled",
+    "collect",
+    "gathered",
+    "in_parts",
+    "members_of",
+]
 
 # The type of torch's Optimizer.state: a dict for each parameter.
 State = dict[Tensor, dict[str, Any]]
@@ -162,6 +172,16 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
             resumed=recalled(state.get(p, {}), block, polar, count, m, n) is not None,
         )
         yield signature, Member(work, index, block)
+
+
+def all_recalled(signature: Signature, members: Iterable[Member], state: State) -> list[Carry]:
+    """What the last step left for each member of a bucket that goes on from it."""
+    its = signature
+    found = (
+        recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)
+        for member in members
+    )
+    return [carry for carry in found if carry is not None]
 
 
 def gathered(

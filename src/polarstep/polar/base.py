@@ -44,10 +44,9 @@ class Carry(dict[str, Tensor]):
 
     @staticmethod
     def joined(parts: Sequence[Carry]) -> Carry:
-        """The carries ``parts``, which have the same names, as one carry for all their matrices."""
-        if len(parts) == 1:
-            return parts[0]
-        return Carry({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        """A copy of ``parts`` as one carry for all their matrices, with the names that all have."""
+        names = [name for name in parts[0] if all(name in part for part in parts)]
+        return Carry({name: torch.cat([part[name] for part in parts]) for name in names})
 
     def split(self, counts: list[int]) -> list[Carry]:
         """A carry for each run of ``counts`` matrices."""
