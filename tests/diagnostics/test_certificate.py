@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.solvers import factored
+from tests.solvers import factored, over_solvers
 from tests.spectra import SPECTRA, matrix
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -184,3 +184,15 @@ def test_captured_energy_is_that_of_the_basis(m, n, power):
     assert float(measures.captured_energy(M, T)) == pytest.approx(float(expected), abs=1e-8)
     assert float(measures.captured_energy(M, ps.NewtonSchulz(5)(M))) == pytest.approx(1)
     assert float(measures.captured_energy(0 * M, 0 * M)) == 1
+
+
+@over_solvers()
+@pytest.mark.parametrize("shape", [(2, 12, 20), (20, 12)], ids=str)
+def test_certified_is_what_the_map_gives_bit_for_bit_and_bounds_it(solver, shape):
+    """Over the table of all maps: those with state as one step from nothing."""
+    M = torch.randn(shape, generator=rng.generator("table")).to(torch.float32)
+    T, cheap = certified(solver.map, M, generator=rng.generator("numbers"))
+    assert torch.equal(T, solver.map(M, generator=rng.generator("numbers")))
+    exact = certify(M, T)
+    assert (cheap.gamma >= exact.gamma - 1e-6).all()
+    assert (cheap.nu >= exact.nu - 1e-6).all()

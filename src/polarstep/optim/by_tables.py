@@ -143,7 +143,8 @@ class TableBucket:
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
         if not its.resumed:
             # What is here belongs to parameters that had their first step in this bucket before.
-            self._carry, self._parts = Carry(), []
+            first = its.polar.init(self.count, its.m, its.n, its.device, self.dtype)
+            self._carry, self._parts = first, []
         elif recalls:
             self._recall(members, state)
 

@@ -91,7 +91,10 @@ class PlainStep:
 
 def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
     """What the last step left for the matrices of a bucket, as a copy that the step may write to."""
-    return Carry.joined(all_recalled(signature, members, state)) if signature.resumed else Carry()
+    its = signature
+    if its.resumed:
+        return Carry.joined(all_recalled(its, members, state))
+    return its.polar.init(sum(m.count for m in members), its.m, its.n, its.device, its.dtype)
 
 
 def _finite_flags(members: list[Member]) -> Tensor | None:

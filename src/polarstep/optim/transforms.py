@@ -125,6 +125,10 @@ class _Followed(PolarMap):
         """The names that map and transform carry."""
         return (*self.polar.carries, *self.transform.carries)
 
+    def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
+        """What the map begins with."""
+        return self.polar.init(batch, m, n, device, dtype)
+
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether map and transform can both continue from ``carry``."""
         ours = all(name in carry for name in self.transform.carries)

@@ -194,6 +194,10 @@ class PolarMap(ABC):
         """The map that runs on m×n matrices on ``device``: this map, or a cheaper one."""
         return self
 
+    def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
+        """The carry that the first step of ``batch`` matrices is given: an empty one, as a rule."""
+        return Carry()
+
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether a step on m×n matrices can continue from ``carry``, perhaps another map's."""
         return not self.carries
@@ -257,7 +261,8 @@ class PolarMap(ABC):
             numbers = polar.numbers_for(X, generator)
         if not products.of(M.device).looks_for_free and polar.ignores_scale:
             X, _ = unit_scaled(X)  # squares of very small and very large entries leave float32
-        return polar.step(X, Carry(), Draw(numbers))[0]
+        carry = polar.init(len(X), m, n, X.device, X.dtype)
+        return polar.step(X, carry, Draw(numbers))[0]
 
     def numbers_for(self, M: Tensor, generator: torch.Generator) -> Tensor:
         """The random numbers for ``M``, on its device and in at least its precision."""

@@ -95,6 +95,10 @@ class Deflated(PolarMap):
         """What the head carries, and the vectors that δ is estimated from."""
         return (*self.head.carries, "rest")
 
+    def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
+        """What the head begins with."""
+        return self.head.init(batch, m, n, device, dtype)
+
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Where vectors for the long side are there, and what the head needs."""
         shape = (min(deflation.VECTORS, m, n), max(m, n))
