@@ -54,8 +54,19 @@ def maps_of(page: dict[str, Any]) -> dict[str, ps.PolarMap]:
 MAPS = ["map", "map with state", "sketch", "finder"]
 
 
+def test_the_transform_clips(page: dict[str, Any]) -> None:
+    W = Parameter(torch.zeros(8, 12, dtype=torch.float64))
+    optimizer = ps.Muon([W], lr=1.0, lr_scale="none", transform=page["Clipped"](1.0))
+    W.grad = gaussian(8, 12)
+    optimizer.step()
+    T = ps.NewtonSchulz(5, "polar-express")(1.95 * W.grad)
+    rms = T.square().mean().sqrt()
+    torch.testing.assert_close(W.detach(), -T.clamp(-rms, rms))
+    assert not torch.equal(W.detach(), -T)
+
+
 def test_there_is_an_example_of_each_kind() -> None:
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8
 
 
 @pytest.mark.parametrize("name", MAPS)
