@@ -133,10 +133,8 @@ class TableBucket:
             ]
             stacked = torch.stack(flags).to(torch.float32)
             self._finite = stacked if self._finite is None else self._finite.copy_(stacked)
-        # A graph repeats the captured step, so the step must draw its own numbers at every replay.
-        numbers = its.polar.numbers_at(at, resumed=its.resumed and not in_a_graph())
-        rest = (at,) if numbers is None else numbers
-        self.draws, self.key = numbers is not None, (its.seed, f"{its.m}x{its.n}", *rest)
+        numbers, self.key = its.drawn_at(at)
+        self.draws = numbers is not None
         if self.draws and self.key != self._drawn:
             self._drawn = self.key
             generator = rng.generator(*self.key, device=its.device)

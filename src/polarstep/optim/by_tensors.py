@@ -52,11 +52,7 @@ class PlainStep:
             if sharded or signature.device.type == "cpu":
                 largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
                 parts = in_parts(members, lambda member: member.count, largest // nbytes)
-            # A graph repeats the captured step, so the step must draw its numbers at every replay.
-            numbers = signature.polar.numbers_at(
-                signature.step, resumed=signature.resumed and not in_a_graph()
-            )
-            key = signature.generator_key(numbers)
+            numbers, key = signature.drawn_at(signature.step)
             drawn: Tensor | None = None
             for part in parts:
                 matrices = Tensors(part, state, targets)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
 from polarstep.optim.groups import Group, check_options, named_params, view_of
@@ -65,10 +66,15 @@ class Signature:
     skips_nonfinite: bool
     resumed: bool  # whether the map continues from the last step's carry
 
-    def generator_key(self, numbers: tuple[int, ...] | None) -> tuple[int | str, ...]:
-        """The key of the random generator, so that a resumed run draws the same numbers."""
-        rest = (self.step,) if numbers is None else numbers
-        return (self.seed, f"{self.m}x{self.n}", *rest)
+    def drawn_at(self, step: int) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
+        """What the numbers of ``step`` depend on, ``None`` if it needs none, and their generator's key.
+
+        The key is a function of seed, shape and step, so that a resumed run draws the same numbers. A
+        graph repeats the captured step, so the step must draw its own numbers at every replay.
+        """
+        numbers = self.polar.numbers_at(step, resumed=self.resumed and not in_a_graph())
+        rest = (step,) if numbers is None else numbers
+        return numbers, (self.seed, f"{self.m}x{self.n}", *rest)
 
 
 @dataclass(frozen=True)
