@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from tests.mutants.child import in_child, pytest_options
 __all__ = ["Map", "map_of"]
 
 CACHE = Path("build/mutants")
+# pytest takes seconds to collect a test with hundreds of parameters.
+FEW_PARAMETERS, AT_FIRST = 40, 30
 
 
 @dataclass(frozen=True)
@@ -27,17 +31,21 @@ class Map:
     lines: dict[str, dict[str, list[str]]]  # tests by file and line number
     started_processes: list[str]  # tests of which a part runs in other processes
 
-    def tests_for(self, file: str, line: int) -> list[str]:
-        """The tests that run the line, quickest first, in turn from every test function.
+    def tests_for(self, file: str, line: int, most: int) -> list[list[str]]:
+        """The tests that run the line, at most ``most``: a few that start quickly, then the others.
 
-        A line that runs when its module is imported belongs to every test of the file. A line that no
+        Both parts take the quickest test of every function first, then the second of each. A line that runs when its module is imported belongs to every test of the file. A line that no
         test runs in its own process may be run by the tests that start processes.
         """
         of_file = self.lines.get(file, {})
         tests = of_file.get(str(line)) or []
         if not tests and str(line) in self.lines.get("", {}).get(file, []):
             tests = sorted({test for each in of_file.values() for test in each})
-        return _in_turn(tests or self.started_processes, self.seconds)
+        tests = _in_turn(tests or self.started_processes, self.seconds)[:most]
+        sizes = Counter(test.split("[")[0] for test in self.seconds)
+        small = [test for test in tests if sizes[test.split("[")[0]] <= FEW_PARAMETERS][:AT_FIRST]
+        chosen = set(small)
+        return [part for part in (small, [t for t in tests if t not in chosen]) if part]
 
 
 def _in_turn(tests: list[str], seconds: dict[str, float]) -> list[str]:
@@ -50,29 +58,28 @@ def _in_turn(tests: list[str], seconds: dict[str, float]) -> list[str]:
     return [test for *_, test in sorted(turns)]
 
 
-def map_of(tests: list[Path], package: Path) -> Map:
-    """The map of some tests, from an earlier run if neither tests nor package have changed since."""
+def map_of(tests: Path, package: Path) -> Map:
+    """The map of a folder of tests, from an earlier run if nothing that it depends on has changed."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted([*package.rglob("*.py"), *Path("tests").rglob("*.py")]):
-        if "mutants" not in path.parts and "fuzz" not in path.parts:
-            digest.update(str(path).encode() + path.read_bytes())
-    name = "-".join(path.stem for path in tests)
-    cached = CACHE / f"{name}-{digest.hexdigest()}.json"
+    own = tests.rglob("*.py") if tests.is_dir() else [tests]
+    for path in sorted([*package.rglob("*.py"), *Path("tests").glob("*.py"), *own]):
+        digest.update(str(path).encode() + path.read_bytes())
+    cached = CACHE / f"{tests.stem}-{digest.hexdigest()}.json"
     if not cached.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         status = in_child(lambda: _record(tests, package, cached), quiet=False)
         if status != 0:
-            raise SystemExit(f"the tests of {name} fail without any mutant: exit status {status}")
+            raise SystemExit(f"{tests} fails without any mutant: exit status {status}")
     return Map(**json.loads(cached.read_text()))
 
 
-def _record(tests: list[Path], package: Path, to: Path) -> int:
+def _record(tests: Path, package: Path, to: Path) -> int:
     from coverage import Coverage
 
     measured = Coverage(data_file=None, source=[str(package)], config_file=False)
     recorder = _Recorder(measured)
     measured.start()
-    status = pytest.main([*pytest_options(), *map(str, tests)], plugins=[recorder])
+    status = pytest.main([*pytest_options(), str(tests)], plugins=[recorder])
     measured.stop()
     data = measured.get_data()
     lines: dict[str, Any] = {"": {}}
@@ -100,8 +107,6 @@ class _Recorder:
         self._now = ""
         self.seconds: dict[str, float] = {}
         self.started_processes: set[str] = set()
-        import sys
-
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, _: Any) -> None:

@@ -36,6 +36,8 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.Mult,
     ast.Pow: ast.Mult,
 }
+# Functions of which the order of arguments does not matter.
+SYMMETRIC = {"min", "max", "minimum", "maximum", "promote_types", "gcd"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[Change]:
         case ast.If() | ast.IfExp() | ast.While():
             yield lambda n: _with(n, test=ast.UnaryOp(ast.Not(), n.test))  # type: ignore[attr-defined]
         case ast.Call(args=[first, second, *_]) if ast.dump(first) != ast.dump(second):
-            if not any(isinstance(each, ast.Starred) for each in (first, second)):
+            starred = any(isinstance(each, ast.Starred) for each in (first, second))
+            if not starred and ast.unparse(node.func).split(".")[-1] not in SYMMETRIC:
                 yield _swap_arguments
         case ast.Expr(value=ast.Call()) | ast.Raise() | ast.Delete() | ast.Continue() | ast.Break():
             yield lambda n: ast.copy_location(ast.Pass(), n)
