@@ -36,7 +36,9 @@ def continues_otherwise(configuration: Configuration) -> list[tuple[str, str]]:
             other.step(step)
         for what, left, right in _parts(whole, other):
             if not _are_the_same(left, right):
-                found.append((f"{way} goes on alike", f"{what} differs after {configuration.steps} steps"))
+                found.append(
+                    (f"{way} goes on alike", f"{what} differs after {configuration.steps} steps")
+                )
                 break
     return found
 
@@ -94,7 +96,11 @@ def _parts(a: Run, b: Run):
 def _are_the_same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         same = a.dtype == b.dtype and a.shape == b.shape
-        return same and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+        return (
+            same
+            and torch.equal(a.isnan(), b.isnan())
+            and torch.equal(a.nan_to_num(), b.nan_to_num())
+        )
     return bool(a == b)
 
 

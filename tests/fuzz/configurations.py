@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from polarstep import Exact, LowRank, Muon, NewtonSchulz, NormalizedRows, rng
 
-__all__ = ["Configuration", "Group", "Parameter", "Run", "differences", "random_configuration", "tried"]
+__all__ = [
+    "Configuration",
+    "Group",
+    "Parameter",
+    "Run",
+    "differences",
+    "random_configuration",
+    "tried",
+]
 
 EVENTS = ("normal",) * 12 + ("none", "none", "zero", "nan", "inf")
 # Differences from the reference, in units of the learning rate.
@@ -104,7 +112,9 @@ class Run:
 
 def _values(configuration: Configuration, index: int, shape: Any, *key: int | str) -> Tensor:
     generator = rng.generator("fuzz", configuration.seed, index, *key)
-    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(configuration.dtype)
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(
+        configuration.dtype
+    )
 
 
 def _laid_out(parameter: Parameter, X: Tensor) -> Tensor:
@@ -157,7 +167,11 @@ def random_configuration(choose: Choices, dtypes: tuple[torch.dtype, ...]) -> Co
     steps = choose.random.randint(1, 6)
     shapes = [_shape(choose) for _ in range(choose.random.randint(1, 3))]
     groups = tuple(_group(choose, shapes, steps) for _ in range(choose.random.randint(1, 3)))
-    factors = tuple(choose.one_of(1.0, 1.0, 0.5, 0.0) for _ in range(steps)) if choose.whether(0.3) else ()
+    factors = (
+        tuple(choose.one_of(1.0, 1.0, 0.5, 0.0) for _ in range(steps))
+        if choose.whether(0.3)
+        else ()
+    )
     return Configuration(
         groups, choose.one_of(*dtypes), steps, choose.random.randrange(2**31), factors
     )
@@ -180,7 +194,9 @@ def _group(choose: Choices, shapes: list[tuple[int, ...]], steps: int) -> Group:
         if choose.whether(0.2) and _rows(chosen, options) is not None:
             options["split_sizes"] = _split(choose, _rows(chosen, options))
     elif algorithm == "sgd":
-        options |= choose.one_of({"momentum": 0.0, "nesterov": False}, {"momentum": 0.9}, {"nesterov": False})
+        options |= choose.one_of(
+            {"momentum": 0.0, "nesterov": False}, {"momentum": 0.9}, {"nesterov": False}
+        )
     if choose.whether(0.4):
         options["weight_decay"] = choose.one_of(0.1, 1.0)
     options["nonfinite"] = choose.one_of("propagate", "skip")

@@ -7,16 +7,18 @@ a sketched map may return anything up to its norm, and such directions weigh not
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from tests.fuzz.maps import facts_of, reference, works_in
-from tests.fuzz.matrices import LAYOUTS, SCALES, laid_out
+from tests.fuzz.cases import Choices, Outcome, Violation
+from tests.fuzz.maps import facts_of, largest_norm, random_map, reference, works_in
+from tests.fuzz.matrices import LAYOUTS, SCALES, laid_out, random_batch
+from tests.fuzz.shrink import smallest
 from torch import Tensor
 
 from polarstep import Deflated, Exact, LowRank, NewtonSchulz, PolarMap, rng
 
-__all__ = ["Broken", "broken_promises"]
+__all__ = ["Broken", "broken_promises", "tried"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ def _broken(polar: PolarMap, M: Tensor, scale: int, layout: str, key: int) -> It
     before, state = M.clone(), torch.get_rng_state()
     T = mapped(M)
     if (T.shape, T.dtype, T.device) != (M.shape, M.dtype, M.device):
-        yield Broken("shape and dtype", 0, f"{tuple(T.shape)} {T.dtype} of {tuple(M.shape)} {M.dtype}")
+        yield Broken(
+            "shape and dtype", 0, f"{tuple(T.shape)} {T.dtype} of {tuple(M.shape)} {M.dtype}"
+        )
         return
     if not torch.equal(M, before) or T.data_ptr() == M.data_ptr():
         yield Broken("the input stays as it is", 0, "it was changed, or T is M itself")
@@ -80,7 +84,9 @@ def _broken(polar: PolarMap, M: Tensor, scale: int, layout: str, key: int) -> It
     if not finite.all():
         return
     yield from _where(
-        (M == 0).flatten(1).all(1) & (T != 0).flatten(1).any(1), "T(0) = 0", lambda i: "T is not zero"
+        (M == 0).flatten(1).all(1) & (T != 0).flatten(1).any(1),
+        "T(0) = 0",
+        lambda i: "T is not zero",
     )
     yield from _size_and_direction(polar, M, T)
     yield from _invariance(polar, M, T, mapped, scale, layout)
@@ -114,7 +120,9 @@ def _size_and_direction(polar: PolarMap, M: Tensor, T: Tensor) -> Iterator[Broke
         full = (unit * inner).sum((-2, -1)) / torch.where(nuclear > 0, nuclear, 1)
         least = torch.where(captured, full - 2 * rounding.alignment, least)
     yield from _where(
-        along < least, "alignment", lambda i: f"⟨M, T⟩/‖M‖_* is {along[i]:.6g}, at least {least[i]:.6g}"
+        along < least,
+        "alignment",
+        lambda i: f"⟨M, T⟩/‖M‖_* is {along[i]:.6g}, at least {least[i]:.6g}",
     )
     if expected is not None:
         allowed = _allowed(runs, M, unit)
@@ -155,7 +163,9 @@ def _invariance(polar, M, T, mapped, scale, layout) -> Iterator[Broken]:
     broken = _differs("batch = single", T[places], alone, unit[places], rounding[places])
     yield from (Broken(each.promise, places[each.index], each.found) for each in broken)
     repeated = mapped(M[0].expand(3, *M.shape[1:]))
-    broken = _differs("expanded", repeated, T[:1].expand(3, -1, -1), unit[:1].expand(3, -1, -1), rounding[:1])
+    broken = _differs(
+        "expanded", repeated, T[:1].expand(3, -1, -1), unit[:1].expand(3, -1, -1), rounding[:1]
+    )
     yield from (Broken(each.promise, 0, each.found) for each in broken)
 
 
@@ -181,7 +191,9 @@ def _unit(M: Tensor) -> Tensor:
     return M / torch.where(norm > 0, norm, 1)
 
 
-def _differs(promise: str, A: Tensor, B: Tensor, weight: Tensor, allowed: Tensor) -> Iterator[Broken]:
+def _differs(
+    promise: str, A: Tensor, B: Tensor, weight: Tensor, allowed: Tensor
+) -> Iterator[Broken]:
     """Where A and B differ by more than ``allowed``, weighted by unit matrices or by the number one."""
     D = A.double() - B.double()
     if weight.shape[-2:] != (1, 1):
@@ -199,3 +211,86 @@ def _where(flags: Tensor, promise: str, tell) -> Iterator[Broken]:
     if flags.any():
         index = int(flags.nonzero()[0])
         yield Broken(promise, index, tell(index))
+
+
+# --- one case -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A map, matrices, and the other ways in which they are given."""
+
+    polar: PolarMap
+    M: Tensor
+    scale: int
+    layout: str
+    key: int
+
+    def broken(self) -> list[Broken]:
+        """What the map breaks here."""
+        return broken_promises(
+            self.polar, self.M, scale=self.scale, layout=self.layout, key=self.key
+        )
+
+    def program(self) -> str:
+        """A program that shows it."""
+        return (
+            "import torch\n"
+            "from polarstep import *\n"
+            "from polarstep.polar import Warm\n"
+            "from tests.fuzz.contracts import broken_promises\n\n"
+            f"polar = {self.polar!r}\n"
+            f"M = torch.tensor({self.M.tolist()}, dtype={self.M.dtype})\n"
+            f"print(broken_promises(polar, M, scale={self.scale}, layout={self.layout!r}, key={self.key}))"
+        )
+
+
+def tried(choose: Choices) -> Outcome:
+    """One map on one batch."""
+    polar = random_map(choose)
+    batch = random_batch(choose, None if polar.ignores_scale else largest_norm(polar))
+    halves = batch.M.dtype == torch.float16
+    case = Case(
+        polar,
+        batch.M,
+        choose.random.randint(-4, 4) if halves else choose.random.randint(-80, 80),
+        choose.one_of(*LAYOUTS[1:]),
+        choose.random.randrange(100),
+    )
+    outcome = Outcome()
+    outcome.tried["matrices"] += len(batch.M)
+    outcome.tried["maps"] += 1
+    for broken in case.broken():
+        outcome.violations.append(_shrunk(case, broken))
+    return outcome
+
+
+def _shrunk(case: Case, broken: Broken) -> Violation:
+    alone = replace(case, M=case.M[broken.index : broken.index + 1].clone())
+
+    def still(candidate: Case) -> bool:
+        return any(each.promise == broken.promise for each in candidate.broken())
+
+    small = smallest(alone if still(alone) else case, _smaller, still)
+    found = next((b.found for b in small.broken() if b.promise == broken.promise), broken.found)
+    return Violation(broken.promise, found, small.program())
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """Fewer matrices, rows and columns; zeros; numbers of few digits."""
+    M = case.M
+    for dim, size in enumerate(M.shape):
+        for length in sorted({size // 2, size - 1}):
+            if 0 < length < size:
+                yield replace(case, M=M.narrow(dim, 0, length).clone())
+                yield replace(case, M=M.narrow(dim, size - length, length).clone())
+    rounded = (
+        torch.tensor([float(f"{x:.1e}") for x in M.flatten().tolist()]).to(M.dtype).view(M.shape)
+    )
+    if M.numel() <= 200 and not torch.equal(rounded, M):
+        yield replace(case, M=rounded)
+    if M.numel() <= 40:
+        for i in M.flatten().nonzero().flatten().tolist():
+            changed = M.clone()
+            changed.view(-1)[i] = 0
+            yield replace(case, M=changed)

@@ -18,7 +18,7 @@ import polarstep as ps
 from polarstep import Deflated, Exact, LowRank, NewtonSchulz, PolarMap
 from polarstep.polar import Warm, coefficients
 
-__all__ = ["Facts", "facts_of", "random_map", "reference", "works_in"]
+__all__ = ["Facts", "facts_of", "largest_norm", "random_map", "reference", "works_in"]
 
 PAPER = ("cubic", "quintic")
 NAMES = coefficients.names()
@@ -37,7 +37,12 @@ def random_map(choose: Choices) -> PolarMap:
 
 
 def _newton_schulz(choose: Choices) -> NewtonSchulz:
-    custom = ((1.5, -0.5), (1.875, -1.25, 0.375), (2.0, -1.5, 0.5), (35 / 16, -35 / 16, 21 / 16, -5 / 16))
+    custom = (
+        (1.5, -0.5),
+        (1.875, -1.25, 0.375),
+        (2.0, -1.5, 0.5),
+        (35 / 16, -35 / 16, 21 / 16, -5 / 16),
+    )
     rows = tuple(choose.random.choices(custom, k=choose.random.randint(1, 3)))
     return NewtonSchulz(
         choose.random.randint(0, 9),
@@ -54,7 +59,9 @@ def _inner(choose: Choices) -> PolarMap:
 
 
 def _low_rank(choose: Choices) -> LowRank:
-    sketch = choose.one_of(ps.Gaussian(), ps.Gaussian(), ps.Kaczmarz(), Warm(choose.one_of(0.1, 0.01, 1.0)))
+    sketch = choose.one_of(
+        ps.Gaussian(), ps.Gaussian(), ps.Kaczmarz(), Warm(choose.one_of(0.1, 0.01, 1.0))
+    )
     power = choose.one_of(0, 1, 2) if isinstance(sketch, Warm) else choose.one_of(0, 0.5, 1, 1.5, 2)
     return LowRank(
         choose.random.randint(1, 8),
@@ -86,6 +93,14 @@ class Facts:
     largest: float  # ‖T‖_op in exact arithmetic
     slope: float  # p'(0): how much a rounding error of a small singular value may grow
     sensitivity: float  # max x·|p'(x)|: how much a relative error of any may grow
+
+
+def largest_norm(polar: PolarMap) -> float:
+    """The δ of a map that was given a number for it: ‖M‖_op must not exceed it."""
+    inner = polar.inner if isinstance(polar, LowRank) else polar
+    assert isinstance(inner, NewtonSchulz)
+    assert not isinstance(inner.delta, str)
+    return inner.delta
 
 
 def works_in(polar: PolarMap, given: torch.dtype) -> torch.dtype:

@@ -124,12 +124,16 @@ def _one_entry(choose: Choices, count: int, m: int, n: int) -> Tensor:
 
 def _uneven_rows(choose: Choices, count: int, m: int, n: int) -> Tensor:
     """Rows whose sizes differ by many orders, as those of rare tokens do."""
-    return choose.normal(count, m, n) * 10 ** (-12 * torch.rand(count, m, 1, generator=choose.torch))
+    return choose.normal(count, m, n) * 10 ** (
+        -12 * torch.rand(count, m, 1, generator=choose.torch)
+    )
 
 
 def _huge_ratio(choose: Choices, count: int, m: int, n: int) -> Tensor:
     """One entry that towers over all others."""
-    return choose.normal(count, m, n) + 10 ** choose.random.uniform(2, 14) * _one_entry(choose, count, m, n)
+    return choose.normal(count, m, n) + 10 ** choose.random.uniform(2, 14) * _one_entry(
+        choose, count, m, n
+    )
 
 
 KINDS: dict[str, Callable[[Choices, int, int, int], Tensor]] = {
