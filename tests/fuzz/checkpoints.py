@@ -8,15 +8,8 @@ import pickle
 from typing import Any
 
 import torch
-from tests.fuzz.cases import Choices, Outcome, Violation
-from tests.fuzz.configurations import (
-    Configuration,
-    Run,
-    program,
-    random_configuration,
-    smaller,
-)
-from tests.fuzz.shrink import smallest
+from tests.fuzz.cases import Choices, Outcome
+from tests.fuzz.configurations import Configuration, Run, random_configuration, shrunk
 
 __all__ = ["continues_otherwise", "tried"]
 
@@ -109,8 +102,5 @@ def tried(choose: Choices) -> Outcome:
     configuration = random_configuration(choose, DTYPES)
     outcome = Outcome()
     outcome.tried["checkpoints"] += len(COPIES)
-    for promise, found in continues_otherwise(configuration)[:1]:
-        small = smallest(configuration, smaller, lambda c: promise in dict(continues_otherwise(c)))
-        found = dict(continues_otherwise(small)).get(promise, found)
-        outcome.violations.append(Violation(promise, found, program(small, "continues_otherwise")))
+    outcome.violations += shrunk(configuration, continues_otherwise)
     return outcome

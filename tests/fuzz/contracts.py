@@ -1,7 +1,7 @@
 """The promises of a polar map (``polarstep/polar/base.py``), each checked on a whole batch at once.
 
-Differences between two results are weighted by M: ‖(T − T')Mᵀ‖_F/‖M‖_F. Where M has only rounding errors,
-a sketched map may return anything up to its norm, and such directions weigh nothing.
+Differences between two results are weighted by M: ‖(T − T')Mᵀ‖_F/‖M‖_F. Where M has only rounding
+errors, a sketched map may return anything up to its norm, and such directions weigh nothing.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ class Case:
             "from tests.fuzz.contracts import broken_promises\n\n"
             f"polar = {self.polar!r}\n"
             f"M = torch.tensor({self.M.tolist()}, dtype={self.M.dtype})\n"
-            f"print(broken_promises(polar, M, scale={self.scale}, layout={self.layout!r}, key={self.key}))"
+            f"print(broken_promises(polar, M, scale={self.scale}, layout={self.layout!r}, "
+            f"key={self.key}))"
         )
 
 

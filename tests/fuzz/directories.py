@@ -1,8 +1,8 @@
 """Run directories: killed at random moments and resumed, or with one file damaged.
 
-Commands run in a forked process, so that a kill is a real SIGKILL and nothing has to be imported again. A
-kill comes at a given event of Python's audit hooks (files opened, renamed and removed among them), so that
-the same case kills at the same moment.
+Commands run in a forked process, so that a kill is a real SIGKILL and nothing has to be imported again.
+A kill comes at a given event of Python's audit hooks (files opened, renamed and removed among them), so
+that the same case kills at the same moment.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _in_child(arguments: list[str], to: Path, kill_at: int | None, near: Path | 
     output = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
 
     def hook(event: str, given: tuple[Any, ...]) -> None:
         if near is not None and not (event in IN_DIRECTORY and str(near) in str(given[0])):
@@ -172,7 +172,8 @@ def kills_tried(choose: Choices) -> Outcome:
             kills = fewer
             break
     if found:
-        code = f"from tests.fuzz.directories import after_kills\n\nprint(after_kills({method!r}, {kills!r}))"
+        code = "from tests.fuzz.directories import after_kills\n\n"
+        code += f"print(after_kills({method!r}, {kills!r}))"
         outcome.violations.append(Violation("a kill leaves no trace", found, code))
     return outcome
 

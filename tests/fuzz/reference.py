@@ -1,8 +1,8 @@
 """Muon, AdamW and SGD in float64, one matrix at a time, written from the formulas alone.
 
 Sketched maps get the package's random numbers, which are a documented function of seed, shape and step,
-and run Algorithm 1 with QR and SVD. Three kinds of maps are taken from the package, one matrix at a time:
-:class:`polarstep.Deflated`, whose δ is an estimate of its own; bases made by products, which are
+and run Algorithm 1 with QR and SVD. Three kinds of maps are taken from the package, one matrix at a
+time: :class:`polarstep.Deflated`, whose δ is an estimate of its own; bases made by products, which are
 orthonormal only roughly; and sampled columns, which repeat and then leave room for any basis.
 """
 
@@ -85,7 +85,7 @@ class Reference:
         runs = self.options["polar"].on(*M.shape, M.device)
         if isinstance(runs, Exact):
             U, S, Vh = torch.linalg.svd(M, full_matrices=False)
-            T = (U * (S > 1e-13 * S[0])) @ Vh
+            T = (U * (1e-13 * S[0] < S)) @ Vh
         elif _has_its_own_formula(runs):
             T = self._low_rank(runs, M if wide else M.mT, M.shape, memory, step)
             T = T if wide else T.mT

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from tests.mutants.child import (
     TIMED_OUT,
     import_what_tests_import,

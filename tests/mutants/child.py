@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
@@ -74,10 +75,8 @@ def in_child(work: Callable[[], int], *, seconds: float = 3600, quiet: bool = Tr
 
 def _end_group(leader: int) -> None:
     """End a child with all processes that its tests have started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def use_package_in(folder: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.mutants.child import in_child, pytest_options
 
 __all__ = ["Map", "map_of"]
@@ -34,8 +33,9 @@ class Map:
     def tests_for(self, file: str, line: int, most: int) -> list[list[str]]:
         """The tests that run the line, at most ``most``: a few that start quickly, then the others.
 
-        Both parts take the quickest test of every function first, then the second of each. A line that runs when its module is imported belongs to every test of the file. A line that no
-        test runs in its own process may be run by the tests that start processes.
+        Both parts take the quickest test of every function first, then the second of each. A line
+        that runs when its module is imported belongs to every test of the file. A line that no test
+        runs in its own process may be run by the tests that start processes.
         """
         of_file = self.lines.get(file, {})
         tests = of_file.get(str(line)) or []

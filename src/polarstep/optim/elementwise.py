@@ -67,9 +67,12 @@ class AdamW:
         beta1 = group.get("momentum", beta1)
         means = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
-        with _side_by_side(params, grads, means, squares) as tensors:
+        with _side_by_side(params, grads, means, squares) as (p, g, m, v):
             adamw(
-                *tensors,
+                p,
+                g,
+                m,
+                v,
                 [],
                 [state["step"] for state in states],
                 fused=_has_fused(params[0]),
@@ -128,9 +131,11 @@ class SGD:
                 return
             found_inf = None
         buffers = [state["momentum_buffer"] for state in states]
-        with _side_by_side(params, grads, buffers) as tensors:
+        with _side_by_side(params, grads, buffers) as (p, g, m):
             sgd(
-                *tensors,
+                p,
+                g,
+                m,  # type: ignore[arg-type]  # list[Tensor | None] to torch
                 fused=fused,
                 found_inf=found_inf,
                 weight_decay=group["weight_decay"],
