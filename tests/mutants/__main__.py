@@ -37,8 +37,6 @@ ROOMS = {
     "optim": "tests/optim",
     "sketch": "tests/sketch",
     "products": "tests/products",
-    "theory": "tests/theory",
-    "diagnostics": "tests/diagnostics",
     "matrix.py": "tests/test_matrix.py",
     "rng.py": "tests/test_rng.py",
 }
