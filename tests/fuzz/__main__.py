@@ -62,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run cases until the time is over, or the given ones."""
     given = _arguments(argv)
     torch.set_num_threads(1)  # cases fork; and sums by several threads round differently
-    started, told, seen = time.monotonic(), 0.0, Outcome()
+    started = told = time.monotonic()
+    seen = Outcome()
     spent: Counter[str] = Counter()
     count = 0
     for number in _numbers(given, started):

@@ -176,9 +176,10 @@ def _allowed(runs: PolarMap, M: Tensor, unit: Tensor) -> Tensor:
     allowed = TOLERANCES[dtype].difference + 50 * facts_of(runs, eps).sensitivity * eps
     each = torch.full_like(unit[:, 0, 0], allowed)
     if isinstance(runs, Deflated):
-        # R/δ = M/δ − QB/δ loses the digits by which M is larger than R.
+        # R/δ = M/δ − QB/δ loses the digits by which M is larger than R. δ ≤ ‖R‖_F comes from
+        # ‖M‖²_F − ‖B‖²_F, which loses twice as many; joint steps then change T in all directions.
         rest = torch.linalg.svdvals(unit)[:, runs.head.width].clamp_min(64 * eps)
-        each = each + 30 * eps / rest
+        each = each + 30 * eps / rest + (8 * eps / rest.square()).clamp_max(0.05)
     return each
 
 
