@@ -129,11 +129,14 @@ def facts_of(polar: PolarMap, eps: float) -> Facts:
 def _facts_of_deflated(polar: Deflated, eps: float) -> Facts:
     head, full = facts_of(polar.head, eps), facts_of(polar.full, eps)
     rest = Facts(1.0, 1.0, 1.0) if polar.rest is None else facts_of(polar.rest, eps)
-    # ‖QZ + R/δ‖_op ≤ √(‖Z‖² + 1), as Q and R have orthogonal ranges, with δ ≥ ‖R‖_op; the estimate
-    # of δ may be smaller by a few percent. After joint steps what counts is the polynomial.
+    # ‖QZ + R/δ‖_op ≤ √(‖Z‖² + 1) for δ ≥ ‖R‖_op; the estimate of δ may be smaller by some percent.
+    # Steps on the rest alone are made so that a δ too small by 30% leaves them at two at most.
     largest = 1.1 * (head.largest**2 + 1) ** 0.5
-    if polar.rest is not None:
-        largest = max(largest, 1.1 * (head.largest**2 + rest.largest**2) ** 0.5)
+    if polar.rest is not None and polar.jointly:
+        x = torch.linspace(0, largest, 10_001, dtype=torch.float64)
+        largest = max(largest, float(_composed(polar.rest.polynomials, x).abs().max()))
+    elif polar.rest is not None:
+        largest = (head.largest**2 + 2**2) ** 0.5
     sensitivity = max(head.sensitivity, full.sensitivity) * rest.sensitivity
     return Facts(max(largest, full.largest), max(head.slope, full.slope) * rest.slope, sensitivity)
 
