@@ -21,7 +21,7 @@ from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
 
-__all__ = ["PlainStep", "Tensors", "ensure_buffer"]
+__all__ = ["PlainStep", "Tensors", "ensure_buffer", "momentum_dtype"]
 
 # Bytes of M that are gathered from shards at a time; a larger bucket is processed in parts.
 LARGEST_GATHERED = 512 * 2**20
@@ -117,11 +117,26 @@ def _keep(signature: Signature, members: list[Member], state: State, left: Carry
 
 
 def ensure_buffer(p: Tensor, of_parameter: dict[str, Any]) -> Tensor:
-    """The momentum buffer C, which is zero for a parameter that has not been updated yet."""
-    if "momentum_buffer" not in of_parameter:
-        of_parameter["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-    C: Tensor = of_parameter["momentum_buffer"]
+    """The momentum buffer C, which is zero for a parameter that has not been updated yet.
+
+    A buffer in float16, as older versions kept it, is replaced by one in float32.
+    """
+    C: Tensor | None = of_parameter.get("momentum_buffer")
+    if C is None:
+        C = torch.zeros_like(p, dtype=momentum_dtype(p.dtype), memory_format=torch.preserve_format)
+        of_parameter["momentum_buffer"] = C
+    elif C.dtype == torch.float16:
+        C = of_parameter["momentum_buffer"] = C.float()
     return C
+
+
+def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of C and M for a parameter in ``dtype``: its own, or float32 for float16.
+
+    C is a sum of up to 1/(1 − β) gradients. float16 ends at 65504, and gradients of 5,000 would pass
+    that at β = 0.95. bfloat16 has the range of float32.
+    """
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 class _Target:
@@ -247,7 +262,8 @@ class Tensors:
         if len(self._members) > 1 and all(target.writes_momentum() for target in self._targets):
             p = self._members[0].param
             _, m, n = self._members[0].view.shapes[self._members[0].block]
-            M = torch.empty(sum(self._counts), m, n, dtype=p.dtype, device=p.device)
+            dtype = momentum_dtype(p.dtype)
+            M = torch.empty(sum(self._counts), m, n, dtype=dtype, device=p.device)
             for target, part in zip(self._targets, torch.split(M, self._counts), strict=True):
                 target.write_momentum(part)
             return M
