@@ -15,13 +15,23 @@ from torch import Tensor
 from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.optim.carried import remember
-from polarstep.optim.collect import Member, Signature, State, Work, all_recalled, gathered, in_parts
+from polarstep.optim.collect import (
+    Member,
+    Signature,
+    State,
+    Work,
+    all_recalled,
+    gathered,
+    in_parts,
+    momentum_dtype,
+)
+from polarstep.optim.padded import step_padded
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
 
-__all__ = ["PlainStep", "Tensors", "ensure_buffer", "momentum_dtype"]
+__all__ = ["PlainStep", "Tensors", "ensure_buffer"]
 
 # Bytes of M that are gathered from shards at a time; a larger bucket is processed in parts.
 LARGEST_GATHERED = 512 * 2**20
@@ -46,7 +56,13 @@ class PlainStep:
         def selected(work: Work, index: int) -> bool:
             return id(work.params[index]) not in skip
 
-        for (signature, sharded), members in gathered(works, state, selected).items():
+        def target_of(member: Member) -> _Target:
+            if id(member.param) not in targets:
+                targets[id(member.param)] = _Target(member.work, member.index, state)
+            return targets[id(member.param)]
+
+        buckets = step_padded(gathered(works, state, selected), target_of, hooks)
+        for (signature, sharded), members in buckets.items():
             nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
             parts = iter([members])
             if sharded or signature.device.type == "cpu":
@@ -55,7 +71,7 @@ class PlainStep:
             numbers, key = signature.drawn_at(signature.step)
             drawn: Tensor | None = None
             for part in parts:
-                matrices = Tensors(part, state, targets)
+                matrices = Tensors(part, [target_of(member) for member in part])
                 if numbers is not None and drawn is None:
                     drawn = self._numbers(signature, key, constant=not numbers)
                 carry = _joined(signature, part, state)
@@ -128,15 +144,6 @@ def ensure_buffer(p: Tensor, of_parameter: dict[str, Any]) -> Tensor:
     elif C.dtype == torch.float16:
         C = of_parameter["momentum_buffer"] = C.float()
     return C
-
-
-def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of C and M for a parameter in ``dtype``: its own, or float32 for float16.
-
-    C is a sum of up to 1/(1 − β) gradients. float16 ends at 65504, and gradients of 5,000 would pass
-    that at β = 0.95. bfloat16 has the range of float32.
-    """
-    return torch.float32 if dtype == torch.float16 else dtype
 
 
 class _Target:
@@ -249,12 +256,8 @@ class _Target:
 class Tensors:
     """G, C and X of the blocks of a bucket, parameter by parameter."""
 
-    def __init__(self, members: list[Member], state: State, targets: dict[int, _Target]) -> None:
-        self._members = members
-        for member in members:
-            if id(member.param) not in targets:
-                targets[id(member.param)] = _Target(member.work, member.index, state)
-        self._targets = [targets[id(member.param)] for member in members]
+    def __init__(self, members: list[Member], targets: list[_Target]) -> None:
+        self._members, self._targets = members, targets
         self._counts = [member.count for member in members]
 
     def momentum(self) -> Tensor:

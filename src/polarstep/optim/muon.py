@@ -15,8 +15,8 @@ from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
-from polarstep.optim.by_tensors import PlainStep, momentum_dtype
-from polarstep.optim.collect import State, Work, collect
+from polarstep.optim.by_tensors import PlainStep
+from polarstep.optim.collect import State, Work, collect, momentum_dtype
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest

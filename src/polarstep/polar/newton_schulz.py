@@ -90,6 +90,11 @@ class NewtonSchulz(PolarMap):
         return isinstance(self.delta, str)
 
     @property
+    def ignores_zeros(self) -> bool:
+        """True: a polynomial of M has no way to fill zero rows and columns, which add to no norm."""
+        return True
+
+    @property
     def polynomials(self) -> tuple[Polynomial, ...]:
         """The polynomials φ₁, …, φ_q themselves."""
         return coefficients.resolve(self.coefficients, self.steps)
