@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,11 +57,10 @@ def test_float16_gradients_of_any_size_leave_finite_weights(
     assert optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"].isfinite().all()
 
 
-@pytest.mark.parametrize("exponent", [-149, -140, -126, -95, 0, 95, 120, 127])
-def test_normalized_to_the_ends_of_the_range(device: torch.device, exponent: int) -> None:
-    signs = torch.randn(3, 20, 40, generator=torch.Generator().manual_seed(0)).sign()
-    scale = torch.tensor(2.0, dtype=torch.float64) ** exponent
-    Y = (signs.double() * scale).float().to(device)
+def test_normalized_to_the_ends_of_the_range(device: torch.device) -> None:
+    exponents = torch.tensor([-149, -140, -126, -95, 0, 95, 120, 127], dtype=torch.float64)
+    signs = torch.randn(8, 20, 40, generator=torch.Generator().manual_seed(0)).sign()
+    Y = (signs.double() * 2.0 ** exponents[:, None, None]).float().to(device)
+    assert (Y.isfinite() & (Y != 0)).all()
     norms = normalized(Y, 1.0, torch.float16).double().norm(dim=(1, 2)).cpu()
-    torch.testing.assert_close(norms, torch.ones(3).double(), atol=2e-3, rtol=0)
-    assert math.isclose(float(Y.abs().max()), float(scale), rel_tol=1e-12)
+    torch.testing.assert_close(norms, torch.ones(8).double(), atol=2e-3, rtol=0)

@@ -199,6 +199,15 @@ class PolarMap(ABC):
         return False
 
     @property
+    def overwrites(self) -> bool:
+        """Whether the map has :meth:`overwrite`; only for maps without random numbers or a carry."""
+        return False
+
+    def overwrite(self, X: Tensor) -> None:
+        """``X ← T(X)`` for one wide matrix in float32 or float64, with little memory besides X."""
+        raise AssertionError("overwrites says that this map has no such method")
+
+    @property
     def carries(self) -> tuple[str, ...]:
         """The names of the tensors that a step may leave for the next step."""
         return ()

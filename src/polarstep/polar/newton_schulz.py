@@ -16,6 +16,8 @@ from polarstep.polar.base import Lift, PolarMap
 from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
+from polarstep.products.base import leaves_range, unit_scale
+from polarstep.products.in_place import frobenius_norm, iterate_in_place
 
 __all__ = ["NewtonSchulz"]
 
@@ -159,6 +161,23 @@ class NewtonSchulz(PolarMap):
             return gram.apply_to_normalized(X, self.polynomials)
         X = self._divided_by_delta(X, dtype, ops)
         return (gram.apply_polynomials if by_gram else ops.iterate)(X, self.polynomials)
+
+    @property
+    def overwrites(self) -> bool:
+        """True where δ is ‖M‖_F or a number, and the precision is M's own."""
+        return self.delta != "spectral" and self.dtype is None
+
+    def overwrite(self, X: Tensor) -> None:
+        """``X ← T(X)`` with memory for half of XXᵀ."""
+        if isinstance(self.delta, str):
+            norm = frobenius_norm(X)
+            if bool(leaves_range(norm, X.dtype)) or float(norm) == 0:
+                X.mul_(unit_scale(X))
+                norm = frobenius_norm(X)
+            X.div_(norm.to(X.dtype).clamp_min(torch.finfo(X.dtype).tiny))
+        else:
+            X.div_(self.delta)
+        iterate_in_place(X, self.polynomials)
 
     def iterated(self, X: Tensor, ops: Products) -> Tensor:
         """The polynomials on the singular values of wide ``X`` with ‖X‖_op ≤ 1, without δ."""

@@ -19,6 +19,7 @@ __all__ = [
     "plain_product",
     "product_like",
     "shrink_of",
+    "unit_scale",
     "unit_scaled",
 ]
 
@@ -283,11 +284,16 @@ def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
     Without it, norms and Gram matrices of entries like 1e-30 or 1e30 leave the range of float32.
     Scaling by a power of two is exact, so T(cM) = T(M) is kept. A zero matrix has s = 1.
     """
+    s = unit_scale(X)
+    return X * s, s
+
+
+def unit_scale(X: Tensor) -> Tensor:
+    """The ``s`` of :func:`unit_scaled`, for ``X`` of shape (..., m, n)."""
     largest = largest_entry(X)
     _, exponent = torch.frexp(largest)
     limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
-    s = torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
-    return X * s, s
+    return torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
 
 
 def plain_product(A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float) -> Tensor:
