@@ -54,7 +54,9 @@ def test_float16_gradients_of_any_size_leave_finite_weights(
     assert not optimizer._replayed.buckets  # the kernels have no float16
     assert X.isfinite().all()
     assert X.any()
-    assert optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"].isfinite().all()
+    assert (
+        optimizer.state[optimizer.param_groups[0]["params"][0]]["momentum_buffer"].isfinite().all()
+    )
 
 
 def test_normalized_to_the_ends_of_the_range(device: torch.device) -> None:

@@ -59,10 +59,10 @@ class Muon(Optimizer):
 
     The momentum buffer holds C itself, a sum and not a moving average, in the precision of X, or in
     float32 for float16 parameters. Entries of C are at most max|G|/(1 − β), so gradients up to
-    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C and
-    T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
-    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose gradient has become zero
-    for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
+    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C
+    and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
+    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
+    gradient has become zero for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override everything

@@ -31,8 +31,8 @@ class NewtonSchulz(PolarMap):
     """``Z₀ = M/δ``, ``Z_{t+1} = φ_t(Z_t)``; T(M) = Z_q = U p_q(Σ/δ) Vᵀ (the paper's Section 2).
 
     With ``"cubic"`` or ``"quintic"`` and any δ ≥ ‖M‖_op this has ν = 0, up to rounding
-    (:mod:`polarstep.polar.base`), and γ = 1 − Σσᵢp_q(σᵢ/δ)/Σσᵢ (Proposition 1). The other sets overshoot one by design: they reach
-    the neighbourhood of one sooner and stay in it.
+    (:mod:`polarstep.polar.base`), and γ = 1 − Σσᵢp_q(σᵢ/δ)/Σσᵢ (Proposition 1). The other
+    sets overshoot one by design: they reach the neighbourhood of one sooner and stay in it.
 
     Args:
         steps: q, the number of polynomials applied.

@@ -1,13 +1,13 @@
 """Polynomial steps on one large matrix in its own memory.
 
-A step X ← aX + bGX + cG²X with G = XXᵀ usually needs memory for G, for its polynomial and for the next X.
-Here it needs half of G, which is symmetric, and a few columns:
+A step X ← aX + bGX + cG²X with G = XXᵀ usually needs memory for G, for its polynomial and for the next
+X. Here it needs half of G, which is symmetric, and a few columns:
 
     G          the strips on and below the diagonal
     X[:, J]    ← aX[:, J] + G(bX[:, J] + G·cX[:, J]), for some columns J at a time
 
-For a square X this takes 5m³ FLOPs a step where 4m³ are needed with more memory, and the additions run in
-another order. It is for matrices that would not fit otherwise.
+For a square X this takes 5m³ FLOPs a step where 4m³ are needed with more memory, and the additions run
+in another order. It is for matrices that would not fit otherwise.
 """
 
 from __future__ import annotations
