@@ -62,7 +62,8 @@ class Muon(Optimizer):
     (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C
     and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
     Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
-    gradient has become zero for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
+    gradient has become zero for good stops moving when its momentum has faded
+    (:mod:`polarstep.optim.resting`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override everything
