@@ -16,10 +16,10 @@ ENTRIES = 50_000  # of a batch, so that small matrices come by the thousand
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.float64, torch.bfloat16, torch.float16)
 # Powers of two by which matrices are scaled, as exponents of two.
 SCALES = {
-    torch.float64: (-450, 450),
-    torch.float32: (-99, 99),
-    torch.bfloat16: (-99, 99),
-    torch.float16: (-6, 6),
+    torch.float64: (-900, 900),
+    torch.float32: (-120, 126),
+    torch.bfloat16: (-120, 126),
+    torch.float16: (-6, 14),
 }
 LAYOUTS = ("contiguous", "transposed", "strided", "offset")
 

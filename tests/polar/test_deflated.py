@@ -145,7 +145,4 @@ def test_what_cannot_be_deflated(options, message):
 def test_the_routing_table_says_what_happens_to_the_rest():
     joint = ps.Deflated(HEAD, ps.NewtonSchulz(2, "quintic"))
     assert joint.describe(64, 96).endswith("; NewtonSchulz(2 × quintic)")
-    assert (
-        replace(joint, jointly=False).describe(96, 64).endswith("; apart NewtonSchulz(2 × quintic)")
-    )
     assert ps.Deflated(HEAD).describe(64, 96).endswith("; rest scaled")
