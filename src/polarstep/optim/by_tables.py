@@ -42,6 +42,7 @@ def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
     view = view_of(group, p)
     return (
         p.numel() > 0
+        and view.in_turn
         and p.dtype in (torch.float32, torch.bfloat16)
         and (view.cols * p.element_size()) % ALIGNMENT == 0
         and _rows_in_turn(p, view)

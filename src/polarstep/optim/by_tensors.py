@@ -16,7 +16,7 @@ from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.optim.carried import remember
 from polarstep.optim.collect import Member, Signature, State, Work, all_recalled, gathered, in_parts
-from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.groups import scale_of
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
@@ -154,7 +154,7 @@ class _Target:
 
     def writes_momentum(self) -> bool:
         """Whether :meth:`write_momentum` can be used: M is not C, and is one block, not sharded."""
-        made = self.work.group["nesterov"] and self.finite is None
+        made = self.work.group["nesterov"] and self.finite is None and self.view.in_turn
         return made and self.has_one_block and not is_sharded(self.p)
 
     def write_momentum(self, out: Tensor) -> None:
@@ -183,13 +183,14 @@ class _Target:
             and not is_sharded(self.p)
             and self.p.is_contiguous()
             and self.has_one_block
+            and self.view.in_turn
             and not isinstance(self.work.group["lr"], Tensor)
         )
 
     def sizes(self) -> list[Any]:
         """−η·scale of each block."""
         group = self.work.group
-        lr, scale = group["lr"], resolve_scale(group["lr_scale"])
+        lr, scale = group["lr"], scale_of(group)
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
         return [-lr * scale(m, n) for _, m, n in self.view.shapes]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, get_args
@@ -28,8 +28,10 @@ __all__ = [
     "check_options",
     "check_params",
     "complete",
+    "is_transposed",
     "named_params",
     "restored",
+    "scale_of",
     "view_of",
 ]
 
@@ -85,11 +87,12 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 
 
 def _check_whole(group: Group) -> None:
-    """Check everything, also the value of a tensor lr, and turn split_sizes into a tuple."""
+    """Check everything, also the value of a tensor lr, and turn the sizes of parts into tuples."""
     check_options(group)
     _check_lr(float(group["lr"]))
-    if group.get("split_sizes") is not None:
-        group["split_sizes"] = tuple(group["split_sizes"])
+    for option in ("split_sizes", "split_columns"):
+        if group.get(option) is not None:
+            group[option] = tuple(group[option])
 
 
 def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
@@ -154,13 +157,22 @@ def _check_muon(group: Group) -> None:
         )
     if not isinstance(group["seed"], int):
         raise TypeError(f"seed={group['seed']!r}: expected an integer")
-    split = group["split_sizes"]
-    if split is not None and not (
-        isinstance(split, Sequence) and all(isinstance(rows, Integral) for rows in split)
-    ):
-        raise TypeError(
-            f"split_sizes={split!r}: expected the rows of each matrix, integers, as (768, 256, 256)"
+    for option, what in (("split_sizes", "rows"), ("split_columns", "columns")):
+        split = group[option]
+        if split is not None and not (
+            isinstance(split, Sequence) and all(isinstance(size, Integral) for size in split)
+        ):
+            raise TypeError(
+                f"{option}={split!r}: expected the {what} of each matrix, integers, "
+                "as (768, 256, 256)"
+            )
+    repeats = group["split_repeats"]
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(
+            f"split_repeats={repeats!r}: expected how often the parts come in turn, as the number of "
+            "heads; 1 if each part lies in one piece"
         )
+    check_at_least_zero(lr_factor=group["lr_factor"])
 
 
 def check_params(group: Group) -> None:
@@ -189,15 +201,39 @@ def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
 
 def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:
     """How a Muon group reads ``p`` as matrices."""
-    layout, split = group["layout"], group["split_sizes"]
-    key = (p.shape, layout, None if split is None else tuple(split))
+    layout, repeats = group["layout"], group["split_repeats"]
+    split, columns = (
+        None if sizes is None else tuple(sizes)
+        for sizes in (group["split_sizes"], group["split_columns"])
+    )
+    key = (p.shape, layout, split, columns, repeats)
     if key not in _VIEWS:
-        _VIEWS[key] = MatrixView.of(p.shape, layout=layout, split_sizes=split, name=name)
+        _VIEWS[key] = MatrixView.of(
+            p.shape,
+            layout=layout,
+            split_sizes=split,
+            split_columns=columns,
+            split_repeats=repeats,
+            name=name,
+        )
     return _VIEWS[key]
 
 
 # Read for every parameter at every step. A dict, as torch.compile traces through functools.cache.
-_VIEWS: dict[tuple[torch.Size, Layout, tuple[int, ...] | None], MatrixView] = {}
+_VIEWS: dict[tuple[Any, ...], MatrixView] = {}
+
+
+def is_transposed(group: Group) -> bool:
+    """Whether a Muon group's matrices are stored inputs × outputs."""
+    return bool(group["layout"] == "transposed")
+
+
+def scale_of(group: Group) -> Callable[[int, int], float]:
+    """The factor on a Muon group's learning rate, for a matrix that is stored as m × n."""
+    scale, factor = resolve_scale(group["lr_scale"]), group["lr_factor"]
+    if is_transposed(group):
+        return lambda m, n: factor * scale(n, m)
+    return scale if factor == 1 else lambda m, n: factor * scale(m, n)
 
 
 def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:

@@ -70,9 +70,15 @@ class Muon(Optimizer):
         weight_decay: λ, decoupled.
         lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, 0.2·√max(m, n), with which
             AdamW's learning rates carry over; or a function of (m, n).
-        layout: how tensors of more than two dimensions are matrices
-            (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``, ``"stack"`` or ``"auto"``.
-        split_sizes: rows of the matrices of a fused projection; each gets its own polar factor.
+        layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
+            ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
+        split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
+            polar factor.
+        split_columns: inputs (columns) of the matrices, as for an output projection cut by head.
+        split_repeats: how often the parts of ``split_sizes`` come in turn. Where a weight has q, k and
+            v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
+            rows of q as one matrix, and k and v alike.
+        lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
@@ -113,6 +119,9 @@ class Muon(Optimizer):
         *,
         layout: Layout = "auto",
         split_sizes: Sequence[int] | None = None,
+        split_columns: Sequence[int] | None = None,
+        split_repeats: int = 1,
+        lr_factor: float = 1.0,
         transform: Transform | None = None,
         nonfinite: str = "propagate",
         seed: int = 0,
@@ -128,6 +137,9 @@ class Muon(Optimizer):
             "lr_scale": lr_scale,
             "layout": layout,
             "split_sizes": split_sizes,
+            "split_columns": split_columns,
+            "split_repeats": split_repeats,
+            "lr_factor": lr_factor,
             "transform": transform,
             "nonfinite": nonfinite,
             "seed": seed,

@@ -26,8 +26,7 @@ from polarstep.optim.by_tables import TableBucket, addresses, can_tabulate, lies
 from polarstep.optim.by_tensors import ensure_buffer
 from polarstep.optim.carried import entry, recalled
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
-from polarstep.optim.groups import Group
-from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.groups import Group, is_transposed, scale_of
 from polarstep.optim.step import PolarHook, show
 from polarstep.optim.transforms import followed
 
@@ -269,7 +268,8 @@ class ReplayedStep:
 def _could_own(group: Group, its: Signature) -> bool:
     """Whether matrices of ``group`` may be in a bucket with the signature ``its``."""
     polar = group["polar"].on(its.m, its.n, its.device)
-    return group["seed"] == its.seed and followed(polar, group["transform"]) == its.polar
+    polar = followed(polar, group["transform"], transposed=is_transposed(group))
+    return group["seed"] == its.seed and polar == its.polar
 
 
 def _of_now(members: list[Member], works: list[Work]) -> list[Member]:
@@ -366,7 +366,7 @@ def _tabulated(
 
 def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
-    scale = resolve_scale(group["lr_scale"])
+    scale = scale_of(group)
     return {shape: scale(*shape) for shape in shapes}
 
 
