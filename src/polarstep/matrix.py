@@ -130,9 +130,11 @@ class MatrixView:
             return [X.mT if self.transposed else X]
         parts = [X]
         if len(self.split) > 1:
-            each = X.reshape(self.batch, self.repeats, -1, X.shape[-1]).split(list(self.split), dim=2)
+            turns = X.reshape(self.batch, self.repeats, -1, X.shape[-1])
+            each = torch.split(turns, list(self.split), dim=2)
             parts = [part.reshape(self.batch, -1, X.shape[-1]) for part in each]
-        found = [block for part in parts for block in part.split(list(self.columns), dim=2)]
+        columns = list(self.columns)
+        found = [block for part in parts for block in torch.split(part, columns, dim=2)]
         return [block.mT for block in found] if self.transposed else found
 
     def assemble(self, blocks: Sequence[Tensor], shape: Sequence[int]) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from polarstep.optim.by_tables import can_tabulate
-from polarstep.optim.groups import ELEMENTWISE, Group, named_params, view_of
+from polarstep.optim.groups import ELEMENTWISE, Group, named_params, scale_of, view_of
 
 __all__ = ["Route", "Routes", "left_out", "routes_of"]
 
@@ -31,6 +31,9 @@ class Route:
     matrix: str  # the matrices that Muon reads; for others the plain shape
     algorithm: str  # "Muon", "AdamW", "SGD" or "left out"
     lr: float | None
+    factors: tuple[
+        float, ...
+    ]  # what Muon multiplies lr by, for each kind of matrix in the parameter
     polar: str  # the polar map on this shape; "–" where there is none
     role: str | None
     why: str
@@ -73,10 +76,13 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
             if len(groups) > 1 and not group.get("param_names"):
                 name = f"group {index}, {name}"
             matrix, polar = _shape(p), "–"
+            factors: tuple[float, ...] = ()
             if group["algorithm"] == "muon":
                 view = view_of(group, p, name)
                 matrix = str(view)
                 shapes = dict.fromkeys((m, n) for _, m, n in view.shapes)
+                scale = scale_of(group)
+                factors = tuple(dict.fromkeys(scale(m, n) for m, n in shapes))
                 told = (group["polar"].describe(m, n, p.device) for m, n in shapes)
                 polar = "; ".join(dict.fromkeys(told))
                 if group["transform"] is not None:
@@ -90,6 +96,7 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                     matrix=matrix,
                     algorithm=_title(group["algorithm"]),
                     lr=float(group["lr"]),
+                    factors=factors,
                     polar=polar,
                     role=group.get("role"),
                     why=why,
@@ -103,7 +110,8 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
 
 def left_out(name: str, p: Tensor, why: str) -> Route:
     """The route of a parameter that no group has."""
-    return Route(name, tuple(p.shape), _shape(p), NOBODY, None, "–", None, why, None, p.numel())
+    shape = tuple(p.shape)
+    return Route(name, shape, _shape(p), NOBODY, None, (), "–", None, why, None, p.numel())
 
 
 def _title(algorithm: str) -> str:
@@ -177,6 +185,8 @@ def _cells(collapsed: tuple[str, int, Route]) -> tuple[str, ...]:
     name, count, row = collapsed
     times = f" ×{count}" if count > 1 else ""
     algorithm = row.algorithm if row.lr is None else f"{row.algorithm}, lr {row.lr:g}"
+    if set(row.factors) - {1.0}:
+        algorithm += " × " + ", ".join(f"{factor:.3g}" for factor in row.factors)
     return name + times, row.matrix, algorithm, row.polar, row.why
 
 

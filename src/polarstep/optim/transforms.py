@@ -93,9 +93,7 @@ def _inverse_root(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, torch.inf).rsqrt()
 
 
-def followed(
-    polar: PolarMap, transform: Transform | None, *, transposed: bool = False
-) -> PolarMap:
+def followed(polar: PolarMap, transform: Transform | None, *, transposed: bool = False) -> PolarMap:
     """``polar`` followed by ``transform``, as one map for the optimizer.
 
     ``transposed``: the matrices are stored inputs × outputs, and the transform takes their transposes.
