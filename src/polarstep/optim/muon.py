@@ -18,6 +18,7 @@ from polarstep.matrix import Layout
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, collect
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
@@ -31,7 +32,7 @@ from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
 
-# A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
+# Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
 # weights_only=True, its default.
 torch.serialization.add_safe_globals(
     [
@@ -93,9 +94,9 @@ class Muon(Optimizer):
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
-    ``torch.load`` reads it back with ``weights_only=True``, its default, as long as ``polarstep`` is
-    imported; a polar map or an ``lr_scale`` function of your own must be named to
-    ``torch.serialization.add_safe_globals`` first.
+    :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
+    ``weights_only=True``, its default. The class of a map of your own must be defined before
+    :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again.
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))
@@ -241,6 +242,21 @@ class Muon(Optimizer):
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
         return handle
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the groups, as torch has them, with every option as plain data."""
+        content = super().state_dict()
+        groups = [encoded_group(group) for group in content["param_groups"]]
+        return content | {"param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that are missing in it stay as they are here."""
+        running = dict(enumerate(self.param_groups))
+        groups = [
+            decoded_group(group, running.get(index))
+            for index, group in enumerate(state_dict["param_groups"])
+        ]
+        super().load_state_dict(state_dict | {"param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
