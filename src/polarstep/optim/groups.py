@@ -25,6 +25,7 @@ from polarstep.polar import PolarMap
 __all__ = [
     "ELEMENTWISE",
     "Group",
+    "check_lr",
     "check_options",
     "check_params",
     "complete",
@@ -80,6 +81,8 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
     defaults = _defaults_of(group["algorithm"], muon_defaults)
     if now is not None and now["algorithm"] == group["algorithm"]:
         defaults = {key: now[key] for key in defaults}
+    if now is not None and "name" in now:
+        defaults = defaults | {"name": now["name"]}
     group = defaults | group
     _check_whole(group)
     check_params(group)
@@ -89,7 +92,7 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 def _check_whole(group: Group) -> None:
     """Check everything, also the value of a tensor lr, and turn the sizes of parts into tuples."""
     check_options(group)
-    _check_lr(float(group["lr"]))
+    check_lr(float(group["lr"]))
     for option in ("split_sizes", "split_columns"):
         if group.get(option) is not None:
             group[option] = tuple(group[option])
@@ -109,7 +112,7 @@ def check_options(group: Group) -> None:
     """
     algorithm = group["algorithm"]
     _check_algorithm(algorithm)
-    _check_lr(group["lr"])
+    check_lr(group["lr"])
     if not isinstance(group["lr"], Tensor) and -ROUNDING <= group["lr"] < 0:
         group["lr"] = 0.0
     if group["nonfinite"] not in NONFINITE:
@@ -254,7 +257,7 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
             )
 
 
-def _check_lr(lr: float | Tensor) -> None:
+def check_lr(lr: float | Tensor) -> None:
     """Raise for a bad lr, as far as can be told without waiting for a device."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:

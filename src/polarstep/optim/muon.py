@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, overload
 
 import torch
@@ -15,9 +17,11 @@ from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
+from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, collect
-from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.elementwise import AdamW, Elementwise
+from polarstep.optim.groups import ELEMENTWISE, Group, check_params, complete, restored
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
@@ -157,7 +161,11 @@ class Muon(Optimizer):
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
+        self._waiting: tuple[Group, ...] | None = None  # groups for them, should they be added
+        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
+        self._told = False  # whether a step without gradients has been pointed out
         super().__init__(params, defaults)
+        self._waiting = ()
 
     @property
     def routes(self) -> Routes:
@@ -165,11 +173,32 @@ class Muon(Optimizer):
         return routes_of(self.param_groups, self._left_out)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked and completed with the defaults of its algorithm."""
+        """Add a group, checked and completed with the defaults of its algorithm.
+
+        A group without ``"algorithm"`` that is added to an existing optimizer may bring any parameters.
+        Those that :func:`polarstep.muon_for` knows, because they were frozen then, get the rule it has
+        for them. Of the others, vectors get AdamW. Each rule has its own group
+        (:mod:`polarstep.optim.added`).
+        """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        group = complete(_as_listed(param_group), self.defaults)
-        check_params(group)
+        listed = _as_listed(param_group)
+        groups = [listed]
+        if self._waiting is not None:
+            lr = self.defaults["lr"]
+            groups = sorted_by_rule(listed, self._waiting, self._vectors, lr)
+        ready: list[Group] = []
+        for group in groups:
+            group = complete(group, self.defaults)
+            check_params(group)
+            before = [*self.param_groups, *ready]
+            if self._waiting is not None:
+                group = with_names(group, before)
+            ready.append(named_uniquely(group, before))
+        for group in ready:
+            self._add(group)
+
+    def _add(self, group: Group) -> None:
         # torch fills every default into every group; an AdamW group must not get Muon's.
         defaults, self.defaults = self.defaults, {}
         try:
@@ -198,6 +227,9 @@ class Muon(Optimizer):
 
     def _update(self) -> None:
         works = [collect(group) for group in self.param_groups]
+        if not self._told and not any(work.params for work in works):
+            self._told = True
+            _tell_of_no_gradient(sum(len(group["params"]) for group in self.param_groups))
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
@@ -251,6 +283,7 @@ class Muon(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here."""
+        self._regroup_as(state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
         groups = [
             decoded_group(group, running.get(index))
@@ -258,9 +291,41 @@ class Muon(Optimizer):
         ]
         super().load_state_dict(state_dict | {"param_groups": groups})
 
+    def _regroup_as(self, saved: Sequence[Group]) -> None:
+        """Group the parameters as a checkpoint does, if it has the same names in other groups.
+
+        Another version may route a parameter otherwise, and the model may have had other layers frozen.
+        The run then goes on as it was saved.
+        """
+        then, now = (
+            [list(group.get("param_names") or ()) for group in groups]
+            for groups in (saved, self.param_groups)
+        )
+        names_then, names_now = (sorted(chain.from_iterable(names)) for names in (then, now))
+        if then == now or names_then != names_now or not all([*then, *now]):
+            return
+        owners = {
+            name: (p, group)
+            for group, names in zip(self.param_groups, now, strict=True)
+            for name, p in zip(names, group["params"], strict=True)
+        }
+        regrouped = [
+            owners[names[0]][1]
+            | {"params": [owners[name][0] for name in names], "param_names": names}
+            for names in then
+        ]
+        self.param_groups[:] = regrouped
+        warnings.warn(
+            f"the checkpoint has its parameters in {len(then)} groups and this optimizer had them in "
+            f"{len(now)}, or in another order: the checkpoint's groups and their rules are taken over. "
+            "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
+            "with a new optimizer",
+            stacklevel=3,
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
-        return super().__getstate__() | {"_left_out": self._left_out}
+        return super().__getstate__() | {"_left_out": self._left_out, "_vectors": self._vectors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
@@ -281,6 +346,9 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_replayed", ReplayedStep())
         self.__dict__.setdefault("_plain", PlainStep())
         self.__dict__.setdefault("_left_out", ())
+        self.__dict__.setdefault("_waiting", ())
+        self.__dict__.setdefault("_vectors", AdamW())
+        self.__dict__.setdefault("_told", False)
 
 
 def _check_buffers(state: State) -> None:
@@ -298,6 +366,17 @@ def _check_buffers(state: State) -> None:
                 "checkpoint: expected the same shape; the checkpoint is of another model, or of "
                 "one whose parameters came in another order"
             )
+
+
+def _tell_of_no_gradient(count: int) -> None:
+    """Warn that a step has nothing to do."""
+    warnings.warn(
+        f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
+        "updated. Expected gradients from backward(). If it has run, these are no longer the parameters "
+        "of the model: get_peft_model, fully_shard, and to() or load_state_dict(assign=True) on some "
+        "paths put new ones in their place. Make the optimizer after them, as muon_for(model)",
+        stacklevel=6,  # the caller of step(), which torch has wrapped twice
+    )
 
 
 def _check_started(works: list[Work], state: State) -> None:

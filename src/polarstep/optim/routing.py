@@ -136,12 +136,11 @@ def muon_for(
     anatomy = dissect(model)
     if not anatomy.sites:
         raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
-    trainable = [site for site in anatomy.sites if site.parameter.requires_grad]
     chosen = _apply_rules(rules, anatomy.sites)
     forms = _apply_layouts(layouts or {}, anatomy.sites)
     cuts = _apply_splits(splits or {}, anatomy.sites, forms)
-    routed = []
-    for site in trainable:
+    everything = []
+    for site in anatomy.sites:
         found, form = find_role(site, anatomy), forms.get(site) or form_of(site)
         is_muons = found.role in ("hidden", "adapter")
         target: Target = "muon" if is_muons else by_role[found.role] or others
@@ -157,10 +156,12 @@ def muon_for(
         options: Group = {}
         if found.role == "adapter" and (adapter := find_adapter(site.uses[0])) is not None:
             options = {"lr_scale": "none", "lr_factor": adapter.lr_factor(lr_scale)}
-        routed.append(_Routed(site, found.role, form, target, why, options))
+        everything.append(_Routed(site, found.role, form, target, why, options))
+    routed = [r for r in everything if r.site.parameter.requires_grad]
+    frozen = [r for r in everything if not r.site.parameter.requires_grad]
     _check_cuts(cuts, routed)
     if not any(_is_muon(r.target) for r in routed):
-        raise ValueError(_nothing_for_muon(model, routed, len(anatomy.sites) - len(trainable)))
+        raise ValueError(_nothing_for_muon(model, routed, len(frozen)))
     optimizer = Muon(
         _groups(routed),
         lr,
@@ -175,6 +176,7 @@ def muon_for(
         fused=fused,
     )
     optimizer._left_out = tuple(_left_out(anatomy.sites, routed))
+    optimizer._waiting, optimizer._vectors = tuple(_groups(frozen)), vectors or others
     return optimizer
 
 
@@ -292,14 +294,16 @@ def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
     rows, columns = parts.get("rows"), parts.get("columns")
     _check_count(title, rows, repeats, site)
     return Cut(
-        None if rows is None else _sizes(title, rows, outputs // repeats, "rows", site),
-        None if columns is None else _sizes(title, columns, inputs, "columns", site),
+        _sizes(title, rows, outputs // repeats, "rows", site),
+        _sizes(title, columns, inputs, "columns", site),
         repeats,
     )
 
 
-def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple[int, ...]:
-    """The size of each part, from their number or from the sizes themselves."""
+def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple[int, ...] | None:
+    """The size of each part, from their number or from the sizes themselves; ``None`` if it is one."""
+    if parts is None or parts == 1:
+        return None
     if isinstance(parts, int):
         if parts < 1 or size % parts:
             raise ValueError(
