@@ -152,8 +152,8 @@ def state_dict(
             if key != "step" and value.shape != p.shape:
                 raise ValueError(
                     f"{key} of {name} has shape {tuple(value.shape)} in the checkpoint, and the "
-                    f"parameter {tuple(p.shape)}: expected the same; give params= in the order of the other "
-                    "optimizer's groups"
+                    f"parameter {tuple(p.shape)}: expected the same; give params= in the order of the "
+                    "other optimizer's groups"
                 )
         converted[index] = found
     if anew:

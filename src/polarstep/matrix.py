@@ -116,6 +116,11 @@ class MatrixView:
         return tuple((self.batch, m, n) for m, n in sizes)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the matrices of the tensor are cut into parts, along either side."""
+        return len(self.split) * len(self.columns) > 1
+
+    @property
     def in_turn(self) -> bool:
         """Whether every matrix is a run of rows as stored, so that it lies in memory in one piece."""
         across = self.split if self.transposed else self.columns
