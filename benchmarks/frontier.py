@@ -37,7 +37,7 @@ def maps() -> dict[str, tuple[str, Any]]:
         inner = ps.NewtonSchulz(4, "polar-express-sketch")
         return ps.LowRank(rank, 8, power=power, inner=inner, **options)
 
-    two = ps.NewtonSchulz(2, polar_express(0.1, 2))
+    two = ps.NewtonSchulz(2, polar_express(0.1, 2, safety=1.0))
     return {
         FULL: ("full space, PolarExpress 5", ps.NewtonSchulz(5, "polar-express")),
         "low-rank": ("LowRank(200+8), h = 0", head(200, 0)),

@@ -19,7 +19,7 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
 from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, collect
+from polarstep.optim.collect import State, Work, collect, momentum_dtype
 from polarstep.optim.elementwise import AdamW, Elementwise
 from polarstep.optim.groups import ELEMENTWISE, Group, check_params, complete, restored
 from polarstep.optim.plain import decoded_group, encoded_group
@@ -35,6 +35,9 @@ from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
+
+# Entries of a parameter's state that may be above float16's largest number: C, and its largest entry.
+KEPT_BEYOND_FLOAT16 = ("momentum_buffer", "peak")
 
 # Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
 # weights_only=True, its default.
@@ -59,8 +62,11 @@ class Muon(Optimizer):
         M = βC + G   (Nesterov)   or   M = C   (Polyak)
         X ← (1 − ηλ)X − η · scale(m, n) · T(M)
 
-    The momentum buffer holds C itself, a sum and not a moving average. Matrices of equal shape go
-    through T as one batch, whichever groups they are in. A matrix whose gradient has become zero
+    The momentum buffer holds C itself, a sum and not a moving average, in the precision of X, or in
+    float32 for float16 parameters. Entries of C are at most max|G|/(1 − β), so gradients up to
+    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C and
+    T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
+    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose gradient has become zero
     for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
 
     Args:
@@ -282,14 +288,32 @@ class Muon(Optimizer):
         return content | {"param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint; options that are missing in it stay as they are here."""
+        """Continue from a checkpoint; options that are missing in it stay as they are here.
+
+        torch casts what it loads to the precision of the parameter. For float16 parameters the
+        momentum C, which may be above float16's largest number, is loaded without that cast.
+        """
         self._regroup_as(state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
         groups = [
             decoded_group(group, running.get(index))
             for index, group in enumerate(state_dict["param_groups"])
         ]
-        super().load_state_dict(state_dict | {"param_groups": groups})
+        seen: list[dict[str, Any]] = []
+        # The last of the hooks sees what the hooks of the user have made of the checkpoint.
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
+        try:
+            super().load_state_dict(state_dict | {"param_groups": groups})
+        finally:
+            handle.remove()
+        for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
+            for key, p in zip(saved["params"], group["params"], strict=True):
+                if p.dtype != torch.float16 or group["algorithm"] != "muon":
+                    continue
+                for name in KEPT_BEYOND_FLOAT16:
+                    value = seen[0]["state"].get(key, {}).get(name)
+                    if isinstance(value, Tensor):
+                        self.state[p][name] = value.to(p.device, momentum_dtype(p.dtype), copy=True)
 
     def _regroup_as(self, saved: Sequence[Group]) -> None:
         """Group the parameters as a checkpoint does, if it has the same names in other groups.

@@ -5,7 +5,9 @@ polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every ma
 
 * the input is not changed, and nothing global (no random generator either) is read or advanced;
 * ``T(0) = 0``, also for a zero matrix beside nonzero ones in a batch;
-* ``T(cM) = T(M)`` for ``c > 0``, from 1e-30 to 1e30;
+* ``T(cM) = T(M)`` for ``c > 0`` over the whole range of M's precision, up to the digits that numbers
+  near its ends have. T is finite for every finite M. (In an optimizer on a GPU sketches and matrices of
+  few rows have a smaller range: T is zero for entries below 1e-18 or above 1e18.)
 * ``T(Mᵀ) = T(M)ᵀ``;
 * ``T(batch)[i] = T(batch[i])``, for the random maps with the same generator state.
 
@@ -184,6 +186,14 @@ class PolarMap(ABC):
     def ignores_scale(self) -> bool:
         """Whether T(cM) = T(M), which holds unless δ is a given number."""
         return True
+
+    @property
+    def ignores_zeros(self) -> bool:
+        """Whether zero rows and columns that are added to M are added to T as well, and nothing else.
+
+        True only for maps that need neither random numbers nor a carry. A step may then pad M.
+        """
+        return False
 
     @property
     def carries(self) -> tuple[str, ...]:

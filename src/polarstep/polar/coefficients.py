@@ -53,16 +53,16 @@ _FIXED: dict[str, tuple[Polynomial, ...]] = {
 _GENERATED: dict[str, Callable[[int], tuple[Polynomial, ...]]] = {
     # Ours: the optimal composition for exactly the number of steps asked for and singular values
     # in [1e-3, 1], with the cushion above and the safety factor 1.01 of the same listing.
-    "polar-express": lambda steps: polar_express(1e-3, steps, cushion=_CUSHION, safety=1.01),
+    "polar-express": lambda steps: polar_express(1e-3, steps, cushion=_CUSHION),
     # Ours for the small matrix of a sketch, which has the leading directions only: singular values
     # in [0.03, 1]. Four steps have the gain of seven steps of the paper's quintic, 81 at zero, and
     # are within 5e-5 of one from 0.03 on.
-    "polar-express-sketch": lambda steps: polar_express(0.03, steps, safety=1.01),
+    "polar-express-sketch": lambda steps: polar_express(0.03, steps),
     # The nine triples the paper prints for nanoGPT. The first four are modded-nanogpt's. The fifth
     # of modded-nanogpt differs: it is the last there, and the last triple takes no safety factor.
     "polar-express-nanogpt": lambda _: polar_express(1e-3, 9, cushion=0.02, safety=1.02),
     # The nine triples the paper prints for CIFAR-10: another cushion and no safety factor.
-    "polar-express-cifar10": lambda _: polar_express(1e-3, 9, cushion=_CUSHION),
+    "polar-express-cifar10": lambda _: polar_express(1e-3, 9, cushion=_CUSHION, safety=1.0),
 }
 
 

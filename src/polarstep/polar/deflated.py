@@ -139,10 +139,10 @@ class Deflated(PolarMap):
         ops = products.of(M.device)
         X = ops.workable(M)
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
+        A, norm = deflation.in_range(A, ops)
         polar, left = self.head.step(A, carry, draw)
         assert polar.factors is not None
         Q, B, Z = polar.factors.Q, polar.factors.B, polar.factors.Z
-        norm = deflation.frobenius_norm(A)
         frobenius = deflation.rest_frobenius(norm, B)
         B = deflation.projection(Q, B)
         known = carry.get("rest")

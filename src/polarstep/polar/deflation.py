@@ -36,7 +36,8 @@ from torch import Tensor
 from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.orthonormal import orthonormalize
-from polarstep.products.base import product_like
+from polarstep.products import Products
+from polarstep.products.base import leaves_range, product_like, unit_scaled
 from polarstep.torch_compile import constant
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "apart_scale",
     "first_vectors",
     "frobenius_norm",
+    "in_range",
     "joint_scale",
     "lifted_apart",
     "lifted_jointly",
@@ -85,6 +87,20 @@ class RestNorm:
 def frobenius_norm(M: Tensor) -> Tensor:
     """‖M‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32."""
     return torch.linalg.vector_norm(M, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+
+
+def in_range(M: Tensor, ops: Products) -> tuple[Tensor, Tensor]:
+    """M and ‖M‖_F; on a CPU both scaled by a power of two where products with M would lose digits."""
+    norm = frobenius_norm(M)
+    if not ops.looks_for_free or torch.compiler.is_compiling():
+        return M, norm
+    outside = leaves_range(norm, M.dtype)
+    if M.dtype == torch.float64:
+        outside |= norm == 0  # or squares that are too small for float64
+    if bool(outside.any()):
+        M, _ = unit_scaled(M)
+        norm = frobenius_norm(M)
+    return M, norm
 
 
 def projection(Q: Tensor, B: Tensor) -> Tensor:

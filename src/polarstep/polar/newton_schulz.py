@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
@@ -42,7 +43,8 @@ class NewtonSchulz(PolarMap):
             and the map is then not scale invariant.
         dtype: precision of the products. ``None`` is the fastest that the device has hardware for
             (:meth:`polarstep.products.Products.dtype`), or float32 where the fastest has 16 bits
-            and the coefficients, for want of a safety factor, would blow up in 16 bits.
+            and the coefficients, for want of a safety factor, would blow up in 16 bits. A warning is
+            given if such coefficients meet an explicit 16-bit ``dtype``.
         form: ``"plain"`` iterates on M, ``"gram"`` on its small Gram matrix
             (:mod:`polarstep.polar.gram`); ``"auto"`` takes the cheaper of the two for the shape.
     """
@@ -71,13 +73,23 @@ class NewtonSchulz(PolarMap):
             )
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ValueError(f"dtype={self.dtype}: expected a floating-point dtype, or None")
+        if self.dtype is not None and self.dtype.itemsize < 4 and not self._survives_16_bits():
+            warnings.warn(
+                f"dtype={self.dtype} with coefficients={self.coefficients!r}: rounding to 16 bits may "
+                "lift a singular value above one, where these polynomials blow it up; use polynomials "
+                "with a safety factor, as polar_express(lower, steps) makes them, or dtype=None",
+                stacklevel=3,
+            )
         if self.form not in get_args(Form):
             raise ValueError(f"form={self.form!r}: expected one of {', '.join(get_args(Form))}")
 
     @property
     def rounds_input(self) -> bool:
         """True unless a ``dtype`` was given, or the polynomials need more than 16 bits."""
-        return self.dtype is None and coefficients.survives_16_bits(self.polynomials)
+        return self.dtype is None and self._survives_16_bits()
+
+    def _survives_16_bits(self) -> bool:
+        return coefficients.survives_16_bits(self.polynomials)
 
     @property
     def is_usual(self) -> bool:
@@ -88,6 +100,11 @@ class NewtonSchulz(PolarMap):
     def ignores_scale(self) -> bool:
         """True unless δ is a number."""
         return isinstance(self.delta, str)
+
+    @property
+    def ignores_zeros(self) -> bool:
+        """True: a polynomial of M has no way to fill zero rows and columns, which add to no norm."""
+        return True
 
     @property
     def polynomials(self) -> tuple[Polynomial, ...]:
