@@ -41,6 +41,9 @@ Group = dict[str, Any]
 # The elementwise rules by their name in group["algorithm"].
 ELEMENTWISE: dict[str, type[Elementwise]] = {rule.algorithm: rule for rule in get_args(Elementwise)}
 NONFINITE = ("propagate", "skip")
+ROUNDINGS = ("nearest", "compensated")
+# In which momentum can be kept; None is the precision of the parameter.
+MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
@@ -102,7 +105,8 @@ def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
     if algorithm == "muon":
         return muon_defaults
     _check_algorithm(algorithm)
-    return group_of(ELEMENTWISE[algorithm]()) | {"nonfinite": muon_defaults["nonfinite"]}
+    common = {option: muon_defaults[option] for option in ("nonfinite", "rounding")}
+    return group_of(ELEMENTWISE[algorithm]()) | common
 
 
 def check_options(group: Group) -> None:
@@ -119,6 +123,8 @@ def check_options(group: Group) -> None:
         raise ValueError(
             f"nonfinite={group['nonfinite']!r}: expected one of {', '.join(NONFINITE)}"
         )
+    if group["rounding"] not in ROUNDINGS:
+        raise ValueError(f"rounding={group['rounding']!r}: expected one of {', '.join(ROUNDINGS)}")
     if algorithm == "muon":
         _check_muon(group)
     else:
@@ -176,6 +182,11 @@ def _check_muon(group: Group) -> None:
             "heads; 1 if each part lies in one piece"
         )
     check_at_least_zero(lr_factor=group["lr_factor"])
+    if group["momentum_dtype"] not in MOMENTA:
+        raise ValueError(
+            f"momentum_dtype={group['momentum_dtype']!r}: expected one of "
+            f"{', '.join(map(str, MOMENTA))}; None keeps momentum in the precision of the parameter"
+        )
 
 
 def check_params(group: Group) -> None:

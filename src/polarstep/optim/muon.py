@@ -19,9 +19,16 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
 from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, collect, momentum_dtype
+from polarstep.optim.collect import State, Work, collect
 from polarstep.optim.elementwise import AdamW, Elementwise
 from polarstep.optim.groups import ELEMENTWISE, Group, check_params, complete, restored
+from polarstep.optim.low_precision import (
+    MOMENTUM_STATE,
+    is_compensated,
+    put,
+    rounding_error,
+    stored_dtype,
+)
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
@@ -35,9 +42,6 @@ from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
-
-# Entries of a parameter's state that may be above float16's largest number: C, and its largest entry.
-KEPT_BEYOND_FLOAT16 = ("momentum_buffer", "peak")
 
 # Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
 # weights_only=True, its default.
@@ -64,10 +68,11 @@ class Muon(Optimizer):
 
     The momentum buffer holds C itself, a sum and not a moving average, in the precision of X, or in
     float32 for float16 parameters. Entries of C are at most max|G|/(1 − β), so gradients up to
-    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C and
-    T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
-    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose gradient has become zero
-    for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
+    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C
+    and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
+    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
+    gradient has become zero for good stops moving when its momentum has faded
+    (:mod:`polarstep.optim.resting`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override everything
@@ -90,6 +95,11 @@ class Muon(Optimizer):
             v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
             rows of q as one matrix, and k and v alike.
         lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
+        momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter,
+            ``torch.bfloat16``, or ``torch.int8`` for eight bits with a scale for each 128 entries.
+        rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
+            rounded, in two more bytes a parameter (:mod:`polarstep.optim.low_precision`). ``"nearest"``
+            loses it, as torch's optimizers do. Neither matters for parameters in float32.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
@@ -133,6 +143,8 @@ class Muon(Optimizer):
         split_columns: Sequence[int] | None = None,
         split_repeats: int = 1,
         lr_factor: float = 1.0,
+        momentum_dtype: torch.dtype | None = None,
+        rounding: str = "nearest",
         transform: Transform | None = None,
         nonfinite: str = "propagate",
         seed: int = 0,
@@ -151,6 +163,8 @@ class Muon(Optimizer):
             "split_columns": split_columns,
             "split_repeats": split_repeats,
             "lr_factor": lr_factor,
+            "momentum_dtype": momentum_dtype,
+            "rounding": rounding,
             "transform": transform,
             "nonfinite": nonfinite,
             "seed": seed,
@@ -264,6 +278,10 @@ class Muon(Optimizer):
         for p in work.params:
             if not self.state[p]:
                 self.state[p].update(rule.new_state(p))
+        if is_compensated(work.group, work.params[0]):
+            for index in range(len(work.params)):
+                self._compensated(work, index)
+            return
         params, grads = ([local(X) for X in each] for each in (work.params, work.grads))
         states = [{k: local(X) for k, X in self.state[p].items()} for p in work.params]
         if work.finite is None:
@@ -271,6 +289,19 @@ class Muon(Optimizer):
             return
         for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
             rule.update(work.group, [p], [grad], [state], found_inf=1 - whole(finite).float())
+
+    def _compensated(self, work: Work, index: int) -> None:
+        """AdamW or SGD on one parameter in 16 bits, computed in float32."""
+        p, rule = work.params[index], ELEMENTWISE[work.group["algorithm"]]
+        R = local(rounding_error(p, self.state[p]))
+        kept = {k: local(X) for k, X in self.state[p].items() if k != "rounding_error"}
+        state = {k: X.float() for k, X in kept.items()}
+        x = local(p).float() + R
+        stop = None if work.finite is None else 1 - whole(work.finite[index]).float()
+        rule.update(work.group, [x], [local(work.grads[index]).float()], [state], found_inf=stop)
+        put(x, local(p), R)
+        for key, X in kept.items():
+            X.copy_(state[key])
 
     def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.
@@ -290,8 +321,8 @@ class Muon(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.
 
-        torch casts what it loads to the precision of the parameter. For float16 parameters the
-        momentum C, which may be above float16's largest number, is loaded without that cast.
+        torch casts what it loads to the precision of the parameter. Momentum that is kept in another
+        precision is loaded without that cast.
         """
         self._regroup_as(state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
@@ -308,12 +339,12 @@ class Muon(Optimizer):
             handle.remove()
         for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
             for key, p in zip(saved["params"], group["params"], strict=True):
-                if p.dtype != torch.float16 or group["algorithm"] != "muon":
+                if group["algorithm"] != "muon" or stored_dtype(group, p) == p.dtype:
                     continue
-                for name in KEPT_BEYOND_FLOAT16:
+                for name in MOMENTUM_STATE:
                     value = seen[0]["state"].get(key, {}).get(name)
                     if isinstance(value, Tensor):
-                        self.state[p][name] = value.to(p.device, momentum_dtype(p.dtype), copy=True)
+                        self.state[p][name] = value.to(p.device, copy=True)
 
     def _regroup_as(self, saved: Sequence[Group]) -> None:
         """Group the parameters as a checkpoint does, if it has the same names in other groups.

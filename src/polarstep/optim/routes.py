@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from polarstep import kernels
 from polarstep.optim.by_tables import can_tabulate
 from polarstep.optim.groups import ELEMENTWISE, Group, named_params, scale_of, view_of
+from polarstep.optim.low_precision import is_compensated, stored_dtype
 
 __all__ = ["Route", "Routes", "left_out", "routes_of"]
 
@@ -89,6 +91,7 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                     polar += f", {group['transform'].describe()}"
                 if can_tabulate(group, p, None):
                     polar += ", fused"
+                polar += _precision(group, p)
             rows.append(
                 Route(
                     name=name,
@@ -106,6 +109,17 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
             )
     names = {row.name for row in rows}
     return Routes((*rows, *(row for row in left_out if row.name not in names)))
+
+
+def _precision(group: Group, p: Tensor) -> str:
+    """What is not as usual in the precision of a parameter's update."""
+    told = ""
+    if stored_dtype(group, p) != p.dtype:
+        told += f", momentum in {str(stored_dtype(group, p)).removeprefix('torch.')}"
+    if is_compensated(group, p):
+        told += ", rounding compensated"
+    would_be_fused = group["fused"] and kernels.available(p.device)
+    return f"{told}, so not fused" if told and would_be_fused else told
 
 
 def left_out(name: str, p: Tensor, why: str) -> Route:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -66,6 +67,8 @@ def muon_for(
     splits: Mapping[str, Parts] | None = None,
     layouts: Mapping[str, Layout] | None = None,
     rules: Sequence[tuple[Matcher, Target]] = (),
+    momentum_dtype: torch.dtype | None = None,
+    rounding: str = "nearest",
     nonfinite: str = "propagate",
     seed: int = 0,
     fused: bool = True,
@@ -106,7 +109,7 @@ def muon_for(
             parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
             for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
             Rules with a Muon target skip parameters of fewer than two dimensions.
-        nonfinite, fused: see :class:`polarstep.Muon`.
+        momentum_dtype, rounding, nonfinite, fused: see :class:`polarstep.Muon`.
         seed: seed of the sketches.
 
     Raises:
@@ -171,6 +174,8 @@ def muon_for(
         weight_decay,
         lr_scale,
         transform=transform,
+        momentum_dtype=momentum_dtype,
+        rounding=rounding,
         nonfinite=nonfinite,
         seed=seed,
         fused=fused,
