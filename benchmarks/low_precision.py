@@ -1,14 +1,14 @@
-"""Parameters in bfloat16 and momentum in fewer bits: loss by seed, and bytes of state a parameter.
+"""Parameters in bfloat16 and momentum in fewer bits: perplexity by seed, and bytes of state a parameter.
 
     python benchmarks/low_precision.py run --seeds 0,1,2 --out runs.jsonl          # on a CPU, minutes
     python benchmarks/low_precision.py run TRAIN.bin VAL.bin --out runs.jsonl      # on a GPU
     python benchmarks/low_precision.py table results/low-precision/runs.jsonl      # summary.md
 
 Without shards a GPT of 2 layers × 48 reads the characters of the text shipped with the laboratory, 250
-steps of 8 × 48. With shards (``polarstep tokenize`` writes them) a GPT of 5 layers × 768 reads 1500 steps of
-16 × 1024 tokens.
-Rates rise over the first 20 steps and fall to zero as a cosine: small updates come at the end. The model
-computes in float32 on a CPU and in bfloat16 on a GPU, whatever its parameters are kept in.
+steps of 8 × 48. With shards (``polarstep tokenize`` writes them) a GPT of 5 layers × 768 reads 1500
+steps of 16 × 1024 tokens. Rates rise over the first 20 steps and fall to zero as a cosine: small updates
+come at the end. The model computes in float32 on a CPU and in bfloat16 on a GPU, whatever its parameters
+are kept in.
 """
 
 from __future__ import annotations
@@ -156,17 +156,17 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     for record in records:
         by_name.setdefault(record["variant"], {})[record["seed"]] = record
     reference = by_name[REFERENCE]
-    yield "| parameters | validation loss, by seed | to float32 | state, bytes a parameter |"
+    yield "| parameters | validation perplexity, by seed | to float32 | state, bytes a parameter |"
     yield "|---|---|---|---|"
     for name in (name for name in VARIANTS if name in by_name):
         runs = by_name[name]
         common = sorted(set(runs) & set(reference))
-        gaps = [runs[seed]["loss"] - reference[seed]["loss"] for seed in common]
-        spread = f" ± {statistics.stdev(gaps):.4f}" if len(gaps) > 1 else ""
-        told = "–" if name == REFERENCE else f"{statistics.fmean(gaps):+.4f}{spread}"
-        losses = ", ".join(f"{runs[seed]['loss']:.4f}" for seed in common)
+        gaps = [100 * math.expm1(runs[seed]["loss"] - reference[seed]["loss"]) for seed in common]
+        spread = f" ± {statistics.stdev(gaps):.2f}" if len(gaps) > 1 else ""
+        told = "–" if name == REFERENCE else f"{statistics.fmean(gaps):+.2f}{spread}%"
+        values = ", ".join(f"{math.exp(runs[seed]['loss']):.3f}" for seed in common)
         size = "–" if VARIANTS[name].stochastic else f"{runs[common[0]]['bytes']:.2f}"
-        yield f"| {VARIANTS[name].words} | {losses} | {told} | {size} |"
+        yield f"| {VARIANTS[name].words} | {values} | {told} | {size} |"
 
 
 def main() -> None:
