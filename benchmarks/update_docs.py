@@ -4,8 +4,8 @@
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
 After a marker ``<!-- KIND: RECORD -->``, of kind table, device, speedup, accuracy or low-precision, a
-page has the table made from the record, up to the next blank line. Between ``<!-- results: FOLDER -->`` and
-``<!-- end -->`` are the results of the archived runs below the folder; it is empty without runs.
+page has the table made from the record, up to the next blank line. Between ``<!-- results: FOLDER -->``
+and ``<!-- end -->`` are the results of the archived runs below the folder; it is empty without runs.
 """
 
 from __future__ import annotations
