@@ -71,6 +71,8 @@ def test_cuts_along_both_sides_in_turn_and_transposed(batch, rows, columns, repe
     if view.in_turn:  # as addresses in memory are computed from it
         flat = torch.cat([block.reshape(len(block), -1) for block in blocks], dim=1)
         assert torch.equal(flat.reshape(X.shape), X)
+        assert [m for _, m, _ in view.shapes] in ([*view.runs], [*view.runs][:1])
+        assert sum(view.runs) == view.rows
 
 
 def test_what_the_matrices_are():

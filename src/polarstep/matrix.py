@@ -126,6 +126,14 @@ class MatrixView:
         across = self.split if self.transposed else self.columns
         return len(across) == 1 and (self.repeats == 1 or len(self.split) == 1)
 
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The rows as stored of each part, if every part is a run of rows (:attr:`in_turn`)."""
+        assert self.in_turn
+        if self.transposed:
+            return self.columns
+        return self.split if self.repeats == 1 else (self.rows,)
+
     def blocks(self, X: Tensor) -> list[Tensor]:
         """The blocks of ``X``, in the order of :attr:`shapes`; views wherever strides allow."""
         X = X.reshape(self.batch, self.rows, self.cols)
