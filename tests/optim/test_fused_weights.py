@@ -249,7 +249,7 @@ def test_cuts_that_cannot_be_right_are_refused(model, splits, error, message):
         (Bag(gate=nn.Linear(WIDTH, 4), experts=nn.ModuleList(nn.Linear(16, 16) for _ in range(4))),
          "gate.weight"),
         (Bag(gate=Bag(weight=gaussian(3, WIDTH)), experts=GptOssExperts()), "gate.weight"),
-        (Bag(router=Bag(layer=nn.Linear(WIDTH, 5)), up=nn.Linear(16, 16)), "router.layer.weight"),
+        (Bag(router=Bag(layer=nn.Linear(WIDTH, 5)), mix=nn.Linear(16, 16)), "router.layer.weight"),
     ],
 )  # fmt: skip
 def test_routers_are_left_to_adamw(layer, name):
@@ -259,9 +259,17 @@ def test_routers_are_left_to_adamw(layer, name):
     assert "in its name" in row.why
 
 
-def test_a_gate_without_experts_is_a_hidden_matrix():
+def test_the_gate_of_an_mlp_is_a_hidden_matrix():
     block = Bag(gate=nn.Linear(WIDTH, 40), up=nn.Linear(WIDTH, 40), down=nn.Linear(40, WIDTH))
     assert roles(muon_for(in_a_model(block)))["blocks.0.layer.gate.weight"] == "hidden"
+    block.num_experts = 40  # as many experts around it as it has outputs, as in Qwen3-Next
+    assert roles(muon_for(in_a_model(block)))["blocks.0.layer.gate.weight"] == "hidden"
+    assert (
+        roles(muon_for(in_a_model(Bag(gate=nn.Linear(WIDTH, 5), mix=nn.Linear(16, 16)))))[
+            "blocks.0.layer.gate.weight"
+        ]
+        == "hidden"
+    )
 
 
 # --- the real libraries

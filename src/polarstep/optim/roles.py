@@ -198,7 +198,7 @@ def router(site: Site, anatomy: Anatomy) -> Finding | None:
     words += [word for node in around for word in _words(_own_kind(node.module))]
     words += _words(use.label) if use.label in use.owner.module._parameters else []
     hint = next((word for word in words if word in ROUTER_WORDS), None)
-    if hint is None:
+    if hint is None or _is_in_gated_mlp(use):
         return None
     rows, cols = site.parameter.shape
     experts = rows if rows in _experts_near(use) else None
@@ -269,6 +269,12 @@ CLASS_HINTS: dict[Role, frozenset[str]] = {
 ROUTER_WORDS = frozenset(("router", "routing", "gate", "gating", "wg"))
 # Attributes in which a module or its configuration states the number of experts.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
+
+
+def _is_in_gated_mlp(use: Use) -> bool:
+    """Whether a gate is that of an MLP, which has layers called up or down beside it."""
+    beside = use.owner.parent.children if use.owner.parent is not None else []
+    return any({"up", "down"} & set(_words(node.name.rpartition(".")[2])) for node in beside)
 
 
 def _experts_near(use: Use) -> set[int]:
