@@ -275,7 +275,9 @@ def test_a_degree_for_each_step():
     mixed = polar_express(0.01, 4, (5, 7, 7, 5), safety=1.0)
     assert [len(p) for p in mixed] == [3, 4, 4, 3]
     x = torch.linspace(0.01, 1, 20_001, dtype=torch.float64)
-    errors = [float((evaluate(p, x) - 1).abs().max()) for p in (mixed, polar_express(0.01, 4, safety=1.0))]
+    errors = [
+        float((evaluate(p, x) - 1).abs().max()) for p in (mixed, polar_express(0.01, 4, safety=1.0))
+    ]
     assert errors[0] < errors[1] / 10
     assert polar_express(0.01, 2, (5, 5)) == polar_express(0.01, 2)
     with pytest.raises(ValueError, match="expected one degree, or 3, one for each step"):

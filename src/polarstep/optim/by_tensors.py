@@ -26,6 +26,7 @@ from polarstep.optim.collect import (
     momentum_dtype,
 )
 from polarstep.optim.groups import scale_of
+from polarstep.optim.large import is_large, launch_in_place
 from polarstep.optim.low_precision import (
     add_compensated,
     is_compensated,
@@ -82,10 +83,13 @@ class PlainStep:
                 matrices = Tensors(part, [target_of(member) for member in part])
                 if numbers is not None and drawn is None:
                     drawn = self._numbers(signature, key, constant=not numbers)
-                carry = _joined(signature, part, state)
-                draw = Draw(drawn, _finite_flags(part))
-                polar, left = launch(signature.polar, matrices, carry, draw)
-                _keep(signature, part, state, left)
+                if is_large(signature, sharded):
+                    polar = launch_in_place(signature, matrices, part, hooks)
+                else:
+                    carry = _joined(signature, part, state)
+                    draw = Draw(drawn, _finite_flags(part))
+                    polar, left = launch(signature.polar, matrices, carry, draw)
+                    _keep(signature, part, state, left)
                 if hooks:
                     show(hooks, signature, part, key, polar)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from polarstep.optim.collect import Member, Signature, in_parts, momentum_dtype
 from polarstep.optim.low_precision import is_compensated
 from polarstep.optim.step import PolarHook, launch, show
-from polarstep.polar import Carry, Draw, Polar
+from polarstep.polar import Carry, Draw, Polar, PolarMap
 
 if TYPE_CHECKING:
     from polarstep.optim.by_tensors import _Target
@@ -60,13 +60,12 @@ def step_padded(
     small = {key: members for key, members in buckets.items() if _can_pad(*key, members)}
     if len(small) < MANY:
         return buckets
-    batches: dict[tuple[object, ...], list[_Bucket]] = {}
+    batches: dict[tuple[PolarMap, torch.dtype, int, int], list[_Bucket]] = {}
     for (its, _), members in small.items():
         rows, columns = (-(-side // MULTIPLE) * MULTIPLE for side in sorted((its.m, its.n)))
-        common = (its.polar, its.dtype, rows, columns)
-        batches.setdefault(common, []).append(_Bucket(its, members))
+        batch = batches.setdefault((its.polar, its.dtype, rows, columns), [])
+        batch.append(_Bucket(its, members))
     for (_, dtype, rows, columns), together in batches.items():
-        assert isinstance(rows, int) and isinstance(columns, int) and isinstance(dtype, torch.dtype)
         most = LARGEST // (rows * columns * dtype.itemsize)
         for part in in_parts(together, lambda bucket: bucket.count, most):
             padded = _Padded(part, rows, columns, target_of)

@@ -16,6 +16,8 @@ from polarstep.polar.base import Lift, PolarMap
 from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
+from polarstep.products.base import leaves_range, unit_scale
+from polarstep.products.in_place import frobenius_norm, iterate_in_place
 
 __all__ = ["NewtonSchulz"]
 
@@ -28,9 +30,9 @@ Form = Literal["auto", "plain", "gram"]
 class NewtonSchulz(PolarMap):
     """``Z₀ = M/δ``, ``Z_{t+1} = φ_t(Z_t)``; T(M) = Z_q = U p_q(Σ/δ) Vᵀ (the paper's Section 2).
 
-    With ``"cubic"`` or ``"quintic"`` and any δ ≥ ‖M‖_op this has ν = 0 and
-    γ = 1 − Σσᵢp_q(σᵢ/δ)/Σσᵢ (Proposition 1). The other sets overshoot one by design: they reach
-    the neighbourhood of one sooner and stay in it.
+    With ``"cubic"`` or ``"quintic"`` and any δ ≥ ‖M‖_op this has ν = 0, up to rounding
+    (:mod:`polarstep.polar.base`), and γ = 1 − Σσᵢp_q(σᵢ/δ)/Σσᵢ (Proposition 1). The other
+    sets overshoot one by design: they reach the neighbourhood of one sooner and stay in it.
 
     Args:
         steps: q, the number of polynomials applied.
@@ -159,6 +161,23 @@ class NewtonSchulz(PolarMap):
             return gram.apply_to_normalized(X, self.polynomials)
         X = self._divided_by_delta(X, dtype, ops)
         return (gram.apply_polynomials if by_gram else ops.iterate)(X, self.polynomials)
+
+    @property
+    def overwrites(self) -> bool:
+        """True where δ is ‖M‖_F or a number, and the precision is M's own."""
+        return self.delta != "spectral" and self.dtype is None
+
+    def overwrite(self, X: Tensor) -> None:
+        """``X ← T(X)`` with memory for half of XXᵀ."""
+        if isinstance(self.delta, str):
+            norm = frobenius_norm(X)
+            if bool(leaves_range(norm, X.dtype)) or float(norm) == 0:
+                X.mul_(unit_scale(X))
+                norm = frobenius_norm(X)
+            X.div_(norm.to(X.dtype).clamp_min(torch.finfo(X.dtype).tiny))
+        else:
+            X.div_(self.delta)
+        iterate_in_place(X, self.polynomials)
 
     def iterated(self, X: Tensor, ops: Products) -> Tensor:
         """The polynomials on the singular values of wide ``X`` with ‖X‖_op ≤ 1, without δ."""
