@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
 from dataclasses import replace
@@ -16,11 +16,9 @@ PAGE = ROOT / "docs" / "precision.md"
 
 @pytest.fixture(scope="module")
 def script():
-    path = ROOT / "benchmarks" / "low_precision.py"
-    spec = importlib.util.spec_from_file_location("low_precision", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        return importlib.import_module("low_precision")
 
 
 def test_the_table_comes_from_the_records(script):
