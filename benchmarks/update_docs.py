@@ -3,9 +3,9 @@
     python benchmarks/update_docs.py            # write
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
-After a marker ``<!-- KIND: RECORD -->``, of kind table, device, speedup or accuracy, a page has the
-table made from the record, up to the next blank line. Between ``<!-- results: FOLDER -->`` and
-``<!-- end -->`` are the results of the archived runs below the folder; it is empty without runs.
+After a marker ``<!-- KIND: RECORD -->``, of kind table, device, speedup, accuracy or low-precision, a
+page has the table made from the record, up to the next blank line. Between ``<!-- results: FOLDER -->``
+and ``<!-- end -->`` are the results of the archived runs below the folder; it is empty without runs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/speed.md")
+PAGES = ("README.md", "docs/speed.md", "docs/precision.md")
 RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MARKER = re.compile(r"(<!-- (table|device|speedup|accuracy): (\S+) -->\n)\n(?:\|.*\n)*\n?")
+MARKER = re.compile(
+    r"(<!-- (table|device|speedup|accuracy|low-precision): (\S+) -->\n)\n(?:\|.*\n)*\n?"
+)
 
 
 def step_table(record: Path) -> str:
@@ -70,6 +72,13 @@ def accuracy_table(record: Path) -> str:
     return "\n".join(lines)
 
 
+def low_precision_table(record: Path) -> str:
+    """Losses and bytes of state, from what low_precision.py wrote."""
+    from low_precision import table
+
+    return "\n".join(table([json.loads(line) for line in record.read_text().splitlines()]))
+
+
 def results_tables(folder: Path) -> str:
     """Tables that compare the methods of the archived runs below a folder, with their sources."""
     archives = sorted(folder.rglob("records.jsonl"))
@@ -105,6 +114,7 @@ def filled(text: str) -> str:
             "device": device_table,
             "speedup": speedup_table,
             "accuracy": accuracy_table,
+            "low-precision": low_precision_table,
         }[kind]
         return f"{marker}\n{make(ROOT / record)}\n\n"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, overload
 
 import torch
@@ -15,9 +17,19 @@ from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
+from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, collect, momentum_dtype
-from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.collect import State, Work, collect
+from polarstep.optim.elementwise import AdamW, Elementwise
+from polarstep.optim.groups import ELEMENTWISE, Group, check_params, complete, restored
+from polarstep.optim.low_precision import (
+    MOMENTUM_STATE,
+    is_compensated,
+    put,
+    rounding_error,
+    stored_dtype,
+)
+from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
@@ -31,10 +43,7 @@ from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
 
-# Entries of a parameter's state that may be above float16's largest number: C, and its largest entry.
-KEPT_BEYOND_FLOAT16 = ("momentum_buffer", "peak")
-
-# A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
+# Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
 # weights_only=True, its default.
 torch.serialization.add_safe_globals(
     [
@@ -77,9 +86,20 @@ class Muon(Optimizer):
         weight_decay: λ, decoupled.
         lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, 0.2·√max(m, n), with which
             AdamW's learning rates carry over; or a function of (m, n).
-        layout: how tensors of more than two dimensions are matrices
-            (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``, ``"stack"`` or ``"auto"``.
-        split_sizes: rows of the matrices of a fused projection; each gets its own polar factor.
+        layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
+            ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
+        split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
+            polar factor.
+        split_columns: inputs (columns) of the matrices, as for an output projection cut by head.
+        split_repeats: how often the parts of ``split_sizes`` come in turn. Where a weight has q, k and
+            v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
+            rows of q as one matrix, and k and v alike.
+        lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
+        momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter,
+            ``torch.bfloat16``, or ``torch.int8`` for eight bits with a scale for each 128 entries.
+        rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
+            rounded, in two more bytes a parameter (:mod:`polarstep.optim.low_precision`). ``"nearest"``
+            loses it, as torch's optimizers do. Neither matters for parameters in float32.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
@@ -94,9 +114,9 @@ class Muon(Optimizer):
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
-    ``torch.load`` reads it back with ``weights_only=True``, its default, as long as ``polarstep`` is
-    imported; a polar map or an ``lr_scale`` function of your own must be named to
-    ``torch.serialization.add_safe_globals`` first.
+    :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
+    ``weights_only=True``, its default. The class of a map of your own must be defined before
+    :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again.
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))
@@ -120,6 +140,11 @@ class Muon(Optimizer):
         *,
         layout: Layout = "auto",
         split_sizes: Sequence[int] | None = None,
+        split_columns: Sequence[int] | None = None,
+        split_repeats: int = 1,
+        lr_factor: float = 1.0,
+        momentum_dtype: torch.dtype | None = None,
+        rounding: str = "nearest",
         transform: Transform | None = None,
         nonfinite: str = "propagate",
         seed: int = 0,
@@ -135,6 +160,11 @@ class Muon(Optimizer):
             "lr_scale": lr_scale,
             "layout": layout,
             "split_sizes": split_sizes,
+            "split_columns": split_columns,
+            "split_repeats": split_repeats,
+            "lr_factor": lr_factor,
+            "momentum_dtype": momentum_dtype,
+            "rounding": rounding,
             "transform": transform,
             "nonfinite": nonfinite,
             "seed": seed,
@@ -151,7 +181,11 @@ class Muon(Optimizer):
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
+        self._waiting: tuple[Group, ...] | None = None  # groups for them, should they be added
+        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
+        self._told = False  # whether a step without gradients has been pointed out
         super().__init__(params, defaults)
+        self._waiting = ()
 
     @property
     def routes(self) -> Routes:
@@ -159,11 +193,32 @@ class Muon(Optimizer):
         return routes_of(self.param_groups, self._left_out)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked and completed with the defaults of its algorithm."""
+        """Add a group, checked and completed with the defaults of its algorithm.
+
+        A group without ``"algorithm"`` that is added to an existing optimizer may bring any parameters.
+        Those that :func:`polarstep.muon_for` knows, because they were frozen then, get the rule it has
+        for them. Of the others, vectors get AdamW. Each rule has its own group
+        (:mod:`polarstep.optim.added`).
+        """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        group = complete(_as_listed(param_group), self.defaults)
-        check_params(group)
+        listed = _as_listed(param_group)
+        groups = [listed]
+        if self._waiting is not None:
+            lr = self.defaults["lr"]
+            groups = sorted_by_rule(listed, self._waiting, self._vectors, lr)
+        ready: list[Group] = []
+        for group in groups:
+            group = complete(group, self.defaults)
+            check_params(group)
+            before = [*self.param_groups, *ready]
+            if self._waiting is not None:
+                group = with_names(group, before)
+            ready.append(named_uniquely(group, before))
+        for group in ready:
+            self._add(group)
+
+    def _add(self, group: Group) -> None:
         # torch fills every default into every group; an AdamW group must not get Muon's.
         defaults, self.defaults = self.defaults, {}
         try:
@@ -192,6 +247,9 @@ class Muon(Optimizer):
 
     def _update(self) -> None:
         works = [collect(group) for group in self.param_groups]
+        if not self._told and not any(work.params for work in works):
+            self._told = True
+            _tell_of_no_gradient(sum(len(group["params"]) for group in self.param_groups))
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
@@ -220,6 +278,10 @@ class Muon(Optimizer):
         for p in work.params:
             if not self.state[p]:
                 self.state[p].update(rule.new_state(p))
+        if is_compensated(work.group, work.params[0]):
+            for index in range(len(work.params)):
+                self._compensated(work, index)
+            return
         params, grads = ([local(X) for X in each] for each in (work.params, work.grads))
         states = [{k: local(X) for k, X in self.state[p].items()} for p in work.params]
         if work.finite is None:
@@ -227,6 +289,19 @@ class Muon(Optimizer):
             return
         for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
             rule.update(work.group, [p], [grad], [state], found_inf=1 - whole(finite).float())
+
+    def _compensated(self, work: Work, index: int) -> None:
+        """AdamW or SGD on one parameter in 16 bits, computed in float32."""
+        p, rule = work.params[index], ELEMENTWISE[work.group["algorithm"]]
+        R = local(rounding_error(p, self.state[p]))
+        kept = {k: local(X) for k, X in self.state[p].items() if k != "rounding_error"}
+        state = {k: X.float() for k, X in kept.items()}
+        x = local(p).float() + R
+        stop = None if work.finite is None else 1 - whole(work.finite[index]).float()
+        rule.update(work.group, [x], [local(work.grads[index]).float()], [state], found_inf=stop)
+        put(x, local(p), R)
+        for key, X in kept.items():
+            X.copy_(state[key])
 
     def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.
@@ -237,31 +312,75 @@ class Muon(Optimizer):
         self._polar_hooks[handle.id] = hook
         return handle
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a checkpoint, as every optimizer of torch does.
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the groups, as torch has them, with every option as plain data."""
+        content = super().state_dict()
+        groups = [encoded_group(group) for group in content["param_groups"]]
+        return content | {"param_groups": groups}
 
-        torch casts what it loads to the precision of the parameter. For float16 parameters the
-        momentum C, which may be above float16's largest number, is loaded without that cast.
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that are missing in it stay as they are here.
+
+        torch casts what it loads to the precision of the parameter. Momentum that is kept in another
+        precision is loaded without that cast.
         """
+        self._regroup_as(state_dict["param_groups"])
+        running = dict(enumerate(self.param_groups))
+        groups = [
+            decoded_group(group, running.get(index))
+            for index, group in enumerate(state_dict["param_groups"])
+        ]
         seen: list[dict[str, Any]] = []
         # The last of the hooks sees what the hooks of the user have made of the checkpoint.
         handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
         try:
-            super().load_state_dict(state_dict)
+            super().load_state_dict(state_dict | {"param_groups": groups})
         finally:
             handle.remove()
         for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
             for key, p in zip(saved["params"], group["params"], strict=True):
-                if p.dtype != torch.float16 or group["algorithm"] != "muon":
+                if group["algorithm"] != "muon" or stored_dtype(group, p) == p.dtype:
                     continue
-                for name in KEPT_BEYOND_FLOAT16:
+                for name in MOMENTUM_STATE:
                     value = seen[0]["state"].get(key, {}).get(name)
                     if isinstance(value, Tensor):
-                        self.state[p][name] = value.to(p.device, momentum_dtype(p.dtype), copy=True)
+                        self.state[p][name] = value.to(p.device, copy=True)
+
+    def _regroup_as(self, saved: Sequence[Group]) -> None:
+        """Group the parameters as a checkpoint does, if it has the same names in other groups.
+
+        Another version may route a parameter otherwise, and the model may have had other layers frozen.
+        The run then goes on as it was saved.
+        """
+        then, now = (
+            [list(group.get("param_names") or ()) for group in groups]
+            for groups in (saved, self.param_groups)
+        )
+        names_then, names_now = (sorted(chain.from_iterable(names)) for names in (then, now))
+        if then == now or names_then != names_now or not all([*then, *now]):
+            return
+        owners = {
+            name: (p, group)
+            for group, names in zip(self.param_groups, now, strict=True)
+            for name, p in zip(names, group["params"], strict=True)
+        }
+        regrouped = [
+            owners[names[0]][1]
+            | {"params": [owners[name][0] for name in names], "param_names": names}
+            for names in then
+        ]
+        self.param_groups[:] = regrouped
+        warnings.warn(
+            f"the checkpoint has its parameters in {len(then)} groups and this optimizer had them in "
+            f"{len(now)}, or in another order: the checkpoint's groups and their rules are taken over. "
+            "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
+            "with a new optimizer",
+            stacklevel=3,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
-        return super().__getstate__() | {"_left_out": self._left_out}
+        return super().__getstate__() | {"_left_out": self._left_out, "_vectors": self._vectors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
@@ -282,6 +401,9 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_replayed", ReplayedStep())
         self.__dict__.setdefault("_plain", PlainStep())
         self.__dict__.setdefault("_left_out", ())
+        self.__dict__.setdefault("_waiting", ())
+        self.__dict__.setdefault("_vectors", AdamW())
+        self.__dict__.setdefault("_told", False)
 
 
 def _check_buffers(state: State) -> None:
@@ -299,6 +421,17 @@ def _check_buffers(state: State) -> None:
                 "checkpoint: expected the same shape; the checkpoint is of another model, or of "
                 "one whose parameters came in another order"
             )
+
+
+def _tell_of_no_gradient(count: int) -> None:
+    """Warn that a step has nothing to do."""
+    warnings.warn(
+        f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
+        "updated. Expected gradients from backward(). If it has run, these are no longer the parameters "
+        "of the model: get_peft_model, fully_shard, and to() or load_state_dict(assign=True) on some "
+        "paths put new ones in their place. Make the optimizer after them, as muon_for(model)",
+        stacklevel=6,  # the caller of step(), which torch has wrapped twice
+    )
 
 
 def _check_started(works: list[Work], state: State) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import MatrixView
 from polarstep.optim.collect import State, Work
+from polarstep.optim.low_precision import keep_momentum, momentum_of
 from polarstep.sharded import is_sharded, placed_like, whole
 
 __all__ = ["EVERY", "FADED", "let_rest"]
@@ -41,11 +42,15 @@ def let_rest(works: list[Work], state: State) -> None:
         fade = work.group["momentum"] ** (steps / 2)
         for p, view in zip(work.params, work.views, strict=True):
             if "momentum_buffer" in state[p]:
-                _rest_if_faded(state[p], view, fade)
+                kept = state[p]["momentum_buffer"].dtype
+                C = momentum_of(p, state[p], kept)
+                _rest_if_faded(state[p], C, view, fade)
+                keep_momentum(C, state[p], kept)
 
 
-def _rest_if_faded(of_parameter: dict[str, Tensor], view: MatrixView, fade: float) -> None:
-    buffer = of_parameter["momentum_buffer"]
+def _rest_if_faded(
+    of_parameter: dict[str, Tensor], buffer: Tensor, view: MatrixView, fade: float
+) -> None:
     blocks = view.blocks(whole(buffer))
     largest = torch.cat([_largest(block) for block in blocks])
     known = of_parameter.setdefault("peak", torch.zeros_like(largest))

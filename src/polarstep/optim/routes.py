@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from polarstep import kernels
 from polarstep.optim.by_tables import can_tabulate
-from polarstep.optim.groups import ELEMENTWISE, Group, named_params, view_of
+from polarstep.optim.groups import ELEMENTWISE, Group, named_params, scale_of, view_of
+from polarstep.optim.low_precision import is_compensated, stored_dtype
 
 __all__ = ["Route", "Routes", "left_out", "routes_of"]
 
@@ -31,6 +33,9 @@ class Route:
     matrix: str  # the matrices that Muon reads; for others the plain shape
     algorithm: str  # "Muon", "AdamW", "SGD" or "left out"
     lr: float | None
+    factors: tuple[
+        float, ...
+    ]  # what Muon multiplies lr by, for each kind of matrix in the parameter
     polar: str  # the polar map on this shape; "–" where there is none
     role: str | None
     why: str
@@ -73,16 +78,20 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
             if len(groups) > 1 and not group.get("param_names"):
                 name = f"group {index}, {name}"
             matrix, polar = _shape(p), "–"
+            factors: tuple[float, ...] = ()
             if group["algorithm"] == "muon":
                 view = view_of(group, p, name)
                 matrix = str(view)
                 shapes = dict.fromkeys((m, n) for _, m, n in view.shapes)
+                scale = scale_of(group)
+                factors = tuple(dict.fromkeys(scale(m, n) for m, n in shapes))
                 told = (group["polar"].describe(m, n, p.device) for m, n in shapes)
                 polar = "; ".join(dict.fromkeys(told))
                 if group["transform"] is not None:
                     polar += f", {group['transform'].describe()}"
                 if can_tabulate(group, p, None):
                     polar += ", fused"
+                polar += _precision(group, p)
             rows.append(
                 Route(
                     name=name,
@@ -90,6 +99,7 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                     matrix=matrix,
                     algorithm=_title(group["algorithm"]),
                     lr=float(group["lr"]),
+                    factors=factors,
                     polar=polar,
                     role=group.get("role"),
                     why=why,
@@ -101,9 +111,21 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
     return Routes((*rows, *(row for row in left_out if row.name not in names)))
 
 
+def _precision(group: Group, p: Tensor) -> str:
+    """What is not as usual in the precision of a parameter's update."""
+    told = ""
+    if stored_dtype(group, p) != p.dtype:
+        told += f", momentum in {str(stored_dtype(group, p)).removeprefix('torch.')}"
+    if is_compensated(group, p):
+        told += ", rounding compensated"
+    would_be_fused = group["fused"] and kernels.available(p.device)
+    return f"{told}, so not fused" if told and would_be_fused else told
+
+
 def left_out(name: str, p: Tensor, why: str) -> Route:
     """The route of a parameter that no group has."""
-    return Route(name, tuple(p.shape), _shape(p), NOBODY, None, "–", None, why, None, p.numel())
+    shape = tuple(p.shape)
+    return Route(name, shape, _shape(p), NOBODY, None, (), "–", None, why, None, p.numel())
 
 
 def _title(algorithm: str) -> str:
@@ -177,6 +199,8 @@ def _cells(collapsed: tuple[str, int, Route]) -> tuple[str, ...]:
     name, count, row = collapsed
     times = f" ×{count}" if count > 1 else ""
     algorithm = row.algorithm if row.lr is None else f"{row.algorithm}, lr {row.lr:g}"
+    if set(row.factors) - {1.0}:
+        algorithm += " × " + ", ".join(f"{factor:.3g}" for factor in row.factors)
     return name + times, row.matrix, algorithm, row.polar, row.why
 
 
