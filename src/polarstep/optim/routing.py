@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec, Protocol, overload
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -44,6 +45,31 @@ class _Routed:
     why: str
 
 
+P = ParamSpec("P")
+
+
+class _ModelMayFollow(Protocol[P]):
+    """A function of a model and options; without a model, it returns a function that takes one."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Muon: ...
+
+    @overload
+    def __call__(self, **options: Any) -> Callable[..., Muon]: ...
+
+
+def _model_may_follow(build: Callable[P, Muon]) -> _ModelMayFollow[P]:
+    """Let ``build`` be called with options alone; the result takes the model and further options."""
+
+    @wraps(build)
+    def call(*args: Any, **options: Any) -> Any:
+        given = bool(args) or "model" in options
+        return build(*args, **options) if given else partial(build, **options)
+
+    return call
+
+
+@_model_may_follow
 def muon_for(
     model: nn.Module,
     lr: float | Tensor = 0.02,
@@ -70,6 +96,9 @@ def muon_for(
     convolutions (also grouped), attention, recurrent gates and stacked experts are read as the
     matrices they are. ``print(optimizer.routes)`` shows how each parameter is updated and why.
     Every group has a ``"role"``, so that learning rates can be changed later by role.
+
+    Without a model, ``muon_for(**options)`` returns a function that takes the model and builds the
+    optimizer. Trainers that make the optimizer themselves can be given ``muon_for`` by this means.
 
     Args:
         model: any module; ``torch.compile``d and DDP-wrapped ones give the same groups and names.
@@ -115,6 +144,12 @@ def muon_for(
     >>> for group in optimizer.param_groups:
     ...     if group["role"] == "head":
     ...         group["lr"] = 5e-4
+
+    The same optimizer from options first, model later:
+
+    >>> build = muon_for(lr=0.02, polar=Exact())
+    >>> build(nn.Sequential(*layers), heads=AdamW(lr=1e-3)).param_groups[0]["lr"]
+    0.02
     """
     _check_model(model)
     given = {"others": others, "embeddings": embeddings, "heads": heads, "vectors": vectors}
