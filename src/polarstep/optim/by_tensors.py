@@ -16,6 +16,7 @@ from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.optim.carried import remember
 from polarstep.optim.collect import Member, Signature, State, Work, all_recalled, gathered, in_parts
+from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
@@ -189,7 +190,7 @@ class _Target:
     def sizes(self) -> list[Any]:
         """−η·scale of each block."""
         group = self.work.group
-        lr, scale = group["lr"], resolve_scale(group["lr_scale"])
+        lr, scale = group["lr"], resolve_scale(group[LR_SCALE])
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
         return [-lr * scale(m, n) for _, m, n in self.view.shapes]
 

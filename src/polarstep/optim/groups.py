@@ -24,6 +24,7 @@ from polarstep.polar import PolarMap
 
 __all__ = [
     "ELEMENTWISE",
+    "LR_SCALE",
     "Group",
     "check_options",
     "check_params",
@@ -52,6 +53,9 @@ SYNONYMS = {
     "ns_coefficients": "polar",
     "adjust_lr_fn": "lr_scale",
 }
+# The key under which a group keeps the option ``lr_scale``: timm's schedulers multiply a group's
+# learning rate by group["lr_scale"], a number of theirs. A group may be given either key.
+LR_SCALE = "shape_scale"
 
 
 def complete(group: Group, muon_defaults: Group) -> Group:
@@ -114,6 +118,8 @@ def check_options(group: Group) -> None:
             f"nonfinite={group['nonfinite']!r}: expected one of {', '.join(NONFINITE)}"
         )
     if algorithm == "muon":
+        if "lr_scale" in group:
+            group[LR_SCALE] = group.pop("lr_scale")
         _check_muon(group)
     else:
         rule = ELEMENTWISE[algorithm]
@@ -147,7 +153,7 @@ def _check_muon(group: Group) -> None:
         raise TypeError(
             f"transform={transform!r}: expected None or a transform such as polarstep.NormalizedRows()"
         )
-    resolve_scale(group["lr_scale"])
+    resolve_scale(group[LR_SCALE])
     if group["layout"] not in get_args(Layout):
         raise ValueError(
             f"layout={group['layout']!r}: expected one of {', '.join(get_args(Layout))}"
@@ -206,8 +212,9 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
     torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
     ``wd`` would have no effect, unnoticed for a whole training run.
     """
+    own, muon = ({"lr_scale" if key == LR_SCALE else key for key in keys} for keys in (own, muon))
     others = muon.union(*(group_of(rule()) for rule in ELEMENTWISE.values())) - own
-    for key in sorted(set(group) - own - {"params", "param_names"}):
+    for key in sorted(set(group) - own - {"params", "param_names", LR_SCALE}):
         close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
         meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
         if key in others or meant:

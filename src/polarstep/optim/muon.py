@@ -17,7 +17,7 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, collect
-from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, check_params, complete, restored
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
@@ -125,7 +125,7 @@ class Muon(Optimizer):
             "nesterov": nesterov,
             "polar": NewtonSchulz(5, "polar-express") if polar is None else polar,
             "weight_decay": weight_decay,
-            "lr_scale": lr_scale,
+            LR_SCALE: lr_scale,
             "layout": layout,
             "split_sizes": split_sizes,
             "transform": transform,

@@ -26,7 +26,7 @@ from polarstep.optim.by_tables import TableBucket, addresses, can_tabulate, lies
 from polarstep.optim.by_tensors import ensure_buffer
 from polarstep.optim.carried import entry, recalled
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
-from polarstep.optim.groups import Group
+from polarstep.optim.groups import LR_SCALE, Group
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.step import PolarHook, show
 from polarstep.optim.transforms import followed
@@ -366,7 +366,7 @@ def _tabulated(
 
 def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
-    scale = resolve_scale(group["lr_scale"])
+    scale = resolve_scale(group[LR_SCALE])
     return {shape: scale(*shape) for shape in shapes}
 
 
