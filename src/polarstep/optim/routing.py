@@ -122,8 +122,10 @@ def muon_for(
             parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
             for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
             Rules with a Muon target skip parameters of fewer than two dimensions.
-        nonfinite, fused: see :class:`polarstep.Muon`.
+        nonfinite: what happens to a parameter whose gradient is not finite, as in
+            :class:`polarstep.Muon`.
         seed: seed of the sketches.
+        fused: whether a GPU uses Triton kernels and a CUDA graph, as in :class:`polarstep.Muon`.
 
     Raises:
         ValueError: if no parameter would go to Muon, if a pattern matches no parameter, or if a
