@@ -142,9 +142,10 @@ def figure(record: Path) -> str:
             # On a logarithmic scale, from half of AdamW's time on.
             length = (width - left - right) * math.log(2 * ratio) / (longest + math.log(2))
             kind = "low" if name.startswith("LowRank") else "other"
+            bar = f'width="{length:.1f}" height="{row - 7}" class="{kind}"'
             shapes += [
                 f'<text x="{left - 8}" y="{line + 15}" text-anchor="end">{name}</text>',
-                f'<rect x="{left}" y="{line + 2}" width="{length:.1f}" height="{row - 7}" class="{kind}"/>',
+                f'<rect x="{left}" y="{line + 2}" {bar}/>',
                 f'<text x="{left + length + 6:.1f}" y="{line + 15}">{ratio:.2f}×</text>',
             ]
         y += top + row * len(names) + 14

@@ -1,8 +1,8 @@
 """What the site adds to the pages of docs/: the README as its first page, and files that pages link to.
 
 Pages link to files of the repository as ``../results/…`` or ``../src/…``, so that links work where
-the repository is read. For the site, a linked Markdown file becomes a page, a linked source file becomes a
-page that shows it, and any other linked file is copied. Links are changed to match.
+the repository is read. For the site, a linked Markdown file becomes a page, a linked source file
+becomes a page that shows it, and any other linked file is copied. Links are changed to match.
 """
 
 from __future__ import annotations
