@@ -25,7 +25,9 @@ NUMBER = re.compile(r"\d+")
 WIDTH = 120  # of the printed table
 NARROWEST = 12  # width below which no column is folded
 GAP = INDENT = "  "  # between columns, and before the rest of a folded cell
-CUTS = re.compile(r"(?<= )|(?=\.[^\d ])")  # a cell may be folded after a space, before a dot in a name
+CUTS = re.compile(
+    r"(?<= )|(?=\.[^\d ])"
+)  # a cell may be folded after a space, before a dot in a name
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Routes:
         raise KeyError(name)
 
     def __str__(self) -> str:
-        table, notes = [HEADER, *(_cells(rows) for rows in _collapse(self.rows))], []
+        notes: list[str] = []
+        table = [HEADER, *(_cells(rows) for rows in _collapse(self.rows))]
         if _width(_widths(table)) > WIDTH:
             table, notes = _with_notes(table)
         return "\n".join([*_aligned(table), *notes, "", *_totals(self.rows)])
