@@ -36,7 +36,7 @@ def render(
     return environment.from_string(_resource("page.html")).render(
         title=title,
         counts=[
-            (status, f"{plural(counts[status], 'run')} {status}")
+            (status, f"{plural(int(counts[status]), 'run')} {status}")
             for status in STATUSES
             if status in counts
         ],
