@@ -34,11 +34,11 @@ WEIGHED = (
     ("`torch.optim.Muon`", "torch.optim.Muon", None),
     ("full space", "full space, PolarExpress 5", "full space, PolarExpress 5"),
     ("full space, `NormalizedRows`", None, "full space, PolarExpress 5, rows normalized"),
-    ("`Deflated`, rank 48, two steps", None, "48+8, two minimax steps jointly"),
+    ("`Deflated`, rank 48, two steps", None, "48+8, two minimax quintics (earlier scale)"),
     (
         "`Deflated`, rank 48, `NormalizedRows`",
         None,
-        "48+8, two minimax steps jointly, rows normalized",
+        "48+8, two minimax quintics (earlier scale), rows normalized",
     ),
     ("`LowRank(200)`, no power iteration", "LowRank, Gaussian h=0", "LowRank(200+8), h = 0"),
     ("… with its basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None),
@@ -109,6 +109,8 @@ def weighed_table(summary: Path) -> str:
         "|---|" + "--:|" * (len(loads) + 1),
     ]
     for title, timed, trained in WEIGHED:
+        if trained and trained not in quality:
+            raise SystemExit(f"{summary} has no row {trained!r}: correct WEIGHED in this file")
         times = [f"{ratios[timed, load]:.2f}×" if timed else "not timed" for load in loads]
         told = quality[trained] if trained else "not run"
         lines.append(f"| {title} | {' | '.join(times)} | {told} |")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 import polarstep as ps
@@ -14,6 +15,13 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: empty, so that a script's ``runs/…`` are its own."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def own_randomness() -> Iterator[None]:
+    """The scripts seed torch's global generator; other tests find it as it was."""
+    with torch.random.fork_rng():
+        yield
 
 
 @pytest.fixture(autouse=True)
