@@ -26,7 +26,7 @@ PAGES = ("README.md", "docs/results.md", "docs/speed.md", "docs/which.md")
 FIGURE = "docs/assets/step-cost.svg"
 TIMES = "results/step-cost/h200.json"
 RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MARKER = re.compile(r"(<!-- ([a-z]+): (\S+) -->\n)\n(?:\|.*\n)*\n?")
+MARKER = re.compile(r"(<!-- ([a-z-]+): (\S+) -->\n)\n(?:\|.*\n)*\n?")
 # Maps whose cost and quality stand side by side: the title, the optimizer's name in the times, and
 # the map's in the table of perplexities; None where the record does not have it.
 WEIGHED = (
