@@ -35,7 +35,7 @@ format: $(STAMP)
 
 # The site in site/, from the pages in docs/ and the docstrings; a broken link or reference is an error.
 docs: $(STAMP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The sdist and the wheel in dist/, checked as they would be for an upload.
 dist: $(STAMP)
