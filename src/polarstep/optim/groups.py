@@ -24,6 +24,7 @@ from polarstep.polar import PolarMap
 
 __all__ = [
     "ELEMENTWISE",
+    "LR_SCALE",
     "Group",
     "check_lr",
     "check_options",
@@ -58,6 +59,9 @@ SYNONYMS = {
     "ns_coefficients": "polar",
     "adjust_lr_fn": "lr_scale",
 }
+# The key under which a group keeps the option ``lr_scale``: timm's schedulers multiply a group's
+# learning rate by group["lr_scale"], a number of theirs. A group may be given either key.
+LR_SCALE = "shape_scale"
 
 
 def complete(group: Group, muon_defaults: Group) -> Group:
@@ -126,6 +130,8 @@ def check_options(group: Group) -> None:
     if group["rounding"] not in ROUNDINGS:
         raise ValueError(f"rounding={group['rounding']!r}: expected one of {', '.join(ROUNDINGS)}")
     if algorithm == "muon":
+        if "lr_scale" in group:
+            group[LR_SCALE] = group.pop("lr_scale")
         _check_muon(group)
     else:
         rule = ELEMENTWISE[algorithm]
@@ -159,7 +165,7 @@ def _check_muon(group: Group) -> None:
         raise TypeError(
             f"transform={transform!r}: expected None or a transform such as polarstep.NormalizedRows()"
         )
-    resolve_scale(group["lr_scale"])
+    resolve_scale(group[LR_SCALE])
     if group["layout"] not in get_args(Layout):
         raise ValueError(
             f"layout={group['layout']!r}: expected one of {', '.join(get_args(Layout))}"
@@ -244,7 +250,7 @@ def is_transposed(group: Group) -> bool:
 
 def scale_of(group: Group) -> Callable[[int, int], float]:
     """The factor on a Muon group's learning rate, for a matrix that is stored as m × n."""
-    scale, factor = resolve_scale(group["lr_scale"]), group["lr_factor"]
+    scale, factor = resolve_scale(group[LR_SCALE]), group["lr_factor"]
     if is_transposed(group):
         return lambda m, n: factor * scale(n, m)
     return scale if factor == 1 else lambda m, n: factor * scale(m, n)
@@ -256,8 +262,9 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
     torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
     ``wd`` would have no effect, unnoticed for a whole training run.
     """
+    own, muon = ({"lr_scale" if key == LR_SCALE else key for key in keys} for keys in (own, muon))
     others = muon.union(*(group_of(rule()) for rule in ELEMENTWISE.values())) - own
-    for key in sorted(set(group) - own - {"params", "param_names"}):
+    for key in sorted(set(group) - own - {"params", "param_names", LR_SCALE}):
         close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
         meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
         if key in others or meant:

@@ -21,7 +21,7 @@ from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, collect
 from polarstep.optim.elementwise import AdamW, Elementwise
-from polarstep.optim.groups import ELEMENTWISE, Group, check_params, complete, restored
+from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete, restored
 from polarstep.optim.low_precision import (
     MOMENTUM_STATE,
     is_compensated,
@@ -157,7 +157,7 @@ class Muon(Optimizer):
             "nesterov": nesterov,
             "polar": NewtonSchulz(5, "polar-express") if polar is None else polar,
             "weight_decay": weight_decay,
-            "lr_scale": lr_scale,
+            LR_SCALE: lr_scale,
             "layout": layout,
             "split_sizes": split_sizes,
             "split_columns": split_columns,

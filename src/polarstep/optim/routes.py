@@ -1,7 +1,8 @@
 """The routing table: for every parameter of an optimizer, the algorithm, its options, and why.
 
 The table is built from the parameter groups at each access, so it shows the current learning rates.
-Rows that differ only in the numbers in their names are printed as one row.
+Rows that differ only in the numbers in their names are printed as one row. A table wider than 120
+columns shows its polar maps as numbered notes, and folds cells that are still too long.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from torch import Tensor
 
@@ -22,6 +24,12 @@ __all__ = ["Route", "Routes", "left_out", "routes_of"]
 NOBODY = "left out"
 HEADER = ("parameter", "as matrices", "algorithm", "polar map", "why")
 NUMBER = re.compile(r"\d+")
+WIDTH = 120  # of the printed table
+NARROWEST = 12  # width below which no column is folded
+GAP = INDENT = "  "  # between columns, and before the rest of a folded cell
+CUTS = re.compile(
+    r"(?<= )|(?=\.[^\d ])"
+)  # a cell may be folded after a space, before a dot in a name
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,11 @@ class Routes:
         raise KeyError(name)
 
     def __str__(self) -> str:
-        body = [_cells(rows) for rows in _collapse(self.rows)]
-        return "\n".join([*_aligned([HEADER, *body]), "", *_totals(self.rows)])
+        notes: list[str] = []
+        table = [HEADER, *(_cells(rows) for rows in _collapse(self.rows))]
+        if _width(_widths(table)) > WIDTH:
+            table, notes = _with_notes(table)
+        return "\n".join([*_aligned(table), *notes, "", *_totals(self.rows)])
 
     __repr__ = __str__
 
@@ -204,12 +215,57 @@ def _cells(collapsed: tuple[str, int, Route]) -> tuple[str, ...]:
     return name + times, row.matrix, algorithm, row.polar, row.why
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+def _widths(table: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*table, strict=True)]
+
+
+def _width(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _with_notes(table: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """A table with a number in place of each polar map, and the lines that say what each number is."""
+    place = HEADER.index("polar map")
+    numbers: dict[str, str] = {}
+    for row in table[1:]:
+        if row[place] != "–":
+            numbers.setdefault(row[place], f"[{len(numbers) + 1}]")
+    rows = [(*row[:place], numbers.get(row[place], row[place]), *row[place + 1 :]) for row in table]
+    notes = [f"{number} {polar}" for polar, number in numbers.items()]
+    return rows, ["", *(line for note in notes for line in _folded(note, WIDTH))]
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Lines at most :data:`WIDTH` wide; long cells are folded and go on below, indented."""
+    widths = _widths(table)
+    while _width(widths) > WIDTH and max(widths) > NARROWEST:
+        # Narrow the column in which that folds the fewest cells; of equal ones, the widest.
+        folds = [sum(len(row[i]) >= width for row in table) for i, width in enumerate(widths)]
+        wide = [i for i, width in enumerate(widths) if width > NARROWEST]
+        widths[min(wide, key=lambda i: (folds[i], -widths[i]))] -= 1
+    out = []
+    for row in table:
+        cells = [_folded(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
+            out.append(GAP.join(padded).rstrip())
+    return out
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """``cell`` in pieces of at most ``width`` characters, cut after a space or before a dot if possible.
+
+    >>> _folded("transformer.h.{0…11}.mlp.weight ×12", 24)
+    ['transformer.h.{0…11}.mlp', '  .weight ×12']
+    """
+    lines = [""]
+    for piece in CUTS.split(cell):
+        if len((lines[-1] + piece).rstrip()) > width and lines[-1].strip():
+            lines.append(INDENT)
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], INDENT + lines[-1][width:]]
+    return [line.rstrip() for line in lines]
 
 
 def _totals(rows: Sequence[Route]) -> list[str]:

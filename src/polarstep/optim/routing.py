@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, get_args
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec, Protocol, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,31 @@ class _Routed:
     options: Group = field(default_factory=dict)  # Muon's, for this role
 
 
+P = ParamSpec("P")
+
+
+class _ModelMayFollow(Protocol[P]):
+    """A function of a model and options; without a model, it returns a function that takes one."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Muon: ...
+
+    @overload
+    def __call__(self, **options: Any) -> Callable[..., Muon]: ...
+
+
+def _model_may_follow(build: Callable[P, Muon]) -> _ModelMayFollow[P]:
+    """Let ``build`` be called with options alone; the result takes the model and further options."""
+
+    @wraps(build)
+    def call(*args: Any, **options: Any) -> Any:
+        given = bool(args) or "model" in options
+        return build(*args, **options) if given else partial(build, **options)
+
+    return call
+
+
+@_model_may_follow
 def muon_for(
     model: nn.Module,
     lr: float | Tensor = 0.02,
@@ -80,6 +106,9 @@ def muon_for(
     matrices they are. ``print(optimizer.routes)`` shows how each parameter is updated and why.
     Every group has a ``"role"``, so that learning rates can be changed later by role.
 
+    Without a model, ``muon_for(**options)`` returns a function that takes the model and builds the
+    optimizer. Trainers that make the optimizer themselves can be given ``muon_for`` by this means.
+
     Args:
         model: any module; ``torch.compile``d and DDP-wrapped ones give the same groups and names.
         lr: Muon's learning rate. This and the next six arguments are :class:`polarstep.Muon`'s.
@@ -109,8 +138,11 @@ def muon_for(
             parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
             for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
             Rules with a Muon target skip parameters of fewer than two dimensions.
-        momentum_dtype, rounding, nonfinite, fused: see :class:`polarstep.Muon`.
+        momentum_dtype, rounding: see :class:`polarstep.Muon`.
+        nonfinite: what happens to a parameter whose gradient is not finite, as in
+            :class:`polarstep.Muon`.
         seed: seed of the sketches.
+        fused: whether a GPU uses Triton kernels and a CUDA graph, as in :class:`polarstep.Muon`.
 
     Raises:
         ValueError: if no parameter would go to Muon, if a pattern matches no parameter, or if a
@@ -131,6 +163,12 @@ def muon_for(
     >>> for group in optimizer.param_groups:
     ...     if group["role"] == "head":
     ...         group["lr"] = 5e-4
+
+    The same optimizer from options first, model later:
+
+    >>> build = muon_for(lr=0.02, polar=Exact())
+    >>> build(nn.Sequential(*layers), heads=AdamW(lr=1e-3)).param_groups[0]["lr"]
+    0.02
     """
     _check_model(model)
     by_role = {"embedding": embeddings, "head": heads, "router": routers, "vector": vectors}
