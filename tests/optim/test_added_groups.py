@@ -172,7 +172,7 @@ def test_a_checkpoint_opens_where_polarstep_is_not_installed(tmp_path):
     assert done.stdout.split() == [str(len(list(model.parameters()))), "hidden"], done.stderr
     again = muon_for(model, **options)
     again.load_state_dict(torch.load(path, weights_only=True)["optimizer"])
-    assert again.param_groups[0]["lr_scale"] is by_width
+    assert again.param_groups[0]["shape_scale"] is by_width
     assert again.param_groups[0]["polar"] == LowRank(4, 2)
     other = muon_for(model, polar=LowRank(4, 2))
     with pytest.raises(ValueError, match=r"lr_scale of the checkpoint is .*by_width"):
