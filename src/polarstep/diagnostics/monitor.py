@@ -32,7 +32,7 @@ from polarstep.diagnostics.cheap import cheap_certificate
 from polarstep.diagnostics.measures import measure, update_ratio
 from polarstep.optim import Muon
 from polarstep.optim.step import Bucket
-from polarstep.sharded import whole
+from polarstep.distributed.layout import whole
 from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
 

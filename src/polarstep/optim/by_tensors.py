@@ -19,7 +19,7 @@ from polarstep.optim.collect import Member, Signature, State, Work, all_recalled
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
-from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
+from polarstep.distributed.layout import is_sharded, local, placed_like, whole, whole_of_local
 
 __all__ = ["PlainStep", "Tensors", "ensure_buffer"]
 

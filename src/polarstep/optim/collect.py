@@ -19,7 +19,7 @@ from polarstep.optim.carried import recalled
 from polarstep.optim.groups import Group, check_options, named_params, view_of
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
-from polarstep.sharded import is_sharded, placed_like
+from polarstep.distributed.layout import is_sharded, placed_like
 
 __all__ = [
     "Member",

@@ -26,7 +26,7 @@ from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
 from polarstep.optim.transforms import NormalizedRows, Transform
 from polarstep.polar import Finder, NewtonSchulz, PolarMap, Warm
-from polarstep.sharded import local, whole
+from polarstep.distributed.layout import local, whole
 from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 

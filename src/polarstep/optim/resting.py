@@ -21,7 +21,7 @@ from torch import Tensor
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import MatrixView
 from polarstep.optim.collect import State, Work
-from polarstep.sharded import is_sharded, placed_like, whole
+from polarstep.distributed.layout import is_sharded, placed_like, whole
 
 __all__ = ["EVERY", "FADED", "let_rest"]
 
