@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Layout",
     "Piece",
+    "Span",
     "is_sharded",
     "local",
     "placed_like",
@@ -112,10 +113,7 @@ class Layout:
         A plain tensor is taken to be replicated on all ranks of ``group``.
         """
         if is_sharded(p):
-            key = (p.device_mesh, p.placements, p.shape)
-            if key not in _KNOWN:
-                _KNOWN[key] = _of_mesh(p.device_mesh, p.placements, tuple(p.shape))
-            found = _KNOWN[key]
+            found = Layout.of_placements(p.device_mesh, p.placements, tuple(p.shape))
             mine = tuple(stop - start for start, stop in found.boxes[found.me])
             if p.numel() and mine != tuple(p.to_local().shape):
                 raise ValueError(
@@ -131,12 +129,18 @@ class Layout:
         me = ranks.index(torch.distributed.get_rank())
         return Layout(ranks, me, tuple(p.shape), (box,) * len(ranks), tuple(range(len(ranks))))
 
+    @staticmethod
+    def of_placements(mesh: Any, placements: Any, shape: tuple[int, ...]) -> Layout:
+        """The layout of a tensor of ``shape`` on ``mesh``."""
+        key = (mesh, tuple(placements), shape)
+        if key not in _KNOWN:
+            _KNOWN[key] = _of_mesh(mesh, placements, shape)
+        return _KNOWN[key]
+
     @cached_property
     def cut(self) -> tuple[int, ...]:
         """The dimensions that are sharded."""
-        return tuple(
-            d for d in range(len(self.shape)) if len({box[d] for box in self.boxes}) > 1
-        )
+        return tuple(d for d in range(len(self.shape)) if len({box[d] for box in self.boxes}) > 1)
 
     @cached_property
     def peers(self) -> tuple[int, ...]:

@@ -106,9 +106,11 @@ def bytes_received(
     chain, ell = _chain(polar, m, n, sharded, step), polar.width
     other = n if sharded == "rows" else m
     triangle = ell * (ell + 1) // 2
-    passes = chain.rough + chain.final + chain.small
+    passes = chain.rough + chain.final
     summed = chain.summed * ell * other * (sum_itemsize + itemsize)  # a sum there, a basis back
-    return count * others * (summed + 2 * passes * triangle * sum_itemsize)
+    triangles = 2 * triangle * (passes + chain.small) + passes  # a pass has a flag for each matrix
+    scale = 2  # the largest entry of each matrix
+    return count * others * (summed + (triangles + scale) * sum_itemsize)
 
 
 def flops_per_rank(
@@ -269,4 +271,3 @@ def _carried(polar: PolarMap, m: int, n: int) -> int:
     if isinstance(polar, LowRank) and isinstance(polar.finder, Warm):
         return polar.width * d1
     return 0
-
