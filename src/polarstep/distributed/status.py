@@ -3,7 +3,8 @@
 A gradient may be missing on some ranks only: an expert that got no token there. Collectives would then
 pair up with those of another parameter. So every step begins with one small exchange on the host. A
 gradient that some rank has, and others miss, counts as zero there. If a rank has failed, all ranks raise
-the same error.
+the same error. A map that fails in the midst of a step is told to the others at the next step: until then
+its rank goes on with T = 0 for its matrices, as all ranks do, so that no collective is left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from polarstep.distributed import wire
 from polarstep.distributed.layout import Layout
 
-__all__ = ["agreed", "all_finite", "report"]
+__all__ = ["agreed", "all_finite"]
 
 
 def agreed(
@@ -50,15 +51,6 @@ def agreed(
             "same step on all ranks; call step() equally often on each, and load one checkpoint on all"
         )
     return found
-
-
-def report(spread: Sequence[tuple[Tensor, Layout]], step: int, error: Exception) -> None:
-    """Answer the other ranks' next :func:`agreed` with ``error``, and raise it here.
-
-    For an error after the ranks have agreed on a step: the collectives of that step are completed first,
-    so that no rank waits for this one.
-    """
-    agreed(spread, step, error)
 
 
 def _by_ranks(spread: Sequence[tuple[Tensor, Layout]]) -> dict[tuple[int, ...], list[Tensor]]:

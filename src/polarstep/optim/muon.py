@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -15,7 +16,7 @@ from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import Layout, is_sharded, local
-from polarstep.distributed.status import agreed, all_finite, report
+from polarstep.distributed.status import agreed, all_finite
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.matrix import Layout as MatrixLayout
@@ -160,6 +161,7 @@ class Muon(Optimizer):
         self._distribution = Distribution(plan, process_group)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         self._places: Places | None = None  # of the parameters in muon_for's model
+        self._failure: Exception | None = None  # of the last step, to be raised on all ranks
         super().__init__(params, defaults)
 
     @property
@@ -223,7 +225,13 @@ class Muon(Optimizer):
             if work.group["algorithm"] in ELEMENTWISE:
                 self._elementwise(work)
         if errors:
-            report(spread, self._step_count(), errors[0])
+            self._failure = errors[0]
+            warnings.warn(
+                f"{type(errors[0]).__name__}: {errors[0]}; the matrices of this rank were not updated, and "
+                "all ranks will raise this error at the next step",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _update_with_others(
         self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
@@ -244,12 +252,12 @@ class Muon(Optimizer):
         """What every group has to update, agreed on with the ranks that have parts of it."""
         if not spread:
             return [collect(group) for group in self.param_groups]
-        error = None
+        error, self._failure = self._failure, None
         try:
             for group in self.param_groups:
                 check_gradients(group)
         except Exception as found:  # raised on all ranks together
-            error = found
+            error = error or found
         elsewhere = agreed(spread, self._step_count(), error)
         works = [collect(group, elsewhere) for group in self.param_groups]
         layouts = {id(p): layout for p, layout in spread}
@@ -348,6 +356,7 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_distribution", Distribution())
         self.__dict__.setdefault("_left_out", ())
         self.__dict__.setdefault("_places", None)
+        self.__dict__.setdefault("_failure", None)
 
 
 def _check_buffers(state: State) -> None:
