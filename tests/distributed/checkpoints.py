@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.distributed.trajectories import STEPS, MAPS, Networks, batch, optimizer_of, whole
+from tests.distributed.trajectories import MAPS, STEPS, Networks, batch, optimizer_of, whole
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

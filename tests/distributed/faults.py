@@ -130,7 +130,9 @@ def bad_option_on_one(rank: int, mesh: Any) -> list[str]:
     before = [p.full_tensor().detach().clone() for p in params]
     words = [raised(ours.step)]
     ours.param_groups[0]["momentum"] = 0.95
-    words.append(str(all(torch.equal(p.full_tensor(), q) for p, q in zip(params, before, strict=True))))
+    words.append(
+        str(all(torch.equal(p.full_tensor(), q) for p, q in zip(params, before, strict=True)))
+    )
     words.append(raised(ours.step))
     return words
 
@@ -183,7 +185,11 @@ def before_sharding(rank: int, mesh: Any, *, late: bool = False) -> tuple[str, f
         go(one, known)
         word = raised(lambda: go(ours, optimizer))
     ends = zip(ours.parameters(), one.parameters(), strict=True)
-    return word, max(float((p.full_tensor() - q).abs().max()) for p, q in ends), str(optimizer.routes)
+    return (
+        word,
+        max(float((p.full_tensor() - q).abs().max()) for p, q in ends),
+        str(optimizer.routes),
+    )
 
 
 def zero_redundancy() -> float:

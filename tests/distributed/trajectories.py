@@ -139,12 +139,7 @@ WAYS: dict[str, Way] = {
 
 def cases(ranks: int) -> list[tuple[str, str]]:
     """Way and plan of every case."""
-    return [
-        (name, plan)
-        for name, way in WAYS.items()
-        if ranks >= way.fewest
-        for plan in way.plans
-    ]
+    return [(name, plan) for name, way in WAYS.items() if ranks >= way.fewest for plan in way.plans]
 
 
 def optimizer_of(model: nn.Module, **options: Any) -> ps.Muon:

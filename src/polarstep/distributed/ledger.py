@@ -46,6 +46,7 @@ PLANS: tuple[Plan, ...] = ("local", "sharded", "owner", "replicated", "gather")
 Side = Literal["rows", "columns"]  # what the ranks have cut
 # Passes of Cholesky-QR for the basis itself; between power iterations one is enough.
 FINAL_PASSES = 2
+_OPS = products.of(torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ def bytes_received(
     summed = chain.summed * ell * other * (sum_itemsize + itemsize)  # a sum there, a basis back
     triangles = 2 * triangle * (passes + chain.small) + passes  # a pass has a flag for each matrix
     scale = 2  # the largest entry of each matrix
-    return count * others * (summed + (triangles + scale) * sum_itemsize)
+    start = 0  # a warm start, of which each rank holds a part
+    if isinstance(polar.finder, Warm) and step > 0 and not chain.small:
+        start = ell * other * itemsize
+    return count * others * (summed + start + (triangles + scale) * sum_itemsize)
 
 
 def flops_per_rank(
@@ -176,19 +180,33 @@ def product_flops(polar: PolarMap, m: int, n: int, step: int = 1) -> int:
     if not isinstance(polar, LowRank):
         return polar.flops(m, n)
     d0, d1, ell = min(m, n), max(m, n), polar.width
-    product, ops = flops.matmul(d0, ell, d1), products.of(torch.device("cpu"))
+    product = flops.matmul(d0, ell, d1)
     count = _products(polar, step)
     bases = sum(
-        _square(ops, ell, d0 if on_short else d1, FINAL_PASSES if last else 1)
+        _square(_OPS, ell, d0 if on_short else d1, FINAL_PASSES if last else 1)
         for on_short, last in _bases(count)
     )
     inner = polar.inner
     assert isinstance(inner, NewtonSchulz)
-    lifted = inner.product_flops(ell, d1)
-    apply = flops.matmul(ell, ell, d1)  # in product_flops; a factored T multiplies Q by W instead
+    lifted = _inner_flops(inner, ell, d1)
     if not isinstance(polar.finder, Warm) and inner.uses_gram(ell, d1):
-        lifted += flops.matmul(d0, ell, ell) - apply
+        # A factored T multiplies Q by W, and not W by B.
+        lifted += flops.matmul(d0, ell, ell) - flops.matmul(ell, ell, d1)
     return (count + 2) * product + bases + lifted
+
+
+def _inner_flops(inner: NewtonSchulz, ell: int, n: int) -> int:
+    """The inner map of an ℓ×n matrix. In the Gram form it has one Gram matrix, and no restart to settle."""
+    if not inner.uses_gram(ell, n) or inner.delta != "frobenius":
+        return inner.product_flops(ell, n)
+    return _small_flops(inner, ell) + _square(_OPS, ell, n, 1) + flops.matmul(ell, ell, n)
+
+
+def _small_flops(inner: NewtonSchulz, ell: int) -> int:
+    """W from a Gram matrix: Horner's rule in each step, and W ← PW, G ← PGP but in the last."""
+    polynomials = inner.polynomials
+    powers = sum(len(polynomial) - 2 for polynomial in polynomials)
+    return (powers + 3 * (len(polynomials) - 1)) * _square(_OPS, ell, ell, 1)
 
 
 def _sharded_flops(
@@ -198,23 +216,22 @@ def _sharded_flops(
     assert isinstance(polar, LowRank)
     d0, d1, ell = min(m, n), max(m, n), polar.width
     chain, busiest = _chain(polar, m, n, sharded, step), -(-count // ranks)
-    ops = products.of(torch.device("cpu"))
     cut, other = (m, n) if sharded == "rows" else (n, m)
     each = (_products(polar, step) + 2) * flops.matmul(d0, ell, d1)
     passes = chain.rough + chain.final
-    each += passes * (_square(ops, ell, cut, 1) + flops.matmul(cut, ell, ell))
+    each += passes * 2 * flops.matmul(cut, ell, ell)
     inner = polar.inner
     assert isinstance(inner, NewtonSchulz)
-    small = inner.product_flops(ell, d1)
+    small = _inner_flops(inner, ell, d1)
     if chain.small:  # B is sharded: its Gram matrix and W·B are shared work
-        lift = _square(ops, ell, d1, 1) + flops.matmul(ell, ell, d1)
-        small, each = small - lift, each + lift
-        last = chain.summed - 1
-        orths = last * _square(ops, ell, other, 1) + (chain.summed > 0) * _square(
-            ops, ell, other, FINAL_PASSES
+        lift = flops.matmul(ell, d1, ell) + flops.matmul(ell, ell, d1)
+        small, each = _small_flops(inner, ell), each + lift
+        last = max(0, chain.summed - 1)
+        orths = last * _square(_OPS, ell, other, 1) + (chain.summed > 0) * _square(
+            _OPS, ell, other, FINAL_PASSES
         )
     else:
-        orths = (chain.summed - 1) * _square(ops, ell, other, 1)
+        orths = (chain.summed - 1) * _square(_OPS, ell, other, 1)
     return count * each / ranks + busiest * (small + orths)
 
 

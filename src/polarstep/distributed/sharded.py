@@ -54,6 +54,8 @@ class Shards:
     layout: Layout
     side: Side
     errors: list[Exception]  # of this rank, to be told to all ranks after the step
+    # Whole bases by parameter and name, with a stamp of the part in the state that each belongs to.
+    memory: dict[tuple[int, str], tuple[tuple[int, int], Tensor]]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -133,9 +135,11 @@ class _OnShards:
         """Q, whole where the long side is cut, else this rank's rows of it."""
         finder, its = self.polar.finder, self.bucket.signature
         if isinstance(finder, Kept) and numbers is None:
-            return self._carried(state, "kept", whole=self.is_long).mT.to(self.A.dtype)
+            kept = yield from self._carried(state, "kept", whole=self.is_long)
+            return kept.mT.to(self.A.dtype)
         if isinstance(finder, Warm) and its.resumed:
-            S = self._carried(state, "basis", whole=not self.is_long).to(self.A.dtype)
+            S = yield from self._carried(state, "basis", whole=not self.is_long)
+            S = S.to(self.A.dtype)
             V = self._whitening(state)
             S = S if V is None else V.to(S.dtype) @ S
             return (yield from self._chain(S.mT, 1))
@@ -187,14 +191,50 @@ class _OnShards:
             basis = torch.add(Z, noise, alpha=finder.noise / math.sqrt(len(numbers)))
             self._remember(state, "basis", basis, whole=not self.is_long)
 
-    def _carried(self, state: State, name: str, *, whole: bool) -> Tensor:
-        """What the last step left: this rank's part, or the whole."""
-        its = self.bucket.signature
-        side = min(its.m, its.n) if name == "kept" else max(its.m, its.n)
-        shape = (self.polar.width, side)
-        return torch.cat(
-            [carries.found(state, m, name, shape, as_whole=whole) for m in self.bucket.members]
+    def _carried(self, state: State, name: str, *, whole: bool) -> Steps:
+        """What the last step left: this rank's part, or the whole.
+
+        A kept basis that is needed as a whole lies on the short side. It is gathered once, and then
+        kept in memory beside its part.
+        """
+        members, shape = self.bucket.members, self._shape(name)
+        parts = [carries.found(state, member, name, shape) for member in members]
+        part = torch.cat(parts)
+        if not whole:
+            return part
+        keys = [(id(member.param), name) for member in members]
+        known = [self.bucket.memory.get(key) for key in keys]
+        if all(k is not None and k[0] == _stamp(p) for k, p in zip(known, parts, strict=True)):
+            return torch.cat([k[1] for k in known if k is not None])
+        member = members[0]
+        spans = carries.spans(member.param, self.bucket.layout, member.count, shape)
+        lengths = [spans[i][1] - spans[i][0] for i in self.bucket.layout.peers]
+        sizes = [len(part) * shape[0] * length for length in lengths]
+        coming = wire.send([[part]] * len(self.ranks), sizes, part.dtype, part.device, self.ranks)
+        yield
+        found = torch.cat(
+            [
+                piece.view(len(part), shape[0], length)
+                for piece, length in zip(coming.wait(), lengths, strict=True)
+            ],
+            dim=-1,
         )
+        self._memorize(state, name, found)
+        return found
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        """The shape of a carried tensor of one matrix: a kept basis lies on the short side."""
+        its = self.bucket.signature
+        return self.polar.width, min(its.m, its.n) if name == "kept" else max(its.m, its.n)
+
+    def _memorize(self, state: State, name: str, X: Tensor) -> None:
+        """Keep the whole of a kept basis in memory, with a stamp of the part that it belongs to."""
+        if name != "kept":
+            return
+        counts = [member.count for member in self.bucket.members]
+        for member, each in zip(self.bucket.members, torch.split(X, counts), strict=True):
+            part = carries.found(state, member, name, self._shape(name))
+            self.bucket.memory[id(member.param), name] = (_stamp(part), each.clone())
 
     def _whitening(self, state: State) -> Tensor | None:
         """V of a start Ωᵀ = V·S that a GPU left for whole matrices; ``None`` where there is none."""
@@ -207,8 +247,6 @@ class _OnShards:
 
     def _remember(self, state: State, name: str, X: Tensor, *, whole: bool) -> None:
         counts = [member.count for member in self.bucket.members]
-        its = self.bucket.signature
-        side = min(its.m, its.n) if name == "kept" else max(its.m, its.n)
         for member, part in zip(self.bucket.members, torch.split(X, counts), strict=True):
             finite = member.work.finite
             flag = None if finite is None else finite[member.index]
@@ -216,7 +254,9 @@ class _OnShards:
             if whole:
                 carries.put_whole(state, member, name, part, flag)
             else:
-                carries.put(state, member, name, (self.polar.width, side), part, flag)
+                carries.put(state, member, name, self._shape(name), part, flag)
+        if whole and all(member.work.finite is None for member in self.bucket.members):
+            self._memorize(state, name, X.to(self.bucket.signature.dtype))
 
     # Columns that are cut among the ranks.
 
@@ -389,6 +429,11 @@ def _unpacked(packed: Tensor, ell: int, *, symmetric: bool = False) -> Tensor:
     if symmetric:
         X[:, cols, rows] = packed
     return X
+
+
+def _stamp(part: Tensor) -> tuple[int, int]:
+    """What changes when a tensor is replaced or written to."""
+    return part.data_ptr(), part._version
 
 
 def _fresh_of(polar: LowRank) -> Fresh:

@@ -47,6 +47,8 @@ class Distribution:
         self._choices: dict[Any, Choice] = {}
         self._local: LocalState | None = None
         self._trips: tuple[Any, list[Trip]] = ((), [])
+        # Whole bases that shards need at every step (polarstep.distributed.sharded).
+        self.memory: dict[tuple[int, str], tuple[tuple[int, int], Tensor]] = {}
 
     def layout_of(self, p: Tensor) -> Layout | None:
         """Where the parts of ``p`` lie; ``None`` if this process alone has it."""
@@ -172,7 +174,10 @@ class Split:
                         side = cut_side(layout, member.view)
                         assert side is not None
                         key = (its, layout.ranks, layout.pieces(member.view), side)
-                        shards = sharded.setdefault(key, Shards(its, [], layout, side, self.errors))
+                        shards = sharded.setdefault(
+                            key,
+                            Shards(its, [], layout, side, self.errors, self._distribution.memory),
+                        )
                         shards.members.append(member)
                     else:
                         spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
@@ -279,7 +284,9 @@ class Split:
             those = [each for each in looked if each[1].ranks == ranks]
             packed = wire.largest(torch.cat([each[-1] for each in those]), ranks)
             sizes = [len(each[-1]) for each in those]
-            for (p, layout, work, i, _), most in zip(those, torch.split(packed, sizes), strict=True):
+            for (p, layout, work, i, _), most in zip(
+                those, torch.split(packed, sizes), strict=True
+            ):
                 fade = fading(work)
                 assert fade is not None
                 flags = faded(self._state[p], most, fade)
