@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from polarstep.distributed.layout import local
 from polarstep.optim.by_tables import can_tabulate
 from polarstep.optim.groups import ELEMENTWISE, Group, named_params, view_of
 
@@ -90,9 +91,10 @@ def routes_of(
                 polar = "; ".join(dict.fromkeys(told))
                 if group["transform"] is not None:
                     polar += f", {group['transform'].describe()}"
-                if can_tabulate(group, p, None):
-                    polar += ", fused"
                 plan = plan_of(group, p)
+                is_local = plan is not None and plan.startswith("local")
+                if can_tabulate(group, local(p).detach() if is_local else p, None):
+                    polar += ", fused"
                 if plan is not None:
                     polar += f"; {plan}"
             rows.append(
