@@ -108,7 +108,7 @@ def load(model: Any, optimizer: Any, options: StateDictOptions, path: Path) -> N
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
-    """Save after half of the steps; then load what was saved before, here or at another number of ranks."""
+    """Save after half of the steps; load what was saved here, or at another number of ranks; go on."""
     warnings.simplefilter("ignore")
     shared = folder.parent / "saved"
     if rank == 0:

@@ -29,7 +29,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
 
 
 def _one_more_step(page: dict[str, Any]) -> dict[str, Any]:
-    """The weights after one more step of the optimizer that was saved, and of the one that was loaded."""
+    """The weights after one more step of the optimizer that was saved, and of the loaded one."""
     model, found = page["model"], {}
     before = [p.detach().clone() for p in model.parameters()]
     for name, optimizer in (("went on", page["saved"]), ("resumed", page["resumed"])):

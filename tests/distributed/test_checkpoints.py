@@ -1,4 +1,4 @@
-"""A run goes on from its checkpoint at another number of ranks, with every option of torch's checkpoints."""
+"""A run goes on from its checkpoint at another number of ranks, with every option that torch has."""
 
 from __future__ import annotations
 

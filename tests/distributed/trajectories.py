@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Networks(nn.Module):
 
 def network() -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(SIZES, SIZES[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(SIZES)):
         layer = nn.Linear(a, b, bias=False, dtype=torch.float64)
         g = rng.generator("layer", i)
         layer.weight.data = torch.randn(b, a, generator=g, dtype=torch.float64) / a**0.5

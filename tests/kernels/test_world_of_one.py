@@ -27,7 +27,9 @@ def mesh(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"polar": LowRank(12, 4, sketch=Warm(), always_sketch=True)}], ids=["full", "warm"]
+    "options",
+    [{}, {"polar": LowRank(12, 4, sketch=Warm(), always_sketch=True)}],
+    ids=["full", "warm"],
 )
 def test_the_fused_step_of_plain_parameters(mesh, options) -> None:
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor

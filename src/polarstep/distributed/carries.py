@@ -1,8 +1,9 @@
 """What a map carries from step to step, spread over the ranks.
 
-In the optimizer's state a carried tensor of a sharded parameter is a ``DTensor`` on the same mesh, cut along its last dimension by every axis of the mesh that cuts the parameter. A checkpoint then holds
-the whole tensor, and loads at another number of ranks. A tensor that was stored in another way, by
-another plan or an older version, is taken as it is found and stored in this way from then on.
+In the optimizer's state a carried tensor of a sharded parameter is a ``DTensor`` on the same mesh, cut
+along its last dimension by every axis of the mesh that cuts the parameter. A checkpoint then holds the
+whole tensor, and loads at another number of ranks. A tensor that was stored in another way, by another
+plan or an older version, is taken as it is found and stored in this way from then on.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """What a plan costs: bytes that a rank receives and FLOPs that it runs, as formulas.
 
 Everything here is for one step of ``count`` matrices of m×n on N ranks, and needs no process group. A
-rank's share is the mean over ranks; with shards of one size, and a number of matrices that N divides, all
-ranks have the mean. An exchange among N ranks is counted as a ring: a sum of x numbers that all ranks
-get costs each rank 2(N − 1)/N·x, a gathering (N − 1)/N·x.
+rank's share is the mean over ranks; with shards of one size, and a number of matrices that N divides,
+all ranks have the mean. An exchange among N ranks is counted as a ring: a sum of x numbers that all
+ranks get costs each rank 2(N − 1)/N·x, a gathering (N − 1)/N·x.
 
     local        nothing
     gather       M:                     (N − 1)/N·mn
     owner        M there, T back:       2(N − 1)/N²·mn            or the two factors of T back
     replicated   T to all:              (N − 1)/N·mn              or its two factors, ℓ(m + n)
     sharded      sums of ℓ columns:     2(N − 1)/N·ℓ·d for every product that is summed over the shards,
-                                        d the side that is not sharded; ℓ(ℓ + 1)/2 numbers for a Gram matrix
+                                        with d the side that is not cut, and ℓ(ℓ + 1)/2 numbers for
+                                        every Gram matrix
 
-So the sharded plan beats the owner's where (1 + h)·ℓ < d_sharded/N at equal precision. FLOPs are those of
-matrix products, as ``torch.utils.flop_counter`` counts them on a CPU in float32.
+So the sharded plan beats the owner's where (1 + h)·ℓ < d_sharded/N at equal precision. FLOPs are those
+of matrix products, as ``torch.utils.flop_counter`` counts them on a CPU in float32.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ def product_flops(polar: PolarMap, m: int, n: int, step: int = 1) -> int:
 
 
 def _inner_flops(inner: NewtonSchulz, ell: int, n: int) -> int:
-    """The inner map of an ℓ×n matrix. In the Gram form it has one Gram matrix, and no restart to settle."""
+    """The inner map of an ℓ×n matrix; in the Gram form without a restart before the last step."""
     if not inner.uses_gram(ell, n) or inner.delta != "frobenius":
         return inner.product_flops(ell, n)
     return _small_flops(inner, ell) + _square(_OPS, ell, n, 1) + flops.matmul(ell, ell, n)

@@ -1,8 +1,8 @@
 """Parameters whose part on a rank consists of whole matrices: the step of one process runs on the part.
 
-That is a stack of experts that is cut between experts, a copy of a whole parameter, and every parameter of a
-world of one rank. The part of a ``DTensor`` stands in for it, a plain tensor, with a state of plain
-tensors. So everything that a single process has runs here too, the fused step on a GPU included.
+That is a stack of experts that is cut between experts, a copy of a whole parameter, and every parameter
+of a world of one rank. The part of a ``DTensor`` stands in for it, a plain tensor, with a state of
+plain tensors. So everything that a single process has runs here too, the fused step on a GPU included.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def is_cut(p: Tensor) -> bool:
 
 
 def _part_of(value: Any, p: Any, batch: bool) -> Any:
-    """This rank's part of a tensor in the state of ``p``; ``batch``: whether p is cut between matrices."""
+    """This rank's part of a tensor in the state of ``p``, which may be cut between its matrices."""
     if not isinstance(value, Tensor):
         return value
     if is_sharded(value):

@@ -6,9 +6,9 @@
     4   one all-to-all: T's parts come back, or those of its two factors where they are smaller
     5   each rank updates its parts of X
 
-Parts may be any boxes of rows and columns, uneven or empty. Where a parameter has several copies (DDP, the
-replicate axis of HSDP), the ranks of all copies share the work. M's parts then come from the copy that the
-owner belongs to, and T's parts go to all.
+Parts may be any boxes of rows and columns, uneven or empty. Where a parameter has several copies (DDP,
+the replicate axis of HSDP), the ranks of all copies share the work. M's parts then come from the copy
+that the owner belongs to, and T's parts go to all.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def _check_carry(left: Carry, shapes: dict[str, tuple[int, ...]]) -> None:
     found = {name: tuple(tensor.shape[1:]) for name, tensor in left.items()}
     if found != shapes:
         raise ValueError(
-            f"the map left tensors of shapes {found} for the next step: expected {shapes}, as for a matrix "
-            'of zeros; with such a map use Muon(plan="gather")'
+            f"the map left tensors of shapes {found} for the next step: expected {shapes}, as for a "
+            'matrix of zeros; with such a map use Muon(plan="gather")'
         )
 
 

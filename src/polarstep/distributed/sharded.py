@@ -14,8 +14,8 @@ and one more such sum for every power iteration. Q and T are those of one proces
 Cholesky-QR gives the Q of a QR factorization with a positive diagonal, whatever the number of ranks.
 
 A small matrix has an owner among the ranks (:func:`_at_owners`). The sum goes to the owner alone, which
-factors it or runs the inner map, and shares the result. That costs the bytes of a sum over all ranks, and
-no rank repeats the work of another.
+factors it or runs the inner map, and shares the result. That costs the bytes of a sum over all ranks,
+and no rank repeats the work of another.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -171,7 +172,7 @@ class _OnShards:
             return (yield from self._at_owners(B, _inner_of(inner)))
         polynomials, epsilon = inner.polynomials, gram.rounding(B.dtype)
         starts = [0, *gram.restarts(polynomials, epsilon, settling=False), len(polynomials)]
-        for first, end in zip(starts, starts[1:], strict=False):
+        for first, end in pairwise(starts):
             G = _packed(self._gram(B.mT))
             weight = _weight_of(inner, first, end, B.shape[-2])
             W = yield from self._at_owners(G, weight, dtype=self.sums)

@@ -2,9 +2,10 @@
 
 A gradient may be missing on some ranks only: an expert that got no token there. Collectives would then
 pair up with those of another parameter. So every step begins with one small exchange on the host. A
-gradient that some rank has, and others miss, counts as zero there. If a rank has failed, all ranks raise
-the same error. A map that fails in the midst of a step is told to the others at the next step: until then
-its rank goes on with T = 0 for its matrices, as all ranks do, so that no collective is left alone.
+gradient that some rank has, and others miss, counts as zero there. If a rank has failed, all ranks
+raise the same error. A map that fails in the midst of a step is told to the others at the next step:
+until then its rank goes on with T = 0 for its matrices, as all ranks do, so that no collective is left
+alone.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def agreed(
         raise error
     if apart is not None:
         raise RuntimeError(
-            f"ranks are at different steps of the optimizer, from {apart[0]} to {apart[1]}: expected the "
-            "same step on all ranks; call step() equally often on each, and load one checkpoint on all"
+            f"ranks are at different steps of the optimizer, from {apart[0]} to {apart[1]}: expected "
+            "the same step on all ranks; call step() equally often on each, and load one checkpoint "
+            "on all"
         )
     return found
 

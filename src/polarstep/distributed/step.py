@@ -1,8 +1,9 @@
 """One step of all parameters that other ranks have a part of.
 
-Every bucket is a generator that yields where it waits for other ranks (:mod:`polarstep.distributed.owner`,
-:mod:`polarstep.distributed.sharded`). The buckets are resumed in turn, so that the communication of one
-runs beside the arithmetic of the others. All ranks resume them in the same order.
+Every bucket is a generator that yields where it waits for other ranks
+(:mod:`polarstep.distributed.owner`, :mod:`polarstep.distributed.sharded`). The buckets are resumed in
+turn, so that the communication of one runs beside the arithmetic of the others. All ranks resume them
+in the same order.
 """
 
 from __future__ import annotations

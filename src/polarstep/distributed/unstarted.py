@@ -1,9 +1,10 @@
 """Parameters that never had a gradient, in checkpoints of ``torch.distributed.checkpoint``.
 
-Such a parameter has no state. But torch asks for the same entries on saving and on loading, and makes the
-entries for loading by a step with gradients of zero. So a checkpoint that is made where torch.distributed is
-initialized has entries for every parameter: zeros for momenta and averages, which is what they start from,
-and NaN for what a map carries. On loading, a carry of nothing but NaN is dropped.
+Such a parameter has no state. But torch asks for the same entries on saving and on loading, and makes
+the entries for loading by a step with gradients of zero. So a checkpoint that is made where
+torch.distributed is initialized has entries for every parameter: zeros for momenta and averages, which
+is what they start from, and NaN for what a map carries. On loading, a carry of nothing but NaN is
+dropped.
 """
 
 from __future__ import annotations

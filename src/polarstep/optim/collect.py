@@ -134,8 +134,8 @@ def check_gradients(group: Group) -> None:
 def collect(group: Group, elsewhere: Container[int] = ()) -> Work:
     """The parameters that have a gradient, checked.
 
-    A parameter without a gradient is left alone altogether, weight decay included. But where another rank
-    has a gradient of it, which ``elsewhere`` says by its id, the missing gradient counts as zero.
+    A parameter without a gradient is left alone altogether, weight decay included. But where another
+    rank has a gradient of it, which ``elsewhere`` says by its id, the missing gradient counts as zero.
     """
     check_gradients(group)
     names, params, grads = [], [], []

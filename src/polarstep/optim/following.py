@@ -1,7 +1,7 @@
 """Follow a model's parameters where ``fully_shard`` or ``to_empty`` puts new ones in their place.
 
-``fully_shard(model)`` replaces every parameter by a ``DTensor``. An optimizer that was built before would
-hold the old parameters, which never get a gradient again.
+``fully_shard(model)`` replaces every parameter by a ``DTensor``. An optimizer that was built before
+would hold the old parameters, which never get a gradient again.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Places:
                     names = group.get("param_names") or [f"parameter {i}"] * len(group["params"])
                     raise RuntimeError(
                         f"{names[i]} was sharded after the optimizer had updated it: expected "
-                        "fully_shard(model) before the first step; shard the model, build the optimizer, "
-                        "and load its state from a checkpoint (torch.distributed.checkpoint)"
+                        "fully_shard(model) before the first step; shard the model, build the "
+                        "optimizer, and load its state with torch.distributed.checkpoint"
                     )
                 if p.grad is not None and q.grad is None:
                     q.grad = torch.zeros_like(q)

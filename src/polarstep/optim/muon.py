@@ -162,6 +162,7 @@ class Muon(Optimizer):
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         self._places: Places | None = None  # of the parameters in muon_for's model
         self._failure: Exception | None = None  # of the last step, to be raised on all ranks
+        self._warned = False  # that no parameter has a gradient
         super().__init__(params, defaults)
 
     @property
@@ -206,6 +207,8 @@ class Muon(Optimizer):
             self._places.follow(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         works = self._collected(spread)
+        if not any(work.params for work in works):
+            self._warn_once_of_nothing()
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
@@ -227,8 +230,8 @@ class Muon(Optimizer):
         if errors:
             self._failure = errors[0]
             warnings.warn(
-                f"{type(errors[0]).__name__}: {errors[0]}; the matrices of this rank were not updated, and "
-                "all ranks will raise this error at the next step",
+                f"{type(errors[0]).__name__}: {errors[0]}; the matrices of this rank were not updated, "
+                "and all ranks will raise this error at the next step",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -268,6 +271,19 @@ class Muon(Optimizer):
             if id(p) in layouts
         )
         return works
+
+    def _warn_once_of_nothing(self) -> None:
+        """Say that no parameter has a gradient, where sharding may have replaced the parameters."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if distributed and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "step() updates nothing, as no parameter of the optimizer has a gradient: expected "
+                "gradients; if the model was sharded after the optimizer was built, build the optimizer "
+                "after fully_shard(model), or with muon_for(model), which follows its parameters",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _step_count(self) -> int:
         """The number of steps taken, as Muon's groups count them."""
@@ -357,6 +373,7 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_left_out", ())
         self.__dict__.setdefault("_places", None)
         self.__dict__.setdefault("_failure", None)
+        self.__dict__.setdefault("_warned", False)
 
 
 def _check_buffers(state: State) -> None:

@@ -180,7 +180,7 @@ def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> tuple[Tensor, Tens
 
 
 def overshoot(polynomials: tuple[Polynomial, ...], dtype: torch.dtype) -> float:
-    """By how much W's rounding errors may lift ‖WX‖_op above one; zero if a step would not correct it."""
+    """By how much to shrink W, whose rounding errors may lift ‖WX‖_op above one."""
     epsilon = rounding(dtype)
     size = epsilon * math.prod(polynomial[0] for polynomial in polynomials)
     return size if _is_to_settle(polynomials[-1], size, epsilon) else 0.0
