@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -113,6 +114,33 @@ def test_kaczmarz_misplaces_no_rare_column():
     indices = Kaczmarz().matrix(M, 3000, key()).nonzero()[:, 0]
     assert len(indices) > 2500
     assert abs(indices.double().mean() / 60_000 - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(48, 96), (37, 70), (17, 33)], ids=str)
+def test_kaczmarz_draws_the_same_of_equal_columns_in_every_memory_layout(shape, dtype):
+    """Also where a random number is on the border between two columns, up to rounding."""
+    m, n = shape
+    M = gaussian(m, 1).expand(m, n).to(dtype)
+    padded = torch.nn.functional.pad(M, (0, 3, 0, 3))[:m, :n]
+    numbers = torch.arange(n, dtype=torch.float64) / n
+    indices, scales = Kaczmarz().columns(M.contiguous(), numbers)
+    for same in (M.mT.contiguous().mT, padded, M):
+        again, factors = Kaczmarz().columns(same, numbers)
+        assert torch.equal(again, indices)
+        assert torch.equal(factors, scales)
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e200, 1e300])
+def test_kaczmarz_draws_the_same_at_every_scale(scale):
+    M = gaussian(6, 9)
+    scale = 2.0 ** round(math.log2(scale))
+    if scale < 1e-308:
+        M = M.sign()  # denormals have few digits
+    expected, _ = Kaczmarz().columns(M, torch.linspace(0, 0.99, 5, dtype=torch.float64))
+    indices, scales = Kaczmarz().columns(scale * M, torch.linspace(0, 0.99, 5, dtype=torch.float64))
+    assert torch.equal(indices, expected)
+    assert scales.isfinite().all()
 
 
 def test_warm_needs_noise():

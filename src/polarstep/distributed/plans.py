@@ -13,6 +13,7 @@ from polarstep.distributed import ledger
 from polarstep.distributed.layout import Layout, is_sharded
 from polarstep.distributed.ledger import PLANS, Plan, Side
 from polarstep.matrix import MatrixView
+from polarstep.optim.collect import momentum_dtype
 from polarstep.polar import LowRank, PolarMap, Warm
 from polarstep.polar.orthonormal import resolved
 
@@ -151,6 +152,7 @@ def _suits_shards(polar: PolarMap, layout: Layout, p: Tensor) -> bool:
 
 def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The precision of M and T on the way: bfloat16 where the step rounds to it anyway."""
+    dtype = momentum_dtype(dtype)
     fast = products.of(device).dtype(dtype)
     return fast if polar.rounds_input and fast.itemsize < dtype.itemsize else dtype
 

@@ -21,7 +21,7 @@ from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, check_gradients, collect
+from polarstep.optim.collect import State, Work, check_gradients, collect, momentum_dtype
 from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
 from polarstep.optim.plain import decoded_group, encoded_group
@@ -36,6 +36,9 @@ from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
+
+# Entries of a parameter's state that may be above float16's largest number: C, and its largest entry.
+KEPT_BEYOND_FLOAT16 = ("momentum_buffer", "peak")
 
 # Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
 # weights_only=True, its default.
@@ -60,9 +63,13 @@ class Muon(Optimizer):
         M = βC + G   (Nesterov)   or   M = C   (Polyak)
         X ← (1 − ηλ)X − η · scale(m, n) · T(M)
 
-    The momentum buffer holds C itself, a sum and not a moving average. Matrices of equal shape go
-    through T as one batch, whichever groups they are in. A matrix whose gradient has become zero
-    for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
+    The momentum buffer holds C itself, a sum and not a moving average, in the precision of X, or in
+    float32 for float16 parameters. Entries of C are at most max|G|/(1 − β), so gradients up to
+    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C
+    and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
+    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
+    gradient has become zero for good stops moving when its momentum has faded
+    (:mod:`polarstep.optim.resting`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override everything
@@ -327,16 +334,6 @@ class Muon(Optimizer):
         groups = [encoded_group(group) for group in content["param_groups"]]
         return content | {"param_groups": groups}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint; options that are missing in it stay as they are here."""
-        running = dict(enumerate(self.param_groups))
-        groups = [
-            decoded_group(group, running.get(index))
-            for index, group in enumerate(state_dict["param_groups"])
-        ]
-        super().load_state_dict(state_dict | {"param_groups": groups})
-        drop_placeholders(self.param_groups, self.state)
-
     def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
         """``state`` with entries for parameters that never had a gradient."""
         numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
@@ -346,6 +343,34 @@ class Muon(Optimizer):
             if p.requires_grad and not state.get(index)
         }
         return state | missing
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that are missing in it stay as they are here.
+
+        torch casts what it loads to the precision of the parameter. For float16 parameters the
+        momentum C, which may be above float16's largest number, is loaded without that cast.
+        """
+        running = dict(enumerate(self.param_groups))
+        groups = [
+            decoded_group(group, running.get(index))
+            for index, group in enumerate(state_dict["param_groups"])
+        ]
+        seen: list[dict[str, Any]] = []
+        # The last of the hooks sees what the hooks of the user have made of the checkpoint.
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
+        try:
+            super().load_state_dict(state_dict | {"param_groups": groups})
+        finally:
+            handle.remove()
+        for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
+            for key, p in zip(saved["params"], group["params"], strict=True):
+                if p.dtype != torch.float16 or group["algorithm"] != "muon":
+                    continue
+                for name in KEPT_BEYOND_FLOAT16:
+                    value = seen[0]["state"].get(key, {}).get(name)
+                    if isinstance(value, Tensor):
+                        self.state[p][name] = value.to(p.device, momentum_dtype(p.dtype), copy=True)
+        drop_placeholders(self.param_groups, self.state)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""

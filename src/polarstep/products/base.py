@@ -11,9 +11,26 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["Polynomial", "Products", "plain_product", "product_like", "shrink_of", "unit_scaled"]
+from polarstep.products.squarings import squarings
+
+__all__ = [
+    "SIGNS",
+    "Polynomial",
+    "Products",
+    "largest_entry",
+    "leaves_range",
+    "plain_product",
+    "product_like",
+    "shrink_of",
+    "signs",
+    "unit_scale",
+    "unit_scaled",
+]
 
 Polynomial = tuple[float, ...]
+
+# The columns of signs(): the least that a GPU multiplies at full rate.
+SIGNS = 16
 
 
 class Products:
@@ -108,20 +125,56 @@ class Products:
     def normalized(self, X: Tensor, dtype: torch.dtype) -> Tensor:
         """``X/‖X‖_F`` for each matrix, in ``dtype``, of norm at most one; a zero matrix stays zero.
 
-        The norm is accumulated in float64: the squares of entries like 1e-30 or 1e30 leave the range
-        of float32. Rounding to 16 bits could lift the norm above one, where the polynomials applied
+        The norm is accumulated in float64, because the squares of 1e-30 or 1e30 leave the range of
+        float32. Rounding to 16 bits could lift the norm above one, where the polynomials applied
         next are steepest, so a 16-bit result is made a little smaller.
         """
-        norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-        small = torch.promote_types(X.dtype, torch.float32)
-        norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
-        return (X.to(small) / (norm / shrink_of(dtype))).to(dtype)
+        if torch.compiler.is_compiling():
+            X, _ = unit_scaled(X)  # compiled with the division to one pass
+        norm = _norm(X)
+        if X.dtype == torch.float64 or self.looks_for_free:
+            X, norm = self._in_range(X, norm)
+            small = torch.promote_types(X.dtype, torch.float32)
+            norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
+            return (X.to(small) / (norm / shrink_of(dtype))).to(dtype)
+        # One pass over memory. The factor is in float64: 1/‖X‖_F may leave the range of float32.
+        inverse = shrink_of(dtype) / norm.clamp_min(torch.finfo(torch.float64).tiny)
+        return torch.mul(X, inverse, out=torch.empty_like(X, dtype=dtype))
+
+    def _in_range(self, X: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """``X`` and ‖X‖_F, both scaled where division by ‖X‖_F would lose digits."""
+        if torch.compiler.is_compiling():
+            return X, norm
+        if self.looks_for_free:
+            outside = leaves_range(norm, X.dtype)
+            if X.dtype == torch.float64:
+                outside |= norm == 0  # or squares that are too small for float64
+            if not bool(outside.any()):
+                return X, norm
+        X, _ = unit_scaled(X)
+        return X, _norm(X)
 
     # Polynomials.
 
     def polynomial(self, G: Tensor, polynomial: Polynomial) -> Tensor:
-        """``P(G) = aI + bG + cG² + …`` by Horner's rule."""
+        """``P(G) = aI + bG + cG² + …`` by squarings, or by Horner's rule for degrees without them."""
         a, b, *rest = polynomial
+        chain = squarings(polynomial) if len(rest) > 1 else None
+        if chain is not None:
+            S = [G]
+            for each in chain:
+                D, last = S[each.earlier], S[-1]
+                S.append(
+                    self.symmetric(
+                        last,
+                        last,
+                        plus=D,
+                        alpha=each.square,
+                        beta=each.plus,
+                        identity=each.identity,
+                    )
+                )
+            return S[-1]
         if not rest:
             H = b * G
             if a:
@@ -163,6 +216,64 @@ class Products:
             else:
                 X = torch.baddbmm(X, H, X, beta=a)
         return X
+
+    # Matrices whose leading directions were found by a sketch (polarstep.polar.deflation).
+
+    def inverse_rest_size(
+        self, A: Tensor, B: Tensor, left: int, factor: float, floor: float
+    ) -> Tensor:
+        """1/δ of shape (batch, 1, 1), for the δ of :func:`polarstep.polar.deflation.rest_size`.
+
+        δ² = factor²·max(‖A‖²_F − ‖B‖²_F, floor·‖A‖²_F)/left. A zero matrix has 1/δ = 0.
+        """
+        whole, head = (
+            torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64).square()
+            for X in (A, B)
+        )
+        size = factor * (torch.maximum(whole - head, floor * whole) / left).sqrt()
+        most = torch.finfo(torch.promote_types(A.dtype, torch.float32)).max
+        return torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 0).clamp_max(most)
+
+    def flattened(
+        self, A: Tensor, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor
+    ) -> Tensor:
+        """``X₀ = A/δ + Q(Z − B/δ)`` with Z = WX, for ``inverse`` = 1/δ, in the memory layout of ``A``.
+
+        A − QB cancels A's leading directions, whose singular values may be a hundred δ. In 16 bits QᵀQ
+        is not I to the digits that this takes. So B is replaced by (2I − QᵀQ)B, one Newton step
+        towards (QᵀQ)⁻¹B: QᵀQ = I − E leaves E²B of the leading directions instead of EB.
+        """
+        dtype = torch.promote_types(A.dtype, torch.float32)
+        Q, B, inverse = Q.to(dtype), B.to(dtype), inverse.to(dtype)
+        Z = (X if W is None else W.to(X.dtype) @ X).to(dtype)
+        head = Z - (2 * B - (Q.mT @ Q) @ B) * inverse
+        return (A.to(dtype) * inverse + product_like(A, Q, head)).to(A.dtype)
+
+    def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
+        """s = 1/(margin·√λ) for an estimate λ of ‖G‖_op, G = XXᵀ: ‖sX‖_op ≈ 1/margin, or a little more.
+
+        λ is the largest ‖Gv‖/‖v‖ over 16 vectors v = G⁴v₀ with fixed entries of ±1 in v₀: five products
+        with few columns. :mod:`polarstep.polar.deflation` says how far λ can be below ‖G‖_op. s = 0
+        where G is zero or not finite. The result has shape (batch, 1, 1).
+        """
+        V = signs(G.shape[-1], G.device).to(torch.promote_types(G.dtype, torch.float32))
+        G, tiny = G.to(V.dtype), torch.finfo(V.dtype).tiny
+        size = torch.linalg.matrix_norm(G, keepdim=True)
+        G = G / size.clamp_min(tiny)  # squares of G⁴v₀ would leave the range of float32
+        V = V.expand(len(G), -1, -1)
+        for _ in range(4):
+            V = G @ V
+            V = V / torch.linalg.matrix_norm(V, keepdim=True).clamp_min(tiny)
+        lengths = torch.linalg.vector_norm(V, dim=-2).clamp_min(tiny)
+        ratios = torch.linalg.vector_norm(G @ V, dim=-2) / lengths
+        largest = ratios.amax(-1)[:, None, None] * size
+        known = (largest > 0) & torch.isfinite(largest)
+        return torch.where(known, 1 / (margin * torch.where(known, largest, 1).sqrt()), 0)
+
+    def scaled_polynomial(self, G: Tensor, polynomial: Polynomial, scale: Tensor) -> Tensor:
+        """``s·P(s²G)`` for ``scale`` = s of shape (batch, 1, 1), so that its product with X is φ(sX)."""
+        s = scale.to(G.dtype)
+        return s * self.polynomial(s * s * G, polynomial)
 
     def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
         """Whether :meth:`first_step` saves a pass over memory for matrices of ``rows`` rows."""
@@ -210,6 +321,17 @@ class Products:
         return (W.to(Y.dtype) @ Y).to(dtype)
 
 
+def signs(rows: int, device: torch.device) -> Tensor:
+    """(1, rows, 16) entries of ±1 without a pattern, the same at every call.
+
+    The last bits of murmur3's finalizer of 0, 1, 2, …, which a kernel computes as well.
+    """
+    x = torch.arange(rows * SIGNS, device=device)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        x = (x ^ (x >> shift)) * factor & 0xFFFFFFFF
+    return ((x & 1) * 2 - 1).view(1, rows, SIGNS)
+
+
 def shrink_of(dtype: torch.dtype) -> float:
     """The factor on a norm of one that keeps it at most one when it is rounded to ``dtype``."""
     return 1 - torch.finfo(dtype).eps / 2 if dtype.itemsize < 4 else 1.0
@@ -224,18 +346,46 @@ def product_like(X: Tensor, A: Tensor, B: Tensor) -> Tensor:
     return (B.mT @ A.mT).mT if X.mT.is_contiguous() else A @ B
 
 
+# Sizes of matrices, by precision, that can be squared, summed and multiplied without loss.
+_SAFE = {torch.float64: (2.0**-480, 2.0**480)}
+_SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
+
+
+def leaves_range(size: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether matrices in ``dtype`` must be scaled before products; ``size`` is a norm of theirs.
+
+    False for a size of zero and for NaN.
+    """
+    least, most = _SAFE.get(dtype, _SAFE_IN_FLOAT32)
+    return ((size < least) & (size > 0)) | (size > most)
+
+
+def largest_entry(X: Tensor) -> Tensor:
+    """max |X_ij| of shape (batch, 1, 1)."""
+    # torch's norm of order inf takes twenty times as long on a CPU.
+    return torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
+
+
+def _norm(X: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+
+
 def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
     """``(sX, s)`` with a power of two ``s`` per matrix that puts its largest entry in [½, 1).
 
     Without it, norms and Gram matrices of entries like 1e-30 or 1e30 leave the range of float32.
     Scaling by a power of two is exact, so T(cM) = T(M) is kept. A zero matrix has s = 1.
     """
-    # torch's norm of order inf takes twenty times as long on a CPU.
-    largest = torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
+    s = unit_scale(X)
+    return X * s, s
+
+
+def unit_scale(X: Tensor) -> Tensor:
+    """The ``s`` of :func:`unit_scaled`, for ``X`` of shape (..., m, n)."""
+    largest = largest_entry(X)
     _, exponent = torch.frexp(largest)
     limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
-    s = torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
-    return X * s, s
+    return torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
 
 
 def plain_product(A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float) -> Tensor:
