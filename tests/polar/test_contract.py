@@ -15,6 +15,7 @@ from tests.solvers import over_solvers
 from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal
 
 from polarstep import LowRank, NewtonSchulz, rng
+from polarstep.polar import Carry
 
 SHAPES = [
     (1, 1),
@@ -308,3 +309,9 @@ def test_full_alignment_within_rounding_of_rank_one(solver):
 def test_bad_input(solver, bad, error, message):
     with pytest.raises(error, match=message):
         solver.map(bad)
+
+
+@over_solvers()
+def test_a_map_without_state_goes_on_from_nothing(solver):
+    """A map that carries tensors cannot go on without them; a map that carries none always can."""
+    assert solver.map.resumes(Carry(), 12, 20) == (not solver.map.carries)

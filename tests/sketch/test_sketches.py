@@ -154,3 +154,14 @@ def test_warm_needs_noise():
 def test_a_seed_is_no_generator():
     with pytest.raises(TypeError, match=r"generator=3: expected a torch\.Generator"):
         Gaussian()(torch.eye(4), 2, generator=3)
+
+
+def test_only_a_gaussian_is_dense():
+    assert Gaussian().is_dense
+    assert not Kaczmarz().is_dense
+
+
+def test_the_cost_is_that_of_an_m_by_n_matrix():
+    m, n, width = 10, 30, 4
+    assert Gaussian().flops(m, n, width) == 2 * m * n * width
+    assert Kaczmarz().flops(m, n, width) == 2 * m * n + m * width  # column norms, and the rescaling
