@@ -16,11 +16,16 @@ from torch.utils.hooks import RemovableHandle
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.matrix import Layout
+from polarstep.distributed.layout import Layout, is_sharded, local
+from polarstep.distributed.status import agreed, all_finite
+from polarstep.distributed.step import Distribution
+from polarstep.distributed.unstarted import drop_placeholders, placeholders
+from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, collect
+from polarstep.optim.collect import State, Work, check_gradients, collect
 from polarstep.optim.elementwise import AdamW, Elementwise
+from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete, restored
 from polarstep.optim.low_precision import (
     MOMENTUM_STATE,
@@ -37,7 +42,6 @@ from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
 from polarstep.optim.transforms import NormalizedRows, Transform
 from polarstep.polar import Finder, NewtonSchulz, PolarMap, Warm
-from polarstep.sharded import local, whole
 from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
@@ -108,6 +112,13 @@ class Muon(Optimizer):
         fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
             CUDA graph (:mod:`polarstep.optim.replay`), in bfloat16 where plain torch operations
             would use bfloat16 products too. ``False``: plain torch operations.
+        plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
+            ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
+            ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
+            have a ``"plan"`` of its own. The result of a step does not depend on it.
+        process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
+            the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
+            its plain parameters by itself. A ``DTensor`` brings its own ranks along.
 
     Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
@@ -138,7 +149,7 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
         lr_scale: LrScale = "spectral",
         *,
-        layout: Layout = "auto",
+        layout: MatrixLayout = "auto",
         split_sizes: Sequence[int] | None = None,
         split_columns: Sequence[int] | None = None,
         split_repeats: int = 1,
@@ -149,6 +160,8 @@ class Muon(Optimizer):
         nonfinite: str = "propagate",
         seed: int = 0,
         fused: bool = True,
+        plan: str = "auto",
+        process_group: Any = None,
     ) -> None:
         defaults = {
             "algorithm": "muon",
@@ -180,17 +193,20 @@ class Muon(Optimizer):
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
+        self._distribution = Distribution(plan, process_group)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         self._waiting: tuple[Group, ...] | None = None  # groups for them, should they be added
         self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
         self._told = False  # whether a step without gradients has been pointed out
+        self._places: Places | None = None  # of the parameters in muon_for's model
+        self._failure: Exception | None = None  # of the last step, to be raised on all ranks
         super().__init__(params, defaults)
         self._waiting = ()
 
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
-        return routes_of(self.param_groups, self._left_out)
+        return routes_of(self.param_groups, self._left_out, self._distribution.told)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm.
@@ -246,7 +262,10 @@ class Muon(Optimizer):
         return loss
 
     def _update(self) -> None:
-        works = [collect(group) for group in self.param_groups]
+        if self._places is not None:
+            self._places.follow(self.param_groups, self.state)
+        spread = self._distribution.spread(self.param_groups)
+        works = self._collected(spread)
         if not self._told and not any(work.params for work in works):
             self._told = True
             _tell_of_no_gradient(sum(len(group["params"]) for group in self.param_groups))
@@ -256,14 +275,66 @@ class Muon(Optimizer):
         if in_a_graph():
             _check_started(works, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
-        let_rest(muon, self.state)
-        updated = replayed(muon, self.state, hooks)
-        self._plain(muon, self.state, hooks, skip=updated)
+        errors: list[Exception] = []
+        if any(is_sharded(p) for work in muon for p in work.params) or spread:
+            errors = self._update_with_others(muon, replayed, hooks)
+        else:
+            let_rest(muon, self.state)
+            updated = replayed(muon, self.state, hooks)
+            self._plain(muon, self.state, hooks, skip=updated)
         for work in muon:
             work.group["step"] += 1
         for work in works:
             if work.group["algorithm"] in ELEMENTWISE:
                 self._elementwise(work)
+        if errors:
+            self._failure = errors[0]
+            warnings.warn(
+                f"{type(errors[0]).__name__}: {errors[0]}; the matrices of this rank were not updated, "
+                "and all ranks will raise this error at the next step",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _update_with_others(
+        self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
+    ) -> list[Exception]:
+        """A step where parameters are in parts on several ranks; returns the errors of this rank."""
+        split = self._distribution.split(muon, self.state, hooked=bool(hooks))
+        let_rest(split.here, split.state)
+        split.let_rest()
+        split.begin(self._plain)
+        updated = replayed(split.here, split.state, hooks)
+        self._plain(split.here, split.state, hooks, skip=updated)
+        self._plain(split.gathered, self.state, hooks, skip=set())
+        split.finish()
+        split.settle()
+        return split.errors
+
+    def _collected(self, spread: list[tuple[Tensor, Layout]]) -> list[Work]:
+        """What every group has to update, agreed on with the ranks that have parts of it."""
+        if not spread:
+            return [collect(group) for group in self.param_groups]
+        error, self._failure = self._failure, None
+        try:
+            for group in self.param_groups:
+                check_gradients(group)
+        except Exception as found:  # raised on all ranks together
+            error = error or found
+        elsewhere = agreed(spread, self._step_count(), error)
+        works = [collect(group, elsewhere) for group in self.param_groups]
+        layouts = {id(p): layout for p, layout in spread}
+        all_finite(
+            (flag, layouts[id(p)])
+            for work in works
+            for p, flag in zip(work.params, work.finite or (), strict=False)
+            if id(p) in layouts
+        )
+        return works
+
+    def _step_count(self) -> int:
+        """The number of steps taken, as Muon's groups count them."""
+        return sum(group.get("step", 0) for group in self.param_groups)
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:
@@ -288,7 +359,7 @@ class Muon(Optimizer):
             rule.update(work.group, params, grads, states)
             return
         for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
-            rule.update(work.group, [p], [grad], [state], found_inf=1 - whole(finite).float())
+            rule.update(work.group, [p], [grad], [state], found_inf=1 - finite.float())
 
     def _compensated(self, work: Work, index: int) -> None:
         """AdamW or SGD on one parameter in 16 bits, computed in float32."""
@@ -297,7 +368,7 @@ class Muon(Optimizer):
         kept = {k: local(X) for k, X in self.state[p].items() if k != "rounding_error"}
         state = {k: X.float() for k, X in kept.items()}
         x = local(p).float() + R
-        stop = None if work.finite is None else 1 - whole(work.finite[index]).float()
+        stop = None if work.finite is None else 1 - work.finite[index].float()
         rule.update(work.group, [x], [local(work.grads[index]).float()], [state], found_inf=stop)
         put(x, local(p), R)
         for key, X in kept.items():
@@ -315,8 +386,20 @@ class Muon(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state and the groups, as torch has them, with every option as plain data."""
         content = super().state_dict()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            content = content | {"state": self._with_placeholders(content["state"])}
         groups = [encoded_group(group) for group in content["param_groups"]]
         return content | {"param_groups": groups}
+
+    def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
+        """``state`` with entries for parameters that never had a gradient."""
+        numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
+        missing = {
+            index: placeholders(group, p)
+            for index, (group, p) in numbered
+            if p.requires_grad and not state.get(index)
+        }
+        return state | missing
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.
@@ -345,6 +428,7 @@ class Muon(Optimizer):
                     value = seen[0]["state"].get(key, {}).get(name)
                     if isinstance(value, Tensor):
                         self.state[p][name] = value.to(p.device, copy=True)
+        drop_placeholders(self.param_groups, self.state)
 
     def _regroup_as(self, saved: Sequence[Group]) -> None:
         """Group the parameters as a checkpoint does, if it has the same names in other groups.
@@ -400,10 +484,13 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_polar_hooks", OrderedDict())
         self.__dict__.setdefault("_replayed", ReplayedStep())
         self.__dict__.setdefault("_plain", PlainStep())
+        self.__dict__.setdefault("_distribution", Distribution())
         self.__dict__.setdefault("_left_out", ())
         self.__dict__.setdefault("_waiting", ())
         self.__dict__.setdefault("_vectors", AdamW())
         self.__dict__.setdefault("_told", False)
+        self.__dict__.setdefault("_places", None)
+        self.__dict__.setdefault("_failure", None)
 
 
 def _check_buffers(state: State) -> None:

@@ -25,7 +25,7 @@ from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 
 if TYPE_CHECKING:
-    from polarstep.optim.by_tensors import _Target
+    from polarstep.optim.by_tensors import Target
 
 __all__ = ["step_padded"]
 
@@ -54,7 +54,7 @@ class _Bucket:
 
 
 def step_padded(
-    buckets: Buckets, target_of: Callable[[Member], _Target], hooks: tuple[PolarHook, ...]
+    buckets: Buckets, target_of: Callable[[Member], Target], hooks: tuple[PolarHook, ...]
 ) -> Buckets:
     """Update the small matrices, if there are many shapes of them; return all other buckets."""
     small = {key: members for key, members in buckets.items() if _can_pad(*key, members)}
@@ -101,7 +101,7 @@ class _Padded:
         buckets: list[_Bucket],
         rows: int,
         columns: int,
-        target_of: Callable[[Member], _Target],
+        target_of: Callable[[Member], Target],
     ) -> None:
         self._buckets = buckets
         self._shape = rows, columns

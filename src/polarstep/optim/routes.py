@@ -8,13 +8,14 @@ columns shows its polar maps as numbered notes, and folds cells that are still t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from torch import Tensor
 
 from polarstep import kernels
+from polarstep.distributed.layout import local
 from polarstep.optim.by_tables import can_tabulate
 from polarstep.optim.groups import ELEMENTWISE, Group, named_params, scale_of, view_of
 from polarstep.optim.low_precision import is_compensated, stored_dtype
@@ -80,11 +81,20 @@ class Routes:
     __repr__ = __str__
 
 
-def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes:
-    """The routes in ``groups``, then those ``left_out`` that no group has since taken."""
+def routes_of(
+    groups: Sequence[Group],
+    left_out: Iterable[Route] = (),
+    plan_of: Callable[[Group, Tensor], str | None] = lambda group, p: None,
+) -> Routes:
+    """The routes in ``groups``, then those ``left_out`` that no group has since taken.
+
+    ``plan_of`` tells how ranks share the work on a parameter; ``None`` where they do not.
+    """
     rows = []
     for index, group in enumerate(groups):
-        reasons = group.get("reasons") or ["as given"] * len(group["params"])
+        reasons = group.get("reasons") or []
+        if len(reasons) != len(group["params"]):
+            reasons = ["as given"] * len(group["params"])
         for (name, p), why in zip(named_params(group), reasons, strict=True):
             if len(groups) > 1 and not group.get("param_names"):
                 name = f"group {index}, {name}"
@@ -100,9 +110,13 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                 polar = "; ".join(dict.fromkeys(told))
                 if group["transform"] is not None:
                     polar += f", {group['transform'].describe()}"
-                if can_tabulate(group, p, None):
+                plan = plan_of(group, p)
+                is_local = plan is not None and plan.startswith("local")
+                if can_tabulate(group, local(p).detach() if is_local else p, None):
                     polar += ", fused"
                 polar += _precision(group, p)
+                if plan is not None:
+                    polar += f"; {plan}"
             rows.append(
                 Route(
                     name=name,

@@ -22,6 +22,7 @@ from polarstep.matrix import Layout
 from polarstep.optim.adapters import find_adapter
 from polarstep.optim.anatomy import Site, dissect
 from polarstep.optim.elementwise import AdamW, Elementwise, group_of
+from polarstep.optim.following import Places
 from polarstep.optim.fused import Cut
 from polarstep.optim.groups import Group
 from polarstep.optim.muon import Muon
@@ -98,6 +99,8 @@ def muon_for(
     nonfinite: str = "propagate",
     seed: int = 0,
     fused: bool = True,
+    plan: str = "auto",
+    process_group: Any = None,
 ) -> Muon:
     """Muon for the hidden matrices of ``model``, AdamW or SGD for everything else, in one optimizer.
 
@@ -138,7 +141,7 @@ def muon_for(
             parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
             for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
             Rules with a Muon target skip parameters of fewer than two dimensions.
-        momentum_dtype, rounding: see :class:`polarstep.Muon`.
+        momentum_dtype, rounding, plan, process_group: see :class:`polarstep.Muon`.
         nonfinite: what happens to a parameter whose gradient is not finite, as in
             :class:`polarstep.Muon`.
         seed: seed of the sketches.
@@ -217,7 +220,10 @@ def muon_for(
         nonfinite=nonfinite,
         seed=seed,
         fused=fused,
+        plan=plan,
+        process_group=process_group,
     )
+    optimizer._places = Places(model)
     optimizer._left_out = tuple(_left_out(anatomy.sites, routed))
     optimizer._waiting, optimizer._vectors = tuple(_groups(frozen)), vectors or others
     return optimizer
