@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import statistics
 import sys
@@ -35,6 +36,7 @@ from polarstep_lab.suites.suite import (
     pending,
     plan_run,
 )
+from polarstep_lab.training.ranks import Parallel, Ranks, launched, world_size
 from polarstep_lab.training.train import Observer, train
 
 __all__ = ["ablate", "compare", "list_", "run"]
@@ -72,6 +74,13 @@ NoiseOption = Annotated[
         "--noise", min=2, help="Measure gradient noise at N points of a run (runtime.noise)."
     ),
 ]
+ParallelOption = Annotated[
+    Parallel | None,
+    typer.Option(
+        "--parallel",
+        help="How the processes of torchrun share the model: ddp (copies) or fsdp (shards) [ddp].",
+    ),
+]
 BoardOption = Annotated[
     bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")
 ]
@@ -99,30 +108,50 @@ def run(
     monitor: MonitorOption = None,
     noise: NoiseOption = None,
     tensorboard: BoardOption = False,
+    parallel: ParallelOption = None,
     show: Annotated[
         bool, typer.Option("--show", help="Print the complete config as JSON and do nothing.")
     ] = False,
 ) -> None:
-    """Train one method on one recipe."""
+    """Train one method on one recipe.
+
+    Started by torchrun, its processes train together, each on its part of every batch.
+    """
     again = shlex.join(
-        ["polarstep", *(a for a in sys.argv[1:] if a not in ("--resume", "--force"))]
+        [*_launcher(), *(a for a in sys.argv[1:] if a not in ("--resume", "--force"))]
     )
-    with clear_errors(f"Go on with: {again} --resume"):
+    with clear_errors(f"Go on with: {again} --resume"), launched(parallel) as ranks:
         overrides = _overrides(settings, device, monitor, noise)
         axis = None if vary is None else parse_assignment(vary)
         planned = plan_run(recipe, method, seed, overrides, out, axis)
         if show:
-            typer.echo(json.dumps(planned.config.to_dict(), indent=2))
+            if ranks.first:
+                typer.echo(json.dumps(planned.config.to_dict(), indent=2))
             return
-        if resume and not force and state_of(planned.directory) == "empty":
-            raise StorageError(
-                f"--resume: there is no run in {planned.directory} to go on with; leave --resume "
-                "out to start one, or give the --out of the run that was interrupted"
-            )
-        result = _run_all([planned], resume, force, tensorboard)[0]
-    typer.echo(f"recorded in {planned.directory}")
+        if resume and not force:
+            ranks.from_first(lambda: _check_resumable(planned.directory))
+        result = _run_all([planned], resume, force, tensorboard, ranks)[0]
+    if ranks.first:
+        typer.echo(f"recorded in {planned.directory}")
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
+
+
+def _launcher() -> list[str]:
+    """The words with which this process was started, up to the name of the sub-command."""
+    processes = world_size()
+    if processes is None:
+        return ["polarstep"]
+    return ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "polarstep"]
+
+
+def _check_resumable(directory: Path) -> None:
+    """Raise where ``--resume`` finds no run to go on with."""
+    if state_of(directory) == "empty":
+        raise StorageError(
+            f"--resume: there is no run in {directory} to go on with; leave --resume out to start "
+            "one, or give the --out of the run that was interrupted"
+        )
 
 
 def compare(
@@ -315,11 +344,16 @@ def _run_suite(
 
 
 def _run_all(
-    runs: Sequence[PlannedRun], resume: bool, force: bool, tensorboard: bool
+    runs: Sequence[PlannedRun],
+    resume: bool,
+    force: bool,
+    tensorboard: bool,
+    ranks: Ranks | None = None,
 ) -> list[Result]:
     """Make runs one after the other in one display, and return their results."""
     results = []
-    with progress_display(Console(stderr=True)) as display:
+    ranks = ranks or Ranks()
+    with progress_display(Console(stderr=True, quiet=not ranks.first)) as display:
         whole = display.add_task("all runs", total=len(runs), figures="", visible=len(runs) > 1)
         for done, planned in enumerate(runs):
             observers: list[Observer] = [ProgressBar(display, planned.label, whole, done)]
@@ -333,6 +367,7 @@ def _run_all(
                 force=force,
                 observers=observers,
                 tell=partial(_tell, display.console),
+                ranks=ranks,
             )
             results.append(result)
             display.update(whole, completed=done + 1)
