@@ -10,7 +10,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing polarstep into $(VENV) (the first time this takes a few minutes) …"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,ray,dev]"
 	@touch $(STAMP)
 
 demo: $(STAMP)

@@ -27,7 +27,7 @@ from polarstep_lab.records.directory import state_of
 from polarstep_lab.records.record import Result, RunRecord, find_runs
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.board import TensorBoard
-from polarstep_lab.suites.parallel import run_in_processes
+from polarstep_lab.suites.places import Where, place_for
 from polarstep_lab.suites.progress import ProgressBar, follow, progress_display
 from polarstep_lab.suites.suite import (
     PlannedRun,
@@ -59,10 +59,13 @@ ForceOption = Annotated[
     typer.Option("--force", help="Replace runs that are already there; says what it removes."),
 ]
 WorkersOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--workers", "-w", min=1, help="Runs at a time, in processes of their own, on one device."
+        "--workers", "-w", min=1, help="Runs at a time [1; on ray: all that the cluster takes]."
     ),
+]
+OnOption = Annotated[
+    Where, typer.Option("--on", help="Where runs are made: home, or ray (a Ray cluster).")
 ]
 MonitorOption = Annotated[
     int | None,
@@ -164,7 +167,8 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of all runs [runs/RECIPE-compare].")
     ] = None,
-    workers: WorkersOption = 1,
+    workers: WorkersOption = None,
+    on: OnOption = "home",
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
@@ -179,7 +183,7 @@ def compare(
         folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
         overrides = _overrides(settings, device, monitor, noise)
         runs = comparison_runs(recipe, find_methods(methods), _seeds(seeds), overrides, folder)
-        _run_suite(runs, folder, workers, force, tensorboard)
+        _run_suite(runs, folder, on, workers, force, tensorboard)
 
 
 def ablate(
@@ -196,7 +200,8 @@ def ablate(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of all runs [runs/RECIPE-AXIS].")
     ] = None,
-    workers: WorkersOption = 1,
+    workers: WorkersOption = None,
+    on: OnOption = "home",
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
@@ -216,7 +221,7 @@ def ablate(
             _overrides(settings, device, monitor, noise),
             folder,
         )
-        _run_suite(runs, folder, workers, force, tensorboard)
+        _run_suite(runs, folder, on, workers, force, tensorboard)
 
 
 def list_(
@@ -317,7 +322,12 @@ def _seeds(text: str) -> list[int]:
 
 
 def _run_suite(
-    runs: list[PlannedRun], folder: Path, workers: int, force: bool, tensorboard: bool
+    runs: list[PlannedRun],
+    folder: Path,
+    on: Where,
+    workers: int | None,
+    force: bool,
+    tensorboard: bool,
 ) -> None:
     """Make the runs that are not finished, and print the table of all runs."""
     console = Console(stderr=True)
@@ -325,12 +335,13 @@ def _run_suite(
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
     failed = 0
-    if workers == 1:
+    if on == "home" and workers in (None, 1):
         _run_all(todo, resume=True, force=force, tensorboard=tensorboard)
     elif tensorboard:
-        raise ConfigError("--tensorboard needs one run at a time: leave out --workers")
+        raise ConfigError("--tensorboard needs one run at a time: leave out --workers and --on")
     else:
-        failed = follow(run_in_processes(todo, workers, force), len(todo), console)
+        with place_for(on, workers, runs[0].config.runtime.device) as place:
+            failed = follow(place.make(todo, force), len(todo), console)
     if failed == len(runs):
         console.print(f"none of {len(runs)} runs was made", style="red", highlight=False)
         raise typer.Exit(ERROR)

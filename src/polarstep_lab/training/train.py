@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntFlag
 from pathlib import Path
 from typing import Protocol
 
@@ -78,7 +78,7 @@ class _Diverged(Exception):
     """The loss is not a finite number."""
 
 
-class _Wish(IntEnum):
+class _Wish(IntFlag):
     """What a rank wants after a step; the ranks do what the greatest wish says."""
 
     GO_ON = 0
@@ -283,10 +283,11 @@ class _Run:
                     self._measure()
                     self._one_step()
                     decision = vote.cast(self._wish(interrupt))
-                    if decision != _Wish.GO_ON:
+                    if decision & _Wish.SAVE:
                         self._checkpoint()
-                    if decision == _Wish.STOP:
+                    if decision & _Wish.STOP:
                         vote.close()
+                        self._checkpoint()
                         raise Interrupted(self.directory, self.step, self.task.steps)
                 vote.close()
                 self._measure()
@@ -339,14 +340,13 @@ class _Run:
 
     def _wish(self, interrupt: Interrupt) -> _Wish:
         """What to do after a step: stop after a signal, or save by rank 0's clock."""
-        if interrupt.pending:
-            return _Wish.STOP
+        wish = _Wish.STOP if interrupt.pending else _Wish.GO_ON
         now = time.perf_counter()
         due = now - self.saved >= self.config.runtime.checkpoint_seconds
         if not due or not self.ranks.first or self.step == self.task.steps:
-            return _Wish.GO_ON
-        self.saved = now  # asked for once, though ranks save a step later
-        return _Wish.SAVE
+            return wish
+        self.saved = now  # asked for once, though several ranks save a step later
+        return wish | _Wish.SAVE
 
     def _log(self, loss: float) -> None:
         """Write a training row; a loss that is not finite ends the run."""

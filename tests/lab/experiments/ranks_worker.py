@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import typer
 from tests.lab.experiments.small import tiny_cnn, tiny_gpt
@@ -91,12 +92,9 @@ class Stopper:
 
 def start_and_stop(config: RunConfig, directory: Path, ranks: Ranks) -> None:
     """Train until the signal has stopped all ranks, with a checkpoint."""
-    try:
+    with pytest.raises(Interrupted) as stopped:
         train(config, directory, observers=[Stopper()], ranks=ranks)
-    except Interrupted as stopped:
-        assert STOP <= stopped.step <= STOP + 1, stopped
-        return
-    raise AssertionError("the run was not interrupted")
+    assert STOP <= stopped.value.step <= STOP + 1
 
 
 def compare(folder: Path, ranks: Ranks) -> None:

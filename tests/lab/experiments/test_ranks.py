@@ -1,4 +1,4 @@
-"""A run on several ranks has the results of one process, is written once, and goes on with any number."""
+"""A run on several ranks has the results of one process, and goes on with any number of ranks."""
 
 from __future__ import annotations
 
