@@ -303,10 +303,13 @@ class OnRay:
         """Leave the cluster; a Ray that was started here ends."""
         self._ray.shutdown()
 
-    def _hired(self) -> Any:
-        """A worker; it starts when the cluster has room for it."""
-        options = self._share | {"max_concurrency": 2}
-        return self._ray.remote(Worker).options(**options).remote()
+    def _rested(self) -> Any:
+        """A worker without a job; a new one starts when the cluster has room for it."""
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            options = self._share | {"max_concurrency": 2}
+            return self._ray.remote(Worker).options(**options).remote()
 
     # --- suites ---
 
@@ -325,7 +328,7 @@ class OnRay:
 
         try:
             for _ in range(min(self.workers, len(runs))):
-                begin(_Conversation(waiting.pop(), force, self._hired()))
+                begin(_Conversation(waiting.pop(), force, self._rested()))
             while under_way:
                 ready, _ = self._ray.wait(list(under_way), num_returns=1)
                 talk = under_way.pop(ready[0])
@@ -334,7 +337,7 @@ class OnRay:
                 except self._ray.exceptions.RayActorError as death:
                     talk.deaths += 1
                     talk.held.close()
-                    talk.worker = self._hired()
+                    talk.worker = self._rested()
                     yield _mourned(talk.run.label, death, talk.deaths)
                     if talk.deaths < ATTEMPTS:
                         begin(talk)
@@ -349,7 +352,7 @@ class OnRay:
                 if waiting:
                     begin(_Conversation(waiting.pop(), force, talk.worker))
                 else:
-                    self._ray.kill(talk.worker)
+                    self._idle.put(talk.worker)
         finally:
             self._part(under_way)
             head.path.unlink(missing_ok=True)
@@ -394,7 +397,7 @@ class OnRay:
 
     def _tried(self, job: Trying, report: Callable[[int, float], None]) -> float:
         """The value of a trial that a worker makes, and another worker again if the first dies."""
-        deaths = seen = 0
+        deaths, seen = 0, -1
         pruned: Exception | None = None
         while True:
             worker = self._rested()
@@ -422,13 +425,6 @@ class OnRay:
             if said.error is not None:
                 raise said.error
             return float(said.what)
-
-    def _rested(self) -> Any:
-        """A worker without a job."""
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            return self._hired()
 
     def _awaited(self, coming: Any, worker: Any) -> Said:
         """The message that is ``coming`` from a worker, unless the study is being stopped."""
