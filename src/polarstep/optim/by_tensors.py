@@ -14,14 +14,14 @@ from torch import Tensor
 
 from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.distributed.layout import is_sharded, local, placed_like, whole_of_local
 from polarstep.optim.carried import remember
 from polarstep.optim.collect import Member, Signature, State, Work, all_recalled, gathered, in_parts
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
-from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
 
-__all__ = ["PlainStep", "Tensors", "ensure_buffer"]
+__all__ = ["PlainStep", "Target", "Tensors", "apply_updates", "ensure_buffer", "finite_flags"]
 
 # Bytes of M that are gathered from shards at a time; a larger bucket is processed in parts.
 LARGEST_GATHERED = 512 * 2**20
@@ -41,7 +41,7 @@ class PlainStep:
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...], skip: set[int]
     ) -> None:
         """Update every parameter of ``works`` whose id is not in ``skip``."""
-        targets: dict[int, _Target] = {}
+        targets: dict[int, Target] = {}
 
         def selected(work: Work, index: int) -> bool:
             return id(work.params[index]) not in skip
@@ -52,26 +52,28 @@ class PlainStep:
             if sharded or signature.device.type == "cpu":
                 largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
                 parts = in_parts(members, lambda member: member.count, largest // nbytes)
-            numbers, key = signature.drawn_at(signature.step)
+            _, key = signature.drawn_at(signature.step)
             drawn: Tensor | None = None
-            for part in parts:
+            for number, part in enumerate(parts):
                 matrices = Tensors(part, state, targets)
-                if numbers is not None and drawn is None:
-                    drawn = self._numbers(signature, key, constant=not numbers)
+                if number == 0:
+                    drawn = self.drawn(signature)
                 carry = _joined(signature, part, state)
-                draw = Draw(drawn, _finite_flags(part))
+                draw = Draw(drawn, finite_flags(part))
                 polar, left = launch(signature.polar, matrices, carry, draw)
                 _keep(signature, part, state, left)
                 if hooks:
                     show(hooks, signature, part, key, polar)
 
-    def _numbers(
-        self, signature: Signature, key: tuple[int | str, ...], *, constant: bool
-    ) -> Tensor:
-        """The random numbers of a step; kept if they are the same at every step.
+    def drawn(self, signature: Signature) -> Tensor | None:
+        """The random numbers of a bucket's step, if it needs any; kept if they are always the same.
 
         Inside a CUDA graph they are not kept, as every replay draws new numbers.
         """
+        needed, key = signature.drawn_at(signature.step)
+        if needed is None:
+            return None
+        constant = not needed
         m, n, device = signature.m, signature.n, signature.device
         place = (*key, signature.polar, device, signature.dtype)
         if constant and place in self._drawn and not in_a_graph():
@@ -93,14 +95,14 @@ def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
     return its.polar.init(sum(m.count for m in members), its.m, its.n, its.device, its.dtype)
 
 
-def _finite_flags(members: list[Member]) -> Tensor | None:
+def finite_flags(members: list[Member]) -> Tensor | None:
     """A number per matrix, zero if its gradient is not finite; ``None`` if nothing is skipped."""
     if all(member.work.finite is None for member in members):
         return None
     flags = [
         torch.ones((), device=member.param.device)
         if member.work.finite is None
-        else whole(member.work.finite[member.index]).to(torch.float32)
+        else member.work.finite[member.index].to(torch.float32)
         for member in members
         for _ in range(member.count)
     ]
@@ -112,7 +114,7 @@ def _keep(signature: Signature, members: list[Member], state: State, left: Carry
     parts = left.split([member.count for member in members])
     for member, part in zip(members, parts, strict=True):
         work, p = member.work, member.param
-        finite = None if work.finite is None else whole(work.finite[member.index])
+        finite = None if work.finite is None else work.finite[member.index]
         remember(state[p], member.block, signature.polar, part, p.dtype, finite)
 
 
@@ -124,15 +126,16 @@ def ensure_buffer(p: Tensor, of_parameter: dict[str, Any]) -> Tensor:
     return C
 
 
-class _Target:
+class Target:
     """One parameter during one step."""
 
     def __init__(self, work: Work, index: int, state: State) -> None:
         self.work, self.index = work, index
         self.p, self.view = work.params[index], work.views[index]
-        self.finite = None if work.finite is None else whole(work.finite[index])
+        self.finite = None if work.finite is None else work.finite[index]
         self._G, self._C = local(work.grads[index]), local(ensure_buffer(self.p, state[self.p]))
         self._advanced = False
+        self._M: Tensor | None = None  # this rank's part of M
         self._blocks: list[Tensor] | None = None  # the blocks of M
         self._T: list[Tensor | None] = [None] * len(self.view.shapes)
 
@@ -166,14 +169,20 @@ class _Target:
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
         if self._blocks is None:
+            self._blocks = self.view.blocks(whole_of_local(self.local_momentum(), self.p))
+        return self._blocks[block]
+
+    def local_momentum(self) -> Tensor:
+        """This rank's part of M, not to be written to: without Nesterov it is C itself."""
+        if self._M is None:
             self.advance()
             M = self._C
             if self.work.group["nesterov"]:
                 M = torch.add(self._G, self._C, alpha=self.work.group["momentum"])
             if self.finite is not None:
                 M = torch.where(self.finite, M, 0)  # T(0) = 0, so X stays
-            self._blocks = self.view.blocks(whole_of_local(M, self.p))
-        return self._blocks[block]
+            self._M = M
+        return self._M
 
     def takes_product(self, dtype: torch.dtype) -> bool:
         """Whether torch has X ← βX + αLR as one operation for this X and factors of ``dtype``."""
@@ -234,11 +243,11 @@ class _Target:
 class Tensors:
     """G, C and X of the blocks of a bucket, parameter by parameter."""
 
-    def __init__(self, members: list[Member], state: State, targets: dict[int, _Target]) -> None:
+    def __init__(self, members: list[Member], state: State, targets: dict[int, Target]) -> None:
         self._members = members
         for member in members:
             if id(member.param) not in targets:
-                targets[id(member.param)] = _Target(member.work, member.index, state)
+                targets[id(member.param)] = Target(member.work, member.index, state)
         self._targets = [targets[id(member.param)] for member in members]
         self._counts = [member.count for member in members]
 
@@ -270,17 +279,17 @@ class Tensors:
         if all(products_taken):
             return
         parts = torch.split(polar.dense.to(polar.M.dtype), self._counts)
-        ready: list[tuple[_Target, tuple[Tensor, Tensor, Any]]] = []
+        ready: list[tuple[Target, tuple[Tensor, Tensor, Any]]] = []
         for target, taken, member, T in zip(
             self._targets, products_taken, self._members, parts, strict=True
         ):
             update = None if taken else target.take(member.block, T)
             if update is not None:
                 ready.append((target, update))
-        _apply(ready)
+        apply_updates(ready)
 
 
-def _apply(ready: Iterable[tuple[_Target, tuple[Tensor, Tensor, Any]]]) -> None:
+def apply_updates(ready: Iterable[tuple[Target, tuple[Tensor, Tensor, Any]]]) -> None:
     """``X ← (1 − ηλ)X − η·scale·T``, grouped so that T is scaled and added in one pass."""
     alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
     for target, (X, T, size) in ready:

@@ -14,10 +14,14 @@ from torch.utils.hooks import RemovableHandle
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.matrix import Layout
+from polarstep.distributed.layout import Layout, is_sharded, local
+from polarstep.distributed.status import agreed, all_finite, report
+from polarstep.distributed.step import Distribution
+from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, collect
+from polarstep.optim.collect import State, Work, check_gradients, collect
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
@@ -25,13 +29,12 @@ from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
 from polarstep.optim.transforms import NormalizedRows, Transform
 from polarstep.polar import Finder, NewtonSchulz, PolarMap, Warm
-from polarstep.sharded import local, whole
 from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
 
-# A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
+# Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
 # weights_only=True, its default.
 torch.serialization.add_safe_globals(
     [
@@ -81,15 +84,22 @@ class Muon(Optimizer):
         fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
             CUDA graph (:mod:`polarstep.optim.replay`), in bfloat16 where plain torch operations
             would use bfloat16 products too. ``False``: plain torch operations.
+        plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
+            ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
+            ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
+            have a ``"plan"`` of its own. The result of a step does not depend on it.
+        process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
+            the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
+            its plain parameters by itself. A ``DTensor`` brings its own ranks along.
 
     Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
-    ``torch.load`` reads it back with ``weights_only=True``, its default, as long as ``polarstep`` is
-    imported; a polar map or an ``lr_scale`` function of your own must be named to
-    ``torch.serialization.add_safe_globals`` first.
+    :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
+    ``weights_only=True``, its default. The class of a map of your own must be defined before
+    :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again.
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))
@@ -111,12 +121,14 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
         lr_scale: LrScale = "spectral",
         *,
-        layout: Layout = "auto",
+        layout: MatrixLayout = "auto",
         split_sizes: Sequence[int] | None = None,
         transform: Transform | None = None,
         nonfinite: str = "propagate",
         seed: int = 0,
         fused: bool = True,
+        plan: str = "auto",
+        process_group: Any = None,
     ) -> None:
         defaults = {
             "algorithm": "muon",
@@ -143,13 +155,14 @@ class Muon(Optimizer):
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
+        self._distribution = Distribution(plan, process_group)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         super().__init__(params, defaults)
 
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
-        return routes_of(self.param_groups, self._left_out)
+        return routes_of(self.param_groups, self._left_out, self._distribution.told)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm."""
@@ -184,21 +197,68 @@ class Muon(Optimizer):
         return loss
 
     def _update(self) -> None:
-        works = [collect(group) for group in self.param_groups]
+        spread = self._distribution.spread(self.param_groups)
+        works = self._collected(spread)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
-        let_rest(muon, self.state)
-        updated = replayed(muon, self.state, hooks)
-        self._plain(muon, self.state, hooks, skip=updated)
+        errors: list[Exception] = []
+        if any(is_sharded(p) for work in muon for p in work.params) or spread:
+            errors = self._update_with_others(muon, replayed, hooks)
+        else:
+            let_rest(muon, self.state)
+            updated = replayed(muon, self.state, hooks)
+            self._plain(muon, self.state, hooks, skip=updated)
         for work in muon:
             work.group["step"] += 1
         for work in works:
             if work.group["algorithm"] in ELEMENTWISE:
                 self._elementwise(work)
+        if errors:
+            report(spread, self._step_count(), errors[0])
+
+    def _update_with_others(
+        self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
+    ) -> list[Exception]:
+        """A step where parameters are in parts on several ranks; returns the errors of this rank."""
+        split = self._distribution.split(muon, self.state, hooked=bool(hooks))
+        let_rest(split.here, split.state)
+        split.let_rest()
+        split.begin(self._plain)
+        updated = replayed(split.here, split.state, hooks)
+        self._plain(split.here, split.state, hooks, skip=updated)
+        self._plain(split.gathered, self.state, hooks, skip=set())
+        split.finish()
+        split.settle()
+        return split.errors
+
+    def _collected(self, spread: list[tuple[Tensor, Layout]]) -> list[Work]:
+        """What every group has to update, agreed on with the ranks that have parts of it."""
+        if not spread:
+            return [collect(group) for group in self.param_groups]
+        error = None
+        try:
+            for group in self.param_groups:
+                check_gradients(group)
+        except Exception as found:  # raised on all ranks together
+            error = found
+        elsewhere = agreed(spread, self._step_count(), error)
+        works = [collect(group, elsewhere) for group in self.param_groups]
+        layouts = {id(p): layout for p, layout in spread}
+        all_finite(
+            (flag, layouts[id(p)])
+            for work in works
+            for p, flag in zip(work.params, work.finite or (), strict=False)
+            if id(p) in layouts
+        )
+        return works
+
+    def _step_count(self) -> int:
+        """The number of steps taken, as Muon's groups count them."""
+        return sum(group.get("step", 0) for group in self.param_groups)
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:
@@ -219,7 +279,7 @@ class Muon(Optimizer):
             rule.update(work.group, params, grads, states)
             return
         for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
-            rule.update(work.group, [p], [grad], [state], found_inf=1 - whole(finite).float())
+            rule.update(work.group, [p], [grad], [state], found_inf=1 - finite.float())
 
     def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.
@@ -229,6 +289,21 @@ class Muon(Optimizer):
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
         return handle
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the groups, as torch has them, with every option as plain data."""
+        content = super().state_dict()
+        groups = [encoded_group(group) for group in content["param_groups"]]
+        return content | {"param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that are missing in it stay as they are here."""
+        running = dict(enumerate(self.param_groups))
+        groups = [
+            decoded_group(group, running.get(index))
+            for index, group in enumerate(state_dict["param_groups"])
+        ]
+        super().load_state_dict(state_dict | {"param_groups": groups})
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
@@ -252,6 +327,7 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_polar_hooks", OrderedDict())
         self.__dict__.setdefault("_replayed", ReplayedStep())
         self.__dict__.setdefault("_plain", PlainStep())
+        self.__dict__.setdefault("_distribution", Distribution())
         self.__dict__.setdefault("_left_out", ())
 
 

@@ -134,7 +134,7 @@ class ReplayedStep:
     def _run(
         self, plan: _Plan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
     ) -> None:
-        _fill_tables(plan, state)
+        _fill_tables(plan, works, state)
         first = works[0].group["step"]
         now = [
             (bucket, _of_now(members, works), first + offset)
@@ -307,13 +307,13 @@ def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
     return compiled and all(device.type == "cuda" for device in plan.devices)
 
 
-def _fill_tables(plan: _Plan, state: State) -> None:
+def _fill_tables(plan: _Plan, works: list[Work], state: State) -> None:
     """Refill the buckets' tables of addresses and scalars where anything has changed."""
+    grads = {id(p): G for work in works for p, G in zip(work.params, work.grads, strict=True)}
     lying = [
         tensor.data_ptr()
         for p in plan.params
-        for tensor in (p, p.grad, ensure_buffer(p, state[p]))
-        if tensor is not None
+        for tensor in (p, grads[id(p)], ensure_buffer(p, state[p]))
     ]
     if lying != plan.addresses:
         plan.addresses = lying

@@ -7,7 +7,7 @@ Rows that differ only in the numbers in their names are printed as one row.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -64,8 +64,15 @@ class Routes:
     __repr__ = __str__
 
 
-def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes:
-    """The routes in ``groups``, then those ``left_out`` that no group has since taken."""
+def routes_of(
+    groups: Sequence[Group],
+    left_out: Iterable[Route] = (),
+    plan_of: Callable[[Group, Tensor], str | None] = lambda group, p: None,
+) -> Routes:
+    """The routes in ``groups``, then those ``left_out`` that no group has since taken.
+
+    ``plan_of`` tells how ranks share the work on a parameter; ``None`` where they do not.
+    """
     rows = []
     for index, group in enumerate(groups):
         reasons = group.get("reasons") or ["as given"] * len(group["params"])
@@ -83,6 +90,9 @@ def routes_of(groups: Sequence[Group], left_out: Iterable[Route] = ()) -> Routes
                     polar += f", {group['transform'].describe()}"
                 if can_tabulate(group, p, None):
                     polar += ", fused"
+                plan = plan_of(group, p)
+                if plan is not None:
+                    polar += f"; {plan}"
             rows.append(
                 Route(
                     name=name,
