@@ -36,7 +36,7 @@ from polarstep_lab.suites.suite import (
     pending,
     plan_run,
 )
-from polarstep_lab.training.ranks import Parallel, Ranks, launched, world_size
+from polarstep_lab.training.ranks import Parallel, Ranks, launched, refuse_launcher, world_size
 from polarstep_lab.training.train import Observer, train
 
 __all__ = ["ablate", "compare", "list_", "run"]
@@ -180,6 +180,7 @@ def compare(
     Started again, it leaves finished runs alone and resumes the others.
     """
     with clear_errors("Run the same command again to go on."):
+        refuse_launcher("compare")
         folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
         overrides = _overrides(settings, device, monitor, noise)
         runs = comparison_runs(recipe, find_methods(methods), _seeds(seeds), overrides, folder)
@@ -210,6 +211,7 @@ def ablate(
 ) -> None:
     """Vary one setting and keep the rest: the paper's ablations."""
     with clear_errors("Run the same command again to go on."):
+        refuse_launcher("ablate")
         parsed = [parse_assignment(f"v={v}")[1] for v in values.split(",")] if values else []
         folder = out or Path("runs") / f"{Path(recipe).stem}-{axis}"
         runs = ablation_runs(

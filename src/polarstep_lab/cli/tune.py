@@ -16,6 +16,7 @@ from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.places import Place, Where, place_for
 from polarstep_lab.suites.progress import progress_display
+from polarstep_lab.training.ranks import refuse_launcher
 
 if TYPE_CHECKING:
     from polarstep_lab.tune import StudySpec
@@ -65,6 +66,7 @@ def tune(
     command = shlex.join(["polarstep", *sys.argv[1:]])
     found = []
     with clear_errors(f"The trials so far are in {storage}; the same command continues."):
+        refuse_launcher("tune")
         overrides = dict(parse_assignment(text) for text in settings or [])
         specs = [
             study_of(recipe, chosen.slug, storage, overrides, seed, cast(Any, pruner))

@@ -21,7 +21,15 @@ from torch import Tensor
 from polarstep_lab.records.environment import pick_device
 from polarstep_lab.structure import ConfigError
 
-__all__ = ["Parallel", "Ranks", "Vote", "first_failure", "launched", "world_size"]
+__all__ = [
+    "Parallel",
+    "Ranks",
+    "Vote",
+    "first_failure",
+    "launched",
+    "refuse_launcher",
+    "world_size",
+]
 
 Parallel = Literal["ddp", "fsdp"]
 T = TypeVar("T")
@@ -151,6 +159,15 @@ class Vote:
 def world_size(environment: Mapping[str, str] = os.environ) -> int | None:
     """How many processes torchrun has started for this run; ``None`` without torchrun."""
     return int(environment["WORLD_SIZE"]) if "WORLD_SIZE" in environment else None
+
+
+def refuse_launcher(command: str) -> None:
+    """Raise where torchrun has started ``command``, of which every process would make all runs."""
+    if (world_size() or 1) > 1:
+        raise ConfigError(
+            f"torchrun with polarstep {command}: expected polarstep run, whose processes make one "
+            f"run together; for many runs at a time, `polarstep {command} … --workers N` or --on ray"
+        )
 
 
 @contextmanager

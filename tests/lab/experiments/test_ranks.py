@@ -14,7 +14,9 @@ import torch
 from tests.lab.experiments import ranks_worker as worker
 from tests.lab.experiments.small import SMALLEST_GPT, fake_cifar10, tiny_gpt
 from tests.processes import PATIENCE, start, wait_until
+from typer.testing import CliRunner
 
+from polarstep_lab.cli import app
 from polarstep_lab.config import ConfigError
 from polarstep_lab.records.record import TIME_FIELDS, Result, RunRecord
 from polarstep_lab.training.ranks import Ranks, launched
@@ -204,3 +206,17 @@ def test_parallel_needs_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node 2"), launched("ddp"):
         pass
+
+
+def test_many_runs_are_not_started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    for arguments in (
+        ["compare", "nanogpt-toy"],
+        ["ablate", "nanogpt-toy", "rank"],
+        ["tune", "nanogpt-toy", "--method", "muon"],
+    ):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 1
+        said = " ".join(result.stderr.split())
+        assert f"torchrun with polarstep {arguments[0]}: expected polarstep run" in said
