@@ -373,9 +373,11 @@ class OnRay:
                 continue
             if said.ended:
                 _concluded(said, talk)
+                self._idle.put(talk.worker)
             else:
                 under_way[talk.worker.next.remote(None, said.asks)] = talk
         for talk in under_way.values():
+            self._ray.kill(talk.worker)
             talk.held.close()
 
     # --- studies ---
@@ -389,6 +391,8 @@ class OnRay:
     ) -> Progress:
         """Bring the study to ``trials`` trials; workers train, and the study stays here."""
         from polarstep_lab.tune import tune
+
+        self._stopping.clear()
 
         def remote(overrides: Mapping[str, float], report: Callable[[int, float], None]) -> float:
             return self._tried(Trying(objective, overrides), report)

@@ -24,9 +24,9 @@ from typing import IO, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from polarstep.distributed.layout import is_sharded, whole
 from polarstep.storage import StorageError, write_atomically
 from polarstep_lab.config import completed
 from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
@@ -104,10 +104,10 @@ def _whole(state: Any, ranks: Ranks) -> Any:
         return {key: _whole(value, ranks) for key, value in state.items()}
     if isinstance(state, list | tuple):
         return type(state)(_whole(value, ranks) for value in state)
-    if not isinstance(state, DTensor):
+    if not is_sharded(state):
         return state
-    whole = state.full_tensor()
-    return whole.cpu() if ranks.first else None
+    found = whole(state)
+    return found.cpu() if ranks.first else None
 
 
 class _Summed:
@@ -226,8 +226,10 @@ def _placed_like(p: Tensor | None, value: Any) -> Any:
 
     Every rank has all of ``value`` and keeps its own part, so that nothing is sent.
     """
-    if not isinstance(p, DTensor) or not isinstance(value, Tensor) or value.shape != p.shape:
+    if not is_sharded(p) or not isinstance(value, Tensor) or value.shape != p.shape:
         return value
+    from torch.distributed.tensor import distribute_tensor  # takes a second, and few runs need it
+
     return distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
 
 

@@ -23,6 +23,7 @@ from polarstep_lab.suites.parallel import Event
 from polarstep_lab.suites.places import Place, place_for
 from polarstep_lab.suites.suite import PlannedRun, comparison_runs, pending
 from polarstep_lab.training.train import Interrupted, Observer, train
+from polarstep_lab.tune import Progress
 
 SMALL = SMALLEST_GPT | {"runtime.device": "cpu", "runtime.log_every": 1}
 
@@ -75,13 +76,16 @@ def test_the_records_are_those_of_runs_at_home(ray: Place, tmp_path: Path) -> No
     assert_as_at_home(runs, tmp_path)
 
 
+LONG = {
+    "data__stages": [{"steps": 120, "sequences": 2, "sequence_length": 16}],
+    "evaluation__every": 120,
+    "runtime__checkpoint_seconds": 0,
+}
 RANK = {"optimizer__polar__rank": 6, "optimizer__polar__oversample": 2}
 
 
 def test_a_run_whose_worker_is_killed_goes_on_with_another(ray: Place, tmp_path: Path) -> None:
-    stages = [{"steps": 300, "sequences": 2, "sequence_length": 16}]
-    changes = {"data__stages": stages, "evaluation__every": 300, "runtime__checkpoint_seconds": 0}
-    runs = planned(tmp_path / "ray", **changes)
+    runs = planned(tmp_path / "ray", **LONG)
     killed, events = 0, []
     for event in ray.make(runs):
         events.append(event)
@@ -92,6 +96,21 @@ def test_a_run_whose_worker_is_killed_goes_on_with_another(ray: Place, tmp_path:
     assert any("died" in notice and "made again" in notice for notice in notices), notices
     environment = json.loads((runs[0].directory / "environment.json").read_text())
     assert len(environment["resumed"]) == 1
+    assert_as_at_home(runs, tmp_path)
+
+
+def test_an_interrupted_suite_keeps_checkpoints_and_goes_on(ray: Place, tmp_path: Path) -> None:
+    runs = planned(tmp_path / "ray", **LONG)
+    events = ray.make(runs)
+    while next(events).step < 4:
+        pass
+    events.close()  # what a Ctrl-C does to the loop over the events
+    stopped = RunRecord.load(runs[0].directory)
+    assert stopped.result is not None
+    assert stopped.result.status == "stopped"
+    assert (runs[0].directory / "checkpoint.pt").exists()
+    assert not list((tmp_path / "ray").glob(".polarstep-head-*"))
+    list(ray.make(pending(runs)))
     assert_as_at_home(runs, tmp_path)
 
 
@@ -158,6 +177,22 @@ def test_a_study_on_ray_tunes_and_makes_a_dead_workers_trial_again(
     tried = [json.loads(line) for line in trial_table(other).splitlines()]
     assert [row["state"] for row in tried] == ["complete"] * 3
     assert float(marker.read_text()) in [row["overrides"]["optimizer.lr"] for row in tried]
+
+
+def test_an_interrupted_study_goes_on(ray: Place, tmp_path: Path) -> None:
+    from polarstep_lab.tune import StudySpec
+
+    space = {"optimizer.lr": Range(0.001, 1.0, log=True)}
+    spec = StudySpec(tmp_path / "s.journal", "nanogpt-toy", "muon", space, pruner="none")
+
+    def interrupt(now: Progress) -> None:
+        if now.running:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ray.tune(spec, Bowl(), 4, interrupt)
+    finished = ray.tune(spec, Bowl(), 4, lambda _: None)
+    assert (finished.done, finished.running) == (4, 0)
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
