@@ -8,11 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tests.processes import PATIENCE, start
 from torch import multiprocessing
 
-__all__ = ["launched"]
+__all__ = ["launched", "needs_gloo"]
+
+needs_gloo = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="needs torch.distributed with gloo",
+)
 
 
 def launched(module: str, ranks: int, folder: Path) -> list[Any]:

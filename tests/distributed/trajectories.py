@@ -1,4 +1,7 @@
-"""Train one small network in every way that ranks can share it; main returns how far each ends from one process."""
+"""Train small networks in every way that ranks can share them, and compare with one process.
+
+There is one network for each map. All of them train together, each in a group of one optimizer.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ from torch import Tensor, nn
 
 import polarstep as ps
 from polarstep import rng
+from polarstep.distributed.ledger import PLANS
 from polarstep.polar import Warm
+
+__all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "reference"]
 
 STEPS = 4
 BATCH = 48
 # Rows: even, 9 (empty on the last of four ranks), 18 (uneven on four), square, even.
 SIZES = (8, 32, 9, 18, 18, 12)
-Mesh = Callable[[nn.Module, int], None]
 
 
 def sketched(**options: Any) -> ps.LowRank:
@@ -37,6 +42,18 @@ MAPS: dict[str, dict[str, Any]] = {
     "deflated": {"polar": ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic"))},
     "rows": {"transform": ps.NormalizedRows()},
 }
+
+
+class Networks(nn.Module):
+    """A network for each map, in one module, as tensor parallelism and FSDP take it."""
+
+    def __init__(self, maps: tuple[str, ...] = tuple(MAPS)) -> None:
+        super().__init__()
+        self.maps = maps
+        self.each = nn.ModuleList(network() for _ in maps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([network(x) for network in self.each])
 
 
 def network() -> nn.Sequential:
@@ -96,7 +113,8 @@ def _tp(model: nn.Module, mesh: Any) -> nn.Module:
     )
 
     mesh = mesh["tp"] if mesh.ndim > 1 else mesh
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    by = {"each.*.0": ColwiseParallel(), "each.*.2": RowwiseParallel()}
+    parallelize_module(model, mesh, by)
     return model
 
 
@@ -119,28 +137,32 @@ WAYS: dict[str, Way] = {
 }
 
 
-def cases(ranks: int) -> list[tuple[str, str, str]]:
-    """Way, plan and map of every case."""
+def cases(ranks: int) -> list[tuple[str, str]]:
+    """Way and plan of every case."""
     return [
-        (name, plan, each)
+        (name, plan)
         for name, way in WAYS.items()
         if ranks >= way.fewest
         for plan in way.plans
-        for each in MAPS
     ]
 
 
-def optimizer_of(model: nn.Module, name: str, **options: Any) -> ps.Muon:
-    return ps.Muon(model.named_parameters(), **({"lr": 0.02} | MAPS[name] | options))
+def optimizer_of(model: nn.Module, **options: Any) -> ps.Muon:
+    networks = model.module if hasattr(model, "module") else model
+    groups = [
+        {"params": list(network.parameters()), **MAPS[name]}
+        for network, name in zip(networks.each, networks.maps, strict=True)
+    ]
+    return ps.Muon(groups, lr=0.02, **options)
 
 
 def train(
-    model: nn.Module, optimizer: ps.Muon, rank: int = 0, ranks: int = 1, first: int = 0
+    model: nn.Module, optimizer: ps.Muon, rank: int = 0, ranks: int = 1, steps: range = range(STEPS)
 ) -> None:
-    for step in range(first, STEPS):
+    for step in steps:
         x, y = batch(step, rank, ranks)
         optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
+        (model(x) - y).square().mean((1, 2)).sum().backward()
         optimizer.step()
 
 
@@ -148,18 +170,19 @@ def whole(model: nn.Module) -> list[Tensor]:
     return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
 
 
-def reference(name: str) -> list[Tensor]:
-    model = network()
-    train(model, optimizer_of(model, name))
+def reference() -> list[Tensor]:
+    """The parameters after all steps of one process."""
+    model = Networks()
+    train(model, optimizer_of(model))
     return whole(model)
 
 
-def shared(way: Way, ranks: int) -> tuple[nn.Module, Any]:
+def shared(way: Way, ranks: int) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
 
     sizes, names = way.mesh(ranks)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-    return way.shard(network(), mesh), mesh
+    return way.shard(Networks(), mesh)
 
 
 def slice_of(way: Way, rank: int, ranks: int) -> tuple[int, int]:
@@ -167,26 +190,30 @@ def slice_of(way: Way, rank: int, ranks: int) -> tuple[int, int]:
     return rank * slices // ranks, slices
 
 
-def run(name: str, plan: str, each: str, rank: int, ranks: int) -> dict[str, Any]:
+def run(name: str, plan: str, rank: int, ranks: int) -> tuple[list[Tensor], ps.Muon]:
+    """The parameters after all steps on many ranks, and the optimizer."""
     way = WAYS[name]
-    model, _ = shared(way, ranks)
+    model = shared(way, ranks)
     group = torch.distributed.group.WORLD if way.replicated else None
-    optimizer = optimizer_of(model, each, plan=plan, process_group=group)
+    optimizer = optimizer_of(model, plan=plan, process_group=group)
     train(model, optimizer, *slice_of(way, rank, ranks))
-    return {"params": whole(model), "routes": [route.polar for route in optimizer.routes]}
+    return whole(model), optimizer
 
 
-def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
-    known = {name: reference(name) for name in MAPS}
-    start = [p.detach() for p in network().parameters()]
-    found = {}
-    for case in cases(ranks):
-        result = run(*case, rank, ranks)
-        off = [(p - q).abs().max() for p, q in zip(result["params"], known[case[2]], strict=True)]
-        moved = [(p - q).abs().max() for p, q in zip(start, known[case[2]], strict=True)]
-        found[case] = {
-            "off": float(torch.stack(off).max()),
-            "moved": float(torch.stack(moved).min()),
-            "routes": result["routes"],
+def per_map(values: list[float]) -> dict[str, list[float]]:
+    """One value for each parameter, by the map of its network."""
+    each = len(values) // len(MAPS)
+    return {name: values[i * each : (i + 1) * each] for i, name in enumerate(MAPS)}
+
+
+def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """How far the parameters of every case end from those of one process, and their plans."""
+    known, found = reference(), {}
+    for name, plan in cases(ranks):
+        params, optimizer = run(name, plan, rank, ranks)
+        off = [float((p - q).abs().max()) for p, q in zip(params, known, strict=True)]
+        found[name, plan] = {
+            "off": per_map(off),
+            "routes": per_map([route.polar for route in optimizer.routes]),
         }
     return found

@@ -18,7 +18,7 @@ from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State
 from polarstep.polar import Draw
 
-__all__ = ["found", "put", "put_whole", "shapes_of", "spans"]
+__all__ = ["found", "placements", "put", "put_whole", "shapes_of", "spans"]
 
 # Shapes of carries by map and shape of the matrices.
 _SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {}
@@ -41,7 +41,7 @@ def shapes_of(signature: Signature, dtype: torch.dtype) -> dict[str, tuple[int, 
     return _SHAPES[key]
 
 
-def _placements(p: Any, count: int, shape: tuple[int, ...]) -> list[Any]:
+def placements(p: Any, count: int, shape: tuple[int, ...]) -> list[Any]:
     """Cut along the last dimension by the axes that cut ``p``; whole copies if it has but one."""
     from torch.distributed.tensor import Replicate, Shard
 
@@ -55,7 +55,7 @@ def spans(p: Tensor, layout: Layout, count: int, shape: tuple[int, ...]) -> list
     last = shape[-1] if shape else 1
     if not is_sharded(p) or not shape:
         return [(0, last)] * len(layout.ranks)
-    of_carry = Layout.of_placements(p.device_mesh, _placements(p, count, shape), (count, *shape))
+    of_carry = Layout.of_placements(p.device_mesh, placements(p, count, shape), (count, *shape))
     return [box[-1] for box in of_carry.boxes]
 
 
@@ -66,8 +66,7 @@ def found(
     p, X = member.param, state[member.param][entry(name, member.block)]
     if as_whole or not is_sharded(p):
         return whole(X)
-    placements = _placements(p, member.count, shape)
-    if is_sharded(X) and list(X.placements) == placements:
+    if is_sharded(X) and list(X.placements) == placements(p, member.count, shape):
         return local(X)
     layout = Layout.of(p)
     assert layout is not None
@@ -88,14 +87,14 @@ def put(
     known = state[p].get(key)
     part = part.to(p.dtype)
     if is_sharded(p):
-        placements = _placements(p, member.count, shape)
-        if is_sharded(known) and list(known.placements) == placements:
+        placed = placements(p, member.count, shape)
+        if is_sharded(known) and list(known.placements) == placed:
             ours = local(known)
             if ours.shape == part.shape:
                 ours.copy_(part if finite is None else torch.where(finite, part, ours))
                 return
         part = part.clone(memory_format=torch.contiguous_format)
-        state[p][key] = wrapped(part, p, placements, (member.count, *shape))
+        state[p][key] = wrapped(part, p, placed, (member.count, *shape))
     elif known is not None and known.shape == part.shape:
         known.copy_(part if finite is None else torch.where(finite, part, known))
     else:

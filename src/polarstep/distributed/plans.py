@@ -64,7 +64,7 @@ def chosen(
         return flops + cost * nbytes
 
     if asked in costs:
-        return Choice(asked, len(layout.ranks), costs[asked][0], "as asked")  # type: ignore[arg-type]
+        return Choice(asked, len(layout.ranks), costs[asked][0], "as asked")
     best = min(costs, key=price)
     others = [f"{plan} {costs[plan][0] / 2**20:.3g} MB" for plan in costs if plan != best]
     why = "the cheapest" + (f" (beside {', '.join(others)})" if others else "")

@@ -279,7 +279,7 @@ class Split:
             those = [each for each in looked if each[1].ranks == ranks]
             packed = wire.largest(torch.cat([each[-1] for each in those]), ranks)
             sizes = [len(each[-1]) for each in those]
-            for (p, layout, work, i, _), most in zip(those, packed.split(sizes), strict=True):
+            for (p, layout, work, i, _), most in zip(those, torch.split(packed, sizes), strict=True):
                 fade = fading(work)
                 assert fade is not None
                 flags = faded(self._state[p], most, fade)

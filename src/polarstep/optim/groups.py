@@ -181,9 +181,15 @@ def check_params(group: Group) -> None:
 
 
 def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
-    """Parameters with their names, or with their place in the group where they have none."""
+    """Parameters with their names, or with their place in the group where they have none.
+
+    ``ZeroRedundancyOptimizer`` gives each rank some parameters of a group with the names of all, so a
+    list of another length counts as no names.
+    """
     params: list[Tensor] = group["params"]
-    names = group.get("param_names") or [f"parameter {i}" for i in range(len(params))]
+    names = group.get("param_names") or []
+    if len(names) != len(params):
+        names = [f"parameter {i}" for i in range(len(params))]
     return zip(names, params, strict=True)
 
 

@@ -17,9 +17,11 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import Layout, is_sharded, local
 from polarstep.distributed.status import agreed, all_finite, report
 from polarstep.distributed.step import Distribution
+from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, check_gradients, collect
+from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.replay import ReplayedStep
@@ -157,6 +159,7 @@ class Muon(Optimizer):
         self._plain = PlainStep()
         self._distribution = Distribution(plan, process_group)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
+        self._places: Places | None = None  # of the parameters in muon_for's model
         super().__init__(params, defaults)
 
     @property
@@ -197,6 +200,8 @@ class Muon(Optimizer):
         return loss
 
     def _update(self) -> None:
+        if self._places is not None:
+            self._places.follow(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         works = self._collected(spread)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
@@ -293,6 +298,8 @@ class Muon(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state and the groups, as torch has them, with every option as plain data."""
         content = super().state_dict()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            content = content | {"state": self._with_placeholders(content["state"])}
         groups = [encoded_group(group) for group in content["param_groups"]]
         return content | {"param_groups": groups}
 
@@ -304,6 +311,17 @@ class Muon(Optimizer):
             for index, group in enumerate(state_dict["param_groups"])
         ]
         super().load_state_dict(state_dict | {"param_groups": groups})
+        drop_placeholders(self.param_groups, self.state)
+
+    def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
+        """``state`` with entries for parameters that never had a gradient."""
+        numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
+        missing = {
+            index: placeholders(group, p)
+            for index, (group, p) in numbered
+            if p.requires_grad and not state.get(index)
+        }
+        return state | missing
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
@@ -329,6 +347,7 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_plain", PlainStep())
         self.__dict__.setdefault("_distribution", Distribution())
         self.__dict__.setdefault("_left_out", ())
+        self.__dict__.setdefault("_places", None)
 
 
 def _check_buffers(state: State) -> None:

@@ -75,7 +75,9 @@ def routes_of(
     """
     rows = []
     for index, group in enumerate(groups):
-        reasons = group.get("reasons") or ["as given"] * len(group["params"])
+        reasons = group.get("reasons") or []
+        if len(reasons) != len(group["params"]):
+            reasons = ["as given"] * len(group["params"])
         for (name, p), why in zip(named_params(group), reasons, strict=True):
             if len(groups) > 1 and not group.get("param_names"):
                 name = f"group {index}, {name}"

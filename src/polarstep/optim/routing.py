@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from polarstep.matrix import MatrixView
 from polarstep.optim.anatomy import Site, dissect
 from polarstep.optim.elementwise import AdamW, Elementwise, group_of
+from polarstep.optim.following import Places
 from polarstep.optim.groups import Group
 from polarstep.optim.muon import Muon
 from polarstep.optim.roles import ROLES, Form, Role, find_role, form_of
@@ -63,6 +64,8 @@ def muon_for(
     nonfinite: str = "propagate",
     seed: int = 0,
     fused: bool = True,
+    plan: str = "auto",
+    process_group: Any = None,
 ) -> Muon:
     """Muon for the hidden matrices of ``model``, AdamW or SGD for everything else, in one optimizer.
 
@@ -93,7 +96,7 @@ def muon_for(
             parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
             for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
             Rules with a Muon target skip parameters of fewer than two dimensions.
-        nonfinite, fused: see :class:`polarstep.Muon`.
+        nonfinite, fused, plan, process_group: see :class:`polarstep.Muon`.
         seed: seed of the sketches.
 
     Raises:
@@ -153,7 +156,10 @@ def muon_for(
         nonfinite=nonfinite,
         seed=seed,
         fused=fused,
+        plan=plan,
+        process_group=process_group,
     )
+    optimizer._places = Places(model)
     optimizer._left_out = tuple(_left_out(anatomy.sites, routed))
     return optimizer
 
