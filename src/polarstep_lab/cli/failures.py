@@ -61,4 +61,14 @@ def clear_errors(how_to_go_on: str) -> Iterator[None]:
             raise
         if not first_failure(error)[0]:
             raise typer.Exit(ERROR) from None
-        raise
+        if not _lost_contact(error):
+            raise
+        first = str(error).strip().splitlines()[0]
+        cause = f"error: another process of this run has gone without a message ({first})"
+        remedy = f"it was killed, perhaps for lack of memory. {how_to_go_on}"
+        raise fail(error, f"{cause}: {remedy}", ERROR) from None
+
+
+def _lost_contact(error: RuntimeError) -> bool:
+    """Whether torch reports that another rank does not answer any more."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from polarstep.storage import write_atomically
 from polarstep_lab.config import ConfigError
 from polarstep_lab.records.directory import RunLock, check_directory, claim_directory, state_of
 from polarstep_lab.suites.parallel import EXPLAINED, Event, Messenger
@@ -139,7 +140,7 @@ class Head:
         folder.mkdir(parents=True, exist_ok=True)
         content = uuid.uuid4().hex
         path = folder.absolute() / f".polarstep-head-{content}"
-        path.write_text(content)
+        write_atomically(path, lambda file: file.write(content.encode()))
         return cls(path, content, Path.cwd())
 
     def is_here(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +119,34 @@ def go_on(folder: Path, ranks: Ranks) -> None:
             train(config, start / name, resume=True, ranks=replace(ranks, parallel=parallel))
 
 
-def fail(folder: Path, ranks: Ranks) -> None:
-    """Raise on rank 1 in the middle of a run."""
+def on_fire() -> None:
+    raise OSError("the disk of rank 1 is on fire")
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(end: Callable[[], None], folder: Path, ranks: Ranks) -> None:
+    """End rank 1 in the middle of a run."""
     backward = LanguageTask.backward
 
     def failing(task: LanguageTask, step: int) -> torch.Tensor:
         if ranks.rank == 1 and step == STOP:
-            raise OSError("the disk of rank 1 is on fire")
+            end()
         return backward(task, step)
 
     LanguageTask.backward = failing
     train(tiny_gpt("muon"), folder / "failed", ranks=ranks)
+
+
+JOBS: dict[str, Callable[[Path, Ranks], None]] = {
+    "compare": compare,
+    "stop": stop,
+    "go_on": go_on,
+    "on_fire": partial(fail, on_fire),
+    "killed": partial(fail, killed),
+}
 
 
 def main() -> None:
@@ -135,7 +154,7 @@ def main() -> None:
     try:
         with clear_errors(""), launched("ddp") as ranks:
             for job in jobs:
-                {"compare": compare, "stop": stop, "go_on": go_on, "fail": fail}[job](folder, ranks)
+                JOBS[job](folder, ranks)
     except typer.Exit as status:
         sys.exit(status.exit_code)
 

@@ -137,7 +137,7 @@ def test_other_ranks_say_nothing(made: Path) -> None:
 
 
 def test_a_rank_that_fails_ends_all_with_its_own_message(tmp_path: Path) -> None:
-    process = torchrun(2, worker.__file__, "fail", str(tmp_path))
+    process = torchrun(2, worker.__file__, "on_fire", str(tmp_path))
     _, errors = finish(process)
     assert process.returncode != 0
     assert errors.count("the disk of rank 1 is on fire") == 1, errors
@@ -147,6 +147,15 @@ def test_a_rank_that_fails_ends_all_with_its_own_message(tmp_path: Path) -> None
     assert result is not None
     assert result.status == "failed"
     assert result.message == "rank 1: OSError: the disk of rank 1 is on fire"
+
+
+def test_a_rank_that_is_killed_ends_all_with_a_line_that_says_so(tmp_path: Path) -> None:
+    process = torchrun(2, worker.__file__, "killed", str(tmp_path))
+    _, errors = finish(process)
+    assert process.returncode != 0
+    assert errors.count("another process of this run has gone without a message") == 1, errors
+    before_the_launcher, _, _ = errors.partition("torch/distributed/elastic")
+    assert "Traceback" not in before_the_launcher
 
 
 def settings_of(values: dict[str, object]) -> list[str]:
