@@ -70,6 +70,17 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "LowRank, Gaussian h=½": lambda: low_rank(power=0.5, inner=INNER),
         "LowRank, Kaczmarz h=½": lambda: low_rank(power=0.5, sketch=ps.Kaczmarz(), inner=INNER),
         "LowRank, the paper's (h=1, q=7)": low_rank,
+        "LowRank, Gaussian h=1": lambda: low_rank(inner=INNER),
+        "Deflated, Gaussian h=1, rest scaled": lambda: ps.Deflated(low_rank(inner=INNER)),
+        "Deflated, warm, one step": lambda: ps.Deflated(
+            low_rank(sketch=ps.Warm(), inner=INNER), ps.NewtonSchulz(1, "flat")
+        ),
+        "Deflated 48, warm, one step": lambda: ps.Deflated(
+            ps.LowRank(48, 8, sketch=ps.Warm(), inner=INNER), ps.NewtonSchulz(1, "flat")
+        ),
+        "Deflated 48, Gaussian h=1, one step": lambda: ps.Deflated(
+            ps.LowRank(48, 8, inner=INNER), ps.NewtonSchulz(1, "flat")
+        ),
         "full space, PolarExpress 5": lambda: ps.NewtonSchulz(5, "polar-express"),
         "full space, quintic 7": lambda: ps.NewtonSchulz(7),
     }

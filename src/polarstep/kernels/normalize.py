@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["normalized"]
+__all__ = ["normalized", "sums_of_squares"]
 
 _BLOCK = 4096
 # Partial sums of all matrices together: enough programs to fill a GPU, yet few numbers to add up.
@@ -53,11 +53,21 @@ def normalized(Y: Tensor, shrink: float = 1.0, dtype: torch.dtype = torch.bfloat
         return normalized(Y.mT, shrink, dtype).mT
     Y = Y.contiguous()
     batch, size = Y.shape[0], Y.shape[1] * Y.shape[2]
-    parts = triton.next_power_of_2(max(8, min(512, triton.cdiv(_SUMS, batch))))
-    sums = torch.empty(batch, parts, device=Y.device, dtype=torch.float64)
+    sums = sums_of_squares(Y)
     out = torch.empty_like(Y, dtype=dtype)
-    common = {"PARTS": parts, "BLOCK": _BLOCK, "num_warps": 8}
-    _sum_squares_kernel[(parts, batch)](Y, sums, size, **common)
+    common = {"PARTS": sums.shape[1], "BLOCK": _BLOCK, "num_warps": 8}
     grid = (triton.cdiv(size, _BLOCK), batch)
     _divide_kernel[grid](Y, sums, out, size, SHRINK=shrink, **common)
     return out
+
+
+def sums_of_squares(Y: Tensor) -> Tensor:
+    """(batch, parts) float64 numbers whose sum over the parts is ‖Y‖_F² of each matrix."""
+    if Y.mT.is_contiguous():
+        Y = Y.mT
+    Y = Y.contiguous()
+    batch, size = Y.shape[0], Y.shape[1] * Y.shape[2]
+    parts = triton.next_power_of_2(max(8, min(512, triton.cdiv(_SUMS, batch))))
+    sums = torch.empty(batch, parts, device=Y.device, dtype=torch.float64)
+    _sum_squares_kernel[(parts, batch)](Y, sums, size, PARTS=parts, BLOCK=_BLOCK, num_warps=8)
+    return sums

@@ -29,8 +29,17 @@ DESCRIPTOR_TILES = {"BM": 256, "BN": 128, "BK": 64, "GROUP": 4, "num_warps": 8, 
 
 
 @triton.jit
+def _to_the(x, N: tl.constexpr):
+    """x to the power of N."""
+    power = 1.0
+    for _ in tl.static_range(N):
+        power *= x
+    return power
+
+
+@triton.jit
 def _product_kernel(
-    A, B, D, out,
+    A, B, D, out, scale,
     M, N, K,
     alpha, beta, kappa,
     A_batch, A_row, A_col,
@@ -40,6 +49,10 @@ def _product_kernel(
     SYMMETRIC: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_IDENTITY: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    OF_ALPHA: tl.constexpr,
+    OF_BETA: tl.constexpr,
+    OF_KAPPA: tl.constexpr,
     BY_TRACE: tl.constexpr,
     DIAGONAL: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -88,6 +101,11 @@ def _product_kernel(
         acc = tl.dot(x.to(y.dtype), y, acc)
         a += BK * A_col
         b += BK * B_row
+    if HAS_SCALE:
+        s = tl.load(scale + batch)
+        alpha *= _to_the(s, OF_ALPHA)
+        beta *= _to_the(s, OF_BETA)
+        kappa *= _to_the(s, OF_KAPPA)
     acc *= alpha / (exact * trace)
     inside = (r[:, None] < M) & (c[None, :] < N)
     if HAS_D:
@@ -109,7 +127,7 @@ def _product_kernel(
 
 @triton.jit
 def _symmetric_kernel(
-    A, B, D, out,
+    A, B, D, out, scale,
     M, K,
     alpha, beta, kappa,
     D_batch, D_row, D_col,
@@ -117,6 +135,10 @@ def _symmetric_kernel(
     B_TRANSPOSED: tl.constexpr,
     HAS_D: tl.constexpr,
     HAS_IDENTITY: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    OF_ALPHA: tl.constexpr,
+    OF_BETA: tl.constexpr,
+    OF_KAPPA: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -151,6 +173,11 @@ def _symmetric_kernel(
             else:
                 y = B.load([batch * K + k, side])
             acc = tl.dot(x, y, acc)
+        if HAS_SCALE:
+            s = tl.load(scale + batch)
+            alpha *= _to_the(s, OF_ALPHA)
+            beta *= _to_the(s, OF_BETA)
+            kappa *= _to_the(s, OF_KAPPA)
         acc *= alpha
         r = top + tl.arange(0, BM)
         c = side + tl.arange(0, BN)
@@ -179,10 +206,15 @@ def product(
     identity: float = 0.0,
     symmetric: bool = False,
     by_trace: bool = False,
+    scale: Tensor | None = None,
+    powers: tuple[int, int, int] = (0, 0, 0),
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """``alpha·A@B + beta·D + identity·I`` for batches (b, M, K) and (b, K, N).
+
+    ``scale`` holds a number s for each matrix. alpha, beta and identity are then multiplied by s to the
+    ``powers``.
 
     ``symmetric`` promises a symmetric result, of which only half is then computed. A is rounded to
     B's precision. The result is written to ``out``, or returned in ``out_dtype`` (default: A's).
@@ -195,19 +227,20 @@ def product(
     if out is None:
         out = torch.empty(batch, M, N, device=A.device, dtype=out_dtype or A.dtype)
     if symmetric and not by_trace and _suits_descriptors(A, B):
-        return _by_descriptors(A, B, D, out, alpha, beta, identity)
+        return _by_descriptors(A, B, D, out, alpha, beta, identity, scale, powers)
     tiles = _tiles(M, N, A.element_size(), symmetric)
     rows, cols = triton.cdiv(M, tiles["BM"]), triton.cdiv(N, tiles["BN"])
     count = rows * (rows + 1) // 2 if symmetric else rows * cols
     d = out if D is None else D
     _product_kernel[(count, batch)](
-        A, B, d, out,
+        A, B, d, out, out if scale is None else scale,
         M, N, K,
         alpha, beta, identity,
         *A.stride(), *B.stride(), *d.stride(), *out.stride(),
         SYMMETRIC=symmetric,
         HAS_D=D is not None,
         HAS_IDENTITY=identity != 0.0,
+        **_scaled(scale, powers),
         BY_TRACE=by_trace,
         DIAGONAL=triton.next_power_of_2(K) if by_trace else 1,
         EVEN_K=K % tiles["BK"] == 0,
@@ -233,8 +266,21 @@ def _suits_descriptors(A: Tensor, B: Tensor) -> bool:
     return True
 
 
+def _scaled(scale: Tensor | None, powers: tuple[int, int, int]) -> dict[str, Any]:
+    a, b, c = powers
+    return {"HAS_SCALE": scale is not None, "OF_ALPHA": a, "OF_BETA": b, "OF_KAPPA": c}
+
+
 def _by_descriptors(
-    A: Tensor, B: Tensor, D: Tensor | None, out: Tensor, alpha: float, beta: float, identity: float
+    A: Tensor,
+    B: Tensor,
+    D: Tensor | None,
+    out: Tensor,
+    alpha: float,
+    beta: float,
+    identity: float,
+    scale: Tensor | None,
+    powers: tuple[int, int, int],
 ) -> Tensor:
     tiles = DESCRIPTOR_TILES
     batch, M, K = A.shape
@@ -244,7 +290,7 @@ def _by_descriptors(
     count = sum(height * triton.cdiv((first + height) * BM, BN) for first, height in heights)
     d = out if D is None else D
     _symmetric_kernel[(count, batch)](
-        _descriptor(A, BM), _descriptor(B.mT, BN), d, out,
+        _descriptor(A, BM), _descriptor(B.mT, BN), d, out, out if scale is None else scale,
         M, K,
         alpha, beta, identity,
         *d.stride(),
@@ -252,6 +298,7 @@ def _by_descriptors(
         B_TRANSPOSED=B.mT.is_contiguous(),
         HAS_D=D is not None,
         HAS_IDENTITY=identity != 0.0,
+        **_scaled(scale, powers),
         **tiles,
     )  # fmt: skip
     return out

@@ -9,19 +9,13 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar import deflation
-from polarstep.polar.base import Carry, Draw, Polar, PolarMap
+from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
+from polarstep.products.base import SIGNS, product_like
 
 __all__ = ["Deflated"]
-
-# Steps of subspace iteration for δ. A leading direction that is new in R may be unknown to the carried
-# vectors, with fresh sketches too. On momentum of rank one that drifts, one round gave a δ down to
-# 0.6‖R‖_op at 256×512, which is less than the polynomials tolerate. Two rounds gave ‖R‖_op or more in
-# all such sequences. The second costs 9% of the FLOPs of a map that scales its rest, and 1% of one with
-# steps.
-ROUNDS = 2
 
 
 def _head() -> LowRank:
@@ -35,28 +29,25 @@ class Deflated(PolarMap):
     ::
 
         Q, B = QᵀM, Z ≈ polar(B)            the head: Algorithm 1
-        δ ≈ ‖R‖_op                          four passes over M (polarstep.polar.deflation.rest_norm)
         X₀ = QZ + R/δ = M/δ + Q(Z − B/δ)
-        T = X₀                              without steps for the rest
-        T = p(s·X₀)                         with steps, jointly
-        T = QZ + p(s·R/δ)                   with steps on the rest apart
+        T = X₀                              without steps, δ ≈ ‖R‖_op
+        T = p(s·X₀)                         with steps, δ of the size of R and s ≈ 1/‖X₀‖_op
 
     Newton–Schulz needs five steps because M's norm is that of a few leading directions, and its small
-    singular values have far to climb. The head holds these directions, so X₀ is nearly flat and one or
-    two steps lift it. With ``"cubic"`` first and ``"quintic"`` steps after it, jointly, ‖T‖_op ≤ 1 is
-    proved where δ ≥ ‖R‖_op (:func:`polarstep.polar.deflation.lifted_jointly`).
+    singular values have far to climb. The head holds these directions, so X₀ is nearly flat and one
+    step of degree 17 lifts it, at 1.2 times the cost of one of the five. How δ and s are found, and
+    what happens where they are wrong, is in :mod:`polarstep.polar.deflation`.
 
     Args:
         head: the low-rank map. A small rank does: the rest keeps what it misses.
-        rest: the polynomial steps, of which only ``steps``, ``coefficients`` and ``form`` count;
-            ``None`` scales the rest by 1/δ, at no product more than the head's.
-        jointly: whether the steps act on head and rest together, or on the rest apart.
+        rest: polynomial steps for X₀, of which only ``steps``, ``coefficients`` and ``form`` count, as
+            ``NewtonSchulz(1, "flat")``. ``None`` for none: no product more than the head's, but for an
+            estimate of ‖R‖_op.
         full: the map for matrices on which all this would cost more than it.
     """
 
     head: LowRank = field(default_factory=_head)
     rest: NewtonSchulz | None = None
-    jointly: bool = True
     full: PolarMap = field(default_factory=lambda: NewtonSchulz(5, "polar-express"))
 
     def __post_init__(self) -> None:
@@ -64,10 +55,8 @@ class Deflated(PolarMap):
             raise TypeError(f"head={self.head!r}: expected a LowRank map, as LowRank(48)")
         if self.rest is not None and not isinstance(self.rest, NewtonSchulz):
             raise TypeError(
-                f"rest={self.rest!r}: expected None or polynomial steps, as NewtonSchulz(2, 'jordan')"
+                f"rest={self.rest!r}: expected None or polynomial steps, as NewtonSchulz(1, 'flat')"
             )
-        if not isinstance(self.jointly, bool):
-            raise TypeError(f"jointly={self.jointly!r}: expected True or False")
         if not isinstance(self.full, PolarMap) or self.full.is_random or self.full.carries:
             raise TypeError(
                 f"full={self.full!r}: expected a full-space map without random numbers or state, as "
@@ -92,18 +81,19 @@ class Deflated(PolarMap):
 
     @property
     def carries(self) -> tuple[str, ...]:
-        """What the head carries, and the vectors that δ is estimated from."""
-        return (*self.head.carries, "rest")
+        """What the head carries, and without steps the vectors that ‖R‖_op is estimated from."""
+        return self.head.carries if self.rest is not None else (*self.head.carries, "rest")
 
     def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
         """What the head begins with."""
         return self.head.init(batch, m, n, device, dtype)
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Where vectors for the long side are there, and what the head needs."""
+        """Where the head can go on, and without steps vectors for the long side are there."""
+        if not self.head.resumes(carry, m, n):
+            return False
         shape = (min(deflation.VECTORS, m, n), max(m, n))
-        known = "rest" in carry and carry["rest"].shape[1:] == shape
-        return known and self.head.resumes(carry, m, n)
+        return self.rest is not None or ("rest" in carry and carry["rest"].shape[1:] == shape)
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
         """Those of the head."""
@@ -134,39 +124,51 @@ class Deflated(PolarMap):
         return None
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
-        """The head by Algorithm 1, δ from the carried vectors, then the rest."""
+        """The head by Algorithm 1, then X₀ and its steps."""
         m, n = M.shape[-2:]
         ops = products.of(M.device)
         X = ops.workable(M)
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
         polar, left = self.head.step(A, carry, draw)
         assert polar.factors is not None
-        Q, B, Z = polar.factors.Q, polar.factors.B, polar.factors.Z
-        norm = deflation.frobenius_norm(A)
-        frobenius = deflation.rest_frobenius(norm, B)
-        B = deflation.projection(Q, B)
-        known = carry.get("rest")
-        vectors = None if known is None else known.mT.to(B.dtype)
-        found = deflation.rest_norm(A, Q, B, norm, frobenius, vectors, rounds=ROUNDS)
-        T = self._combined(A, Q, B, Z, found.delta, ops)
-        left = Carry(left)
-        left["rest"] = found.vectors.mT.to(M.dtype)
+        if self.rest is None:
+            T, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
+        else:
+            T = self._lifted(A, polar.factors, self.rest, ops)
         return Polar(M, T if m <= n else T.mT), left
 
-    def _combined(
-        self, A: Tensor, Q: Tensor, B: Tensor, Z: Tensor, delta: Tensor, ops: Products
-    ) -> Tensor:
-        """T of the head's factors and of the rest."""
-        polynomials = () if self.rest is None else self.rest.polynomials
-        if self.jointly or not polynomials:
-            s = deflation.joint_scale(polynomials) if polynomials else 1.0
-            X = _sum(A, Q, s * Z.to(B.dtype) - B * (s / delta), s / delta)
-            return X if self.rest is None else self.rest.iterated(X, ops)
-        s = deflation.apart_scale(polynomials)
-        X = _sum(A, Q, -B * (s / delta), s / delta)
-        assert self.rest is not None
-        P = self.rest.iterated(X, ops)
-        return P + (Q.to(P.dtype) @ Z.to(P.dtype))
+    def _lifted(self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products) -> Tensor:
+        """p(s·X₀)."""
+        inverse = ops.inverse_rest_size(
+            A, head.projected, *deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
+        )
+        X = ops.flattened(A, head.columns, head.projected, head.lift.X, head.lift.W, inverse)
+        first, *others = steps.polynomials or ((1.0, 0.0),)
+        G = ops.symmetric(X, X)
+        margin = deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(steps.polynomials)
+        P = ops.scaled_polynomial(G, first, ops.scale_to_one(G, margin))
+        return ops.iterate(product_like(X, P, X), tuple(others))
+
+    def _scaled(
+        self,
+        A: Tensor,
+        head: Factors,
+        carry: Carry,
+        left: Carry,
+        ops: Products,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Carry]:
+        """X₀ with δ ≈ ‖R‖_op, and the vectors for the next estimate beside what the head leaves."""
+        norm = deflation.frobenius_norm(A)
+        frobenius = deflation.rest_frobenius(norm, head.B)
+        known = carry.get("rest")
+        vectors = None if known is None else known.mT
+        found = deflation.rest_norm(A, head.Q, head.B, norm, frobenius, vectors)
+        inverse = 1 / found.delta
+        T = ops.flattened(A, head.columns, head.projected, head.lift.X, head.lift.W, inverse)
+        left = Carry(left)
+        left["rest"] = found.vectors.mT.to(dtype)
+        return T, left
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()
@@ -178,12 +180,13 @@ class Deflated(PolarMap):
         return self._deflated_flops(m, n)
 
     def _deflated_flops(self, m: int, n: int) -> int:
-        """The head with its lift, two passes with 16 vectors a round for δ, and the steps."""
+        """The head with its lift, products with 16 vectors for the norm, and the steps."""
         d0, d1 = min(m, n), max(m, n)
-        estimate = 2 * ROUNDS * flops.matmul(d0, min(deflation.VECTORS, d0), d1)
-        steps = 0 if self.rest is None else self.rest.flops(m, n)
-        apart = 0 if self.jointly or self.rest is None else flops.matmul(d0, self.head.width, d1)
-        return self.head.flops(m, n) + estimate + steps + apart
+        if self.rest is None:
+            estimate, steps = 2 * flops.matmul(d0, min(deflation.VECTORS, d0), d1), 0
+        else:
+            estimate, steps = 5 * flops.matmul(d0, d0, SIGNS), self.rest.flops(m, n)
+        return self.head.flops(m, n) + estimate + steps
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Head and rest, or why the shape is not deflated."""
@@ -193,14 +196,9 @@ class Deflated(PolarMap):
         head = self.head.describe(m, n, device)
         if self.rest is None:
             return f"Deflated: {head}; rest scaled"
-        together = "jointly" if self.jointly else "apart"
-        return f"Deflated: {head}; {together} {self.rest.describe(m, n, device)}"
+        return f"Deflated: {head}; {self.rest.describe(m, n, device)}"
 
 
-def _sum(A: Tensor, Q: Tensor, head: Tensor, inverse: Tensor) -> Tensor:
-    """A·inverse + Q·head in the precision and the memory layout of ``A``."""
-    scaled = (A.to(inverse.dtype) * inverse).to(A.dtype)
-    Q, head = Q.to(A.dtype), head.to(A.dtype)
-    if A.mT.is_contiguous():
-        return torch.baddbmm(scaled.mT, head.mT, Q.mT).mT
-    return torch.baddbmm(scaled, Q, head)
+def _precision(A: Tensor, head: Factors) -> float:
+    """ε of the least precise of M and its factors."""
+    return max(torch.finfo(X.dtype).eps for X in (A, head.columns, head.projected))

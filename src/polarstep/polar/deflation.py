@@ -2,27 +2,35 @@
 
 A low-rank map returns T = QZ with Z ≈ polar(B), B = QᵀM, and drops R. Newton–Schulz needs many steps
 on M because a few leading singular values tower over the others. Q holds these leading directions, so
-R is nearly flat: one or two steps lift it, or none at all. With δ ≥ ‖R‖_op there are three ways:
 
-    scaled      T = QZ + R/δ            = M/δ + Q(Z − B/δ)
-    apart       T = QZ + p(R/δ)           p: a few polynomial steps on R
-    jointly     T = p(QZ + R/δ)           the same steps on head and rest together
+    X₀ = QZ + R/δ = M/δ + Q(Z − B/δ)
 
-QᵀR = 0, so head and rest have orthogonal columns and ‖QZ + P‖²_op ≤ max(‖Z‖², ‖P‖²) + ‖ZPᵀ‖ for any P
-with QᵀP = 0 (:func:`polarstep.theory.bounds.deflated.deflated_nu`). The last term is zero where Q
-spans singular vectors of M. Otherwise the rows of B and R overlap, and it is at most one if ‖Z‖, ‖P‖
-≤ 1. On recorded momentum ‖T‖_op is 1.2 to 1.5 for a rest apart; steps taken jointly remove the
-overlap.
+is nearly flat for a δ of the size of R. It can be the step itself (T = X₀), or a polynomial step or two
+on the singular values of X₀ lift it to the polar factor: T = p(s·X₀).
+
+QᵀR = 0, so head and rest have orthogonal columns and ‖X₀‖²_op ≤ max(‖Z‖², ‖R/δ‖²) + ‖ZRᵀ‖/δ
+(:func:`polarstep.theory.bounds.deflated.deflated_nu`). The last term is zero where Q spans singular
+vectors of M. Otherwise the rows of B and R overlap, and it is at most one if ‖Z‖, ‖R/δ‖ ≤ 1.
+
+**With polynomial steps** δ only has to be of the right size: δ = 1.5 times the root mean square of R's
+singular values, which ‖M‖²_F − ‖B‖²_F gives for nothing (:func:`rest_size`). The steps need XXᵀ for
+X = X₀ in any case, and its norm λ is estimated from four products with 16 columns
+(:meth:`polarstep.products.Products.scale_to_one`). s = 1/(margin·√λ) then brings ‖s·X₀‖_op to one. A
+leading direction that the head has missed makes λ large and the whole step small, and nothing blows up.
+
+**How far below ‖X₀‖²_op can λ be?** Let κ be the part of a vector v₀ that lies in the leading
+eigenspace of G = X₀X₀ᵀ, and let all other eigenvalues be y times the first, which is the worst case for
+a given κ by Jensen's inequality. Then λ²/‖G‖²_op = (κ + (1−κ)y¹⁰)/(κ + (1−κ)y⁸). Of 16 vectors without
+any knowledge one has κ ≥ 6/m or so, and at the worst y that is √λ ≥ 0.80‖X₀‖_op for m = 4096, 0.86 for
+m = 768 (:func:`norm_floor`); the edge of a random matrix's spectrum gives 0.93. With MARGIN_OF_SCALE,
+‖s·X₀‖_op ≤ 1.16. :func:`tolerant_scale` makes s smaller for polynomials that explode before that:
+‖T‖_op ≤ 2.6 whatever M is.
+
+**Without steps** there is no XXᵀ, and ‖T‖_op is that of X₀ itself. Then δ is an estimate of ‖R‖_op
+(:func:`rest_norm`). With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05.
 
 All functions take wide matrices of shape (batch, m, n) with m ≤ n; the caller transposes tall ones. δ
-has shape (batch, 1, 1). δ = ∞ says that there is no rest: every form is then the low-rank map's QZ (its
-polynomial, jointly). Nothing here draws random numbers or makes the host wait for the device.
-
-**When δ is too small.** δ is an estimate (:func:`rest_norm`), so every form must survive a δ that is too
-small. Polynomials that are made for [0, 1] explode beyond it: two steps of ``"jordan"`` turn 1.43 into
-439. So p is applied to s·R/δ with the largest s ≤ 1 for which |p(sx)| ≤ 2 up to x = 1/0.7
-(:func:`apart_scale`); a δ that is too small by 30% then gives ‖p‖_op ≤ 2. The paper's polynomials have
-s = 1: nothing is lost with them.
+has shape (batch, 1, 1). Nothing here draws random numbers or makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -33,25 +41,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.orthonormal import orthonormalize
-from polarstep.products.base import product_like
 from polarstep.torch_compile import constant
 
 __all__ = [
+    "MARGIN_OF_SCALE",
     "RestNorm",
-    "apart_scale",
     "first_vectors",
     "frobenius_norm",
-    "joint_scale",
-    "lifted_apart",
-    "lifted_jointly",
-    "projection",
-    "rest",
+    "norm_floor",
     "rest_frobenius",
     "rest_norm",
-    "scaled_rest",
+    "rest_size",
+    "tolerant_scale",
 ]
 
 # The number of vectors that rest_norm carries: the least that a GPU multiplies at full rate.
@@ -61,11 +64,13 @@ MARGIN = 1.1
 # The carried vectors get this much of first_vectors at every step. A direction that is new in R then has
 # a fifth of the κ of rest_norm that vectors without any knowledge would give it.
 FRESH = 0.5
-# A δ that is too small by this part must not do harm; and what ‖p(R/δ)‖_op is then at most.
-TOLERATED_ERROR = 0.3
-TOLERATED_NORM = 2.0
-# Steps jointly may pass the peak that they have on [0, 1] by this much, a fifth of what float32 adds.
-TOLERATED_EXCESS = 2e-6
+# δ for polynomial steps, in units of the root mean square of R's singular values.
+FACTOR = 1.5
+# Polynomial steps are applied to X₀/(this·√λ).
+MARGIN_OF_SCALE = 1.08
+# What ‖s·X₀‖_op may be where the estimate is at its worst, and ‖T‖_op then.
+TOLERATED_VALUE = 1.16
+TOLERATED_NORM = 2.6
 
 
 @dataclass(frozen=True)
@@ -87,29 +92,11 @@ def frobenius_norm(M: Tensor) -> Tensor:
     return torch.linalg.vector_norm(M, dim=(-2, -1), keepdim=True, dtype=torch.float64)
 
 
-def projection(Q: Tensor, B: Tensor) -> Tensor:
-    """(2I − QᵀQ)B: what to pass for ``B`` to the functions below where QᵀQ = I holds but roughly.
-
-    In bfloat16 the columns of Q have a norm of 1 − 2⁻⁸. M − QB then keeps 2⁻⁷ of the head, which may be
-    as large as the whole rest. One Newton step towards (QᵀQ)⁻¹ squares that error: with S = QᵀQ ≤ I,
-    Qᵀ(M − Q(2I − S)B) = (I − S)²B. It costs 2mℓ² + 2ℓ²n FLOPs; a zero column of Q stays without effect.
-    """
-    dtype = torch.promote_types(B.dtype, torch.float32)
-    Q, B = Q.to(dtype), B.to(dtype)
-    return 2 * B - (Q.mT @ Q) @ B
-
-
-def rest(M: Tensor, Q: Tensor, B: Tensor) -> Tensor:
-    """R = M − QB, multiplied out, in float32 or better."""
-    dtype = torch.promote_types(M.dtype, torch.float32)
-    return M.to(dtype) - product_like(M, Q.to(dtype), B.to(dtype))
-
-
 def rest_frobenius(norm: Tensor, B: Tensor, precision: float | None = None) -> Tensor:
     """‖R‖_F, or a little more: √(‖M‖²_F − ‖B‖²_F) with room for rounding; ``norm`` is ‖M‖_F.
 
-    B is QᵀM itself, not :func:`projection` of it. Q need not be orthonormal: for S = QᵀQ ≤ I,
-    ‖M − QB‖²_F = ‖M‖²_F − ⟨B, (2I − S)B⟩ ≤ ‖M‖²_F − ‖B‖²_F, and less with the projection.
+    Q need not be orthonormal: for S = QᵀQ ≤ I, ‖M − QB‖²_F = ‖M‖²_F − ⟨B, (2I − S)B⟩ ≤ ‖M‖²_F −
+    ‖B‖²_F.
     ``precision`` is the ε of the product QᵀM, that of B's dtype unless given. Rounding of many entries
     is random, so that in 16 bits a sum of many squares has far less than ε of it.
     """
@@ -173,7 +160,7 @@ def rest_norm(
     Args:
         M: (batch, m, n) with m ≤ n.
         Q: (batch, m, ℓ), the basis of the head.
-        B: (batch, ℓ, n), QᵀM or :func:`projection` of it.
+        B: (batch, ℓ, n), QᵀM.
         norm: ‖M‖_F, as :func:`frobenius_norm` returns it; a step knows it from its normalization.
         frobenius: ‖R‖_F or more, as :func:`rest_frobenius` returns it.
         vectors: what the last step returned, or ``None`` for :func:`first_vectors`.
@@ -228,104 +215,41 @@ def _norm_from_moments(K: Tensor) -> Tensor:
     return (mean + math.sqrt(b - 1) * deviation).sqrt()
 
 
-def scaled_rest(M: Tensor, Q: Tensor, B: Tensor, Z: Tensor, delta: Tensor) -> Tensor:
-    """T = QZ + R/δ, made as M/δ + Q(Z − B/δ): no product more than the low-rank map's own QZ.
+def rest_size(rows: int, width: int, precision: float) -> tuple[int, float, float]:
+    """``left``, ``factor`` and ``floor`` of δ² = factor²·max(‖M‖²_F − ‖B‖²_F, floor·‖M‖²_F)/left.
 
-    ⟨M, T⟩ = ⟨B, Z⟩ + ‖R‖²_F/δ and ‖T‖²_op ≤ 1 + ‖ZRᵀ‖_op/δ ≤ 2. With a δ that is too small by 30%,
-    ‖T‖²_op ≤ ‖Z‖² + ‖R/δ‖² ≤ 1 + 1/0.7² = 3.05.
+    ‖R‖²_F is the first difference, and R has at most left = rows − width singular values: δ is
+    ``factor`` times their root mean square. Rounding hides a rest that has less than ``floor`` of M's
+    energy: 2⁻¹² in 16 bits.
     """
-    return _flattened(M, Q, B, Z, delta, 1.0)
+    return max(1, rows - width), FACTOR, 64 * precision if precision < 1e-5 else 2.0**-12
 
 
-def lifted_apart(
-    M: Tensor,
-    Q: Tensor,
-    B: Tensor,
-    Z: Tensor,
-    delta: Tensor,
-    polynomials: tuple[Polynomial, ...],
-) -> Tensor:
-    """T = QZ + p(sR/δ) for the composition p of ``polynomials`` and s of :func:`apart_scale`.
+def norm_floor(kappa: float) -> float:
+    """The least √λ/‖X₀‖_op for a start v₀ with a part ``kappa`` in the leading eigenspace of X₀X₀ᵀ.
 
-    One product of size m·n·ℓ more than :func:`scaled_rest`, for R, and the steps. R is made before the
-    steps: RRᵀ = (I − QQᵀ)MMᵀ(I − QQᵀ) would be cheaper, but the head's squares drown it in 16 bits.
+    >>> round(norm_floor(6 / 4096), 2), round(norm_floor(6 / 256), 2)
+    (0.8, 0.89)
     """
-    X = rest(M, Q, B)
-    X = X * (apart_scale(polynomials) / delta.to(X.dtype))
-    P = products.of(X.device).iterate(X, polynomials)
-    return product_like(M, Q.to(P.dtype), Z.to(P.dtype)) + P
-
-
-def lifted_jointly(
-    M: Tensor,
-    Q: Tensor,
-    B: Tensor,
-    Z: Tensor,
-    delta: Tensor,
-    polynomials: tuple[Polynomial, ...],
-) -> Tensor:
-    """T = p(s·X₀) for X₀ = QZ + R/δ, the composition p of ``polynomials`` and s of :func:`joint_scale`.
-
-    **‖T‖_op ≤ 1 with the paper's polynomials**, for δ ≥ ‖R‖_op and ‖Z‖_op ≤ 1. As QᵀR = 0,
-    X₀ᵀX₀ = ZᵀZ + RᵀR/δ², so that ‖X₀‖²_op ≤ 1 + 1. The steps act on the singular values x ≤ √2 of X₀,
-    and s is such that 0 ≤ p(sx) ≤ 1 there:
-
-    * cubic, φ(x) = (3x − x³)/2: s = 1. φ has its maximum of one at x = 1 and is not negative up to √3.
-    * quintic: s = 1/√2, as φ increases everywhere, φ' = 15(1 − x²)²/8, and φ(1) = 1. Two quintics
-      have s = 0.81: φ(1 + e) = 1 + 5e³/2 + …, so the second takes back what the first lets pass.
-    * one cubic and then quintics: s = 1, as the cubic has brought all of it to [0, 1].
-
-    The last is the cheapest safe choice. A cubic costs no m×m×m product, and it gives up less of the
-    slope at zero, 1.5 in place of 1.875, than the scale does, 1.875/√2 = 1.33.
-    """
-    X = _flattened(M, Q, B, Z, delta, joint_scale(polynomials))
-    return products.of(X.device).iterate(X, polynomials)
-
-
-def _flattened(M: Tensor, Q: Tensor, B: Tensor, Z: Tensor, delta: Tensor, scale: float) -> Tensor:
-    """scale·(M/δ + Q(Z − B/δ)), in float32 or better."""
-    dtype = torch.promote_types(M.dtype, torch.float32)
-    inverse = scale / delta.to(dtype)
-    head = scale * Z.to(dtype) - B.to(dtype) * inverse
-    return product_like(M, Q.to(dtype), head) + M.to(dtype) * inverse
-
-
-def apart_scale(polynomials: tuple[Polynomial, ...]) -> float:
-    """The largest s ≤ 1 with |p(sx)| ≤ 2 for all x ≤ 1/0.7.
-
-    1 for the paper's polynomials, 0.94 and 0.89 for one and two steps of ``"jordan"``.
-    """
-    too_small = 1 / (1 - TOLERATED_ERROR)
-    return _scale(polynomials, 1.0, too_small)
-
-
-def joint_scale(polynomials: tuple[Polynomial, ...]) -> float:
-    """The largest s ≤ 1 that keeps p(sx) where [0, 1] goes for x ≤ √2, and |p(sx)| ≤ 2 for x ≤ 1.75.
-
-    √2 bounds ‖X₀‖_op, and √(1 + 1/0.7²) = 1.75 bounds it with a δ that is too small by 30%. The first
-    holds up to 2e-6. s is 1 for steps that begin with a cubic, 0.71 for one quintic, 0.81 for two.
-    """
-    too_small = math.hypot(1, 1 / (1 - TOLERATED_ERROR))
-    return _scale(polynomials, math.sqrt(2), too_small)
+    y = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    return float(((kappa + (1 - kappa) * y**10) / (kappa + (1 - kappa) * y**8)).min()) ** 0.25
 
 
 # Not functools.cache, which torch.compile looks through, and warns of.
-_SCALES: dict[tuple[tuple[Polynomial, ...], float, float], float] = {}
+_SCALES: dict[tuple[Polynomial, ...], float] = {}
 
 
 @constant
-def _scale(polynomials: tuple[Polynomial, ...], expected: float, too_small: float) -> float:
-    """The largest s ≤ 1 with |p(sx)| ≤ 2 for x ≤ too_small and |p(sx)| ≤ peak for x ≤ expected.
+def tolerant_scale(polynomials: tuple[Polynomial, ...]) -> float:
+    """The largest factor c ≤ 1 with |p(c·x)| ≤ 2.6 for all x ≤ 1.16.
 
-    The peak is max(1, max |p(x)| over 0 ≤ x ≤ 1).
+    1 for ``"flat"`` and the paper's polynomials. Minimax polynomials without a safety factor explode
+    soon after one: two steps made for [0.1, 1] have c = 0.93.
     """
-    key = (polynomials, expected, too_small)
-    if key not in _SCALES:
-        step = 2.0**-14
-        x = torch.arange(0, 4, step, dtype=torch.float64, device="cpu")
+    if polynomials not in _SCALES:
+        if len(_SCALES) >= 256:
+            _SCALES.clear()
+        x = torch.arange(0, 2, 2.0**-14, dtype=torch.float64, device="cpu")
         highest = evaluate(polynomials, x).abs().cummax(0).values
-        peak = max(1.0, float(highest[x <= 1].max()))
-        within = float(x[highest <= peak * (1 + TOLERATED_EXCESS)].max()) / expected
-        bounded = float(x[highest <= TOLERATED_NORM].max()) / too_small
-        _SCALES[key] = min(1.0, within, bounded)
-    return _SCALES[key]
+        _SCALES[polynomials] = min(1.0, float(x[highest <= TOLERATED_NORM].max()) / TOLERATED_VALUE)
+    return _SCALES[polynomials]

@@ -11,9 +11,23 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["Polynomial", "Products", "plain_product", "product_like", "shrink_of", "unit_scaled"]
+from polarstep.products.squarings import squarings
+
+__all__ = [
+    "SIGNS",
+    "Polynomial",
+    "Products",
+    "plain_product",
+    "product_like",
+    "shrink_of",
+    "signs",
+    "unit_scaled",
+]
 
 Polynomial = tuple[float, ...]
+
+# The columns of signs(): the least that a GPU multiplies at full rate.
+SIGNS = 16
 
 
 class Products:
@@ -120,8 +134,24 @@ class Products:
     # Polynomials.
 
     def polynomial(self, G: Tensor, polynomial: Polynomial) -> Tensor:
-        """``P(G) = aI + bG + cG² + …`` by Horner's rule."""
+        """``P(G) = aI + bG + cG² + …`` by squarings, or by Horner's rule for degrees without them."""
         a, b, *rest = polynomial
+        chain = squarings(polynomial) if len(rest) > 1 else None
+        if chain is not None:
+            S = [G]
+            for each in chain:
+                D, last = S[each.earlier], S[-1]
+                S.append(
+                    self.symmetric(
+                        last,
+                        last,
+                        plus=D,
+                        alpha=each.square,
+                        beta=each.plus,
+                        identity=each.identity,
+                    )
+                )
+            return S[-1]
         if not rest:
             H = b * G
             if a:
@@ -163,6 +193,64 @@ class Products:
             else:
                 X = torch.baddbmm(X, H, X, beta=a)
         return X
+
+    # Matrices whose leading directions were found by a sketch (polarstep.polar.deflation).
+
+    def inverse_rest_size(
+        self, A: Tensor, B: Tensor, left: int, factor: float, floor: float
+    ) -> Tensor:
+        """1/δ of shape (batch, 1, 1), for the δ of :func:`polarstep.polar.deflation.rest_size`.
+
+        δ² = factor²·max(‖A‖²_F − ‖B‖²_F, floor·‖A‖²_F)/left. A zero matrix has 1/δ = 0.
+        """
+        whole, head = (
+            torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64).square()
+            for X in (A, B)
+        )
+        size = factor * (torch.maximum(whole - head, floor * whole) / left).sqrt()
+        most = torch.finfo(torch.promote_types(A.dtype, torch.float32)).max
+        return torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 0).clamp_max(most)
+
+    def flattened(
+        self, A: Tensor, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor
+    ) -> Tensor:
+        """``X₀ = A/δ + Q(Z − B/δ)`` with Z = WX, for ``inverse`` = 1/δ, in the memory layout of ``A``.
+
+        A − QB cancels A's leading directions, whose singular values may be a hundred δ. In 16 bits QᵀQ
+        is not I to the digits that this takes. So B is replaced by (2I − QᵀQ)B, one Newton step
+        towards (QᵀQ)⁻¹B: QᵀQ = I − E leaves E²B of the leading directions instead of EB.
+        """
+        dtype = torch.promote_types(A.dtype, torch.float32)
+        Q, B, inverse = Q.to(dtype), B.to(dtype), inverse.to(dtype)
+        Z = (X if W is None else W.to(X.dtype) @ X).to(dtype)
+        head = Z - (2 * B - (Q.mT @ Q) @ B) * inverse
+        return (A.to(dtype) * inverse + product_like(A, Q, head)).to(A.dtype)
+
+    def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
+        """s = 1/(margin·√λ) for an estimate λ of ‖G‖_op, G = XXᵀ: ‖sX‖_op ≈ 1/margin, or a little more.
+
+        λ is the largest ‖Gv‖/‖v‖ over 16 vectors v = G⁴v₀ with fixed entries of ±1 in v₀: five products
+        with few columns. :mod:`polarstep.polar.deflation` says how far λ can be below ‖G‖_op. s = 0
+        where G is zero or not finite. The result has shape (batch, 1, 1).
+        """
+        V = signs(G.shape[-1], G.device).to(torch.promote_types(G.dtype, torch.float32))
+        G, tiny = G.to(V.dtype), torch.finfo(V.dtype).tiny
+        size = torch.linalg.matrix_norm(G, keepdim=True)
+        G = G / size.clamp_min(tiny)  # squares of G⁴v₀ would leave the range of float32
+        V = V.expand(len(G), -1, -1)
+        for _ in range(4):
+            V = G @ V
+            V = V / torch.linalg.matrix_norm(V, keepdim=True).clamp_min(tiny)
+        lengths = torch.linalg.vector_norm(V, dim=-2).clamp_min(tiny)
+        ratios = torch.linalg.vector_norm(G @ V, dim=-2) / lengths
+        largest = ratios.amax(-1)[:, None, None] * size
+        known = (largest > 0) & torch.isfinite(largest)
+        return torch.where(known, 1 / (margin * torch.where(known, largest, 1).sqrt()), 0)
+
+    def scaled_polynomial(self, G: Tensor, polynomial: Polynomial, scale: Tensor) -> Tensor:
+        """``s·P(s²G)`` for ``scale`` = s of shape (batch, 1, 1), so that its product with X is φ(sX)."""
+        s = scale.to(G.dtype)
+        return s * self.polynomial(s * s * G, polynomial)
 
     def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
         """Whether :meth:`first_step` saves a pass over memory for matrices of ``rows`` rows."""
@@ -208,6 +296,17 @@ class Products:
         trace = torch.where(known, trace, 1)
         W = self.polynomial(G / trace, polynomial) * torch.where(known, trace.rsqrt(), 0)
         return (W.to(Y.dtype) @ Y).to(dtype)
+
+
+def signs(rows: int, device: torch.device) -> Tensor:
+    """(1, rows, 16) entries of ±1 without a pattern, the same at every call.
+
+    The last bits of murmur3's finalizer of 0, 1, 2, …, which a kernel computes as well.
+    """
+    x = torch.arange(rows * SIGNS, device=device)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        x = (x ^ (x >> shift)) * factor & 0xFFFFFFFF
+    return ((x & 1) * 2 - 1).view(1, rows, SIGNS)
 
 
 def shrink_of(dtype: torch.dtype) -> float:

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from polarstep.kernels import polynomial as polynomial_kernel
 from polarstep.kernels.blend import product_and_blend
+from polarstep.kernels.deflate import inverse_rest_size, scale_to_one
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
 from polarstep.kernels.product import product
 from polarstep.products.base import Polynomial, Products, product_like, shrink_of
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
+from polarstep.products.squarings import squarings
 
 __all__ = ["InterpretedTriton", "Triton"]
 
@@ -87,6 +89,53 @@ class _Kernels(Products):
             else:
                 X = product_like(X, self.polynomial(G, polynomial), X)
         return X
+
+    def inverse_rest_size(
+        self, A: Tensor, B: Tensor, left: int, factor: float, floor: float
+    ) -> Tensor:
+        """Three launches."""
+        return inverse_rest_size(A, B, left, factor, floor)[:, None, None]
+
+    def flattened(
+        self, A: Tensor, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor
+    ) -> Tensor:
+        """Three launches beside QᵀQ, and float16 where ``A`` is bfloat16: X₀ has a norm near one."""
+        if A.dtype.itemsize != 2:
+            return super().flattened(A, Q, B, X, W, inverse)
+        E = -self.gram(Q.mT)
+        E.diagonal(dim1=-2, dim2=-1).add_(1)
+        at, half = inverse.reshape(-1), _in_halves(A.dtype)
+        # Z − (B + EB)/δ, the second term first.
+        head = product(
+            E.to(B.dtype), B, D=B, alpha=-1, beta=-1, scale=at, powers=(1, 1, 0), out_dtype=half
+        )
+        head = head.add_(X) if W is None else product(W, X, D=head, out_dtype=half)
+        L, R, D = Q.to(half), head, A
+        if A.mT.is_contiguous() and not A.is_contiguous():
+            L, R, D = head.mT, L.mT, A.mT
+        X0 = product(L, R, D=D, scale=at, powers=(0, 1, 0), out_dtype=half)
+        return X0 if D is A else X0.mT
+
+    def scaled_polynomial(self, G: Tensor, polynomial: Polynomial, scale: Tensor) -> Tensor:
+        """s·P(s²G) with the powers of s multiplied to each squaring's numbers, on the way."""
+        chain = squarings(polynomial)
+        if G.dtype.itemsize != 2 or chain is None:
+            return super().scaled_polynomial(G, polynomial, scale)
+        S, s = [G], scale.reshape(-1)
+        for k, each in enumerate(chain):
+            last = int(each is chain[-1])
+            powers = (last + 4 * (k == 0), last + 2 * (each.earlier == 0), last)
+            S.append(
+                product(
+                    S[-1], S[-1], alpha=each.square, D=S[each.earlier], beta=each.plus,
+                    identity=each.identity, symmetric=True, scale=s, powers=powers,
+                )
+            )  # fmt: skip
+        return S[-1]
+
+    def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
+        """Six launches."""
+        return scale_to_one(G.contiguous(), margin)[:, None, None]
 
     def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
         """True in bfloat16 for few rows; a kernel of its own normalizes larger matrices."""

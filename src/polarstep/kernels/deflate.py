@@ -1,0 +1,113 @@
+"""The numbers that a deflated step needs: the size of the rest, and the norm of the flattened matrix.
+
+Both are a few launches for a whole batch, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polarstep.kernels import interpreted
+from polarstep.kernels.normalize import sums_of_squares
+from polarstep.products.base import SIGNS
+
+__all__ = ["inverse_rest_size", "scale_to_one"]
+
+_BLOCK_ROWS, _BLOCK_COLUMNS = 64, 64
+
+
+@triton.jit
+def _inverse_size_kernel(
+    of_M, of_B, inverse, left, FACTOR: tl.constexpr, FLOOR: tl.constexpr,
+    PARTS_M: tl.constexpr, PARTS_B: tl.constexpr,
+):  # fmt: skip
+    batch = tl.program_id(0).to(tl.int64)
+    whole = tl.sum(tl.load(of_M + batch * PARTS_M + tl.arange(0, PARTS_M)), axis=0)
+    head = tl.sum(tl.load(of_B + batch * PARTS_B + tl.arange(0, PARTS_B)), axis=0)
+    size = FACTOR * tl.sqrt(tl.maximum(whole - head, FLOOR * whole) / left)
+    # A zero matrix has no rest; and 1/δ must be a number of float32.
+    value = tl.where(size > 0, 1 / tl.where(size > 0, size, 1.0), 0.0)
+    tl.store(inverse + batch, tl.minimum(value, 1e38).to(tl.float32))
+
+
+def inverse_rest_size(M: Tensor, B: Tensor, left: int, factor: float, floor: float) -> Tensor:
+    """1/δ of each matrix, as :func:`polarstep.polar.deflation.rest_size` defines δ, in float32."""
+    of_M, of_B = sums_of_squares(M), sums_of_squares(B)
+    inverse = torch.empty(len(M), dtype=torch.float32, device=M.device)
+    _inverse_size_kernel[(len(M),)](
+        of_M, of_B, inverse, left,
+        FACTOR=factor, FLOOR=floor, PARTS_M=of_M.shape[1], PARTS_B=of_B.shape[1],
+    )  # fmt: skip
+    return inverse
+
+
+@triton.jit
+def _times_few_kernel(
+    G, V, out, M,
+    FIRST: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    batch = tl.program_id(1).to(tl.int64)
+    r = tl.program_id(0) * BM + tl.arange(0, BM)
+    k = tl.arange(0, BK)
+    c = tl.arange(0, FEW)
+    g = G + batch * M * M + (r % M)[:, None] * M + k[None, :]
+    v = V + batch * M * FEW + k[:, None] * FEW + c[None, :]
+    acc = tl.zeros((BM, FEW), dtype=tl.float32)
+    for start in range(0, M, BK):
+        x = tl.load(g, mask=k[None, :] < M - start, other=0.0).to(out.dtype.element_ty)
+        if FIRST:  # polarstep.products.base.signs
+            h = ((start + k)[:, None] * FEW + c[None, :]).to(tl.uint32)
+            h = (h ^ (h >> 16)) * 0x85EBCA6B
+            h = (h ^ (h >> 13)) * 0xC2B2AE35
+            h = h ^ (h >> 16)
+            y = ((h & 1).to(tl.float32) * 2 - 1).to(out.dtype.element_ty)
+        else:
+            y = tl.load(v, mask=k[:, None] < M - start, other=0.0)
+        acc = tl.dot(x, y, acc)
+        g += BK
+        v += BK * FEW
+    at = out + batch * M * FEW + r[:, None] * FEW + c[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=r[:, None] < M)
+
+
+@triton.jit
+def _scale_kernel(V, U, scale, M, MARGIN: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr):
+    batch = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, FEW)
+    before = tl.zeros((FEW,), dtype=tl.float32)
+    after = tl.zeros((FEW,), dtype=tl.float32)
+    for start in range(0, M, BM):
+        r = start + tl.arange(0, BM)
+        at = batch * M * FEW + r[:, None] * FEW + c[None, :]
+        v = tl.load(V + at, mask=r[:, None] < M, other=0.0).to(tl.float32)
+        u = tl.load(U + at, mask=r[:, None] < M, other=0.0).to(tl.float32)
+        before += tl.sum(v * v, axis=0)
+        after += tl.sum(u * u, axis=0)
+    ratio = tl.max(tl.where(before > 0, after / tl.where(before > 0, before, 1.0), 0.0), axis=0)
+    # ratio = λ² and s = 1/(margin·√λ). A matrix that is zero or not finite gets s = 0.
+    known = (ratio > 0) & (ratio < 1e38)
+    s = 1 / (MARGIN * tl.sqrt(tl.sqrt(tl.where(known, ratio, 1.0))))
+    tl.store(scale + batch, tl.where(known, s, 0.0))
+
+
+def scale_to_one(G: Tensor, margin: float) -> Tensor:
+    """s of each matrix with ‖sX‖_op ≈ 1/margin, or a little more, for G = XXᵀ; s = 0 where G is zero.
+
+    16-bit matrices are multiplied in bfloat16, whose range holds G⁵v₀ for any G that float16 holds.
+    """
+    batch, M, _ = G.shape
+    # Triton's interpreter multiplies no bfloat16.
+    dtype = torch.bfloat16 if G.dtype.itemsize == 2 and not interpreted() else torch.float32
+    V = U = torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device)
+    for first in (True, False, False, False, False):
+        V, U = U, torch.empty_like(U)
+        _times_few_kernel[(triton.cdiv(M, _BLOCK_ROWS), batch)](
+            G, V, U, M,
+            FIRST=first, FEW=SIGNS, BM=_BLOCK_ROWS, BK=_BLOCK_COLUMNS, num_warps=4, num_stages=4,
+        )  # fmt: skip
+    scale = torch.empty(batch, dtype=torch.float32, device=G.device)
+    _scale_kernel[(batch,)](V, U, scale, M, MARGIN=margin, FEW=SIGNS, BM=256, num_warps=4)
+    return scale
