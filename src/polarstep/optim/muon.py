@@ -215,8 +215,8 @@ class Muon(Optimizer):
         spread = self._distribution.spread(self.param_groups)
         if spread and in_a_graph():
             raise RuntimeError(
-                "a step that ranks share is being captured in a CUDA graph: expected it outside, because "
-                "the ranks must agree on its gradients at every step; capture forward and backward alone"
+                "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
+                "ranks must agree on its gradients at every step; capture forward and backward alone"
             )
         works = self._collected(spread)
         if not any(work.params for work in works):
