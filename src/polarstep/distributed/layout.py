@@ -151,6 +151,8 @@ class Layout:
     def pieces(self, view: MatrixView) -> tuple[Piece, ...] | None:
         """Each rank's part in batch, rows and columns; ``None`` where a part has no such form."""
         shape = self.shape
+        if not view.in_turn:
+            return None  # matrices that lie in several pieces of memory
         if len(shape) > 2 and view.batch == 1 and view.rows == shape[0]:  # a filter
             if any(d > 1 for d in self.cut):
                 return None
@@ -175,7 +177,7 @@ class Layout:
         """Whether every rank's part consists of whole matrices: a copy, or some experts of a stack."""
         if self.cut == (0,) and len(self.shape) == 3 and view.batch == self.shape[0]:
             even = self.shape[0] % len(self.peers) == 0
-            return even or len(view.split) == 1  # else a carry has no Shard(0)
+            return even or not view.is_cut  # else a carry has no Shard(0)
         return self.cut == ()
 
 

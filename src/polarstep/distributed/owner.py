@@ -94,7 +94,7 @@ class Spread:
 
 def part_of(piece: Piece, member: Member, k: int) -> Part | None:
     """The part of the ``k``-th matrix of a member's block that lies in a rank's piece."""
-    split = member.view.split
+    split = member.view.runs
     if len(set(split)) == 1:
         batch, j = divmod(k, len(split))
         first, size = j * split[0], split[0]

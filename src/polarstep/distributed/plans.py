@@ -122,7 +122,7 @@ def _costs(
 def cut_side(layout: Layout, view: MatrixView) -> Side | None:
     """The side of whole, equal matrices that the ranks have cut; ``None`` if both or neither."""
     pieces = layout.pieces(view)
-    if pieces is None or len(view.split) > 1:
+    if pieces is None or view.is_cut:
         return None
     whole = ((0, view.batch), (0, view.rows), (0, view.cols))
     cut = [

@@ -21,10 +21,11 @@ from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owner import Part, Spread, Trip, balanced, part_of
 from polarstep.distributed.plans import AUTO, Choice, asked_of, check_plan, chosen, cut_side
 from polarstep.distributed.sharded import Shards, sharded_step
-from polarstep.optim.by_tensors import PlainStep, Target, apply_updates, ensure_buffer
+from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, State, Work, members_of
 from polarstep.optim.groups import Group, view_of
+from polarstep.optim.low_precision import momentum_of, stored_dtype
 from polarstep.optim.resting import faded, fading, largest
 
 __all__ = ["Distribution", "Split"]
@@ -163,7 +164,7 @@ class Split:
             for index, p in enumerate(far.params):
                 if p.numel() == 0:
                     continue
-                ensure_buffer(p, self._state[p])
+                momentum_of(p, self._state[p], stored_dtype(far.group, p))
                 layout = self._distribution.layout_of(p)
                 assert layout is not None
                 self._targets[id(p)] = Target(far, index, self._state)
@@ -260,7 +261,7 @@ class Split:
     def _settle_empty(self, work: Work, index: int) -> None:
         """The entries that other ranks have, empty here; a checkpoint asks all ranks for them."""
         p: Any = work.params[index]
-        ensure_buffer(p, self._state[p])
+        momentum_of(p, self._state[p], stored_dtype(work.group, p))
         for signature, member in members_of(work, index, self._state):
             for name, shape in carries.shapes_of(signature, signature.dtype).items():
                 key, whole = entry(name, member.block), (member.count, *shape)

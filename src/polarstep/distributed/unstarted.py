@@ -17,10 +17,10 @@ from torch import Tensor
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
 from polarstep.distributed.local import is_cut
-from polarstep.optim.by_tensors import ensure_buffer
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.groups import ELEMENTWISE, Group, view_of
+from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
 
 __all__ = ["drop_placeholders", "placeholders"]
 
@@ -30,7 +30,8 @@ def placeholders(group: Group, p: Tensor) -> dict[str, Any]:
     if group["algorithm"] in ELEMENTWISE:
         return dict(ELEMENTWISE[group["algorithm"]].new_state(p))
     found: dict[str, Any] = {}
-    ensure_buffer(p, found)
+    kept = stored_dtype(group, p)
+    keep_momentum(momentum_of(p, found, kept), found, kept)
     work = Work(group, [""], [p], [p], None, [view_of(group, p)])
     for signature, member in members_of(work, 0, {}):
         for name, shape in carries.shapes_of(signature, signature.dtype).items():

@@ -26,13 +26,21 @@ from polarstep.optim.collect import (
     in_parts,
     momentum_dtype,
 )
+from polarstep.optim.groups import scale_of
 from polarstep.optim.large import is_large, launch_in_place
+from polarstep.optim.low_precision import (
+    add_compensated,
+    is_compensated,
+    keep_momentum,
+    momentum_of,
+    rounding_error,
+    stored_dtype,
+)
 from polarstep.optim.padded import step_padded
-from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
 
-__all__ = ["PlainStep", "Target", "Tensors", "apply_updates", "ensure_buffer", "finite_flags"]
+__all__ = ["PlainStep", "Target", "Tensors", "apply_updates", "finite_flags"]
 
 # Bytes of M that are gathered from shards at a time; a larger bucket is processed in parts.
 LARGEST_GATHERED = 512 * 2**20
@@ -138,20 +146,6 @@ def _keep(signature: Signature, members: list[Member], state: State, left: Carry
         remember(state[p], member.block, signature.polar, part, p.dtype, finite)
 
 
-def ensure_buffer(p: Tensor, of_parameter: dict[str, Any]) -> Tensor:
-    """The momentum buffer C, which is zero for a parameter that has not been updated yet.
-
-    A buffer in float16, as older versions kept it, is replaced by one in float32.
-    """
-    C: Tensor | None = of_parameter.get("momentum_buffer")
-    if C is None:
-        C = torch.zeros_like(p, dtype=momentum_dtype(p.dtype), memory_format=torch.preserve_format)
-        of_parameter["momentum_buffer"] = C
-    elif C.dtype == torch.float16:
-        C = of_parameter["momentum_buffer"] = C.float()
-    return C
-
-
 class Target:
     """One parameter during one step."""
 
@@ -159,7 +153,15 @@ class Target:
         self.work, self.index = work, index
         self.p, self.view = work.params[index], work.views[index]
         self.finite = None if work.finite is None else work.finite[index]
-        self._G, self._C = local(work.grads[index]), local(ensure_buffer(self.p, state[self.p]))
+        self.is_compensated = is_compensated(work.group, self.p)
+        self._state, self._kept = state[self.p], stored_dtype(work.group, self.p)
+        if self._kept == torch.int8 and is_sharded(self.p):
+            raise ValueError(
+                f"momentum_dtype=torch.int8 for {work.names[index]}, which is sharded: expected a whole "
+                "parameter, as scales go by blocks of it; take momentum_dtype=torch.bfloat16"
+            )
+        self._G = local(work.grads[index])
+        self._C = local(momentum_of(self.p, self._state, self._kept))
         self._advanced = False
         self._M: Tensor | None = None  # this rank's part of M
         self._blocks: list[Tensor] | None = None  # the blocks of M
@@ -180,10 +182,11 @@ class Target:
         else:
             new = torch.where(self.finite, beta * self._C + self._G, self._C)
             self._C.copy_(new)
+        keep_momentum(self._C, self._state, self._kept)
 
     def writes_momentum(self) -> bool:
         """Whether :meth:`write_momentum` can be used: M is not C, and is one block, not sharded."""
-        made = self.work.group["nesterov"] and self.finite is None
+        made = self.work.group["nesterov"] and self.finite is None and self.view.in_turn
         return made and self.has_one_block and not is_sharded(self.p)
 
     def write_momentum(self, out: Tensor) -> None:
@@ -202,7 +205,7 @@ class Target:
         """This rank's part of M, not to be written to: without Nesterov it is C itself."""
         if self._M is None:
             self.advance()
-            M = self._C
+            M = self._C.to(momentum_dtype(self.p.dtype))
             if self.work.group["nesterov"]:
                 M = torch.add(self._G, self._C, alpha=self.work.group["momentum"])
             if self.finite is not None:
@@ -218,13 +221,15 @@ class Target:
             and not is_sharded(self.p)
             and self.p.is_contiguous()
             and self.has_one_block
+            and self.view.in_turn
+            and not self.is_compensated
             and not isinstance(self.work.group["lr"], Tensor)
         )
 
     def sizes(self) -> list[Any]:
         """−η·scale of each block."""
         group = self.work.group
-        lr, scale = group["lr"], resolve_scale(group["lr_scale"])
+        lr, scale = group["lr"], scale_of(group)
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
         return [-lr * scale(m, n) for _, m, n in self.view.shapes]
 
@@ -236,9 +241,16 @@ class Target:
         remains = 1 - lr * decay
         if self.finite is None or decay == 0:
             return remains if decay != 0 else 1.0
+        if self.is_compensated:
+            return torch.where(self.finite, remains, 1.0)
         X = local(self.p)
         X.copy_(torch.where(self.finite, X * remains, X))
         return 1.0
+
+    def add_compensated(self, T: Tensor, size: Any) -> None:
+        """``X ← (1 − ηλ)X + size·T``, with what rounding takes off kept for the next step."""
+        R = local(rounding_error(self.p, self._state))
+        add_compensated(local(self.p), R, T, size, self.remains())
 
     def take_product(self, L: Tensor, R: Tensor) -> None:
         """``X ← (1 − ηλ)X − η·scale·LR``."""
@@ -316,6 +328,9 @@ def apply_updates(ready: Iterable[tuple[Target, tuple[Tensor, Tensor, Any]]]) ->
     """``X ← (1 − ηλ)X − η·scale·T``, grouped so that T is scaled and added in one pass."""
     alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
     for target, (X, T, size) in ready:
+        if target.is_compensated:
+            target.add_compensated(T, size)
+            continue
         remains = target.remains()
         if isinstance(remains, Tensor):
             X.mul_(remains)

@@ -17,7 +17,7 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
-from polarstep.optim.groups import Group, check_options, named_params, view_of
+from polarstep.optim.groups import Group, check_options, is_transposed, named_params, view_of
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
 
@@ -187,7 +187,8 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
     """The blocks of one parameter, each with the signature of its bucket."""
     p, group = work.params[index], work.group
     for block, (count, m, n) in enumerate(work.views[index].shapes):
-        polar = followed(group["polar"].on(m, n, p.device), group["transform"])
+        polar = group["polar"].on(m, n, p.device)
+        polar = followed(polar, group["transform"], transposed=is_transposed(group))
         signature = Signature(
             polar=polar,
             seed=group["seed"],

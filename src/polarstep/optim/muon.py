@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, overload
 
 import torch
@@ -20,10 +21,19 @@ from polarstep.distributed.status import agreed, all_finite
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.matrix import Layout as MatrixLayout
+from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, check_gradients, collect, momentum_dtype
+from polarstep.optim.collect import State, Work, check_gradients, collect
+from polarstep.optim.elementwise import AdamW, Elementwise
 from polarstep.optim.following import Places
-from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete, restored
+from polarstep.optim.low_precision import (
+    MOMENTUM_STATE,
+    is_compensated,
+    put,
+    rounding_error,
+    stored_dtype,
+)
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
@@ -36,9 +46,6 @@ from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
-
-# Entries of a parameter's state that may be above float16's largest number: C, and its largest entry.
-KEPT_BEYOND_FLOAT16 = ("momentum_buffer", "peak")
 
 # Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
 # weights_only=True, its default.
@@ -83,9 +90,20 @@ class Muon(Optimizer):
         weight_decay: λ, decoupled.
         lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, 0.2·√max(m, n), with which
             AdamW's learning rates carry over; or a function of (m, n).
-        layout: how tensors of more than two dimensions are matrices
-            (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``, ``"stack"`` or ``"auto"``.
-        split_sizes: rows of the matrices of a fused projection; each gets its own polar factor.
+        layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
+            ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
+        split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
+            polar factor.
+        split_columns: inputs (columns) of the matrices, as for an output projection cut by head.
+        split_repeats: how often the parts of ``split_sizes`` come in turn. Where a weight has q, k and
+            v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
+            rows of q as one matrix, and k and v alike.
+        lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
+        momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter,
+            ``torch.bfloat16``, or ``torch.int8`` for eight bits with a scale for each 128 entries.
+        rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
+            rounded, in two more bytes a parameter (:mod:`polarstep.optim.low_precision`). ``"nearest"``
+            loses it, as torch's optimizers do. Neither matters for parameters in float32.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
@@ -133,6 +151,11 @@ class Muon(Optimizer):
         *,
         layout: MatrixLayout = "auto",
         split_sizes: Sequence[int] | None = None,
+        split_columns: Sequence[int] | None = None,
+        split_repeats: int = 1,
+        lr_factor: float = 1.0,
+        momentum_dtype: torch.dtype | None = None,
+        rounding: str = "nearest",
         transform: Transform | None = None,
         nonfinite: str = "propagate",
         seed: int = 0,
@@ -147,9 +170,14 @@ class Muon(Optimizer):
             "nesterov": nesterov,
             "polar": NewtonSchulz(5, "polar-express") if polar is None else polar,
             "weight_decay": weight_decay,
-            "lr_scale": lr_scale,
+            LR_SCALE: lr_scale,
             "layout": layout,
             "split_sizes": split_sizes,
+            "split_columns": split_columns,
+            "split_repeats": split_repeats,
+            "lr_factor": lr_factor,
+            "momentum_dtype": momentum_dtype,
+            "rounding": rounding,
             "transform": transform,
             "nonfinite": nonfinite,
             "seed": seed,
@@ -167,10 +195,13 @@ class Muon(Optimizer):
         self._plain = PlainStep()
         self._distribution = Distribution(plan, process_group)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
+        self._waiting: tuple[Group, ...] | None = None  # groups for them, should they be added
+        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
+        self._told = False  # whether a step without gradients has been pointed out
         self._places: Places | None = None  # of the parameters in muon_for's model
         self._failure: Exception | None = None  # of the last step, to be raised on all ranks
-        self._warned = False  # that no parameter has a gradient
         super().__init__(params, defaults)
+        self._waiting = ()
 
     @property
     def routes(self) -> Routes:
@@ -178,11 +209,32 @@ class Muon(Optimizer):
         return routes_of(self.param_groups, self._left_out, self._distribution.told)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked and completed with the defaults of its algorithm."""
+        """Add a group, checked and completed with the defaults of its algorithm.
+
+        A group without ``"algorithm"`` that is added to an existing optimizer may bring any parameters.
+        Those that :func:`polarstep.muon_for` knows, because they were frozen then, get the rule it has
+        for them. Of the others, vectors get AdamW. Each rule has its own group
+        (:mod:`polarstep.optim.added`).
+        """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        group = complete(_as_listed(param_group), self.defaults)
-        check_params(group)
+        listed = _as_listed(param_group)
+        groups = [listed]
+        if self._waiting is not None:
+            lr = self.defaults["lr"]
+            groups = sorted_by_rule(listed, self._waiting, self._vectors, lr)
+        ready: list[Group] = []
+        for group in groups:
+            group = complete(group, self.defaults)
+            check_params(group)
+            before = [*self.param_groups, *ready]
+            if self._waiting is not None:
+                group = with_names(group, before)
+            ready.append(named_uniquely(group, before))
+        for group in ready:
+            self._add(group)
+
+    def _add(self, group: Group) -> None:
         # torch fills every default into every group; an AdamW group must not get Muon's.
         defaults, self.defaults = self.defaults, {}
         try:
@@ -219,8 +271,9 @@ class Muon(Optimizer):
                 "ranks must agree on its gradients at every step; capture forward and backward alone"
             )
         works = self._collected(spread)
-        if not any(work.params for work in works):
-            self._warn_once_of_nothing()
+        if not self._told and not any(work.params for work in works):
+            self._told = True
+            _tell_of_no_gradient(sum(len(group["params"]) for group in self.param_groups))
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
@@ -284,19 +337,6 @@ class Muon(Optimizer):
         )
         return works
 
-    def _warn_once_of_nothing(self) -> None:
-        """Say that no parameter has a gradient, where sharding may have replaced the parameters."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and not self._warned:
-            self._warned = True
-            warnings.warn(
-                "step() updates nothing, as no parameter of the optimizer has a gradient: expected "
-                "gradients; if the model was sharded after the optimizer was built, build the optimizer "
-                "after fully_shard(model), or with muon_for(model), which follows its parameters",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-
     def _step_count(self) -> int:
         """The number of steps taken, as Muon's groups count them."""
         return sum(group.get("step", 0) for group in self.param_groups)
@@ -314,6 +354,10 @@ class Muon(Optimizer):
         for p in work.params:
             if not self.state[p]:
                 self.state[p].update(rule.new_state(p))
+        if is_compensated(work.group, work.params[0]):
+            for index in range(len(work.params)):
+                self._compensated(work, index)
+            return
         params, grads = ([local(X) for X in each] for each in (work.params, work.grads))
         states = [{k: local(X) for k, X in self.state[p].items()} for p in work.params]
         if work.finite is None:
@@ -321,6 +365,19 @@ class Muon(Optimizer):
             return
         for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
             rule.update(work.group, [p], [grad], [state], found_inf=1 - finite.float())
+
+    def _compensated(self, work: Work, index: int) -> None:
+        """AdamW or SGD on one parameter in 16 bits, computed in float32."""
+        p, rule = work.params[index], ELEMENTWISE[work.group["algorithm"]]
+        R = local(rounding_error(p, self.state[p]))
+        kept = {k: local(X) for k, X in self.state[p].items() if k != "rounding_error"}
+        state = {k: X.float() for k, X in kept.items()}
+        x = local(p).float() + R
+        stop = None if work.finite is None else 1 - work.finite[index].float()
+        rule.update(work.group, [x], [local(work.grads[index]).float()], [state], found_inf=stop)
+        put(x, local(p), R)
+        for key, X in kept.items():
+            X.copy_(state[key])
 
     def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.
@@ -352,9 +409,10 @@ class Muon(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.
 
-        torch casts what it loads to the precision of the parameter. For float16 parameters the
-        momentum C, which may be above float16's largest number, is loaded without that cast.
+        torch casts what it loads to the precision of the parameter. Momentum that is kept in another
+        precision is loaded without that cast.
         """
+        self._regroup_as(state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
         groups = [
             decoded_group(group, running.get(index))
@@ -369,17 +427,49 @@ class Muon(Optimizer):
             handle.remove()
         for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
             for key, p in zip(saved["params"], group["params"], strict=True):
-                if p.dtype != torch.float16 or group["algorithm"] != "muon":
+                if group["algorithm"] != "muon" or stored_dtype(group, p) == p.dtype:
                     continue
-                for name in KEPT_BEYOND_FLOAT16:
+                for name in MOMENTUM_STATE:
                     value = seen[0]["state"].get(key, {}).get(name)
                     if isinstance(value, Tensor):
-                        self.state[p][name] = value.to(p.device, momentum_dtype(p.dtype), copy=True)
+                        self.state[p][name] = value.to(p.device, copy=True)
         drop_placeholders(self.param_groups, self.state)
+
+    def _regroup_as(self, saved: Sequence[Group]) -> None:
+        """Group the parameters as a checkpoint does, if it has the same names in other groups.
+
+        Another version may route a parameter otherwise, and the model may have had other layers frozen.
+        The run then goes on as it was saved.
+        """
+        then, now = (
+            [list(group.get("param_names") or ()) for group in groups]
+            for groups in (saved, self.param_groups)
+        )
+        names_then, names_now = (sorted(chain.from_iterable(names)) for names in (then, now))
+        if then == now or names_then != names_now or not all([*then, *now]):
+            return
+        owners = {
+            name: (p, group)
+            for group, names in zip(self.param_groups, now, strict=True)
+            for name, p in zip(names, group["params"], strict=True)
+        }
+        regrouped = [
+            owners[names[0]][1]
+            | {"params": [owners[name][0] for name in names], "param_names": names}
+            for names in then
+        ]
+        self.param_groups[:] = regrouped
+        warnings.warn(
+            f"the checkpoint has its parameters in {len(then)} groups and this optimizer had them in "
+            f"{len(now)}, or in another order: the checkpoint's groups and their rules are taken over. "
+            "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
+            "with a new optimizer",
+            stacklevel=3,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
-        return super().__getstate__() | {"_left_out": self._left_out}
+        return super().__getstate__() | {"_left_out": self._left_out, "_vectors": self._vectors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
@@ -401,9 +491,11 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_plain", PlainStep())
         self.__dict__.setdefault("_distribution", Distribution())
         self.__dict__.setdefault("_left_out", ())
+        self.__dict__.setdefault("_waiting", ())
+        self.__dict__.setdefault("_vectors", AdamW())
+        self.__dict__.setdefault("_told", False)
         self.__dict__.setdefault("_places", None)
         self.__dict__.setdefault("_failure", None)
-        self.__dict__.setdefault("_warned", False)
 
 
 def _check_buffers(state: State) -> None:
@@ -421,6 +513,17 @@ def _check_buffers(state: State) -> None:
                 "checkpoint: expected the same shape; the checkpoint is of another model, or of "
                 "one whose parameters came in another order"
             )
+
+
+def _tell_of_no_gradient(count: int) -> None:
+    """Warn that a step has nothing to do."""
+    warnings.warn(
+        f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
+        "updated. Expected gradients from backward(). If it has run, these are no longer the parameters "
+        "of the model: get_peft_model, fully_shard, and to() or load_state_dict(assign=True) on some "
+        "paths put new ones in their place. Make the optimizer after them, as muon_for(model)",
+        stacklevel=6,  # the caller of step(), which torch has wrapped twice
+    )
 
 
 def _check_started(works: list[Work], state: State) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from polarstep.optim.collect import Member, Signature, in_parts, momentum_dtype
+from polarstep.optim.low_precision import is_compensated
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 
@@ -83,6 +84,8 @@ def _can_pad(signature: Signature, sharded: bool, members: list[Member]) -> bool
         and its.polar.ignores_zeros
         and all(
             len(member.view.shapes) == 1
+            and member.view.in_turn
+            and not is_compensated(member.group, member.param)
             and member.param.is_contiguous()
             and not isinstance(member.group["lr"], Tensor)
             for member in members

@@ -22,6 +22,7 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, placed_like, whole
 from polarstep.matrix import MatrixView
 from polarstep.optim.collect import State, Work
+from polarstep.optim.low_precision import keep_momentum, momentum_of
 
 __all__ = ["EVERY", "FADED", "faded", "fading", "largest", "let_rest"]
 
@@ -38,7 +39,10 @@ def let_rest(works: list[Work], state: State) -> None:
         fade = fading(work)
         for p, view in zip(work.params, work.views, strict=True):
             if fade is not None and "momentum_buffer" in state[p]:
-                _rest_if_faded(state[p], view, fade)
+                kept = state[p]["momentum_buffer"].dtype
+                C = momentum_of(p, state[p], kept)
+                _rest_if_faded(state[p], C, view, fade)
+                keep_momentum(C, state[p], kept)
 
 
 def fading(work: Work) -> float | None:
@@ -50,8 +54,9 @@ def fading(work: Work) -> float | None:
     return fade
 
 
-def _rest_if_faded(of_parameter: dict[str, Tensor], view: MatrixView, fade: float) -> None:
-    buffer = of_parameter["momentum_buffer"]
+def _rest_if_faded(
+    of_parameter: dict[str, Tensor], buffer: Tensor, view: MatrixView, fade: float
+) -> None:
     blocks = view.blocks(whole(buffer))
     flags = faded(of_parameter, torch.cat([largest(block) for block in blocks]), fade)
     if flags.device.type == "cpu" and not bool(flags.any()):
