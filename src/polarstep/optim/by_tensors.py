@@ -16,7 +16,7 @@ from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.optim.carried import remember
 from polarstep.optim.collect import Member, Signature, State, Work, all_recalled, gathered, in_parts
-from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.scaling import norm_correction, scale_of
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
@@ -188,10 +188,10 @@ class _Target:
 
     def sizes(self) -> list[Any]:
         """−η·scale of each block."""
-        group = self.work.group
-        lr, scale = group["lr"], resolve_scale(group["lr_scale"])
+        group, device = self.work.group, self.p.device
+        lr = group["lr"]
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
-        return [-lr * scale(m, n) for _, m, n in self.view.shapes]
+        return [-lr * scale_of(group, m, n, device)[0] for _, m, n in self.view.shapes]
 
     def remains(self) -> Any:
         """1 − ηλ; or one, where the parameter may be skipped and the decay is applied here."""
@@ -269,7 +269,10 @@ class Tensors:
                     target.take_product(L, R)
         if all(products_taken):
             return
-        parts = torch.split(polar.dense.to(polar.M.dtype), self._counts)
+        T = polar.dense.to(polar.M.dtype)
+        if polar.squared_norm is not None:
+            T = self._corrected(T, polar)
+        parts = torch.split(T, self._counts)
         ready: list[tuple[_Target, tuple[Tensor, Tensor, Any]]] = []
         for target, taken, member, T in zip(
             self._targets, products_taken, self._members, parts, strict=True
@@ -278,6 +281,20 @@ class Tensors:
             if update is not None:
                 ready.append((target, update))
         _apply(ready)
+
+    def _corrected(self, T: Tensor, polar: Polar) -> Tensor:
+        """T, multiplied where a member's scale depends on ‖T‖_F and the step knows ‖T‖_F."""
+        _, m, n = polar.M.shape
+        assumed = [
+            scale_of(member.group, m, n, T.device)[1]
+            for member in self._members
+            for _ in range(member.count)
+        ]
+        if not any(assumed):
+            return T
+        correction = norm_correction(polar, T.new_tensor(assumed, dtype=torch.float32))
+        assert correction is not None
+        return T * correction[:, None, None].to(T.dtype)
 
 
 def _apply(ready: Iterable[tuple[_Target, tuple[Tensor, Tensor, Any]]]) -> None:

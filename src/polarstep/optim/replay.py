@@ -27,7 +27,7 @@ from polarstep.optim.by_tensors import ensure_buffer
 from polarstep.optim.carried import entry, recalled
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
 from polarstep.optim.groups import Group
-from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.scaling import scale_of
 from polarstep.optim.step import PolarHook, show
 from polarstep.optim.transforms import followed
 
@@ -46,6 +46,7 @@ LARGE_BUCKET = 64 * 2**20
 STEPS_BEFORE_CAPTURE = 1
 
 Run = tuple[TableBucket, list[Member]]
+Shape = tuple[int, int, torch.device]
 
 
 @dataclass
@@ -91,12 +92,12 @@ class _Plan:
         return list({id(m.group): m.group for _, members in self.runs for m in members}.values())
 
     @cached_property
-    def shapes(self) -> list[list[tuple[int, int]]]:
-        """The shapes of the matrices in each group."""
-        found: dict[int, dict[tuple[int, int], None]] = {id(group): {} for group in self.groups}
+    def shapes(self) -> list[list[Shape]]:
+        """The shapes of the matrices in each group, and their devices."""
+        found: dict[int, dict[Shape, None]] = {id(group): {} for group in self.groups}
         for bucket, members in self.runs:
             for m in members:
-                found[id(m.group)][bucket.signature.m, bucket.signature.n] = None
+                found[id(m.group)][_shape(bucket)] = None
         return [list(shapes) for shapes in found.values()]
 
     @cached_property
@@ -337,11 +338,12 @@ def _fill_tables(plan: _Plan, state: State) -> None:
         by_group = dict(zip(map(id, plan.groups), scalars, strict=True))
 
         def scalars_of(bucket: TableBucket, members: list[Member]) -> list[list[float]]:
-            rows: list[list[float]] = [[], [], []]
+            rows: list[list[float]] = [[], [], [], []]
             for member in members:
                 lr, beta, decay, scales = by_group[id(member.group)]
-                step = lr * scales[bucket.signature.m, bucket.signature.n]
-                for row, value in zip(rows, (beta, 1 - lr * decay, step), strict=True):
+                scale, assumed = scales[_shape(bucket)]
+                values = (beta, 1 - lr * decay, lr * scale, assumed)
+                for row, value in zip(rows, values, strict=True):
                     row += [value] * member.count
             return rows
 
@@ -364,10 +366,14 @@ def _tabulated(
         yield from zip([bucket for bucket, _ in there], parts, strict=True)
 
 
-def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, tuple[float, float]]:
     """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
-    scale = resolve_scale(group["lr_scale"])
-    return {shape: scale(*shape) for shape in shapes}
+    return {shape: scale_of(group, *shape) for shape in shapes}
+
+
+def _shape(bucket: TableBucket) -> Shape:
+    its = bucket.signature
+    return its.m, its.n, its.device
 
 
 def _key(work: Work, first: Work) -> tuple[Any, ...]:

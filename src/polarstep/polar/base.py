@@ -126,6 +126,7 @@ class Polar:
     M: Tensor  # (batch, m, n), tall or wide
     T: Tensor | None = None  # (batch, m, n), in the precision the map ended in
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
+    squared_norm: Tensor | None = None  # (batch,): ‖T‖²_F, where it is far from effective_rank
 
     @property
     def two_factors(self) -> tuple[Tensor, Tensor] | None:
@@ -189,6 +190,13 @@ class PolarMap(ABC):
     def carries(self) -> tuple[str, ...]:
         """The names of the tensors that a step may leave for the next step."""
         return ()
+
+    def effective_rank(self, m: int, n: int) -> int:
+        """The number of singular values of T that the map brings near one, ‖T‖²_F in short.
+
+        ``lr_scale="rms"`` divides by its root. It is asked of the map that :meth:`on` returns.
+        """
+        return min(m, n)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
         """The map that runs on m×n matrices on ``device``: this map, or a cheaper one."""

@@ -131,11 +131,12 @@ class Deflated(PolarMap):
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
         polar, left = self.head.step(A, carry, draw)
         assert polar.factors is not None
+        squared = None
         if self.rest is None:
-            T, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
+            T, squared, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
         else:
             T = self._lifted(A, polar.factors, self.rest, ops)
-        return Polar(M, T if m <= n else T.mT), left
+        return Polar(M, T if m <= n else T.mT, squared_norm=squared), left
 
     def _lifted(self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products) -> Tensor:
         """p(s·X₀)."""
@@ -157,8 +158,11 @@ class Deflated(PolarMap):
         left: Carry,
         ops: Products,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Carry]:
-        """X₀ with δ ≈ ‖R‖_op, and the vectors for the next estimate beside what the head leaves."""
+    ) -> tuple[Tensor, Tensor, Carry]:
+        """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the next estimate's vectors beside what the head leaves.
+
+        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0, with ‖Z‖²_F ≈ ℓ.
+        """
         norm = deflation.frobenius_norm(A)
         frobenius = deflation.rest_frobenius(norm, head.B)
         known = carry.get("rest")
@@ -168,7 +172,8 @@ class Deflated(PolarMap):
         T = ops.flattened(A, head.columns, head.projected, head.lift.X, head.lift.W, inverse)
         left = Carry(left)
         left["rest"] = found.vectors.mT.to(dtype)
-        return T, left
+        squared = head.width + (frobenius * inverse).square().flatten()
+        return T, squared, left
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()
