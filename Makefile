@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint format benchmark results clean
+.PHONY: demo test lint format fuzz mutants benchmark results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,18 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Random cases against what the package promises: make fuzz MINUTES=25 SEED=0  (docs/reliability.md)
+MINUTES ?= 25
+SEED ?= 0
+fuzz: export OMP_NUM_THREADS = 1
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+
+# The core, wrong in one place at a time, and which tests notice: an hour on two cores.
+mutants: export OMP_NUM_THREADS = 1
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
 
 format: $(STAMP)
 	$(BIN)/ruff format .

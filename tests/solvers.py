@@ -49,8 +49,7 @@ def _low_rank(power: float = 1, **options: object) -> LowRank:
 
 def _deflated(steps: int = 0, coefficients: Any = None, **options: Any) -> Deflated:
     rest = NewtonSchulz(steps, coefficients) if steps else None
-    jointly = options.pop("jointly", True)
-    return Deflated(_low_rank(**options), rest, jointly, full=NewtonSchulz(7))
+    return Deflated(_low_rank(**options), rest, full=NewtonSchulz(7))
 
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -107,7 +106,7 @@ SOLVERS: list[Solver] = [
     ),
     Solver("deflated jointly quintic", _deflated(2, "quintic")),
     Solver("deflated scaled", _deflated(), bounded=False),
-    Solver("deflated apart jordan", _deflated(2, "jordan", jointly=False), bounded=False),
+    Solver("deflated jordan", _deflated(2, "jordan"), bounded=False),
 ]
 
 

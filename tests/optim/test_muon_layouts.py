@@ -268,3 +268,40 @@ def test_a_warm_start_captures_a_momentum_that_stands_still():
         optimizer.step()
     assert aligned[0] < aligned[-1]
     assert aligned[-1] > 0.97 * 21  # σ₁ + σ₂ + σ₃
+
+
+GAPS = {
+    "gaps in memory": lambda X: torch.stack([X, X], -1)[..., 0],
+    "transposed": lambda X: X.mT.contiguous().mT,
+    "contiguous": lambda X: X.contiguous(),
+}
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
+@pytest.mark.parametrize("parameter", GAPS)
+@pytest.mark.parametrize("gradient", GAPS)
+def test_elementwise_rules_do_not_depend_on_memory(parameter, gradient, algorithm, nonfinite):
+    """torch's fused AdamW and SGD walk through memory and do not look at strides."""
+    plain = Parameter(gaussian(6, 4, seed=9))
+    W = Parameter(GAPS[parameter](plain.detach().clone()))
+    strides = W.stride()
+    optimizer = Muon(
+        [
+            {"params": [p], "algorithm": algorithm, "weight_decay": 0.1, "nonfinite": nonfinite}
+            for p in (plain, W)
+        ]
+    )
+    for k in range(3):
+        plain.grad = gaussian(6, 4, seed=k)
+        W.grad = GAPS[gradient](plain.grad.clone())
+        optimizer.step()
+        torch.testing.assert_close(W, plain, atol=1e-12, rtol=0)
+    assert W.stride() == strides
+    for name, value in optimizer.state[plain].items():
+        torch.testing.assert_close(optimizer.state[W][name], value, atol=1e-12, rtol=0)
+    W.grad[0, 0] = float("nan")
+    plain.grad = None
+    before = W.detach().clone()
+    optimizer.step()
+    assert torch.equal(W, before) == (nonfinite == "skip")

@@ -15,7 +15,18 @@ from torch import Tensor
 from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.optim.carried import remember
-from polarstep.optim.collect import Member, Signature, State, Work, all_recalled, gathered, in_parts
+from polarstep.optim.collect import (
+    Member,
+    Signature,
+    State,
+    Work,
+    all_recalled,
+    gathered,
+    in_parts,
+    momentum_dtype,
+)
+from polarstep.optim.large import is_large, launch_in_place
+from polarstep.optim.padded import step_padded
 from polarstep.optim.scaling import norm_correction, scale_of
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
@@ -46,7 +57,13 @@ class PlainStep:
         def selected(work: Work, index: int) -> bool:
             return id(work.params[index]) not in skip
 
-        for (signature, sharded), members in gathered(works, state, selected).items():
+        def target_of(member: Member) -> _Target:
+            if id(member.param) not in targets:
+                targets[id(member.param)] = _Target(member.work, member.index, state)
+            return targets[id(member.param)]
+
+        buckets = step_padded(gathered(works, state, selected), target_of, hooks)
+        for (signature, sharded), members in buckets.items():
             nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
             parts = iter([members])
             if sharded or signature.device.type == "cpu":
@@ -55,13 +72,16 @@ class PlainStep:
             numbers, key = signature.drawn_at(signature.step)
             drawn: Tensor | None = None
             for part in parts:
-                matrices = Tensors(part, state, targets)
+                matrices = Tensors(part, [target_of(member) for member in part])
                 if numbers is not None and drawn is None:
                     drawn = self._numbers(signature, key, constant=not numbers)
-                carry = _joined(signature, part, state)
-                draw = Draw(drawn, _finite_flags(part))
-                polar, left = launch(signature.polar, matrices, carry, draw)
-                _keep(signature, part, state, left)
+                if is_large(signature, sharded):
+                    polar = launch_in_place(signature, matrices, part, hooks)
+                else:
+                    carry = _joined(signature, part, state)
+                    draw = Draw(drawn, _finite_flags(part))
+                    polar, left = launch(signature.polar, matrices, carry, draw)
+                    _keep(signature, part, state, left)
                 if hooks:
                     show(hooks, signature, part, key, polar)
 
@@ -117,10 +137,16 @@ def _keep(signature: Signature, members: list[Member], state: State, left: Carry
 
 
 def ensure_buffer(p: Tensor, of_parameter: dict[str, Any]) -> Tensor:
-    """The momentum buffer C, which is zero for a parameter that has not been updated yet."""
-    if "momentum_buffer" not in of_parameter:
-        of_parameter["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-    C: Tensor = of_parameter["momentum_buffer"]
+    """The momentum buffer C, which is zero for a parameter that has not been updated yet.
+
+    A buffer in float16, as older versions kept it, is replaced by one in float32.
+    """
+    C: Tensor | None = of_parameter.get("momentum_buffer")
+    if C is None:
+        C = torch.zeros_like(p, dtype=momentum_dtype(p.dtype), memory_format=torch.preserve_format)
+        of_parameter["momentum_buffer"] = C
+    elif C.dtype == torch.float16:
+        C = of_parameter["momentum_buffer"] = C.float()
     return C
 
 
@@ -234,12 +260,8 @@ class _Target:
 class Tensors:
     """G, C and X of the blocks of a bucket, parameter by parameter."""
 
-    def __init__(self, members: list[Member], state: State, targets: dict[int, _Target]) -> None:
-        self._members = members
-        for member in members:
-            if id(member.param) not in targets:
-                targets[id(member.param)] = _Target(member.work, member.index, state)
-        self._targets = [targets[id(member.param)] for member in members]
+    def __init__(self, members: list[Member], targets: list[_Target]) -> None:
+        self._members, self._targets = members, targets
         self._counts = [member.count for member in members]
 
     def momentum(self) -> Tensor:
@@ -247,7 +269,8 @@ class Tensors:
         if len(self._members) > 1 and all(target.writes_momentum() for target in self._targets):
             p = self._members[0].param
             _, m, n = self._members[0].view.shapes[self._members[0].block]
-            M = torch.empty(sum(self._counts), m, n, dtype=p.dtype, device=p.device)
+            dtype = momentum_dtype(p.dtype)
+            M = torch.empty(sum(self._counts), m, n, dtype=dtype, device=p.device)
             for target, part in zip(self._targets, torch.split(M, self._counts), strict=True):
                 target.write_momentum(part)
             return M

@@ -31,6 +31,7 @@ __all__ = [
     "gathered",
     "in_parts",
     "members_of",
+    "momentum_dtype",
 ]
 
 # The type of torch's Optimizer.state: a dict for each parameter.
@@ -158,6 +159,15 @@ def _are_finite(grads: list[Tensor]) -> list[Tensor]:
         else torch.ones((), dtype=torch.bool, device=grad.device)
         for grad in grads
     ]
+
+
+def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of C and M for a parameter in ``dtype``: its own, or float32 for float16.
+
+    C is a sum of up to 1/(1 − β) gradients. float16 ends at 65504, and gradients of 5,000 would pass
+    that at β = 0.95. bfloat16 has the range of float32.
+    """
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature, Member]]:

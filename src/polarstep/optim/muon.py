@@ -16,7 +16,7 @@ from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import Layout
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, collect
+from polarstep.optim.collect import State, Work, collect, momentum_dtype
 from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
@@ -30,6 +30,9 @@ from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
+
+# Entries of a parameter's state that may be above float16's largest number: C, and its largest entry.
+KEPT_BEYOND_FLOAT16 = ("momentum_buffer", "peak")
 
 # A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
 # weights_only=True, its default.
@@ -54,9 +57,13 @@ class Muon(Optimizer):
         M = βC + G   (Nesterov)   or   M = C   (Polyak)
         X ← (1 − ηλ)X − η · scale(m, n) · T(M)
 
-    The momentum buffer holds C itself, a sum and not a moving average. Matrices of equal shape go
-    through T as one batch, whichever groups they are in. A matrix whose gradient has become zero
-    for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
+    The momentum buffer holds C itself, a sum and not a moving average, in the precision of X, or in
+    float32 for float16 parameters. Entries of C are at most max|G|/(1 − β), so gradients up to
+    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C
+    and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
+    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
+    gradient has become zero for good stops moving when its momentum has faded
+    (:mod:`polarstep.optim.resting`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override everything
@@ -229,6 +236,28 @@ class Muon(Optimizer):
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
         return handle
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a checkpoint, as every optimizer of torch does.
+
+        torch casts what it loads to the precision of the parameter. For float16 parameters the
+        momentum C, which may be above float16's largest number, is loaded without that cast.
+        """
+        seen: list[dict[str, Any]] = []
+        # The last of the hooks sees what the hooks of the user have made of the checkpoint.
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
+            for key, p in zip(saved["params"], group["params"], strict=True):
+                if p.dtype != torch.float16 or group["algorithm"] != "muon":
+                    continue
+                for name in KEPT_BEYOND_FLOAT16:
+                    value = seen[0]["state"].get(key, {}).get(name)
+                    if isinstance(value, Tensor):
+                        self.state[p][name] = value.to(p.device, momentum_dtype(p.dtype), copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""

@@ -129,6 +129,7 @@ class Deflated(PolarMap):
         ops = products.of(M.device)
         X = ops.workable(M)
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
+        A = deflation.in_range(A, ops)
         polar, left = self.head.step(A, carry, draw)
         assert polar.factors is not None
         squared = None
