@@ -22,7 +22,7 @@ from polarstep.optim import step
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State, all_recalled
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.scaling import norm_correction
+from polarstep.optim.scaling import corrected
 from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like"]
@@ -91,7 +91,7 @@ class TableBucket:
         self.count = count
         none = torch.empty(0, device=signature.device)
         self.addresses = none  # (3, count): addresses of G, C and X
-        self.scalars = none  # (4, count): β, 1 − ηλ, η·scale and the ‖T‖²_F it assumes (scale_of)
+        self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self.draws = False  # whether this step draws random numbers
         self.key: tuple[int | str, ...] = ()  # the key of this step's generator
         self.dtype = products.of(signature.device).dtype(torch.float32)  # of M and of products
@@ -171,9 +171,10 @@ class TableBucket:
         from polarstep.kernels.update import update, update_from_factors
 
         _, _, X = self.addresses
-        _, remains, size, assumed = self.scalars
-        correction = norm_correction(polar, assumed)
-        tables = (remains, size if correction is None else size * correction)
+        _, remains, size = self.scalars
+        if self.signature.by_norm:
+            size = corrected(size, polar, self.signature.polar)
+        tables = (remains, size)
         element, finite, two = self.signature.dtype, self._finite, polar.two_factors
         if two is None:
             update(X, polar.dense, *tables, element=element, finite=finite)

@@ -27,7 +27,7 @@ from polarstep.optim.collect import (
 )
 from polarstep.optim.large import is_large, launch_in_place
 from polarstep.optim.padded import step_padded
-from polarstep.optim.scaling import norm_correction, scale_of
+from polarstep.optim.scaling import corrected, scale_of
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
@@ -217,7 +217,7 @@ class _Target:
         group, device = self.work.group, self.p.device
         lr = group["lr"]
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
-        return [-lr * scale_of(group, m, n, device)[0] for _, m, n in self.view.shapes]
+        return [-lr * scale_of(group, m, n, device) for _, m, n in self.view.shapes]
 
     def remains(self) -> Any:
         """1 − ηλ; or one, where the parameter may be skipped and the decay is applied here."""
@@ -293,8 +293,10 @@ class Tensors:
         if all(products_taken):
             return
         T = polar.dense.to(polar.M.dtype)
-        if polar.squared_norm is not None:
-            T = self._corrected(T, polar)
+        first = self._members[0]
+        if first.group["lr_scale"] == "rms":
+            _, m, n = polar.M.shape
+            T = corrected(T, polar, first.group["polar"].on(m, n, T.device))
         parts = torch.split(T, self._counts)
         ready: list[tuple[_Target, tuple[Tensor, Tensor, Any]]] = []
         for target, taken, member, T in zip(
@@ -304,20 +306,6 @@ class Tensors:
             if update is not None:
                 ready.append((target, update))
         _apply(ready)
-
-    def _corrected(self, T: Tensor, polar: Polar) -> Tensor:
-        """T, multiplied where a member's scale depends on ‖T‖_F and the step knows ‖T‖_F."""
-        _, m, n = polar.M.shape
-        assumed = [
-            scale_of(member.group, m, n, T.device)[1]
-            for member in self._members
-            for _ in range(member.count)
-        ]
-        if not any(assumed):
-            return T
-        correction = norm_correction(polar, T.new_tensor(assumed, dtype=torch.float32))
-        assert correction is not None
-        return T * correction[:, None, None].to(T.dtype)
 
 
 def _apply(ready: Iterable[tuple[_Target, tuple[Tensor, Tensor, Any]]]) -> None:

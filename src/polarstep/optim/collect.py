@@ -66,6 +66,7 @@ class Signature:
     nesterov: bool
     skips_nonfinite: bool
     resumed: bool  # whether the map continues from the last step's carry
+    by_norm: bool  # whether steps are scaled by ‖T‖_F
 
     def drawn_at(self, step: int) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
         """What the numbers of ``step`` depend on, ``None`` if it needs none, and their generator's key.
@@ -186,6 +187,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
             nesterov=group["nesterov"],
             skips_nonfinite=work.finite is not None,
             resumed=recalled(state.get(p, {}), block, polar, count, m, n) is not None,
+            by_norm=group["lr_scale"] == "rms",
         )
         yield signature, Member(work, index, block)
 

@@ -20,7 +20,7 @@ from polarstep.matrix import Layout, MatrixView
 from polarstep.optim.elementwise import Elementwise, check_at_least_zero, check_bool, group_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
-from polarstep.polar import PolarMap
+from polarstep.polar import Auto, PolarMap
 
 __all__ = [
     "ELEMENTWISE",
@@ -138,9 +138,12 @@ def _check_muon(group: Group) -> None:
         )
     check_at_least_zero(weight_decay=group["weight_decay"])
     check_bool(nesterov=group["nesterov"], fused=group["fused"])
+    if group["polar"] == "auto":
+        group["polar"] = Auto()
     if not isinstance(group["polar"], PolarMap):
         raise TypeError(
-            f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz()"
+            f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz(), or "
+            '"auto"'
         )
     transform = group["transform"]
     if transform is not None and not isinstance(transform, Transform):

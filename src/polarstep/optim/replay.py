@@ -338,12 +338,11 @@ def _fill_tables(plan: _Plan, state: State) -> None:
         by_group = dict(zip(map(id, plan.groups), scalars, strict=True))
 
         def scalars_of(bucket: TableBucket, members: list[Member]) -> list[list[float]]:
-            rows: list[list[float]] = [[], [], [], []]
+            rows: list[list[float]] = [[], [], []]
             for member in members:
                 lr, beta, decay, scales = by_group[id(member.group)]
-                scale, assumed = scales[_shape(bucket)]
-                values = (beta, 1 - lr * decay, lr * scale, assumed)
-                for row, value in zip(rows, values, strict=True):
+                step = lr * scales[_shape(bucket)]
+                for row, value in zip(rows, (beta, 1 - lr * decay, step), strict=True):
                     row += [value] * member.count
             return rows
 
@@ -366,7 +365,7 @@ def _tabulated(
         yield from zip([bucket for bucket, _ in there], parts, strict=True)
 
 
-def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, tuple[float, float]]:
+def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, float]:
     """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
     return {shape: scale_of(group, *shape) for shape in shapes}
 
@@ -385,6 +384,7 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
     return (
         id(group),
         *(group[option] for option in ("polar", "transform", "seed", "nesterov", "fused")),
+        group["lr_scale"] == "rms",
         group["step"] - first.group["step"],
         isinstance(group["lr"], Tensor),
         work.finite is not None,

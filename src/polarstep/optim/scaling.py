@@ -4,8 +4,10 @@ T(M) has singular values near one whatever the shape of M, so the step η·T cha
 by an amount that depends on the shape. A scale, a factor on η, makes up for that.
 
 ``"rms"`` also depends on the polar map, because ‖T‖²_F is the number of singular values near one: all
-min(m, n) in full space, ℓ of a low-rank map (:meth:`polarstep.PolarMap.effective_rank`). Momentum of
-low rank, or singular values that are too small for the map to lift, leave ‖T‖_F below that.
+min(m, n) in full space, ℓ of a low-rank map (:meth:`polarstep.PolarMap.effective_rank`). A deflated map
+knows ‖T‖_F from what its step computes. The promise is off where singular values are too small for a
+full-space map to lift: on momentum recorded from a GPT the RMS was 0.17 to 0.20 with five PolarExpress
+steps and 0.11 to 0.18 with seven of the paper's quintic, and 0.18 to 0.20 with all sketched maps.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.polar import Polar
+from polarstep.polar import Polar, PolarMap
 
-__all__ = ["RMS", "SCALES", "LrScale", "norm_correction", "resolve_scale", "scale_of"]
+__all__ = ["RMS", "SCALES", "LrScale", "corrected", "resolve_scale", "scale_of"]
 
 LrScale = str | Callable[[int, int], float]
 
@@ -67,24 +69,22 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
     return SCALES[scale]
 
 
-def scale_of(group: dict[str, Any], m: int, n: int, device: torch.device) -> tuple[float, float]:
-    """The factor on η for m×n matrices of a group, and the ‖T‖²_F that it assumes.
-
-    The second number is zero for scales that do not depend on ‖T‖_F.
-    """
+def scale_of(group: dict[str, Any], m: int, n: int, device: torch.device) -> float:
+    """The factor on η for m×n matrices of a group."""
     scale = group["lr_scale"]
-    depends = scale == "rms"
-    rank = group["polar"].on(m, n, device).effective_rank(m, n) if depends else min(m, n)
-    return resolve_scale(scale)(m, n, rank), float(rank) if depends else 0.0
+    rank = min(m, n)
+    if scale == "rms":
+        rank = group["polar"].on(m, n, device).effective_rank(m, n)
+    return resolve_scale(scale)(m, n, rank)
 
 
-def norm_correction(polar: Polar, assumed: Tensor) -> Tensor | None:
-    """A factor per matrix for a T whose ‖T‖²_F the step knows; ``None`` where it does not.
+def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
+    """Numbers or matrices ``sizes`` (batch, …), multiplied by √effective rank / ‖T‖_F for each matrix.
 
-    ``assumed`` has the second number of :func:`scale_of` for each matrix, and the factor is one where
-    it is zero.
+    They are returned as they are where the step does not know ‖T‖_F.
     """
     if polar.squared_norm is None:
-        return None
-    known = polar.squared_norm.to(assumed.dtype)
-    return torch.where(assumed > 0, (assumed / known).sqrt(), 1)
+        return sizes
+    rank, known = made_by.effective_rank(*polar.M.shape[-2:]), polar.squared_norm()
+    factor = torch.where(known > 0, (rank / known).sqrt(), 1)
+    return sizes * factor.to(sizes.dtype).reshape(-1, *[1] * (sizes.dim() - 1))

@@ -25,7 +25,7 @@ generator=g)`` is one step with an empty carry.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,7 +131,8 @@ class Polar:
     M: Tensor  # (batch, m, n), tall or wide
     T: Tensor | None = None  # (batch, m, n), in the precision the map ended in
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
-    squared_norm: Tensor | None = None  # (batch,): ‖T‖²_F, where it is far from effective_rank
+    # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
+    squared_norm: Callable[[], Tensor] | None = None
 
     @property
     def two_factors(self) -> tuple[Tensor, Tensor] | None:

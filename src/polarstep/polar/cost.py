@@ -35,10 +35,10 @@ NARROW = 512
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds for each matrix of a bucket, and the launches, which all matrices of a bucket share."""
+    """Seconds that the work on a matrix takes, and the number of operations."""
 
     seconds: float = 0
-    launches: float = 0
+    launches: float = 0  # which all matrices of a bucket share on a GPU
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.seconds + other.seconds, self.launches + other.launches)
@@ -60,11 +60,13 @@ class Device:
     adamw: float
     """Bytes/s of torch's fused AdamW."""
     launch: float
-    """Seconds of an operation without work."""
+    """Seconds of an operation without work, on all matrices of a bucket, or on a CPU on each."""
     itemsize: int
     """Bytes of an entry of M during a step: 2 in bfloat16."""
     halved: float
     """What a symmetric product of 512 rows and more costs, as a share of the full product."""
+    launches_shared: bool = True
+    """Whether an operation on a bucket is one launch, whatever the number of matrices."""
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -108,10 +110,13 @@ DEVICES: dict[str, Device] = {
     # GPUs without a row here. Only ratios decide, and they differ little from those of an A100.
     "cuda": _gpu(200, 1.2),
     # Two cores of a server, results/step-cost/cpu.json: full-space steps, inner iterations, momentum,
-    # AdamW. More cores have more of each.
-    "cpu": Device(180e9, 120e9, 25e9, 48e9, 1e-5, itemsize=4, halved=0.625),
+    # AdamW. More cores have more of each. Time of an operation: with it Deflated and full space break
+    # even at 128 to 192 rows, as measured.
+    "cpu": Device(
+        180e9, 120e9, 25e9, 48e9, launch=2e-5, itemsize=4, halved=0.625, launches_shared=False
+    ),
     # Devices of another kind: torch's own operations, in float32, launched one by one.
-    "other": Device(10e12, 4e12, 0.3e12, 0.3e12, 1e-5, itemsize=4, halved=1.0),
+    "other": Device(10e12, 4e12, 0.3e12, 0.3e12, launch=1e-5, itemsize=4, halved=1.0),
 }
 
 
@@ -132,7 +137,8 @@ def seconds(polar: PolarMap, m: int, n: int, on: Device, count: int = 1) -> floa
     """
     momentum = on.moved((12 + on.itemsize) * m * n)  # reads G and C, writes C and M
     cost = momentum + _map(polar, min(m, n), max(m, n), on)
-    return count * cost.seconds + cost.launches * on.launch
+    launches = cost.launches if on.launches_shared else count * cost.launches
+    return count * cost.seconds + launches * on.launch
 
 
 def adamw_seconds(m: int, n: int, on: Device, count: int = 1) -> float:
@@ -170,7 +176,9 @@ def _iteration(polynomials: tuple[Polynomial, ...], m: int, n: int, on: Device) 
     if dtype == torch.float16 and not gram.fits_float16(polynomials):
         return plain
     starts = gram.restarts(polynomials, gram.rounding(dtype))
-    lengths = [end - first for first, end in pairwise([0, *starts, len(polynomials)]) if end > first]
+    lengths = [
+        end - first for first, end in pairwise([0, *starts, len(polynomials)]) if end > first
+    ]
     by_gram = _products(len(lengths), powers + 3 * sum(k - 1 for k in lengths), m, n, on)
     return min(plain, by_gram, key=lambda cost: cost.seconds)
 
