@@ -87,8 +87,8 @@ def _gpu(teraflops: float, terabytes: float) -> Device:
 
     It is taken to reach the shares that an H200 (989 TFLOP/s, 4.8 TB/s) reaches in
     results/step-cost/h200.json: 620 TFLOP/s in full-space steps on an 8B layer, 300 in inner
-    iterations, 4.1 TB/s in the momentum phase, 3.45 with AdamW. There four matrices of 256×256 take 0.1 ms
-    in full space, with some 25 launches.
+    iterations, 4.1 TB/s in the momentum phase, 3.45 with AdamW. Four matrices of 256×256 take 0.1 ms
+    there in full space, with some 25 launches.
     """
     return Device(
         rate=0.63e12 * teraflops,

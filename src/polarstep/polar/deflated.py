@@ -135,6 +135,7 @@ class Deflated(PolarMap):
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
         A = deflation.in_range(A, ops)
         polar, left = self.head.step(A, carry, draw)
+        squared: SquaredNorm | None
         assert polar.factors is not None
         if self.rest is None:
             T, squared, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
@@ -145,7 +146,7 @@ class Deflated(PolarMap):
     def _lifted(
         self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products
     ) -> tuple[Tensor, SquaredNorm | None]:
-        """p(s·X₀), and for a single step its norm: steps after the first bring it to √m by themselves."""
+        """p(s·X₀), and after a single step its norm; more steps bring the norm to √m by themselves."""
         inverse = ops.inverse_rest_size(
             A, head.projected, *deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
         )

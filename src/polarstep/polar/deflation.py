@@ -43,9 +43,8 @@ from torch import Tensor
 
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.orthonormal import orthonormalize
-from polarstep.products.base import signs
 from polarstep.products import Products
-from polarstep.products.base import leaves_range, unit_scaled
+from polarstep.products.base import leaves_range, signs, unit_scaled
 from polarstep.torch_compile import constant
 
 __all__ = [
@@ -252,7 +251,7 @@ def norm_floor(kappa: float) -> float:
 
 
 def squared_norm(P: Tensor, G: Tensor) -> Tensor:
-    """An estimate of ‖PX‖²_F = tr(PGP) for G = XXᵀ, of shape (batch,), from two products with 16 columns.
+    """An estimate of ‖PX‖²_F = tr(PGP) for G = XXᵀ, of shape (batch,), by two products with 16 columns.
 
     It is the mean of vᵀPGPv over 16 vectors v with entries of ±1, of which only the off-diagonal
     part of PGP has a variance. For T near the polar factor PGP is near the identity.
