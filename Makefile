@@ -2,15 +2,17 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint format fuzz mutants benchmark results clean
+.PHONY: demo test lint format fuzz mutants docs dist benchmark results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing polarstep into $(VENV) (the first time this takes a few minutes) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,dev]"
+	@$(PIP) torch
+	@$(PIP) -e ".[experiments,integrations,docs,dev]"
+	@$(PIP) --no-deps timm torchtitan  # pyproject.toml says why
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -43,6 +45,16 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The site in site/, from the pages in docs/ and the docstrings; a broken link or reference is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The sdist and the wheel in dist/, checked as they would be for an upload.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 benchmark: $(STAMP)
 	$(BIN)/python benchmarks/polar_cost.py
 
@@ -56,4 +68,4 @@ results: $(STAMP)
 	$(BIN)/python benchmarks/update_docs.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

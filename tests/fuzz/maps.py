@@ -21,9 +21,8 @@ from polarstep.polar import Warm, coefficients
 __all__ = ["Facts", "facts_of", "largest_norm", "random_map", "reference", "works_in"]
 
 PAPER = ("cubic", "quintic")
-# "flat" is one step for the flattened matrix of Deflated; several steps overflow on other matrices.
-NAMES = tuple(name for name in coefficients.names() if name != "flat")
-TABLE = [solver.map for solver in SOLVERS if "flat" not in solver.name]
+NAMES = coefficients.names()
+TABLE = [solver.map for solver in SOLVERS]
 
 
 def random_map(choose: Choices) -> PolarMap:

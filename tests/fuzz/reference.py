@@ -75,7 +75,7 @@ class Reference:
         return [part for each in flat for part in torch.split(each, list(rows))]
 
     def _assembled(self, T: list[Tensor]) -> Tensor:
-        scale = SCALES[self.options["lr_scale"]]
+        scale = SCALES[self.options["shape_scale"]]  # where a group keeps lr_scale
         return torch.cat([scale(*each.shape) * each for each in T]).reshape(self.X.shape)
 
     def _factor(self, place: int, M: Tensor, step: int) -> Tensor:

@@ -141,3 +141,24 @@ def test_steps_do_not_depend_on_the_scale_of_gradients(
     scaled, *_ = trained(extreme, dtype, polar=solver.map)
     assert scaled.isfinite().all()
     assert (X - scaled).norm() <= (1e-2 if dtype == torch.bfloat16 else 1e-4) * X.norm()
+
+
+@over_solvers(scale_invariant=True)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_leaves_others_alone(solver, bad):
+    """Matrices of one shape are stacked. One of them must not change the step of another."""
+
+    def trained(*spoiled):
+        params = [torch.nn.Parameter(torch.zeros(12, 20)) for _ in spoiled]
+        optimizer = ps.Muon(params, lr=0.1, polar=solver.map, seed=1)
+        for step in range(3):
+            g = torch.Generator().manual_seed(step)
+            G = torch.randn(12, 20, generator=g)
+            for p, bad_step in zip(params, spoiled, strict=True):
+                p.grad = G.clone()
+                if step == bad_step:
+                    p.grad[0, 0] = bad
+            optimizer.step()
+        return params[0].detach()
+
+    torch.testing.assert_close(trained(None, 1), trained(None), atol=1e-4, rtol=0)

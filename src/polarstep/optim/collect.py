@@ -6,7 +6,7 @@ whichever groups and parameters they are in. Nothing is changed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -14,12 +14,19 @@ import torch
 from torch import Tensor
 
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
-from polarstep.optim.groups import Group, check_options, named_params, view_of
+from polarstep.optim.groups import (
+    Group,
+    check_options,
+    is_by_norm,
+    is_transposed,
+    named_params,
+    view_of,
+)
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
-from polarstep.sharded import is_sharded, placed_like
 
 __all__ = [
     "Member",
@@ -27,6 +34,7 @@ __all__ = [
     "State",
     "Work",
     "all_recalled",
+    "check_gradients",
     "collect",
     "gathered",
     "in_parts",
@@ -113,13 +121,9 @@ class Member:
         return self.view.shapes[self.block][0]
 
 
-def collect(group: Group) -> Work:
-    """The parameters that have a gradient, checked.
-
-    A parameter without a gradient is left alone altogether, weight decay included.
-    """
+def check_gradients(group: Group) -> None:
+    """Raise for the first bad option of a group, or the first gradient that cannot be used."""
     check_options(group)
-    names, params, grads = [], [], []
     for name, p in named_params(group):
         grad = p.grad
         if grad is None:
@@ -134,12 +138,28 @@ def collect(group: Group) -> Work:
                 f"{name} has shape {tuple(p.shape)}, but its gradient has shape "
                 f"{tuple(grad.shape)}; call zero_grad() after changing a parameter's shape"
             )
+
+
+def collect(group: Group, elsewhere: Container[int] = ()) -> Work:
+    """The parameters that have a gradient, checked.
+
+    A parameter without a gradient is left alone altogether, weight decay included. But where another
+    rank has a gradient of it, which ``elsewhere`` says by its id, the missing gradient counts as zero.
+    """
+    check_gradients(group)
+    names, params, grads = [], [], []
+    for name, p in named_params(group):
+        grad = p.grad
+        if grad is None:
+            if id(p) not in elsewhere:
+                continue
+            grad = torch.zeros_like(p)
         names.append(name)
         params.append(p)
         grads.append(placed_like(grad, p))
     finite = None
     if group["nonfinite"] == "skip" and grads:
-        finite = _are_finite(grads)
+        finite = _are_finite([local(grad) for grad in grads])
     views = []
     if group["algorithm"] == "muon":
         views = [view_of(group, p, name) for name, p in zip(names, params, strict=True)]
@@ -147,7 +167,7 @@ def collect(group: Group) -> Work:
 
 
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:
-    """A flag per gradient, on its device; nothing here waits for the device.
+    """A flag per gradient, on its device, of this rank's part; nothing here waits for the device.
 
     The largest magnitude of a gradient is NaN or infinite exactly where some entry is. On a GPU one
     launch finds it for all gradients; a CPU finds minimum and maximum twenty times as fast.
@@ -175,7 +195,8 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
     """The blocks of one parameter, each with the signature of its bucket."""
     p, group = work.params[index], work.group
     for block, (count, m, n) in enumerate(work.views[index].shapes):
-        polar = followed(group["polar"].on(m, n, p.device), group["transform"])
+        polar = group["polar"].on(m, n, p.device)
+        polar = followed(polar, group["transform"], transposed=is_transposed(group))
         signature = Signature(
             polar=polar,
             seed=group["seed"],
@@ -187,7 +208,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
             nesterov=group["nesterov"],
             skips_nonfinite=work.finite is not None,
             resumed=recalled(state.get(p, {}), block, polar, count, m, n) is not None,
-            by_norm=group["lr_scale"] == "rms",
+            by_norm=is_by_norm(group),
         )
         yield signature, Member(work, index, block)
 

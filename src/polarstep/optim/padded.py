@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from polarstep.optim.collect import Member, Signature, in_parts, momentum_dtype
+from polarstep.optim.low_precision import is_compensated
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 
 if TYPE_CHECKING:
-    from polarstep.optim.by_tensors import _Target
+    from polarstep.optim.by_tensors import Target
 
 __all__ = ["step_padded"]
 
@@ -53,7 +54,7 @@ class _Bucket:
 
 
 def step_padded(
-    buckets: Buckets, target_of: Callable[[Member], _Target], hooks: tuple[PolarHook, ...]
+    buckets: Buckets, target_of: Callable[[Member], Target], hooks: tuple[PolarHook, ...]
 ) -> Buckets:
     """Update the small matrices, if there are many shapes of them; return all other buckets."""
     small = {key: members for key, members in buckets.items() if _can_pad(*key, members)}
@@ -83,6 +84,8 @@ def _can_pad(signature: Signature, sharded: bool, members: list[Member]) -> bool
         and its.polar.ignores_zeros
         and all(
             len(member.view.shapes) == 1
+            and member.view.in_turn
+            and not is_compensated(member.group, member.param)
             and member.param.is_contiguous()
             and not isinstance(member.group["lr"], Tensor)
             for member in members
@@ -98,7 +101,7 @@ class _Padded:
         buckets: list[_Bucket],
         rows: int,
         columns: int,
-        target_of: Callable[[Member], _Target],
+        target_of: Callable[[Member], Target],
     ) -> None:
         self._buckets = buckets
         self._shape = rows, columns

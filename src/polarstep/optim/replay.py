@@ -23,11 +23,10 @@ from torch import Tensor
 from polarstep.cuda_graphs import captured
 from polarstep.kernels.pointers import shared_table
 from polarstep.optim.by_tables import TableBucket, addresses, can_tabulate, lies_like
-from polarstep.optim.by_tensors import ensure_buffer
 from polarstep.optim.carried import entry, recalled
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
-from polarstep.optim.groups import Group
-from polarstep.optim.scaling import scale_of
+from polarstep.optim.groups import Group, is_by_norm, is_transposed, scale_of
+from polarstep.optim.low_precision import momentum_of
 from polarstep.optim.step import PolarHook, show
 from polarstep.optim.transforms import followed
 
@@ -135,7 +134,7 @@ class ReplayedStep:
     def _run(
         self, plan: _Plan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
     ) -> None:
-        _fill_tables(plan, state)
+        _fill_tables(plan, works, state)
         first = works[0].group["step"]
         now = [
             (bucket, _of_now(members, works), first + offset)
@@ -227,7 +226,7 @@ class ReplayedStep:
             ]
             fused.append([i for i, yes in enumerate(can) if yes])
             for i in fused[-1]:
-                ensure_buffer(work.params[i], state[work.params[i]])
+                momentum_of(work.params[i], state[work.params[i]], work.params[i].dtype)
                 members += list(members_of(work, i, state))
         if not members:
             return _Plan(key, fused, [], [])
@@ -270,7 +269,8 @@ class ReplayedStep:
 def _could_own(group: Group, its: Signature) -> bool:
     """Whether matrices of ``group`` may be in a bucket with the signature ``its``."""
     polar = group["polar"].on(its.m, its.n, its.device)
-    return group["seed"] == its.seed and followed(polar, group["transform"]) == its.polar
+    polar = followed(polar, group["transform"], transposed=is_transposed(group))
+    return group["seed"] == its.seed and polar == its.polar
 
 
 def _of_now(members: list[Member], works: list[Work]) -> list[Member]:
@@ -308,13 +308,13 @@ def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
     return compiled and all(device.type == "cuda" for device in plan.devices)
 
 
-def _fill_tables(plan: _Plan, state: State) -> None:
+def _fill_tables(plan: _Plan, works: list[Work], state: State) -> None:
     """Refill the buckets' tables of addresses and scalars where anything has changed."""
+    grads = {id(p): G for work in works for p, G in zip(work.params, work.grads, strict=True)}
     lying = [
         tensor.data_ptr()
         for p in plan.params
-        for tensor in (p, p.grad, ensure_buffer(p, state[p]))
-        if tensor is not None
+        for tensor in (p, grads[id(p)], momentum_of(p, state[p], p.dtype))
     ]
     if lying != plan.addresses:
         plan.addresses = lying
@@ -367,7 +367,7 @@ def _tabulated(
 
 def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, float]:
     """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
-    return {shape: scale_of(group, *shape) for shape in shapes}
+    return {(m, n, device): scale_of(group, device)(m, n) for m, n, device in shapes}
 
 
 def _shape(bucket: TableBucket) -> Shape:
@@ -384,7 +384,7 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
     return (
         id(group),
         *(group[option] for option in ("polar", "transform", "seed", "nesterov", "fused")),
-        group["lr_scale"] == "rms",
+        is_by_norm(group),
         group["step"] - first.group["step"],
         isinstance(group["lr"], Tensor),
         work.finite is not None,

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from polarstep.polar import Polar, PolarMap
 
-__all__ = ["RMS", "SCALES", "LrScale", "corrected", "resolve_scale", "scale_of"]
+__all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_scale"]
 
 LrScale = str | Callable[[int, int], float]
 
@@ -69,15 +69,6 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
     return SCALES[scale]
 
 
-def scale_of(group: dict[str, Any], m: int, n: int, device: torch.device) -> float:
-    """The factor on η for m×n matrices of a group."""
-    scale = group["lr_scale"]
-    rank = min(m, n)
-    if scale == "rms":
-        rank = group["polar"].on(m, n, device).effective_rank(m, n)
-    return resolve_scale(scale)(m, n, rank)
-
-
 def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
     """Numbers or matrices ``sizes`` (batch, …), multiplied by √effective rank / ‖T‖_F for each matrix.
 
@@ -88,3 +79,10 @@ def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
     rank, known = made_by.effective_rank(*polar.M.shape[-2:]), polar.squared_norm()
     factor = torch.where(known > 0, (rank / known).sqrt(), 1)
     return sizes * factor.to(sizes.dtype).reshape(-1, *[1] * (sizes.dim() - 1))
+
+
+def at_assumed_norm(polar: Polar, made_by: PolarMap) -> Polar:
+    """T :func:`corrected`, so that its scale, which assumes the effective rank, suits it."""
+    if polar.squared_norm is None:
+        return polar
+    return replace(polar, T=corrected(polar.multiplied_out(), polar, made_by), squared_norm=None)

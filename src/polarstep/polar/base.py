@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.distributed.layout import is_sharded
 from polarstep.products.base import product_like, unit_scaled
-from polarstep.sharded import is_sharded
 from polarstep.sketch.base import default_generator
 
 __all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap"]

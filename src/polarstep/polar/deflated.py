@@ -133,10 +133,10 @@ class Deflated(PolarMap):
         ops = products.of(M.device)
         X = ops.workable(M)
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
-        A = deflation.in_range(A, ops)
         polar, left = self.head.step(A, carry, draw)
         squared: SquaredNorm | None
         assert polar.factors is not None
+        A = polar.M  # the head may have scaled it, and B with it
         if self.rest is None:
             T, squared, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
         else:

@@ -43,8 +43,7 @@ from torch import Tensor
 
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.orthonormal import orthonormalize
-from polarstep.products import Products
-from polarstep.products.base import leaves_range, signs, unit_scaled
+from polarstep.products.base import signs
 from polarstep.torch_compile import constant
 
 __all__ = [
@@ -52,7 +51,6 @@ __all__ = [
     "RestNorm",
     "first_vectors",
     "frobenius_norm",
-    "in_range",
     "norm_floor",
     "rest_frobenius",
     "rest_norm",
@@ -94,17 +92,6 @@ class RestNorm:
 def frobenius_norm(M: Tensor) -> Tensor:
     """‖M‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32."""
     return torch.linalg.vector_norm(M, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-
-
-def in_range(M: Tensor, ops: Products) -> Tensor:
-    """M; on a CPU scaled by a power of two where products with M would lose digits."""
-    if not ops.looks_for_free or torch.compiler.is_compiling():
-        return M
-    norm = frobenius_norm(M)
-    outside = leaves_range(norm, M.dtype)
-    if M.dtype == torch.float64:
-        outside |= norm == 0  # or squares that are too small for float64
-    return unit_scaled(M)[0] if bool(outside.any()) else M
 
 
 def rest_frobenius(norm: Tensor, B: Tensor, precision: float | None = None) -> Tensor:
