@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap
+from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.plain import decoded, encoded
 
 
@@ -82,7 +83,7 @@ def test_a_checkpoint_has_plain_values_only(tmp_path) -> None:
     group = optimizer.param_groups[0]
     assert group["polar"] == LowRank(2, 0, inner=Halved())
     assert group["transform"] == NormalizedRows()
-    assert group["lr_scale"] is tenth
+    assert group[LR_SCALE] is tenth
 
 
 def test_a_map_with_an_option_that_is_not_plain_is_kept_by_its_name() -> None:

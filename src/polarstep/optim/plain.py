@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Finder, PolarMap
 from polarstep.sketch import Sketch
@@ -42,7 +43,12 @@ def encoded_group(group: dict[str, Any]) -> dict[str, Any]:
 def decoded_group(group: dict[str, Any], now: dict[str, Any] | None = None) -> dict[str, Any]:
     """The inverse of :func:`encoded_group`; ``now`` is the group that the checkpoint's replaces."""
     now = now or {}
-    return {key: decoded(value, now.get(key), option=key) for key, value in group.items()}
+    found = {}
+    for key, value in group.items():
+        # Older checkpoints have lr_scale under its own name.
+        ours, option = (LR_SCALE, "lr_scale") if key in (LR_SCALE, "lr_scale") else (key, key)
+        found[key] = decoded(value, now.get(ours), option=option)
+    return found
 
 
 def encoded(value: Any) -> Any:
