@@ -126,9 +126,6 @@ def rest_norm(
     norm: Tensor,
     frobenius: Tensor,
     vectors: Tensor | None = None,
-    *,
-    margin: float = MARGIN,
-    rounds: int = 1,
 ) -> RestNorm:
     """δ ≥ ‖R‖_op for R = M − QB from one step of subspace iteration; M is read twice.
 
@@ -136,7 +133,7 @@ def rest_norm(
 
         U = orth(RV)                 V: the b vectors that the last step left
         W = RᵀU                      the V of the next step
-        δ = min(margin·w, ‖R‖_F)     w ≥ ‖W‖_op from the traces of (WᵀW)² and (WᵀW)⁴
+        δ = min(1.1·w, ‖R‖_F)        w ≥ ‖W‖_op from the traces of (WᵀW)² and (WᵀW)⁴
 
     R itself is not made: RV = MV − Q(BV). w needs b×b products only and is at most ‖W‖_S8; on recorded
     momentum it is above ‖W‖_op by some percent.
@@ -148,14 +145,14 @@ def rest_norm(
         ‖W‖²_op ≥ ‖RᵀRx‖²/‖Rx‖² = ‖R‖²_op·(κ + Σwᵢyᵢ²)/(κ + Σwᵢyᵢ) ≥ ‖R‖²_op·2√κ/(1 + √κ).
 
     The last step: by Jensen all yᵢ may be taken equal to one y, and (κ + (1−κ)y²)/(κ + (1−κ)y) is
-    least at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·margin² − 1): with a margin
-    of 1.1 as soon as half of r is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, the error that every form
-    tolerates, from κ ≥ 0.065 on. Vectors that know nothing of R have κ ≈ b/n. That is the worst case
+    least at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·1.1² − 1): as soon as
+    half of r is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, with which ‖T‖²_op ≤ 3.05, from κ ≥ 0.065
+    on. Vectors that know nothing of R have κ ≈ b/n. That is the worst case
     over all spectra. On momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1,
     δ/‖R‖_op was from 0.91 to 1.20 with a mean of 1.10, from the first step on (with FRESH = 2⁻⁵). A
     single warm vector sees half of ‖R‖_op at times there, because the directions that a sketch misses
     change with every sketch. On momentum of rank one that drifts they change so much that FRESH = 2⁻⁵
-    and one round gave 0.3.
+    gave 0.3.
 
     Args:
         M: (batch, m, n) with m ≤ n.
@@ -164,9 +161,6 @@ def rest_norm(
         norm: ‖M‖_F, as :func:`frobenius_norm` returns it; a step knows it from its normalization.
         frobenius: ‖R‖_F or more, as :func:`rest_frobenius` returns it.
         vectors: what the last step returned, or ``None`` for :func:`first_vectors`.
-        margin: see above.
-        rounds: steps of the iteration. A basis of an earlier step may miss what has become the leading
-            direction of M since; vectors that know nothing of it find it in the first of two rounds.
     """
     first = first_vectors(M)
     V = first if vectors is None else vectors
@@ -174,11 +168,9 @@ def rest_norm(
     Q, B = Q.to(dtype), B.to(dtype)
     scale = torch.where(norm > 0, norm, 1).to(dtype)
 
-    W = V
-    for _ in range(rounds):
-        Y = (M @ W.to(M.dtype)).to(dtype) - Q @ (B @ W)
-        U = orthonormalize(Y / scale).to(dtype)
-        W = ((M.mT @ U.to(M.dtype)).to(dtype) - B.mT @ (Q.mT @ U)) / scale  # as if ‖M‖_F = 1
+    Y = (M @ V.to(M.dtype)).to(dtype) - Q @ (B @ V)
+    U = orthonormalize(Y / scale).to(dtype)
+    W = ((M.mT @ U.to(M.dtype)).to(dtype) - B.mT @ (Q.mT @ U)) / scale  # as if ‖M‖_F = 1
 
     seen = torch.linalg.vector_norm(W, dim=(-2, -1), keepdim=True)
     # A zero matrix, or one with a NaN, leaves no trace in what is carried on.
@@ -192,7 +184,7 @@ def rest_norm(
     # Dividing by less would make rounding errors of M visible in M/δ, and there is nothing else to see.
     is_rounding = largest <= (64 * precision if precision < 1e-5 else precision / 4)
     least = longest * norm
-    delta = torch.minimum(margin * largest * norm, frobenius.clamp_min(least))
+    delta = torch.minimum(MARGIN * largest * norm, frobenius.clamp_min(least))
     delta = torch.where(is_rounding, math.inf, delta)
     # 1/δ must be finite for a rest in the denormals too.
     delta = delta.clamp_min(torch.finfo(dtype).tiny).to(dtype)
