@@ -145,14 +145,13 @@ def rest_norm(
         ‖W‖²_op ≥ ‖RᵀRx‖²/‖Rx‖² = ‖R‖²_op·(κ + Σwᵢyᵢ²)/(κ + Σwᵢyᵢ) ≥ ‖R‖²_op·2√κ/(1 + √κ).
 
     The last step: by Jensen all yᵢ may be taken equal to one y, and (κ + (1−κ)y²)/(κ + (1−κ)y) is
-    least at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·1.1² − 1): as soon as
-    half of r is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, with which ‖T‖²_op ≤ 3.05, from κ ≥ 0.065
-    on. Vectors that know nothing of R have κ ≈ b/n. That is the worst case
-    over all spectra. On momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1,
-    δ/‖R‖_op was from 0.91 to 1.20 with a mean of 1.10, from the first step on (with FRESH = 2⁻⁵). A
-    single warm vector sees half of ‖R‖_op at times there, because the directions that a sketch misses
-    change with every sketch. On momentum of rank one that drifts they change so much that FRESH = 2⁻⁵
-    gave 0.3.
+    least at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·1.1² − 1): as soon as half of r
+    is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, with which ‖T‖²_op ≤ 3.05, from κ ≥ 0.065 on. Vectors
+    that know nothing of R have κ ≈ b/n. That is the worst case over all spectra. On
+    momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1, δ/‖R‖_op was from 0.91
+    to 1.20 with a mean of 1.10, from the first step on (with FRESH = 2⁻⁵). A single warm vector
+    sees half of ‖R‖_op at times there, because the directions that a sketch misses change with every
+    sketch. On momentum of rank one that drifts they change so much that FRESH = 2⁻⁵ gave 0.3.
 
     Args:
         M: (batch, m, n) with m ≤ n.
@@ -163,7 +162,7 @@ def rest_norm(
         vectors: what the last step returned, or ``None`` for :func:`first_vectors`.
     """
     first = first_vectors(M)
-    V = first if vectors is None else vectors
+    V = first if vectors is None else vectors.to(first.dtype)
     dtype, precision = V.dtype, max(torch.finfo(M.dtype).eps, torch.finfo(Q.dtype).eps)
     Q, B = Q.to(dtype), B.to(dtype)
     scale = torch.where(norm > 0, norm, 1).to(dtype)
