@@ -132,8 +132,6 @@ def test_one_flat_step_on_real_momentum(momentum):
         found = ps.certify(M, T)
         assert (found.nu <= 0.15).all()
         assert (found.gamma <= 0.15).all()
-        dropped = ps.certify(M, WIDE(M, generator=key())).gamma
-        assert dropped.median() > 0.3
 
 
 @over_forms
