@@ -98,7 +98,7 @@ SOLVERS: list[Solver] = [
     Solver(
         "low-rank of number", _low_rank(inner=NewtonSchulz(7, delta=8.0)), scale_invariant=False
     ),
-    # A cubic brings singular values up to √3 to [0, 1], and deflated steps begin at 1.16 or below.
+    # A cubic brings singular values up to √3 to [0, 1], and deflated steps begin at 1.17 or below.
     # tests/polar/test_deflated.py has the bounds of the others.
     *(
         Solver(f"deflated cubic {name}", _deflated(2, CUBIC_THEN_QUINTIC, **options))

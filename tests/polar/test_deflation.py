@@ -245,8 +245,8 @@ def test_no_spectrum_is_below_the_norm_floor(kappa):
 def test_the_margin_keeps_a_scale_at_the_floor_within_what_is_tolerated():
     for m in (64, 768, 4096):
         reach = 1 / (deflation.MARGIN_OF_SCALE * deflation.norm_floor(6 / m))
-        assert reach <= deflation.TOLERATED_VALUE + 0.002
-    assert reach == pytest.approx(deflation.TOLERATED_VALUE, abs=0.002)  # at 4096 rows
+        assert reach <= deflation.TOLERATED_VALUE
+    assert reach > 0.99 * deflation.TOLERATED_VALUE  # at 4096 rows little is given away
 
 
 def test_the_best_of_16_random_vectors_has_the_part_that_the_docstring_says():
@@ -263,7 +263,7 @@ def test_the_tolerant_scale_keeps_polynomials_within_their_bound(name):
     x = torch.linspace(0, deflation.TOLERATED_VALUE, 50_001, dtype=torch.float64)
     assert 0 < c <= 1
     assert float(evaluate(polynomials, c * x).abs().max()) <= deflation.TOLERATED_NORM * (1 + 1e-3)
-    assert bounds.lifted_nu(polynomials, c * 1.16) <= (deflation.TOLERATED_NORM - 1) * (1 + 1e-2)
+    assert bounds.lifted_nu(polynomials, c * 1.17) <= (deflation.TOLERATED_NORM - 1) * (1 + 1e-2)
     if c < 1:  # and it is not smaller than it must be
         wider = evaluate(polynomials, (c + 1e-3) * x).abs().max()
         assert float(wider) > deflation.TOLERATED_NORM
@@ -273,6 +273,6 @@ def test_the_scales_are_those_of_the_docstring():
     for name in ("cubic", "quintic x3", "flat"):
         assert deflation.tolerant_scale(SETS[name]) == 1
     assert deflation.tolerant_scale(SETS["minimax x2"]) == pytest.approx(0.88, abs=0.005)
-    # Without it, values of 1.16 explode.
+    # Without it, values of 1.17 explode.
     x = torch.tensor(deflation.TOLERATED_VALUE, dtype=torch.float64)
     assert float(evaluate(SETS["minimax x2"], x).abs()) > 100

@@ -68,6 +68,8 @@ _FIXED["flat"] = (
     # in y² − 1.6y, y = x², so that three products of m×m matrices do (polarstep.products.squarings).
     # Found by least squares of high powers of φ − 1: no other of its form is known to be better.
     _nested(-1.611386, (9.910977, 87.107036, 354.004664, 613.064953, 373.958898)),
+    # It is made for one step: a second one would turn 1.14 into 2.3. Cubic steps bring 1.14 to one.
+    (1.5, -0.5),
 )
 
 _GENERATED: dict[str, Callable[[int], tuple[Polynomial, ...]]] = {

@@ -22,7 +22,7 @@ leading direction that the head has missed makes λ large and the whole step sma
 eigenspace of G = X₀X₀ᵀ, and let all other eigenvalues be y times the first, which is the worst case for
 a given κ by Jensen's inequality. Then λ²/‖G‖²_op = (κ + (1−κ)y¹⁰)/(κ + (1−κ)y⁸). κ = 6/m and the worst
 y give √λ ≥ 0.80‖X₀‖_op for m = 4096, 0.86 for m = 768 (:func:`norm_floor`); the edge of a random
-matrix's spectrum gives 0.93. With MARGIN_OF_SCALE, ‖s·X₀‖_op ≤ 1.16. :func:`tolerant_scale` makes s
+matrix's spectrum gives 0.93. With MARGIN_OF_SCALE, ‖s·X₀‖_op ≤ 1.17. :func:`tolerant_scale` makes s
 smaller for polynomials that explode before that: ‖T‖_op ≤ 2.6.
 
 The best of 16 vectors that know nothing of a leading direction has κ ≥ 6/m for a fifth of all
@@ -73,7 +73,7 @@ FACTOR = 1.5
 # Polynomial steps are applied to X₀/(this·√λ).
 MARGIN_OF_SCALE = 1.08
 # What ‖s·X₀‖_op may be where the estimate is at its worst, and ‖T‖_op then.
-TOLERATED_VALUE = 1.16
+TOLERATED_VALUE = 1.17
 TOLERATED_NORM = 2.6
 
 
@@ -236,7 +236,7 @@ _SCALES: dict[tuple[Polynomial, ...], float] = {}
 
 @constant
 def tolerant_scale(polynomials: tuple[Polynomial, ...]) -> float:
-    """The largest factor c ≤ 1 with |p(c·x)| ≤ 2.6 for all x ≤ 1.16.
+    """The largest factor c ≤ 1 with |p(c·x)| ≤ 2.6 for all x ≤ 1.17.
 
     1 for ``"flat"`` and the paper's polynomials. Minimax polynomials without a safety factor explode
     soon after one: two steps made for [0.1, 1] have c = 0.88.

@@ -205,14 +205,14 @@ def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
     """A bound on ν = ‖p(s·X₀)‖_op − 1 for any X₀ and s with s·‖X₀‖_op ≤ ``reach``.
 
     max |p(x)| − 1 over 0 ≤ x ≤ reach. Nothing is assumed of δ, M, Q or Z. The s of a deflated map is
-    measured, and reach ≤ 1.16 is what :mod:`polarstep.polar.deflation` derives for it.
+    measured, and reach ≤ 1.17 is what :mod:`polarstep.polar.deflation` derives for it.
 
-    >>> round(lifted_nu([(1.5, -0.5)], 1.16), 6), round(lifted_nu([(3.4445, -4.775, 2.0315)]), 3)
+    >>> round(lifted_nu([(1.5, -0.5)], 1.17), 6), round(lifted_nu([(3.4445, -4.775, 2.0315)]), 3)
     (0.0, 0.202)
     """
     if not reach > 0:
         raise ValueError(
-            f"reach={reach}: expected a bound on s·‖X₀‖_op, above 0; usually 1 to 1.16"
+            f"reach={reach}: expected a bound on s·‖X₀‖_op, above 0; usually 1 to 1.17"
         )
     x = torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu")
     value = _value(polynomials, x)
