@@ -53,7 +53,7 @@ def test_degrees_that_have_no_squarings_cost_horners_rule():
 
 @pytest.mark.parametrize("name", flops.OURS)
 def test_the_ledger_of_the_deflated_map_is_the_solvers_count(name):
-    rest = NewtonSchulz(1, "flat") if "flat" in name else None
+    rest = NewtonSchulz(1, "flat") if "flat step" in name else None
     head = ps.LowRank(200, 10, 1, inner=NewtonSchulz(7), always_sketch=True)
     polar = ps.Deflated(head, rest)
     items = flops.ledger(NANOGPT, name)
