@@ -2,15 +2,17 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint format benchmark results clean
+.PHONY: demo test lint format fuzz mutants docs dist benchmark results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing polarstep into $(VENV) (the first time this takes a few minutes) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[experiments,dev]"
+	@$(PIP) torch
+	@$(PIP) -e ".[experiments,integrations,docs,dev]"
+	@$(PIP) --no-deps timm torchtitan  # pyproject.toml says why
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -27,9 +29,31 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Random cases against what the package promises: make fuzz MINUTES=25 SEED=0  (docs/reliability.md)
+MINUTES ?= 25
+SEED ?= 0
+fuzz: export OMP_NUM_THREADS = 1
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+
+# The core, wrong in one place at a time, and which tests notice: an hour on two cores.
+mutants: export OMP_NUM_THREADS = 1
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The site in site/, from the pages in docs/ and the docstrings; a broken link or reference is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The sdist and the wheel in dist/, checked as they would be for an upload.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmarks/polar_cost.py
@@ -44,4 +68,4 @@ results: $(STAMP)
 	$(BIN)/python benchmarks/update_docs.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

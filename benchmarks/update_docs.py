@@ -1,26 +1,49 @@
-"""Write the measured tables into the pages that show them: no number is typed in.
+"""Write the measured tables and the figure into the pages that show them: no number is typed in.
 
     python benchmarks/update_docs.py            # write
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
-After a marker ``<!-- KIND: RECORD -->``, of kind table, device, speedup or accuracy, a page has the
-table made from the record, up to the next blank line. Between ``<!-- results: FOLDER -->`` and
-``<!-- end -->`` are the results of the archived runs below the folder; it is empty without runs.
+After a marker ``<!-- KIND: RECORD -->``, with a kind of :data:`TABLES`, a page has the table made from
+the record, up to the next blank line. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are
+the results of the archived runs below the folder; it is empty without runs. The figure of
+docs/assets/step-cost.svg is drawn from the times of results/step-cost/h200.json.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from polarstep.storage import write_atomically
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/speed.md")
+PAGES = ("README.md", "docs/precision.md", "docs/results.md", "docs/speed.md", "docs/which.md")
+FIGURE = "docs/assets/step-cost.svg"
+TIMES = "results/step-cost/h200.json"
 RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MARKER = re.compile(r"(<!-- (table|device|speedup|accuracy): (\S+) -->\n)\n(?:\|.*\n)*\n?")
+MARKER = re.compile(r"(<!-- ([a-z-]+): (\S+) -->\n)\n(?:\|.*\n)*\n?")
+# Maps whose cost and quality stand side by side: the title, the optimizer's name in the times, and
+# the map's in the table of perplexities; None where the record does not have it.
+WEIGHED = (
+    ("AdamW, fused", "AdamW, fused", None),
+    ("`torch.optim.Muon`", "torch.optim.Muon", None),
+    ("full space", "full space, PolarExpress 5", "full space, PolarExpress 5"),
+    ("full space, `NormalizedRows`", None, "full space, PolarExpress 5, rows normalized"),
+    ("`Deflated`, rank 48, two steps", None, "48+8, two minimax quintics (earlier scale)"),
+    (
+        "`Deflated`, rank 48, `NormalizedRows`",
+        None,
+        "48+8, two minimax quintics (earlier scale), rows normalized",
+    ),
+    ("`LowRank(200)`, no power iteration", "LowRank, Gaussian h=0", "LowRank(200+8), h = 0"),
+    ("… with its basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None),
+    ("`LowRank(200)`, warm", "LowRank, warm", None),
+)
 
 
 def step_table(record: Path) -> str:
@@ -70,8 +93,95 @@ def accuracy_table(record: Path) -> str:
     return "\n".join(lines)
 
 
-def results_tables(folder: Path) -> str:
-    """Tables that compare the methods of the archived runs below a folder, with their sources."""
+def low_precision_table(record: Path) -> str:
+    """Losses and bytes of state, from what low_precision.py wrote."""
+    from low_precision import table
+
+    return "\n".join(table([json.loads(line) for line in record.read_text().splitlines()]))
+
+
+def frontier_table(summary: Path) -> str:
+    """The table that frontier.py made, as it is."""
+    return summary.read_text().rstrip("\n")
+
+
+def weighed_table(summary: Path) -> str:
+    """What a step of each map costs, against AdamW's, and what the map does to perplexity."""
+    cells = [line.strip("| ").split(" | ") for line in summary.read_text().splitlines()[2:]]
+    quality = {name: told for name, _, told in cells}
+    ratios = _ratios(ROOT / TIMES)
+    loads = ("nanoGPT", "8B layer")
+    lines = [
+        f"| map | {' | '.join(f'step, {load}' for load in loads)} | perplexity, to full space |",
+        "|---|" + "--:|" * (len(loads) + 1),
+    ]
+    for title, timed, trained in WEIGHED:
+        if trained and trained not in quality:
+            raise SystemExit(f"{summary} has no row {trained!r}: correct WEIGHED in this file")
+        times = [f"{ratios[timed, load]:.2f}×" if timed else "not timed" for load in loads]
+        told = quality[trained] if trained else "not run"
+        lines.append(f"| {title} | {' | '.join(times)} | {told} |")
+    return "\n".join(lines)
+
+
+def _ratios(record: Path) -> dict[tuple[str, str], float]:
+    """Time of a step over AdamW's, by optimizer and workload."""
+    steps = json.loads(record.read_text())["steps"]
+    return {(row["optimizer"], row["workload"]): row["ratio"] for row in steps}
+
+
+def figure(record: Path) -> str:
+    """SVG: a bar for the time of each optimizer's step over AdamW's, on two sets of matrices."""
+    ratios = _ratios(record)
+    names = [name for _, name, _ in WEIGHED if name]
+    width, left, right, row, top = 760, 270, 60, 24, 34
+    longest = math.log(
+        max(ratios[name, load] for name in names for load in ("nanoGPT", "8B layer"))
+    )
+    shapes, y = [], 0
+    for load, words in (
+        ("nanoGPT", "the 64 matrices of nanoGPT"),
+        ("8B layer", "a layer of an 8B model"),
+    ):
+        shapes.append(
+            f'<text x="0" y="{y + 20}" class="title">{words}: time of a step ÷ AdamW\'s</text>'
+        )
+        for i, name in enumerate(names):
+            ratio, line = ratios[name, load], y + top + row * i
+            # On a logarithmic scale, from half of AdamW's time on.
+            length = (width - left - right) * math.log(2 * ratio) / (longest + math.log(2))
+            kind = "low" if name.startswith("LowRank") else "other"
+            bar = f'width="{length:.1f}" height="{row - 7}" class="{kind}"'
+            shapes += [
+                f'<text x="{left - 8}" y="{line + 15}" text-anchor="end">{name}</text>',
+                f'<rect x="{left}" y="{line + 2}" {bar}/>',
+                f'<text x="{left + length + 6:.1f}" y="{line + 15}">{ratio:.2f}×</text>',
+            ]
+        y += top + row * len(names) + 14
+    style = (
+        "text{font:14px sans-serif;fill:#333}.title{font-weight:bold}.low{fill:#3f6fb5}"
+        ".other{fill:#a8a8a8}@media(prefers-color-scheme:dark){text{fill:#ddd}}"
+    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" role="img">'
+    return "\n".join([head, f"<style>{style}</style>", *shapes, "</svg>\n"])
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "table": step_table,
+    "device": device_table,
+    "speedup": speedup_table,
+    "accuracy": accuracy_table,
+    "frontier": frontier_table,
+    "low-precision": low_precision_table,
+    "weighed": weighed_table,
+}
+
+
+def results_tables(folder: Path, up: str) -> str:
+    """Tables that compare the methods of the archived runs below a folder, with their sources.
+
+    ``up`` leads from the page to the repository's root.
+    """
     archives = sorted(folder.rglob("records.jsonl"))
     if not archives:
         return ""
@@ -86,8 +196,8 @@ def results_tables(folder: Path) -> str:
             continue
         seeds = sorted({seeds_text(row) for row in section.rows})
         devices = sorted({device for row in section.rows for device in row.devices})
-        links = [f"[report]({(folder / 'summary.md').relative_to(ROOT)})"]
-        links += [f"[{path.parent.name}]({path.relative_to(ROOT)})" for path in archives]
+        links = [f"[report]({up}{(folder / 'summary.md').relative_to(ROOT)})"]
+        links += [f"[{path.parent.name}]({up}{path.relative_to(ROOT)})" for path in archives]
         blocks.append(
             f"**{section.recipe}**, seeds: {' or '.join(seeds)}, {', '.join(devices)} "
             f"({', '.join(links)}):\n\n" + "\n".join(brief_lines(section))
@@ -95,36 +205,36 @@ def results_tables(folder: Path) -> str:
     return "\n" + "\n\n".join(blocks) + "\n\n"
 
 
-def filled(text: str) -> str:
-    """``text`` with every marked table made anew."""
+def filled(text: str, page: str) -> str:
+    """``text`` of the page with this path in the repository, with every marked table made anew."""
+    up = "../" * page.count("/")
 
     def table(match: re.Match[str]) -> str:
         marker, kind, record = match.groups()
-        make = {
-            "table": step_table,
-            "device": device_table,
-            "speedup": speedup_table,
-            "accuracy": accuracy_table,
-        }[kind]
-        return f"{marker}\n{make(ROOT / record)}\n\n"
+        if kind == "results":
+            return match[0]
+        return f"{marker}\n{TABLES[kind](ROOT / record)}\n\n"
 
     def results(match: re.Match[str]) -> str:
         opening, folder, end = match.groups()
-        return f"{opening}{results_tables(ROOT / folder)}{end}"
+        return f"{opening}{results_tables(ROOT / folder, up)}{end}"
 
     return RESULTS.sub(results, MARKER.sub(table, text))
 
 
 def main() -> int:
-    """Write the pages, or with --check compare them."""
-    stale = []
-    for page in PAGES:
-        path = ROOT / page
-        text = path.read_text()
-        if filled(text) != text:
-            stale.append(page)
-            if "--check" not in sys.argv:
-                path.write_text(filled(text))
+    """Write the pages and the figure, or with --check compare them."""
+    made = {page: filled((ROOT / page).read_text(), page) for page in PAGES}
+    made[FIGURE] = figure(ROOT / TIMES)
+    stale = [
+        name
+        for name, text in made.items()
+        if not (ROOT / name).exists() or (ROOT / name).read_text() != text
+    ]
+    if "--check" not in sys.argv:
+        for name in stale:
+            data = made[name].encode()
+            write_atomically(ROOT / name, lambda file, data=data: file.write(data))
     print(f"{'stale' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'nothing'}")
     return 1 if stale and "--check" in sys.argv else 0
 

@@ -276,7 +276,6 @@ OWN: dict[str, ps.PolarMap] = {
     "finder": sketched(Largest()),
     "finder with a basis": sketched(Followed()),
 }
-CLASSES = [Leading, Steady, Jittered, Remembering, Signs, Largest, Followed]
 # Beside the maps of a user, those of the library that leave something for the next step.
 WITH_STATE: dict[str, ps.PolarMap] = {
     "kept": sketched(ps.Gaussian(), keep=3),
@@ -327,8 +326,7 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
         }
         torch.save(saved, path)
-        with torch.serialization.safe_globals(CLASSES):
-            loaded = torch.load(path)
+        loaded = torch.load(path)
         again = Run.of(polar, self.params[0].device, **options)
         for p, value in zip(again.params, loaded["params"], strict=True):
             p.data.copy_(value)

@@ -106,6 +106,7 @@ SOLVERS: list[Solver] = [
     ),
     Solver("deflated flat", _deflated(1, "flat"), bounded=False),
     Solver("deflated scaled", _deflated(), bounded=False),
+    Solver("deflated jordan", _deflated(2, "jordan"), bounded=False),
 ]
 
 

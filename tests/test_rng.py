@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,3 +44,13 @@ def test_what_a_graph_captures_is_drawn_from_the_generator_that_it_knows(monkeyp
         assert generator(0, device="cuda") is known[1]
         on_cpu = generator(0, "768x768", 41)
     assert on_cpu.initial_seed() == key_to_seed(0, "768x768", 41)
+
+
+def test_seeds_stay_what_they_were():
+    """A run that is resumed with a newer version draws the same sketches."""
+    assert key_to_seed(0, "768x768", 41) == 7757292290408476273
+
+
+def test_there_are_no_numbers_on_the_meta_device():
+    with pytest.raises(TypeError, match=r"meta device has no random numbers.*to_empty"):
+        generator(0, device="meta")

@@ -1,5 +1,6 @@
 """Muon for PyTorch with exact, inexact and randomized polar steps."""
 
+from polarstep import convert
 from polarstep.diagnostics.certificate import Certificate, certify
 from polarstep.optim import SGD, AdamW, Muon, NormalizedRows, Transform, muon_for
 from polarstep.polar import Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
@@ -25,5 +26,6 @@ __all__ = [
     "Transform",
     "Warm",
     "certify",
+    "convert",
     "muon_for",
 ]

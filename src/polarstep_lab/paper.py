@@ -44,6 +44,17 @@ class Method:
         """Whether the polar map works in a sketched subspace (Algorithms 1 and 2)."""
         return self.sketch is not None
 
+    def named(self, sketch: str | None) -> str:
+        """The row's name with the sketch that ran, where it is not the row's own.
+
+        >>> METHODS[5].named("gaussian"), METHODS[5].named("warm")
+        ('Rand Muon (Nes.-Gaussian)', 'Rand Muon (Nes.-Warm)')
+        """
+        if self.sketch is None or sketch is None or sketch == self.sketch:
+            return self.name
+        own, ran = self.sketch.capitalize(), sketch.capitalize()
+        return self.name.replace(own, ran) if own in self.name else f"{self.name}, {ran}"
+
 
 METHODS: tuple[Method, ...] = (
     Method("AdamW", "adamw", "adamw"),

@@ -23,3 +23,20 @@ def test_m_is_made_of_the_rounded_buffer(device: torch.device, nesterov: bool) -
     torch.testing.assert_close(stored, unrounded, rtol=2**-7, atol=0)
     assert not torch.equal(stored, unrounded)
     assert torch.equal(M[0], 0.5 * stored + G.float() if nesterov else stored)
+
+
+def test_a_finite_m_stays_finite_in_bfloat16(device: torch.device) -> None:
+    """bfloat16 ends at 3.39e38, float32 at 3.40e38."""
+    from polarstep.kernels.momentum import momentum
+
+    largest = torch.finfo(torch.float32).max
+    G = torch.full((4, 8), largest, device=device)
+    G[1], G[2, 0], G[3, 0] = -largest, torch.inf, torch.nan
+    C = torch.zeros_like(G)
+    tables = (torch.tensor([X.data_ptr()], device=device) for X in (G, C))
+    M = torch.empty(1, 4, 8, device=device, dtype=torch.bfloat16)
+    momentum(*tables, torch.zeros(1, device=device), M, element=torch.float32, nesterov=False)
+    end = torch.finfo(torch.bfloat16).max
+    assert torch.equal(M[0, :2].cpu(), torch.tensor([[end], [-end]]).expand(2, 8).bfloat16())
+    assert M[0, 2, 0].isinf()
+    assert M[0, 3, 0].isnan()

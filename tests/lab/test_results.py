@@ -111,25 +111,25 @@ def update_docs():
     return module
 
 
-def test_the_readme_is_filled_from_archives_and_claims_nothing_without(published, monkeypatch):
+def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, monkeypatch):
     module = update_docs()
     monkeypatch.setattr(module, "ROOT", published.parent.parent)
     page = "## Results\n\n<!-- results: results/cifar10 -->\nold\n<!-- end -->\n\nmore\n"
-    text = module.filled(page)
+    text = module.filled(page, "docs/results.md")
     assert "old" not in text
-    assert "**cifar10**, seeds: 2, Synthetic GPU ([report](results/cifar10/summary.md)" in text
-    assert "[table2](results/cifar10/table2/records.jsonl)" in text
+    assert "**cifar10**, seeds: 2, Synthetic GPU ([report](../results/cifar10/summary.md)" in text
+    assert "[table2](../results/cifar10/table2/records.jsonl)" in text
     assert "| Muon (Nesterov) | 0.93" in text
     assert "0.9370 ± 0.0016" in text  # the paper's
     assert text.endswith("<!-- end -->\n\nmore\n")
-    assert module.filled(text) == text
+    assert module.filled(text, "docs/results.md") == text
     without = page.replace("results/cifar10", "results/nothing").replace("old\n", "")
-    assert module.filled(without) == without
+    assert module.filled(without, "docs/results.md") == without
 
 
-def test_the_commands_of_the_readme_can_be_planned():
+def test_the_commands_of_the_results_can_be_planned():
     commands = re.findall(
-        r"`(polarstep (?:compare|ablate) [^`]+)`", (ROOT / "README.md").read_text()
+        r"`(polarstep (?:compare|ablate) [^`]+)`", (ROOT / "docs/results.md").read_text()
     )
     assert len(commands) >= 4
     for command in commands:

@@ -120,7 +120,12 @@ def main(rank: int, folder: Path) -> None:
         model = network()
         fully_shard(model, mesh=mesh)
         optimizer, rows = train(model, name)
-        bases = [v for s in optimizer.state.values() for k, v in s.items() if "basis" in k]
+        bases = [
+            getattr(v, "full_tensor", lambda v=v: v)()
+            for s in optimizer.state.values()
+            for k, v in s.items()
+            if "basis" in k
+        ]
         result = {
             "params": whole(model),
             "bases": bases,

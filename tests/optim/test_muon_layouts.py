@@ -10,7 +10,7 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 
 from polarstep import Exact, LowRank, Muon, NewtonSchulz, PolarMap, rng
-from polarstep.optim.by_tensors import _Target
+from polarstep.optim.by_tensors import Target
 from polarstep.polar import Warm
 
 
@@ -202,14 +202,14 @@ def test_t_that_is_not_stored_is_the_same_step(shape, nonfinite, decay, monkeypa
     options = {"layout": "stack" if shape == (2, 3, 8, 12) else "auto", "nonfinite": nonfinite}
     options |= {"polar": LowRank(3, 2, always_sketch=True), "weight_decay": decay}
     ends, taken = [], []
-    as_they_are = _Target.takes_product
+    as_they_are = Target.takes_product
     for takes in (as_they_are, lambda *_: False):
 
         def noted(*arguments, takes=takes):
             taken.append(takes(*arguments))
             return taken[-1]
 
-        monkeypatch.setattr(_Target, "takes_product", noted)
+        monkeypatch.setattr(Target, "takes_product", noted)
         W = Parameter(gaussian(*shape, seed=9).float())
         step(W, **options)
         ends.append(W.detach())
@@ -268,3 +268,40 @@ def test_a_warm_start_captures_a_momentum_that_stands_still():
         optimizer.step()
     assert aligned[0] < aligned[-1]
     assert aligned[-1] > 0.97 * 21  # σ₁ + σ₂ + σ₃
+
+
+GAPS = {
+    "gaps in memory": lambda X: torch.stack([X, X], -1)[..., 0],
+    "transposed": lambda X: X.mT.contiguous().mT,
+    "contiguous": lambda X: X.contiguous(),
+}
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
+@pytest.mark.parametrize("parameter", GAPS)
+@pytest.mark.parametrize("gradient", GAPS)
+def test_elementwise_rules_do_not_depend_on_memory(parameter, gradient, algorithm, nonfinite):
+    """torch's fused AdamW and SGD walk through memory and do not look at strides."""
+    plain = Parameter(gaussian(6, 4, seed=9))
+    W = Parameter(GAPS[parameter](plain.detach().clone()))
+    strides = W.stride()
+    optimizer = Muon(
+        [
+            {"params": [p], "algorithm": algorithm, "weight_decay": 0.1, "nonfinite": nonfinite}
+            for p in (plain, W)
+        ]
+    )
+    for k in range(3):
+        plain.grad = gaussian(6, 4, seed=k)
+        W.grad = GAPS[gradient](plain.grad.clone())
+        optimizer.step()
+        torch.testing.assert_close(W, plain, atol=1e-12, rtol=0)
+    assert W.stride() == strides
+    for name, value in optimizer.state[plain].items():
+        torch.testing.assert_close(optimizer.state[W][name], value, atol=1e-12, rtol=0)
+    W.grad[0, 0] = float("nan")
+    plain.grad = None
+    before = W.detach().clone()
+    optimizer.step()
+    assert torch.equal(W, before) == (nonfinite == "skip")

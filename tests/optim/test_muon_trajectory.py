@@ -188,3 +188,25 @@ def test_a_large_bucket_is_worked_off_in_parts_with_one_sketch(polar, monkeypatc
         torch.testing.assert_close(part, whole, atol=1e-10, rtol=0)
     assert [buckets for _, buckets in counts] == [4, 16]
     assert counts[0][0] == counts[1][0]
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [5, 64, 100])
+def test_elementwise_groups_in_16_bits_are_those_of_float64(size, dtype, algorithm, nonfinite):
+    """torch's own fused SGD leaves whole vectors of 16-bit parameters where they are on a CPU."""
+    group = {"algorithm": algorithm, "lr": 0.1, "nonfinite": nonfinite}
+    X = torch.nn.Parameter(gaussian(size).to(dtype))
+    exact = torch.nn.Parameter(X.detach().double())
+    optimizer = Muon([{"params": [X], **group}, {"params": [exact], **group}])
+    for step in range(4):
+        X.grad = gaussian(size, seed=step).to(dtype)
+        exact.grad = X.grad.double()
+        if nonfinite == "skip" and step == 2:
+            X.grad[0] = exact.grad[0] = math.nan
+        optimizer.step()
+    torch.testing.assert_close(X.double(), exact, atol=0.05, rtol=0)
+    name = "exp_avg" if algorithm == "adamw" else "momentum_buffer"
+    held, expected = (optimizer.state[p][name].double() for p in (X, exact))
+    torch.testing.assert_close(held, expected, atol=0.05, rtol=0)

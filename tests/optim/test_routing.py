@@ -33,6 +33,7 @@ def test_every_role_has_its_rule_and_its_group():
     )
     summary = [(g["role"], g["algorithm"], g["lr"], g["nonfinite"]) for g in optimizer.param_groups]
     assert summary == [
+        ("hidden", "muon", 0.03, "skip"),  # q, k, v
         ("hidden", "muon", 0.03, "skip"),
         ("embedding", "adamw", 0.2, "skip"),
         ("head", "adamw", 0.1, "skip"),
@@ -40,7 +41,7 @@ def test_every_role_has_its_rule_and_its_group():
     ]
     assert optimizer.param_groups[0]["polar"] == NewtonSchulz(3, "cubic")
     assert optimizer.param_groups[0]["seed"] == 3
-    assert optimizer.param_groups[1]["betas"] == (0.8, 0.9)
+    assert optimizer.param_groups[2]["betas"] == (0.8, 0.9)
 
 
 def test_all_parameters_are_routed_exactly_once():
@@ -103,10 +104,6 @@ def test_fused_projections(parts):
         split,
         None,
     ]
-
-
-def test_a_projection_that_looks_fused_is_pointed_out():
-    assert "splits={…}" in muon_for(SmallGPT("untied")).routes["blocks.0.qkv.weight"].why
 
 
 # --- errors

@@ -200,7 +200,7 @@ def test_the_flat_set_takes_three_products():
     assert len(squarings(resolve("flat", 1)[0])) == 3
 
 
-def test_steps_after_the_flat_one_are_cubic():
-    assert resolve("flat", 3) == (*resolve("flat", 1), *resolve("cubic", 2))
+def test_steps_after_the_flat_one_are_quintic():
+    assert resolve("flat", 3) == (*resolve("flat", 1), *resolve("quintic", 2))
     twice = resolve("flat", 1) * 2
     assert float(evaluate(twice, UNIT).max()) > 2.2  # which is why

@@ -218,3 +218,9 @@ def test_with_steps_it_carries_what_the_head_does():
 def test_what_cannot_be_deflated(options, message):
     with pytest.raises(TypeError, match=message):
         ps.Deflated(**options)
+
+
+def test_the_routing_table_says_what_happens_to_the_rest():
+    joint = ps.Deflated(HEAD, ps.NewtonSchulz(2, "quintic"))
+    assert joint.describe(64, 96).endswith("; NewtonSchulz(2 × quintic)")
+    assert ps.Deflated(HEAD).describe(64, 96).endswith("; rest scaled")

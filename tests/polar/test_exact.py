@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.spectra import gaussian, with_singular_values
 
-from polarstep import Exact
+from polarstep import Exact, Gaussian, Kaczmarz, LowRank
+from polarstep.polar import Warm
 
 
 def test_is_the_sign_of_the_singular_values():
@@ -30,6 +31,21 @@ def test_float32_is_computed_in_float64():
     torch.testing.assert_close(
         Exact()(M.float()), Exact()(M.float().double()).float(), atol=0, rtol=0
     )
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (3, 24, 40)], ids=str)
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz(), Warm()], ids=repr)
+def test_a_low_rank_map_of_it_does_not_lift_rounding_errors(shape, rank, sketch):
+    """B = QᵀM has eight rows, of which the last are nothing but the rounding errors of the product."""
+    *batch, m, n = shape
+    M = (gaussian(*batch, m, rank) @ gaussian(*batch, rank, n, seed=1)).float()
+    T = LowRank(6, 2, sketch=sketch, inner=Exact(), always_sketch=True)(M)
+    values = torch.linalg.svdvals(T.double())
+    torch.testing.assert_close(values[..., :rank], torch.ones(*batch, rank).double())
+    assert values[..., rank:].max() < 1e-5
+    # On its own it keeps every direction of the matrix that it is given.
+    assert torch.linalg.svdvals(Exact()(M).double()).min() > 0.99
 
 
 def test_rtol_says_what_counts_as_zero():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -115,6 +116,33 @@ def test_kaczmarz_misplaces_no_rare_column():
     assert abs(indices.double().mean() / 60_000 - 0.5) < 0.03
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(48, 96), (37, 70), (17, 33)], ids=str)
+def test_kaczmarz_draws_the_same_of_equal_columns_in_every_memory_layout(shape, dtype):
+    """Also where a random number is on the border between two columns, up to rounding."""
+    m, n = shape
+    M = gaussian(m, 1).expand(m, n).to(dtype)
+    padded = torch.nn.functional.pad(M, (0, 3, 0, 3))[:m, :n]
+    numbers = torch.arange(n, dtype=torch.float64) / n
+    indices, scales = Kaczmarz().columns(M.contiguous(), numbers)
+    for same in (M.mT.contiguous().mT, padded, M):
+        again, factors = Kaczmarz().columns(same, numbers)
+        assert torch.equal(again, indices)
+        assert torch.equal(factors, scales)
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e200, 1e300])
+def test_kaczmarz_draws_the_same_at_every_scale(scale):
+    M = gaussian(6, 9)
+    scale = 2.0 ** round(math.log2(scale))
+    if scale < 1e-308:
+        M = M.sign()  # denormals have few digits
+    expected, _ = Kaczmarz().columns(M, torch.linspace(0, 0.99, 5, dtype=torch.float64))
+    indices, scales = Kaczmarz().columns(scale * M, torch.linspace(0, 0.99, 5, dtype=torch.float64))
+    assert torch.equal(indices, expected)
+    assert scales.isfinite().all()
+
+
 def test_warm_needs_noise():
     for bad in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=r"noise=.*expected a number > 0.*missed for ever"):
@@ -126,3 +154,14 @@ def test_warm_needs_noise():
 def test_a_seed_is_no_generator():
     with pytest.raises(TypeError, match=r"generator=3: expected a torch\.Generator"):
         Gaussian()(torch.eye(4), 2, generator=3)
+
+
+def test_only_a_gaussian_is_dense():
+    assert Gaussian().is_dense
+    assert not Kaczmarz().is_dense
+
+
+def test_the_cost_is_that_of_an_m_by_n_matrix():
+    m, n, width = 10, 30, 4
+    assert Gaussian().flops(m, n, width) == 2 * m * n * width
+    assert Kaczmarz().flops(m, n, width) == 2 * m * n + m * width  # column norms, and the rescaling

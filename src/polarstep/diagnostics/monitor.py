@@ -30,9 +30,9 @@ from torch.utils.hooks import RemovableHandle
 
 from polarstep.diagnostics.cheap import cheap_certificate
 from polarstep.diagnostics.measures import measure, update_ratio
+from polarstep.distributed.layout import whole
 from polarstep.optim import Muon
 from polarstep.optim.step import Bucket
-from polarstep.sharded import whole
 from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
 

@@ -29,6 +29,7 @@ def _momentum_kernel(
     ELEMENT: tl.constexpr,
     NESTEROV: tl.constexpr,
     SKIP: tl.constexpr,
+    LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     matrix = tl.program_id(1).to(tl.int64)
@@ -51,6 +52,8 @@ def _momentum_kernel(
         m = beta * m + g
     if SKIP:
         m = tl.where(ok, m, 0.0)
+    if LARGEST > 0:  # the largest number of M's precision, where float32 has a larger one
+        m = tl.where(tl.abs(m) < float("inf"), tl.clamp(m, -LARGEST, LARGEST), m)
     tl.store(out + matrix * size + at, m.to(out.dtype.element_ty), mask=inside)
 
 
@@ -68,7 +71,8 @@ def momentum(
 
     ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
     matrix, a multiple of 16 bytes; ``betas`` has one β per matrix. Where ``finite`` is zero,
-    C stays and M is zero.
+    C stays and M is zero. A finite M stays finite: bfloat16 ends half a percent before float32, and
+    entries between the two become the largest number of bfloat16.
     """
     size = out.shape[1] * out.shape[2]
     grid = (triton.cdiv(size, _BLOCK), out.shape[0])
@@ -82,6 +86,7 @@ def momentum(
         ELEMENT=ELEMENTS[element],
         NESTEROV=nesterov,
         SKIP=finite is not None,
+        LARGEST=torch.finfo(out.dtype).max if out.dtype.itemsize < 4 else 0.0,
         BLOCK=_BLOCK,
         num_warps=8,
     )

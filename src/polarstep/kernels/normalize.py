@@ -38,9 +38,14 @@ def _divide_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     square = tl.sum(tl.load(sums + batch * PARTS + tl.arange(0, PARTS)), axis=0)
-    norm = tl.sqrt(square).to(tl.float32)
+    # 1/‖Y‖_F leaves the range of float32 for Y near the ends of that range, so there Y is first
+    # multiplied by a power of two.
+    exact = tl.sqrt(square)
+    lift = tl.where(exact > 2.0**100, 2.0**-64, tl.where(exact < 2.0**-90, 2.0**64, 1.0))
+    norm = (exact * lift).to(tl.float32)
     inverse = tl.where(norm > 0, SHRINK / tl.maximum(norm, 1e-38), 0.0)  # a zero matrix stays zero
     y = tl.load(Y + batch * size + at, mask=inside, other=0.0).to(tl.float32)
+    y *= lift.to(tl.float32)
     tl.store(out + batch * size + at, (y * inverse).to(out.dtype.element_ty), mask=inside)
 
 

@@ -8,6 +8,7 @@ outputs no other layer reads.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNCellBase
 from torch.nn.utils import parametrize
 
+from polarstep.optim.orientation import stored_transposed
+
 __all__ = ["Anatomy", "Node", "Site", "Use", "dissect"]
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -26,6 +29,8 @@ NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 # Attributes under which a wrapper holds the module it wraps: torch.compile, activation
 # checkpointing and FullyShardedDataParallel.
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+# The parts of an adapter, which add to a layer and are no layers of the model.
+ADAPTER = re.compile(r"(^|\.)lora_")
 
 
 @dataclass(eq=False)
@@ -67,9 +72,11 @@ class Node:
         if self.children or isinstance(module, (*EMBEDDINGS, *RECURRENT, *NORMS)):
             return None
         matrices = [name for name, p in module._parameters.items() if p is not None and p.ndim > 1]
-        if matrices == ["weight"] and (weight := module._parameters["weight"]) is not None:
-            return (weight.shape[1], weight.shape[0]) if weight.ndim == 2 else None
-        return None
+        weight = module._parameters["weight"] if matrices == ["weight"] else None
+        if weight is None or weight.ndim != 2:
+            return None
+        rows, cols = weight.shape
+        return (rows, cols) if stored_transposed(module, "weight", weight) else (cols, rows)
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -196,9 +203,10 @@ def _uses(node: Node) -> Iterator[tuple[Use, Tensor]]:
 
 def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict[int, str]:
     """The output layers: by their width first, then by their place."""
-    read = Counter(width for node in root.walk() for width in node.inputs)
+    layers = [node for node in root.walk() if not ADAPTER.search(node.name)]
+    read = Counter(width for node in layers for width in node.inputs)
     heads: dict[int, str] = {}
-    for node in root.walk():
+    for node in layers:
         if node.widths is not None:
             width = node.widths[1]
             if width in vocabularies and not read[width] and _ends_block(node):
@@ -268,12 +276,13 @@ def _ends_block(node: Node) -> bool:
     block = next((above for above in node.ancestors() if above.is_block), None)
     if block is None:
         return True
-    return [below for below in block.walk() if below.widths is not None][-1] is node
+    layers = [each for each in block.walk() if each.widths and not ADAPTER.search(each.name)]
+    return layers[-1] is node
 
 
 def _has_layers(node: Node) -> bool:
     """Whether there are layers with matrices at or below ``node``, embeddings aside."""
-    return any(below.inputs for below in node.walk())
+    return any(below.inputs for below in node.walk() if not ADAPTER.search(below.name))
 
 
 def _shapes(module: nn.Module) -> list[tuple[int, ...]]:

@@ -22,6 +22,7 @@ from polarstep.optim import step
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State, all_recalled
 from polarstep.optim.groups import Group, view_of
+from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like"]
@@ -39,9 +40,12 @@ def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.is_cuda:
         return False  # reading its value would wait for the device
+    if is_compensated(group, p) or stored_dtype(group, p) != p.dtype:
+        return False  # a kernel writes X and C in the precision of X
     view = view_of(group, p)
     return (
         p.numel() > 0
+        and view.in_turn
         and p.dtype in (torch.float32, torch.bfloat16)
         and (view.cols * p.element_size()) % ALIGNMENT == 0
         and _rows_in_turn(p, view)

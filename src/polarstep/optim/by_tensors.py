@@ -14,14 +14,33 @@ from torch import Tensor
 
 from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.distributed.layout import is_sharded, local, placed_like, whole_of_local
 from polarstep.optim.carried import remember
-from polarstep.optim.collect import Member, Signature, State, Work, all_recalled, gathered, in_parts
-from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.collect import (
+    Member,
+    Signature,
+    State,
+    Work,
+    all_recalled,
+    gathered,
+    in_parts,
+    momentum_dtype,
+)
+from polarstep.optim.groups import scale_of
+from polarstep.optim.large import is_large, launch_in_place
+from polarstep.optim.low_precision import (
+    add_compensated,
+    is_compensated,
+    keep_momentum,
+    momentum_of,
+    rounding_error,
+    stored_dtype,
+)
+from polarstep.optim.padded import step_padded
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
-from polarstep.sharded import is_sharded, local, placed_like, whole, whole_of_local
 
-__all__ = ["PlainStep", "Tensors", "ensure_buffer"]
+__all__ = ["PlainStep", "Target", "Tensors", "apply_updates", "finite_flags"]
 
 # Bytes of M that are gathered from shards at a time; a larger bucket is processed in parts.
 LARGEST_GATHERED = 512 * 2**20
@@ -41,37 +60,48 @@ class PlainStep:
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...], skip: set[int]
     ) -> None:
         """Update every parameter of ``works`` whose id is not in ``skip``."""
-        targets: dict[int, _Target] = {}
+        targets: dict[int, Target] = {}
 
         def selected(work: Work, index: int) -> bool:
             return id(work.params[index]) not in skip
 
-        for (signature, sharded), members in gathered(works, state, selected).items():
+        def target_of(member: Member) -> Target:
+            if id(member.param) not in targets:
+                targets[id(member.param)] = Target(member.work, member.index, state)
+            return targets[id(member.param)]
+
+        buckets = step_padded(gathered(works, state, selected), target_of, hooks)
+        for (signature, sharded), members in buckets.items():
             nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
             parts = iter([members])
             if sharded or signature.device.type == "cpu":
                 largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
                 parts = in_parts(members, lambda member: member.count, largest // nbytes)
-            numbers, key = signature.drawn_at(signature.step)
+            _, key = signature.drawn_at(signature.step)
             drawn: Tensor | None = None
-            for part in parts:
-                matrices = Tensors(part, state, targets)
-                if numbers is not None and drawn is None:
-                    drawn = self._numbers(signature, key, constant=not numbers)
-                carry = _joined(signature, part, state)
-                draw = Draw(drawn, _finite_flags(part))
-                polar, left = launch(signature.polar, matrices, carry, draw)
-                _keep(signature, part, state, left)
+            for number, part in enumerate(parts):
+                matrices = Tensors(part, [target_of(member) for member in part])
+                if number == 0:
+                    drawn = self.drawn(signature)
+                if is_large(signature, sharded):
+                    polar = launch_in_place(signature, matrices, part, hooks)
+                else:
+                    carry = _joined(signature, part, state)
+                    draw = Draw(drawn, finite_flags(part))
+                    polar, left = launch(signature.polar, matrices, carry, draw)
+                    _keep(signature, part, state, left)
                 if hooks:
                     show(hooks, signature, part, key, polar)
 
-    def _numbers(
-        self, signature: Signature, key: tuple[int | str, ...], *, constant: bool
-    ) -> Tensor:
-        """The random numbers of a step; kept if they are the same at every step.
+    def drawn(self, signature: Signature) -> Tensor | None:
+        """The random numbers of a bucket's step, if it needs any; kept if they are always the same.
 
         Inside a CUDA graph they are not kept, as every replay draws new numbers.
         """
+        needed, key = signature.drawn_at(signature.step)
+        if needed is None:
+            return None
+        constant = not needed
         m, n, device = signature.m, signature.n, signature.device
         place = (*key, signature.polar, device, signature.dtype)
         if constant and place in self._drawn and not in_a_graph():
@@ -93,14 +123,14 @@ def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
     return its.polar.init(sum(m.count for m in members), its.m, its.n, its.device, its.dtype)
 
 
-def _finite_flags(members: list[Member]) -> Tensor | None:
+def finite_flags(members: list[Member]) -> Tensor | None:
     """A number per matrix, zero if its gradient is not finite; ``None`` if nothing is skipped."""
     if all(member.work.finite is None for member in members):
         return None
     flags = [
         torch.ones((), device=member.param.device)
         if member.work.finite is None
-        else whole(member.work.finite[member.index]).to(torch.float32)
+        else member.work.finite[member.index].to(torch.float32)
         for member in members
         for _ in range(member.count)
     ]
@@ -112,27 +142,28 @@ def _keep(signature: Signature, members: list[Member], state: State, left: Carry
     parts = left.split([member.count for member in members])
     for member, part in zip(members, parts, strict=True):
         work, p = member.work, member.param
-        finite = None if work.finite is None else whole(work.finite[member.index])
+        finite = None if work.finite is None else work.finite[member.index]
         remember(state[p], member.block, signature.polar, part, p.dtype, finite)
 
 
-def ensure_buffer(p: Tensor, of_parameter: dict[str, Any]) -> Tensor:
-    """The momentum buffer C, which is zero for a parameter that has not been updated yet."""
-    if "momentum_buffer" not in of_parameter:
-        of_parameter["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-    C: Tensor = of_parameter["momentum_buffer"]
-    return C
-
-
-class _Target:
+class Target:
     """One parameter during one step."""
 
     def __init__(self, work: Work, index: int, state: State) -> None:
         self.work, self.index = work, index
         self.p, self.view = work.params[index], work.views[index]
-        self.finite = None if work.finite is None else whole(work.finite[index])
-        self._G, self._C = local(work.grads[index]), local(ensure_buffer(self.p, state[self.p]))
+        self.finite = None if work.finite is None else work.finite[index]
+        self.is_compensated = is_compensated(work.group, self.p)
+        self._state, self._kept = state[self.p], stored_dtype(work.group, self.p)
+        if self._kept == torch.int8 and is_sharded(self.p):
+            raise ValueError(
+                f"momentum_dtype=torch.int8 for {work.names[index]}, which is sharded: expected a whole "
+                "parameter, as scales go by blocks of it; take momentum_dtype=torch.bfloat16"
+            )
+        self._G = local(work.grads[index])
+        self._C = local(momentum_of(self.p, self._state, self._kept))
         self._advanced = False
+        self._M: Tensor | None = None  # this rank's part of M
         self._blocks: list[Tensor] | None = None  # the blocks of M
         self._T: list[Tensor | None] = [None] * len(self.view.shapes)
 
@@ -151,10 +182,11 @@ class _Target:
         else:
             new = torch.where(self.finite, beta * self._C + self._G, self._C)
             self._C.copy_(new)
+        keep_momentum(self._C, self._state, self._kept)
 
     def writes_momentum(self) -> bool:
         """Whether :meth:`write_momentum` can be used: M is not C, and is one block, not sharded."""
-        made = self.work.group["nesterov"] and self.finite is None
+        made = self.work.group["nesterov"] and self.finite is None and self.view.in_turn
         return made and self.has_one_block and not is_sharded(self.p)
 
     def write_momentum(self, out: Tensor) -> None:
@@ -166,14 +198,20 @@ class _Target:
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
         if self._blocks is None:
+            self._blocks = self.view.blocks(whole_of_local(self.local_momentum(), self.p))
+        return self._blocks[block]
+
+    def local_momentum(self) -> Tensor:
+        """This rank's part of M, not to be written to: without Nesterov it is C itself."""
+        if self._M is None:
             self.advance()
-            M = self._C
+            M = self._C.to(momentum_dtype(self.p.dtype))
             if self.work.group["nesterov"]:
                 M = torch.add(self._G, self._C, alpha=self.work.group["momentum"])
             if self.finite is not None:
                 M = torch.where(self.finite, M, 0)  # T(0) = 0, so X stays
-            self._blocks = self.view.blocks(whole_of_local(M, self.p))
-        return self._blocks[block]
+            self._M = M
+        return self._M
 
     def takes_product(self, dtype: torch.dtype) -> bool:
         """Whether torch has X ← βX + αLR as one operation for this X and factors of ``dtype``."""
@@ -183,13 +221,15 @@ class _Target:
             and not is_sharded(self.p)
             and self.p.is_contiguous()
             and self.has_one_block
+            and self.view.in_turn
+            and not self.is_compensated
             and not isinstance(self.work.group["lr"], Tensor)
         )
 
     def sizes(self) -> list[Any]:
         """−η·scale of each block."""
         group = self.work.group
-        lr, scale = group["lr"], resolve_scale(group["lr_scale"])
+        lr, scale = group["lr"], scale_of(group)
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
         return [-lr * scale(m, n) for _, m, n in self.view.shapes]
 
@@ -201,9 +241,16 @@ class _Target:
         remains = 1 - lr * decay
         if self.finite is None or decay == 0:
             return remains if decay != 0 else 1.0
+        if self.is_compensated:
+            return torch.where(self.finite, remains, 1.0)
         X = local(self.p)
         X.copy_(torch.where(self.finite, X * remains, X))
         return 1.0
+
+    def add_compensated(self, T: Tensor, size: Any) -> None:
+        """``X ← (1 − ηλ)X + size·T``, with what rounding takes off kept for the next step."""
+        R = local(rounding_error(self.p, self._state))
+        add_compensated(local(self.p), R, T, size, self.remains())
 
     def take_product(self, L: Tensor, R: Tensor) -> None:
         """``X ← (1 − ηλ)X − η·scale·LR``."""
@@ -234,12 +281,8 @@ class _Target:
 class Tensors:
     """G, C and X of the blocks of a bucket, parameter by parameter."""
 
-    def __init__(self, members: list[Member], state: State, targets: dict[int, _Target]) -> None:
-        self._members = members
-        for member in members:
-            if id(member.param) not in targets:
-                targets[id(member.param)] = _Target(member.work, member.index, state)
-        self._targets = [targets[id(member.param)] for member in members]
+    def __init__(self, members: list[Member], targets: list[Target]) -> None:
+        self._members, self._targets = members, targets
         self._counts = [member.count for member in members]
 
     def momentum(self) -> Tensor:
@@ -247,7 +290,8 @@ class Tensors:
         if len(self._members) > 1 and all(target.writes_momentum() for target in self._targets):
             p = self._members[0].param
             _, m, n = self._members[0].view.shapes[self._members[0].block]
-            M = torch.empty(sum(self._counts), m, n, dtype=p.dtype, device=p.device)
+            dtype = momentum_dtype(p.dtype)
+            M = torch.empty(sum(self._counts), m, n, dtype=dtype, device=p.device)
             for target, part in zip(self._targets, torch.split(M, self._counts), strict=True):
                 target.write_momentum(part)
             return M
@@ -270,20 +314,23 @@ class Tensors:
         if all(products_taken):
             return
         parts = torch.split(polar.dense.to(polar.M.dtype), self._counts)
-        ready: list[tuple[_Target, tuple[Tensor, Tensor, Any]]] = []
+        ready: list[tuple[Target, tuple[Tensor, Tensor, Any]]] = []
         for target, taken, member, T in zip(
             self._targets, products_taken, self._members, parts, strict=True
         ):
             update = None if taken else target.take(member.block, T)
             if update is not None:
                 ready.append((target, update))
-        _apply(ready)
+        apply_updates(ready)
 
 
-def _apply(ready: Iterable[tuple[_Target, tuple[Tensor, Tensor, Any]]]) -> None:
+def apply_updates(ready: Iterable[tuple[Target, tuple[Tensor, Tensor, Any]]]) -> None:
     """``X ← (1 − ηλ)X − η·scale·T``, grouped so that T is scaled and added in one pass."""
     alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
     for target, (X, T, size) in ready:
+        if target.is_compensated:
+            target.add_compensated(T, size)
+            continue
         remains = target.remains()
         if isinstance(remains, Tensor):
             X.mul_(remains)

@@ -6,7 +6,7 @@ whichever groups and parameters they are in. Nothing is changed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
-from polarstep.optim.groups import Group, check_options, named_params, view_of
+from polarstep.optim.groups import Group, check_options, is_transposed, named_params, view_of
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
-from polarstep.sharded import is_sharded, placed_like
 
 __all__ = [
     "Member",
@@ -27,10 +27,12 @@ __all__ = [
     "State",
     "Work",
     "all_recalled",
+    "check_gradients",
     "collect",
     "gathered",
     "in_parts",
     "members_of",
+    "momentum_dtype",
 ]
 
 # The type of torch's Optimizer.state: a dict for each parameter.
@@ -111,13 +113,9 @@ class Member:
         return self.view.shapes[self.block][0]
 
 
-def collect(group: Group) -> Work:
-    """The parameters that have a gradient, checked.
-
-    A parameter without a gradient is left alone altogether, weight decay included.
-    """
+def check_gradients(group: Group) -> None:
+    """Raise for the first bad option of a group, or the first gradient that cannot be used."""
     check_options(group)
-    names, params, grads = [], [], []
     for name, p in named_params(group):
         grad = p.grad
         if grad is None:
@@ -132,12 +130,28 @@ def collect(group: Group) -> Work:
                 f"{name} has shape {tuple(p.shape)}, but its gradient has shape "
                 f"{tuple(grad.shape)}; call zero_grad() after changing a parameter's shape"
             )
+
+
+def collect(group: Group, elsewhere: Container[int] = ()) -> Work:
+    """The parameters that have a gradient, checked.
+
+    A parameter without a gradient is left alone altogether, weight decay included. But where another
+    rank has a gradient of it, which ``elsewhere`` says by its id, the missing gradient counts as zero.
+    """
+    check_gradients(group)
+    names, params, grads = [], [], []
+    for name, p in named_params(group):
+        grad = p.grad
+        if grad is None:
+            if id(p) not in elsewhere:
+                continue
+            grad = torch.zeros_like(p)
         names.append(name)
         params.append(p)
         grads.append(placed_like(grad, p))
     finite = None
     if group["nonfinite"] == "skip" and grads:
-        finite = _are_finite(grads)
+        finite = _are_finite([local(grad) for grad in grads])
     views = []
     if group["algorithm"] == "muon":
         views = [view_of(group, p, name) for name, p in zip(names, params, strict=True)]
@@ -145,7 +159,7 @@ def collect(group: Group) -> Work:
 
 
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:
-    """A flag per gradient, on its device; nothing here waits for the device.
+    """A flag per gradient, on its device, of this rank's part; nothing here waits for the device.
 
     The largest magnitude of a gradient is NaN or infinite exactly where some entry is. On a GPU one
     launch finds it for all gradients; a CPU finds minimum and maximum twenty times as fast.
@@ -160,11 +174,21 @@ def _are_finite(grads: list[Tensor]) -> list[Tensor]:
     ]
 
 
+def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of C and M for a parameter in ``dtype``: its own, or float32 for float16.
+
+    C is a sum of up to 1/(1 − β) gradients. float16 ends at 65504, and gradients of 5,000 would pass
+    that at β = 0.95. bfloat16 has the range of float32.
+    """
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
 def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature, Member]]:
     """The blocks of one parameter, each with the signature of its bucket."""
     p, group = work.params[index], work.group
     for block, (count, m, n) in enumerate(work.views[index].shapes):
-        polar = followed(group["polar"].on(m, n, p.device), group["transform"])
+        polar = group["polar"].on(m, n, p.device)
+        polar = followed(polar, group["transform"], transposed=is_transposed(group))
         signature = Signature(
             polar=polar,
             seed=group["seed"],

@@ -8,7 +8,8 @@ device has it), with torch's names for the state, so that a checkpoint looks lik
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import Any, ClassVar
@@ -64,23 +65,26 @@ class AdamW:
         # OneCycleLR and CyclicLR cycle "momentum" in every group of an optimizer whose default it is,
         # where they would cycle β₁ of torch's own AdamW.
         beta1 = group.get("momentum", beta1)
-        adamw(
-            params,
-            grads,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=_has_fused(params[0]),
-            found_inf=found_inf,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        means = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
+        with _side_by_side(params, grads, means, squares) as (p, g, m, v):
+            adamw(
+                p,
+                g,
+                m,
+                v,
+                [],
+                [state["step"] for state in states],
+                fused=_has_fused(params[0]),
+                found_inf=found_inf,
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
 
 
 @dataclass(frozen=True)
@@ -118,19 +122,29 @@ class SGD:
         found_inf: Tensor | None = None,
     ) -> None:
         """One step of every parameter, or no step at all if ``found_inf`` is one."""
-        sgd(
-            params,
-            grads,
-            [state["momentum_buffer"] for state in states],
-            fused=_has_fused(params[0]),
-            found_inf=found_inf,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=group["nesterov"],
-            maximize=False,
-        )
+        # On a CPU torch's fused SGD leaves most 16-bit parameters as they are, and writes something else
+        # than the momentum to their buffers (torch 2.13; pytorch/pytorch#191763).
+        in_16_bits = any(p.device.type == "cpu" and p.dtype.itemsize < 4 for p in params)
+        fused = _has_fused(params[0]) and not in_16_bits
+        if found_inf is not None and not fused:  # only the fused rule knows found_inf
+            if bool(found_inf):
+                return
+            found_inf = None
+        buffers = [state["momentum_buffer"] for state in states]
+        with _side_by_side(params, grads, buffers) as (p, g, m):
+            sgd(
+                p,
+                g,
+                m,  # type: ignore[arg-type]  # list[Tensor | None] to torch
+                fused=fused,
+                found_inf=found_inf,
+                weight_decay=group["weight_decay"],
+                momentum=group["momentum"],
+                lr=group["lr"],
+                dampening=0.0,
+                nesterov=group["nesterov"],
+                maximize=False,
+            )
 
 
 Elementwise = AdamW | SGD
@@ -139,6 +153,34 @@ Elementwise = AdamW | SGD
 def group_of(rule: Elementwise) -> dict[str, Any]:
     """The hyperparameters of ``rule`` as a parameter group holds them."""
     return {"algorithm": rule.algorithm, **asdict(rule)}
+
+
+@contextmanager
+def _side_by_side(
+    params: list[Tensor], grads: list[Tensor], *states: list[Tensor]
+) -> Iterator[list[list[Tensor]]]:
+    """The tensors as torch's fused rules need them: entry k of each belongs to entry k of the others.
+
+    The rules walk through memory and do not look at strides. A parameter may have gaps in memory, or a
+    gradient in another order: a CPU would then update the wrong entries, and a GPU refuses. Such a
+    parameter is updated in a contiguous copy.
+    """
+    aligned = [list(params), list(grads), *map(list, states)]
+    copied = []
+    for i, p in enumerate(params):
+        beside = [each[i] for each in aligned]
+        if all(X.is_contiguous() for X in beside):
+            continue
+        without_gaps = torch.empty_like(p, device="meta").stride()
+        if any(X.stride() != without_gaps for X in beside):
+            copied.append(i)
+            for each in aligned:
+                each[i] = each[i].contiguous()
+    yield aligned
+    for i in copied:
+        for written, held in zip((params, *states), (aligned[0], *aligned[2:]), strict=True):
+            if held[i] is not written[i]:
+                written[i].copy_(held[i])
 
 
 def _has_fused(p: Tensor) -> bool:

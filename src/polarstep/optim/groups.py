@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, get_args
@@ -24,12 +24,16 @@ from polarstep.polar import PolarMap
 
 __all__ = [
     "ELEMENTWISE",
+    "LR_SCALE",
     "Group",
+    "check_lr",
     "check_options",
     "check_params",
     "complete",
+    "is_transposed",
     "named_params",
     "restored",
+    "scale_of",
     "view_of",
 ]
 
@@ -38,6 +42,9 @@ Group = dict[str, Any]
 # The elementwise rules by their name in group["algorithm"].
 ELEMENTWISE: dict[str, type[Elementwise]] = {rule.algorithm: rule for rule in get_args(Elementwise)}
 NONFINITE = ("propagate", "skip")
+ROUNDINGS = ("nearest", "compensated")
+# In which momentum can be kept; None is the precision of the parameter.
+MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
@@ -52,6 +59,9 @@ SYNONYMS = {
     "ns_coefficients": "polar",
     "adjust_lr_fn": "lr_scale",
 }
+# The key under which a group keeps the option ``lr_scale``: timm's schedulers multiply a group's
+# learning rate by group["lr_scale"], a number of theirs. A group may be given either key.
+LR_SCALE = "shape_scale"
 
 
 def complete(group: Group, muon_defaults: Group) -> Group:
@@ -78,6 +88,8 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
     defaults = _defaults_of(group["algorithm"], muon_defaults)
     if now is not None and now["algorithm"] == group["algorithm"]:
         defaults = {key: now[key] for key in defaults}
+    if now is not None and "name" in now:
+        defaults = defaults | {"name": now["name"]}
     group = defaults | group
     _check_whole(group)
     check_params(group)
@@ -85,18 +97,20 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 
 
 def _check_whole(group: Group) -> None:
-    """Check everything, also the value of a tensor lr, and turn split_sizes into a tuple."""
+    """Check everything, also the value of a tensor lr, and turn the sizes of parts into tuples."""
     check_options(group)
-    _check_lr(float(group["lr"]))
-    if group.get("split_sizes") is not None:
-        group["split_sizes"] = tuple(group["split_sizes"])
+    check_lr(float(group["lr"]))
+    for option in ("split_sizes", "split_columns"):
+        if group.get(option) is not None:
+            group[option] = tuple(group[option])
 
 
 def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
     if algorithm == "muon":
         return muon_defaults
     _check_algorithm(algorithm)
-    return group_of(ELEMENTWISE[algorithm]()) | {"nonfinite": muon_defaults["nonfinite"]}
+    common = {option: muon_defaults[option] for option in ("nonfinite", "rounding")}
+    return group_of(ELEMENTWISE[algorithm]()) | common
 
 
 def check_options(group: Group) -> None:
@@ -106,14 +120,18 @@ def check_options(group: Group) -> None:
     """
     algorithm = group["algorithm"]
     _check_algorithm(algorithm)
-    _check_lr(group["lr"])
+    check_lr(group["lr"])
     if not isinstance(group["lr"], Tensor) and -ROUNDING <= group["lr"] < 0:
         group["lr"] = 0.0
     if group["nonfinite"] not in NONFINITE:
         raise ValueError(
             f"nonfinite={group['nonfinite']!r}: expected one of {', '.join(NONFINITE)}"
         )
+    if group["rounding"] not in ROUNDINGS:
+        raise ValueError(f"rounding={group['rounding']!r}: expected one of {', '.join(ROUNDINGS)}")
     if algorithm == "muon":
+        if "lr_scale" in group:
+            group[LR_SCALE] = group.pop("lr_scale")
         _check_muon(group)
     else:
         rule = ELEMENTWISE[algorithm]
@@ -147,19 +165,33 @@ def _check_muon(group: Group) -> None:
         raise TypeError(
             f"transform={transform!r}: expected None or a transform such as polarstep.NormalizedRows()"
         )
-    resolve_scale(group["lr_scale"])
+    resolve_scale(group[LR_SCALE])
     if group["layout"] not in get_args(Layout):
         raise ValueError(
             f"layout={group['layout']!r}: expected one of {', '.join(get_args(Layout))}"
         )
     if not isinstance(group["seed"], int):
         raise TypeError(f"seed={group['seed']!r}: expected an integer")
-    split = group["split_sizes"]
-    if split is not None and not (
-        isinstance(split, Sequence) and all(isinstance(rows, Integral) for rows in split)
-    ):
-        raise TypeError(
-            f"split_sizes={split!r}: expected the rows of each matrix, integers, as (768, 256, 256)"
+    for option, what in (("split_sizes", "rows"), ("split_columns", "columns")):
+        split = group[option]
+        if split is not None and not (
+            isinstance(split, Sequence) and all(isinstance(size, Integral) for size in split)
+        ):
+            raise TypeError(
+                f"{option}={split!r}: expected the {what} of each matrix, integers, "
+                "as (768, 256, 256)"
+            )
+    repeats = group["split_repeats"]
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(
+            f"split_repeats={repeats!r}: expected how often the parts come in turn, as the number of "
+            "heads; 1 if each part lies in one piece"
+        )
+    check_at_least_zero(lr_factor=group["lr_factor"])
+    if group["momentum_dtype"] not in MOMENTA:
+        raise ValueError(
+            f"momentum_dtype={group['momentum_dtype']!r}: expected one of "
+            f"{', '.join(map(str, MOMENTA))}; None keeps momentum in the precision of the parameter"
         )
 
 
@@ -181,23 +213,53 @@ def check_params(group: Group) -> None:
 
 
 def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
-    """Parameters with their names, or with their place in the group where they have none."""
+    """Parameters with their names, or with their place in the group where they have none.
+
+    ``ZeroRedundancyOptimizer`` gives each rank some parameters of a group with the names of all, so a
+    list of another length counts as no names.
+    """
     params: list[Tensor] = group["params"]
-    names = group.get("param_names") or [f"parameter {i}" for i in range(len(params))]
+    names = group.get("param_names") or []
+    if len(names) != len(params):
+        names = [f"parameter {i}" for i in range(len(params))]
     return zip(names, params, strict=True)
 
 
 def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:
     """How a Muon group reads ``p`` as matrices."""
-    layout, split = group["layout"], group["split_sizes"]
-    key = (p.shape, layout, None if split is None else tuple(split))
+    layout, repeats = group["layout"], group["split_repeats"]
+    split, columns = (
+        None if sizes is None else tuple(sizes)
+        for sizes in (group["split_sizes"], group["split_columns"])
+    )
+    key = (p.shape, layout, split, columns, repeats)
     if key not in _VIEWS:
-        _VIEWS[key] = MatrixView.of(p.shape, layout=layout, split_sizes=split, name=name)
+        _VIEWS[key] = MatrixView.of(
+            p.shape,
+            layout=layout,
+            split_sizes=split,
+            split_columns=columns,
+            split_repeats=repeats,
+            name=name,
+        )
     return _VIEWS[key]
 
 
 # Read for every parameter at every step. A dict, as torch.compile traces through functools.cache.
-_VIEWS: dict[tuple[torch.Size, Layout, tuple[int, ...] | None], MatrixView] = {}
+_VIEWS: dict[tuple[Any, ...], MatrixView] = {}
+
+
+def is_transposed(group: Group) -> bool:
+    """Whether a Muon group's matrices are stored inputs × outputs."""
+    return bool(group["layout"] == "transposed")
+
+
+def scale_of(group: Group) -> Callable[[int, int], float]:
+    """The factor on a Muon group's learning rate, for a matrix that is stored as m × n."""
+    scale, factor = resolve_scale(group[LR_SCALE]), group["lr_factor"]
+    if is_transposed(group):
+        return lambda m, n: factor * scale(n, m)
+    return scale if factor == 1 else lambda m, n: factor * scale(m, n)
 
 
 def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
@@ -206,8 +268,9 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
     torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
     ``wd`` would have no effect, unnoticed for a whole training run.
     """
+    own, muon = ({"lr_scale" if key == LR_SCALE else key for key in keys} for keys in (own, muon))
     others = muon.union(*(group_of(rule()) for rule in ELEMENTWISE.values())) - own
-    for key in sorted(set(group) - own - {"params", "param_names"}):
+    for key in sorted(set(group) - own - {"params", "param_names", LR_SCALE}):
         close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
         meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
         if key in others or meant:
@@ -218,7 +281,7 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
             )
 
 
-def _check_lr(lr: float | Tensor) -> None:
+def check_lr(lr: float | Tensor) -> None:
     """Raise for a bad lr, as far as can be told without waiting for a device."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:

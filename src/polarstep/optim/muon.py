@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, overload
 
 import torch
@@ -14,10 +16,25 @@ from torch.utils.hooks import RemovableHandle
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.matrix import Layout
+from polarstep.distributed.layout import Layout, is_sharded, local
+from polarstep.distributed.status import agreed, all_finite
+from polarstep.distributed.step import Distribution
+from polarstep.distributed.unstarted import drop_placeholders, placeholders
+from polarstep.matrix import Layout as MatrixLayout
+from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, collect
-from polarstep.optim.groups import ELEMENTWISE, check_params, complete, restored
+from polarstep.optim.collect import State, Work, check_gradients, collect
+from polarstep.optim.elementwise import AdamW, Elementwise
+from polarstep.optim.following import Places
+from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete, restored
+from polarstep.optim.low_precision import (
+    MOMENTUM_STATE,
+    is_compensated,
+    put,
+    rounding_error,
+    stored_dtype,
+)
+from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
@@ -25,13 +42,12 @@ from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
 from polarstep.optim.transforms import NormalizedRows, Transform
 from polarstep.polar import Finder, NewtonSchulz, PolarMap, Warm
-from polarstep.sharded import local, whole
 from polarstep.sketch import Sketch
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
 
-# A polar map is part of the hyperparameters and so of a checkpoint: let torch.load read it with
+# Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
 # weights_only=True, its default.
 torch.serialization.add_safe_globals(
     [
@@ -54,9 +70,13 @@ class Muon(Optimizer):
         M = βC + G   (Nesterov)   or   M = C   (Polyak)
         X ← (1 − ηλ)X − η · scale(m, n) · T(M)
 
-    The momentum buffer holds C itself, a sum and not a moving average. Matrices of equal shape go
-    through T as one batch, whichever groups they are in. A matrix whose gradient has become zero
-    for good stops moving when its momentum has faded (:mod:`polarstep.optim.resting`).
+    The momentum buffer holds C itself, a sum and not a moving average, in the precision of X, or in
+    float32 for float16 parameters. Entries of C are at most max|G|/(1 − β), so gradients up to
+    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C
+    and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
+    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
+    gradient has become zero for good stops moving when its momentum has faded
+    (:mod:`polarstep.optim.resting`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override everything
@@ -70,9 +90,20 @@ class Muon(Optimizer):
         weight_decay: λ, decoupled.
         lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, 0.2·√max(m, n), with which
             AdamW's learning rates carry over; or a function of (m, n).
-        layout: how tensors of more than two dimensions are matrices
-            (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``, ``"stack"`` or ``"auto"``.
-        split_sizes: rows of the matrices of a fused projection; each gets its own polar factor.
+        layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
+            ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
+        split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
+            polar factor.
+        split_columns: inputs (columns) of the matrices, as for an output projection cut by head.
+        split_repeats: how often the parts of ``split_sizes`` come in turn. Where a weight has q, k and
+            v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
+            rows of q as one matrix, and k and v alike.
+        lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
+        momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter,
+            ``torch.bfloat16``, or ``torch.int8`` for eight bits with a scale for each 128 entries.
+        rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
+            rounded, in two more bytes a parameter (:mod:`polarstep.optim.low_precision`). ``"nearest"``
+            loses it, as torch's optimizers do. Neither matters for parameters in float32.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
@@ -81,15 +112,22 @@ class Muon(Optimizer):
         fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
             CUDA graph (:mod:`polarstep.optim.replay`), in bfloat16 where plain torch operations
             would use bfloat16 products too. ``False``: plain torch operations.
+        plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
+            ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
+            ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
+            have a ``"plan"`` of its own. The result of a step does not depend on it.
+        process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
+            the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
+            its plain parameters by itself. A ``DTensor`` brings its own ranks along.
 
     Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
-    ``torch.load`` reads it back with ``weights_only=True``, its default, as long as ``polarstep`` is
-    imported; a polar map or an ``lr_scale`` function of your own must be named to
-    ``torch.serialization.add_safe_globals`` first.
+    :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
+    ``weights_only=True``, its default. The class of a map of your own must be defined before
+    :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again.
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))
@@ -111,12 +149,19 @@ class Muon(Optimizer):
         weight_decay: float = 0.0,
         lr_scale: LrScale = "spectral",
         *,
-        layout: Layout = "auto",
+        layout: MatrixLayout = "auto",
         split_sizes: Sequence[int] | None = None,
+        split_columns: Sequence[int] | None = None,
+        split_repeats: int = 1,
+        lr_factor: float = 1.0,
+        momentum_dtype: torch.dtype | None = None,
+        rounding: str = "nearest",
         transform: Transform | None = None,
         nonfinite: str = "propagate",
         seed: int = 0,
         fused: bool = True,
+        plan: str = "auto",
+        process_group: Any = None,
     ) -> None:
         defaults = {
             "algorithm": "muon",
@@ -125,9 +170,14 @@ class Muon(Optimizer):
             "nesterov": nesterov,
             "polar": NewtonSchulz(5, "polar-express") if polar is None else polar,
             "weight_decay": weight_decay,
-            "lr_scale": lr_scale,
+            LR_SCALE: lr_scale,
             "layout": layout,
             "split_sizes": split_sizes,
+            "split_columns": split_columns,
+            "split_repeats": split_repeats,
+            "lr_factor": lr_factor,
+            "momentum_dtype": momentum_dtype,
+            "rounding": rounding,
             "transform": transform,
             "nonfinite": nonfinite,
             "seed": seed,
@@ -143,20 +193,48 @@ class Muon(Optimizer):
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
+        self._distribution = Distribution(plan, process_group)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
+        self._waiting: tuple[Group, ...] | None = None  # groups for them, should they be added
+        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
+        self._told = False  # whether a step without gradients has been pointed out
+        self._places: Places | None = None  # of the parameters in muon_for's model
+        self._failure: Exception | None = None  # of the last step, to be raised on all ranks
         super().__init__(params, defaults)
+        self._waiting = ()
 
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
-        return routes_of(self.param_groups, self._left_out)
+        return routes_of(self.param_groups, self._left_out, self._distribution.told)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked and completed with the defaults of its algorithm."""
+        """Add a group, checked and completed with the defaults of its algorithm.
+
+        A group without ``"algorithm"`` that is added to an existing optimizer may bring any parameters.
+        Those that :func:`polarstep.muon_for` knows, because they were frozen then, get the rule it has
+        for them. Of the others, vectors get AdamW. Each rule has its own group
+        (:mod:`polarstep.optim.added`).
+        """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        group = complete(_as_listed(param_group), self.defaults)
-        check_params(group)
+        listed = _as_listed(param_group)
+        groups = [listed]
+        if self._waiting is not None:
+            lr = self.defaults["lr"]
+            groups = sorted_by_rule(listed, self._waiting, self._vectors, lr)
+        ready: list[Group] = []
+        for group in groups:
+            group = complete(group, self.defaults)
+            check_params(group)
+            before = [*self.param_groups, *ready]
+            if self._waiting is not None:
+                group = with_names(group, before)
+            ready.append(named_uniquely(group, before))
+        for group in ready:
+            self._add(group)
+
+    def _add(self, group: Group) -> None:
         # torch fills every default into every group; an AdamW group must not get Muon's.
         defaults, self.defaults = self.defaults, {}
         try:
@@ -184,21 +262,79 @@ class Muon(Optimizer):
         return loss
 
     def _update(self) -> None:
-        works = [collect(group) for group in self.param_groups]
+        if self._places is not None:
+            self._places.follow(self.param_groups, self.state)
+        spread = self._distribution.spread(self.param_groups)
+        works = self._collected(spread)
+        if not self._told and not any(work.params for work in works):
+            self._told = True
+            _tell_of_no_gradient(sum(len(group["params"]) for group in self.param_groups))
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
-        let_rest(muon, self.state)
-        updated = replayed(muon, self.state, hooks)
-        self._plain(muon, self.state, hooks, skip=updated)
+        errors: list[Exception] = []
+        if any(is_sharded(p) for work in muon for p in work.params) or spread:
+            errors = self._update_with_others(muon, replayed, hooks)
+        else:
+            let_rest(muon, self.state)
+            updated = replayed(muon, self.state, hooks)
+            self._plain(muon, self.state, hooks, skip=updated)
         for work in muon:
             work.group["step"] += 1
         for work in works:
             if work.group["algorithm"] in ELEMENTWISE:
                 self._elementwise(work)
+        if errors:
+            self._failure = errors[0]
+            warnings.warn(
+                f"{type(errors[0]).__name__}: {errors[0]}; the matrices of this rank were not updated, "
+                "and all ranks will raise this error at the next step",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _update_with_others(
+        self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
+    ) -> list[Exception]:
+        """A step where parameters are in parts on several ranks; returns the errors of this rank."""
+        split = self._distribution.split(muon, self.state, hooked=bool(hooks))
+        let_rest(split.here, split.state)
+        split.let_rest()
+        split.begin(self._plain)
+        updated = replayed(split.here, split.state, hooks)
+        self._plain(split.here, split.state, hooks, skip=updated)
+        self._plain(split.gathered, self.state, hooks, skip=set())
+        split.finish()
+        split.settle()
+        return split.errors
+
+    def _collected(self, spread: list[tuple[Tensor, Layout]]) -> list[Work]:
+        """What every group has to update, agreed on with the ranks that have parts of it."""
+        if not spread:
+            return [collect(group) for group in self.param_groups]
+        error, self._failure = self._failure, None
+        try:
+            for group in self.param_groups:
+                check_gradients(group)
+        except Exception as found:  # raised on all ranks together
+            error = error or found
+        elsewhere = agreed(spread, self._step_count(), error)
+        works = [collect(group, elsewhere) for group in self.param_groups]
+        layouts = {id(p): layout for p, layout in spread}
+        all_finite(
+            (flag, layouts[id(p)])
+            for work in works
+            for p, flag in zip(work.params, work.finite or (), strict=False)
+            if id(p) in layouts
+        )
+        return works
+
+    def _step_count(self) -> int:
+        """The number of steps taken, as Muon's groups count them."""
+        return sum(group.get("step", 0) for group in self.param_groups)
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:
@@ -213,13 +349,30 @@ class Muon(Optimizer):
         for p in work.params:
             if not self.state[p]:
                 self.state[p].update(rule.new_state(p))
+        if is_compensated(work.group, work.params[0]):
+            for index in range(len(work.params)):
+                self._compensated(work, index)
+            return
         params, grads = ([local(X) for X in each] for each in (work.params, work.grads))
         states = [{k: local(X) for k, X in self.state[p].items()} for p in work.params]
         if work.finite is None:
             rule.update(work.group, params, grads, states)
             return
         for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
-            rule.update(work.group, [p], [grad], [state], found_inf=1 - whole(finite).float())
+            rule.update(work.group, [p], [grad], [state], found_inf=1 - finite.float())
+
+    def _compensated(self, work: Work, index: int) -> None:
+        """AdamW or SGD on one parameter in 16 bits, computed in float32."""
+        p, rule = work.params[index], ELEMENTWISE[work.group["algorithm"]]
+        R = local(rounding_error(p, self.state[p]))
+        kept = {k: local(X) for k, X in self.state[p].items() if k != "rounding_error"}
+        state = {k: X.float() for k, X in kept.items()}
+        x = local(p).float() + R
+        stop = None if work.finite is None else 1 - work.finite[index].float()
+        rule.update(work.group, [x], [local(work.grads[index]).float()], [state], found_inf=stop)
+        put(x, local(p), R)
+        for key, X in kept.items():
+            X.copy_(state[key])
 
     def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.
@@ -230,9 +383,88 @@ class Muon(Optimizer):
         self._polar_hooks[handle.id] = hook
         return handle
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the groups, as torch has them, with every option as plain data."""
+        content = super().state_dict()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            content = content | {"state": self._with_placeholders(content["state"])}
+        groups = [encoded_group(group) for group in content["param_groups"]]
+        return content | {"param_groups": groups}
+
+    def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
+        """``state`` with entries for parameters that never had a gradient."""
+        numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
+        missing = {
+            index: placeholders(group, p)
+            for index, (group, p) in numbered
+            if p.requires_grad and not state.get(index)
+        }
+        return state | missing
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that are missing in it stay as they are here.
+
+        torch casts what it loads to the precision of the parameter. Momentum that is kept in another
+        precision is loaded without that cast.
+        """
+        self._regroup_as(state_dict["param_groups"])
+        running = dict(enumerate(self.param_groups))
+        groups = [
+            decoded_group(group, running.get(index))
+            for index, group in enumerate(state_dict["param_groups"])
+        ]
+        seen: list[dict[str, Any]] = []
+        # The last of the hooks sees what the hooks of the user have made of the checkpoint.
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
+        try:
+            super().load_state_dict(state_dict | {"param_groups": groups})
+        finally:
+            handle.remove()
+        for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
+            for key, p in zip(saved["params"], group["params"], strict=True):
+                if group["algorithm"] != "muon" or stored_dtype(group, p) == p.dtype:
+                    continue
+                for name in MOMENTUM_STATE:
+                    value = seen[0]["state"].get(key, {}).get(name)
+                    if isinstance(value, Tensor):
+                        self.state[p][name] = value.to(p.device, copy=True)
+        drop_placeholders(self.param_groups, self.state)
+
+    def _regroup_as(self, saved: Sequence[Group]) -> None:
+        """Group the parameters as a checkpoint does, if it has the same names in other groups.
+
+        Another version may route a parameter otherwise, and the model may have had other layers frozen.
+        The run then goes on as it was saved.
+        """
+        then, now = (
+            [list(group.get("param_names") or ()) for group in groups]
+            for groups in (saved, self.param_groups)
+        )
+        names_then, names_now = (sorted(chain.from_iterable(names)) for names in (then, now))
+        if then == now or names_then != names_now or not all([*then, *now]):
+            return
+        owners = {
+            name: (p, group)
+            for group, names in zip(self.param_groups, now, strict=True)
+            for name, p in zip(names, group["params"], strict=True)
+        }
+        regrouped = [
+            owners[names[0]][1]
+            | {"params": [owners[name][0] for name in names], "param_names": names}
+            for names in then
+        ]
+        self.param_groups[:] = regrouped
+        warnings.warn(
+            f"the checkpoint has its parameters in {len(then)} groups and this optimizer had them in "
+            f"{len(now)}, or in another order: the checkpoint's groups and their rules are taken over. "
+            "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
+            "with a new optimizer",
+            stacklevel=3,
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
-        return super().__getstate__() | {"_left_out": self._left_out}
+        return super().__getstate__() | {"_left_out": self._left_out, "_vectors": self._vectors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
@@ -252,7 +484,13 @@ class Muon(Optimizer):
         self.__dict__.setdefault("_polar_hooks", OrderedDict())
         self.__dict__.setdefault("_replayed", ReplayedStep())
         self.__dict__.setdefault("_plain", PlainStep())
+        self.__dict__.setdefault("_distribution", Distribution())
         self.__dict__.setdefault("_left_out", ())
+        self.__dict__.setdefault("_waiting", ())
+        self.__dict__.setdefault("_vectors", AdamW())
+        self.__dict__.setdefault("_told", False)
+        self.__dict__.setdefault("_places", None)
+        self.__dict__.setdefault("_failure", None)
 
 
 def _check_buffers(state: State) -> None:
@@ -270,6 +508,17 @@ def _check_buffers(state: State) -> None:
                 "checkpoint: expected the same shape; the checkpoint is of another model, or of "
                 "one whose parameters came in another order"
             )
+
+
+def _tell_of_no_gradient(count: int) -> None:
+    """Warn that a step has nothing to do."""
+    warnings.warn(
+        f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
+        "updated. Expected gradients from backward(). If it has run, these are no longer the parameters "
+        "of the model: get_peft_model, fully_shard, and to() or load_state_dict(assign=True) on some "
+        "paths put new ones in their place. Make the optimizer after them, as muon_for(model)",
+        stacklevel=6,  # the caller of step(), which torch has wrapped twice
+    )
 
 
 def _check_started(works: list[Work], state: State) -> None:

@@ -23,11 +23,10 @@ from torch import Tensor
 from polarstep.cuda_graphs import captured
 from polarstep.kernels.pointers import shared_table
 from polarstep.optim.by_tables import TableBucket, addresses, can_tabulate, lies_like
-from polarstep.optim.by_tensors import ensure_buffer
 from polarstep.optim.carried import entry, recalled
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
-from polarstep.optim.groups import Group
-from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.groups import Group, is_transposed, scale_of
+from polarstep.optim.low_precision import momentum_of
 from polarstep.optim.step import PolarHook, show
 from polarstep.optim.transforms import followed
 
@@ -134,7 +133,7 @@ class ReplayedStep:
     def _run(
         self, plan: _Plan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
     ) -> None:
-        _fill_tables(plan, state)
+        _fill_tables(plan, works, state)
         first = works[0].group["step"]
         now = [
             (bucket, _of_now(members, works), first + offset)
@@ -226,7 +225,7 @@ class ReplayedStep:
             ]
             fused.append([i for i, yes in enumerate(can) if yes])
             for i in fused[-1]:
-                ensure_buffer(work.params[i], state[work.params[i]])
+                momentum_of(work.params[i], state[work.params[i]], work.params[i].dtype)
                 members += list(members_of(work, i, state))
         if not members:
             return _Plan(key, fused, [], [])
@@ -269,7 +268,8 @@ class ReplayedStep:
 def _could_own(group: Group, its: Signature) -> bool:
     """Whether matrices of ``group`` may be in a bucket with the signature ``its``."""
     polar = group["polar"].on(its.m, its.n, its.device)
-    return group["seed"] == its.seed and followed(polar, group["transform"]) == its.polar
+    polar = followed(polar, group["transform"], transposed=is_transposed(group))
+    return group["seed"] == its.seed and polar == its.polar
 
 
 def _of_now(members: list[Member], works: list[Work]) -> list[Member]:
@@ -307,13 +307,13 @@ def _can_capture(plan: _Plan, kind: tuple[bool, ...]) -> bool:
     return compiled and all(device.type == "cuda" for device in plan.devices)
 
 
-def _fill_tables(plan: _Plan, state: State) -> None:
+def _fill_tables(plan: _Plan, works: list[Work], state: State) -> None:
     """Refill the buckets' tables of addresses and scalars where anything has changed."""
+    grads = {id(p): G for work in works for p, G in zip(work.params, work.grads, strict=True)}
     lying = [
         tensor.data_ptr()
         for p in plan.params
-        for tensor in (p, p.grad, ensure_buffer(p, state[p]))
-        if tensor is not None
+        for tensor in (p, grads[id(p)], momentum_of(p, state[p], p.dtype))
     ]
     if lying != plan.addresses:
         plan.addresses = lying
@@ -366,7 +366,7 @@ def _tabulated(
 
 def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
-    scale = resolve_scale(group["lr_scale"])
+    scale = scale_of(group)
     return {shape: scale(*shape) for shape in shapes}
 
 

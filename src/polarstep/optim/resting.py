@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.distributed.layout import is_sharded, placed_like, whole
 from polarstep.matrix import MatrixView
 from polarstep.optim.collect import State, Work
-from polarstep.sharded import is_sharded, placed_like, whole
+from polarstep.optim.low_precision import keep_momentum, momentum_of
 
-__all__ = ["EVERY", "FADED", "let_rest"]
+__all__ = ["EVERY", "FADED", "faded", "fading", "largest", "let_rest"]
 
 EVERY = 64
 FADED = 1e-6
@@ -35,33 +36,47 @@ def let_rest(works: list[Work], state: State) -> None:
     Inside a CUDA graph of the user's own every step applies it, as the graph repeats one step.
     """
     for work in works:
-        steps = 1 if in_a_graph() else EVERY
-        if work.group["step"] % steps or work.group["step"] == 0:
-            continue
-        fade = work.group["momentum"] ** (steps / 2)
+        fade = fading(work)
         for p, view in zip(work.params, work.views, strict=True):
-            if "momentum_buffer" in state[p]:
-                _rest_if_faded(state[p], view, fade)
+            if fade is not None and "momentum_buffer" in state[p]:
+                kept = state[p]["momentum_buffer"].dtype
+                C = momentum_of(p, state[p], kept)
+                _rest_if_faded(state[p], C, view, fade)
+                keep_momentum(C, state[p], kept)
 
 
-def _rest_if_faded(of_parameter: dict[str, Tensor], view: MatrixView, fade: float) -> None:
-    buffer = of_parameter["momentum_buffer"]
+def fading(work: Work) -> float | None:
+    """By what the peaks have faded since the rule was last applied; ``None`` if this step does not."""
+    steps = 1 if in_a_graph() else EVERY
+    if work.group["step"] % steps or work.group["step"] == 0:
+        return None
+    fade: float = work.group["momentum"] ** (steps / 2)
+    return fade
+
+
+def _rest_if_faded(
+    of_parameter: dict[str, Tensor], buffer: Tensor, view: MatrixView, fade: float
+) -> None:
     blocks = view.blocks(whole(buffer))
-    largest = torch.cat([_largest(block) for block in blocks])
-    known = of_parameter.setdefault("peak", torch.zeros_like(largest))
-    peak = torch.maximum(largest, fade * known)
-    # An infinite or NaN entry of C must not become the peak.
-    known.copy_(torch.where(peak.isfinite(), peak, known))
-    faded = largest < (FADED * known).clamp_min(torch.finfo(known.dtype).tiny)
-    if faded.device.type == "cpu" and not bool(faded.any()):
+    flags = faded(of_parameter, torch.cat([largest(block) for block in blocks]), fade)
+    if flags.device.type == "cpu" and not bool(flags.any()):
         return
-    flags = torch.split(faded, [len(block) for block in blocks])
-    kept = [block.masked_fill(f[:, None, None], 0) for block, f in zip(blocks, flags, strict=True)]
+    each = torch.split(flags, [len(block) for block in blocks])
+    kept = [block.masked_fill(f[:, None, None], 0) for block, f in zip(blocks, each, strict=True)]
     C = view.assemble(kept, buffer.shape)
     buffer.copy_(placed_like(C, buffer) if is_sharded(buffer) else C)
 
 
-def _largest(block: Tensor) -> Tensor:
+def faded(of_parameter: dict[str, Tensor], most: Tensor, fade: float) -> Tensor:
+    """Which matrices of a parameter rest, from the largest entry of each; their peaks are updated."""
+    known = of_parameter.setdefault("peak", torch.zeros_like(most))
+    peak = torch.maximum(most, fade * known)
+    # An infinite or NaN entry of C must not become the peak.
+    known.copy_(torch.where(peak.isfinite(), peak, known))
+    return most < (FADED * known).clamp_min(torch.finfo(known.dtype).tiny)
+
+
+def largest(block: Tensor) -> Tensor:
     """The largest magnitude in each matrix of a block; on a CPU twenty times as fast as a norm."""
     if block.numel() == 0:
         return block.new_zeros(len(block))

@@ -11,18 +11,21 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from polarstep.matrix import Layout, MatrixView
-from polarstep.optim.anatomy import EMBEDDINGS, NORMS, RECURRENT, Anatomy, Site
+from polarstep.optim.adapters import find_adapter, is_magnitude
+from polarstep.optim.anatomy import EMBEDDINGS, NORMS, RECURRENT, Anatomy, Site, Use
+from polarstep.optim.fused import WHOLE, Cut, find_cut
+from polarstep.optim.orientation import stored_transposed
 
 __all__ = ["ROLES", "RULES", "Finding", "Form", "Role", "find_role", "form_of"]
 
-Role = Literal["hidden", "embedding", "head", "vector"]
-ROLES: tuple[Role, ...] = ("hidden", "embedding", "head", "vector")
+Role = Literal["hidden", "adapter", "embedding", "head", "router", "vector"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,19 @@ class Form:
     """How a parameter is read as matrices, and a description of them."""
 
     layout: Layout = "auto"
-    split: tuple[int, ...] | None = None
+    cut: Cut = WHOLE
     what: str = "matrix"
+
+    def view(self, p: Tensor, name: str = "the parameter") -> MatrixView:
+        """The matrices of ``p``."""
+        return MatrixView.of(
+            p.shape,
+            layout=self.layout,
+            split_sizes=self.cut.outputs,
+            split_columns=self.cut.columns,
+            split_repeats=self.cut.repeats,
+            name=name,
+        )
 
 
 Rule = Callable[[Site, Anatomy], Finding | None]
@@ -60,7 +74,6 @@ def form_of(site: Site) -> Form:
     if p.ndim < 2:
         return Form()
     module, rows = use.owner.module, p.shape[0]
-    split: tuple[int, ...] | None = None
     if isinstance(module, _ConvNd) and p.ndim > 2:
         kind = _kind(module)
         layout: Layout = "conv" if p.ndim == 3 else "auto"
@@ -68,26 +81,65 @@ def form_of(site: Site) -> Form:
             # Stored as in × out·k, the transpose of the map; its polar factor is transposed alike.
             kind += ", inputs as rows"
         if module.groups > 1 and rows % module.groups == 0:
-            split = (rows // module.groups,) * module.groups
-            return Form(layout, split, f"{module.groups} groups of a {kind}")
-        return Form(layout, None, f"filters of a {kind}")
+            cut = Cut((rows // module.groups,) * module.groups)
+            return Form(layout, cut, f"{module.groups} groups of a {kind}")
+        return Form(layout, what=f"filters of a {kind}")
     if isinstance(module, nn.MultiheadAttention) and use.label == "in_proj_weight":
-        return Form("auto", (rows // 3,) * 3, "q, k, v of MultiheadAttention")
+        return Form(cut=Cut((rows // 3,) * 3), what="q, k, v of MultiheadAttention")
     if isinstance(module, RECURRENT) and not use.label.startswith("weight_hr"):
         gates = rows // module.hidden_size
-        split = (module.hidden_size,) * gates if gates > 1 else None
-        return Form("auto", split, f"{gates} gates of {_kind(module)}" if split else _kind(module))
+        if gates > 1:
+            return Form(
+                cut=Cut((module.hidden_size,) * gates), what=f"{gates} gates of {_kind(module)}"
+            )
+        return Form(what=_kind(module))
     if isinstance(module, nn.Bilinear):
-        return Form("auto", None, f"{rows} forms of a Bilinear")
-    if isinstance(module, nn.Linear) and FUSED_NAME.search(use.name):
-        return Form(what="Linear, fused by its name: cut it with splits={…}")
+        return Form(what=f"{rows} forms of a Bilinear")
+    if p.ndim in (2, 3):
+        return _linear_form(site)
     if _is_typed(module):
         return Form(what=_kind(module))
-    if p.ndim == 2:
-        return Form(what=f"bare parameter of {_kind(module)}")
     if p.ndim in (4, 5):
         return Form(what=f"bare {p.ndim}-d parameter of {_kind(module)}, read as filters")
     return Form(what=f"{math.prod(p.shape[:-2])} matrices stacked in {_kind(module)}")
+
+
+def _linear_form(site: Site) -> Form:
+    """The form of one linear map or of a stack of them: which side has the outputs, which parts."""
+    p, use = site.parameter, site.uses[0]
+    module = use.owner.module
+    transposed = stored_transposed(module, use.label, p)
+    layout: Layout = "transposed" if transposed else "auto"
+    outputs, inputs = p.shape[:-3:-1] if transposed else p.shape[-2:]
+    if _is_typed(module):
+        what = _kind(module)
+    elif p.ndim == 2:
+        what = _kind(module) if transposed else f"bare parameter of {_kind(module)}"
+    else:
+        what = f"{len(p)} matrices stacked in {_kind(module)}"
+    if transposed:
+        what += f" ({transposed})"
+    found = find_cut(use, outputs, inputs)
+    if found is None:
+        return Form(layout, WHOLE, what)
+    cut, parts = found
+    return Form(layout, cut, f"{what}: {parts}")
+
+
+def adapter(site: Site, anatomy: Anatomy) -> Finding | None:
+    """The factors of LoRA, and DoRA's magnitudes."""
+    use = site.uses[0]
+    if is_magnitude(use):
+        return Finding("vector", "DoRA's magnitudes")
+    found = find_adapter(use)
+    if found is None:
+        return None
+    if found.embeds:
+        return Finding("embedding", found.why)
+    layers = (found.of.module, getattr(found.of.module, "base_layer", None))
+    if found.letter == "B" and any(id(layer) in anatomy.heads for layer in layers):
+        return Finding("head", found.why)
+    return Finding("adapter", found.why)
 
 
 def embedding(site: Site, anatomy: Anatomy) -> Finding | None:
@@ -132,6 +184,31 @@ def output_head(site: Site, anatomy: Anatomy) -> Finding | None:
     return None
 
 
+def router(site: Site, anatomy: Anatomy) -> Finding | None:
+    """The layer that chooses experts: a row for each expert, and a name that says router or gate.
+
+    The polar factor would give every expert's row the same size of step, however rarely the expert is
+    chosen.
+    """
+    use = site.uses[0]
+    if site.parameter.ndim != 2:
+        return None
+    around = [use.owner, *([use.owner.parent] if use.owner.parent is not None else [])]
+    words = [word for node in around for word in _words(node.name.rpartition(".")[2])]
+    words += [word for node in around for word in _words(_own_kind(node.module))]
+    words += _words(use.label) if use.label in use.owner.module._parameters else []
+    hint = next((word for word in words if word in ROUTER_WORDS), None)
+    if hint is None or _is_in_gated_mlp(use):
+        return None
+    rows, cols = site.parameter.shape
+    experts = rows if rows in _experts_near(use) else None
+    if experts is not None:
+        return Finding("router", f"a row for each of {rows} experts, ‘{hint}’ in its name")
+    if hint.startswith("rout") and rows < cols:
+        return Finding("router", f"‘{hint}’ in its name")
+    return None
+
+
 def depthwise(site: Site, anatomy: Anatomy) -> Finding | None:
     """Depthwise filters: one small filter a channel, with no matrix that mixes channels."""
     module = site.uses[0].owner.module
@@ -143,7 +220,7 @@ def depthwise(site: Site, anatomy: Anatomy) -> Finding | None:
 def vector(site: Site, anatomy: Anatomy) -> Finding | None:
     """Anything whose matrices have a single row or column, such as (1, 1, d) or (d, 1)."""
     form = form_of(site)
-    view = MatrixView.of(site.parameter.shape, layout=form.layout, split_sizes=form.split)
+    view = form.view(site.parameter)
     if all(min(m, n) <= 1 for _, m, n in view.shapes):
         return Finding("vector", f"{view} is a vector ({form.what})")
     return None
@@ -163,9 +240,11 @@ def hidden(site: Site, anatomy: Anatomy) -> Finding | None:
 
 
 RULES: tuple[Rule, ...] = (
+    adapter,
     embedding,
     one_dimensional,
     named,
+    router,
     output_head,
     depthwise,
     vector,
@@ -185,7 +264,34 @@ CLASS_HINTS: dict[Role, frozenset[str]] = {
     "embedding": frozenset(TABLE_WORDS),
     "vector": frozenset(("norm",)),
 }
-FUSED_NAME = re.compile(r"qkv|kqv|c_attn|gate_up", re.IGNORECASE)
+
+
+ROUTER_WORDS = frozenset(("router", "routing", "gate", "gating", "wg"))
+# Attributes in which a module or its configuration states the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
+
+
+def _is_in_gated_mlp(use: Use) -> bool:
+    """Whether a gate is that of an MLP, which has layers called up or down beside it."""
+    beside = use.owner.parent.children if use.owner.parent is not None else []
+    return any({"up", "down"} & set(_words(node.name.rpartition(".")[2])) for node in beside)
+
+
+def _experts_near(use: Use) -> set[int]:
+    """How many experts the modules around a layer have, as they say or as they hold them."""
+    found: set[int] = set()
+    above = [use.owner, *(node for node, _ in zip(use.owner.ancestors(), range(3), strict=False))]
+    for node in above:
+        for holder in (node.module, getattr(node.module, "config", None)):
+            said = (getattr(holder, name, None) for name in EXPERTS)
+            found.update(number for number in said if isinstance(number, int))
+    for node in above[:3]:
+        for child in node.children:
+            if isinstance(child.module, nn.ModuleList | nn.ModuleDict):
+                found.add(len(child.children))
+            stacked = (p for p in child.module._parameters.values() if p is not None)
+            found.update(len(p) for p in stacked if p.ndim == 3)
+    return found - {0, 1}
 
 
 def _words(name: str) -> list[str]:
@@ -212,6 +318,12 @@ def _is_scale(site: Site) -> bool:
     use, p = site.uses[0], site.parameter
     is_plain = use.label in use.owner.module._parameters and use.label == "weight"
     return not is_plain and p.numel() == p.shape[0]
+
+
+def _own_kind(module: nn.Module) -> str:
+    """The name of a layer's class, unless it is a class of torch's own."""
+    kind = type(module)
+    return "" if kind.__module__.startswith("torch.") else kind.__name__
 
 
 def _kind(module: nn.Module) -> str:

@@ -9,16 +9,21 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec, Protocol, get_args, overload
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from polarstep.matrix import MatrixView
+from polarstep.matrix import Layout
+from polarstep.optim.adapters import find_adapter
 from polarstep.optim.anatomy import Site, dissect
 from polarstep.optim.elementwise import AdamW, Elementwise, group_of
+from polarstep.optim.following import Places
+from polarstep.optim.fused import Cut
 from polarstep.optim.groups import Group
 from polarstep.optim.muon import Muon
 from polarstep.optim.roles import ROLES, Form, Role, find_role, form_of
@@ -27,10 +32,11 @@ from polarstep.optim.scaling import LrScale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import PolarMap
 
-__all__ = ["Matcher", "Target", "muon_for"]
+__all__ = ["Matcher", "Parts", "Target", "muon_for"]
 
 Matcher = str | type[nn.Module] | Callable[[str, Tensor], bool]
 Target = Elementwise | Literal["muon"] | Mapping[str, Any] | None
+Parts = int | Sequence[int] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +48,34 @@ class _Routed:
     form: Form
     target: Target
     why: str
+    options: Group = field(default_factory=dict)  # Muon's, for this role
 
 
+P = ParamSpec("P")
+
+
+class _ModelMayFollow(Protocol[P]):
+    """A function of a model and options; without a model, it returns a function that takes one."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Muon: ...
+
+    @overload
+    def __call__(self, **options: Any) -> Callable[..., Muon]: ...
+
+
+def _model_may_follow(build: Callable[P, Muon]) -> _ModelMayFollow[P]:
+    """Let ``build`` be called with options alone; the result takes the model and further options."""
+
+    @wraps(build)
+    def call(*args: Any, **options: Any) -> Any:
+        given = bool(args) or "model" in options
+        return build(*args, **options) if given else partial(build, **options)
+
+    return call
+
+
+@_model_may_follow
 def muon_for(
     model: nn.Module,
     lr: float | Tensor = 0.02,
@@ -57,12 +89,18 @@ def muon_for(
     others: Elementwise = AdamW(),  # noqa: B008 — frozen
     embeddings: Elementwise | None = None,
     heads: Elementwise | None = None,
+    routers: Elementwise | None = None,
     vectors: Elementwise | None = None,
-    splits: Mapping[str, int | Sequence[int]] | None = None,
+    splits: Mapping[str, Parts] | None = None,
+    layouts: Mapping[str, Layout] | None = None,
     rules: Sequence[tuple[Matcher, Target]] = (),
+    momentum_dtype: torch.dtype | None = None,
+    rounding: str = "nearest",
     nonfinite: str = "propagate",
     seed: int = 0,
     fused: bool = True,
+    plan: str = "auto",
+    process_group: Any = None,
 ) -> Muon:
     """Muon for the hidden matrices of ``model``, AdamW or SGD for everything else, in one optimizer.
 
@@ -70,6 +108,9 @@ def muon_for(
     convolutions (also grouped), attention, recurrent gates and stacked experts are read as the
     matrices they are. ``print(optimizer.routes)`` shows how each parameter is updated and why.
     Every group has a ``"role"``, so that learning rates can be changed later by role.
+
+    Without a model, ``muon_for(**options)`` returns a function that takes the model and builds the
+    optimizer. Trainers that make the optimizer themselves can be given ``muon_for`` by this means.
 
     Args:
         model: any module; ``torch.compile``d and DDP-wrapped ones give the same groups and names.
@@ -83,18 +124,28 @@ def muon_for(
         others: the rule for all parameters that are not Muon's: ``AdamW(...)`` or ``SGD(...)``.
         embeddings: instead of ``others``, for embeddings and the heads tied to them.
         heads: instead of ``others``, for output heads.
+        routers: instead of ``others``, for the layers that choose experts.
         vectors: instead of ``others``, for biases, norms, gains and depthwise filters.
-        splits: which weights are several matrices on top of each other, as a projection to q, k and
-            v: ``{"*.qkv.weight": 3}`` for equal parts, or the rows of each. Keys are patterns of
-            :mod:`fnmatch` on parameter names.
+        splits: which weights are several matrices, as a projection to q, k and v. Keys are patterns of
+            :mod:`fnmatch` on parameter names. A value is the number of equal parts along the outputs, or
+            the size of each, or a dict: ``{"rows": …}`` for the same, ``{"columns": …}`` for parts along
+            the inputs, as the heads of an output projection, and
+            ``{"rows": (64, 64, 64), "repeats": 12}`` for parts that come in turn, head by head. Fused
+            weights whose shapes say how they are fused are cut without this; ``1`` leaves them whole.
+        layouts: which weights are read otherwise than their module suggests, by the same patterns:
+            ``{"*.proj": "transposed"}`` for weights stored inputs × outputs, or another ``layout`` of
+            :class:`polarstep.Muon`.
         rules: exceptions, each a pair (which, target); the first that matches wins, and they come
             before the built-in :data:`polarstep.optim.roles.RULES`. *Which* is a pattern of names; a
             class of modules, for all parameters inside such modules; or a function of (name,
             parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
             for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
             Rules with a Muon target skip parameters of fewer than two dimensions.
-        nonfinite, fused: see :class:`polarstep.Muon`.
+        momentum_dtype, rounding, plan, process_group: see :class:`polarstep.Muon`.
+        nonfinite: what happens to a parameter whose gradient is not finite, as in
+            :class:`polarstep.Muon`.
         seed: seed of the sketches.
+        fused: whether a GPU uses Triton kernels and a CUDA graph, as in :class:`polarstep.Muon`.
 
     Raises:
         ValueError: if no parameter would go to Muon, if a pattern matches no parameter, or if a
@@ -115,32 +166,46 @@ def muon_for(
     >>> for group in optimizer.param_groups:
     ...     if group["role"] == "head":
     ...         group["lr"] = 5e-4
+
+    The same optimizer from options first, model later:
+
+    >>> build = muon_for(lr=0.02, polar=Exact())
+    >>> build(nn.Sequential(*layers), heads=AdamW(lr=1e-3)).param_groups[0]["lr"]
+    0.02
     """
     _check_model(model)
-    given = {"others": others, "embeddings": embeddings, "heads": heads, "vectors": vectors}
-    _check_elementwise(given)
-    by_role = {"embedding": embeddings, "head": heads, "vector": vectors}
+    by_role = {"embedding": embeddings, "head": heads, "router": routers, "vector": vectors}
+    given = {f"{role}s": rule for role, rule in by_role.items()}
+    _check_elementwise({"others": others} | given)
     anatomy = dissect(model)
     if not anatomy.sites:
         raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
-    trainable = [site for site in anatomy.sites if site.parameter.requires_grad]
     chosen = _apply_rules(rules, anatomy.sites)
-    cuts = _apply_splits(splits or {}, anatomy.sites)
-    routed = []
-    for site in trainable:
-        found, form = find_role(site, anatomy), form_of(site)
-        target: Target = "muon" if found.role == "hidden" else by_role[found.role] or others
+    forms = _apply_layouts(layouts or {}, anatomy.sites)
+    cuts = _apply_splits(splits or {}, anatomy.sites, forms)
+    everything = []
+    for site in anatomy.sites:
+        found, form = find_role(site, anatomy), forms.get(site) or form_of(site)
+        is_muons = found.role in ("hidden", "adapter")
+        target: Target = "muon" if is_muons else by_role[found.role] or others
         why = f"{found.role}: {found.why}"
+        if site in forms and found.role == "hidden":
+            why = f"hidden: {form.what}"
         if site in chosen:
             target, rule = chosen[site]
             why = f"{found.role}, by {rule}"
         if site in cuts and _is_muon(target):
             form, cut = cuts[site]
             why = f"{found.role}: cut by {cut}" if site not in chosen else f"{why}, cut by {cut}"
-        routed.append(_Routed(site, found.role, form, target, why))
+        options: Group = {}
+        if found.role == "adapter" and (adapter := find_adapter(site.uses[0])) is not None:
+            options = {"lr_scale": "none", "lr_factor": adapter.lr_factor(lr_scale)}
+        everything.append(_Routed(site, found.role, form, target, why, options))
+    routed = [r for r in everything if r.site.parameter.requires_grad]
+    frozen = [r for r in everything if not r.site.parameter.requires_grad]
     _check_cuts(cuts, routed)
     if not any(_is_muon(r.target) for r in routed):
-        raise ValueError(_nothing_for_muon(model, routed, len(anatomy.sites) - len(trainable)))
+        raise ValueError(_nothing_for_muon(model, routed, len(frozen)))
     optimizer = Muon(
         _groups(routed),
         lr,
@@ -150,11 +215,17 @@ def muon_for(
         weight_decay,
         lr_scale,
         transform=transform,
+        momentum_dtype=momentum_dtype,
+        rounding=rounding,
         nonfinite=nonfinite,
         seed=seed,
         fused=fused,
+        plan=plan,
+        process_group=process_group,
     )
+    optimizer._places = Places(model)
     optimizer._left_out = tuple(_left_out(anatomy.sites, routed))
+    optimizer._waiting, optimizer._vectors = tuple(_groups(frozen)), vectors or others
     return optimizer
 
 
@@ -168,8 +239,8 @@ def _groups(routed: Sequence[_Routed]) -> list[Group]:
             options = group_of(r.target)
         else:
             own = {} if r.target == "muon" else dict(r.target)
-            options = {"algorithm": "muon", "layout": r.form.layout, "split_sizes": r.form.split}
-            options |= own
+            options = {"algorithm": "muon", "layout": r.form.layout, **r.form.cut.options}
+            options |= r.options | own
         key = (r.role, *((name, _hashable(value)) for name, value in sorted(options.items())))
         group = groups.setdefault(key, options | {"role": r.role, "params": [], "reasons": []})
         group["params"].append((r.site.name, r.site.parameter))
@@ -212,40 +283,107 @@ def _apply_rules(
     return chosen
 
 
+def _apply_layouts(layouts: Mapping[str, Layout], sites: Sequence[Site]) -> dict[Site, Form]:
+    """The form of each weight that a pattern in ``layouts`` matches, not cut."""
+    forms: dict[Site, Form] = {}
+    for pattern, layout in layouts.items():
+        title = f"layouts[{pattern!r}]"
+        if layout not in get_args(Layout):
+            raise ValueError(f"{title}={layout!r}: expected one of {', '.join(get_args(Layout))}")
+        for site in _matrices(title, pattern, sites):
+            kind = form_of(site).what.partition(",")[0].partition(":")[0]
+            forms.setdefault(site, Form(layout, what=f"{kind}, {layout} by {title}"))
+    return forms
+
+
 def _apply_splits(
-    splits: Mapping[str, int | Sequence[int]], sites: Sequence[Site]
+    splits: Mapping[str, Parts], sites: Sequence[Site], forms: Mapping[Site, Form]
 ) -> dict[Site, tuple[Form, str]]:
-    """The rows of the matrices in each weight that a pattern in ``splits`` matches."""
+    """The parts of each weight that a pattern in ``splits`` matches."""
     cuts: dict[Site, tuple[Form, str]] = {}
     for pattern, parts in splits.items():
         title = f"splits[{pattern!r}]"
-        matched = [site for site in sites if _matches(pattern, site) and site.parameter.ndim >= 2]
-        if not matched:
-            raise ValueError(
-                f"{title} matches no parameter of two dimensions and more; {_closest(pattern, sites)}"
-            )
-        for site in matched:
-            form = form_of(site)
-            view = MatrixView.of(site.parameter.shape, layout=form.layout)
-            if isinstance(parts, int):
-                if parts < 1 or view.rows % parts:
-                    raise ValueError(
-                        f"{title}={parts}: {site.name} has {view.rows} rows, which {parts} does not "
-                        "divide; give the rows of each part, as (768, 256, 256)"
-                    )
-                split = (view.rows // parts,) * parts
-            else:
-                if not isinstance(parts, Sequence):
-                    raise TypeError(
-                        f"{title}={parts!r}: expected the number of equal parts, or the rows of "
-                        "each, as (768, 256, 256)"
-                    )
-                split = tuple(parts)
-                MatrixView.of(
-                    site.parameter.shape, layout=form.layout, split_sizes=split, name=site.name
-                )
-            cuts.setdefault(site, (Form(form.layout, split, form.what), title))
+        for site in _matrices(title, pattern, sites):
+            form = forms.get(site) or form_of(site)
+            cut = _cut(title, parts, site, form)
+            form = Form(form.layout, cut, form.what)
+            form.view(site.parameter, site.name)  # raises if the parts do not add up
+            cuts.setdefault(site, (form, title))
     return cuts
+
+
+def _matrices(title: str, pattern: str, sites: Sequence[Site]) -> list[Site]:
+    """The parameters of two dimensions and more that a pattern matches; an error if there are none."""
+    matched = [site for site in sites if _matches(pattern, site) and site.parameter.ndim >= 2]
+    if not matched:
+        raise ValueError(
+            f"{title} matches no parameter of two dimensions and more; {_closest(pattern, sites)}"
+        )
+    return matched
+
+
+def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
+    """``parts``, as the argument ``splits`` has them, with the size of every part."""
+    whole = Form(form.layout).view(site.parameter)
+    outputs, inputs = whole.split[0], whole.columns[0]
+    if not isinstance(parts, Mapping):
+        parts = {"rows": parts}
+    unknown = sorted(set(parts) - {"rows", "columns", "repeats"})
+    if unknown or not parts:
+        raise ValueError(
+            f'{title}={dict(parts)!r}: expected "rows", "columns" or "repeats", '
+            'as {"columns": 12} for the heads of an output projection'
+        )
+    repeats = parts.get("repeats", 1)
+    if not isinstance(repeats, int) or repeats < 1 or outputs % repeats:
+        raise ValueError(
+            f"{title} has repeats={repeats!r}: {site.name} has {outputs} outputs, which is no multiple; "
+            "give the number of heads that follow each other"
+        )
+    rows, columns = parts.get("rows"), parts.get("columns")
+    _check_count(title, rows, repeats, site)
+    return Cut(
+        _sizes(title, rows, outputs // repeats, "rows", site),
+        _sizes(title, columns, inputs, "columns", site),
+        repeats,
+    )
+
+
+def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple[int, ...] | None:
+    """The size of each part, from their number or from the sizes themselves; ``None`` if it is one."""
+    if parts is None or parts == 1:
+        return None
+    if isinstance(parts, int):
+        if parts < 1 or size % parts:
+            raise ValueError(
+                f"{title}={parts}: {site.name} has {size} {what}, which {parts} does not divide; "
+                f"give the {what} of each part, as (768, 256, 256)"
+            )
+        return (size // parts,) * parts
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        raise TypeError(
+            f"{title}={parts!r}: expected the number of equal parts, or the {what} of each, "
+            "as (768, 256, 256)"
+        )
+    return tuple(parts)
+
+
+def _check_count(title: str, asked: object, repeats: int, site: Site) -> None:
+    """Raise if a weight would be cut into equal parts, and the layers around it say otherwise."""
+    found = form_of(site).cut
+    if found.outputs is None or asked != len(found.outputs) or repeats != 1:
+        return
+    if found.repeats > 1:
+        raise ValueError(
+            f"{title}={asked}: {site.name} has its {asked} parts in turn, {found.repeats} times, so "
+            "equal parts would each mix them; leave it out of splits, and it is cut as "
+            f'{{"rows": {found.outputs}, "repeats": {found.repeats}}}'
+        )
+    if len(set(found.outputs)) > 1:
+        raise ValueError(
+            f"{title}={asked}: {site.name} has parts of {', '.join(map(str, found.outputs))} rows, as "
+            "the layers around it say; leave it out of splits, or give the rows of each"
+        )
 
 
 def _check_cuts(cuts: Mapping[Site, tuple[Form, str]], routed: Sequence[_Routed]) -> None:

@@ -93,9 +93,12 @@ def _inverse_root(x: Tensor) -> Tensor:
     return torch.where(x > 0, x, torch.inf).rsqrt()
 
 
-def followed(polar: PolarMap, transform: Transform | None) -> PolarMap:
-    """``polar`` followed by ``transform``, as one map for the optimizer."""
-    return polar if transform is None else _Followed(polar, transform)
+def followed(polar: PolarMap, transform: Transform | None, *, transposed: bool = False) -> PolarMap:
+    """``polar`` followed by ``transform``, as one map for the optimizer.
+
+    ``transposed``: the matrices are stored inputs × outputs, and the transform takes their transposes.
+    """
+    return polar if transform is None else _Followed(polar, transform, transposed)
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class _Followed(PolarMap):
 
     polar: PolarMap
     transform: Transform
+    transposed: bool = False
 
     @property
     def is_random(self) -> bool:
@@ -154,7 +158,11 @@ class _Followed(PolarMap):
         names = self.transform.carries
         ours = Carry({name: carry[name] for name in names if name in carry})
         polar, left = self.polar.step(M, carry, draw)
-        T, kept = self.transform.step(polar.dense, M, ours)
+        if self.transposed:
+            T, kept = self.transform.step(polar.dense.mT, M.mT, ours)
+            T = T.mT
+        else:
+            T, kept = self.transform.step(polar.dense, M, ours)
         return Polar(M, T), Carry({k: t for k, t in left.items() if k not in names} | kept)
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:

@@ -68,23 +68,23 @@ _FIXED["flat"] = (
     # in y² − 1.6y, y = x², so that three products of m×m matrices do (polarstep.products.squarings).
     # Found by least squares of high powers of φ − 1: no other of its form is known to be better.
     _nested(-1.611386, (9.910977, 87.107036, 354.004664, 613.064953, 373.958898)),
-    # It is made for one step: a second one would turn 1.14 into 2.3. Cubic steps bring 1.14 to one.
-    (1.5, -0.5),
+    # Applied to its own results it would explode. Further steps are the paper's quintic.
+    *_FIXED["quintic"],
 )
 
 _GENERATED: dict[str, Callable[[int], tuple[Polynomial, ...]]] = {
     # Ours: the optimal composition for exactly the number of steps asked for and singular values
     # in [1e-3, 1], with the cushion above and the safety factor 1.01 of the same listing.
-    "polar-express": lambda steps: polar_express(1e-3, steps, cushion=_CUSHION, safety=1.01),
+    "polar-express": lambda steps: polar_express(1e-3, steps, cushion=_CUSHION),
     # Ours for the small matrix of a sketch, which has the leading directions only: singular values
     # in [0.03, 1]. Four steps have the gain of seven steps of the paper's quintic, 81 at zero, and
     # are within 5e-5 of one from 0.03 on.
-    "polar-express-sketch": lambda steps: polar_express(0.03, steps, safety=1.01),
+    "polar-express-sketch": lambda steps: polar_express(0.03, steps),
     # The nine triples the paper prints for nanoGPT. The first four are modded-nanogpt's. The fifth
     # of modded-nanogpt differs: it is the last there, and the last triple takes no safety factor.
     "polar-express-nanogpt": lambda _: polar_express(1e-3, 9, cushion=0.02, safety=1.02),
     # The nine triples the paper prints for CIFAR-10: another cushion and no safety factor.
-    "polar-express-cifar10": lambda _: polar_express(1e-3, 9, cushion=_CUSHION),
+    "polar-express-cifar10": lambda _: polar_express(1e-3, 9, cushion=_CUSHION, safety=1.0),
 }
 
 

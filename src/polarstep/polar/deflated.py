@@ -131,6 +131,7 @@ class Deflated(PolarMap):
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
         polar, left = self.head.step(A, carry, draw)
         assert polar.factors is not None
+        A = polar.M  # the head may have scaled it, and B with it
         if self.rest is None:
             T, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
         else:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.polar.base import PolarMap
+from polarstep.polar.base import Lift, PolarMap
 from polarstep.products.base import unit_scaled
 
 __all__ = ["Exact"]
@@ -25,7 +25,9 @@ class Exact(PolarMap):
     Args:
         rtol: singular values up to ``rtol · σ₁`` count as zero. The default, ``max(m, n)`` times
             float64's epsilon, keeps every direction of the given matrix, even the rounding errors
-            of a float32 matrix.
+            of a float32 matrix. As the inner map of a low-rank map it is ``max(m, n)`` times the
+            epsilon of B = QᵀM instead: B is the result of a product, so that directions below that
+            are the product's rounding errors.
     """
 
     rtol: float | None = None
@@ -38,11 +40,19 @@ class Exact(PolarMap):
             raise ValueError(form)
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        return self._sign(X, torch.finfo(torch.float64).eps)
+
+    def lift(self, B: Tensor) -> Lift:
+        """T of a matrix B that is a product, rounded to the precision of ``B``."""
+        return Lift(self._sign(B, torch.finfo(B.dtype).eps))
+
+    def _sign(self, X: Tensor, epsilon: float) -> Tensor:
+        """U Vᵀ without singular values up to ``rtol · σ₁``; rtol is max(m, n)·ε unless it is given."""
         # LAPACK refuses a whole batch for one NaN; here only the matrix with the NaN is lost.
         finite = X.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
         X, _ = unit_scaled(torch.where(finite, X, 0).double())
         U, S, Vh = torch.linalg.svd(X, full_matrices=False)
-        rtol = max(X.shape[-2:]) * torch.finfo(X.dtype).eps if self.rtol is None else self.rtol
+        rtol = max(X.shape[-2:]) * epsilon if self.rtol is None else self.rtol
         nonzero = rtol * S[..., :1] < S
         return torch.where(finite, (U * nonzero.unsqueeze(-2)) @ Vh, torch.nan)
 

@@ -42,6 +42,7 @@ __all__ = [
     "apply_polynomials",
     "apply_to_normalized",
     "fits_float16",
+    "overshoot",
     "restarts",
     "rounding",
     "scaled_gram",
@@ -172,13 +173,17 @@ def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> tuple[Tensor, Tens
     W's rounding errors of ε∏a_t could lift ‖WX‖_op above one. Instead of a restart before the last
     step, W is shrunk by ε∏a_t (1e-5 after seven quintic steps), which needs no product with X.
     """
-    epsilon = rounding(X.dtype)
-    if restarts(polynomials, epsilon, settling=False):
+    if restarts(polynomials, rounding(X.dtype), settling=False):
         return None
-    overshoot = epsilon * math.prod(polynomial[0] for polynomial in polynomials)
-    shrink = overshoot if _is_to_settle(polynomials[-1], overshoot, epsilon) else 0.0
     S, G, trace = scaled_gram(X)
-    return _accumulated_by_trace(G, trace, polynomials, 1 - shrink), S
+    return _accumulated_by_trace(G, trace, polynomials, 1 - overshoot(polynomials, X.dtype)), S
+
+
+def overshoot(polynomials: tuple[Polynomial, ...], dtype: torch.dtype) -> float:
+    """By how much to shrink W, whose rounding errors may lift ‖WX‖_op above one."""
+    epsilon = rounding(dtype)
+    size = epsilon * math.prod(polynomial[0] for polynomial in polynomials)
+    return size if _is_to_settle(polynomials[-1], size, epsilon) else 0.0
 
 
 def _accumulated_by_trace(

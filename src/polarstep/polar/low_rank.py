@@ -13,8 +13,10 @@ from torch import Tensor
 from polarstep import flops, products
 from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
 from polarstep.polar.finders import Finder, Fresh, Kept
+from polarstep.polar.finders.base import Basis
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method
+from polarstep.products.base import largest_entry, leaves_range, unit_scaled
 from polarstep.sketch import Gaussian, Sketch
 
 __all__ = ["LowRank"]
@@ -185,11 +187,34 @@ class LowRank(PolarMap):
         ops = products.of(M.device)
         X = ops.workable(M)
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
-        basis = self.finder.basis(A, self.width, carry, draw)
-        B = ops.workable(basis.Q.mT @ A)
+        basis, B = self._projected(A, carry, draw)
+        if self._left_range(A, B):
+            A, _ = unit_scaled(A)
+            M = (A if m <= n else A.mT).to(M.dtype)  # exactly, so that T and B are of this M
+            basis, B = self._projected(A, carry, draw)
         lift, carry = self.finder.lift(self.inner, B, basis, self.width, carry, draw)
         orthonormal = self.finder.makes_orthonormal(A.device, A.dtype)
         return Polar(M, factors=Factors(basis.Q, B, lift, self.width, orthonormal)), carry
+
+    def _projected(self, A: Tensor, carry: Carry, draw: Draw) -> tuple[Basis, Tensor]:
+        """Q and B = QᵀA."""
+        basis = self.finder.basis(A, self.width, carry, draw)
+        return basis, products.of(A.device).workable(basis.Q.mT @ A)
+
+    def _left_range(self, A: Tensor, B: Tensor) -> bool:
+        """Whether products with A were too large or too small for its precision; on a CPU only.
+
+        B tells, which is smaller than A. B is zero where a device found the squares of A too small or
+        too large, or where A is zero.
+        """
+        looks = products.of(A.device).looks_for_free and not torch.compiler.is_compiling()
+        if not looks or not self.ignores_scale:
+            return False
+        size = largest_entry(B)
+        if bool((size == 0).any()):
+            size = torch.where(size == 0, largest_entry(A), size)
+        # A NaN or an infinity in B may be from products that became too large.
+        return bool((leaves_range(size, A.dtype) | ~size.isfinite()).any())
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         return self.step(X, Carry(), Draw(numbers))[0].dense

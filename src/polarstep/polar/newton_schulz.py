@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
@@ -15,6 +16,8 @@ from polarstep.polar.base import Lift, PolarMap
 from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
+from polarstep.products.base import leaves_range, unit_scale
+from polarstep.products.in_place import frobenius_norm, iterate_in_place
 from polarstep.products.squarings import squarings
 
 __all__ = ["NewtonSchulz"]
@@ -28,9 +31,9 @@ Form = Literal["auto", "plain", "gram"]
 class NewtonSchulz(PolarMap):
     """``Z₀ = M/δ``, ``Z_{t+1} = φ_t(Z_t)``; T(M) = Z_q = U p_q(Σ/δ) Vᵀ (the paper's Section 2).
 
-    With ``"cubic"`` or ``"quintic"`` and any δ ≥ ‖M‖_op this has ν = 0 and
-    γ = 1 − Σσᵢp_q(σᵢ/δ)/Σσᵢ (Proposition 1). The other sets overshoot one by design: they reach
-    the neighbourhood of one sooner and stay in it.
+    With ``"cubic"`` or ``"quintic"`` and any δ ≥ ‖M‖_op this has ν = 0, up to rounding
+    (:mod:`polarstep.polar.base`), and γ = 1 − Σσᵢp_q(σᵢ/δ)/Σσᵢ (Proposition 1). The other
+    sets overshoot one by design: they reach the neighbourhood of one sooner and stay in it.
 
     Args:
         steps: q, the number of polynomials applied.
@@ -43,7 +46,8 @@ class NewtonSchulz(PolarMap):
             and the map is then not scale invariant.
         dtype: precision of the products. ``None`` is the fastest that the device has hardware for
             (:meth:`polarstep.products.Products.dtype`), or float32 where the fastest has 16 bits
-            and the coefficients, for want of a safety factor, would blow up in 16 bits.
+            and the coefficients, for want of a safety factor, would blow up in 16 bits. A warning is
+            given if such coefficients meet an explicit 16-bit ``dtype``.
         form: ``"plain"`` iterates on M, ``"gram"`` on its small Gram matrix
             (:mod:`polarstep.polar.gram`); ``"auto"`` takes the cheaper of the two for the shape.
     """
@@ -72,13 +76,23 @@ class NewtonSchulz(PolarMap):
             )
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise ValueError(f"dtype={self.dtype}: expected a floating-point dtype, or None")
+        if self.dtype is not None and self.dtype.itemsize < 4 and not self._survives_16_bits():
+            warnings.warn(
+                f"dtype={self.dtype} with coefficients={self.coefficients!r}: rounding to 16 bits may "
+                "lift a singular value above one, where these polynomials blow it up; use polynomials "
+                "with a safety factor, as polar_express(lower, steps) makes them, or dtype=None",
+                stacklevel=3,
+            )
         if self.form not in get_args(Form):
             raise ValueError(f"form={self.form!r}: expected one of {', '.join(get_args(Form))}")
 
     @property
     def rounds_input(self) -> bool:
         """True unless a ``dtype`` was given, or the polynomials need more than 16 bits."""
-        return self.dtype is None and coefficients.survives_16_bits(self.polynomials)
+        return self.dtype is None and self._survives_16_bits()
+
+    def _survives_16_bits(self) -> bool:
+        return coefficients.survives_16_bits(self.polynomials)
 
     @property
     def is_usual(self) -> bool:
@@ -89,6 +103,11 @@ class NewtonSchulz(PolarMap):
     def ignores_scale(self) -> bool:
         """True unless δ is a number."""
         return isinstance(self.delta, str)
+
+    @property
+    def ignores_zeros(self) -> bool:
+        """True: a polynomial of M has no way to fill zero rows and columns, which add to no norm."""
+        return True
 
     @property
     def polynomials(self) -> tuple[Polynomial, ...]:
@@ -143,6 +162,23 @@ class NewtonSchulz(PolarMap):
             return gram.apply_to_normalized(X, self.polynomials)
         X = self._divided_by_delta(X, dtype, ops)
         return (gram.apply_polynomials if by_gram else ops.iterate)(X, self.polynomials)
+
+    @property
+    def overwrites(self) -> bool:
+        """True where δ is ‖M‖_F or a number, and the precision is M's own."""
+        return self.delta != "spectral" and self.dtype is None
+
+    def overwrite(self, X: Tensor) -> None:
+        """``X ← T(X)`` with memory for half of XXᵀ."""
+        if isinstance(self.delta, str):
+            norm = frobenius_norm(X)
+            if bool(leaves_range(norm, X.dtype)) or float(norm) == 0:
+                X.mul_(unit_scale(X))
+                norm = frobenius_norm(X)
+            X.div_(norm.to(X.dtype).clamp_min(torch.finfo(X.dtype).tiny))
+        else:
+            X.div_(self.delta)
+        iterate_in_place(X, self.polynomials)
 
     def lift(self, B: Tensor) -> Lift:
         """W and X with T(B) = WX by the Gram form, where X may be B itself."""

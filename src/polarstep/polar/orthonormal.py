@@ -143,7 +143,7 @@ def whitened_polynomials() -> tuple[Polynomial, ...]:
     steps are worth 4½ of degree five. They are scaled to end under one, as in :func:`_products`.
     """
     if not _WHITENED:
-        *first, last = polar_express(0.01, 4, (5, 7, 7, 5), safety=1.01)
+        *first, last = polar_express(0.01, 4, (5, 7, 7, 5))
         x = torch.linspace(0.01, 1, 4001, dtype=torch.float64, device="cpu")
         scale = (1 - 2**-10) / float(evaluate((*first, last), x).max())
         _WHITENED.append((*first, tuple(scale * c for c in last)))

@@ -17,10 +17,13 @@ __all__ = [
     "SIGNS",
     "Polynomial",
     "Products",
+    "largest_entry",
+    "leaves_range",
     "plain_product",
     "product_like",
     "shrink_of",
     "signs",
+    "unit_scale",
     "unit_scaled",
 ]
 
@@ -122,14 +125,34 @@ class Products:
     def normalized(self, X: Tensor, dtype: torch.dtype) -> Tensor:
         """``X/‖X‖_F`` for each matrix, in ``dtype``, of norm at most one; a zero matrix stays zero.
 
-        The norm is accumulated in float64: the squares of entries like 1e-30 or 1e30 leave the range
-        of float32. Rounding to 16 bits could lift the norm above one, where the polynomials applied
+        The norm is accumulated in float64, because the squares of 1e-30 or 1e30 leave the range of
+        float32. Rounding to 16 bits could lift the norm above one, where the polynomials applied
         next are steepest, so a 16-bit result is made a little smaller.
         """
-        norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-        small = torch.promote_types(X.dtype, torch.float32)
-        norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
-        return (X.to(small) / (norm / shrink_of(dtype))).to(dtype)
+        if torch.compiler.is_compiling():
+            X, _ = unit_scaled(X)  # compiled with the division to one pass
+        norm = _norm(X)
+        if X.dtype == torch.float64 or self.looks_for_free:
+            X, norm = self._in_range(X, norm)
+            small = torch.promote_types(X.dtype, torch.float32)
+            norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
+            return (X.to(small) / (norm / shrink_of(dtype))).to(dtype)
+        # One pass over memory. The factor is in float64: 1/‖X‖_F may leave the range of float32.
+        inverse = shrink_of(dtype) / norm.clamp_min(torch.finfo(torch.float64).tiny)
+        return torch.mul(X, inverse, out=torch.empty_like(X, dtype=dtype))
+
+    def _in_range(self, X: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """``X`` and ‖X‖_F, both scaled where division by ‖X‖_F would lose digits."""
+        if torch.compiler.is_compiling():
+            return X, norm
+        if self.looks_for_free:
+            outside = leaves_range(norm, X.dtype)
+            if X.dtype == torch.float64:
+                outside |= norm == 0  # or squares that are too small for float64
+            if not bool(outside.any()):
+                return X, norm
+        X, _ = unit_scaled(X)
+        return X, _norm(X)
 
     # Polynomials.
 
@@ -323,18 +346,46 @@ def product_like(X: Tensor, A: Tensor, B: Tensor) -> Tensor:
     return (B.mT @ A.mT).mT if X.mT.is_contiguous() else A @ B
 
 
+# Sizes of matrices, by precision, that can be squared, summed and multiplied without loss.
+_SAFE = {torch.float64: (2.0**-480, 2.0**480)}
+_SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
+
+
+def leaves_range(size: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether matrices in ``dtype`` must be scaled before products; ``size`` is a norm of theirs.
+
+    False for a size of zero and for NaN.
+    """
+    least, most = _SAFE.get(dtype, _SAFE_IN_FLOAT32)
+    return ((size < least) & (size > 0)) | (size > most)
+
+
+def largest_entry(X: Tensor) -> Tensor:
+    """max |X_ij| of shape (batch, 1, 1)."""
+    # torch's norm of order inf takes twenty times as long on a CPU.
+    return torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
+
+
+def _norm(X: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+
+
 def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
     """``(sX, s)`` with a power of two ``s`` per matrix that puts its largest entry in [½, 1).
 
     Without it, norms and Gram matrices of entries like 1e-30 or 1e30 leave the range of float32.
     Scaling by a power of two is exact, so T(cM) = T(M) is kept. A zero matrix has s = 1.
     """
-    # torch's norm of order inf takes twenty times as long on a CPU.
-    largest = torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
+    s = unit_scale(X)
+    return X * s, s
+
+
+def unit_scale(X: Tensor) -> Tensor:
+    """The ``s`` of :func:`unit_scaled`, for ``X`` of shape (..., m, n)."""
+    largest = largest_entry(X)
     _, exponent = torch.frexp(largest)
     limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
-    s = torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
-    return X * s, s
+    return torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
 
 
 def plain_product(A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
+from polarstep.products.base import unit_scaled
 from polarstep.sketch.base import Sketch
 
 __all__ = ["Kaczmarz"]
@@ -48,7 +49,7 @@ class Kaczmarz(Sketch):
 
         Each matrix of a batch maps the same uniform variates to columns by its own distribution.
         """
-        weight = torch.linalg.vector_norm(M, dim=-2, dtype=torch.float64).square()
+        weight = _weights(M)
         cumulative = weight.cumsum(dim=-1)
         total = cumulative[..., -1:]
         levels = numbers.sort().values * total  # sorted, so that repeated columns are neighbours
@@ -78,3 +79,22 @@ class Kaczmarz(Sketch):
     def flops(self, m: int, n: int, width: int) -> int:
         """Squared column norms (2mn) and the rescaling (mℓ); a gather costs no FLOPs."""
         return flops.kaczmarz_sketch(m, n, width)
+
+
+def _weights(M: Tensor) -> Tensor:
+    """Squared norms of the columns of ``M`` relative to the largest, rounded to 40 bits.
+
+    The last bits of a norm depend on the order of its additions, and that on the memory layout of M.
+    Rounded, equal columns have equal weights in every layout, so that the same columns are drawn. And
+    no square leaves the range of float64.
+    """
+    norm = torch.linalg.vector_norm(_in_range_of_squares(M), dim=-2, dtype=torch.float64)
+    largest = norm.amax(-1, keepdim=True)
+    weight = (norm / torch.where(largest > 0, largest, 1)).square()
+    mantissa, exponent = torch.frexp(weight)
+    return torch.ldexp((mantissa * 2**40).round() / 2**40, exponent)
+
+
+def _in_range_of_squares(M: Tensor) -> Tensor:
+    """``M`` itself, or scaled by a power of two where it is float64, whose squares may overflow."""
+    return unit_scaled(M)[0] if M.dtype == torch.float64 else M

@@ -18,6 +18,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.data.cifar10 import download_cifar10
 from polarstep_lab.data.corpus import CharacterVocabulary
@@ -71,6 +72,8 @@ def tokenize(
             raise VocabularyError(
                 "say which tokens: --vocab FILE for GPT-2's (r50k_base.tiktoken), or --characters"
             )
+        if vocab is not None:
+            need("--vocab", "tiktoken")
         missing = [str(file) for file in files if not file.is_file()]
         if missing:
             raise ConfigError(f"no such file: {', '.join(missing)}")
@@ -132,6 +135,7 @@ def download(
             raise ConfigError(
                 f"{name!r}: expected cifar10, the only data set that can be downloaded"
             )
+        need("a download", "pooch")
         with _Bar(Console(stderr=True)) as bar:
             folder = download_cifar10(to, bar)
     typer.echo(f"CIFAR-10 is in {folder}")

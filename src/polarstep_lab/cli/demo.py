@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from polarstep_lab.cli.extras import REPORT, need
 from polarstep_lab.cli.failures import ERROR, clear_errors
 from polarstep_lab.demo import RECIPE, SEEDS, demo_runs, tuning_budget
 from polarstep_lab.methods import METHODS
@@ -33,6 +34,7 @@ def demo(
     """Compare the seven methods on the text shipped with the package, and make the report."""
     console, errors = Console(), Console(stderr=True)
     with clear_errors("Run the same command again to go on."):
+        need("the report of the demonstration", *REPORT)
         runs = demo_runs(out / "runs")
         console.print(_introduction(len(runs)), highlight=False)
         todo = runs if force else pending(runs)

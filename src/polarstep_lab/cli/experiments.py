@@ -18,6 +18,7 @@ from rich.table import Column, Table
 
 from polarstep.storage import StorageError
 from polarstep_lab.ablations import AXES
+from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import DIVERGED, ERROR, clear_errors
 from polarstep_lab.config import ConfigError
 from polarstep_lab.methods import METHODS, find_method, find_methods
@@ -80,7 +81,8 @@ BoardOption = Annotated[
 def run(
     recipe: RecipeArgument,
     method: Annotated[
-        str | None, typer.Option("--method", "-m", help="One of the seven methods of Table 2.")
+        str | None,
+        typer.Option("--method", "--methods", "-m", help="One of the methods of Table 2."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of weights, data, sketches.")] = 0,
     settings: SetOption = None,
@@ -128,7 +130,7 @@ def run(
 def compare(
     recipe: RecipeArgument,
     methods: Annotated[
-        str, typer.Option("--methods", "-m", help="all, or some: adamw,muon,rand-muon.")
+        str, typer.Option("--methods", "--method", "-m", help="all, or some: adamw,muon,rand-muon.")
     ] = "all",
     seeds: SeedsOption = "1",
     settings: SetOption = None,
@@ -161,7 +163,9 @@ def ablate(
     values: Annotated[
         str | None, typer.Option("--values", help="Values, as 16,32,64 [the paper's, see list].")
     ] = None,
-    method: Annotated[str, typer.Option("--method", "-m", help="The method.")] = "rand-muon",
+    method: Annotated[
+        str, typer.Option("--method", "--methods", "-m", help="The method.")
+    ] = "rand-muon",
     seeds: SeedsOption = "1",
     settings: SetOption = None,
     out: Annotated[
@@ -318,6 +322,8 @@ def _run_all(
     runs: Sequence[PlannedRun], resume: bool, force: bool, tensorboard: bool
 ) -> list[Result]:
     """Make runs one after the other in one display, and return their results."""
+    if tensorboard:
+        need("--tensorboard", "tensorboard")
     results = []
     with progress_display(Console(stderr=True)) as display:
         whole = display.add_task("all runs", total=len(runs), figures="", visible=len(runs) > 1)
@@ -350,7 +356,9 @@ def _summary(runs: Sequence[PlannedRun]) -> Table:
     for planned in runs:
         identity = planned.identity
         varied = identity.ablation
-        name = identity.method if varied is None else f"{varied.axis}={varied.value}"
+        name = planned.config.rule.named(planned.config.optimizer.polar.sketch)
+        if varied is not None:
+            name = f"{varied.axis}={varied.value}"
         result = Result.load(planned.directory)
         rows.setdefault(name, []).extend([result] if result else [])
     title = "test accuracy" if runs[0].config.benchmark == "cifar10" else "validation perplexity"

@@ -19,6 +19,8 @@ from rich.progress import (
 from rich.table import Table
 
 from polarstep.storage import write_json
+from polarstep_lab.cli.extras import need
+from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.rates.figure import draw
 from polarstep_lab.rates.measured import Setup
 from polarstep_lab.rates.studies import SOLVERS, Row, batch_study, rate_study, tuning_study
@@ -54,6 +56,8 @@ def rates(
     ] = False,
 ) -> None:
     """Measure rates: run Muon on heavy-tailed noise and compare slopes with the theorems."""
+    with clear_errors(""):
+        need("the figure of the rates", "matplotlib")
     record = out / "rates.json"
     if record.exists() and not force:
         raise typer.BadParameter(

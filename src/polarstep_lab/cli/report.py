@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from polarstep.storage import StorageError
+from polarstep_lab.cli.extras import REPORT, need
 from polarstep_lab.cli.failures import clear_errors
 
 __all__ = ["report"]
@@ -30,16 +31,10 @@ def report(
 ) -> None:
     """Make one self-contained page, with its tables and figures, from any set of runs."""
     with clear_errors(""):
+        need("a report", *REPORT)
         # pandas and matplotlib take a second to import: only a report should wait for them.
-        try:
-            from polarstep_lab.report import stale_tables, write_report
-        except ModuleNotFoundError as missing:
-            if str(missing.name).startswith("polarstep"):
-                raise
-            raise StorageError(
-                f"a report needs {missing.name!r}, which is not installed: "
-                "pip install 'polarstep[experiments]'"
-            ) from missing
+        from polarstep_lab.report import stale_tables, write_report
+
         if check:
             stale = stale_tables(directories, out)
             if stale:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.structure import parse_assignment
@@ -26,7 +27,7 @@ def tune(
     recipe: Annotated[str, typer.Argument(help="A recipe by name (see polarstep list).")],
     method: Annotated[
         str,
-        typer.Option("--method", "-m", help="all, or some, as adamw,muon."),
+        typer.Option("--methods", "--method", "-m", help="all, or some: adamw,muon,rand-muon."),
     ],
     trials: Annotated[
         int, typer.Option("--trials", "-n", min=1, help="Trials per method, earlier ones counted.")
@@ -51,6 +52,8 @@ def tune(
     ] = None,
 ) -> None:
     """Tune a recipe with TPE and pruning; the best config is written as a recipe to run."""
+    with clear_errors(""):
+        need("tuning", "optuna")
     # Optuna takes a second to import, which help and usage errors need not wait for.
     from polarstep_lab.tune import best_recipe, study_of, write_recipe, write_tuned
 

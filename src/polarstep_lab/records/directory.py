@@ -1,8 +1,7 @@
 """A run directory: the mark it is known by, the lock of the process that writes in it, its claim.
 
-- **Mark.** ``.polarstep-run.json``, the first file a run writes. A directory without the mark, as
-  earlier versions made them, is known by a ``config.json`` that describes a run. Whatever else
-  exists is foreign: nothing is written into a foreign directory, and nothing is removed from it.
+- **Mark** (:mod:`polarstep_lab.records.mark`). What has no mark is foreign: nothing is written into a
+  foreign directory, and nothing is removed from it.
 - **Lock.** ``.lock``, held from before the first look into the directory until the run has ended.
   The operating system drops the lock when the process dies, by SIGKILL too.
 - **Claim.** ``config.json``, written by the process that holds the lock.
@@ -28,8 +27,9 @@ try:
 except ImportError:  # Windows has no flock; there, two runs in one directory are not noticed.
     fcntl = None  # type: ignore[assignment]
 
-from polarstep.storage import StorageError, read_json, write_json
+from polarstep.storage import StorageError, write_json
 from polarstep_lab.records import record
+from polarstep_lab.records.mark import CONFIG, FORMAT, MARK, VERSION, is_run_directory, read_object
 from polarstep_lab.records.record import Result, RunIdentity
 
 __all__ = [
@@ -40,15 +40,13 @@ __all__ = [
     "state_of",
 ]
 
-MARK = ".polarstep-run.json"
-FORMAT, VERSION = "polarstep-run", 1
 LOCK = ".lock"
 PATIENCE = 2.0
 """Seconds to wait for a process that has just taken the lock to write down who it is."""
 State = Literal["empty", "resumable", "finished"]
 
 _FILES = (
-    record.CONFIG,  # the first to go: half a run must not pass for a whole one
+    CONFIG,  # the first to go: half a run must not pass for a whole one
     record.RESULT,
     record.ENVIRONMENT,
     record.CHECKPOINT,
@@ -59,31 +57,7 @@ _FILES = (
 """What a run writes, as patterns: all that ``--force`` removes."""
 
 
-# --- the mark -----------------------------------------------------------------------------------
-
-
-def is_run_directory(directory: Path) -> bool:
-    """Whether ``directory`` has the mark of a run, or a ``config.json`` that describes a run."""
-    mark = _read_object(directory / MARK)
-    if mark.get("format") == FORMAT:
-        return True
-    config = _read_object(directory / record.CONFIG)
-    return (
-        isinstance(config.get("recipe"), str)
-        and config.get("benchmark") in ("nanogpt", "cifar10")
-        and isinstance(config.get("method"), str)
-        and isinstance(config.get("seed"), int)
-        and isinstance(config.get("config"), dict)
-    )
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file; an empty one where there is no such file or something else in it."""
-    try:
-        content = read_json(path)
-    except (StorageError, OSError):
-        return {}
-    return content if isinstance(content, dict) else {}
+# --- the directory ------------------------------------------------------------------------------
 
 
 def _refuse_foreign(directory: Path) -> None:
@@ -117,11 +91,11 @@ def state_of(directory: Path) -> State:
     A run that failed or was stopped can go on. A run that diverged would diverge again.
     """
     _refuse_foreign(directory)
-    if not (directory / record.CONFIG).exists():
+    if not (directory / CONFIG).exists():
         remains = [path.name for path in _files_of_run(directory)]
         if remains:
             raise StorageError(
-                f"{directory} holds a run without its {record.CONFIG} ({_some(remains)}): restore "
+                f"{directory} holds a run without its {CONFIG} ({_some(remains)}): restore "
                 "that file, add --force to remove what is left of the run, or give another --out"
             )
         return "empty"
@@ -197,7 +171,7 @@ def _locked_file(directory: Path) -> IO[bytes] | None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            holder = _read_object(path)
+            holder = read_object(path)
             if not holder and time.monotonic() < patience:
                 time.sleep(0.01)  # the process that has the lock is about to say who it is
                 continue
@@ -297,7 +271,7 @@ def claim_directory(
     for pattern in (MARK, *_FILES):
         for part in directory.glob(f".{pattern}.*.part"):
             part.unlink()  # a kill left it; whoever could be writing it would hold the lock
-    if not _read_object(directory / MARK):
+    if not read_object(directory / MARK):
         write_json(directory / MARK, {"format": FORMAT, "version": VERSION})
     if force:
         _discard(directory, tell)

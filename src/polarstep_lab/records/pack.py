@@ -23,6 +23,7 @@ from typing import Any
 from polarstep.storage import StorageError
 from polarstep_lab.records import record
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, split_path, write_archive
+from polarstep_lab.records.mark import CONFIG
 from polarstep_lab.records.record import find_runs, read_files
 
 __all__ = ["Packed", "pack", "without_machine"]
@@ -118,10 +119,10 @@ def _name(path: Path, folder: Path) -> str:
 
 def _config(files: Mapping[str, Any], run: Path) -> Any:
     """The complete config of ``run``, whose files these are."""
-    identity = files.get(record.CONFIG)
+    identity = files.get(CONFIG)
     if not isinstance(identity, Mapping) or "config" not in identity:
         raise StorageError(
-            f"{run / record.CONFIG} is not the config of a run: nothing was written; move that "
+            f"{run / CONFIG} is not the config of a run: nothing was written; move that "
             "folder away, or pack another one"
         )
     return identity["config"]

@@ -11,7 +11,7 @@
     result.json        written once, at the end: the metric, its status, cost per step
     checkpoint.pt      the latest state to resume from
     checkpoint.previous.pt   the state before, until the run has ended
-    .polarstep-run.json      marks a run directory (:mod:`polarstep_lab.records.directory`)
+    .polarstep-run.json      marks a run directory (:mod:`polarstep_lab.records.mark`)
 
 Numbers are kept in full precision, times as far as a clock can tell. A value that is not finite is
 stored as ``null`` and read back as NaN. A run killed in the middle of a line leaves that line
@@ -34,6 +34,7 @@ from typing import Any, Literal
 from polarstep.storage import StorageError, read_json, read_lines, write_json
 from polarstep_lab.config import completed
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, read_archived, split_path
+from polarstep_lab.records.mark import CONFIG, is_foreign
 
 __all__ = [
     "Ablation",
@@ -45,7 +46,6 @@ __all__ = [
     "read_files",
 ]
 
-CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 GAMMA = "gamma.jsonl"
@@ -260,7 +260,11 @@ def read_files(directory: Path) -> dict[str, Any]:
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
-    """All runs at or below the given paths, in directories and in archives, sorted, each once."""
+    """All runs at or below the given paths, in directories and in archives, sorted, each once.
+
+    A folder with a ``config.json`` of another program is not a run. A path that *is* such a folder is
+    returned all the same, so that reading it says what is wrong.
+    """
     found: set[Path] = set()
     for path in map(Path, paths):
         inside = split_path(path / CONFIG)
@@ -269,7 +273,8 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
             continue
         if not path.exists():
             raise StorageError(f"{path} does not exist")
-        found.update(config.parent for config in path.rglob(CONFIG) if (config.parent).is_dir())
+        below = {config.parent for config in path.rglob(CONFIG)}
+        found.update(folder for folder in below if folder == path or not is_foreign(folder))
         for archive in path.rglob(ARCHIVE):
             found.update(archived_runs(archive))
     return sorted(found)

@@ -156,8 +156,11 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
     rows = []
     for (method, _), group in members.groupby(["method", "setting"]):
         overrides = _overrides(group["record"].iloc[0].identity.overrides)
+        row = Row(method, group)
+        known = [m.named(row.polar.get("sketch")) for m in METHODS if m.name == method]
+        name = known[0] if known else method
         # The same method twice: the label says by which overrides it differs.
-        rows.append(Row(f"{method}, {overrides}" if settings[method] > 1 else method, group))
+        rows.append(replace(row, label=f"{name}, {overrides}" if settings[method] > 1 else name))
     rank = [method.name for method in METHODS]
     return tuple(sorted(rows, key=lambda row: (_place(row.method, rank), row.label)))
 

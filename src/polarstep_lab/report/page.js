@@ -20,3 +20,8 @@ for (const button of document.querySelectorAll("button.copy")) {
 addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });
+// Say of each table that is wider than its place that it goes on.
+for (const place of document.querySelectorAll(".scroll")) {
+  const mark = () => place.classList.toggle("wide", place.scrollWidth > place.clientWidth + 1);
+  new ResizeObserver(mark).observe(place);
+}

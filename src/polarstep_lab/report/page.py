@@ -33,11 +33,13 @@ def render(
         autoescape=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
     counts = runs.frame["status"].value_counts()
-    recipes = ", ".join(dict.fromkeys(section.recipe for section, _ in sections))
     return environment.from_string(_resource("page.html")).render(
         title=title,
-        lead=f"{plural(len(runs.frame), 'run')} of {recipes}.",
-        counts=[(status, counts[status]) for status in STATUSES if status in counts],
+        counts=[
+            (status, f"{plural(int(counts[status]), 'run')} {status}")
+            for status in STATUSES
+            if status in counts
+        ],
         notices=notices,
         sections=sections,
         tables=[table for table in (_lost(runs), _environments(runs)) if table.rows],

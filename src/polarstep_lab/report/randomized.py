@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polarstep_lab.paper import METHODS
+from polarstep_lab.paper import METHODS, Method
 from polarstep_lab.report.blocks import Table
 from polarstep_lab.report.estimates import Difference
 from polarstep_lab.report.rows import Row, Section
@@ -97,11 +97,17 @@ def pairs_of(section: Section) -> list[Pair]:
         for ablation in section.ablations:
             if (ablation.axis, ablation.method) == ("sketch", method.name):
                 others = [other for other in ablation.rows if other is not ablation.base]
-                labelled += [(f"{row.label}, {other.label}", other) for other in others]
+                labelled += [(_label(method, row, other), other) for other in others]
         for full in muons:
             if full.nesterov is method.nesterov and not full.randomized:
                 pairs += [Pair(label, r, rows[full.name]) for label, r in labelled if r.metric]
     return pairs
+
+
+def _label(method: Method, row: Row, other: Row) -> str:
+    """A value of the axis "sketch" by the name of its method with the sketch that ran."""
+    ran = method.named(other.polar.get("sketch"))
+    return f"{row.label.replace(method.name, ran, 1)}, {other.label}"
 
 
 def randomized_table(section: Section) -> Table | None:

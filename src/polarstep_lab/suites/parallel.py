@@ -24,6 +24,7 @@ from polarstep_lab.data.cifar10 import DatasetError
 from polarstep_lab.data.shards import ShardError
 from polarstep_lab.records.record import MetricRow, Result
 from polarstep_lab.suites.suite import PlannedRun
+from polarstep_lab.training.interrupt import ctrl_c_blocked, unblock_ctrl_c
 from polarstep_lab.training.train import Interrupted, train
 
 __all__ = ["EXPLAINED", "Event", "available_cores", "run_in_processes"]
@@ -69,10 +70,11 @@ def run_in_processes(
     ]
     for run in runs:
         jobs.put(run)
-    for process in team:
-        jobs.put(None)
-        process.start()
     try:
+        with ctrl_c_blocked():
+            for process in team:
+                jobs.put(None)
+                process.start()
         yield from _listen(events, team, len(runs))
     finally:
         for process in team:
@@ -103,6 +105,7 @@ def _work(jobs: Queue[PlannedRun | None], events: Queue[Event], force: bool) -> 
     """The life of a worker process: run after run, until there are none left."""
     torch.set_num_threads(1)
     try:
+        unblock_ctrl_c()
         while (run := jobs.get()) is not None:
             try:
                 messenger = _Messenger(run.label, events.put)

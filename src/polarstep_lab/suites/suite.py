@@ -67,7 +67,8 @@ def plan_run(
         command=_command(recipe, slug, seed, overrides, axis),
     )
     setting = "" if axis is None else f", {axis[0]}={axis[1]}"
-    return PlannedRun(config, identity, directory, f"{config.method}{setting}, seed {seed}")
+    name = config.rule.named(config.optimizer.polar.sketch)
+    return PlannedRun(config, identity, directory, f"{name}{setting}, seed {seed}")
 
 
 def _command(

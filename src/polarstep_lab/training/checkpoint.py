@@ -10,6 +10,7 @@ on disk goes on from there, with the same numbers. Checkpoints of earlier versio
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
@@ -174,6 +175,10 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
     except (StorageError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except OSError as error:
+        if (
+            error.errno == errno.EINVAL
+        ):  # torch seeks to a place before the file, if its end is cut off
+            raise DamagedCheckpoint(path, "its end is missing") from error
         raise StorageError(
             f"{path} cannot be read ({error}): see to it that this user may read it and that its "
             "disk works, then resume again"

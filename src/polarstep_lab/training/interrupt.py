@@ -1,13 +1,19 @@
-"""Ctrl-C and SIGTERM as a request to stop at the next step, so that a checkpoint can be written."""
+"""Ctrl-C and SIGTERM as a request to stop at the next step, so that a checkpoint can be written.
+
+And Ctrl-C while worker processes start: a terminal sends it to all of them, and a process that still
+imports torch would answer with a traceback.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Interrupt"]
+__all__ = ["Interrupt", "ctrl_c_blocked", "unblock_ctrl_c"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -43,3 +49,25 @@ class Interrupt:
         traceback: TracebackType | None,
     ) -> None:
         self._restore()
+
+
+@contextmanager
+def ctrl_c_blocked() -> Iterator[None]:
+    """Processes that are started in here do not see Ctrl-C; this process sees it afterwards.
+
+    A started process sees it when it calls :func:`unblock_ctrl_c`, a Ctrl-C from before included.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_ctrl_c() -> None:
+    """Let this process see Ctrl-C; one that is pending raises KeyboardInterrupt here."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

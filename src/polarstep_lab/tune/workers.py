@@ -12,8 +12,8 @@ import multiprocessing
 import multiprocessing.connection
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ import torch
 from optuna.trial import TrialState
 
 from polarstep_lab.config import ConfigError
+from polarstep_lab.training.interrupt import ctrl_c_blocked
 from polarstep_lab.tune.study import (
     DONE,
     StudySpec,
@@ -169,7 +170,7 @@ def _in_processes(
         for index in range(workers)
     ]
     try:
-        with _ctrl_c_blocked():
+        with ctrl_c_blocked():  # its workers are sent SIGTERM instead
             for process in team:
                 process.start()
         while running := [process.sentinel for process in team if process.is_alive()]:
@@ -197,23 +198,6 @@ def _work(worker: _Worker, asking: AbstractContextManager[Any], threads: int) ->
     torch.set_num_threads(threads)
     with suppress(KeyboardInterrupt), at_work(worker.spec) as study:
         worker.spend(study, asking)
-
-
-@contextmanager
-def _ctrl_c_blocked() -> Iterator[None]:
-    """Processes that are started in here never see Ctrl-C; this process sees it afterwards.
-
-    A terminal sends Ctrl-C to all processes, and a worker that still imports torch would answer with
-    a traceback. Workers are sent SIGTERM instead.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _progress(study: optuna.Study, total: int) -> Progress:

@@ -98,6 +98,32 @@ if __name__ == "__main__":
     assert values[0] == values[1]
 
 
+def test_ctrl_c_while_workers_start_prints_no_traceback(tmp_path):
+    """The worker is interrupted before its first line of ours runs, and dies without a word."""
+    script = tmp_path / "early.py"
+    script.write_text(f"""
+import os, signal, sys
+from pathlib import Path
+from polarstep_lab.methods import METHODS
+from polarstep_lab.suites import parallel
+from polarstep_lab.suites.suite import comparison_runs
+
+if __name__ == "__main__":
+    runs = comparison_runs({RECIPE!r}, METHODS[4:5], [1], {TINY!r}, Path({str(tmp_path / "runs")!r}))
+    try:
+        list(parallel.run_in_processes(runs, workers=1))
+    except KeyboardInterrupt:
+        sys.exit("stopped")
+else:  # the worker imports this file before anything else of ours
+    os.killpg(0, signal.SIGINT)  # to this worker and its parent, as a terminal does
+""")
+    process = start(str(script))
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert errors == "stopped\n"
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_comparison_is_not_on_the_seed_of_the_tuning(tmp_path):
     seeds = {run.config.seed for run in demo_runs(tmp_path)}
     assert seeds == set(SEEDS)

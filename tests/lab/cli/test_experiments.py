@@ -290,3 +290,29 @@ def test_documented_commands_are_valid(words, monkeypatch):
         words = ["report", "--help"]
     polarstep(*words)
     assert made or words[0] in ("list", "report", "tokenize")
+
+
+@pytest.mark.parametrize("option", ["--method", "--methods", "-m"])
+@pytest.mark.parametrize("command", ["run", "compare", "ablate", "tune"])
+def test_method_and_methods_are_the_same_option(command, option):
+    axis = ["rank"] if command == "ablate" else []
+    outcome = polarstep(command, "nanogpt-toy", *axis, option, "muno", status=1)
+    assert "method 'muno': did you mean 'muon'?" in said(outcome)
+
+
+def test_resume_without_a_run_says_so():
+    outcome = polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, "--resume", status=1)
+    assert "--resume: there is no run in runs/nanogpt-toy/muon/seed-0 to go on with" in said(
+        outcome
+    )
+    assert not Path("runs").exists()
+
+
+def test_list_passes_over_the_config_of_another_program():
+    polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL)
+    for name, text in {"model": '{"model_type": "gpt2"}', "list": "[1]"}.items():
+        Path("runs", name).mkdir()
+        Path("runs", name, "config.json").write_text(text)
+    shown = polarstep("list", "runs")
+    assert "seed-0" in said(shown)
+    assert find_runs(["runs"]) == [Path("runs/nanogpt-toy/muon/seed-0")]

@@ -54,9 +54,23 @@ def test_the_overview_says_what_the_sub_command_says(name):
 
 @pytest.mark.parametrize(
     ("missing", "arguments"),
-    [("typer", ["--help"]), ("optuna", ["tune", "nanogpt-toy", "--method", "muon"])],
+    [
+        ("typer", ["--help"]),
+        ("optuna", ["tune", "nanogpt-toy", "--method", "muon"]),
+        ("matplotlib", ["report", "."]),
+        ("jinja2", ["report", "."]),
+        ("pandas", ["demo", "--out", "unused"]),
+        ("matplotlib", ["rates", "--quick", "--out", "unused"]),
+        ("tensorboard", ["run", "nanogpt-toy", "-m", "muon", "--tensorboard", "--out", "unused"]),
+        ("tiktoken", ["tokenize", "unused.txt", "--vocab", "unused", "--out", "unused"]),
+        ("pooch", ["download", "cifar10", "--to", "unused"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_a_missing_package_is_named_with_the_command_that_installs_it(missing, arguments):
+def test_a_missing_package_is_named_before_anything_is_done(
+    missing, arguments, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     done = python(
         f"""
 sys.modules[{missing!r}] = None
@@ -69,3 +83,4 @@ main()
     expected = f"needs '{missing}', which is not installed: pip install 'polarstep[experiments]'"
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -67,6 +67,16 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
     checkpoint._verify(path)
 
 
+def test_a_checkpoint_cut_anywhere_is_damaged(tmp_path):
+    """Where the end is cut off, torch.load raises many kinds of errors, an OSError among them."""
+    path = interrupted(tmp_path / "run")
+    raw = path.read_bytes()
+    for part in range(200):
+        path.write_bytes(raw[: len(raw) * part // 200])
+        with pytest.raises(checkpoint.DamagedCheckpoint, match="start the run anew with --force"):
+            checkpoint._read(path, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("damage", ["weights", "cut", "emptied", "checksum", "missing"])
 def test_a_run_goes_on_from_the_last_good_checkpoint(damage, whole, tmp_path):
     directory = tmp_path / "run"

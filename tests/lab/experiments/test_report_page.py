@@ -96,6 +96,16 @@ def test_the_headline_weighs_quality_against_cost(tmp_path):
     assert expected in report_files([tmp_path])["summary.md"].decode()
 
 
+def test_the_first_sentence_of_the_page_is_the_headline(tmp_path):
+    write_run(tmp_path / "runs" / "best", method="Muon (Nesterov)", final=29.0, gflops=10.0)
+    write_run(tmp_path / "runs" / "cheap", method="AdamW", final=30.0, gflops=1.0)
+    page = report_files([tmp_path / "runs"])["index.html"].decode()
+    first = re.search(r"<p[ >].*?</p>", page, re.DOTALL)
+    assert first is not None
+    assert "has the lowest mean validation perplexity" in first[0]
+    assert "of its optimizer FLOPs" in first[0]
+
+
 def test_the_headline_names_ties_and_says_where_nothing_is_cheaper(tmp_path):
     write_run(tmp_path / "a", method="Muon (Polyak)", final=30.0)
     write_run(tmp_path / "b", method="Muon (Nesterov)", final=30.0)

@@ -14,6 +14,7 @@ from polarstep_lab.report.captions import SHARED
 from polarstep_lab.report.grouping import collect, sections_of
 from polarstep_lab.report.markdown import brief_lines, markdown
 from polarstep_lab.report.randomized import pairs_of, randomized_table, verdict
+from polarstep_lab.suites.suite import plan_run
 
 FULL, POLYAK = "Muon (Nesterov)", "Muon (Polyak)"
 GAUSSIAN, KACZMARZ = "Rand Muon (Nes.-Gaussian)", "Rand Muon (Nes.-Kaczmarz)"
@@ -150,6 +151,25 @@ def test_what_did_not_finish_and_other_axes_are_no_rows(add, tmp_path):
     add(GAUSSIAN, [31.0], ablation=Ablation("rank", 8))
     add(KACZMARZ, [31.0], status=None)
     assert [pair.label for pair in pairs_of(section(tmp_path))] == [GAUSSIAN]
+
+
+def test_labels_name_the_sketch_that_ran(add, tmp_path):
+    warm = {"optimizer": {"polar": {"rank": 8, "sketch": "warm"}}}
+    add(FULL, [30.0])
+    add(GAUSSIAN, [31.0])
+    add(GAUSSIAN, [31.0], ablation=Ablation("sketch", "warm-fast"), settings=warm)
+    labels = [pair.label for pair in pairs_of(section(tmp_path))]
+    assert labels == [GAUSSIAN, "Rand Muon (Nes.-Warm), sketch = warm-fast"]
+    add("Rand Muon (Polyak)", [32.0], settings=warm)
+    assert "Rand Muon (Polyak), Warm" in [row.label for row in section(tmp_path).rows]
+
+
+def test_a_planned_run_is_called_by_the_sketch_that_will_run():
+    def label(**overrides):
+        return plan_run("nanogpt-toy", "rand-muon", 3, overrides).label
+
+    assert label() == f"{GAUSSIAN}, seed 3"
+    assert label(**{"optimizer.polar.sketch": "warm"}) == "Rand Muon (Nes.-Warm), seed 3"
 
 
 def test_runs_that_were_watched_are_not_compared(add, tmp_path):

@@ -95,9 +95,12 @@ class Setting:
         gap: f(X₀) − f_⋆.
         L: the smoothness constant, in the Frobenius norm.
         d0: min(m, n).
-        alpha, sigma0, sigma1: the noise of one sample.
+        alpha: α, the tail index of the noise of one sample.
+        sigma0: σ₀, the part of that noise which is always there.
+        sigma1: σ₁, the part of that noise which grows with the gradient.
         B: samples in a mini-batch; it must exceed :func:`batch_threshold`.
-        gamma, nu: γ̄ and ν̄, the largest inexactness over the run; 0 and 0 for the exact polar factor.
+        gamma: γ̄, the largest γ over the run; 0 for the exact polar factor.
+        nu: ν̄, the largest ν over the run; 0 for the exact polar factor.
         gradient0: ‖∇f(X₀)‖_F; ``None`` means its largest possible value √(2L·gap).
         S0: E‖S₀‖_F; ``None`` means :func:`~polarstep.theory.bounds.batch_noise.initial_bias_bound`.
         C_alpha: the constant of the batch-noise lemma.

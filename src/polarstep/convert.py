@@ -1,0 +1,315 @@
+"""Checkpoints of other Muon optimizers, as states of :class:`polarstep.Muon`.
+
+:func:`options` reads the hyperparameters of a checkpoint, :func:`state_dict` its momentum::
+
+    theirs = torch.load("checkpoint.pt")["optimizer"]
+    optimizer = ps.Muon(params, **ps.convert.options(theirs))
+    optimizer.load_state_dict(ps.convert.state_dict(theirs, optimizer))
+
+Where the algorithms agree, the run goes on as it would have. What differs is in ``docs/coming-from.md``.
+
+polarstep keeps C ← βC + G, a sum. Two of the others keep an average, B ← βB + (1 − β)G, and C is
+B/(1 − β). T is the same for both, but the next gradients must be added in C's units.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep.optim.groups import Group, named_params
+from polarstep.optim.muon import Muon
+from polarstep.polar import NewtonSchulz
+
+__all__ = ["FORMATS", "Format", "fan_ratio", "options", "state_dict"]
+
+JORDAN = (3.4445, -4.775, 2.0315)
+
+
+def fan_ratio(m: int, n: int) -> float:
+    """√(m/n), dion's ``adjust_lr="spectral_norm"``: smaller than one for wide matrices."""
+    return math.sqrt(m / n)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How an optimizer names and scales what it keeps."""
+
+    averages: bool  # whether the momentum is B = (1 − β)C
+    momentum: str = "momentum_buffer"
+    beta: str = "momentum"
+    weight_decay: str = "weight_decay"
+    first: str = "exp_avg"  # AdamW's moments and counter
+    second: str = "exp_avg_sq"
+    counter: str = "step"
+
+
+FORMATS: dict[str, Format] = {
+    # torch.optim.Muon, and torch.optim.AdamW beside it.
+    "torch": Format(averages=True),
+    # KellerJordan/Muon: Muon, MuonWithAuxAdam and their versions for a single device.
+    "keller": Format(averages=True),
+    # KellerJordan/Muon until 2024, with ns_steps and nesterov in its groups.
+    "keller-2024": Format(averages=False),
+    # MoonshotAI/Moonlight.
+    "moonlight": Format(averages=False, weight_decay="wd", first="moment1", second="moment2"),
+    # microsoft/dion: its Muon.
+    "dion": Format(
+        averages=False,
+        momentum="momentum",
+        beta="mu",
+        first="momentum",
+        second="variance",
+        counter="step_dev",
+    ),
+}
+
+
+def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str, Any]:
+    """The arguments of :class:`polarstep.Muon` and :func:`polarstep.muon_for` for a checkpoint's Muon.
+
+    Args:
+        theirs: the ``state_dict()`` of the other optimizer.
+        source: a name in :data:`FORMATS`; by default found from the keys of the groups.
+
+    >>> W = torch.nn.Parameter(torch.eye(3))
+    >>> theirs = torch.optim.Muon([W], lr=0.02, weight_decay=0.1).state_dict()
+    >>> for option, value in options(theirs).items():
+    ...     print(option, value)
+    lr 0.02
+    momentum 0.95
+    nesterov True
+    weight_decay 0.1
+    lr_scale spectral
+    polar NewtonSchulz(steps=5, coefficients='jordan', delta='frobenius', dtype=None, form='auto')
+    """
+    found = [
+        _options(group, source) for group in theirs["param_groups"] if _is_muons(group, theirs)
+    ]
+    if not found:
+        raise ValueError(
+            "no group of the checkpoint is updated by Muon: expected the state_dict() of a Muon "
+            "optimizer; for AdamW's alone keep torch.optim.AdamW"
+        )
+    for other in found[1:]:
+        for key, value in other.items():
+            if value != found[0][key]:
+                raise ValueError(
+                    f"groups of the checkpoint have {key}={found[0][key]!r} and {value!r}: expected the "
+                    "same for all; make groups of your own, and convert the state alone"
+                )
+    return found[0]
+
+
+def state_dict(
+    theirs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    optimizer: Muon,
+    *,
+    params: Iterable[Tensor] | None = None,
+    source: str | None = None,
+) -> dict[str, Any]:
+    """A checkpoint for ``optimizer.load_state_dict`` with the momentum of other optimizers.
+
+    The options stay those of ``optimizer``. Parameters are matched by name if both sides have names,
+    else by ``params``, else by their order.
+
+    Args:
+        theirs: the ``state_dict()`` of the other optimizer, or of several, as of ``torch.optim.Muon``
+            and ``torch.optim.AdamW`` that were used side by side.
+        optimizer: the optimizer that goes on.
+        params: the parameters in the order of the other optimizer's groups, where it is not the order
+            in ``optimizer``: ``[p for group in other.param_groups for p in group["params"]]``.
+        source: a name in :data:`FORMATS`; by default found from the keys of the groups.
+
+    Raises:
+        ValueError: if the parameters cannot be matched, or if a state has another shape than its
+            parameter.
+    """
+    checkpoints = [theirs] if isinstance(theirs, Mapping) else list(theirs)
+    entries = [entry for each in checkpoints for entry in _entries(each, source)]
+    places = [
+        (name, p, group) for group in optimizer.param_groups for name, p in named_params(group)
+    ]
+    order = _order(entries, places, params)
+    ours = optimizer.state_dict()
+    converted: dict[int, dict[str, Any]] = {}
+    anew = []
+    for entry, index in zip(entries, order, strict=True):
+        name, p, group = places[index]
+        if not entry.state:
+            continue
+        found = entry.converted(group["algorithm"])
+        if found is None:
+            anew.append(name)
+            continue
+        for key, value in found.items():
+            if key != "step" and value.shape != p.shape:
+                raise ValueError(
+                    f"{key} of {name} has shape {tuple(value.shape)} in the checkpoint, and the "
+                    f"parameter {tuple(p.shape)}: expected the same; give params= in the order of the "
+                    "other optimizer's groups"
+                )
+        converted[index] = found
+    if anew:
+        warnings.warn(
+            f"{anew[0]}{f' and {len(anew) - 1} more' if len(anew) > 1 else ''} had another rule in the "
+            "checkpoint than in this optimizer, so its state starts anew; to keep it, give the "
+            "parameter the rule it had, by rules=[…] of muon_for",
+            stacklevel=2,
+        )
+    steps = max((entry.steps for entry in entries if entry.steps is not None), default=0)
+    for group in ours["param_groups"]:
+        if group["algorithm"] == "muon":
+            group["step"] = steps
+    return ours | {"state": converted}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One parameter of another optimizer's checkpoint."""
+
+    name: str | None
+    state: Mapping[str, Any]
+    group: Group
+    kept: Format
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps, where the checkpoint knows it."""
+        known = self.state.get(self.kept.counter, self.group.get("step"))
+        return None if known is None else int(known)
+
+    def converted(self, algorithm: str) -> dict[str, Any] | None:
+        """The state as our ``algorithm`` has it; ``None`` if it is another rule's."""
+        its = self.kept
+        moments = self.state.get(its.first), self.state.get(its.second)
+        if algorithm == "adamw" and None not in moments:
+            step = torch.tensor(float(self.steps or 0), dtype=torch.float32)
+            return {"step": step, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
+        if algorithm == "muon" and moments[1] is None and its.momentum in self.state:
+            buffer: Tensor = self.state[its.momentum]
+            share = 1 - self.group[its.beta] if its.averages else 1
+            return {"momentum_buffer": buffer / share}
+        return None
+
+
+def _entries(theirs: Mapping[str, Any], source: str | None) -> list[_Entry]:
+    if not isinstance(theirs, Mapping) or not {"state", "param_groups"} <= set(theirs):
+        raise TypeError(
+            f"theirs is a {type(theirs).__name__} without 'state' and 'param_groups': expected what "
+            "state_dict() of the other optimizer returns, or a list of them"
+        )
+    entries = []
+    for group in theirs["param_groups"]:
+        names = group.get("param_names") or [None] * len(group["params"])
+        kept = FORMATS[_source(group, source)]
+        entries += [
+            _Entry(name, theirs["state"].get(key, {}), group, kept)
+            for name, key in zip(names, group["params"], strict=True)
+        ]
+    return entries
+
+
+def _order(
+    entries: Sequence[_Entry],
+    places: Sequence[tuple[str, Tensor, Group]],
+    params: Iterable[Tensor] | None,
+) -> list[int]:
+    """For each entry the index of its parameter in our optimizer."""
+    if params is not None:
+        given = list(params)
+        index = {id(p): i for i, (_, p, _) in enumerate(places)}
+        unknown = [i for i, p in enumerate(given) if id(p) not in index]
+        if unknown or len(given) != len(entries):
+            what = (
+                f"params[{unknown[0]}] is not in the optimizer"
+                if unknown
+                else f"{len(given)} params"
+            )
+            raise ValueError(
+                f"{what}: expected the {len(entries)} parameters of the checkpoint, each of them in the "
+                "optimizer; leave out no parameter, and make the optimizer of the same model"
+            )
+        return [index[id(p)] for p in given]
+    names = [entry.name for entry in entries]
+    if None not in names:
+        by_name = {name: i for i, (name, _, _) in enumerate(places)}
+        if set(names) <= set(by_name):
+            return [by_name[name] for name in names if name is not None]
+    if len(entries) != len(places):
+        raise ValueError(
+            f"the checkpoint has {len(entries)} parameters and the optimizer {len(places)}: expected "
+            "as many, in the same order; give params= in the order of the other optimizer's groups, or "
+            "a list of checkpoints if the other run had two optimizers"
+        )
+    if any("role" in group for _, _, group in places):
+        raise ValueError(
+            "the checkpoint has no names of parameters, and muon_for has put them in an order of its "
+            "own: expected params=, the parameters in the order of the other optimizer's groups"
+        )
+    return list(range(len(places)))
+
+
+def _is_muons(group: Group, theirs: Mapping[str, Any]) -> bool:
+    """Whether a group has matrices of Muon's."""
+    if "use_muon" in group:
+        return bool(group["use_muon"])
+    if "algorithm" in group:
+        return bool(group["algorithm"] == "muon")
+    states = [theirs["state"].get(key, {}) for key in group["params"]]
+    return "momentum" in group and (not any(states) or any("momentum_buffer" in s for s in states))
+
+
+def _options(group: Group, source: str | None) -> dict[str, Any]:
+    name = _source(group, source)
+    its = FORMATS[name]
+    steps, coefficients = group.get("ns_steps", 5), tuple(group.get("ns_coefficients", JORDAN))
+    polar = NewtonSchulz(steps, "jordan" if coefficients == JORDAN else (coefficients,))
+    scale: Any = "rms" if name == "moonlight" else "spectral"
+    if name == "torch" and group.get("adjust_lr_fn") == "match_rms_adamw":
+        scale = "rms"
+    if name == "dion":
+        if group.get("cautious_wd"):
+            raise ValueError(
+                "cautious_wd=True in the checkpoint: expected plain weight decay, which Muon here has; "
+                "set weight_decay by hand and convert the state alone"
+            )
+        polar = NewtonSchulz(5, "polar-express")
+        scale = {"spectral_norm": fan_ratio, "rms_norm": "rms", None: "none"}[group["adjust_lr"]]
+    return {
+        "lr": group["lr"],
+        "momentum": group[its.beta],
+        "nesterov": group.get("nesterov", True),
+        "weight_decay": group.get(its.weight_decay, 0.0),
+        "lr_scale": scale,
+        "polar": polar,
+    }
+
+
+def _source(group: Group, source: str | None) -> str:
+    """The format of a group, by the options it has."""
+    if source is not None:
+        if source not in FORMATS:
+            raise ValueError(f"source={source!r}: expected one of {', '.join(FORMATS)}")
+        return source
+    keys = set(group)
+    if "ns_coefficients" in keys or {"betas", "amsgrad"} <= keys:
+        return "torch"
+    if {"mu", "epsilon"} <= keys:
+        return "dion"
+    if {"wd", "adamw_betas"} <= keys:
+        return "moonlight"
+    if {"ns_steps", "nesterov"} <= keys:
+        return "keller-2024"
+    if "use_muon" in keys or {"lr", "momentum", "weight_decay"} >= keys - {"params", "param_names"}:
+        return "keller"
+    raise ValueError(
+        f"a group of the checkpoint has the options {', '.join(sorted(keys))}: expected those of "
+        f"{', '.join(FORMATS)}; name the format that keeps its state alike, as source='keller'"
+    )

@@ -1,0 +1,114 @@
+"""What a map carries from step to step, spread over the ranks.
+
+In the optimizer's state a carried tensor of a sharded parameter is a ``DTensor`` on the same mesh, cut
+along its last dimension by every axis of the mesh that cuts the parameter. A checkpoint then holds the
+whole tensor, and loads at another number of ranks. A tensor that was stored in another way, by another
+plan or an older version, is taken as it is found and stored in this way from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep import rng
+from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
+from polarstep.optim.carried import entry
+from polarstep.optim.collect import Member, Signature, State
+from polarstep.polar import Draw
+
+__all__ = ["found", "placements", "put", "put_whole", "shapes_of", "spans"]
+
+# Shapes of carries by map and shape of the matrices.
+_SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {}
+
+
+def shapes_of(signature: Signature, dtype: torch.dtype) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor that a step leaves for one matrix, from a step on a matrix of zeros."""
+    its = signature
+    if not its.polar.carries:
+        return {}
+    key = (its.polar, its.m, its.n, its.device, dtype)
+    if key not in _SHAPES:
+        zero = torch.zeros(1, its.m, its.n, device=its.device, dtype=dtype)
+        numbers = None
+        if its.polar.numbers_at(0, resumed=False) is not None:
+            numbers = its.polar.numbers_for(zero, rng.generator("shapes", device=its.device))
+        first = its.polar.init(1, its.m, its.n, its.device, dtype)
+        _, left = its.polar.step(zero, first, Draw(numbers))
+        _SHAPES[key] = {name: tuple(tensor.shape[1:]) for name, tensor in left.items()}
+    return _SHAPES[key]
+
+
+def placements(p: Any, count: int, shape: tuple[int, ...]) -> list[Any]:
+    """Cut along the last dimension by the axes that cut ``p``; whole copies if it has but one."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    if not shape or count == 0:
+        return [Replicate()] * p.device_mesh.ndim
+    return [Replicate() if each.is_replicate() else Shard(len(shape)) for each in p.placements]
+
+
+def spans(p: Tensor, layout: Layout, count: int, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The part of the last dimension that each rank of ``layout`` holds."""
+    last = shape[-1] if shape else 1
+    if not is_sharded(p) or not shape:
+        return [(0, last)] * len(layout.ranks)
+    of_carry = Layout.of_placements(p.device_mesh, placements(p, count, shape), (count, *shape))
+    return [box[-1] for box in of_carry.boxes]
+
+
+def found(
+    state: State, member: Member, name: str, shape: tuple[int, ...], *, as_whole: bool = False
+) -> Tensor:
+    """This rank's part of what the last step left under ``name``, or the whole of it."""
+    p, X = member.param, state[member.param][entry(name, member.block)]
+    if as_whole or not is_sharded(p):
+        return whole(X)
+    if is_sharded(X) and list(X.placements) == placements(p, member.count, shape):
+        return local(X)
+    layout = Layout.of(p)
+    assert layout is not None
+    start, stop = spans(p, layout, member.count, shape)[layout.me]
+    return whole(X)[..., start:stop] if shape else whole(X)
+
+
+def put(
+    state: State,
+    member: Member,
+    name: str,
+    shape: tuple[int, ...],
+    part: Tensor,
+    finite: Tensor | None = None,
+) -> None:
+    """Keep this rank's part for the next step, unless ``finite`` is false and p is skipped."""
+    p, key = member.param, entry(name, member.block)
+    known = state[p].get(key)
+    part = part.to(p.dtype)
+    if is_sharded(p):
+        placed = placements(p, member.count, shape)
+        if is_sharded(known) and list(known.placements) == placed:
+            ours = local(known)
+            if ours.shape == part.shape:
+                ours.copy_(part if finite is None else torch.where(finite, part, ours))
+                return
+        part = part.clone(memory_format=torch.contiguous_format)
+        state[p][key] = wrapped(part, p, placed, (member.count, *shape))
+    elif known is not None and known.shape == part.shape:
+        known.copy_(part if finite is None else torch.where(finite, part, known))
+    else:
+        state[p][key] = part.clone(memory_format=torch.contiguous_format)
+
+
+def put_whole(
+    state: State, member: Member, name: str, X: Tensor, finite: Tensor | None = None
+) -> None:
+    """Keep this rank's part of ``X``, which all ranks have."""
+    p, shape = member.param, tuple(X.shape[1:])
+    layout = Layout.of(p)
+    if layout is not None and shape:
+        start, stop = spans(p, layout, member.count, shape)[layout.me]
+        X = X[..., start:stop]
+    put(state, member, name, shape, X, finite)

@@ -1,0 +1,269 @@
+"""Where the parts of a parameter lie: a ``DTensor``'s mesh and placements as boxes of indices.
+
+A ``DTensor`` is read for its layout only, and all arithmetic is on local parts. Operations between two
+``DTensor`` objects may lose the layout of their rows (``_StridedShard`` in torch 2.9).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from polarstep.matrix import MatrixView
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "Layout",
+    "Piece",
+    "Span",
+    "is_sharded",
+    "local",
+    "placed_like",
+    "whole",
+    "whole_of_local",
+    "wrapped",
+]
+
+# Types that are never sharded; hasattr would take a microsecond to say so.
+_PLAIN = (Tensor, nn.Parameter)
+
+Span = tuple[int, int]
+
+
+def is_sharded(X: object) -> TypeGuard[DTensor]:
+    """Whether ``X`` is a ``DTensor``, without importing DTensor, which takes a second."""
+    return type(X) not in _PLAIN and hasattr(X, "full_tensor")
+
+
+def whole(X: Tensor) -> Tensor:
+    """``X`` itself if it is not sharded, else the whole tensor, gathered from all ranks."""
+    return X.full_tensor() if is_sharded(X) else X
+
+
+def local(X: Tensor) -> Tensor:
+    """This rank's part of ``X``, not copied, for elementwise operations in place."""
+    return X.to_local() if is_sharded(X) else X
+
+
+def placed_like(X: Tensor, p: Tensor) -> Tensor:
+    """``X`` placed as ``p`` is; each rank keeps its part of a whole ``X``, and nothing is sent."""
+    if not is_sharded(p):
+        return X
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not is_sharded(X):
+        everywhere = [Replicate()] * p.device_mesh.ndim
+        X = DTensor.from_local(X, p.device_mesh, everywhere, run_check=False)
+    return X if X.placements == p.placements else X.redistribute(placements=p.placements)
+
+
+def whole_of_local(X: Tensor, p: Tensor) -> Tensor:
+    """The whole tensor of which ``X`` is this rank's part, where shards are laid out as in ``p``."""
+    return X if not is_sharded(p) else wrapped(X, p, p.placements, p.shape).full_tensor()
+
+
+def wrapped(X: Tensor, p: DTensor, placements: Any, shape: torch.Size | tuple[int, ...]) -> DTensor:
+    """A ``DTensor`` of ``shape`` on the mesh of ``p`` with ``X`` as this rank's part, not copied."""
+    from torch.distributed.tensor import DTensor
+
+    shape = torch.Size(shape)
+    strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        X, p.device_mesh, placements, run_check=False, shape=shape, stride=strides
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rank's part of a parameter that is read as matrices: spans of its batch, rows and columns."""
+
+    batch: Span
+    rows: Span
+    cols: Span
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(batch, rows, columns) of the part."""
+        return _length(self.batch), _length(self.rows), _length(self.cols)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks that hold a parameter, and the box of indices that each of them holds."""
+
+    ranks: tuple[int, ...]  # global ranks in ascending order, as in a process group
+    me: int  # this rank's index in ``ranks``
+    shape: tuple[int, ...]  # of the whole parameter
+    boxes: tuple[tuple[Span, ...], ...]  # a span of each dimension, for each of ``ranks``
+    replicas: tuple[int, ...]  # ranks with the same number here hold different parts of one copy
+    strided: bool = False  # whether FSDP has cut what tensor parallelism had cut before
+
+    @staticmethod
+    def of(p: Tensor, group: ProcessGroup | None = None) -> Layout | None:
+        """The layout of ``p``; ``None`` if this process alone holds it.
+
+        A plain tensor is taken to be replicated on all ranks of ``group``.
+        """
+        if is_sharded(p):
+            found = Layout.of_placements(p.device_mesh, p.placements, tuple(p.shape))
+            mine = tuple(stop - start for start, stop in found.boxes[found.me])
+            if p.numel() and mine != tuple(p.to_local().shape):
+                raise ValueError(
+                    f"a parameter of shape {tuple(p.shape)} placed as {p.placements} has a part of "
+                    f"shape {tuple(p.to_local().shape)} on this rank: expected {mine}; shard it with "
+                    "fully_shard or distribute_tensor"
+                )
+            return found
+        if group is None:
+            return None
+        ranks = tuple(sorted(torch.distributed.get_process_group_ranks(group)))
+        box = tuple((0, size) for size in p.shape)
+        me = ranks.index(torch.distributed.get_rank())
+        return Layout(ranks, me, tuple(p.shape), (box,) * len(ranks), tuple(range(len(ranks))))
+
+    @staticmethod
+    def of_placements(mesh: Any, placements: Any, shape: tuple[int, ...]) -> Layout:
+        """The layout of a tensor of ``shape`` on ``mesh``."""
+        key = (mesh, tuple(placements), shape)
+        if key not in _KNOWN:
+            _KNOWN[key] = _of_mesh(mesh, placements, shape)
+        return _KNOWN[key]
+
+    @cached_property
+    def cut(self) -> tuple[int, ...]:
+        """The dimensions that are sharded."""
+        return tuple(d for d in range(len(self.shape)) if len({box[d] for box in self.boxes}) > 1)
+
+    @cached_property
+    def peers(self) -> tuple[int, ...]:
+        """Indices of the ranks that hold this rank's copy together, this rank included."""
+        mine = self.replicas[self.me]
+        return tuple(i for i, replica in enumerate(self.replicas) if replica == mine)
+
+    def pieces(self, view: MatrixView) -> tuple[Piece, ...] | None:
+        """Each rank's part in batch, rows and columns; ``None`` where a part has no such form."""
+        shape = self.shape
+        if not view.in_turn:
+            return None  # matrices that lie in several pieces of memory
+        if len(shape) > 2 and view.batch == 1 and view.rows == shape[0]:  # a filter
+            if any(d > 1 for d in self.cut):
+                return None
+            area = math.prod(shape[2:])
+            return tuple(
+                Piece((0, 1), box[0], (box[1][0] * area, box[1][1] * area)) for box in self.boxes
+            )
+        last = len(shape) - 1
+        if any(0 < d < last - 1 for d in self.cut):
+            return None
+        each = math.prod(shape[1:-2])
+        return tuple(
+            Piece(
+                (0, 1) if last == 1 else (box[0][0] * each, box[0][1] * each),
+                box[last - 1],
+                box[last],
+            )
+            for box in self.boxes
+        )
+
+    def holds_whole_matrices(self, view: MatrixView) -> bool:
+        """Whether every rank's part consists of whole matrices: a copy, or some experts of a stack."""
+        if self.cut == (0,) and len(self.shape) == 3 and view.batch == self.shape[0]:
+            even = self.shape[0] % len(self.peers) == 0
+            return even or not view.is_cut  # else a carry has no Shard(0)
+        return self.cut == ()
+
+
+# Layouts by mesh, placements and shape. A dict, as torch.compile traces through functools.cache.
+_KNOWN: dict[Any, Layout] = {}
+
+
+def _of_mesh(mesh: Any, placements: Any, shape: tuple[int, ...]) -> Layout:
+    sizes, ranks = tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
+    cuts, strided = _cuts(placements, sizes, shape)
+    boxes, replicas = [], []
+    for index in range(len(ranks)):
+        at = _unravelled(index, sizes)
+        box = [(0, size) for size in shape]
+        for dim, axes in cuts.items():
+            for axis in axes:
+                box[dim] = _chunk(box[dim], at[axis], sizes[axis])
+        boxes.append(tuple(box))
+        sharding = {axis for axes in cuts.values() for axis in axes}
+        replica = 0
+        for axis, size in enumerate(sizes):
+            replica = replica if axis in sharding else replica * size + at[axis]
+        replicas.append(replica)
+    order = sorted(range(len(ranks)), key=ranks.__getitem__)
+    ranks = tuple(ranks[i] for i in order)
+    me = ranks.index(torch.distributed.get_rank())
+    return Layout(
+        ranks,
+        me,
+        shape,
+        tuple(boxes[i] for i in order),
+        tuple(replicas[i] for i in order),
+        strided,
+    )
+
+
+def _cuts(
+    placements: Any, sizes: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[dict[int, list[int]], bool]:
+    """For each sharded dimension the axes of the mesh that cut it, in their order."""
+    cuts: dict[int, list[int]] = {}
+    later: list[tuple[int, int, int]] = []
+    for axis, placement in enumerate(placements):
+        if placement.is_partial():
+            raise ValueError(
+                f"a parameter is placed as {tuple(placements)}: expected shards or replicas; "
+                "a sum that is still to be made is no parameter"
+            )
+        if placement.is_replicate():
+            continue
+        dim = placement.dim % len(shape)
+        if hasattr(placement, "split_factor"):
+            later.append((axis, dim, placement.split_factor))
+        else:
+            cuts.setdefault(dim, []).append(axis)
+    for axis, dim, factor in later:
+        before = math.prod(sizes[other] for other in cuts.get(dim, []))
+        if factor != before or shape[dim] % (before * sizes[axis]):
+            raise ValueError(
+                f"a parameter of shape {tuple(shape)} is placed as {tuple(placements)} on a mesh of "
+                f"{sizes}: expected a dimension {dim} that both axes cut evenly, because torch itself "
+                "gathers uneven strided shards with their rows permuted; pad the dimension to a "
+                f"multiple of {before * sizes[axis]}, or shard another dimension"
+            )
+        cuts.setdefault(dim, []).append(axis)
+    return cuts, bool(later)
+
+
+def _chunk(span: Span, index: int, count: int) -> Span:
+    """The ``index``-th of ``count`` chunks of ``span``, as ``torch.chunk`` cuts.
+
+    >>> [_chunk((0, 5), i, 4) for i in range(4)]
+    [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    start, stop = span
+    each = -(-(stop - start) // count)
+    return min(start + index * each, stop), min(start + (index + 1) * each, stop)
+
+
+def _unravelled(index: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    at: list[int] = []
+    for size in reversed(sizes):
+        index, coordinate = divmod(index, size)
+        at.append(coordinate)
+    return tuple(reversed(at))
+
+
+def _length(span: Span) -> int:
+    return span[1] - span[0]

@@ -1,0 +1,291 @@
+"""What a plan costs: bytes that a rank receives and FLOPs that it runs, as formulas.
+
+Everything here is for one step of ``count`` matrices of m×n on N ranks, and needs no process group. A
+rank's share is the mean over ranks; with shards of one size, and a number of matrices that N divides,
+all ranks have the mean. An exchange among N ranks is counted as a ring: a sum of x numbers that all
+ranks get costs each rank 2(N − 1)/N·x, a gathering (N − 1)/N·x.
+
+    local        nothing
+    gather       M:                     (N − 1)/N·mn
+    owner        M there, T back:       2(N − 1)/N²·mn            or the two factors of T back
+    replicated   T to all:              (N − 1)/N·mn              or its two factors, ℓ(m + n)
+    sharded      sums of ℓ columns:     2(N − 1)/N·ℓ·d for every product that is summed over the shards,
+                                        with d the side that is not cut, and ℓ(ℓ + 1)/2 numbers for
+                                        every Gram matrix
+
+So the sharded plan beats the owner's where (1 + h)·ℓ < d_sharded/N at equal precision. FLOPs are those
+of matrix products, as ``torch.utils.flop_counter`` counts them on a CPU in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from polarstep import flops, products
+from polarstep.polar import Finder, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar.finders import Fresh, Kept
+from polarstep.sketch import Gaussian
+
+__all__ = [
+    "FINAL_PASSES",
+    "PLANS",
+    "Plan",
+    "Side",
+    "bytes_received",
+    "factor_width",
+    "flops_per_rank",
+    "product_flops",
+    "sharded_reason",
+    "whole_flops",
+]
+
+Plan = Literal["local", "sharded", "owner", "replicated", "gather"]
+PLANS: tuple[Plan, ...] = ("local", "sharded", "owner", "replicated", "gather")
+Side = Literal["rows", "columns"]  # what the ranks have cut
+# Passes of Cholesky-QR for the basis itself; between power iterations one is enough.
+FINAL_PASSES = 2
+_OPS = products.of(torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The products of a sketched map on shards, in the order of Algorithm 1."""
+
+    summed: int  # products whose result is summed over the ranks: the other side × ℓ numbers
+    rough: int  # bases of sharded columns between two products: one pass each
+    final: int  # passes for Q itself, where its rows are sharded
+    small: int  # Gram matrices for the inner map
+
+
+def bytes_received(
+    plan: Plan,
+    m: int,
+    n: int,
+    count: int,
+    ranks: int,
+    polar: PolarMap,
+    *,
+    itemsize: int = 2,
+    sum_itemsize: int = 4,
+    sharded: Side = "rows",
+    step: int = 1,
+) -> float:
+    """Bytes that a rank receives in one step of ``count`` m×n matrices.
+
+    Args:
+        plan: one of :data:`PLANS`.
+        m: rows.
+        n: columns.
+        count: the number of matrices.
+        ranks: N.
+        polar: the map.
+        itemsize: bytes of a number of M and T on the way: 2 on a GPU, where a step rounds to bfloat16
+            anyway, 4 on a CPU.
+        sum_itemsize: bytes of a number of a sum.
+        sharded: which side of the matrices the ranks have cut.
+        step: the step, as a kept basis makes some steps cheaper.
+    """
+    if ranks == 1 or plan == "local":
+        return 0.0
+    polar = polar.on(m, n, torch.device("cpu"))
+    others = (ranks - 1) / ranks
+    if plan == "gather":
+        return count * others * m * n * itemsize
+    width, carried = factor_width(polar), _carried(polar, m, n)
+    if plan == "replicated":
+        return count * others * itemsize * (min(m * n, (width or m * n) * (m + n)) + carried)
+    if plan == "owner":
+        rows, columns = (m / ranks, n) if sharded == "rows" else (m, n / ranks)
+        back = min(rows * columns, (width or m * n) * (rows + columns))
+        return count * others * itemsize * ((m * n + 2 * carried) / ranks + back)
+    reason = sharded_reason(polar)
+    if reason is not None:
+        raise ValueError(f"plan='sharded' with {polar!r}: {reason}; expected another plan")
+    assert isinstance(polar, LowRank)
+    chain, ell = _chain(polar, m, n, sharded, step), polar.width
+    other = n if sharded == "rows" else m
+    triangle = ell * (ell + 1) // 2
+    passes = chain.rough + chain.final
+    summed = chain.summed * ell * other * (sum_itemsize + itemsize)  # a sum there, a basis back
+    triangles = 2 * triangle * (passes + chain.small) + passes  # a pass has a flag for each matrix
+    scale = 2  # the largest entry of each matrix
+    start = 0  # a warm start, of which each rank holds a part
+    if isinstance(polar.finder, Warm) and step > 0 and not chain.small:
+        start = ell * other * itemsize
+    return count * others * (summed + start + (triangles + scale) * sum_itemsize)
+
+
+def flops_per_rank(
+    plan: Plan,
+    m: int,
+    n: int,
+    count: int,
+    ranks: int,
+    polar: PolarMap,
+    *,
+    sharded: Side = "rows",
+    step: int = 1,
+) -> float:
+    """FLOPs of the products that a rank runs in one step; for ``plan="gather"`` those of one process."""
+    polar = polar.on(m, n, torch.device("cpu"))
+    one = product_flops(polar, m, n, step=step)
+    if plan == "gather" or ranks == 1:
+        return float(count * one)
+    busiest = -(-count // ranks)
+    if plan == "sharded":
+        return _sharded_flops(polar, m, n, count, ranks, sharded, step)
+    width = factor_width(polar)
+    if plan in ("owner", "replicated") and width is not None:
+        lift = flops.matmul(m, width, n)
+        shared = lift * (1 if plan == "replicated" else 1 / ranks)
+        return busiest * (one - lift) + count * shared
+    return float(busiest * one)
+
+
+def whole_flops(m: int, n: int, count: int, polar: PolarMap, step: int = 1) -> float:
+    """FLOPs of the products of one process that has all matrices."""
+    return flops_per_rank("gather", m, n, count, 1, polar, step=step)
+
+
+def factor_width(polar: PolarMap) -> int | None:
+    """ℓ of a map whose T is two factors; ``None`` where T is dense."""
+    return polar.width if isinstance(polar, LowRank) else None
+
+
+def sharded_reason(polar: PolarMap) -> str | None:
+    """Why Algorithm 1 on shards does not run ``polar``; ``None`` where it does."""
+    if not isinstance(polar, LowRank):
+        return "not a low-rank map"
+    fresh = _fresh(polar.finder)
+    if fresh is None:
+        return f"no rule for {type(polar.finder).__name__} on shards"
+    if not isinstance(fresh.sketch, Gaussian):
+        return f"{type(fresh.sketch).__name__} needs whole columns"
+    inner = polar.inner
+    if not isinstance(inner, NewtonSchulz) or inner.dtype is not None or not inner.ignores_scale:
+        return "the inner map has no Gram form"
+    return None
+
+
+def product_flops(polar: PolarMap, m: int, n: int, step: int = 1) -> int:
+    """FLOPs of the matrix products of one call on a CPU in float32, two for each multiply-add.
+
+    Factorizations are not counted, as ``torch.utils.flop_counter`` does not count them.
+    """
+    polar = polar.on(m, n, torch.device("cpu"))
+    if isinstance(polar, NewtonSchulz):
+        return polar.product_flops(m, n)
+    if not isinstance(polar, LowRank):
+        return polar.flops(m, n)
+    d0, d1, ell = min(m, n), max(m, n), polar.width
+    product = flops.matmul(d0, ell, d1)
+    count = _products(polar, step)
+    bases = sum(
+        _square(_OPS, ell, d0 if on_short else d1, FINAL_PASSES if last else 1)
+        for on_short, last in _bases(count)
+    )
+    inner = polar.inner
+    assert isinstance(inner, NewtonSchulz)
+    lifted = _inner_flops(inner, ell, d1)
+    if not isinstance(polar.finder, Warm) and inner.uses_gram(ell, d1):
+        # A factored T multiplies Q by W, and not W by B.
+        lifted += flops.matmul(d0, ell, ell) - flops.matmul(ell, ell, d1)
+    return (count + 2) * product + bases + lifted
+
+
+def _inner_flops(inner: NewtonSchulz, ell: int, n: int) -> int:
+    """The inner map of an ℓ×n matrix; in the Gram form without a restart before the last step."""
+    if not inner.uses_gram(ell, n) or inner.delta != "frobenius":
+        return inner.product_flops(ell, n)
+    return _small_flops(inner, ell) + _square(_OPS, ell, n, 1) + flops.matmul(ell, ell, n)
+
+
+def _small_flops(inner: NewtonSchulz, ell: int) -> int:
+    """W from a Gram matrix: Horner's rule in each step, and W ← PW, G ← PGP but in the last."""
+    polynomials = inner.polynomials
+    powers = sum(len(polynomial) - 2 for polynomial in polynomials)
+    return (powers + 3 * (len(polynomials) - 1)) * _square(_OPS, ell, ell, 1)
+
+
+def _sharded_flops(
+    polar: PolarMap, m: int, n: int, count: int, ranks: int, sharded: Side, step: int
+) -> float:
+    """A share of every product; small matrices are spread over the ranks, whole ones each."""
+    assert isinstance(polar, LowRank)
+    d0, d1, ell = min(m, n), max(m, n), polar.width
+    chain, busiest = _chain(polar, m, n, sharded, step), -(-count // ranks)
+    cut, other = (m, n) if sharded == "rows" else (n, m)
+    each = (_products(polar, step) + 2) * flops.matmul(d0, ell, d1)
+    passes = chain.rough + chain.final
+    each += passes * 2 * flops.matmul(cut, ell, ell)
+    inner = polar.inner
+    assert isinstance(inner, NewtonSchulz)
+    small = _inner_flops(inner, ell, d1)
+    if chain.small:  # B is sharded: its Gram matrix and W·B are shared work
+        lift = flops.matmul(ell, d1, ell) + flops.matmul(ell, ell, d1)
+        small, each = _small_flops(inner, ell), each + lift
+        last = max(0, chain.summed - 1)
+        orths = last * _square(_OPS, ell, other, 1) + (chain.summed > 0) * _square(
+            _OPS, ell, other, FINAL_PASSES
+        )
+    else:
+        orths = (chain.summed - 1) * _square(_OPS, ell, other, 1)
+    return count * each / ranks + busiest * (small + orths)
+
+
+def _chain(polar: LowRank, m: int, n: int, sharded: Side, step: int) -> _Chain:
+    """What is exchanged: products alternate between the sides and end on the short side."""
+    short_cut = (sharded == "rows") == (m <= n)
+    ends = _bases(_products(polar, step))
+    on_short, on_long = (sum(short == side for short, _ in ends) for side in (True, False))
+    if short_cut:
+        final = FINAL_PASSES if on_short else 0
+        return _Chain(summed=on_long + 1, rough=max(0, on_short - 1), final=final, small=0)
+    return _Chain(summed=on_short, rough=on_long, final=0, small=1)
+
+
+def _bases(count: int) -> list[tuple[bool, bool]]:
+    """For each of ``count`` products: whether it ends on the short side, and whether it is the last.
+
+    >>> _bases(3)
+    [(True, False), (False, False), (True, True)]
+    """
+    return [((count - i) % 2 == 1, i == count - 1) for i in range(count)]
+
+
+def _products(polar: LowRank, step: int) -> int:
+    """Products with M or its transpose that make the basis of ``step``, the sketch included."""
+    finder = polar.finder
+    if isinstance(finder, Warm):
+        return 1 if step > 0 else flops.power_products(finder.power) + 1
+    if isinstance(finder, Kept) and finder.numbers_at(step, resumed=step > 0) is None:
+        return 0
+    fresh = _fresh(finder)
+    return 1 if fresh is None else flops.power_products(fresh.power) + 1
+
+
+def _fresh(finder: Finder) -> Fresh | None:
+    """The fresh sketch inside a finder."""
+    if isinstance(finder, Kept):
+        return finder.fresh
+    if isinstance(finder, Warm):
+        return Fresh(Gaussian(), finder.power, orth=finder.orth)
+    return finder if isinstance(finder, Fresh) else None
+
+
+def _square(ops: products.Products, ell: int, long: int, passes: int) -> int:
+    """Gram matrices of ℓ columns of length ``long``."""
+    return passes * ops.symmetric_flops(ell, long, torch.float32)
+
+
+def _carried(polar: PolarMap, m: int, n: int) -> int:
+    """Numbers that a matrix carries from step to step."""
+    d0, d1 = min(m, n), max(m, n)
+    if isinstance(polar, LowRank) and isinstance(polar.finder, Kept):
+        return polar.width * d0
+    if isinstance(polar, LowRank) and isinstance(polar.finder, Warm):
+        return polar.width * d1
+    return 0

@@ -1,0 +1,376 @@
+"""Each matrix is computed by one rank, its owner; the work of a step is balanced by FLOPs.
+
+    1   each rank advances its parts of the momentum
+    2   one all-to-all: the parts of M go to the owners
+    3   owners run the polar map on their matrices, as one process would
+    4   one all-to-all: T's parts come back, or those of its two factors where they are smaller
+    5   each rank updates its parts of X
+
+Parts may be any boxes of rows and columns, uneven or empty. Where a parameter has several copies (DDP,
+the replicate axis of HSDP), the ranks of all copies share the work. M's parts then come from the copy
+that the owner belongs to, and T's parts go to all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep.distributed import carries, ledger, wire
+from polarstep.distributed.layout import Layout, Piece
+from polarstep.distributed.plans import wire_dtype
+from polarstep.optim.by_tensors import Target
+from polarstep.optim.collect import Member, Signature, State
+from polarstep.polar import Carry, Draw, Polar
+
+__all__ = ["Part", "Spread", "Trip", "balanced", "part_of"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rank's part of one matrix: where it lies in the rank's tensor, and where in the matrix."""
+
+    batch: int  # in the rank's tensor, read as (batch, rows, columns)
+    rows: tuple[int, int]
+    first_row: int  # of the matrix
+    cols: tuple[int, int]  # of the matrix; in the rank's tensor they are all
+
+    @property
+    def height(self) -> int:
+        """The number of rows."""
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return self.cols[1] - self.cols[0]
+
+    @property
+    def in_matrix(self) -> tuple[slice, slice]:
+        """Rows and columns of the matrix."""
+        return slice(self.first_row, self.first_row + self.height), slice(*self.cols)
+
+
+@dataclass
+class Spread:
+    """A bucket whose matrices are spread over ranks: its members, their layouts and matrices."""
+
+    signature: Signature
+    members: list[Member]
+    layouts: list[Layout]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What the way of every part depends on."""
+        members = tuple((id(each.param), each.block) for each in self.members)
+        return replace(self.signature, step=0, resumed=False), members, tuple(self.layouts)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, the same for all members."""
+        return self.layouts[0].ranks
+
+    @property
+    def me(self) -> int:
+        """This rank's index."""
+        return self.layouts[0].me
+
+    def matrices(self) -> list[tuple[int, int]]:
+        """The matrices: the index of a member, and of the matrix in its block."""
+        return [(i, k) for i, member in enumerate(self.members) for k in range(member.count)]
+
+    def parts(self, index: int) -> list[list[Part | None]]:
+        """For each matrix of a member, the part of each rank."""
+        member = self.members[index]
+        pieces = self.layouts[index].pieces(member.view)
+        assert pieces is not None
+        return [[part_of(piece, member, k) for piece in pieces] for k in range(member.count)]
+
+
+def part_of(piece: Piece, member: Member, k: int) -> Part | None:
+    """The part of the ``k``-th matrix of a member's block that lies in a rank's piece."""
+    split = member.view.runs
+    if len(set(split)) == 1:
+        batch, j = divmod(k, len(split))
+        first, size = j * split[0], split[0]
+    else:
+        batch, first, size = k, sum(split[: member.block]), split[member.block]
+    start, stop = max(first, piece.rows[0]), min(first + size, piece.rows[1])
+    inside = piece.batch[0] <= batch < piece.batch[1] and piece.cols[0] < piece.cols[1]
+    if not inside or start >= stop:
+        return None
+    rows = (start - piece.rows[0], stop - piece.rows[0])
+    return Part(batch - piece.batch[0], rows, start - first, piece.cols)
+
+
+def balanced(buckets: Sequence[Spread]) -> list[list[int]]:
+    """The owner of every matrix of every bucket, as an index of its ranks.
+
+    The longest work is given away first, each to the rank with the least work so far.
+    """
+    owners = [[0] * len(bucket.matrices()) for bucket in buckets]
+    loads: dict[tuple[int, ...], list[tuple[float, int]]] = {}
+    works = [
+        (-_cost(bucket), b, k)
+        for b, bucket in enumerate(buckets)
+        for k in range(len(bucket.matrices()))
+    ]
+    for cost, b, k in sorted(works):
+        ranks = buckets[b].ranks
+        load = loads.setdefault(ranks, [(0.0, i) for i in range(len(ranks))])
+        least, rank = load[0]
+        owners[b][k] = rank
+        heapq.heapreplace(load, (least - cost, rank))
+    return owners
+
+
+def _cost(bucket: Spread) -> float:
+    its = bucket.signature
+    return float(ledger.product_flops(its.polar, its.m, its.n))
+
+
+def _check_carry(left: Carry, shapes: dict[str, tuple[int, ...]]) -> None:
+    found = {name: tuple(tensor.shape[1:]) for name, tensor in left.items()}
+    if found != shapes:
+        raise ValueError(
+            f"the map left tensors of shapes {found} for the next step: expected {shapes}, as for a "
+            'matrix of zeros; with such a map use Muon(plan="gather")'
+        )
+
+
+class Trip:
+    """Who sends what to whom for one bucket."""
+
+    def __init__(self, bucket: Spread, owners: list[int]) -> None:
+        self.bucket, self.owners = bucket, owners
+        self.ranks, self.me = bucket.ranks, bucket.me
+        self.matrices = bucket.matrices()
+        self.owned = [j for j, owner in enumerate(owners) if owner == self.me]
+        parts = [bucket.parts(i) for i in range(len(bucket.members))]
+        self.parts = [parts[i][k] for i, k in self.matrices]  # of each matrix, by rank
+        its = bucket.signature
+        self.width = ledger.factor_width(its.polar)
+
+    def step(
+        self,
+        targets: list[Target],
+        state: State,
+        numbers: Callable[[], Tensor | None],
+        errors: list[Exception],
+    ) -> Generator[None, None, list[tuple[Member, list[tuple[Part | None, Tensor]]]]]:
+        """One step of the bucket; yields wherever it waits for other ranks.
+
+        Returns this rank's parts of T by member. An error of the map is added to ``errors``, and the
+        exchange is completed with zeros, so that no rank waits for this one.
+        """
+        its = self.bucket.signature
+        dtype = wire_dtype(its.polar, its.dtype, its.device)
+        shapes = carries.shapes_of(its, dtype)
+        known = shapes if its.resumed else {}
+        coming = self.send_to_owners(targets, state, known, dtype)
+        yield
+        M, carry = self.assembled(coming.wait(), known, dtype)
+        polar, left = None, Carry()
+        if len(M):
+            try:
+                carry = carry or its.polar.init(len(M), its.m, its.n, its.device, its.dtype)
+                polar, left = its.polar.step(M, carry, Draw(numbers(), self.finite()))
+                _check_carry(left, shapes)
+            except Exception as error:  # told to all ranks when their collectives are done
+                errors.append(error)
+                polar, left = Polar(M, torch.zeros_like(M)), Carry()
+        coming = self.send_back(polar, left, shapes, dtype)
+        yield
+        return self.received_back(coming.wait(), shapes, state)
+
+    def _layout(self, j: int) -> Layout:
+        return self.bucket.layouts[self.matrices[j][0]]
+
+    def _is_source(self, j: int, rank: int) -> bool:
+        """Whether ``rank`` sends its part of matrix j to its owner: the owner's copy does."""
+        replicas = self._layout(j).replicas
+        return replicas[rank] == replicas[self.owners[j]]
+
+    def _spans(self, j: int, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+        i, _ = self.matrices[j]
+        member = self.bucket.members[i]
+        return carries.spans(member.param, self._layout(j), member.count, shape)
+
+    def _factored(self, part: Part) -> bool:
+        """Whether the two factors of a part are fewer numbers than the part."""
+        width = self.width
+        return width is not None and width * (part.height + part.width) < part.height * part.width
+
+    def send_to_owners(
+        self,
+        targets: list[Target],
+        state: State,
+        shapes: dict[str, tuple[int, ...]],
+        dtype: torch.dtype,
+    ) -> wire.Arriving:
+        """Send this rank's parts of M, and of what the last step left."""
+        momenta, known = [], []
+        for i, member in enumerate(self.bucket.members):
+            pieces = self.bucket.layouts[i].pieces(member.view)
+            assert pieces is not None
+            momenta.append(targets[i].local_momentum().reshape(pieces[self.me].shape))
+            known.append({n: carries.found(state, member, n, s) for n, s in shapes.items()})
+        out: list[list[Tensor]] = [[] for _ in self.ranks]
+        for j, (i, k) in enumerate(self.matrices):
+            if not self._is_source(j, self.me):
+                continue
+            part = self.parts[j][self.me]
+            if part is not None:
+                out[self.owners[j]].append(momenta[i][part.batch, slice(*part.rows)])
+            out[self.owners[j]] += [tensor[k] for tensor in known[i].values()]
+        counts = [
+            sum(self._size_there(j, rank, shapes) for j in self.owned)
+            for rank in range(len(self.ranks))
+        ]
+        return self._send(out, counts, dtype)
+
+    def _size_there(self, j: int, rank: int, shapes: dict[str, tuple[int, ...]]) -> int:
+        if not self._is_source(j, rank):
+            return 0
+        part = self.parts[j][rank]
+        size = 0 if part is None else part.height * part.width
+        return size + sum(self._carried(j, rank, shape) for shape in shapes.values())
+
+    def _carried(self, j: int, rank: int, shape: tuple[int, ...]) -> int:
+        start, stop = self._spans(j, shape)[rank]
+        size = stop - start
+        for each in shape[:-1]:
+            size *= each
+        return size
+
+    def _send(
+        self, out: list[list[Tensor]], counts: list[int], dtype: torch.dtype
+    ) -> wire.Arriving:
+        return wire.send(out, counts, dtype, self.bucket.signature.device, self.ranks)
+
+    def assembled(
+        self, arrived: list[Tensor], shapes: dict[str, tuple[int, ...]], dtype: torch.dtype
+    ) -> tuple[Tensor, Carry]:
+        """M of the owned matrices, and what the last step left for them."""
+        its = self.bucket.signature
+        M = torch.empty(len(self.owned), its.m, its.n, dtype=dtype, device=its.device)
+        carry = Carry(
+            {name: M.new_empty(len(self.owned), *shape) for name, shape in shapes.items()}
+        )
+        taken = [0] * len(self.ranks)
+
+        def next_of(rank: int, size: int) -> Tensor:
+            taken[rank] += size
+            return arrived[rank][taken[rank] - size : taken[rank]]
+
+        for row, j in enumerate(self.owned):
+            for rank in range(len(self.ranks)):
+                if not self._is_source(j, rank):
+                    continue
+                part = self.parts[j][rank]
+                if part is not None:
+                    piece = next_of(rank, part.height * part.width)
+                    M[row][part.in_matrix] = piece.view(part.height, part.width)
+                for name, shape in shapes.items():
+                    start, stop = self._spans(j, shape)[rank]
+                    place = carry[name][row]
+                    place = place[..., start:stop] if shape else place
+                    place.copy_(next_of(rank, place.numel()).view(place.shape))
+        return M, carry
+
+    def finite(self) -> Tensor | None:
+        """A number for each owned matrix, zero if its gradient is not finite."""
+        members = self.bucket.members
+        if all(member.work.finite is None for member in members):
+            return None
+        flags = []
+        for j in self.owned:
+            member = members[self.matrices[j][0]]
+            finite = member.work.finite
+            flag = None if finite is None else finite[member.index]
+            one = torch.ones((), device=self.bucket.signature.device)
+            flags.append(one if flag is None else flag.to(torch.float32))
+        return torch.stack(flags)
+
+    def send_back(
+        self,
+        polar: Polar | None,
+        left: Carry,
+        shapes: dict[str, tuple[int, ...]],
+        dtype: torch.dtype,
+    ) -> wire.Arriving:
+        """Send T's parts, or those of its factors, and the parts of what this step leaves."""
+        out: list[list[Tensor]] = [[] for _ in self.ranks]
+        for row, j in enumerate(self.owned):
+            assert polar is not None
+            for rank in range(len(self.ranks)):
+                out[rank] += self._back(polar, row, self.parts[j][rank])
+                for name, shape in shapes.items():
+                    start, stop = self._spans(j, shape)[rank]
+                    tensor = left[name][row] if name in left else polar.M.new_zeros(shape)
+                    out[rank].append(tensor[..., start:stop] if shape else tensor)
+        counts = [0] * len(self.ranks)
+        for j, owner in enumerate(self.owners):
+            part = self.parts[j][self.me]
+            if part is not None:
+                both = part.height + part.width
+                dense = part.height * part.width
+                counts[owner] += (self.width or 0) * both if self._factored(part) else dense
+            counts[owner] += sum(self._carried(j, self.me, shape) for shape in shapes.values())
+        return self._send(out, counts, dtype)
+
+    def _back(self, polar: Polar, row: int, part: Part | None) -> list[Tensor]:
+        if part is None:
+            return []
+        rows, cols = part.in_matrix
+        if not self._factored(part):
+            return [polar.dense[row, rows, cols]]
+        two = polar.two_factors
+        if two is None:  # the map has failed, and T is zero
+            nothing = polar.M.new_zeros
+            return [nothing(part.height, self.width or 0), nothing(self.width or 0, part.width)]
+        L, R = two
+        return [L[row, rows, : self.width], R[row, : self.width, cols]]
+
+    def received_back(
+        self, arrived: list[Tensor], shapes: dict[str, tuple[int, ...]], state: State
+    ) -> list[tuple[Member, list[tuple[Part | None, Tensor]]]]:
+        """For each member this rank's parts of T; what the step leaves goes into the state."""
+        taken = [0] * len(self.ranks)
+        found: list[list[tuple[Part | None, Tensor]]] = [[] for _ in self.bucket.members]
+        left: list[dict[str, list[Tensor]]] = [{n: [] for n in shapes} for _ in found]
+
+        def next_of(rank: int, *shape: int) -> Tensor:
+            size = 1
+            for each in shape:
+                size *= each
+            taken[rank] += size
+            return arrived[rank][taken[rank] - size : taken[rank]].view(shape)
+
+        for j, owner in enumerate(self.owners):
+            i, _ = self.matrices[j]
+            part = self.parts[j][self.me]
+            if part is not None:
+                if self._factored(part):
+                    assert self.width is not None
+                    L = next_of(owner, part.height, self.width)
+                    T = L @ next_of(owner, self.width, part.width)
+                else:
+                    T = next_of(owner, part.height, part.width)
+                found[i].append((part, T))
+            for name, shape in shapes.items():
+                start, stop = self._spans(j, shape)[self.me]
+                mine = (*shape[:-1], stop - start) if shape else ()
+                left[i][name].append(next_of(owner, *mine))
+        for i, member in enumerate(self.bucket.members):
+            finite = member.work.finite
+            flag = None if finite is None else finite[member.index]
+            for name, shape in shapes.items():
+                part_of = torch.stack(left[i][name])
+                carries.put(state, member, name, shape, part_of, flag)
+        return list(zip(self.bucket.members, found, strict=True))

@@ -1,0 +1,164 @@
+"""Which plan a bucket of matrices takes, by the bytes and FLOPs of the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep import products
+from polarstep.distributed import ledger
+from polarstep.distributed.layout import Layout, is_sharded
+from polarstep.distributed.ledger import PLANS, Plan, Side
+from polarstep.matrix import MatrixView
+from polarstep.optim.collect import momentum_dtype
+from polarstep.polar import LowRank, PolarMap, Warm
+from polarstep.polar.orthonormal import resolved
+
+__all__ = ["AUTO", "Choice", "asked_of", "check_plan", "chosen", "cut_side", "wire_dtype"]
+
+AUTO = "auto"
+# FLOPs that a device runs in the time in which a rank receives a byte: about 500 TFLOP/s in bfloat16
+# and 400 GB/s between the GPUs of a node, and 50 GFLOP/s and 2 GB/s between processes on CPUs.
+FLOPS_PER_BYTE = {"cuda": 1250.0, "cpu": 25.0}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan for the matrices of one parameter, and what it costs."""
+
+    plan: Plan
+    ranks: int
+    nbytes: float  # that a rank receives for this parameter in a step
+    why: str
+
+    def __str__(self) -> str:
+        if self.plan == "local":
+            return f"local on {self.ranks} ranks" if self.ranks > 1 else "local"
+        return f"{self.plan} on {self.ranks} ranks, {self.nbytes / 2**20:.3g} MB: {self.why}"
+
+
+def check_plan(plan: object) -> None:
+    """Raise for a plan that is not one of the five."""
+    if plan != AUTO and plan not in PLANS:
+        raise ValueError(f"plan={plan!r}: expected one of {', '.join((AUTO, *PLANS))}")
+
+
+def chosen(
+    p: Tensor, layout: Layout, view: MatrixView, polar: PolarMap, asked: str = AUTO
+) -> Choice:
+    """The plan for the matrices of ``p``: the one ``asked`` for where it is possible, else the cheapest.
+
+    ``polar`` is the map of the group, before it is resolved for a shape.
+    """
+    costs = _costs(p, layout, view, polar)
+    if asked == "replicated" and "owner" in costs:
+        asked = "owner"
+    if asked == "owner" and "replicated" in costs:
+        asked = "replicated"
+    cost = FLOPS_PER_BYTE.get(p.device.type, FLOPS_PER_BYTE["cuda"])
+
+    def price(plan: Plan) -> float:
+        nbytes, flops = costs[plan]
+        return flops + cost * nbytes
+
+    if asked in costs:
+        return Choice(asked, len(layout.ranks), costs[asked][0], "as asked")
+    best = min(costs, key=price)
+    others = [f"{plan} {costs[plan][0] / 2**20:.3g} MB" for plan in costs if plan != best]
+    why = "the cheapest" + (f" (beside {', '.join(others)})" if others else "")
+    if asked != AUTO:
+        why += f"; {asked} is not possible here"
+    return Choice(best, len(layout.ranks), costs[best][0], why)
+
+
+def _costs(
+    p: Tensor, layout: Layout, view: MatrixView, polar: PolarMap
+) -> dict[Plan, tuple[float, float]]:
+    """Bytes and FLOPs per rank of every plan that is possible."""
+    if len(layout.ranks) == 1:
+        return {"local": (0.0, 0.0)}
+    pieces, is_whole = layout.pieces(view), layout.holds_whole_matrices(view)
+    possible: list[Plan] = ["local"] if is_whole else ["gather"]
+    if pieces is not None:
+        possible.append("replicated" if layout.cut == () else "owner")
+    side = cut_side(layout, view)
+    maps = [polar.on(m, n, p.device) for _, m, n in view.shapes]
+    if side is not None and _suits_shards(maps[0], layout, p):
+        possible.append("sharded")
+    size = wire_dtype(polar, p.dtype, p.device).itemsize
+    total = max(p.dtype.itemsize, 4)
+    costs: dict[Plan, tuple[float, float]] = {}
+    for plan in possible:
+        nbytes = flops = 0.0
+        for (count, m, n), its in zip(view.shapes, maps, strict=True):
+            ranks = len(layout.peers) if plan in ("sharded", "gather") else len(layout.ranks)
+            nbytes += ledger.bytes_received(
+                plan,
+                m,
+                n,
+                count,
+                ranks,
+                its,
+                itemsize=size if plan != "gather" else p.dtype.itemsize,
+                sum_itemsize=total,
+                sharded=side or "rows",
+            )
+            # The owners of all parameters share the work, so a share need not be a whole matrix.
+            whole = ledger.whole_flops(m, n, count, its)
+            if plan in ("sharded", "gather"):
+                divided = len(layout.peers) if plan == "sharded" else 1
+            elif plan == "local":
+                divided = len(layout.peers) if layout.cut else 1
+            else:
+                divided = len(layout.ranks)
+            flops += whole / divided
+        costs[plan] = (nbytes, flops)
+    return costs
+
+
+def cut_side(layout: Layout, view: MatrixView) -> Side | None:
+    """The side of whole, equal matrices that the ranks have cut; ``None`` if both or neither."""
+    pieces = layout.pieces(view)
+    if pieces is None or view.is_cut:
+        return None
+    whole = ((0, view.batch), (0, view.rows), (0, view.cols))
+    cut = [
+        any(span != size for span in spans)
+        for spans, size in zip(
+            zip(*((piece.batch, piece.rows, piece.cols) for piece in pieces), strict=True),
+            whole,
+            strict=True,
+        )
+    ]
+    if cut == [False, True, False]:
+        return "rows"
+    return "columns" if cut == [False, False, True] else None
+
+
+def _suits_shards(polar: PolarMap, layout: Layout, p: Tensor) -> bool:
+    """Whether Algorithm 1 runs on the shards of ``p``, with the result of one process."""
+    if not is_sharded(p) or ledger.sharded_reason(polar) is not None:
+        return False
+    assert isinstance(polar, LowRank)
+    if layout.strided and polar.carries:
+        return False  # DTensor has no placement for a carry with such shards
+    # Warm starts depend on the basis itself, and ``products`` makes another one than Cholesky-QR.
+    by_products = resolved(polar.finder.orth, p.dtype, p.device) == "products"
+    return not (by_products and isinstance(polar.finder, Warm) and p.device.type == "cpu")
+
+
+def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The precision of M and T on the way: bfloat16 where the step rounds to it anyway."""
+    dtype = momentum_dtype(dtype)
+    fast = products.of(device).dtype(dtype)
+    return fast if polar.rounds_input and fast.itemsize < dtype.itemsize else dtype
+
+
+def asked_of(group: dict[str, Any], plan: str) -> str:
+    """The plan that a group asks for, or ``plan``, the optimizer's."""
+    asked: str = group.get("plan") or plan
+    check_plan(asked)
+    return asked

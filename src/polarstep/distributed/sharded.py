@@ -1,0 +1,448 @@
+"""Algorithm 1 on shards: the low-rank map of matrices that no rank has as a whole.
+
+For wide A = M or Mᵀ, m ≤ n, whose columns or whose rows are cut among N ranks::
+
+    columns cut (the long side)              rows cut (the short side)
+
+    Y = Σ A_r Ω_r          sum, m×ℓ          Y_r = A_r Ω
+    Q = orth(Y)            shared            Q_r = orth(Y)_r       ℓ×ℓ Gram matrices are summed
+    B_r = Qᵀ A_r                             B = Σ Q_rᵀ A_r        sum, ℓ×n
+    Z_r = W B_r            W from Σ B_r B_rᵀ Z = inner(B)          shared
+    T_r = Q Z_r                              T_r = Q_r Z
+
+and one more such sum for every power iteration. Q and T are those of one process up to rounding:
+Cholesky-QR gives the Q of a QR factorization with a positive diagonal, whatever the number of ranks.
+
+A small matrix has an owner among the ranks (:func:`_at_owners`). The sum goes to the owner alone, which
+factors it or runs the inner map, and shares the result. That costs the bytes of a sum over all ranks,
+and no rank repeats the work of another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from polarstep import flops, products
+from polarstep.distributed import carries, wire
+from polarstep.distributed.layout import Layout, Span
+from polarstep.distributed.ledger import FINAL_PASSES, Side
+from polarstep.optim.by_tensors import Target
+from polarstep.optim.carried import entry
+from polarstep.optim.collect import Member, Signature, State
+from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
+from polarstep.polar.finders import Fresh, Kept
+from polarstep.polar.orthonormal import orthonormalize
+
+__all__ = ["Shards", "sharded_step"]
+
+Steps = Generator[None, None, Tensor]
+# Passes of Cholesky-QR after the first, before Householder's method takes a matrix.
+MOST_PASSES = 4
+
+
+@dataclass
+class Shards:
+    """A bucket of matrices that are all cut in the same way along one side."""
+
+    signature: Signature
+    members: list[Member]
+    layout: Layout
+    side: Side
+    errors: list[Exception]  # of this rank, to be told to all ranks after the step
+    # Whole bases by parameter and name, with a stamp of the part in the state that each belongs to.
+    memory: dict[tuple[int, str], tuple[tuple[int, int], Tensor]]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold this rank's copy of the matrices together."""
+        return tuple(self.layout.ranks[i] for i in self.layout.peers)
+
+    @property
+    def me(self) -> int:
+        """This rank's index among them."""
+        return self.layout.peers.index(self.layout.me)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the long side of the matrices is cut."""
+        return (self.side == "columns") == (self.signature.m <= self.signature.n)
+
+    @property
+    def spans(self) -> list[Span]:
+        """The part of the cut side that each of the ranks has."""
+        pieces = self.layout.pieces(self.members[0].view)
+        assert pieces is not None
+        both = [(piece.rows, piece.cols) for piece in pieces]
+        return [both[i][0 if self.side == "rows" else 1] for i in self.layout.peers]
+
+
+def sharded_step(
+    bucket: Shards, targets: list[Target], state: State, numbers: Tensor | None
+) -> Generator[None, None, list[Tensor]]:
+    """One step; yields wherever it waits for other ranks. Returns this rank's part of T per member."""
+    its, polar = bucket.signature, bucket.signature.polar
+    assert isinstance(polar, LowRank)
+    counts = [member.count for member in bucket.members]
+    M = torch.cat(
+        [
+            target.local_momentum().reshape(count, -1, its.n)
+            if bucket.side == "rows"
+            else target.local_momentum().reshape(count, its.m, -1)
+            for target, count in zip(targets, counts, strict=True)
+        ]
+    )
+    ops = products.of(its.device)
+    X = ops.workable(M)
+    A = (X if its.m <= its.n else X.mT).to(ops.dtype(X.dtype))
+    work = _OnShards(bucket, polar, _unit_scaled(A, bucket.ranks))
+    Q = yield from work.basis(state, numbers)
+    Z = yield from work.lifted(Q)
+    work.leave(state, Q, Z, numbers)
+    T = Q @ Z
+    return list(torch.split(T if its.m <= its.n else T.mT, counts))
+
+
+def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Tensor:
+    """A times a power of two per matrix, the same on all ranks, that puts its largest entry in [½, 1).
+
+    Squares of entries like 1e-30 would leave the range of float32; T does not depend on the scale.
+    """
+    dtype = torch.promote_types(A.dtype, torch.float32)
+    most = torch.zeros(len(A), dtype=dtype, device=A.device)
+    if A.numel():
+        most = torch.maximum(A.amax((-2, -1)), -A.amin((-2, -1))).to(dtype)
+    _, exponent = torch.frexp(wire.largest(most, ranks))
+    limit = math.frexp(torch.finfo(A.dtype).max)[1] - 2
+    s = torch.ldexp(torch.ones_like(most), -exponent.clamp(-limit, limit))
+    return A * s[:, None, None].to(A.dtype)
+
+
+class _OnShards:
+    """The phases of Algorithm 1 for one bucket."""
+
+    def __init__(self, bucket: Shards, polar: LowRank, A: Tensor) -> None:
+        self.bucket, self.polar, self.A = bucket, polar, A
+        self.is_long, self.ranks = bucket.is_long, bucket.ranks
+        self.sums = torch.promote_types(A.dtype, torch.float32)  # the precision of sums
+        self.mine = bucket.spans[bucket.me]
+
+    def basis(self, state: State, numbers: Tensor | None) -> Steps:
+        """Q, whole where the long side is cut, else this rank's rows of it."""
+        finder, its = self.polar.finder, self.bucket.signature
+        if isinstance(finder, Kept) and numbers is None:
+            kept = yield from self._carried(state, "kept", whole=self.is_long)
+            return kept.mT.to(self.A.dtype)
+        if isinstance(finder, Warm) and its.resumed:
+            S = yield from self._carried(state, "basis", whole=not self.is_long)
+            S = S.to(self.A.dtype)
+            V = self._whitening(state)
+            S = S if V is None else V.to(S.dtype) @ S
+            return (yield from self._chain(S.mT, 1))
+        power = _fresh_of(self.polar).power
+        assert numbers is not None
+        products_ = flops.power_products(power) + 1
+        starts_long = products_ % 2 == 1  # Ω has rows for the long side
+        Omega = numbers.to(self.A.dtype)
+        if starts_long == self.is_long:
+            Omega = Omega[slice(*self.mine)]
+        return (yield from self._chain(Omega.expand(len(self.A), -1, -1), products_))
+
+    def _chain(self, S: Tensor, count: int) -> Steps:
+        """``count`` products with A and Aᵀ in turn that end on the short side, each made orthonormal."""
+        for i in range(count):
+            to_short, last = (count - i) % 2 == 1, i == count - 1
+            Y = (self.A if to_short else self.A.mT) @ S
+            if to_short == self.is_long:  # the side that was multiplied away is the one that is cut
+                S = yield from self._at_owners(Y, _orthonormal(self.polar, rough=not last))
+            else:
+                S = yield from self._cholesky_qr(Y, rough=not last)
+        return S
+
+    def lifted(self, Q: Tensor) -> Steps:
+        """Z = inner(QᵀA), whole where the short side is cut, else this rank's columns of it."""
+        B, inner = Q.mT @ self.A, self.polar.inner
+        assert isinstance(inner, NewtonSchulz)
+        if not self.is_long:
+            return (yield from self._at_owners(B, _inner_of(inner)))
+        polynomials, epsilon = inner.polynomials, gram.rounding(B.dtype)
+        starts = [0, *gram.restarts(polynomials, epsilon, settling=False), len(polynomials)]
+        for first, end in pairwise(starts):
+            G = _packed(self._gram(B.mT))
+            weight = _weight_of(inner, first, end, B.shape[-2])
+            W = yield from self._at_owners(G, weight, dtype=self.sums)
+            B = _unpacked(W, B.shape[-2], symmetric=True).to(B.dtype) @ B
+        return B
+
+    def leave(self, state: State, Q: Tensor, Z: Tensor, numbers: Tensor | None) -> None:
+        """Put what the finder leaves for the next step into the state."""
+        finder = self.polar.finder
+        if isinstance(finder, Kept) and numbers is not None:
+            self._remember(state, "kept", Q.mT, whole=self.is_long)
+        elif isinstance(finder, Warm):
+            assert numbers is not None
+            noise = numbers.mT.to(Z.dtype)
+            if self.is_long:
+                noise = noise[:, slice(*self.mine)]
+            basis = torch.add(Z, noise, alpha=finder.noise / math.sqrt(len(numbers)))
+            self._remember(state, "basis", basis, whole=not self.is_long)
+
+    def _carried(self, state: State, name: str, *, whole: bool) -> Steps:
+        """What the last step left: this rank's part, or the whole.
+
+        A kept basis that is needed as a whole lies on the short side. It is gathered once, and then
+        kept in memory beside its part.
+        """
+        members, shape = self.bucket.members, self._shape(name)
+        parts = [carries.found(state, member, name, shape) for member in members]
+        part = torch.cat(parts)
+        if not whole:
+            return part
+        keys = [(id(member.param), name) for member in members]
+        known = [self.bucket.memory.get(key) for key in keys]
+        if all(k is not None and k[0] == _stamp(p) for k, p in zip(known, parts, strict=True)):
+            return torch.cat([k[1] for k in known if k is not None])
+        member = members[0]
+        spans = carries.spans(member.param, self.bucket.layout, member.count, shape)
+        lengths = [spans[i][1] - spans[i][0] for i in self.bucket.layout.peers]
+        sizes = [len(part) * shape[0] * length for length in lengths]
+        coming = wire.send([[part]] * len(self.ranks), sizes, part.dtype, part.device, self.ranks)
+        yield
+        found = torch.cat(
+            [
+                piece.view(len(part), shape[0], length)
+                for piece, length in zip(coming.wait(), lengths, strict=True)
+            ],
+            dim=-1,
+        )
+        self._memorize(state, name, found)
+        return found
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        """The shape of a carried tensor of one matrix: a kept basis lies on the short side."""
+        its = self.bucket.signature
+        return self.polar.width, min(its.m, its.n) if name == "kept" else max(its.m, its.n)
+
+    def _memorize(self, state: State, name: str, X: Tensor) -> None:
+        """Keep the whole of a kept basis in memory, with a stamp of the part that it belongs to."""
+        if name != "kept":
+            return
+        counts = [member.count for member in self.bucket.members]
+        for member, each in zip(self.bucket.members, torch.split(X, counts), strict=True):
+            part = carries.found(state, member, name, self._shape(name))
+            self.bucket.memory[id(member.param), name] = (_stamp(part), each.clone())
+
+    def _whitening(self, state: State) -> Tensor | None:
+        """V of a start Ωᵀ = V·S that a GPU left for whole matrices; ``None`` where there is none."""
+        keys = [(member, entry("whitening", member.block)) for member in self.bucket.members]
+        if any(key not in state[member.param] for member, key in keys):
+            return None
+        width = self.polar.width
+        found = [carries.found(state, m, "whitening", (), as_whole=True) for m, _ in keys]
+        return torch.cat(found)[:, :width, :width]
+
+    def _remember(self, state: State, name: str, X: Tensor, *, whole: bool) -> None:
+        counts = [member.count for member in self.bucket.members]
+        for member, part in zip(self.bucket.members, torch.split(X, counts), strict=True):
+            finite = member.work.finite
+            flag = None if finite is None else finite[member.index]
+            state[member.param].pop(entry("whitening", member.block), None)
+            if whole:
+                carries.put_whole(state, member, name, part, flag)
+            else:
+                carries.put(state, member, name, self._shape(name), part, flag)
+        if whole and all(member.work.finite is None for member in self.bucket.members):
+            self._memorize(state, name, X.to(self.bucket.signature.dtype))
+
+    # Columns that are cut among the ranks.
+
+    def _gram(self, Y: Tensor) -> Tensor:
+        """YᵀY of this rank's rows, to be summed."""
+        Y = Y.to(self.sums)
+        return Y.mT @ Y
+
+    def _cholesky_qr(self, Y: Tensor, *, rough: bool) -> Steps:
+        """This rank's rows of the Q of a QR factorization of all rows.
+
+        A pass squares the condition number. So the first pass adds a shift to stay positive definite,
+        and later passes finish. On a CPU each pass tells whether it was the last; a GPU takes
+        :data:`~polarstep.distributed.ledger.FINAL_PASSES`, as reading a flag would wait for it.
+        """
+        looks = products.of(Y.device).looks_for_free
+        ell, Q = Y.shape[-1], Y
+        passes = 1 if rough else MOST_PASSES if looks else FINAL_PASSES
+        flags = Y.new_zeros(len(Y))
+        for number in range(passes):
+            G = _packed(self._gram(Q))
+            found = yield from self._at_owners(G, _inverse(ell, number == 0), dtype=self.sums)
+            flags = found[:, -1]
+            Q = (Q.to(self.sums) @ _unpacked(found[:, :-1], ell).mT).to(Y.dtype)
+            if looks and number + 1 >= FINAL_PASSES and not bool(flags.any()):
+                break
+        bad = flags > (1.5 if rough else 0.5)
+        if looks and bool(bad.any()):
+            Q[bad] = yield from self._householder(Y[bad])
+        return Q
+
+    def _householder(self, Y: Tensor) -> Steps:
+        """The same from all rows together, for matrices whose Gram matrix is too ill-conditioned."""
+        lengths = [stop - start for start, stop in self.bucket.spans]
+        sizes = [len(Y) * length * Y.shape[-1] for length in lengths]
+        coming = wire.send([[Y]] * len(self.ranks), sizes, Y.dtype, Y.device, self.ranks)
+        yield
+        parts = [
+            part.view(len(Y), length, Y.shape[-1])
+            for part, length in zip(coming.wait(), lengths, strict=True)
+        ]
+        Q = orthonormalize(torch.cat(parts, dim=1), "householder")
+        return Q[:, slice(*self.mine)]
+
+    def _at_owners(
+        self, X: Tensor, f: Callable[[Tensor], Tensor], dtype: torch.dtype | None = None
+    ) -> Steps:
+        """``f`` of the sum of X over the ranks, computed for each matrix by one rank and shared.
+
+        The result is in ``dtype``, or in the precision of A, in which it travels.
+        """
+        ranks, me, batch = self.ranks, self.bucket.me, len(X)
+        cuts = [batch * i // len(ranks) for i in range(len(ranks) + 1)]
+        own = cuts[me + 1] - cuts[me]
+        each = X[0].numel()
+        parts = [[X[cuts[i] : cuts[i + 1]]] for i in range(len(ranks))]
+        coming = wire.send(parts, [own * each] * len(ranks), self.sums, X.device, ranks)
+        yield
+        arrived = coming.wait()
+        dtype = dtype or self.A.dtype
+        shape = _shape_of(f, X)
+        size, mine = math.prod(shape), []
+        if own:
+            total = torch.stack(arrived).sum(0).view(own, *X.shape[1:])
+            try:
+                mine = [f(total.to(dtype)).to(dtype)]
+            except Exception as error:  # told to all ranks when their collectives are done
+                self.bucket.errors.append(error)
+                mine = [total.new_zeros(own, *shape, dtype=dtype)]
+        sizes = [(cuts[i + 1] - cuts[i]) * size for i in range(len(ranks))]
+        coming = wire.send([mine] * len(ranks), sizes, dtype, X.device, ranks)
+        yield
+        return torch.cat([part.view(-1, *shape) for part in coming.wait()])
+
+
+@dataclass(frozen=True)
+class _Small:
+    """A function of summed small matrices; ``extra`` numbers are added to each packed matrix."""
+
+    call: Callable[[Tensor], Tensor]
+    extra: int = 0
+
+    def __call__(self, X: Tensor) -> Tensor:
+        return self.call(X)
+
+
+def _shape_of(f: Callable[[Tensor], Tensor], X: Tensor) -> tuple[int, ...]:
+    extra = f.extra if isinstance(f, _Small) else 0
+    return (*X.shape[1:-1], X.shape[-1] + extra)
+
+
+def _orthonormal(polar: LowRank, *, rough: bool) -> Callable[[Tensor], Tensor]:
+    """A basis of summed columns, as one process makes it."""
+    return lambda Y: orthonormalize(
+        products.of(Y.device).workable(Y), polar.finder.orth, rough=rough
+    )
+
+
+def _inner_of(inner: NewtonSchulz) -> Callable[[Tensor], Tensor]:
+    """Z = inner(B) of summed matrices B."""
+
+    def lifted(B: Tensor) -> Tensor:
+        lift = inner.lift(products.of(B.device).workable(B))
+        return lift.X if lift.W is None else torch.bmm(lift.W, lift.X.to(lift.W.dtype))
+
+    return lifted
+
+
+def _weight_of(inner: NewtonSchulz, first: int, end: int, ell: int) -> Callable[[Tensor], Tensor]:
+    """W, packed, with inner(B) = WB for steps ``first`` to ``end``, from the packed BBᵀ."""
+    polynomials = inner.polynomials
+    is_last = end == len(polynomials)
+
+    def weight(packed: Tensor) -> Tensor:
+        G = _unpacked(packed, ell, symmetric=True)
+        scale = torch.ones_like(G[:, :1, :1])
+        if first == 0:
+            trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+            known = trace > 0
+            trace = torch.where(known, trace, 1)
+            G, scale = G / trace, torch.where(known, trace.rsqrt(), 0)
+            if inner.delta == "spectral":
+                eps = torch.finfo(G.dtype).eps
+                norm = torch.linalg.matrix_norm(G @ G, keepdim=True) ** 0.25
+                norm = norm.clamp_min(torch.finfo(G.dtype).tiny) * (1 + 4 * eps)
+                G, scale = G / norm.square(), scale / norm
+        if first == end:  # no steps at all
+            identity = torch.eye(ell, dtype=G.dtype, device=G.device)
+            return _packed(scale * identity)
+        W = products.of(G.device).accumulated(G, polynomials[first:end])
+        shrink = gram.overshoot(polynomials[first:end], G.dtype) if is_last else 0.0
+        return _packed(W * scale * (1 - shrink))
+
+    return weight
+
+
+def _inverse(ell: int, is_first: bool) -> Callable[[Tensor], Tensor]:
+    """L⁻¹, packed, with G = LLᵀ for the packed G, and a flag: 1 if another pass is needed, 2 if no L."""
+
+    def inverse(packed: Tensor) -> Tensor:
+        G = _unpacked(packed, ell, symmetric=True)
+        identity = torch.eye(ell, dtype=G.dtype, device=G.device)
+        trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)
+        diagonal = G.diagonal(dim1=-2, dim2=-1)
+        diagonal.add_(diagonal == 0)  # zero columns stay zero
+        far = torch.linalg.matrix_norm(G - identity) > 0.5
+        if is_first:
+            diagonal.add_((10 * torch.finfo(G.dtype).eps * trace)[:, None])
+        L, info = torch.linalg.cholesky_ex(G)
+        failed = info > 0
+        L = torch.where(failed[:, None, None], identity, L)
+        inverse = torch.linalg.solve_triangular(L, identity.expand_as(L), upper=False)
+        flag = torch.where(failed, 2, far.to(G.dtype))
+        return torch.cat([_packed(inverse), flag[:, None].to(G.dtype)], dim=1)
+
+    return _Small(inverse, extra=1)
+
+
+def _packed(X: Tensor) -> Tensor:
+    """The lower triangle of (batch, ℓ, ℓ) matrices as (batch, ℓ(ℓ + 1)/2)."""
+    rows, cols = torch.tril_indices(X.shape[-1], X.shape[-1], device=X.device)
+    return X[:, rows, cols]
+
+
+def _unpacked(packed: Tensor, ell: int, *, symmetric: bool = False) -> Tensor:
+    """The inverse of :func:`_packed`; zero or symmetric above the diagonal."""
+    rows, cols = torch.tril_indices(ell, ell, device=packed.device)
+    X = packed.new_zeros(len(packed), ell, ell)
+    X[:, rows, cols] = packed
+    if symmetric:
+        X[:, cols, rows] = packed
+    return X
+
+
+def _stamp(part: Tensor) -> tuple[int, int]:
+    """What changes when a tensor is replaced or written to."""
+    return part.data_ptr(), part._version
+
+
+def _fresh_of(polar: LowRank) -> Fresh:
+    """The fresh sketch of a map, of its first step for a warm one."""
+    finder = polar.finder
+    if isinstance(finder, Warm):
+        return Fresh(power=finder.power, orth=finder.orth)
+    if isinstance(finder, Kept):
+        return finder.fresh
+    assert isinstance(finder, Fresh)
+    return finder

@@ -1,0 +1,334 @@
+"""One step of all parameters that other ranks have a part of.
+
+Every bucket is a generator that yields where it waits for other ranks
+(:mod:`polarstep.distributed.owner`, :mod:`polarstep.distributed.sharded`). The buckets are resumed in
+turn, so that the communication of one runs beside the arithmetic of the others. All ranks resume them
+in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep.distributed import carries, wire
+from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
+from polarstep.distributed.local import LocalState, localized
+from polarstep.distributed.owner import Part, Spread, Trip, balanced, part_of
+from polarstep.distributed.plans import AUTO, Choice, asked_of, check_plan, chosen, cut_side
+from polarstep.distributed.sharded import Shards, sharded_step
+from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
+from polarstep.optim.carried import entry
+from polarstep.optim.collect import Member, State, Work, members_of
+from polarstep.optim.groups import Group, view_of
+from polarstep.optim.low_precision import momentum_of, stored_dtype
+from polarstep.optim.resting import faded, fading, largest
+
+__all__ = ["Distribution", "Split"]
+
+Found = list[tuple[Member, list[tuple[Part | None, Tensor]]]]  # this rank's parts of T, by member
+Run = Generator[None, None, Found]
+
+
+class Distribution:
+    """How an optimizer's parameters are spread over ranks.
+
+    Args:
+        plan: the plan to prefer, ``"auto"`` for the cheapest; a group may have its own under ``"plan"``.
+        process_group: the ranks that hold copies of all plain parameters (DDP); ``None``: this process
+            has its plain parameters to itself.
+    """
+
+    def __init__(self, plan: str = AUTO, process_group: Any = None) -> None:
+        check_plan(plan)
+        self.plan, self.process_group = plan, process_group
+        self._choices: dict[Any, Choice] = {}
+        self._local: LocalState | None = None
+        self._trips: tuple[Any, list[Trip]] = ((), [])
+        # Whole bases that shards need at every step (polarstep.distributed.sharded).
+        self.memory: dict[tuple[int, str], tuple[tuple[int, int], Tensor]] = {}
+
+    def layout_of(self, p: Tensor) -> Layout | None:
+        """Where the parts of ``p`` lie; ``None`` if this process alone has it."""
+        return Layout.of(p, self.process_group)
+
+    def spread(self, groups: Iterable[Group]) -> list[tuple[Tensor, Layout]]:
+        """The parameters that other ranks have a part of."""
+        found = []
+        for group in groups:
+            for p in group["params"]:
+                if self.process_group is not None or is_sharded(p):
+                    layout = self.layout_of(p)
+                    if layout is not None and len(layout.ranks) > 1:
+                        found.append((p, layout))
+        return found
+
+    def choice(self, group: Group, p: Tensor) -> Choice | None:
+        """The plan of a parameter in a Muon group; ``None`` if this process alone has it."""
+        layout = self.layout_of(p)
+        if layout is None:
+            return None
+        view, asked = view_of(group, p), asked_of(group, self.plan)
+        key = (layout, view, group["polar"], p.dtype, p.device, asked)
+        if key not in self._choices:
+            self._choices[key] = chosen(p, layout, view, group["polar"], asked)
+        return self._choices[key]
+
+    def told(self, group: Group, p: Tensor) -> str | None:
+        """The plan of a parameter in words, for the routing table; ``None`` where it has none."""
+        choice = self.choice(group, p)
+        return None if choice is None else str(choice)
+
+    def split(self, works: list[Work], state: State, *, hooked: bool) -> Split:
+        """Which parameters go which way in this step. With hooks, which see whole matrices, no rank
+        leaves a matrix to another.
+        """
+        if self._local is None or not self._local.is_of(state):
+            self._local = LocalState(state)
+        return Split(self, works, state, self._local, hooked=hooked)
+
+    def trips(self, buckets: list[Spread]) -> list[Trip]:
+        """Who sends what to whom, kept from step to step while the buckets stay the same."""
+        key = [bucket.key for bucket in buckets]
+        if key != self._trips[0]:
+            owners = balanced(buckets)
+            self._trips = (key, [Trip(b, o) for b, o in zip(buckets, owners, strict=True)])
+        for trip, bucket in zip(self._trips[1], buckets, strict=True):
+            trip.bucket = bucket
+        return self._trips[1]
+
+
+class Split:
+    """The Muon parameters of one step, by the way that they go."""
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        works: list[Work],
+        state: State,
+        local_state: LocalState,
+        *,
+        hooked: bool,
+    ) -> None:
+        self._distribution, self._works, self._state = distribution, works, state
+        self.state = local_state
+        self._plans = [[self._plan(work.group, p, hooked) for p in work.params] for work in works]
+        self.errors: list[Exception] = []
+        self._runs: list[Run] = []
+        self._active: list[Run] = []
+        self._found: Found = []
+        self._targets: dict[int, Target] = {}
+        # Whole matrices of this rank, for the steps of a single process.
+        self.here = [
+            localized(work, local_state, self._indices(w, "local")) for w, work in enumerate(works)
+        ]
+        # Matrices that every rank gathers and computes.
+        self.gathered = [self._selected(w, "gather") for w in range(len(works))]
+
+    def _plan(self, group: Group, p: Tensor, hooked: bool) -> str:
+        choice = self._distribution.choice(group, p)
+        plan = "local" if choice is None else choice.plan
+        if not hooked or plan == "local":
+            return plan
+        return "local" if plan == "replicated" else "gather"
+
+    def _indices(self, w: int, *plans: str) -> list[int]:
+        params = self._works[w].params
+        return [
+            i
+            for i, plan in enumerate(self._plans[w])
+            if plan in plans and local(params[i]).numel() + (plan != "local")
+        ]
+
+    def _selected(self, w: int, *plans: str) -> Work:
+        work, kept = self._works[w], self._indices(w, *plans)
+        return Work(
+            work.group,
+            [work.names[i] for i in kept],
+            [work.params[i] for i in kept],
+            [work.grads[i] for i in kept],
+            None if work.finite is None else [work.finite[i] for i in kept],
+            [work.views[i] for i in kept],
+        )
+
+    def begin(self, plain: PlainStep) -> None:
+        """Advance the momentum of what goes to other ranks, and start to send it."""
+        owned: dict[Any, Spread] = {}
+        sharded: dict[Any, Shards] = {}
+        for w in range(len(self._works)):
+            far = self._selected(w, "owner", "replicated", "sharded")
+            for index, p in enumerate(far.params):
+                if p.numel() == 0:
+                    continue
+                momentum_of(p, self._state[p], stored_dtype(far.group, p))
+                layout = self._distribution.layout_of(p)
+                assert layout is not None
+                self._targets[id(p)] = Target(far, index, self._state)
+                for signature, member in members_of(far, index, self._state):
+                    # As in by_tensors, momentum and skipping are handled by parameter.
+                    its = replace(signature, nesterov=True, skips_nonfinite=False)
+                    choice = self._distribution.choice(far.group, p)
+                    if choice is not None and choice.plan == "sharded":
+                        side = cut_side(layout, member.view)
+                        assert side is not None
+                        key = (its, layout.ranks, layout.pieces(member.view), side)
+                        shards = sharded.setdefault(
+                            key,
+                            Shards(its, [], layout, side, self.errors, self._distribution.memory),
+                        )
+                        shards.members.append(member)
+                    else:
+                        spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
+                        spread.members.append(member)
+                        spread.layouts.append(layout)
+        buckets = list(owned.values())
+        for trip in self._distribution.trips(buckets):
+            self._runs.append(self._owned(trip, plain))
+        for shards in sharded.values():
+            self._runs.append(self._sharded(shards, plain))
+        self._active = list(self._runs)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Resume every bucket once, to where it next waits."""
+        going = []
+        for run in self._active:
+            try:
+                next(run)
+                going.append(run)
+            except StopIteration as end:
+                self._found += end.value
+        self._active = going
+
+    def _owned(self, trip: Trip, plain: PlainStep) -> Run:
+        targets = [self._targets[id(member.param)] for member in trip.bucket.members]
+        numbers = lambda: plain.drawn(trip.bucket.signature)  # noqa: E731
+        return trip.step(targets, self._state, numbers, self.errors)
+
+    def _sharded(self, shards: Shards, plain: PlainStep) -> Run:
+        targets = [self._targets[id(member.param)] for member in shards.members]
+        numbers = plain.drawn(shards.signature)
+        parts = yield from sharded_step(shards, targets, self._state, numbers)
+        return [(m, [(None, T)]) for m, T in zip(shards.members, parts, strict=True)]
+
+    def finish(self) -> None:
+        """Complete the exchange, and update this rank's parts of the parameters."""
+        while self._active:
+            self._advance()
+        updates: dict[int, Tensor] = {}
+        for member, parts in self._found:
+            target = self._targets[id(member.param)]
+            X = local(member.param)
+            if X.numel() == 0:
+                continue
+            layout = self._distribution.layout_of(member.param)
+            assert layout is not None
+            pieces = layout.pieces(member.view)
+            assert pieces is not None
+            U = updates.setdefault(id(member.param), torch.empty_like(X))
+            size = target.sizes()[member.block]
+            several = not target.has_one_block or isinstance(size, Tensor)
+            spread_out = U.view(pieces[layout.me].shape)
+            for part, T in parts:
+                place = spread_out
+                if part is not None:
+                    place = spread_out[part.batch, slice(*part.rows)]
+                T = T.to(U.dtype).view(place.shape)
+                place.copy_(T * size if several else T)
+        ready = []
+        for key, U in updates.items():
+            target = self._targets[key]
+            sizes = target.sizes()
+            several = not target.has_one_block or isinstance(sizes[0], Tensor)
+            ready.append((target, (local(target.p), U, 1.0 if several else sizes[0])))
+        apply_updates(ready)
+
+    def settle(self) -> None:
+        """Put what the steps of single processes left into the optimizer's state."""
+        for work in self.here:
+            for p in work.params:
+                if p in self.state:
+                    self.state.write_back(p)
+        for w, work in enumerate(self._works):
+            for i, p in enumerate(work.params):
+                if self._plans[w][i] == "local" and is_sharded(p) and not local(p).numel():
+                    self._settle_empty(work, i)
+
+    def _settle_empty(self, work: Work, index: int) -> None:
+        """The entries that other ranks have, empty here; a checkpoint asks all ranks for them."""
+        p: Any = work.params[index]
+        momentum_of(p, self._state[p], stored_dtype(work.group, p))
+        for signature, member in members_of(work, index, self._state):
+            for name, shape in carries.shapes_of(signature, signature.dtype).items():
+                key, whole = entry(name, member.block), (member.count, *shape)
+                known = self._state[p].get(key)
+                if known is None or known.shape != whole:
+                    part = torch.empty((0, *shape), dtype=p.dtype, device=p.device)
+                    self._state[p][key] = wrapped(part, p, p.placements, whole)
+
+    def let_rest(self) -> None:
+        """The rule of :mod:`polarstep.optim.resting` for matrices in parts, with one small exchange."""
+        looked: list[tuple[Tensor, Layout, Work, int, Tensor]] = []
+        for w in range(len(self._works)):
+            work = self._selected(w, "owner", "replicated", "sharded", "gather")
+            if fading(work) is None:
+                continue
+            for i, p in enumerate(work.params):
+                layout = self._distribution.layout_of(p)
+                assert layout is not None
+                if "momentum_buffer" in self._state[p] and layout.pieces(work.views[i]) is not None:
+                    looked.append((p, layout, work, i, _largest(work, i, layout, self._state)))
+        for ranks in dict.fromkeys(layout.ranks for _, layout, _, _, _ in looked):
+            those = [each for each in looked if each[1].ranks == ranks]
+            packed = wire.largest(torch.cat([each[-1] for each in those]), ranks)
+            sizes = [len(each[-1]) for each in those]
+            for (p, layout, work, i, _), most in zip(
+                those, torch.split(packed, sizes), strict=True
+            ):
+                fade = fading(work)
+                assert fade is not None
+                flags = faded(self._state[p], most, fade)
+                _mask(work, i, layout, self._state, flags)
+
+
+def _blocks(work: Work, index: int) -> list[tuple[Member, int]]:
+    """The matrices of a parameter, as a block and an index in the block."""
+    shapes = work.views[index].shapes
+    return [
+        (Member(work, index, block), k)
+        for block, (count, _, _) in enumerate(shapes)
+        for k in range(count)
+    ]
+
+
+def _parts_here(
+    work: Work, index: int, layout: Layout, state: State
+) -> tuple[Tensor, list[Part | None]]:
+    """This rank's part of C, as (batch, rows, columns), and where each matrix lies in it."""
+    pieces = layout.pieces(work.views[index])
+    assert pieces is not None
+    mine = pieces[layout.me]
+    C = local(state[work.params[index]]["momentum_buffer"]).view(mine.shape)
+    return C, [part_of(mine, member, k) for member, k in _blocks(work, index)]
+
+
+def _largest(work: Work, index: int, layout: Layout, state: State) -> Tensor:
+    """The largest magnitude of this rank's part of each matrix of C."""
+    C, parts = _parts_here(work, index, layout, state)
+    most = C.new_zeros(len(parts))
+    for i, part in enumerate(parts):
+        if part is not None:
+            most[i] = largest(C[part.batch, slice(*part.rows)][None])[0]
+    return most
+
+
+def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -> None:
+    """C ← 0 for this rank's parts of the matrices that rest."""
+    C, parts = _parts_here(work, index, layout, state)
+    for flag, part in zip(flags, parts, strict=True):
+        if part is not None:
+            C[part.batch, slice(*part.rows)].masked_fill_(flag, 0)

@@ -1,0 +1,104 @@
+"""The collectives of a step. All of them are one all-to-all with parts of any size, or a small maximum.
+
+A part is a list of tensors of one precision. It travels as bytes, so that every backend takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["Arriving", "group_of", "largest", "send", "side_group_of"]
+
+_GROUPS: dict[tuple[tuple[int, ...], str], Any] = {}
+
+
+def group_of(ranks: tuple[int, ...]) -> Any:
+    """The process group of ``ranks``, made at the first call; all of ``ranks`` must call together."""
+    return _group(ranks, "")
+
+
+def side_group_of(ranks: tuple[int, ...]) -> Any:
+    """A group of ``ranks`` for tensors on the host, so that an exchange does not wait for a GPU."""
+    main = _group(ranks, "")
+    return main if "gloo" in str(dist.get_backend(main)) else _group(ranks, "gloo")
+
+
+def _group(ranks: tuple[int, ...], backend: str) -> Any:
+    world = tuple(range(dist.get_world_size()))
+    if ranks == world and not backend:
+        return dist.group.WORLD
+    key = (ranks, backend)
+    if key not in _GROUPS or not _is_alive(_GROUPS[key]):
+        _GROUPS[key] = dist.new_group(
+            list(ranks), backend=backend or None, use_local_synchronization=True
+        )
+    return _GROUPS[key]
+
+
+def _is_alive(group: Any) -> bool:
+    """Whether ``group`` belongs to the present initialization of torch.distributed."""
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+@dataclass
+class Arriving:
+    """What the other ranks have sent, once :meth:`wait` returns."""
+
+    received: Tensor
+    counts: list[int]
+    handle: Any
+    sent: Tensor  # alive until it is sent
+
+    def wait(self) -> list[Tensor]:
+        """One flat tensor from each rank; a GPU waits in its stream, the host does not."""
+        if self.handle is not None:
+            self.handle.wait()
+        return list(torch.split(self.received, self.counts))
+
+
+def send(
+    parts: Sequence[Sequence[Tensor]],
+    counts: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: tuple[int, ...],
+) -> Arriving:
+    """Send ``parts[i]`` to rank ``ranks[i]`` and receive ``counts[i]`` numbers from it.
+
+    All ranks must call in the same order. Parts are cast to ``dtype``.
+    """
+    sizes = [sum(piece.numel() for piece in part) for part in parts]
+    flat = [piece.reshape(-1) for part in parts for piece in part]
+    sent = torch.cat([piece.to(dtype) for piece in flat]) if flat else torch.empty(0)
+    sent = sent.to(device=device, dtype=dtype)
+    if len(ranks) == 1:
+        return Arriving(sent, list(counts), None, sent)
+    received = torch.empty(sum(counts), dtype=dtype, device=device)
+    each = dtype.itemsize
+    handle = dist.all_to_all_single(
+        received.view(torch.uint8),
+        sent.view(torch.uint8),
+        [each * count for count in counts],
+        [each * size for size in sizes],
+        group=group_of(ranks),
+        async_op=True,
+    )
+    return Arriving(received, list(counts), handle, sent)
+
+
+def largest(values: Tensor, ranks: tuple[int, ...], *, on_host: bool = False) -> Tensor:
+    """The largest of each of ``values`` over ``ranks``, in place."""
+    if len(ranks) > 1:
+        group = side_group_of(ranks) if on_host else group_of(ranks)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
+    return values

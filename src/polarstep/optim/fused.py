@@ -1,0 +1,216 @@
+"""Weights that hold several projections: q, k and v, or gate and up, in one matrix.
+
+The name says that a weight may be fused; shapes decide whether it is cut, and where. The strongest
+evidence is the layer that reads the result: the projection back from attention has as many inputs as q
+has outputs, and what is left of the fused outputs is k and v, with fewer heads or not. A weight that is
+fused by its name alone is not cut, and the routing table says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from polarstep.optim.anatomy import Node, Use
+
+__all__ = ["WHOLE", "Cut", "find_cut"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Sizes of the parts of a weight: Muon's ``split_sizes``, ``split_columns``, ``split_repeats``."""
+
+    outputs: tuple[int, ...] | None = None
+    columns: tuple[int, ...] | None = None
+    repeats: int = 1
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The options of a parameter group."""
+        return {
+            "split_sizes": self.outputs,
+            "split_columns": self.columns,
+            "split_repeats": self.repeats,
+        }
+
+
+WHOLE = Cut()
+
+ATTENTION = re.compile(r"qkv|kqv|query_key_value|c_attn|^w_?pack$", re.IGNORECASE)
+KEY_VALUE = re.compile(r"^(to_)?kv$|^key_value$", re.IGNORECASE)
+LATENT = re.compile(r"^kv_b_proj$")
+GATED = re.compile(r"gate_(and_)?up|up_gate|^w12$|^wi$", re.IGNORECASE)
+INPUT = re.compile(r"^in_proj$")
+# Names of the layer that reads what a fused layer's parts were made into.
+READERS = re.compile(
+    r"^(out|o|c|linear|down)?_?proj(_out)?$|^(to_)?out$|^dense(_4h_to_h)?$|^w_?o$|^down$|^w[23]$|^fc2$"
+    r"|^attn_out$|^output$",
+    re.IGNORECASE,
+)
+# Attention that stores q, k and v of one head (or group of heads) after those of another.
+BY_HEAD = re.compile(r"GPTNeoX|Bloom|Persimmon|Falcon|InternLM2|GPTBigCode|^Disentangled|Lightning")
+# Tensor-parallel blocks in the weights of CodeGen, each with its own q, v and k.
+CODEGEN_BLOCKS = 4
+# The order of parts is not known for these; whoever knows it can give splits.
+UNCERTAIN = re.compile(r"query_key_value|linear_qkv|qkvz|qkvg")
+
+HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "num_q_heads")
+GROUPS = ("num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_heads", "num_heads_kv")
+HEAD_WIDTH = ("head_dim", "head_size", "dim_head", "attention_head_size")
+HALF = (
+    "intermediate_size",
+    "intermediate_dim",
+    "expert_dim",
+    "hidden_features",
+    "ffn_dim",
+    "d_inner",
+)
+
+
+def find_cut(use: Use, outputs: int, inputs: int) -> tuple[Cut, str] | None:
+    """The parts of a fused weight and a description; ``None`` if its name does not say it is fused.
+
+    The cut is :data:`WHOLE` if the name says so and the shapes do not.
+    """
+    bare = use.label not in ("weight", "original", "original1")
+    name = use.label if bare else use.owner.name.rpartition(".")[2]
+    if LATENT.search(name):
+        return _latent(use, outputs)
+    if GATED.search(name):
+        return _gated(use, name, outputs)
+    if KEY_VALUE.search(name):
+        reads = _reads(use)
+        return (Cut((reads,) * 2), f"k, v of {name}") if reads and 2 * reads == outputs else None
+    if INPUT.search(name):
+        return _input(use, name, outputs)
+    if ATTENTION.search(name):
+        return _attention(use, name, outputs, inputs)
+    return None
+
+
+def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str]:
+    kinds = [type(node.module).__name__ for node in _above(use)]
+    reads, found = _reads(use), f"q, k, v of {name}"
+    if any(kind.startswith("CodeGen") for kind in kinds):
+        part = outputs // (3 * CODEGEN_BLOCKS)
+        return Cut((part,) * 3, repeats=CODEGEN_BLOCKS), f"q, v, k of {name}"
+    if any(BY_HEAD.search(kind) for kind in kinds):
+        cut = _by_head(use, outputs)
+        if cut is None:
+            return _flagged(name)
+        return cut, f"{found}, head by head" if cut.repeats > 1 else found
+    keys, values = _number(use, ("key_dim",)), _number(use, ("value_dim",))
+    if keys and values and 2 * keys + values == outputs:
+        return Cut((keys, keys, values)), found
+    if UNCERTAIN.search(name):
+        return _flagged(name)
+    if reads:
+        left = (outputs - reads) // 2
+        if outputs == 2 * reads and _has_own_queries(use):
+            return Cut((reads,) * 2), f"k, v of {name}"
+        if left > 0 and reads + 2 * left == outputs and reads % left == 0:
+            return Cut((reads, left, left)), found
+    heads, width = _number(use, HEADS), _number(use, HEAD_WIDTH)
+    groups = _number(use, GROUPS) or heads
+    if heads and groups and width and (heads + 2 * groups) * width == outputs:
+        return Cut((heads * width, groups * width, groups * width)), found
+    if outputs == 3 * inputs:
+        return Cut((inputs,) * 3), found
+    return _flagged(name)
+
+
+def _by_head(use: Use, outputs: int) -> Cut | None:
+    """q, k and v of one group of heads after those of another; a group has one k and one v."""
+    heads, known = _number(use, HEADS), _number(use, HEAD_WIDTH)
+    for groups in (_number(use, GROUPS), heads):
+        if heads and groups and heads % groups == 0:
+            each = heads // groups
+            width, rest = divmod(outputs, groups * (each + 2))
+            if rest == 0 and known in (width, None):
+                return Cut((each * width, width, width), repeats=groups)
+    return None
+
+
+def _latent(use: Use, outputs: int) -> tuple[Cut, str] | None:
+    """Keys without position and values of multi-head latent attention, head by head."""
+    heads = _number(use, HEADS)
+    keys, values = _number(use, ("qk_nope_head_dim",)), _number(use, ("v_head_dim",))
+    if heads and keys and values and heads * (keys + values) == outputs:
+        return Cut((keys, values), repeats=heads), "k, v of kv_b_proj, head by head"
+    return None
+
+
+def _gated(use: Use, name: str, outputs: int) -> tuple[Cut, str]:
+    half, odd = divmod(outputs, 2)
+    agrees = not odd and half in (_reads(use), _number(use, HALF))
+    if not agrees:
+        return _flagged(name)
+    if getattr(use.owner.module, "is_concatenated", True) is False:
+        return Cut((1, 1), repeats=half), f"gate, up of {name}, interleaved"
+    return Cut((half, half)), f"gate, up of {name}"
+
+
+def _input(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
+    """The input projection of a state-space layer or a gated convolution."""
+    reads = _reads(use)
+    if reads and outputs in (2 * reads, 3 * reads):
+        return Cut((reads,) * (outputs // reads)), f"{outputs // reads} parts of {name}"
+    if reads and outputs > reads:
+        groups, states = _number(use, ("n_groups",)), _number(use, ("ssm_state_size", "d_state"))
+        heads = _number(use, HEADS)
+        if groups and states and heads:
+            sizes = (reads, reads, groups * states, groups * states, heads)
+            if sum(sizes) == outputs:
+                return Cut(sizes), f"z, x, B, C, Δ of {name}"
+    return None
+
+
+def _has_own_queries(use: Use) -> bool:
+    """Whether q is a layer of its own, as in cross-attention, where q comes from elsewhere."""
+    beside = use.owner.parent.children if use.owner.parent is not None else []
+    return any(node.name.rpartition(".")[2] in ("q_attn", "q_proj", "to_q") for node in beside)
+
+
+def _flagged(name: str) -> tuple[Cut, str]:
+    return WHOLE, f"‘{name}’ is fused by its name, and not cut: give splits={{…}}"
+
+
+def _above(use: Use) -> Iterator[Node]:
+    """The layer, the module around it, and the module around that one."""
+    yield use.owner
+    for node, _ in zip(use.owner.ancestors(), range(2), strict=False):
+        yield node
+
+
+def _number(use: Use, names: tuple[str, ...]) -> int | None:
+    """The number that a module around the weight, or its configuration, has under one of ``names``."""
+    for node in _above(use):
+        for holder in (node.module, getattr(node.module, "config", None)):
+            for name in names:
+                value = getattr(holder, name, None)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+    return None
+
+
+def _reads(use: Use) -> int | None:
+    """The inputs of the layer that reads the parts: a neighbour with a name like ``out_proj``."""
+    module = use.owner.module
+    for label, p in module._parameters.items():
+        if p is not None and p.ndim >= 2 and label != use.label and READERS.search(label):
+            gated = module._parameters[use.label]
+            assert gated is not None
+            # The neighbour is stored the same way round, and its outputs are this weight's inputs.
+            sides = set(p.shape[-2:])
+            common = sides & set(gated.shape[-2:])
+            rest = sides - common
+            return rest.pop() if len(rest) == 1 else (p.shape[-1] if len(sides) == 1 else None)
+    if use.owner.parent is None:
+        return None
+    for node in use.owner.parent.children:
+        if node is not use.owner and READERS.search(node.name.rpartition(".")[2]):
+            widths = next((below.widths for below in node.walk() if below.widths), None)
+            if widths is not None:
+                return widths[0]
+    return None

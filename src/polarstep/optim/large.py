@@ -1,0 +1,41 @@
+"""A parameter so large that the memory of a step matters: T is computed in the memory of M.
+
+A step in full space usually has M, two of its iterates and two small-side matrices at a time, up to
+eight times the parameter. In place it has M and half of a Gram matrix: 1.3 times the parameter for a 1:2
+matrix, a little above 1.5 times for a square one.
+"""
+
+from __future__ import annotations
+
+from polarstep.optim.collect import Member, Signature
+from polarstep.optim.step import Matrices, PolarHook
+from polarstep.polar import Polar
+
+__all__ = ["is_large", "launch_in_place"]
+
+# Bytes of one matrix from which it is updated in place.
+LARGE = 256 * 2**20
+
+
+def is_large(signature: Signature, sharded: bool) -> bool:
+    """Whether a step on matrices of this shape is to save memory, and the map can."""
+    its = signature
+    nbytes = its.m * its.n * its.dtype.itemsize
+    return nbytes >= LARGE and not sharded and its.device.type == "cpu" and its.polar.overwrites
+
+
+def launch_in_place(
+    signature: Signature, matrices: Matrices, members: list[Member], hooks: tuple[PolarHook, ...]
+) -> Polar:
+    """One step of a bucket, like :func:`polarstep.optim.step.launch`, for a map without state.
+
+    M is copied first where it is the momentum buffer itself, or where hooks are to see it.
+    """
+    M = matrices.momentum()
+    is_buffer = not all(member.group["nesterov"] for member in members)
+    T = M.clone() if is_buffer or hooks else M
+    for X in T:
+        signature.polar.overwrite(X if X.shape[0] <= X.shape[1] else X.mT)
+    polar = Polar(M, T)
+    matrices.update(polar)
+    return polar

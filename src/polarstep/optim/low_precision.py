@@ -1,0 +1,123 @@
+"""Parameters in bfloat16 that keep small updates, and momentum in fewer bits.
+
+**Compensated rounding.** bfloat16 has eight bits, so an update below 1/512 of a weight is lost if X is
+rounded to the nearest number. With ``rounding="compensated"`` the state keeps what rounding took off::
+
+    x = X + R,    x ← (1 − ηλ)x − η·scale·T,    X = bfloat16(x),    R = bfloat16(x − X).
+
+X and R together have sixteen bits. R has two bytes a parameter, and a run goes on from its checkpoint as
+if it had not stopped.
+
+**Momentum.** C in bfloat16 has half the bytes of float32. C in eight bits is a whole number from −127 to
+127 for each entry, and one scale for each :data:`BLOCK` entries. The polar factor depends on directions
+of C and not on the size of single entries, so this changes it little.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep.optim.collect import momentum_dtype
+from polarstep.optim.groups import Group
+
+__all__ = [
+    "BLOCK",
+    "MOMENTUM_STATE",
+    "add_compensated",
+    "is_compensated",
+    "keep_momentum",
+    "momentum_of",
+    "rounding_error",
+    "stored_dtype",
+]
+
+BLOCK = 128
+LARGEST = 127
+# Entries of the state with a precision of their own, which loading a checkpoint must not change.
+MOMENTUM_STATE = ("momentum_buffer", "momentum_scale", "peak")
+
+
+def is_compensated(group: Group, p: Tensor) -> bool:
+    """Whether updates of ``p`` are compensated; a parameter in float32 keeps small updates itself."""
+    return group["rounding"] == "compensated" and p.dtype in (torch.bfloat16, torch.float16)
+
+
+def rounding_error(p: Tensor, of_parameter: dict[str, Any]) -> Tensor:
+    """R, zero for a parameter that has not been updated yet."""
+    if "rounding_error" not in of_parameter:
+        of_parameter["rounding_error"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+    R: Tensor = of_parameter["rounding_error"]
+    return R
+
+
+def add_compensated(X: Tensor, R: Tensor, T: Tensor, size: Any, remains: Any) -> None:
+    """``X + R ← remains·(X + R) + size·T``, computed in float32."""
+    x = (X.float() + R).mul_(remains)
+    x = torch.add(x, T.float(), alpha=size) if not isinstance(size, Tensor) else x + size * T
+    put(x, X, R)
+
+
+def put(x: Tensor, X: Tensor, R: Tensor) -> None:
+    """Keep ``x`` as the sum of ``X`` and ``R``."""
+    X.copy_(x)
+    R.copy_(x - X)
+
+
+def stored_dtype(group: Group, p: Tensor) -> torch.dtype:
+    """The precision in which C is kept: the group's ``momentum_dtype``, or by default that of M."""
+    asked: torch.dtype | None = group["momentum_dtype"]
+    return momentum_dtype(p.dtype) if asked is None else asked
+
+
+def momentum_of(p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    """C, zero for a parameter that has not been updated yet, and kept in ``dtype`` from now on.
+
+    This is the stored tensor itself, except for eight bits, where it is a copy in float32 and
+    :func:`keep_momentum` stores what became of it.
+    """
+    known: Tensor | None = of_parameter.get("momentum_buffer")
+    if known is not None and known.dtype == dtype != torch.int8:
+        return known
+    if known is None:
+        first = torch.float32 if dtype == torch.int8 else dtype
+        C = torch.zeros_like(p, dtype=first, memory_format=torch.preserve_format)
+    elif known.dtype == torch.int8:
+        C = _from_bits(known, of_parameter["momentum_scale"])
+    else:
+        C = known.to(torch.float32 if dtype == torch.int8 else dtype)
+    if dtype != torch.int8:
+        of_parameter.pop("momentum_scale", None)
+        C = of_parameter["momentum_buffer"] = C.to(dtype)
+    return C
+
+
+def keep_momentum(C: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> None:
+    """Store ``C``, which :func:`momentum_of` gave out, if it is stored in eight bits."""
+    if dtype == torch.int8:
+        codes, scale = _to_bits(C)
+        known = of_parameter.get("momentum_buffer")
+        if known is not None and known.dtype == torch.int8:
+            known.copy_(codes)
+            of_parameter["momentum_scale"].copy_(scale)
+        else:
+            of_parameter["momentum_buffer"], of_parameter["momentum_scale"] = codes, scale
+
+
+def _to_bits(C: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from −127 to 127, shaped as C, and the scale of each block of them."""
+    flat = torch.nn.functional.pad(C.float().flatten(), (0, -C.numel() % BLOCK)).view(-1, BLOCK)
+    scale = flat.abs().amax(dim=1) / LARGEST
+    codes = flat / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    # A block with a NaN has a NaN for its scale, and so is NaN when it is read.
+    codes = codes.nan_to_num().round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    return codes.flatten()[: C.numel()].view(C.shape), scale
+
+
+def _from_bits(codes: Tensor, scale: Tensor) -> Tensor:
+    """The inverse of :func:`_to_bits`, up to half a scale."""
+    flat = torch.nn.functional.pad(codes.flatten(), (0, -codes.numel() % BLOCK)).view(-1, BLOCK)
+    C = (flat * scale[:, None]).flatten()[: codes.numel()].view(codes.shape)
+    return C.contiguous()

@@ -1,0 +1,77 @@
+"""Which side of a weight has the outputs: rows, as in ``nn.Linear``, or columns.
+
+GPT-2's ``Conv1D`` and the experts of gpt-oss and Llama 4 compute ``x @ W`` and store W as inputs ×
+outputs. The module says so by its attributes, by the length of the bias, or, where both sides are
+equal, by its class.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["stored_transposed"]
+
+# Attributes in which a layer with one weight states its inputs and its outputs.
+WIDTHS = (
+    ("in_features", "out_features"),
+    ("nx", "nf"),
+    ("input_size", "output_size"),
+    ("in_dim", "out_dim"),
+)
+# Attributes in which a module with stacked experts states the width that its first matrices read.
+HIDDEN = ("hidden_size", "hidden_dim", "d_model", "in_features")
+# Classes that compute x @ W. The last resort, for matrices that are square.
+CLASSES = re.compile(r"^Conv1D$|^Llama4TextExperts$|^GptOssExperts$")
+READS_HIDDEN = re.compile(r"gate|up|w1|w3|in", re.IGNORECASE)
+
+
+def stored_transposed(module: nn.Module, label: str, p: Tensor) -> str | None:
+    """Why the matrices of ``p``, called ``label`` in ``module``, are stored inputs × outputs.
+
+    ``None`` if they are stored outputs × inputs, as almost all are.
+    """
+    if p.ndim not in (2, 3) or isinstance(module, nn.Linear | nn.Bilinear | nn.MultiheadAttention):
+        return None
+    kind = type(module).__name__
+    rows, cols = p.shape[-2:]
+    said = getattr(module, "is_transposed", None)
+    if isinstance(said, bool) and p.ndim == 3:
+        return "is_transposed" if said else None
+    if rows == cols:
+        return "inputs × outputs" if CLASSES.search(kind) else None
+    if p.ndim == 2 and label == "weight":
+        for inputs, outputs in WIDTHS:
+            sizes = (getattr(module, inputs, None), getattr(module, outputs, None))
+            if None in sizes and not (inputs == "nx" and sizes[1] is not None):
+                continue
+            if sizes[1] == cols and sizes[0] in (rows, None):
+                return f"{outputs} = {cols} columns"
+            if sizes[1] == rows and sizes[0] in (cols, None):
+                return None
+    bias = _bias(module, label)
+    if bias is not None and bias.ndim == p.ndim - 1:
+        if bias.shape[-1] == cols:
+            return f"{cols} columns, as its bias"
+        if bias.shape[-1] == rows:
+            return None
+    if p.ndim == 3:
+        hidden = next((size for name in HIDDEN if (size := _size(module, name))), None)
+        reads = bool(READS_HIDDEN.search(label.replace("down", "")))
+        if hidden in (rows, cols):
+            return f"{hidden} inputs as rows" if (hidden == rows) == reads else None
+    return "inputs × outputs" if CLASSES.search(kind) else None
+
+
+def _bias(module: nn.Module, label: str) -> Tensor | None:
+    """The bias beside a weight: ``bias`` for ``weight``, ``up_proj_bias`` for ``up_proj``."""
+    names = (label.replace("weight", "bias"), f"{label}_bias")
+    found = (module._parameters.get(name) for name in names if name != label)
+    return next((bias for bias in found if bias is not None), None)
+
+
+def _size(module: nn.Module, name: str) -> int | None:
+    value: Any = getattr(module, name, None)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,55 @@
+"""The mark of a run directory: ``.polarstep-run.json``, the first file that a run writes.
+
+A directory without the mark, as earlier versions made them, is known by a ``config.json`` that
+describes a run. Other libraries write files of that name too, Hugging Face beside every model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polarstep.storage import StorageError, read_json
+
+__all__ = ["CONFIG", "FORMAT", "MARK", "VERSION", "is_foreign", "is_run_directory", "read_object"]
+
+MARK = ".polarstep-run.json"
+FORMAT, VERSION = "polarstep-run", 1
+CONFIG = "config.json"
+
+
+def is_run_directory(directory: Path) -> bool:
+    """Whether ``directory`` has the mark of a run, or a ``config.json`` that describes a run."""
+    mark = read_object(directory / MARK)
+    if mark.get("format") == FORMAT:
+        return True
+    config = read_object(directory / CONFIG)
+    return (
+        isinstance(config.get("recipe"), str)
+        and config.get("benchmark") in ("nanogpt", "cifar10")
+        and isinstance(config.get("method"), str)
+        and isinstance(config.get("seed"), int)
+        and isinstance(config.get("config"), dict)
+    )
+
+
+def is_foreign(directory: Path) -> bool:
+    """Whether a directory has no mark, and a ``config.json`` that is readable and not of a run.
+
+    A ``config.json`` that cannot be read may be a damaged run's: whoever reads it has to say so.
+    """
+    if read_object(directory / MARK).get("format") == FORMAT:
+        return False
+    try:
+        config = read_json(directory / CONFIG)
+    except (StorageError, OSError):
+        return False
+    return not isinstance(config, dict) or "recipe" not in config
+
+
+def read_object(path: Path) -> dict[str, object]:
+    """The JSON object in a file; an empty one where there is no such file or something else in it."""
+    try:
+        content = read_json(path)
+    except (StorageError, OSError):
+        return {}
+    return content if isinstance(content, dict) else {}

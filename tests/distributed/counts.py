@@ -1,0 +1,106 @@
+"""Count bytes and FLOPs of real steps: main returns what this rank received and multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import polarstep as ps
+from polarstep import rng
+from polarstep.polar import Warm
+
+# The shapes of the goals at four ranks, and smaller ones to check the formulas.
+SHAPES = {
+    "square": (8, 512, 512),
+    "tall": (4, 2048, 512),
+    "wide": (4, 512, 2048),
+    "small tall": (4, 384, 128),
+    "small wide": (4, 128, 384),
+}
+GOALS = ("square", "tall", "wide")
+MAPS: dict[str, ps.PolarMap] = {
+    "full space": ps.NewtonSchulz(5, "polar-express"),
+    "h=0": ps.LowRank(64, 8, 0),
+    "h=½": ps.LowRank(16, 8, 0.5),
+    "h=1": ps.LowRank(16, 8, 1),
+    "warm": ps.LowRank(16, 8, 0, sketch=Warm()),
+    "kept": ps.LowRank(16, 8, 0, keep=8),
+}
+PLANS = ("sharded", "owner", "replicated")
+KEPT = 9  # a step that uses the basis of step 8
+
+
+@contextmanager
+def received() -> Iterator[dict[str, float]]:
+    """Bytes that this rank receives from others, by collective; a sum counts as a ring does it."""
+    found = {"all-to-all": 0.0, "maximum": 0.0, "status": 0.0}
+    swap, reduce = dist.all_to_all_single, dist.all_reduce
+    me, ranks = dist.get_rank(), dist.get_world_size()
+
+    def counted_swap(out: Any, sent: Any, counts: Any, sizes: Any, **options: Any) -> Any:
+        found["all-to-all"] += sum(count for i, count in enumerate(counts) if i != me)
+        return swap(out, sent, counts, sizes, **options)
+
+    def counted_reduce(values: Any, **options: Any) -> Any:
+        kind = "status" if values.dtype == torch.int64 else "maximum"
+        found[kind] += 2 * (ranks - 1) / ranks * values.numel() * values.element_size()
+        return reduce(values, **options)
+
+    dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
+    try:
+        yield found
+    finally:
+        dist.all_to_all_single, dist.all_reduce = swap, reduce
+
+
+def counted(name: str, polar: ps.PolarMap, plan: str, dtype: torch.dtype, at: int = 1) -> Any:
+    """Bytes and FLOPs of step ``at`` of all matrices of a shape."""
+    count, m, n = SHAPES[name]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    placed = [Replicate()] if plan == "replicated" else [Shard(0)]
+    params = []
+    for i in range(count):
+        G = torch.randn(m, n, generator=rng.generator(name, i)).to(dtype)
+        params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
+        params[-1].grad = params[-1].detach()
+    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan)
+    for _ in range(at):
+        optimizer.step()
+    with received() as found, FlopCounterMode(display=False) as flops:
+        optimizer.step()
+    return found, flops.get_total_flops(), str(optimizer.routes)
+
+
+def cases() -> list[tuple[str, str, str]]:
+    """Plan, map and shape."""
+    return [
+        (plan, name, shape)
+        for plan in PLANS
+        for name in MAPS
+        for shape in ("small tall", "small wide")
+        if (plan, name) != ("sharded", "full space") and name != "h=0"
+    ]
+
+
+def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
+    found = {}
+    if ranks == 4:
+        for shape in GOALS:
+            for dtype in (torch.float32, torch.bfloat16):
+                found["h=0", shape, dtype] = counted(shape, MAPS["h=0"], "auto", dtype, 0)
+            found["full space", shape, torch.bfloat16] = counted(
+                shape, MAPS["full space"], "auto", torch.bfloat16, 0
+            )
+    for plan, name, shape in cases():
+        at = KEPT if name == "kept" else 1
+        found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32, at)
+    return found

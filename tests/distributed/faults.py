@@ -1,0 +1,256 @@
+"""What ordinary accidents do to a step on many ranks: main returns what each rank saw."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import polarstep as ps
+from polarstep import rng
+from polarstep.polar import Warm
+
+STEPS = 3
+EXPERTS = (5, 9, 12)  # on four ranks: two, two, one, none
+WARM = ps.LowRank(4, 2, 0, sketch=Warm(), always_sketch=True)
+MAPS = {"full": {}, "warm": {"polar": WARM}}
+
+
+@dataclass(frozen=True)
+class Broken(ps.PolarMap):
+    """A map that fails on one rank."""
+
+    rank: int = 1
+
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        if torch.distributed.get_rank() == self.rank:
+            raise ValueError("this map is broken")
+        return X
+
+    def flops(self, m: int, n: int) -> int:
+        return 1
+
+
+def given(name: str, shape: tuple[int, ...], step: int) -> Tensor:
+    g = rng.generator(name, step)
+    return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
+def experts(rank: int, ranks: int, mesh: Any, plan: str, missing: bool, **options: Any) -> Any:
+    """A stack that is cut between experts; some ranks may have no gradient, which counts as zero."""
+    start = given("experts", EXPERTS, 0)
+    X = nn.Parameter(distribute_tensor(start, mesh, [Shard(0)]))
+    Y = nn.Parameter(start.clone())
+    ours, one = ps.Muon([X], lr=0.1, plan=plan, **options), ps.Muon([Y], lr=0.1, **options)
+    for step in range(STEPS):
+        G = given("gradient", EXPERTS, step)
+        if missing and step == 1:
+            G[: -(-EXPERTS[0] // ranks)] = 0  # the first rank's experts
+        Y.grad, X.grad = G, distribute_tensor(G, mesh, [Shard(0)])
+        if missing and step == 1 and rank == 0:
+            X.grad = None
+        ours.step()
+        one.step()
+    carries = [v.full_tensor() for k, v in ours.state[X].items() if k == "basis"]
+    assert all(isinstance(v, DTensor) for v in ours.state[X].values())
+    known = [v for k, v in one.state[Y].items() if k == "basis"]
+    off = max([float((a - b).abs().max()) for a, b in zip(carries, known, strict=True)] or [0.0])
+    return max(off, float((X.full_tensor() - Y).abs().max())), str(ours.routes)
+
+
+def matrices(mesh: Any, count: int = 3) -> list[nn.Parameter]:
+    return [
+        nn.Parameter(distribute_tensor(given("matrix", (9, 12), i), mesh, [Shard(0)]))
+        for i in range(count)
+    ]
+
+
+def missing_on_one(rank: int, mesh: Any, plan: str, algorithm: str) -> float:
+    """The gradient of the middle of three matrices is there on the first rank alone."""
+    params = matrices(mesh)
+    whole = [nn.Parameter(p.full_tensor().detach()) for p in params]
+    options = {"algorithm": algorithm, "lr": 0.1}
+    ours = ps.Muon([{"params": params, **options}], plan=plan)
+    one = ps.Muon([{"params": whole, **options}])
+    for step in range(STEPS):
+        for i, (p, q) in enumerate(zip(params, whole, strict=True)):
+            G = given(f"gradient {i}", (9, 12), step)
+            mine = distribute_tensor(G, mesh, [Shard(0)])
+            if i == 1:
+                G[-(-9 // mesh.size()) :] = 0
+                mine = mine if rank == 0 else None
+            p.grad, q.grad = mine, G
+        ours.step()
+        one.step()
+    return max(float((p.full_tensor() - q).abs().max()) for p, q in zip(params, whole, strict=True))
+
+
+def nonfinite_on_one(rank: int, mesh: Any, plan: str, value: float) -> tuple[float, bool]:
+    """A bad entry on the last rank that has rows: the parameter is skipped on all, the others move."""
+    params = matrices(mesh)
+    before = [p.full_tensor().detach().clone() for p in params]
+    ours = ps.Muon(params, lr=0.1, plan=plan, nonfinite="skip", polar=WARM)
+    for i, p in enumerate(params):
+        G = given(f"gradient {i}", (9, 12), 0)
+        if i == 1:
+            G[-1, -1] = value
+        p.grad = distribute_tensor(G, mesh, [Shard(0)])
+    ours.step()
+    after = [p.full_tensor() for p in params]
+    stayed = float((after[1] - before[1]).abs().max())
+    moved = all(float((after[i] - before[i]).abs().max()) > 1e-3 for i in (0, 2))
+    return stayed, moved
+
+
+def raised(step: Any) -> str:
+    try:
+        step()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def bad_option_on_one(rank: int, mesh: Any) -> list[str]:
+    """One rank has a bad momentum; all raise, none moves, and all can go on when it is mended."""
+    params = matrices(mesh)
+    ours = ps.Muon(params, lr=0.1)
+    for i, p in enumerate(params):
+        p.grad = distribute_tensor(given(f"gradient {i}", (9, 12), 0), mesh, [Shard(0)])
+    if rank == 1:
+        ours.param_groups[0]["momentum"] = 7
+    before = [p.full_tensor().detach().clone() for p in params]
+    words = [raised(ours.step)]
+    ours.param_groups[0]["momentum"] = 0.95
+    words.append(
+        str(all(torch.equal(p.full_tensor(), q) for p, q in zip(params, before, strict=True)))
+    )
+    words.append(raised(ours.step))
+    return words
+
+
+def broken_map_on_one(rank: int, mesh: Any) -> list[str]:
+    """The map fails on one rank in the midst of a step: all ranks raise the same error."""
+    params = matrices(mesh, count=4)
+    ours = ps.Muon(params, lr=0.1, plan="owner", polar=Broken())
+    words = []
+    for step in range(2):
+        for i, p in enumerate(params):
+            p.grad = distribute_tensor(given(f"gradient {i}", (9, 12), step), mesh, [Shard(0)])
+        words.append(raised(ours.step))
+        if "failed" in words[-1]:
+            return [*words, str(step)]
+    return words
+
+
+def out_of_step(rank: int, mesh: Any) -> str:
+    params = matrices(mesh)
+    ours = ps.Muon(params, lr=0.1)
+    ours.param_groups[0]["step"] = rank
+    for p in params:
+        p.grad = distribute_tensor(given("gradient", (9, 12), 0), mesh, [Shard(0)])
+    return raised(ours.step)
+
+
+def before_sharding(rank: int, mesh: Any, *, late: bool = False) -> tuple[str, float, str]:
+    """muon_for is called before fully_shard: it follows, or refuses after steps."""
+
+    def model() -> nn.Sequential:
+        layers = [nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3)]
+        found = nn.Sequential(*layers).double()
+        for i, p in enumerate(found.parameters()):
+            p.data = given("network", tuple(p.shape), i) / 3
+        return found
+
+    def go(found: nn.Module, optimizer: ps.Muon) -> None:
+        optimizer.zero_grad()
+        found(given("input", (16, 12), 0)).square().mean().backward()
+        optimizer.step()
+
+    one, ours = model(), model()
+    known, optimizer = ps.muon_for(one), ps.muon_for(ours)
+    if late:
+        go(ours, optimizer)
+    fully_shard(ours, mesh=mesh)
+    word = "nothing"
+    for _ in range(STEPS):
+        go(one, known)
+        word = raised(lambda: go(ours, optimizer))
+    ends = zip(ours.parameters(), one.parameters(), strict=True)
+    return (
+        word,
+        max(float((p.full_tensor() - q).abs().max()) for p, q in ends),
+        str(optimizer.routes),
+    )
+
+
+def zero_redundancy() -> float:
+    """ZeroRedundancyOptimizer over muon_for's groups."""
+
+    def model() -> nn.Sequential:
+        layers = [nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3)]
+        found = nn.Sequential(*layers).double()
+        for i, p in enumerate(found.parameters()):
+            p.data = given("network", tuple(p.shape), i) / 3
+        return found
+
+    one, ours = model(), model()
+    known = ps.muon_for(one, polar=WARM)
+    groups = ps.muon_for(ours, polar=WARM).param_groups
+    optimizer = ZeroRedundancyOptimizer(groups, optimizer_class=ps.Muon, lr=0.02)
+    for step in range(STEPS):
+        for net, its in ((one, known), (ours, optimizer)):
+            its.zero_grad()
+            net(given("input", (16, 12), step)).square().mean().backward()
+            its.step()
+    ends = zip(ours.parameters(), one.parameters(), strict=True)
+    return max(float((p - q).abs().max()) for p, q in ends)
+
+
+def uneven_strided(ranks: int) -> str:
+    """Tensor parallelism cut 10 rows in two, and FSDP each of them in two."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
+    model = nn.Linear(12, 10, bias=False)
+    parallelize_module(model, mesh["tp"], ColwiseParallel())
+    try:
+        fully_shard(model, mesh=mesh["dp"])
+    except Exception as error:  # some versions of torch refuse it themselves
+        return f"torch: {error}"
+    model.weight.grad = torch.zeros_like(model.weight)
+    return raised(ps.Muon(model.parameters()).step)
+
+
+def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    mesh = init_device_mesh("cpu", (ranks,))
+    found: dict[str, Any] = {}
+    for name, options in MAPS.items():
+        for plan in ("auto", "local", "owner", "gather"):
+            for missing in (False, True):
+                found["experts", name, plan, missing] = experts(
+                    rank, ranks, mesh, plan, missing, **options
+                )
+    for plan in ("owner", "gather", "sharded"):
+        for algorithm in ("muon", "adamw"):
+            found["missing", plan, algorithm] = missing_on_one(rank, mesh, plan, algorithm)
+        for value in (math.nan, math.inf):
+            found["nonfinite", plan, value] = nonfinite_on_one(rank, mesh, plan, value)
+    found["bad option"] = bad_option_on_one(rank, mesh)
+    found["broken map"] = broken_map_on_one(rank, mesh)
+    found["out of step"] = out_of_step(rank, mesh)
+    found["before sharding"] = before_sharding(rank, mesh)
+    found["after a step"] = before_sharding(rank, mesh, late=True)
+    found["zero redundancy"] = zero_redundancy()
+    if ranks == 4:
+        found["strided"] = uneven_strided(ranks)
+    return found

@@ -1,0 +1,34 @@
+"""A run goes on from its checkpoint at another number of ranks, with every option that torch has."""
+
+from __future__ import annotations
+
+import pytest
+from tests.distributed import checkpoints
+from tests.distributed.launch import launched, needs_gloo
+
+pytestmark = needs_gloo
+# Numbers of ranks: where the second half runs, and where the first half was saved.
+CHAIN = ((4, 4), (2, 4), (1, 2), (4, 1))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """How far each rank ended from one process that was not interrupted."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    results = {}
+    for number, (ranks, source) in enumerate(CHAIN):
+        here = folder / str(number)
+        here.mkdir()
+        (here / "source").write_text(str(source), encoding="utf-8")
+        results[ranks, source] = launched(checkpoints.__name__, ranks, here)
+    return results
+
+
+@pytest.mark.parametrize("plan", ["auto", "owner"])
+@pytest.mark.parametrize("name", checkpoints.OPTIONS)
+@pytest.mark.parametrize(("ranks", "source"), CHAIN)
+def test_the_run_goes_on(ranks, source, name, plan, found) -> None:
+    if (name, plan) not in found[ranks, source][0]:
+        pytest.skip("every option with one plan, and every plan with the default options")
+    for there in found[ranks, source]:
+        assert there[name, plan] < 1e-10

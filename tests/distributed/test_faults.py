@@ -1,0 +1,104 @@
+"""Accidents on some ranks only: all ranks go on alike, or all raise the same clear error."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.distributed import faults
+from tests.distributed.launch import launched, needs_gloo
+
+pytestmark = needs_gloo
+RANKS = (2, 4)
+over_ranks = pytest.mark.parametrize("ranks", RANKS)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What every rank saw, by the number of ranks."""
+    folder = tmp_path_factory.mktemp("faults")
+    return {ranks: launched(faults.__name__, ranks, folder / str(ranks)) for ranks in RANKS}
+
+
+@over_ranks
+@pytest.mark.parametrize("name", faults.MAPS)
+@pytest.mark.parametrize("plan", ["auto", "local", "owner", "gather"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_experts_on_their_own_ranks(ranks, name, plan, missing, found) -> None:
+    """Uneven on two ranks; on four the last has no expert. A missing gradient counts as zero."""
+    for there in found[ranks]:
+        off, routes = there["experts", name, plan, missing]
+        assert off < 1e-10
+        assert ("owner on" if plan == "owner" else f"local on {ranks} ranks") in routes
+
+
+@over_ranks
+@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_a_gradient_that_one_rank_has_alone(ranks, plan, algorithm, found) -> None:
+    for there in found[ranks]:
+        assert there["missing", plan, algorithm] < 1e-10
+
+
+@over_ranks
+@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_bad_gradient_on_one_rank_skips_the_parameter_on_all(ranks, plan, value, found) -> None:
+    for there in found[ranks]:
+        (stayed, moved), *_ = [
+            result
+            for key, result in there.items()
+            if key[:2] == ("nonfinite", plan) and math.isnan(key[2]) == math.isnan(value)
+        ]
+        assert stayed == 0
+        assert moved
+
+
+@over_ranks
+def test_a_rank_that_raises_before_the_step(ranks, found) -> None:
+    words = [there["bad option"] for there in found[ranks]]
+    assert all(each == words[0] for each in words)
+    first, unchanged, after = words[0]
+    assert f"failed on 1 of {ranks} ranks" in first
+    assert "rank 1: ValueError: momentum=7: expected 0 ≤ momentum < 1" in first
+    assert (unchanged, after) == ("True", "nothing")
+
+
+@over_ranks
+def test_a_map_that_fails_on_one_rank(ranks, found) -> None:
+    words = [there["broken map"] for there in found[ranks]]
+    assert all(each == words[0] for each in words)
+    assert words[0][0] == "nothing"
+    assert "rank 1: ValueError: this map is broken" in words[0][1]
+
+
+@over_ranks
+def test_ranks_at_different_steps(ranks, found) -> None:
+    for there in found[ranks]:
+        assert f"from 0 to {ranks - 1}: expected the same step on all ranks" in there["out of step"]
+
+
+@over_ranks
+def test_muon_for_before_fully_shard_follows(ranks, found) -> None:
+    for there in found[ranks]:
+        word, off, routes = there["before sharding"]
+        assert word == "nothing"
+        assert off < 1e-10
+        assert f"on {ranks} ranks" in routes
+
+
+@over_ranks
+def test_fully_shard_after_a_step_is_refused(ranks, found) -> None:
+    for there in found[ranks]:
+        assert "0.weight was sharded after the optimizer had updated it" in there["after a step"][0]
+
+
+@over_ranks
+def test_zero_redundancy_optimizer(ranks, found) -> None:
+    for there in found[ranks]:
+        assert there["zero redundancy"] < 1e-10
+
+
+def test_uneven_strided_shards_are_refused(found) -> None:
+    for there in found[4]:
+        assert "that both axes cut evenly" in there["strided"] or "torch:" in there["strided"]

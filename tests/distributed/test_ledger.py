@@ -1,0 +1,94 @@
+"""Bytes and FLOPs of real steps are those of the ledger's formulas, and reach the goals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.distributed import counts
+from tests.distributed.launch import launched, needs_gloo
+
+from polarstep import Deflated, Exact, LowRank, NewtonSchulz
+from polarstep.distributed import ledger
+
+RANKS = (2, 4)
+MB = 2**20
+# Megabytes that a rank may receive at four ranks, rows cut.
+GOALS = {
+    ("h=0", "square", torch.float32): 1.95,
+    ("h=0", "tall", torch.float32): 1.0,
+    ("h=0", "square", torch.bfloat16): 1.95,
+    ("h=0", "tall", torch.bfloat16): 1.0,
+    ("h=0", "wide", torch.bfloat16): 3.0,
+    ("full space", "square", torch.bfloat16): 1.5,
+    ("full space", "tall", torch.bfloat16): 3.0,
+    ("full space", "wide", torch.bfloat16): 3.0,
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What every rank counted, by the number of ranks."""
+    folder = tmp_path_factory.mktemp("counts")
+    return {ranks: launched(counts.__name__, ranks, folder / str(ranks)) for ranks in RANKS}
+
+
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+@needs_gloo
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("plan", "name", "shape"), counts.cases())
+def test_a_step_costs_what_the_ledger_says(ranks, plan, name, shape, found) -> None:
+    results = [there[plan, name, shape] for there in found[ranks]]
+    count, m, n = counts.SHAPES[shape]
+    polar, step = counts.MAPS[name], counts.KEPT if name == "kept" else 1
+    received = mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results)
+    assert received == ledger.bytes_received(plan, m, n, count, ranks, polar, itemsize=4, step=step)
+    assert all(r[0]["status"] < 200 for r in results)
+    flops = mean(r[1] for r in results)
+    assert flops == pytest.approx(
+        ledger.flops_per_rank(plan, m, n, count, ranks, polar, step=step), rel=0.02
+    )
+
+
+@needs_gloo
+@pytest.mark.parametrize(("name", "shape", "dtype"), GOALS)
+def test_the_goals_at_four_ranks(name, shape, dtype, found) -> None:
+    count, m, n = counts.SHAPES[shape]
+    one = ledger.whole_flops(m, n, count, counts.MAPS[name], step=0)
+    for received, flops, _ in (there[name, shape, dtype] for there in found[4]):
+        assert received["all-to-all"] + received["maximum"] <= GOALS[name, shape, dtype] * MB
+        assert flops <= 1.15 * one / 4
+
+
+def test_one_rank_receives_nothing() -> None:
+    for plan in ledger.PLANS:
+        assert ledger.bytes_received(plan, 64, 96, 4, 1, LowRank(8, 4)) == 0
+
+
+def test_the_sharded_plan_wins_where_the_sketch_is_narrow() -> None:
+    """(1 + h)·ℓ < d/N for the length d of the side that is cut, at equal precision."""
+    for rank, ranks in ((100, 4), (100, 32), (400, 4)):
+        polar = LowRank(rank, 0, power=1)
+        costs = {
+            plan: ledger.bytes_received(plan, 4096, 1024, 8, ranks, polar, itemsize=4)
+            for plan in ("sharded", "owner")
+        }
+        dense = 8 * 2 * (ranks - 1) / ranks**2 * 4096 * 1024 * 4  # without factors
+        assert (costs["sharded"] < dense) == (2 * rank < 4096 / ranks)
+
+
+@pytest.mark.parametrize(
+    ("polar", "reason"),
+    [
+        (NewtonSchulz(), "not a low-rank map"),
+        (Deflated(), "not a low-rank map"),
+        (LowRank(8, inner=Exact()), "the inner map has no Gram form"),
+    ],
+)
+def test_what_does_not_run_on_shards(polar, reason) -> None:
+    assert ledger.sharded_reason(polar) == reason
+    with pytest.raises(ValueError, match=reason):
+        ledger.bytes_received("sharded", 4096, 4096, 1, 4, polar)

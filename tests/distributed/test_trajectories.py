@@ -1,0 +1,71 @@
+"""Every plan, on every mesh, with every map, takes the trajectory of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.distributed import trajectories
+from tests.distributed.launch import launched, needs_gloo
+
+pytestmark = needs_gloo
+RANKS = (2, 4)
+CASES = [(ranks, *case) for ranks in RANKS for case in trajectories.cases(ranks)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What every rank ended with, by the number of ranks."""
+    folder = tmp_path_factory.mktemp("trajectories")
+    module = trajectories.__name__
+    return {ranks: launched(module, ranks, folder / str(ranks)) for ranks in RANKS}
+
+
+@pytest.mark.parametrize("name", trajectories.MAPS)
+@pytest.mark.parametrize(("ranks", "way", "plan"), CASES)
+def test_the_trajectory_of_one_process(ranks, way, plan, name, found) -> None:
+    for there in found[ranks]:
+        assert max(there[way, plan]["off"][name]) < 1e-10
+
+
+def test_the_networks_move_and_the_maps_differ() -> None:
+    start = [p.detach() for p in trajectories.Networks().parameters()]
+    end = trajectories.reference()
+    assert min((p - q).abs().max() for p, q in zip(start, end, strict=True)) > 1e-3
+    firsts = end[:: len(end) // len(trajectories.MAPS)]
+    for i, p in enumerate(firsts):
+        for q in firsts[:i]:
+            assert (p - q).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("ranks", "way", "asked", "name", "taken"),
+    [
+        (4, "ddp", "replicated", "full space", {"replicated"}),
+        (4, "ddp", "local", "h=1", {"local"}),
+        (2, "fsdp", "gather", "warm", {"gather"}),
+        (4, "fsdp", "owner", "full space", {"owner"}),
+        (4, "fsdp", "sharded", "h=1", {"sharded"}),
+        (4, "fsdp", "sharded", "warm", {"sharded"}),
+        (4, "fsdp", "sharded", "kept", {"sharded"}),
+        (4, "fsdp, columns", "sharded", "h=½", {"sharded"}),
+        (4, "hsdp", "sharded", "spectral", {"sharded"}),
+        (4, "tp+fsdp", "sharded", "h=0", {"sharded", "owner"}),  # two sides of a matrix are cut
+        (2, "tp", "owner", "deflated", {"owner", "none"}),
+    ],
+)
+def test_the_plan_that_was_asked_for_is_taken(ranks, way, asked, name, taken, found) -> None:
+    texts = found[ranks][0][way, asked]["routes"][name]
+    plans = {
+        next((plan for plan in trajectories.PLANS if f"; {plan} on {ranks}" in text), "none")
+        if way != "tp+fsdp"
+        else next(plan for plan in trajectories.PLANS if f"; {plan} on" in text)
+        for text in texts
+    }
+    assert plans == taken, texts
+
+
+def test_the_parts_are_even_uneven_and_empty() -> None:
+    rows = [len(part) for size in trajectories.SIZES[1:] for part in torch.arange(size).chunk(4)]
+    counts = {size: len(torch.arange(size).chunk(4)) for size in trajectories.SIZES[1:]}
+    assert counts[9] == 3  # of four ranks the last has nothing
+    assert {5, 3} <= set(rows)

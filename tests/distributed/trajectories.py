@@ -1,0 +1,215 @@
+"""Train small networks in every way that ranks can share them, and compare with one process.
+
+There is one network for each map. All of them train together, each in a group of one optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import polarstep as ps
+from polarstep import rng
+from polarstep.distributed.ledger import PLANS
+from polarstep.polar import Warm
+
+__all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "reference"]
+
+STEPS = 4
+BATCH = 48
+# Rows: even, 9 (empty on the last of four ranks), 18 (uneven on four), square, even.
+SIZES = (8, 32, 9, 18, 18, 12)
+
+
+def sketched(**options: Any) -> ps.LowRank:
+    return ps.LowRank(4, 2, **({"power": 0, "always_sketch": True} | options))
+
+
+MAPS: dict[str, dict[str, Any]] = {
+    "full space": {"weight_decay": 0.1},
+    "h=0": {"polar": sketched(), "nesterov": False},
+    "h=½": {"polar": sketched(power=0.5)},
+    "h=1": {"polar": sketched(power=1), "lr": torch.tensor(0.02)},
+    "spectral": {"polar": sketched(inner=ps.NewtonSchulz(9, "cubic", "spectral"))},
+    "Kaczmarz": {"polar": sketched(sketch=ps.Kaczmarz())},
+    "warm": {"polar": sketched(sketch=Warm()), "nonfinite": "skip"},
+    "kept": {"polar": sketched(keep=2)},
+    "deflated": {"polar": ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic"))},
+    "rows": {"transform": ps.NormalizedRows()},
+}
+
+
+class Networks(nn.Module):
+    """A network for each map, in one module, as tensor parallelism and FSDP take it."""
+
+    def __init__(self, maps: tuple[str, ...] = tuple(MAPS)) -> None:
+        super().__init__()
+        self.maps = maps
+        self.each = nn.ModuleList(network() for _ in maps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([network(x) for network in self.each])
+
+
+def network() -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, (a, b) in enumerate(pairwise(SIZES)):
+        layer = nn.Linear(a, b, bias=False, dtype=torch.float64)
+        g = rng.generator("layer", i)
+        layer.weight.data = torch.randn(b, a, generator=g, dtype=torch.float64) / a**0.5
+        layers += [layer, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def batch(step: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
+    """This rank's slice of the batch."""
+    g = rng.generator("batch", step)
+    x = torch.randn(BATCH, SIZES[0], generator=g, dtype=torch.float64)
+    y = torch.randn(BATCH, SIZES[-1], generator=g, dtype=torch.float64)
+    return x.chunk(ranks)[rank], y.chunk(ranks)[rank]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to share the network: how it is sharded, and how many slices the batch has."""
+
+    shard: Callable[[nn.Module, Any], nn.Module]
+    mesh: Callable[[int], tuple[tuple[int, ...], tuple[str, ...]]]
+    plans: tuple[str, ...]
+    slices: Callable[[int], int] = lambda ranks: ranks
+    fewest: int = 2
+    replicated: bool = False
+
+
+def _ddp(model: nn.Module, mesh: Any) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def _fsdp(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=mesh)
+
+
+def _fsdp_columns(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard
+
+    even = {id(p) for p in model.parameters() if p.shape[1] % mesh.size() == 0}
+    by = lambda p: Shard(1) if id(p) in even else Shard(0)  # noqa: E731
+    return fully_shard(model, mesh=mesh, shard_placement_fn=by)
+
+
+def _tp(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = mesh["tp"] if mesh.ndim > 1 else mesh
+    by = {"each.*.0": ColwiseParallel(), "each.*.2": RowwiseParallel()}
+    parallelize_module(model, mesh, by)
+    return model
+
+
+def _tp_fsdp(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(_tp(model, mesh), mesh=mesh["dp"])
+
+
+SHARDED = ("auto", "sharded", "owner", "gather")
+WAYS: dict[str, Way] = {
+    "ddp": Way(_ddp, lambda n: ((n,), ("dp",)), ("auto", "replicated", "local"), replicated=True),
+    "fsdp": Way(_fsdp, lambda n: ((n,), ("dp",)), SHARDED),
+    "fsdp, columns": Way(_fsdp_columns, lambda n: ((n,), ("dp",)), ("sharded", "owner")),
+    "hsdp": Way(_fsdp, lambda n: ((2, n // 2), ("copy", "dp")), SHARDED, fewest=4),
+    "tp": Way(_tp, lambda n: ((n,), ("tp",)), SHARDED, slices=lambda n: 1),
+    "tp+fsdp": Way(
+        _tp_fsdp, lambda n: ((n // 2, 2), ("dp", "tp")), SHARDED, slices=lambda n: n // 2, fewest=4
+    ),
+}
+
+
+def cases(ranks: int) -> list[tuple[str, str]]:
+    """Way and plan of every case."""
+    return [(name, plan) for name, way in WAYS.items() if ranks >= way.fewest for plan in way.plans]
+
+
+def optimizer_of(model: nn.Module, **options: Any) -> ps.Muon:
+    networks = model.module if hasattr(model, "module") else model
+    groups = [
+        {"params": list(network.parameters()), **MAPS[name]}
+        for network, name in zip(networks.each, networks.maps, strict=True)
+    ]
+    return ps.Muon(groups, lr=0.02, **options)
+
+
+def train(
+    model: nn.Module, optimizer: ps.Muon, rank: int = 0, ranks: int = 1, steps: range = range(STEPS)
+) -> None:
+    for step in steps:
+        x, y = batch(step, rank, ranks)
+        optimizer.zero_grad()
+        (model(x) - y).square().mean((1, 2)).sum().backward()
+        optimizer.step()
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
+
+
+def reference() -> list[Tensor]:
+    """The parameters after all steps of one process."""
+    model = Networks()
+    train(model, optimizer_of(model))
+    return whole(model)
+
+
+def shared(way: Way, ranks: int) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    sizes, names = way.mesh(ranks)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    return way.shard(Networks(), mesh)
+
+
+def slice_of(way: Way, rank: int, ranks: int) -> tuple[int, int]:
+    slices = way.slices(ranks)
+    return rank * slices // ranks, slices
+
+
+def run(name: str, plan: str, rank: int, ranks: int) -> tuple[list[Tensor], ps.Muon]:
+    """The parameters after all steps on many ranks, and the optimizer."""
+    way = WAYS[name]
+    model = shared(way, ranks)
+    group = torch.distributed.group.WORLD if way.replicated else None
+    optimizer = optimizer_of(model, plan=plan, process_group=group)
+    train(model, optimizer, *slice_of(way, rank, ranks))
+    return whole(model), optimizer
+
+
+def per_map(values: list[float]) -> dict[str, list[float]]:
+    """One value for each parameter, by the map of its network."""
+    each = len(values) // len(MAPS)
+    return {name: values[i * each : (i + 1) * each] for i, name in enumerate(MAPS)}
+
+
+def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """How far the parameters of every case end from those of one process, and their plans."""
+    known, found = reference(), {}
+    for name, plan in cases(ranks):
+        params, optimizer = run(name, plan, rank, ranks)
+        off = [float((p - q).abs().max()) for p, q in zip(params, known, strict=True)]
+        found[name, plan] = {
+            "off": per_map(off),
+            "routes": per_map([route.polar for route in optimizer.routes]),
+        }
+    return found

@@ -1,0 +1,137 @@
+"""The first cases of the fuzzer, and that it finds what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tests.fuzz import configurations, contracts
+from tests.fuzz.__main__ import kind_of, main, run_case
+from tests.fuzz.cases import Choices
+from tests.fuzz.configurations import Configuration, Group, Parameter
+from tests.fuzz.directories import Damage, after_damage
+from tests.fuzz.matrices import LAYOUTS, laid_out, random_batch
+
+from polarstep import Muon, NewtonSchulz, rng
+
+# Numbers of cases, not minutes: the same work on every machine.
+CASES = {"maps": 30, "configurations": 150, "checkpoints": 24, "damages": 2, "kills": 1}
+PARTS = [(kind, part) for kind, count in CASES.items() for part in range(min(3, count))]
+
+
+@pytest.mark.parametrize(("kind", "part"), PARTS, ids=str)
+def test_no_violation(kind, part):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for number in range(part, CASES[kind], 3):
+            outcome = run_case(0, number, kind)
+            assert sum(outcome.tried.values()) > 0
+            assert not outcome.violations, outcome.violations[0]
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Wrong(NewtonSchulz):
+    """A map that breaks one promise, chosen by its name."""
+
+    way: str = "scale"
+
+    def _polar(self, X, numbers):
+        T = super()._polar(X, numbers)
+        if self.way == "scale":
+            return T * (X.abs().amax((-2, -1), keepdim=True) > 1)
+        if self.way == "batch":
+            return T * (0.5 if len(X) > 1 else 1)
+        if self.way == "long":
+            return T * 1.01
+        if self.way == "zero":
+            return T + 1e-3
+        if self.way == "against":
+            return -T
+        assert self.way == "nan"
+        return torch.where(X == 0, torch.nan, T)
+
+
+@pytest.mark.parametrize(
+    ("way", "promise"),
+    [
+        ("scale", "T(cM) = T(M)"),
+        ("batch", "batch = single"),
+        ("long", "‖T‖_op"),
+        ("zero", "T(0) = 0"),
+        ("against", "alignment"),
+        ("nan", "finite"),
+    ],
+)
+def test_a_broken_promise_of_a_map_is_found_and_shrunk(way, promise, monkeypatch):
+    monkeypatch.setattr(contracts, "random_map", lambda choose: Wrong(5, way=way))
+    violations = (
+        v for case in range(40) for v in contracts.tried(Choices("wrong", case)).violations
+    )
+    found = next(violation for violation in violations if violation.promise == promise)
+    scope = {"Wrong": Wrong}
+    exec(found.program.replace("print(", "result = ("), scope)  # the program shows the violation
+    assert promise in [broken.promise for broken in scope["result"]]
+    assert scope["M"].numel() <= 40
+
+
+def test_a_wrong_step_is_found_and_shrunk(monkeypatch):
+    """An optimizer that forgets the weight decay of its second group."""
+    real = Muon.step
+
+    def forgetful(self, closure=None):
+        decays = [group["weight_decay"] for group in self.param_groups]
+        self.param_groups[-1]["weight_decay"] = 0.0
+        real(self, closure)
+        for group, decay in zip(self.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
+
+    monkeypatch.setattr(Muon, "step", forgetful)
+    cases = (configurations.tried(Choices("wrong", case)) for case in range(60))
+    found = next(violation for outcome in cases for violation in outcome.violations)
+    scope: dict[str, object] = {}
+    exec(found.program.replace("print(", "result = ("), scope)
+    assert scope["result"]
+    assert found.program.count("Parameter(") == 1
+
+
+def test_a_case_follows_from_seed_and_number():
+    first, again, other = (random_batch(Choices(0, "maps", n)) for n in (5, 5, 17))
+    assert torch.equal(first.M, again.M)
+    assert first.M.shape != other.M.shape or not torch.equal(first.M, other.M)
+    assert {kind_of(number) for number in range(1000)} == set(CASES)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_keep_the_values(layout):
+    M = torch.randn(3, 4, 5, generator=rng.generator("layouts"))
+    there = laid_out(M, layout)
+    assert torch.equal(there, M)
+    assert (there.stride() == M.stride()) == (layout in ("contiguous", "offset"))
+
+
+def test_an_unexplained_failure_is_found(monkeypatch):
+    """A run whose checkpoint cannot be read raises through ``clear_errors``."""
+    monkeypatch.setattr("polarstep_lab.cli.failures.EXPECTED", ())
+    monkeypatch.setattr("polarstep_lab.cli.experiments.state_of", lambda directory: 1 / 0)
+    found = after_damage("adamw", False, Damage("config.json", "cut", 0.5), "resume")
+    assert found is not None
+    assert "ZeroDivisionError" in found
+
+
+def test_the_command_line_counts_and_fails(capsys, monkeypatch):
+    assert main(["--case", "5"]) == 0
+    assert "1 maps" in capsys.readouterr().out
+    monkeypatch.setattr(contracts, "random_map", lambda choose: Wrong(5, way="long"))
+    assert main(["--case", "5"]) == 1
+    assert "violation 1, seed 0, case 5" in capsys.readouterr().out
+
+
+def test_a_configuration_is_its_own_program():
+    c = Configuration((Group((Parameter((3, 4)),), {"polar": NewtonSchulz(3)}),), torch.float32, 2)
+    scope: dict[str, object] = {}
+    exec(configurations.program(c, "differences").replace("print(", "result = ("), scope)
+    assert scope["result"] == []

@@ -1,0 +1,66 @@
+"""Weights stored inputs × outputs are fused as they are; parts that are not in one piece are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import polarstep as ps
+
+
+def ends(
+    device: torch.device, dtype: torch.dtype = torch.float32, **options: object
+) -> list[Tensor]:
+    """A 32×64 weight after a few fused steps, and after as many plain ones."""
+    found = []
+    for fused in (True, False):
+        g = torch.Generator().manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(32, 64, generator=g).to(device, dtype))
+        opt = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused, **options)
+        for _ in range(4):
+            p.grad = torch.randn(32, 64, generator=g).to(device, dtype)
+            opt.step()
+        found.append(p.detach())
+        is_fused = ", fused" in opt.routes.rows[0].polar
+        assert is_fused == bool(opt._replayed.buckets)
+        assert not is_fused or fused
+    return found
+
+
+def is_fused(device: torch.device, dtype: torch.dtype = torch.float32, **options: object) -> bool:
+    p = torch.nn.Parameter(torch.zeros(32, 64, device=device, dtype=dtype))
+    return ", fused" in ps.Muon([p], polar=ps.NewtonSchulz(3), **options).routes.rows[0].polar
+
+
+@pytest.mark.parametrize(
+    ("options", "fused"),
+    [
+        ({"layout": "transposed"}, True),
+        ({"layout": "transposed", "lr_factor": 0.25, "transform": ps.NormalizedRows()}, True),
+        ({"layout": "transposed", "split_columns": (16, 16)}, True),  # runs of stored rows
+        ({"layout": "transposed", "split_sizes": (32, 16, 16)}, False),
+        ({"split_columns": (32, 32)}, False),
+        ({"split_sizes": (4, 4), "split_repeats": 4}, False),
+        ({"momentum_dtype": torch.bfloat16}, False),
+        ({"momentum_dtype": torch.int8}, False),
+        ({"rounding": "compensated"}, True),  # float32 loses nothing
+    ],
+    ids=str,
+)
+def test_fused_equals_plain(device, options, fused):
+    assert is_fused(device, **options) == fused
+    one, other = ends(device, **options)
+    tolerance = 1e-5 if device.type == "cpu" else 0.05
+    assert (one - other).norm() <= tolerance * other.norm()
+
+
+def test_compensated_bfloat16_takes_the_plain_path_and_says_so(device):
+    options = {"rounding": "compensated"}
+    assert is_fused(device, torch.bfloat16)
+    assert not is_fused(device, torch.bfloat16, **options)
+    p = torch.nn.Parameter(torch.zeros(32, 64, device=device, dtype=torch.bfloat16))
+    told = ps.Muon([p], polar=ps.NewtonSchulz(3), **options).routes.rows[0].polar
+    assert told.endswith("rounding compensated, so not fused")
+    one, other = ends(device, torch.bfloat16, **options)
+    assert torch.equal(one, other)

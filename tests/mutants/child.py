@@ -1,0 +1,85 @@
+"""pytest in a forked process: torch is imported once, the package anew for every mutant."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = [
+    "TIMED_OUT",
+    "import_what_tests_import",
+    "in_child",
+    "pytest_options",
+    "use_package_in",
+]
+
+TIMED_OUT = -1
+MOST_MEMORY = 24 * 2**30  # of addresses; a mutant may ask for any amount
+
+
+def import_what_tests_import() -> None:
+    """Import the large libraries, which every child then has."""
+    import hypothesis
+    import numpy
+    import scipy.stats
+    import torch
+
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
+    imported = (hypothesis, numpy, scipy.stats, torch)
+    ours = [name for name in sys.modules if name.split(".")[0] in ("polarstep", "polarstep_lab")]
+    assert imported
+    assert not ours, f"{ours[0]} is imported already: a mutant of it would have no effect"
+
+
+def pytest_options() -> list[str]:
+    """The options of every run, without doctests and without pytest's plugins."""
+    addopts = "--override-ini=addopts=--import-mode=importlib"
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    return [addopts, "-q", "-p", "no:cacheprovider", "--tb=no", "--no-header"]
+
+
+def in_child(work: Callable[[], int], *, seconds: float = 3600, quiet: bool = True) -> int:
+    """The exit status of ``work`` in a process of its own, or ``TIMED_OUT``."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+            if quiet:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, 1)
+                os.dup2(nowhere, 2)
+            status = work()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        finished, status = os.waitpid(child, os.WNOHANG)
+        if finished:
+            _end_group(child)
+            return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else TIMED_OUT
+        time.sleep(0.02)
+    _end_group(child)
+    os.waitpid(child, 0)
+    return TIMED_OUT
+
+
+def _end_group(leader: int) -> None:
+    """End a child with all processes that its tests have started."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def use_package_in(folder: Path) -> None:
+    """Import the package from ``folder``, in processes that tests start as well."""
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])

@@ -1,0 +1,209 @@
+"""bfloat16 parameters that keep small updates, and momentum in fewer bits."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.optim.sample_models import SmallGPT
+from tests.spectra import gaussian
+from torch import Tensor
+from torch.nn import Parameter
+
+from polarstep import SGD, AdamW, Exact, Muon, NewtonSchulz, muon_for
+from polarstep.optim.low_precision import BLOCK, momentum_of
+
+POLAR = NewtonSchulz(5)
+
+
+def stepped(
+    dtype: torch.dtype, count: int, shape: tuple[int, ...] = (12, 8), **options: object
+) -> Tensor:
+    """A weight after ``count`` steps, all in one direction, each far below its precision."""
+    W = Parameter((gaussian(*shape, seed=1) + 1).bfloat16().to(dtype))
+    optimizer = Muon([W], **({"lr": 1e-3, "polar": Exact(), "lr_scale": "none"} | options))
+    for _ in range(count):
+        W.grad = gaussian(*shape, seed=2).to(dtype)
+        optimizer.step()
+    return W.detach()
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("split", [None, (4, 4, 4), (6, 3, 3)], ids=str)
+def test_small_updates_are_kept(decay, nonfinite, split):
+    options = {"weight_decay": decay, "nonfinite": nonfinite, "split_sizes": split}
+    start = stepped(torch.float32, 0)
+    move = stepped(torch.float32, 200, **options) - start
+    lost = stepped(torch.bfloat16, 200, **options).float() - start
+    kept = stepped(torch.bfloat16, 200, rounding="compensated", **options).float() - start
+    assert (lost - move).norm() > 0.3 * move.norm()
+    # X itself has eight bits, the start and the end are rounded; the path between is not.
+    assert (kept - move).norm() < 0.2 * move.norm()
+
+
+@pytest.mark.parametrize("rule", [AdamW(lr=1e-4), SGD(lr=1e-4)], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+def test_vectors_keep_small_updates_too(rule, nonfinite):
+    def run(dtype: torch.dtype, rounding: str) -> Tensor:
+        torch.manual_seed(0)
+        model = SmallGPT("untied").to(dtype)
+        optimizer = muon_for(model, others=rule, rounding=rounding, nonfinite=nonfinite)
+        gain = model.norm.weight
+        for _ in range(100):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        return gain.detach().float()
+
+    exact = 1 - run(torch.float32, "nearest")
+    assert torch.all(run(torch.bfloat16, "nearest") == 1)  # every step was lost
+    assert torch.all((1 - run(torch.bfloat16, "compensated") - exact).abs() < 0.3 * exact)
+
+
+def test_compensated_steps_are_those_of_float32_parameters():
+    """X + R follows a float32 run to sixteen bits, whatever X alone can show."""
+    W = Parameter(gaussian(12, 8, seed=1).bfloat16())
+    reference = Parameter(W.detach().float())
+    ours = Muon([W], lr=1e-3, polar=Exact(), rounding="compensated", momentum_dtype=torch.float32)
+    theirs = Muon([reference], lr=1e-3, polar=Exact())
+    for k in range(50):
+        gradient = gaussian(12, 8, seed=k).bfloat16()
+        W.grad, reference.grad = gradient, gradient.float()
+        ours.step()
+        theirs.step()
+    total = W.detach().float() + ours.state[W]["rounding_error"]
+    assert (total - reference.detach()).abs().max() < 50 * 2.0**-17 * reference.detach().abs().max()
+
+
+def test_parameters_in_float32_are_not_touched_by_it():
+    assert torch.equal(stepped(torch.float32, 5), stepped(torch.float32, 5, rounding="compensated"))
+
+
+# --- momentum
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+def test_momentum_in_fewer_bits(kept, nesterov, nonfinite):
+    ends = []
+    for dtype in (None, kept):
+        params = [Parameter(gaussian(16, 24, seed=k).float()) for k in range(3)]
+        optimizer = Muon(
+            params,
+            lr=0.02,
+            polar=POLAR,
+            nesterov=nesterov,
+            momentum_dtype=dtype,
+            nonfinite=nonfinite,
+        )
+        for k in range(20):
+            for i, p in enumerate(params):
+                p.grad = gaussian(16, 24, seed=10 * k + i).float()
+            optimizer.step()
+        ends.append([p.detach() for p in params])
+    state = optimizer.state[params[0]]
+    assert state["momentum_buffer"].dtype == kept
+    bytes_kept = sum(
+        state[key].nbytes for key in ("momentum_buffer", "momentum_scale") if key in state
+    )
+    most = {torch.bfloat16: 2.0, torch.int8: 1 + 4 / BLOCK}[kept]
+    assert bytes_kept <= most * params[0].numel()
+    for a, b, p in zip(*ends, range(3), strict=True):
+        travelled = (b - gaussian(16, 24, seed=p).float()).norm()
+        assert 0 < (a - b).norm() < 0.05 * travelled
+
+
+def test_eight_bits_are_within_half_a_scale():
+    C = torch.cat([gaussian(200).float(), torch.zeros(100), torch.tensor([1e-30, 1e30])])
+    W = Parameter(torch.zeros(302, 1))
+    optimizer = Muon([W], polar=Exact(), momentum_dtype=torch.int8)
+    W.grad = C[:, None].clone()
+    optimizer.step()
+    state = optimizer.state[W]
+    read = momentum_of(W, state, torch.int8)[:, 0]
+    half = state["momentum_scale"].repeat_interleave(BLOCK)[:302] / 2
+    assert torch.all((read - C).abs() <= half * (1 + 1e-5))
+    assert torch.all(read[C == 0] == 0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so_in_eight_bits(bad):
+    W = Parameter(gaussian(4, 3).float())
+    optimizer = Muon([W], polar=POLAR, momentum_dtype=torch.int8)
+    W.grad = torch.full_like(W, bad)
+    optimizer.step()
+    assert not momentum_of(W, optimizer.state[W], torch.int8).isfinite().any()
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_run_goes_on_from_its_checkpoint(kept, dtype, tmp_path):
+    def steps(optimizer: Muon, model: SmallGPT, ks: range) -> list[Tensor]:
+        for k in ks:
+            for i, p in enumerate(model.parameters()):
+                p.grad = gaussian(*p.shape, seed=100 * k + i).to(p.dtype)
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    torch.manual_seed(0)
+    model = SmallGPT("untied").to(dtype)
+    options = {"momentum_dtype": kept, "rounding": "compensated", "polar": POLAR}
+    optimizer = muon_for(model, **options)
+    steps(optimizer, model, range(3))
+    torch.save(optimizer.state_dict(), tmp_path / "c.pt")
+    middle = copy.deepcopy(model.state_dict())
+    expected = steps(optimizer, model, range(3, 6))
+    model.load_state_dict(middle)
+    again = muon_for(model)
+    again.load_state_dict(torch.load(tmp_path / "c.pt", weights_only=True))
+    assert again.param_groups[0]["momentum_dtype"] == kept
+    found = steps(again, model, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_precision_may_change_between_steps():
+    W = Parameter(gaussian(8, 8).float())
+    optimizer = Muon([W], polar=POLAR)
+    for kept in (None, torch.int8, torch.bfloat16, torch.int8, None):
+        optimizer.param_groups[0]["momentum_dtype"] = kept
+        W.grad = gaussian(8, 8).float()
+        optimizer.step()
+        assert optimizer.state[W]["momentum_buffer"].dtype == (kept or torch.float32)
+        assert ("momentum_scale" in optimizer.state[W]) == (kept == torch.int8)
+
+
+def test_momentum_in_eight_bits_fades_too():
+    """A matrix whose gradient is zero for good comes to rest, as with other precisions."""
+    W = Parameter(gaussian(6, 4).float())
+    optimizer = Muon([W], momentum=0.5, polar=POLAR, momentum_dtype=torch.int8)
+    W.grad = gaussian(6, 4).float()
+    optimizer.step()
+    W.grad.zero_()
+    for _ in range(129):
+        optimizer.step()
+    at = W.detach().clone()
+    optimizer.step()
+    assert torch.equal(W.detach(), at)
+
+
+def test_the_table_says_so():
+    W = Parameter(gaussian(8, 8).bfloat16())
+    optimizer = Muon([W], momentum_dtype=torch.int8, rounding="compensated")
+    assert "momentum in int8, rounding compensated" in optimizer.routes.rows[0].polar
+    assert "momentum" not in Muon([W]).routes.rows[0].polar
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounding": "up"}, "rounding='up': expected one of nearest, compensated"),
+        ({"momentum_dtype": torch.float64}, "momentum_dtype=torch.float64: expected one of None"),
+        ({"momentum_dtype": "int8"}, "momentum_dtype='int8': expected one of"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Muon([Parameter(torch.zeros(3, 3))], **options)

@@ -1,0 +1,119 @@
+"""Options of a group go through a checkpoint as plain data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from tests.solvers import SOLVERS
+from torch import Tensor
+from torch.nn import Parameter
+
+from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap
+from polarstep.optim.plain import decoded, encoded
+
+
+@dataclass(frozen=True)
+class Halved(PolarMap):
+    """A map of the user's own with plain options and a map inside."""
+
+    inner: PolarMap = field(default_factory=NewtonSchulz)
+    factors: tuple[float, ...] = (0.5, 0.1 + 0.2)
+
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        return self.factors[0] * self.inner.as_computed(X)
+
+    def flops(self, m: int, n: int) -> int:
+        return self.inner.flops(m, n)
+
+
+@dataclass(frozen=True)
+class Shifted(Halved):
+    """A map with an option that is no plain data."""
+
+    shift: object = object()
+
+
+def tenth(m: int, n: int) -> float:
+    return 0.1
+
+
+def hundredth(m: int, n: int) -> float:
+    return 0.01
+
+
+def saved(**options: object) -> dict[str, object]:
+    return Muon([Parameter(torch.eye(3))], **options).state_dict()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.name)
+def test_every_map_is_read_back_from_its_text(solver) -> None:
+    text = encoded(solver.map)
+    assert isinstance(text, str)
+    assert decoded(text) == solver.map
+
+
+@pytest.mark.parametrize(
+    "value", [NormalizedRows(0.9), torch.bfloat16, Halved(), LowRank(4, inner=Halved())], ids=repr
+)
+def test_transforms_precisions_and_own_maps_are_read_back(value) -> None:
+    assert decoded(encoded(value)) == value
+
+
+@pytest.mark.parametrize("value", [0.1, None, "spectral", (3, 4), [1, 2], True])
+def test_plain_values_stay(value) -> None:
+    assert encoded(value) is value
+    assert decoded(value) is value
+
+
+def test_a_checkpoint_has_plain_values_only(tmp_path) -> None:
+    content = saved(polar=LowRank(2, 0, inner=Halved()), transform=NormalizedRows(), lr_scale=tenth)
+    torch.save(content, tmp_path / "checkpoint.pt")
+    safe = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    finally:
+        torch.serialization.add_safe_globals(safe)
+    optimizer = Muon([Parameter(torch.eye(3))], lr_scale=tenth)
+    optimizer.load_state_dict(loaded)
+    group = optimizer.param_groups[0]
+    assert group["polar"] == LowRank(2, 0, inner=Halved())
+    assert group["transform"] == NormalizedRows()
+    assert group["lr_scale"] is tenth
+
+
+def test_a_map_with_an_option_that_is_not_plain_is_kept_by_its_name() -> None:
+    content, mine = saved(polar=Shifted()), Shifted(shift=3)
+    optimizer = Muon([Parameter(torch.eye(3))], polar=mine)
+    optimizer.load_state_dict(content)
+    assert optimizer.param_groups[0]["polar"] == mine
+    with pytest.raises(
+        ValueError, match=r"polar of the checkpoint is .*Shifted.*by its name alone"
+    ):
+        Muon([Parameter(torch.eye(3))]).load_state_dict(content)
+
+
+@pytest.mark.parametrize("given", ["spectral", hundredth])
+def test_a_function_must_be_given_again(given) -> None:
+    optimizer = Muon([Parameter(torch.eye(3))], lr_scale=given)
+    with pytest.raises(ValueError, match=r"lr_scale of the checkpoint is .*tenth.*give lr_scale="):
+        optimizer.load_state_dict(saved(lr_scale=tenth))
+
+
+def test_a_class_that_is_not_defined_here_is_named() -> None:
+    content = saved()
+    content["param_groups"][0]["polar"] = json.dumps({"class": "os.path.Elsewhere", "options": {}})
+    with pytest.raises(ValueError, match=r"is a os.path.Elsewhere: .*import os.path before"):
+        Muon([Parameter(torch.eye(3))]).load_state_dict(content)
+
+
+def test_a_checkpoint_with_objects_loads() -> None:
+    """Version 0.1 stored the objects themselves."""
+    content = saved()
+    content["param_groups"][0]["polar"] = LowRank(2, 0)
+    optimizer = Muon([Parameter(torch.eye(3))])
+    optimizer.load_state_dict(content)
+    assert optimizer.param_groups[0]["polar"] == LowRank(2, 0)

@@ -1,0 +1,164 @@
+"""Steps are finite and of full size over the whole range of gradients that a precision has."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from tests.solvers import Solver, over_solvers
+from torch import Tensor
+
+import polarstep as ps
+from polarstep.optim.resting import EVERY
+
+
+def gradients(count: int, scale: float, dtype: torch.dtype, shape=(12, 20)) -> list[Tensor]:
+    """Gradients of the given size that point in similar directions, so that momentum builds up."""
+    g = torch.Generator().manual_seed(5)
+    common = torch.randn(shape, generator=g, dtype=torch.float64)
+    noise = torch.randn(count, *shape, generator=g, dtype=torch.float64)
+    return [((common + 0.3 * each).clamp(-3, 3) / 3 * scale).to(dtype) for each in noise]
+
+
+def trained(
+    steps: list[Tensor], dtype: torch.dtype, **options: Any
+) -> tuple[Tensor, ps.Muon, Tensor]:
+    """The parameter, its optimizer, and a second parameter of the same shape, also updated."""
+    params = [torch.nn.Parameter(torch.zeros(steps[0].shape, dtype=dtype)) for _ in range(2)]
+    optimizer = ps.Muon(params, **{"lr": 1e-3} | options)
+    for G in steps:
+        for p in params:
+            p.grad = G.clone()
+        optimizer.step()
+    return params[0].detach(), optimizer, params[1].detach()
+
+
+@over_solvers(scale_invariant=True)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_float16_gradients_of_any_size_leave_finite_weights(solver: Solver, nesterov: bool) -> None:
+    """C is up to 20 G at β = 0.95: gradients of 5,000 once ended in NaN at step 16."""
+    expected = None
+    for scale in (1.0, 5e3, 6e4):
+        steps = gradients(24, scale, torch.float16)
+        X, optimizer, twin = trained(steps, torch.float16, polar=solver.map, nesterov=nesterov)
+        assert X.dtype == torch.float16
+        assert X.isfinite().all()
+        assert torch.equal(X, twin)
+        buffers = [state["momentum_buffer"] for state in optimizer.state.values()]
+        assert all(C.dtype == torch.float32 and C.isfinite().all() for C in buffers)
+        expected = X if expected is None else expected
+        # Rounding to float16 differs with the scale, and T of small singular values with it.
+        assert (X - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("split", [None, (8, 4)])
+def test_float16_steps_in_blocks_and_with_skipping(split: tuple[int, ...] | None) -> None:
+    steps = gradients(20, 5e3, torch.float16)
+    plain, *_ = trained(steps, torch.float16, split_sizes=split)
+    steps.insert(3, torch.full_like(steps[0], torch.inf))
+    skipped, *_ = trained(steps, torch.float16, split_sizes=split, nonfinite="skip")
+    assert plain.isfinite().all()
+    torch.testing.assert_close(plain, skipped, atol=1e-5, rtol=1e-2)
+
+
+def test_momentum_of_float16_parameters_survives_a_checkpoint(tmp_path) -> None:
+    """torch would cast C to float16, where it is infinite; and with it the peak of the resting rule."""
+    steps = gradients(EVERY + 8, 5e3, torch.float16)
+    whole, *_ = trained(steps, torch.float16)
+    half, optimizer, _ = trained(steps[: EVERY + 2], torch.float16)
+    assert float(optimizer.state_dict()["state"][0]["momentum_buffer"].max()) > 65504
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    for loaded in ("state", "pickle"):
+        params = [torch.nn.Parameter(half.clone()) for _ in range(2)]
+        again = ps.Muon(params, lr=1e-3)
+        if loaded == "state":
+            again.load_state_dict(torch.load(tmp_path / "state.pt"))
+        else:
+            again = pickle.loads(pickle.dumps(optimizer))
+            params = again.param_groups[0]["params"]
+        for G in steps[EVERY + 2 :]:
+            for p in params:
+                p.grad = G.clone()
+            again.step()
+        assert torch.equal(params[0].detach(), whole)
+
+
+def test_a_checkpoint_with_float16_momentum_still_loads() -> None:
+    """As versions that kept C in the parameter's precision wrote it."""
+    steps = gradients(12, 1.0, torch.float16)
+    X, optimizer, _ = trained(steps[:6], torch.float16)
+    old = copy.deepcopy(optimizer.state_dict())
+    for of_parameter in old["state"].values():
+        of_parameter["momentum_buffer"] = of_parameter["momentum_buffer"].half()
+    params = [torch.nn.Parameter(X.clone()) for _ in range(2)]
+    again = ps.Muon(params, lr=1e-3)
+    again.load_state_dict(old)
+    assert again.state[params[0]]["momentum_buffer"].dtype == torch.float32
+    for G in steps[6:]:
+        params[0].grad = params[1].grad = G
+        again.step()
+    whole, *_ = trained(steps, torch.float16)
+    assert (params[0].detach() - whole).norm() < 1e-2 * whole.norm()
+
+
+def test_hooks_of_the_user_change_what_is_loaded() -> None:
+    steps = gradients(4, 1.0, torch.float16)
+    _, optimizer, _ = trained(steps, torch.float16)
+    params = [torch.nn.Parameter(torch.zeros(12, 20).half()) for _ in range(2)]
+    again = ps.Muon(params, lr=1e-3)
+
+    def without_state(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+        return given | {"state": {}}
+
+    again.register_load_state_dict_pre_hook(without_state)
+    again.load_state_dict(optimizer.state_dict())
+    assert not again.state[params[0]]
+
+
+@over_solvers(scale_invariant=True)
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        (torch.float32, 1.6e37),  # (1 − β) times the largest number
+        (torch.float32, 1e-36),
+        (torch.float64, 8e306),
+        (torch.float64, 1e-300),
+        (torch.bfloat16, 1.6e37),
+    ],
+    ids=str,
+)
+def test_steps_do_not_depend_on_the_scale_of_gradients(
+    solver: Solver, dtype: torch.dtype, scale: float
+) -> None:
+    exponent = math.floor(math.log2(scale))
+    moderate = gradients(12, 1.0, dtype)
+    X, *_ = trained(moderate, dtype, polar=solver.map)
+    extreme = [G * 2.0**exponent for G in moderate]
+    scaled, *_ = trained(extreme, dtype, polar=solver.map)
+    assert scaled.isfinite().all()
+    assert (X - scaled).norm() <= (1e-2 if dtype == torch.bfloat16 else 1e-4) * X.norm()
+
+
+@over_solvers(scale_invariant=True)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_leaves_others_alone(solver, bad):
+    """Matrices of one shape are stacked. One of them must not change the step of another."""
+
+    def trained(*spoiled):
+        params = [torch.nn.Parameter(torch.zeros(12, 20)) for _ in spoiled]
+        optimizer = ps.Muon(params, lr=0.1, polar=solver.map, seed=1)
+        for step in range(3):
+            g = torch.Generator().manual_seed(step)
+            G = torch.randn(12, 20, generator=g)
+            for p, bad_step in zip(params, spoiled, strict=True):
+                p.grad = G.clone()
+                if step == bad_step:
+                    p.grad[0, 0] = bad
+            optimizer.step()
+        return params[0].detach()
+
+    torch.testing.assert_close(trained(None, 1), trained(None), atol=1e-4, rtol=0)

@@ -1,0 +1,313 @@
+"""Checkpoints of other optimizers go on with the same trajectory."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.optim.sample_models import SmallGPT
+from tests.spectra import gaussian
+from torch import Tensor
+from torch.nn import Parameter
+
+import polarstep as ps
+
+SHAPES = [(12, 8), (8, 12), (6, 6)]
+POLAR = ps.NewtonSchulz(5, "jordan")
+PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
+
+
+def fresh() -> list[Parameter]:
+    return [Parameter(gaussian(*shape, seed=7).float()) for shape in SHAPES]
+
+
+def run(optimizer: torch.optim.Optimizer, params: list[Any], steps: range) -> list[Tensor]:
+    """Steps whose gradients depend on the parameters, so that an error would grow."""
+    for k in steps:
+        for i, p in enumerate(params):
+            noise = gaussian(*p.shape, seed=50 * k + i).to(p.dtype)
+            p.grad = p.detach() + noise
+        optimizer.step()
+    return [p.detach().clone() for p in params]
+
+
+# --- the real torch.optim.Muon
+
+TORCHS = [
+    {},
+    {"nesterov": False, "momentum": 0.8},
+    {"adjust_lr_fn": "match_rms_adamw", "weight_decay": 0.0},
+    {"ns_steps": 3, "ns_coefficients": (2.0, -1.5, 0.5)},
+]
+
+
+@pytest.mark.parametrize("theirs", TORCHS, ids=str)
+@pytest.mark.parametrize("same_map", [True, False], ids=["float32", "bfloat16"])
+def test_torchs_muon_goes_on(theirs, same_map, monkeypatch):
+    """Five steps of theirs and five of ours are ten of theirs: exactly, if they had our precision."""
+    if same_map:
+
+        def ours(M: Tensor, coefficients: Any, steps: int, eps: float) -> Tensor:
+            return ps.NewtonSchulz(steps, (tuple(coefficients),))(M)
+
+        monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", ours)
+    params = fresh()
+    optimizer = torch.optim.Muon(params, lr=0.05, **theirs)
+    run(optimizer, params, range(5))
+    saved, middle = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in params]
+    expected = run(optimizer, params, range(5, 10))
+
+    again = [Parameter(p) for p in middle]
+    mine = ps.Muon(again, **ps.convert.options(saved))
+    mine.load_state_dict(ps.convert.state_dict(saved, mine))
+    found = run(mine, again, range(5, 10))
+    # torch's map runs in bfloat16 wherever it runs.
+    tolerance = 1e-5 if same_map else 0.02
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).norm() <= tolerance * b.norm()
+
+    # The average must have become a sum: taken as it is, it leads elsewhere.
+    wrong = [Parameter(p) for p in middle]
+    naive = ps.Muon(wrong, **ps.convert.options(saved))
+    content = ps.convert.state_dict(saved, naive, source="keller-2024")
+    naive.load_state_dict(content)
+    missed = run(naive, wrong, range(5, 10))
+    gap = max((a - b).norm() / b.norm() for a, b in zip(missed, expected, strict=True))
+    assert gap > 2 * tolerance
+
+
+def test_torchs_muon_and_adamw_side_by_side():
+    """Two optimizers of theirs become one of ours, for a whole model."""
+
+    def loss(model: SmallGPT, step: int) -> Tensor:
+        tokens = torch.randint(50, (4, 8), generator=torch.Generator().manual_seed(step))
+        return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+    def train(model: SmallGPT, optimizers: list[Any], steps: range) -> list[Tensor]:
+        for step in steps:
+            model.zero_grad()
+            loss(model, step).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    torch.manual_seed(0)
+    model = SmallGPT("untied")
+    hidden = [
+        p for name, p in model.named_parameters() if name.startswith("blocks") and p.ndim == 2
+    ]
+    rest = [p for p in model.parameters() if not any(p is q for q in hidden)]
+    pair = [
+        torch.optim.Muon(hidden, lr=0.02, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    train(model, pair, range(5))
+    saved = [copy.deepcopy(optimizer.state_dict()) for optimizer in pair]
+    middle = copy.deepcopy(model.state_dict())
+    expected = train(model, pair, range(5, 10))
+    model.load_state_dict(middle)
+    ours = ps.muon_for(
+        model,
+        **ps.convert.options(saved[0]),
+        others=ps.AdamW(lr=1e-3, betas=(0.9, 0.95)),
+        splits={"*.qkv.weight": 1},
+    )
+    with pytest.raises(ValueError, match="muon_for has put them in an order of its own"):
+        ps.convert.state_dict(saved, ours)
+    ours.load_state_dict(ps.convert.state_dict(saved, ours, params=[*hidden, *rest]))
+    found = train(model, [ours], range(5, 10))
+    for a, b in zip(found, expected, strict=True):
+        assert (a - b).norm() <= 0.02 * b.norm() + 1e-6
+
+
+# --- the others, by the recurrences that their code has
+
+
+def newton_schulz(M: Tensor) -> Tensor:
+    return POLAR(M)
+
+
+class Keller(torch.optim.Optimizer):
+    """The recurrence and the names of KellerJordan/Muon."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                B = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                B.lerp_(p.grad, 1 - group["momentum"])
+                T = newton_schulz(p.grad.lerp(B, group["momentum"]))
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(T, alpha=-group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+
+
+class Summing(torch.optim.Optimizer):
+    """A sum for momentum, with the names and the scale given."""
+
+    def __init__(self, params: Any, defaults: Any, scale: Callable[..., float], names: Any) -> None:
+        self.scale, self.names = scale, names
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        buffer, beta, decay = self.names
+        for group in self.param_groups:
+            for p in group["params"]:
+                C = self.state[p].setdefault(buffer, torch.zeros_like(p))
+                C.mul_(group[beta]).add_(p.grad)
+                M = p.grad.add(C, alpha=group[beta]) if group["nesterov"] else C
+                p.mul_(1 - group["lr"] * group[decay])
+                p.add_(newton_schulz(M), alpha=-group["lr"] * self.scale(*p.shape))
+            if "step" in group:
+                group["step"] += 1
+
+
+def moonlight(params: Any) -> Summing:
+    defaults = {"lr": 0.02, "wd": 0.1, "momentum": 0.9, "nesterov": True, "ns_steps": 5}
+    defaults |= {"adamw_betas": (0.9, 0.95), "adamw_eps": 1e-8}
+    names = ("momentum_buffer", "momentum", "wd")
+    return Summing(params, defaults, lambda m, n: 0.2 * math.sqrt(max(m, n)), names)
+
+
+def dion(params: Any) -> Summing:
+    defaults = {"lr": 0.02, "mu": 0.9, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1}
+    defaults |= {"cautious_wd": False, "algorithm": "muon", "step": 0, "epsilon": 1e-8}
+    defaults |= {"nesterov": False, "flatten": False, "adjust_lr": "spectral_norm"}
+    names = ("momentum", "mu", "weight_decay")
+    return Summing(params, defaults, lambda m, n: math.sqrt(m / n), names)
+
+
+@pytest.mark.parametrize("make", [Keller, moonlight, dion])
+def test_the_recurrences_of_others_go_on(make):
+    params = fresh()
+    optimizer = make(params)
+    run(optimizer, params, range(5))
+    saved, middle = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in params]
+    expected = run(optimizer, params, range(5, 10))
+    again = [Parameter(p) for p in middle]
+    mine = ps.Muon(again, **(ps.convert.options(saved) | {"polar": POLAR}))
+    mine.load_state_dict(ps.convert.state_dict(saved, mine))
+    for a, b in zip(run(mine, again, range(5, 10)), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert mine.param_groups[0]["step"] == (10 if make is dion else 5)
+
+
+def test_moments_of_their_adamw():
+    W, bias = Parameter(gaussian(4, 3).float()), Parameter(torch.zeros(4))
+    m, v = torch.full((4,), 0.1), torch.full((4,), 0.2)
+    C = gaussian(4, 3, seed=1).float()
+    keller = {
+        "state": {0: {"exp_avg": m, "exp_avg_sq": v, "step": 7}, 1: {"momentum_buffer": C}},
+        "param_groups": [
+            {"use_muon": False, "lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0,
+             "params": [0]},
+            {"use_muon": True, "lr": 0.02, "momentum": 0.9, "weight_decay": 0, "params": [1]},
+        ],
+    }  # fmt: skip
+    moonlights = {
+        "state": {
+            0: {"use_muon": False, "moment1": m, "moment2": v, "step": 7},
+            1: {"use_muon": True, "momentum_buffer": C},
+        },
+        "param_groups": [moonlight([W]).state_dict()["param_groups"][0] | {"params": [0, 1]}],
+    }
+    dions = {
+        "state": {
+            0: {"momentum": m, "variance": v, "step_dev": torch.tensor(7.0)},
+            1: {"momentum": C},
+        },
+        "param_groups": [
+            dion([W]).state_dict()["param_groups"][0]
+            | {"algorithm": name, "params": [i], "step": 7}
+            for i, name in enumerate(("adamw", "muon"))
+        ],
+    }
+    for theirs, share in ((keller, 0.1), (moonlights, 1), (dions, 1)):
+        optimizer = ps.Muon([{"params": [W]}, {"params": [bias], "algorithm": "adamw"}])
+        optimizer.load_state_dict(ps.convert.state_dict(theirs, optimizer, params=[bias, W]))
+        state = optimizer.state[bias]
+        for key, value in (("exp_avg", m), ("exp_avg_sq", v), ("step", torch.tensor(7.0))):
+            assert torch.equal(state[key], value)
+        torch.testing.assert_close(optimizer.state[W]["momentum_buffer"], C / share)
+
+
+def test_a_rule_that_changed_starts_anew_and_says_so():
+    W = Parameter(gaussian(4, 3).float())
+    theirs = torch.optim.AdamW([W])
+    W.grad = torch.ones_like(W)
+    theirs.step()
+    optimizer = ps.Muon([W])
+    with pytest.warns(UserWarning, match="parameter 0 had another rule in the checkpoint"):
+        content = ps.convert.state_dict(theirs.state_dict(), optimizer)
+    assert content["state"] == {}
+
+
+def test_names_match_parameters_whatever_their_order():
+    a, b = (("a", Parameter(gaussian(4, 3).float())), ("b", Parameter(gaussian(4, 3).float())))
+    theirs = torch.optim.Muon([a, b])
+    for k, (_, p) in enumerate((a, b)):
+        p.grad = torch.full_like(p, k + 1.0)
+    theirs.step()
+    optimizer = ps.Muon([b, a])
+    optimizer.load_state_dict(ps.convert.state_dict(theirs.state_dict(), optimizer))
+    assert optimizer.state[a[1]]["momentum_buffer"].mean() == pytest.approx(1)
+    assert optimizer.state[b[1]]["momentum_buffer"].mean() == pytest.approx(2)
+
+
+W = Parameter(torch.zeros(4, 3))
+MUON = torch.optim.Muon([W]).state_dict()
+OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error", "message"),
+    [
+        (
+            lambda: ps.convert.options(MUON, source="jax"),
+            ValueError,
+            "source='jax': expected one of",
+        ),
+        (lambda: ps.convert.options(torch.optim.AdamW([W]).state_dict()), ValueError, "no group"),
+        (lambda: ps.convert.state_dict(OTHER, ps.Muon([W])), ValueError, "options params, rho"),
+        (lambda: ps.convert.state_dict({}, ps.Muon([W])), TypeError, "without 'state'"),
+        (
+            lambda: ps.convert.state_dict(MUON, ps.Muon([W, Parameter(torch.zeros(2, 2))])),
+            ValueError,
+            "1 parameters and the optimizer 2",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                MUON, ps.Muon([W]), params=[Parameter(torch.zeros(4, 3))]
+            ),
+            ValueError,
+            r"params\[0\] is not in the optimizer",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                MUON | {"state": {0: {"momentum_buffer": torch.zeros(3, 4)}}}, ps.Muon([W])
+            ),
+            ValueError,
+            r"shape \(3, 4\) in the checkpoint, and the parameter \(4, 3\)",
+        ),
+    ],
+)
+def test_what_cannot_be_converted(attempt, error, message):
+    with pytest.raises(error, match=message):
+        attempt()
+
+
+def test_the_page_runs():
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert blocks
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), namespace)
