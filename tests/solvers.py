@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polarstep import (
+    Auto,
     Deflated,
     Exact,
     Gaussian,
@@ -107,6 +108,10 @@ SOLVERS: list[Solver] = [
     Solver("deflated flat", _deflated(1, "flat"), bounded=False),
     Solver("deflated scaled", _deflated(), bounded=False),
     Solver("deflated jordan", _deflated(2, "jordan"), bounded=False),
+    *(
+        Solver(f"auto {budget}", Auto(budget), bounded=False)
+        for budget in ("full", "balanced", "cheap")
+    ),
 ]
 
 

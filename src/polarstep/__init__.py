@@ -3,7 +3,7 @@
 from polarstep import convert
 from polarstep.diagnostics.certificate import Certificate, certify
 from polarstep.optim import SGD, AdamW, Muon, NormalizedRows, Transform, muon_for
-from polarstep.polar import Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch
 
 __version__ = "0.1.0"
@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SGD",
     "AdamW",
+    "Auto",
     "Certificate",
     "Deflated",
     "Exact",

@@ -26,6 +26,7 @@ from polarstep.distributed.layout import Layout, Piece
 from polarstep.distributed.plans import wire_dtype
 from polarstep.optim.by_tensors import Target
 from polarstep.optim.collect import Member, Signature, State
+from polarstep.optim.scaling import at_assumed_norm
 from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["Part", "Spread", "Trip", "balanced", "part_of"]
@@ -181,6 +182,7 @@ class Trip:
                 carry = carry or its.polar.init(len(M), its.m, its.n, its.device, its.dtype)
                 polar, left = its.polar.step(M, carry, Draw(numbers(), self.finite()))
                 _check_carry(left, shapes)
+                polar = at_assumed_norm(polar, its.polar) if its.by_norm else polar
             except Exception as error:  # told to all ranks when their collectives are done
                 errors.append(error)
                 polar, left = Polar(M, torch.zeros_like(M)), Carry()

@@ -43,7 +43,8 @@ class Adapter:
 
     def lr_factor(self, lr_scale: LrScale) -> float:
         """The factor on η for either factor."""
-        return resolve_scale(lr_scale)(self.outputs, self.inputs) / (2 * self.scaling)
+        shape = self.outputs, self.inputs
+        return resolve_scale(lr_scale)(*shape, min(shape)) / (2 * self.scaling)
 
     @property
     def why(self) -> str:

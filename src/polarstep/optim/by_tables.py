@@ -23,6 +23,7 @@ from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State, all_recalled
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.low_precision import is_compensated, stored_dtype
+from polarstep.optim.scaling import corrected
 from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like"]
@@ -174,7 +175,10 @@ class TableBucket:
         from polarstep.kernels.update import update, update_from_factors
 
         _, _, X = self.addresses
-        _, *tables = self.scalars
+        _, remains, size = self.scalars
+        if self.signature.by_norm:
+            size = corrected(size, polar, self.signature.polar)
+        tables = (remains, size)
         element, finite, two = self.signature.dtype, self._finite, polar.two_factors
         if two is None:
             update(X, polar.dense, *tables, element=element, finite=finite)

@@ -26,7 +26,7 @@ from polarstep.optim.collect import (
     in_parts,
     momentum_dtype,
 )
-from polarstep.optim.groups import scale_of
+from polarstep.optim.groups import is_by_norm, scale_of
 from polarstep.optim.large import is_large, launch_in_place
 from polarstep.optim.low_precision import (
     add_compensated,
@@ -37,6 +37,7 @@ from polarstep.optim.low_precision import (
     stored_dtype,
 )
 from polarstep.optim.padded import step_padded
+from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar
 
@@ -229,7 +230,7 @@ class Target:
     def sizes(self) -> list[Any]:
         """−η·scale of each block."""
         group = self.work.group
-        lr, scale = group["lr"], scale_of(group)
+        lr, scale = group["lr"], scale_of(group, self.p.device)
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
         return [-lr * scale(m, n) for _, m, n in self.view.shapes]
 
@@ -313,6 +314,10 @@ class Tensors:
                     target.take_product(L, R)
         if all(products_taken):
             return
+        first = self._members[0]
+        if is_by_norm(first.group):
+            _, m, n = polar.M.shape
+            polar = at_assumed_norm(polar, first.group["polar"].on(m, n, polar.M.device))
         parts = torch.split(polar.dense.to(polar.M.dtype), self._counts)
         ready: list[tuple[Target, tuple[Tensor, Tensor, Any]]] = []
         for target, taken, member, T in zip(

@@ -17,7 +17,14 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
-from polarstep.optim.groups import Group, check_options, is_transposed, named_params, view_of
+from polarstep.optim.groups import (
+    Group,
+    check_options,
+    is_by_norm,
+    is_transposed,
+    named_params,
+    view_of,
+)
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
 
@@ -67,6 +74,7 @@ class Signature:
     nesterov: bool
     skips_nonfinite: bool
     resumed: bool  # whether the map continues from the last step's carry
+    by_norm: bool  # whether steps are scaled by ‖T‖_F
 
     def drawn_at(self, step: int) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
         """What the numbers of ``step`` depend on, ``None`` if it needs none, and their generator's key.
@@ -200,6 +208,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
             nesterov=group["nesterov"],
             skips_nonfinite=work.finite is not None,
             resumed=recalled(state.get(p, {}), block, polar, count, m, n) is not None,
+            by_norm=is_by_norm(group),
         )
         yield signature, Member(work, index, block)
 

@@ -20,7 +20,7 @@ from polarstep.matrix import Layout, MatrixView
 from polarstep.optim.elementwise import Elementwise, check_at_least_zero, check_bool, group_of
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
-from polarstep.polar import PolarMap
+from polarstep.polar import Auto, PolarMap
 
 __all__ = [
     "ELEMENTWISE",
@@ -30,6 +30,7 @@ __all__ = [
     "check_options",
     "check_params",
     "complete",
+    "is_by_norm",
     "is_transposed",
     "named_params",
     "restored",
@@ -156,9 +157,12 @@ def _check_muon(group: Group) -> None:
         )
     check_at_least_zero(weight_decay=group["weight_decay"])
     check_bool(nesterov=group["nesterov"], fused=group["fused"])
+    if group["polar"] == "auto":
+        group["polar"] = Auto()
     if not isinstance(group["polar"], PolarMap):
         raise TypeError(
-            f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz()"
+            f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz(), or "
+            '"auto"'
         )
     transform = group["transform"]
     if transform is not None and not isinstance(transform, Transform):
@@ -254,12 +258,26 @@ def is_transposed(group: Group) -> bool:
     return bool(group["layout"] == "transposed")
 
 
-def scale_of(group: Group) -> Callable[[int, int], float]:
+def is_by_norm(group: Group) -> bool:
+    """Whether the factor on a Muon group's learning rate depends on ‖T‖_F, and so on the map."""
+    return bool(group[LR_SCALE] == "rms")
+
+
+def scale_of(group: Group, device: torch.device) -> Callable[[int, int], float]:
     """The factor on a Muon group's learning rate, for a matrix that is stored as m × n."""
-    scale, factor = resolve_scale(group[LR_SCALE]), group["lr_factor"]
-    if is_transposed(group):
-        return lambda m, n: factor * scale(n, m)
-    return scale if factor == 1 else lambda m, n: factor * scale(m, n)
+    scale, by_norm, transposed = (
+        resolve_scale(group[LR_SCALE]),
+        is_by_norm(group),
+        is_transposed(group),
+    )
+
+    def factor(m: int, n: int) -> float:
+        polar = group["polar"].on(m, n, device) if by_norm else None
+        rank = min(m, n) if polar is None else polar.effective_rank(m, n)
+        scaled: float = group["lr_factor"] * scale(*((n, m) if transposed else (m, n)), rank)
+        return scaled
+
+    return factor
 
 
 def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:

@@ -6,7 +6,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -86,10 +86,13 @@ class Muon(Optimizer):
         lr: η.
         momentum: β in [0, 1).
         nesterov: Nesterov (the default) or Polyak momentum.
-        polar: T; by default five PolarExpress steps in full space.
+        polar: T; by default five PolarExpress steps in full space. ``"auto"`` is
+            :class:`polarstep.Auto`, which chooses a map for each shape.
         weight_decay: λ, decoupled.
-        lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, 0.2·√max(m, n), with which
-            AdamW's learning rates carry over; or a function of (m, n).
+        lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, with which the entries of an
+            update have a root mean square of 0.2·lr, so that AdamW's learning rates carry over; or a
+            function of (m, n). ``"rms"`` is 0.2·√(mn/k) for a map with k singular values near one:
+            0.2·√max(m, n) in full space, and more for a low-rank map, where k = ℓ.
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
         split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
@@ -145,7 +148,7 @@ class Muon(Optimizer):
         lr: float | Tensor = 0.02,
         momentum: float = 0.95,
         nesterov: bool = True,
-        polar: PolarMap | None = None,
+        polar: PolarMap | Literal["auto"] | None = None,
         weight_decay: float = 0.0,
         lr_scale: LrScale = "spectral",
         *,
@@ -189,7 +192,7 @@ class Muon(Optimizer):
                 f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
                 "choose its hidden matrices, or give parameters"
             )
-        complete({}, defaults)
+        defaults = complete({}, defaults)
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
@@ -265,6 +268,11 @@ class Muon(Optimizer):
         if self._places is not None:
             self._places.follow(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
+        if spread and in_a_graph():
+            raise RuntimeError(
+                "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
+                "ranks must agree on its gradients at every step; capture forward and backward alone"
+            )
         works = self._collected(spread)
         if not self._told and not any(work.params for work in works):
             self._told = True

@@ -25,7 +25,7 @@ from polarstep.kernels.pointers import shared_table
 from polarstep.optim.by_tables import TableBucket, addresses, can_tabulate, lies_like
 from polarstep.optim.carried import entry, recalled
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
-from polarstep.optim.groups import Group, is_transposed, scale_of
+from polarstep.optim.groups import Group, is_by_norm, is_transposed, scale_of
 from polarstep.optim.low_precision import momentum_of
 from polarstep.optim.step import PolarHook, show
 from polarstep.optim.transforms import followed
@@ -45,6 +45,7 @@ LARGE_BUCKET = 64 * 2**20
 STEPS_BEFORE_CAPTURE = 1
 
 Run = tuple[TableBucket, list[Member]]
+Shape = tuple[int, int, torch.device]
 
 
 @dataclass
@@ -90,12 +91,12 @@ class _Plan:
         return list({id(m.group): m.group for _, members in self.runs for m in members}.values())
 
     @cached_property
-    def shapes(self) -> list[list[tuple[int, int]]]:
-        """The shapes of the matrices in each group."""
-        found: dict[int, dict[tuple[int, int], None]] = {id(group): {} for group in self.groups}
+    def shapes(self) -> list[list[Shape]]:
+        """The shapes of the matrices in each group, and their devices."""
+        found: dict[int, dict[Shape, None]] = {id(group): {} for group in self.groups}
         for bucket, members in self.runs:
             for m in members:
-                found[id(m.group)][bucket.signature.m, bucket.signature.n] = None
+                found[id(m.group)][_shape(bucket)] = None
         return [list(shapes) for shapes in found.values()]
 
     @cached_property
@@ -340,7 +341,7 @@ def _fill_tables(plan: _Plan, works: list[Work], state: State) -> None:
             rows: list[list[float]] = [[], [], []]
             for member in members:
                 lr, beta, decay, scales = by_group[id(member.group)]
-                step = lr * scales[bucket.signature.m, bucket.signature.n]
+                step = lr * scales[_shape(bucket)]
                 for row, value in zip(rows, (beta, 1 - lr * decay, step), strict=True):
                     row += [value] * member.count
             return rows
@@ -364,10 +365,14 @@ def _tabulated(
         yield from zip([bucket for bucket, _ in there], parts, strict=True)
 
 
-def _scales(group: Group, shapes: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, float]:
     """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
-    scale = scale_of(group)
-    return {shape: scale(*shape) for shape in shapes}
+    return {(m, n, device): scale_of(group, device)(m, n) for m, n, device in shapes}
+
+
+def _shape(bucket: TableBucket) -> Shape:
+    its = bucket.signature
+    return its.m, its.n, its.device
 
 
 def _key(work: Work, first: Work) -> tuple[Any, ...]:
@@ -379,6 +384,7 @@ def _key(work: Work, first: Work) -> tuple[Any, ...]:
     return (
         id(group),
         *(group[option] for option in ("polar", "transform", "seed", "nesterov", "fused")),
+        is_by_norm(group),
         group["step"] - first.group["step"],
         isinstance(group["lr"], Tensor),
         work.finite is not None,

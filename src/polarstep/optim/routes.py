@@ -104,7 +104,7 @@ def routes_of(
                 view = view_of(group, p, name)
                 matrix = str(view)
                 shapes = dict.fromkeys((m, n) for _, m, n in view.shapes)
-                scale = scale_of(group)
+                scale = scale_of(group, p.device)
                 factors = tuple(dict.fromkeys(scale(m, n) for m, n in shapes))
                 told = (group["polar"].describe(m, n, p.device) for m, n in shapes)
                 polar = "; ".join(dict.fromkeys(told))

@@ -82,7 +82,7 @@ def muon_for(
     *,
     momentum: float = 0.95,
     nesterov: bool = True,
-    polar: PolarMap | None = None,
+    polar: PolarMap | Literal["auto"] | None = None,
     weight_decay: float = 0.0,
     lr_scale: LrScale = "spectral",
     transform: Transform | None = None,
@@ -117,7 +117,7 @@ def muon_for(
         lr: Muon's learning rate. This and the next six arguments are :class:`polarstep.Muon`'s.
         momentum: Muon's β.
         nesterov: Nesterov or Polyak momentum in Muon.
-        polar: Muon's polar map.
+        polar: Muon's polar map, or ``"auto"`` for :class:`polarstep.Auto`.
         weight_decay: Muon's weight decay; AdamW and SGD have their own in ``others``.
         lr_scale: how Muon's learning rate depends on the shape of a matrix.
         transform: a change of T before it is applied.

@@ -124,6 +124,10 @@ class _Followed(PolarMap):
         """As for the map."""
         return self.polar.ignores_scale
 
+    def effective_rank(self, m: int, n: int) -> int:
+        """As for the map."""
+        return self.polar.effective_rank(m, n)
+
     @property
     def carries(self) -> tuple[str, ...]:
         """The names that map and transform carry."""
@@ -163,7 +167,9 @@ class _Followed(PolarMap):
             T = T.mT
         else:
             T, kept = self.transform.step(polar.dense, M, ours)
-        return Polar(M, T), Carry({k: t for k, t in left.items() if k not in names} | kept)
+        # A transform is taken to keep the norm, as NormalizedRows does.
+        transformed = Polar(M, T, squared_norm=polar.squared_norm)
+        return transformed, Carry({k: t for k, t in left.items() if k not in names} | kept)
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()

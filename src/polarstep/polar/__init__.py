@@ -1,5 +1,6 @@
 """Polar maps: exact, by polynomial iterations, and randomized."""
 
+from polarstep.polar.auto import Auto
 from polarstep.polar.base import Carry, Draw, Polar, PolarMap
 from polarstep.polar.deflated import Deflated
 from polarstep.polar.exact import Exact
@@ -8,6 +9,7 @@ from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 
 __all__ = [
+    "Auto",
     "Carry",
     "Deflated",
     "Draw",

@@ -25,7 +25,7 @@ generator=g)`` is one step with an empty carry.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,6 +131,8 @@ class Polar:
     M: Tensor  # (batch, m, n), tall or wide
     T: Tensor | None = None  # (batch, m, n), in the precision the map ended in
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
+    # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
+    squared_norm: Callable[[], Tensor] | None = None
 
     @property
     def two_factors(self) -> tuple[Tensor, Tensor] | None:
@@ -211,6 +213,13 @@ class PolarMap(ABC):
     def carries(self) -> tuple[str, ...]:
         """The names of the tensors that a step may leave for the next step."""
         return ()
+
+    def effective_rank(self, m: int, n: int) -> int:
+        """The number of singular values of T that the map brings near one, ‖T‖²_F in short.
+
+        ``lr_scale="rms"`` divides by its root. It is asked of the map that :meth:`on` returns.
+        """
+        return min(m, n)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
         """The map that runs on m×n matrices on ``device``: this map, or a cheaper one."""

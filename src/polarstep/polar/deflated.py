@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from polarstep.products import Products
 from polarstep.products.base import product_like
 
 __all__ = ["Deflated"]
+
+SquaredNorm = Callable[[], Tensor]
 
 
 def _head() -> LowRank:
@@ -130,16 +134,19 @@ class Deflated(PolarMap):
         X = ops.workable(M)
         A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
         polar, left = self.head.step(A, carry, draw)
+        squared: SquaredNorm | None
         assert polar.factors is not None
         A = polar.M  # the head may have scaled it, and B with it
         if self.rest is None:
-            T, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
+            T, squared, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
         else:
-            T = self._lifted(A, polar.factors, self.rest, ops)
-        return Polar(M, T if m <= n else T.mT), left
+            T, squared = self._lifted(A, polar.factors, self.rest, ops)
+        return Polar(M, T if m <= n else T.mT, squared_norm=squared), left
 
-    def _lifted(self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products) -> Tensor:
-        """p(s·X₀)."""
+    def _lifted(
+        self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products
+    ) -> tuple[Tensor, SquaredNorm | None]:
+        """p(s·X₀), and after a single step its norm; more steps bring the norm to √m by themselves."""
         inverse = ops.inverse_rest_size(
             A, head.projected, *deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
         )
@@ -148,7 +155,8 @@ class Deflated(PolarMap):
         G = ops.symmetric(X, X)
         margin = deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(steps.polynomials)
         P = ops.scaled_polynomial(G, first, ops.scale_to_one(G, margin))
-        return ops.iterate(product_like(X, P, X), tuple(others))
+        squared = None if others else partial(deflation.squared_norm, P, G)
+        return ops.iterate(product_like(X, P, X), tuple(others)), squared
 
     def _scaled(
         self,
@@ -158,8 +166,11 @@ class Deflated(PolarMap):
         left: Carry,
         ops: Products,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Carry]:
-        """X₀ with δ ≈ ‖R‖_op, and the vectors for the next estimate beside what the head leaves."""
+    ) -> tuple[Tensor, SquaredNorm, Carry]:
+        """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the next estimate's vectors beside what the head leaves.
+
+        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0, with ‖Z‖²_F ≈ ℓ.
+        """
         norm = deflation.frobenius_norm(A)
         frobenius = deflation.rest_frobenius(norm, head.B)
         known = carry.get("rest")
@@ -169,7 +180,7 @@ class Deflated(PolarMap):
         T = ops.flattened(A, head.columns, head.projected, head.lift.X, head.lift.W, inverse)
         left = Carry(left)
         left["rest"] = found.vectors.mT.to(dtype)
-        return T, left
+        return T, lambda: head.width + (frobenius * inverse).square().flatten(), left
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()

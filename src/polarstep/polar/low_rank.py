@@ -145,6 +145,10 @@ class LowRank(PolarMap):
         """The names that the finder carries."""
         return self.finder.carries
 
+    def effective_rank(self, m: int, n: int) -> int:
+        """ℓ, or min(m, n) where that is less."""
+        return min(self.width, m, n)
+
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether the finder can continue from ``carry``."""
         return self.finder.resumes(carry, min(m, n), max(m, n), self.width)

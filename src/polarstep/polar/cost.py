@@ -1,0 +1,249 @@
+"""How long a step takes, estimated from the shape: products, bytes and launches.
+
+A step is a sequence of operations, and an operation takes ::
+
+    time = max(FLOPs / rate, bytes moved / bandwidth) + time of a launch
+
+The estimate serves to choose between maps (:class:`polarstep.Auto`). tests/polar/test_cost.py compares
+it with the whole steps of ``results/step-cost``, from which the rates are taken. It leaves out that a
+GPU runs small buckets side by side, and the time of Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from polarstep.polar import gram
+from polarstep.polar.base import PolarMap
+from polarstep.polar.coefficients import Polynomial, resolve
+from polarstep.polar.deflated import Deflated
+from polarstep.polar.finders import Finder, Fresh, Kept, Warm
+from polarstep.polar.low_rank import LowRank
+from polarstep.polar.newton_schulz import NewtonSchulz
+from polarstep.polar.orthonormal import whitened_polynomials
+from polarstep.products.base import SIGNS
+from polarstep.products.squarings import squarings
+
+__all__ = ["DEVICES", "Device", "adamw_seconds", "figures_of", "seconds"]
+
+# Matrices of fewer rows stay in the caches, and their symmetric products are computed whole.
+NARROW = 512
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that the work on a matrix takes, and the number of operations."""
+
+    seconds: float = 0
+    launches: float = 0  # which all matrices of a bucket share on a GPU
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.seconds + other.seconds, self.launches + other.launches)
+
+    def __rmul__(self, times: float) -> Cost:
+        return Cost(times * self.seconds, times * self.launches)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the estimate needs to know of a device."""
+
+    rate: float
+    """FLOP/s of large products, in the precision of a step."""
+    narrow: float
+    """FLOP/s of products of an ℓ×n matrix with its transpose or with an ℓ×ℓ matrix, for ℓ < 512."""
+    bandwidth: float
+    """Bytes/s of a pass over parameters and momentum."""
+    adamw: float
+    """Bytes/s of torch's fused AdamW."""
+    launch: float
+    """Seconds of an operation without work, on all matrices of a bucket, or on a CPU on each."""
+    itemsize: int
+    """Bytes of an entry of M during a step: 2 in bfloat16."""
+    halved: float
+    """What a symmetric product of 512 rows and more costs, as a share of the full product."""
+    launches_shared: bool = True
+    """Whether an operation on a bucket is one launch, whatever the number of matrices."""
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Whether products are in 16 bits, with rows padded to a multiple of 16."""
+        return self.itemsize == 2
+
+    def product(self, flops: float, entries: float) -> Cost:
+        """One large product that reads and writes ``entries`` entries of M's precision."""
+        return Cost(max(flops / self.rate, self.itemsize * entries / self.bandwidth), 1)
+
+    def moved(self, nbytes: float) -> Cost:
+        """One pass over memory."""
+        return Cost(nbytes / self.bandwidth, 1)
+
+
+def _gpu(teraflops: float, terabytes: float) -> Device:
+    """A GPU with tensor cores from its data sheet: dense bfloat16 TFLOP/s and TB/s.
+
+    It is taken to reach the shares that an H200 (989 TFLOP/s, 4.8 TB/s) reaches in
+    results/step-cost/h200.json: 620 TFLOP/s in full-space steps on an 8B layer, 300 in inner
+    iterations, 4.1 TB/s in the momentum phase, 3.45 with AdamW. Four matrices of 256×256 take 0.1 ms
+    there in full space, with some 25 launches.
+    """
+    return Device(
+        rate=0.63e12 * teraflops,
+        narrow=0.3e12 * teraflops,
+        bandwidth=0.85e12 * terabytes,
+        adamw=0.72e12 * terabytes,
+        launch=4e-6,
+        itemsize=2,
+        halved=0.5,
+    )
+
+
+# By a part of the name that torch gives a GPU, or by the type of device. Data sheets: NVIDIA, SXM.
+DEVICES: dict[str, Device] = {
+    "B200": _gpu(2250, 8.0),
+    "H200": _gpu(989, 4.8),
+    "H100": _gpu(989, 3.35),
+    "A100": _gpu(312, 2.0),
+    # GPUs without a row here. Only ratios decide, and they differ little from those of an A100.
+    "cuda": _gpu(200, 1.2),
+    # Two cores of a server, results/step-cost/cpu.json: full-space steps, inner iterations, momentum,
+    # AdamW. More cores have more of each. Time of an operation: with it Deflated and full space break
+    # even at 128 to 192 rows, as measured.
+    "cpu": Device(
+        180e9, 120e9, 25e9, 48e9, launch=2e-5, itemsize=4, halved=0.625, launches_shared=False
+    ),
+    # Devices of another kind: torch's own operations, in float32, launched one by one.
+    "other": Device(10e12, 4e12, 0.3e12, 0.3e12, launch=1e-5, itemsize=4, halved=1.0),
+}
+
+
+def figures_of(device: torch.device) -> Device:
+    """The row of :data:`DEVICES` for a device: by name, else by type."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        name = torch.cuda.get_device_name(device)
+        for part, figures in DEVICES.items():
+            if part in name:
+                return figures
+    return DEVICES.get(device.type, DEVICES["other"])
+
+
+def seconds(polar: PolarMap, m: int, n: int, on: Device, count: int = 1) -> float:
+    """The estimated time of a whole step on ``count`` matrices m×n: momentum, map and update.
+
+    ``polar`` is a map that runs on the shape as it is (:meth:`polarstep.PolarMap.on`).
+    """
+    momentum = on.moved((12 + on.itemsize) * m * n)  # reads G and C, writes C and M
+    cost = momentum + _map(polar, min(m, n), max(m, n), on)
+    launches = cost.launches if on.launches_shared else count * cost.launches
+    return count * cost.seconds + launches * on.launch
+
+
+def adamw_seconds(m: int, n: int, on: Device, count: int = 1) -> float:
+    """The estimated time of fused AdamW: reads G, reads and writes X and both moments, in float32."""
+    return count * 28 * m * n / on.adamw + on.launch
+
+
+def _map(polar: PolarMap, m: int, n: int, on: Device) -> Cost:
+    """T of a wide matrix and the update, which reads and writes X and reads T or multiplies it out."""
+    update = on.moved((8 + on.itemsize) * m * n)
+    if isinstance(polar, NewtonSchulz):
+        normalized = 2 * on.moved(1.5 * on.itemsize * m * n)
+        return normalized + _iteration(polar.polynomials, m, n, on) + update
+    if isinstance(polar, LowRank):
+        lift = on.product(2 * m * n * _padded(polar, on), 8 / on.itemsize * m * n)
+        return _sketched(polar, m, n, on) + lift
+    if isinstance(polar, Deflated):
+        rest = _scaled(m, n, on) if polar.rest is None else _steps(polar.rest, m, n, on)
+        return _sketched(polar.head, m, n, on) + _flattened(polar, m, n, on) + rest + update
+    raise TypeError(
+        f"the cost of a {type(polar).__name__} map is not known: expected NewtonSchulz, LowRank or "
+        "Deflated"
+    )
+
+
+def _iteration(polynomials: tuple[Polynomial, ...], m: int, n: int, on: Device) -> Cost:
+    """Polynomial steps on a wide matrix, in the cheaper of plain and Gram form.
+
+    A step of the plain form has XXᵀ, squarings of it, and the product with X. The Gram form has XXᵀ
+    and the product with X once for several steps, and three m×m products for each step after.
+    """
+    powers = sum(_squarings(polynomial) for polynomial in polynomials)
+    plain = _products(len(polynomials), powers, m, n, on)
+    dtype = torch.float16 if on.has_tensor_cores else torch.float32
+    if dtype == torch.float16 and not gram.fits_float16(polynomials):
+        return plain
+    starts = gram.restarts(polynomials, gram.rounding(dtype))
+    lengths = [
+        end - first for first, end in pairwise([0, *starts, len(polynomials)]) if end > first
+    ]
+    by_gram = _products(len(lengths), powers + 3 * sum(k - 1 for k in lengths), m, n, on)
+    return min(plain, by_gram, key=lambda cost: cost.seconds)
+
+
+def _products(forms: int, squares: int, m: int, n: int, on: Device) -> Cost:
+    """``forms`` pairs of XXᵀ and a product with X, and ``squares`` symmetric m×m products."""
+    if m < NARROW:
+        flops = forms * 4 * m * m * n + squares * 2 * m**3
+        return Cost(flops / on.narrow, 2 * forms + squares)
+    form = on.product(2 * on.halved * m * m * n, m * n)
+    square = on.product(2 * on.halved * m**3, 2 * m * m)
+    apply = on.product(2 * m * m * n, 2 * m * n)
+    return forms * (form + apply) + squares * square
+
+
+def _squarings(polynomial: Polynomial) -> int:
+    chain = squarings(polynomial)
+    return len(polynomial) - 2 if chain is None else len(chain)
+
+
+def _padded(polar: LowRank, on: Device) -> int:
+    """ℓ, with the zero columns that tensor cores need."""
+    return polar.width + -polar.width % 16 if on.has_tensor_cores else polar.width
+
+
+def _sketched(polar: LowRank, m: int, n: int, on: Device) -> Cost:
+    """The basis, B = QᵀM and the inner map."""
+    width = _padded(polar, on)
+    inner = polar.inner.polynomials if isinstance(polar.inner, NewtonSchulz) else ()
+    projected = on.product(2 * m * n * width, m * n)
+    return _basis(polar.finder, m, n, width, on) + projected + _iteration(inner, width, n, on)
+
+
+def _basis(finder: Finder, m: int, n: int, width: int, on: Device) -> Cost:
+    """Products of M or Mᵀ with ℓ columns, and an orthonormalization after each."""
+    if isinstance(finder, Kept):
+        return 1 / finder.steps * _basis(finder.fresh, m, n, width, on)
+    product = on.product(2 * m * n * width, m * n)
+    if isinstance(finder, Warm):
+        return product + _orthonormalized(whitened_polynomials(), m, width, on)
+    assert isinstance(finder, Fresh)
+    rough = _orthonormalized(resolve("polar-express", 4), m, width, on)
+    last = _orthonormalized(resolve("polar-express", 6), m, width, on)
+    return 2 * finder.power * (product + rough) + product + last
+
+
+def _orthonormalized(polynomials: tuple[Polynomial, ...], m: int, width: int, on: Device) -> Cost:
+    """The polynomials on a GPU, elsewhere two passes of Cholesky-QR: a Gram matrix and a division."""
+    if on.has_tensor_cores:
+        return _iteration(polynomials, width, m, on)
+    return Cost(2 * (3 * width * width * m + width**3) / on.narrow, 12)
+
+
+def _flattened(polar: Deflated, m: int, n: int, on: Device) -> Cost:
+    """‖M‖_F and X₀ = M/δ + Q(Z − B/δ)."""
+    width = _padded(polar.head, on)
+    small = Cost(4 * width * width * n / on.narrow, 4)
+    return on.moved(on.itemsize * m * n) + small + on.product(2 * m * n * width, 2 * m * n)
+
+
+def _scaled(m: int, n: int, on: Device) -> Cost:
+    """An estimate of ‖R‖_op from two products with 16 columns."""
+    return 2 * on.product(2 * m * n * SIGNS, m * n) + Cost(0, 16)
+
+
+def _steps(rest: NewtonSchulz, m: int, n: int, on: Device) -> Cost:
+    """The norm of XXᵀ from five products with 16 columns, and the steps."""
+    return 5 * on.product(2 * m * m * SIGNS, m * m) + _iteration(rest.polynomials, m, n, on)

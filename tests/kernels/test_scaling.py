@@ -1,0 +1,53 @@
+"""``lr_scale="rms"`` in the fused step: it takes the steps of the plain one, with every map."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.spectra import gaussian
+
+import polarstep as ps
+
+INNER = ps.NewtonSchulz(4, "polar-express-sketch")
+HEAD = ps.LowRank(8, 8, inner=INNER, always_sketch=True)
+MAPS = {
+    "full space": ps.NewtonSchulz(5, "polar-express"),
+    "low rank": HEAD,
+    "rest scaled": ps.Deflated(HEAD),
+    "one step": ps.Deflated(HEAD, ps.NewtonSchulz(1, "flat")),
+    "auto": ps.Auto(),
+}
+
+
+@pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
+def test_fused_updates_have_the_rms_of_adamw(device: torch.device, polar: ps.PolarMap) -> None:
+    """Beside a parameter of the same shape whose group has no scale."""
+    moved = []
+    for fused in (True, False):
+        params = [torch.nn.Parameter(torch.zeros(48, 64, device=device)) for _ in range(3)]
+        groups = [{"params": params[:2], "lr_scale": "rms"}, {"params": params[2:]}]
+        optimizer = ps.Muon(groups, lr=1.0, polar=polar, lr_scale="none", fused=fused)
+        for step in range(4):
+            before = [p.detach().clone() for p in params]
+            for i, p in enumerate(params):
+                p.grad = gaussian(48, 64, seed=3 * step + i).float().to(device)
+            optimizer.step()
+        assert bool(optimizer._replayed.buckets) == fused
+        changes = [p.detach() - old for p, old in zip(params, before, strict=True)]
+        moved.append([change.square().mean().sqrt().item() for change in changes])
+    assert moved[0] == pytest.approx(moved[1], rel=0.02)
+    assert moved[0][:2] == pytest.approx([0.2] * 2, rel=0.15)
+    assert moved[0][2] < 0.15
+
+
+def test_a_scale_may_change_between_steps(device: torch.device) -> None:
+    p = torch.nn.Parameter(torch.zeros(48, 64, device=device))
+    optimizer = ps.Muon([p], lr=1.0, polar=MAPS["rest scaled"])
+    sizes = []
+    for scale in ("none", "none", "none", "rms", "rms", "rms", "none"):
+        optimizer.param_groups[0]["lr_scale"] = scale
+        p.grad, before = gaussian(48, 64).float().to(device), p.detach().clone()
+        optimizer.step()
+        sizes.append((p.detach() - before).square().mean().sqrt().item())
+    assert sizes[3:6] == pytest.approx([0.2] * 3, rel=0.15)
+    assert max(sizes[:3] + sizes[6:]) < 0.15

@@ -1,0 +1,133 @@
+"""``lr_scale="rms"``: the entries of an update have a root mean square of 0.2·lr with every map."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from tests.solvers import HEADS
+from tests.spectra import gaussian, matrix
+from torch import nn
+
+import polarstep as ps
+from polarstep.optim.scaling import SCALES, resolve_scale
+
+INNER = ps.NewtonSchulz(4, "polar-express-sketch")
+
+
+def low_rank(rank, **options):
+    return ps.LowRank(rank, 8, **({"inner": INNER, "always_sketch": True} | options))
+
+
+MAPS = {
+    "exact": ps.Exact(),
+    "PolarExpress": ps.NewtonSchulz(5, "polar-express"),
+    "quintic": ps.NewtonSchulz(7),
+    "jordan": ps.NewtonSchulz(5, "jordan"),
+    "the paper's": ps.LowRank(16, 4, always_sketch=True),
+    **{f"rank {rank}": low_rank(rank) for rank in (2, 8, 24)},
+    **{f"{name}": low_rank(16, **options) for name, options in HEADS.items()},
+    "beyond the sides": ps.LowRank(200),
+    "deflated": ps.Deflated(low_rank(8), ps.NewtonSchulz(1, "flat")),
+    "deflated warm": ps.Deflated(low_rank(8, sketch=ps.Warm()), ps.NewtonSchulz(1, "flat")),
+    "rest scaled": ps.Deflated(low_rank(8)),
+    **{f"auto {budget}": ps.Auto(budget) for budget in ("full", "balanced", "cheap")},
+}
+SHAPES = {"tall": (160, 64), "wide": (64, 160), "square": (96, 96), "stack": (3, 48, 80)}
+# Gaussian gradients. The square ones have singular values down to zero, which seven quintic steps leave
+# at three fifths of one or less; Jordan's coefficients end between 0.7 and 1.2.
+TOLERANCE = 0.15
+
+SKETCHED = ("rank 8", "gaussian", "warm", "deflated", "rest scaled")
+
+over_maps = pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
+
+
+def updates(polar, gradients, lr=0.5, **options):
+    """The root mean square of every step's update, over lr."""
+    p = nn.Parameter(torch.zeros_like(gradients[0]))
+    optimizer = ps.Muon([p], lr=lr, polar=polar, **({"lr_scale": "rms"} | options))
+    found = []
+    for gradient in gradients:
+        before, p.grad = p.detach().clone(), gradient
+        optimizer.step()
+        found.append((p.detach() - before).square().mean().sqrt().item() / lr)
+    return found
+
+
+@over_maps
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_updates_have_the_rms_of_adamw(polar, shape):
+    gradients = [gaussian(*shape, seed=step).float() for step in range(3)]
+    assert updates(polar, gradients) == pytest.approx([0.2] * 3, rel=TOLERANCE)
+
+
+def test_auto_on_matrices_that_it_sketches():
+    gradients = [gaussian(200, 260, seed=step).float() for step in range(2)]
+    for budget in ("balanced", "cheap"):
+        assert ps.Auto(budget).on(200, 260, torch.device("cpu")).is_random
+        assert updates(ps.Auto(budget), gradients) == pytest.approx([0.2] * 2, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SKETCHED)
+def test_sketched_maps_on_a_decaying_spectrum(name):
+    gradients = [matrix("power-law", 64, 160, seed=step).float() for step in range(2)]
+    assert updates(MAPS[name], gradients) == pytest.approx([0.2] * 2, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", SKETCHED)
+def test_sketched_maps_on_momentum_of_a_gpt(name, momentum):
+    """From the third of its steps on; before, momentum has a rank of a few."""
+    for matrices in momentum.values():
+        for M in matrices[len(matrices) // 3 :]:
+            [found] = updates(MAPS[name], [M], momentum=0.0, nesterov=False)
+            assert found == pytest.approx(0.2, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["rank 8", "rest scaled", "PolarExpress"])
+def test_normalized_rows_keep_the_promise(name):
+    gradients = [gaussian(64, 160, seed=step).float() for step in range(3)]
+    found = updates(MAPS[name], gradients, transform=ps.NormalizedRows())
+    assert found == pytest.approx([0.2] * 3, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["rank 8", "rest scaled"])
+def test_parts_of_a_fused_projection_each_have_it(name):
+    p = nn.Parameter(torch.zeros(160, 64))
+    p.grad = gaussian(160, 64).float()
+    ps.Muon([p], lr=1.0, polar=MAPS[name], lr_scale="rms", split_sizes=(96, 40, 24)).step()
+    parts = [part.square().mean().sqrt().item() for part in p.detach().split((96, 40, 24))]
+    assert parts == pytest.approx([0.2] * 3, rel=TOLERANCE)
+
+
+def test_only_groups_that_ask_for_it_are_scaled_by_the_norm():
+    """Matrices of one bucket, in groups with different scales."""
+    first, second = (nn.Parameter(torch.zeros(64, 160)) for _ in range(2))
+    alone = nn.Parameter(torch.zeros(64, 160))
+    for p in (first, second, alone):
+        p.grad = gaussian(64, 160).float()
+    groups = [{"params": [first], "lr_scale": "rms"}, {"params": [second], "lr_scale": "none"}]
+    ps.Muon(groups, lr=1.0, polar=MAPS["rest scaled"]).step()
+    ps.Muon([alone], lr=1.0, polar=MAPS["rest scaled"], lr_scale="none").step()
+    assert first.detach().square().mean().sqrt().item() == pytest.approx(0.2, rel=TOLERANCE)
+    assert torch.allclose(second, alone, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "scale"), [*product(MAPS, ("spectral", "function"))])
+def test_other_scales_do_not_depend_on_the_map(name, scale):
+    factor = {"spectral": 2.0, "function": 0.3}[scale]
+    gradients = [gaussian(160, 40).float()]
+    [plain] = updates(MAPS[name], gradients, lr_scale="none")
+    chosen = "spectral" if scale == "spectral" else lambda m, n: 0.3 * m / 160
+    [scaled] = updates(MAPS[name], gradients, lr_scale=chosen)
+    assert scaled == pytest.approx(factor * plain, rel=1e-4)
+
+
+def test_scales_of_an_empty_matrix_are_numbers():
+    assert {name: scale(0, 4, 0) for name, scale in SCALES.items()} == {
+        "none": 1.0,
+        "spectral": 1.0,
+        "rms": 0.0,
+    }
+    assert resolve_scale(lambda m, n: m - n)(7, 4, 2) == 3

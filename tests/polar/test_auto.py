@@ -1,0 +1,181 @@
+"""``Auto``: which map it chooses, what it says about it, and that an optimizer runs that map."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.resuming import gone_on_beside
+from tests.spectra import gaussian
+from torch import nn
+
+import polarstep as ps
+from polarstep.polar import auto
+from polarstep.polar.cost import DEVICES, Device, adamw_seconds, seconds
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SHAPES = [(300, 280), (280, 300), (2, 270, 272), (24, 40)]
+FULL = ps.NewtonSchulz(5, "polar-express")
+BUDGETS = ("full", "balanced", "cheap")
+
+
+@pytest.fixture(params=["H200", "A100", "cpu", "other"])
+def figures(request, monkeypatch):
+    """Choices as on a device that is not here."""
+    monkeypatch.setattr(auto, "figures_of", lambda device: DEVICES[request.param])
+    monkeypatch.setattr(auto, "_CHOICES", {})
+    return DEVICES[request.param]
+
+
+def place(figures):
+    return CPU if figures is DEVICES["cpu"] else CUDA
+
+
+@pytest.mark.parametrize("m", [1, 48, 100, 512, 768, 1024, 4096])
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_balanced_is_never_dearer_than_full_space(figures, m, ratio):
+    chosen = ps.Auto().on(m, ratio * m, place(figures))
+    assert chosen in (FULL, auto.DEFLATED)
+    time, full = (seconds(each, m, ratio * m, figures, auto.MATRICES) for each in (chosen, FULL))
+    assert time <= full
+    assert ps.Auto("full").on(m, ratio * m, place(figures)) == FULL
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (14336, 4096), (3072, 1024)])
+def test_large_matrices_are_deflated_and_small_ones_are_not(figures, shape):
+    assert ps.Auto().on(*shape, place(figures)) == auto.DEFLATED
+    for small in ((1, 1), (16, 16), (48, 4096), (64, 64)):
+        assert ps.Auto().on(*small, place(figures)) == FULL
+
+
+def test_the_choice_depends_on_the_device_and_not_on_the_side():
+    assert ps.Auto().on(512, 512, CPU) == auto.DEFLATED
+    assert ps.Auto().on(512, 512, CUDA) == FULL  # too few rows for a GPU
+    assert ps.Auto().on(4096, 1024, CPU) == ps.Auto().on(1024, 4096, CPU)
+
+
+def test_cheap_stays_within_its_share_of_adamw_at_8b_shapes(monkeypatch):
+    monkeypatch.setattr(auto, "figures_of", lambda device: DEVICES["H200"])
+    monkeypatch.setattr(auto, "_CHOICES", {})
+    on = DEVICES["H200"]
+    for m, n in ((4096, 4096), (14336, 4096), (4096, 14336)):
+        chosen = ps.Auto("cheap").on(m, n, CUDA)
+        assert isinstance(chosen, ps.LowRank)
+        assert seconds(chosen, m, n, on, 32) <= 1.15 * adamw_seconds(m, n, on, 32)
+
+
+@pytest.mark.parametrize("m", [128, 200, 768, 2048, 4096])
+def test_cheap_takes_the_best_within_its_limit_or_the_cheapest(figures, m):
+    chosen = ps.Auto("cheap").on(m, m, place(figures))
+    others = [each.on(m, m, place(figures)) for each in (FULL, auto.DEFLATED)]
+    within = auto.CHEAP * adamw_seconds(m, m, figures, auto.MATRICES)
+    times = {each: seconds(each, m, m, figures, auto.MATRICES) for each in (*others, chosen)}
+    if times[chosen] > within:
+        assert auto.WORTH * times[chosen] <= min(times.values())
+    elif isinstance(chosen, ps.LowRank):
+        assert min(times[each] for each in others) > within
+        assert chosen.width == min(256, -(-m // 64) * 16)
+
+
+def test_a_cheap_enough_device_gets_the_best_map_within_the_limit(monkeypatch):
+    """Where products and launches are free a step costs its bytes; AdamW's may cost more or less."""
+    free = Device(1e30, 1e30, 4e12, 4e12, launch=0.0, itemsize=2, halved=0.5)
+    for adamw, expected in ((4e12, ps.LowRank), (1e12, ps.NewtonSchulz)):
+        device = replace(free, adamw=adamw)
+        monkeypatch.setattr(auto, "figures_of", lambda _, device=device: device)
+        monkeypatch.setattr(auto, "_CHOICES", {})
+        assert isinstance(ps.Auto("cheap").on(4096, 4096, CUDA), expected)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("shape", [(200, 260), (260, 200), (24, 40)])
+def test_it_computes_what_the_chosen_map_computes(budget, shape):
+    M, polar = gaussian(3, *shape), ps.Auto(budget)
+    ours, chosen = (
+        each(M, generator=torch.Generator().manual_seed(1))
+        for each in (polar, polar.on(*shape, CPU))
+    )
+    assert torch.equal(ours, chosen)
+    assert polar.flops(*shape) == polar.on(*shape, CPU).flops(*shape)
+    assert polar.effective_rank(*shape) == polar.on(*shape, CPU).effective_rank(*shape)
+    numbers = None
+    if polar.on(*shape, CPU).is_random:
+        numbers = polar.draw(*shape, torch.Generator().manual_seed(1), torch.float64)
+    T, left = polar.step(M, ps.polar.Carry(), ps.polar.Draw(numbers))
+    assert torch.allclose(T.dense, chosen, atol=1e-6)
+    assert set(left) <= set(polar.carries)
+    if left:
+        assert polar.resumes(left, *shape)
+        assert not polar.resumes(left, shape[0] + 100, shape[1] + 100)
+
+
+def test_a_bad_budget():
+    with pytest.raises(ValueError, match="budget='tiny': expected one of full, balanced, cheap"):
+        ps.Auto("tiny")
+
+
+def parameters():
+    return [nn.Parameter(gaussian(*shape, seed=i).float()) for i, shape in enumerate(SHAPES)]
+
+
+def set_gradients(params, step):
+    for i, p in enumerate(params):
+        p.grad = gaussian(*p.shape, seed=10 * step + i).to(p.dtype)
+
+
+def test_the_optimizer_takes_the_name():
+    params = parameters()
+    optimizer = ps.Muon(
+        [{"params": params[:2]}, {"params": params[2:], "polar": FULL}], polar="auto"
+    )
+    assert [group["polar"] for group in optimizer.param_groups] == [ps.Auto(), FULL]
+    assert optimizer.defaults["polar"] == ps.Auto()
+    optimizer.param_groups[1]["polar"] = "auto"  # between steps, as other options
+    set_gradients(params, 0)
+    seen = []
+    optimizer.register_polar_hook(lambda bucket: seen.append(type(bucket.map)))
+    optimizer.step()
+    assert sorted(each.__name__ for each in seen) == ["Deflated"] * 3 + ["NewtonSchulz"]
+    assert ps.Muon(parameters()).param_groups[0]["polar"] == FULL  # the default is what it was
+
+
+def test_other_strings_are_refused():
+    with pytest.raises(TypeError, match=r"polar='best': expected a polar map .* or \"auto\""):
+        ps.Muon(parameters(), polar="best")
+
+
+def test_routes_say_what_was_taken_and_why():
+    layers = [nn.Linear(300, 320), nn.Tanh(), nn.Linear(320, 40), nn.Tanh(), nn.Linear(40, 3)]
+    optimizer = ps.muon_for(nn.Sequential(*layers), polar="auto", rules=[("4.*", ps.AdamW())])
+    large, small = (optimizer.routes[name].polar for name in ("0.weight", "2.weight"))
+    assert large.startswith("Deflated: LowRank(48+8")
+    assert "; auto: about 0." in large
+    assert large.endswith("× full space")
+    assert small.startswith("NewtonSchulz(5 × polar-express")
+    assert small.endswith("; auto: ℓ=56 ≥ 40")
+    assert "auto: budget full" in ps.Auto("full").describe(300, 320)
+    assert "auto: a sketch would take" in ps.Auto().describe(100, 100)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_run_resumes_bit_for_bit_from_a_file(budget):
+    """The map travels as plain data, and a warm sketch goes on from the last step's factor."""
+    params = parameters()
+    optimizer = ps.Muon(params, lr=0.1, polar=ps.Auto(budget), seed=3)
+    for step in range(3):
+        set_gradients(params, step)
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other = ps.Muon(parameters())
+    other.load_state_dict(torch.load(file))  # weights_only
+    assert other.param_groups[0]["polar"] == ps.Auto(budget)
+    assert ("basis" in optimizer.state[params[0]]) == (budget == "balanced")
+    assert "basis" not in optimizer.state[params[3]]
+    copies = gone_on_beside(
+        params, optimizer, lambda these: these, set_gradients, range(3, 5), polar="auto", seed=3
+    )
+    assert all(map(torch.equal, params, copies))
