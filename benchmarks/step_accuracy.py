@@ -35,16 +35,22 @@ SPECTRA = {
 }
 
 
-def maps(rank: int) -> dict[str, ps.LowRank]:
+def maps(rank: int) -> dict[str, ps.LowRank | ps.Deflated]:
     """The maps under test, all with ℓ = rank + 8."""
     common = {"inner": INNER, "always_sketch": True}
+    warm, fresh = (
+        ps.LowRank(rank, 8, sketch=sketch, **common) for sketch in (ps.Warm(), ps.Gaussian())
+    )
     return {
-        "warm": ps.LowRank(rank, 8, sketch=ps.Warm(), **common),
+        "warm": warm,
         "Gaussian h=0": ps.LowRank(rank, 8, power=0, **common),
         "Gaussian h=0, kept 4 steps": ps.LowRank(rank, 8, power=0, keep=4, **common),
         "Gaussian h=½": ps.LowRank(rank, 8, power=0.5, **common),
         "Kaczmarz h=½": ps.LowRank(rank, 8, power=0.5, sketch=ps.Kaczmarz(), **common),
         "the paper's": ps.LowRank(rank, 8, always_sketch=True),
+        "Deflated h=1, scaled": ps.Deflated(fresh),
+        "Deflated h=1, one step": ps.Deflated(fresh, ps.NewtonSchulz(1, "flat")),
+        "Deflated warm, one step": ps.Deflated(warm, ps.NewtonSchulz(1, "flat")),
     }
 
 
@@ -128,7 +134,7 @@ class Case:
 
 
 def stepped(
-    polar: ps.LowRank, M: Tensor, carry: Carry, step: int, *key: int | str
+    polar: ps.LowRank | ps.Deflated, M: Tensor, carry: Carry, step: int, *key: int | str
 ) -> tuple[Tensor, Carry]:
     """T of M at an optimizer step that continues from ``carry``, and the next carry.
 
@@ -163,7 +169,7 @@ def main() -> None:
         for what, M in synthetic(m, n):
             case = Case(M, rank)
             for name, polar in maps(rank).items():
-                if polar.keep > 1:
+                if isinstance(polar, ps.LowRank) and polar.keep > 1:
                     continue  # its first step makes a basis of its own, as without keep
                 T = polar(M.float().to(device), generator=rng.generator("a", device=device))
                 report(f"{what}, {m}×{n}", name, *case.measure(T))

@@ -11,6 +11,7 @@ sketch, h the number of power iterations and q the number of polynomial steps.
 from __future__ import annotations
 
 __all__ = [
+    "deflation_parts",
     "gaussian_sketch",
     "gram_newton_schulz",
     "kaczmarz_sketch",
@@ -34,31 +35,37 @@ def normalization(m: int, n: int) -> int:
     return 3 * m * n
 
 
-def newton_schulz(m: int, n: int, steps: int, degree: int = 5) -> int:
+def newton_schulz(
+    m: int, n: int, steps: int, degree: int = 5, *, products: int | None = None
+) -> int:
     """``steps`` odd polynomials of the given degree, applied to the matrix itself.
 
     The quintic costs q(4d₁d₀² + 2d₀³) (Section 2.2 of the paper): XXᵀ, its square, and their
-    combination times X. In general p(X) = r(XXᵀ)X with r of degree (degree − 1)/2, evaluated by
-    Horner's rule, where each further degree of r is one more d₀×d₀ product. The polynomial's
-    d₀² and d₀d₁ additions are not counted, as in the paper.
+    combination times X. In general p(X) = r(XXᵀ)X with r of degree (degree − 1)/2. ``products`` is the
+    number of d₀×d₀ products for r. ``None`` stands for Horner's rule, where each further degree of r is
+    one more product. Repeated squaring needs fewer: two for degree 9, and three for a polynomial of
+    degree 17 like ``"flat"`` (:mod:`polarstep.products.squarings`). The polynomial's d₀² and d₀d₁
+    additions are not counted, as in the paper.
     """
     d0, d1 = min(m, n), max(m, n)
-    return steps * (4 * d1 * d0**2 + 2 * d0**3 * (_degree_in_gram(degree) - 1))
+    return steps * (4 * d1 * d0**2 + 2 * d0**3 * _products(degree, products))
 
 
-def gram_newton_schulz(m: int, n: int, steps: int, degree: int = 5) -> int:
+def gram_newton_schulz(
+    m: int, n: int, steps: int, degree: int = 5, *, products: int | None = None
+) -> int:
     """The same polynomials iterated on the Gram matrix and applied to the matrix once.
 
     XXᵀ and the final product cost 2d₁d₀² each, whatever the number of steps. A step on the d₀×d₀
-    Gram matrix R forms r(R) by Horner's rule, multiplies it into the accumulated factor (not in the
-    first step) and updates R ← r(R)²R (not in the last step).
+    Gram matrix R forms r(R) by ``products`` products (``None``: Horner's rule), multiplies it into the
+    accumulated factor (not in the first step) and updates R ← r(R)²R (not in the last step).
     """
     if steps == 0:
         return 0
     d0, d1 = min(m, n), max(m, n)
-    horner = steps * (_degree_in_gram(degree) - 1)
+    polynomials = steps * _products(degree, products)
     accumulate, update = steps - 1, 2 * (steps - 1)
-    return 4 * d1 * d0**2 + 2 * d0**3 * (horner + accumulate + update)
+    return 4 * d1 * d0**2 + 2 * d0**3 * (polynomials + accumulate + update)
 
 
 def qr(m: int, ell: int) -> int:
@@ -149,9 +156,23 @@ def low_rank(
     return sum(parts.values())
 
 
-def _degree_in_gram(degree: int) -> int:
+def deflation_parts(m: int, n: int, steps_flops: int | None = None) -> dict[str, int]:
+    """What a deflated map costs beyond the low-rank map that is its head, part by part.
+
+    ``steps_flops`` is the cost of the polynomial steps on the d₀×d₁ matrix X₀; ``None`` is a rest that
+    is scaled only. The norm of the rest takes a product by M and one by Mᵀ, the norm of X₀ five
+    products by X₀X₀ᵀ, all with 16 columns. X₀ = M/δ + Q(Z − B/δ) has the product of the head's QZ.
+    """
+    d0, d1 = min(m, n), max(m, n)
+    if steps_flops is None:
+        return {"norm of the rest": 2 * matmul(d0, d1, min(d0, 16))}
+    return {"norm of X₀": 5 * matmul(d0, d0, 16), "polynomial steps on X₀": steps_flops}
+
+
+def _products(degree: int, products: int | None) -> int:
+    """How many d₀×d₀ products a polynomial takes: as given, or by Horner's rule."""
     if degree < 3 or degree % 2 == 0:
         raise ValueError(
             f"degree={degree}: expected an odd degree ≥ 3 (3: cubic, 5: quintic, 7, …)"
         )
-    return (degree - 1) // 2
+    return (degree - 3) // 2 if products is None else products

@@ -61,7 +61,7 @@ Patterns = Annotated[
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
 SketchName = Literal["gaussian", "kaczmarz", "warm"]
-RestName = Literal["dropped", "scaled", "jointly"]
+RestName = Literal["dropped", "scaled", "lifted"]
 SolverName = Literal[
     "cubic", "quintic", "quintic-2", "empirical", "polar-express", "polar-express-sketch", "exact"
 ]
@@ -76,8 +76,8 @@ class PolarConfig:
     (:class:`polarstep.Warm`). A basis may serve ``keep`` steps.
 
     ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"scaled"`` and
-    ``"jointly"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the
-    head by a cubic and a quintic step.
+    ``"lifted"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the
+    head by one step of degree 17. Records of earlier versions say ``"jointly"`` for ``"lifted"``.
     """
 
     solver: SolverName = "quintic"
@@ -88,7 +88,9 @@ class PolarConfig:
     power: Annotated[float, Field(ge=0, multiple_of=0.5)] = 1.0
     sketch: SketchName = "gaussian"
     keep: Count = 1
-    rest: RestName = "dropped"
+    rest: Annotated[
+        RestName, BeforeValidator(lambda value: "lifted" if value == "jointly" else value)
+    ] = "dropped"
 
     def __post_init__(self) -> None:
         if self.rest != "dropped" and self.rank is None:

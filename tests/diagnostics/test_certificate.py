@@ -28,12 +28,10 @@ MAPS = {
     "kaczmarz": ps.LowRank(8, 4, 1, ps.Kaczmarz(), always_sketch=True),
     "exact-inside": ps.LowRank(8, 4, 1, inner=ps.Exact(), always_sketch=True),
     "deflated": ps.Deflated(ps.LowRank(4, 2, always_sketch=True)),
-    "deflated-jointly": ps.Deflated(
+    "deflated-cubic": ps.Deflated(
         ps.LowRank(4, 2, always_sketch=True), ps.NewtonSchulz(2, "cubic")
     ),
-    "deflated-apart": ps.Deflated(
-        ps.LowRank(4, 2, always_sketch=True), ps.NewtonSchulz(2, "jordan"), jointly=False
-    ),
+    "deflated-flat": ps.Deflated(ps.LowRank(4, 2, always_sketch=True), ps.NewtonSchulz(1, "flat")),
     "jordan-inside": ps.LowRank(8, 4, inner=ps.NewtonSchulz(5, "jordan"), always_sketch=True),
 }
 SHAPES = [(40, 40), (40, 64), (96, 40), (5, 7)]
@@ -145,6 +143,29 @@ def test_cheap_certificate_multiplies_less_than_a_twentieth_of_the_map(polar, sh
     with FlopCounterMode(display=False) as extra:
         cheap_certificate(M, T, polar, step.factors)
     assert 0 <= extra.get_total_flops() < 0.05 * whole.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["deflated", "deflated-flat"])
+def test_the_certificate_of_a_running_optimizer_covers_deflated_maps(name):
+    """Bounds of every step, with what the map carries, are above the exact γ and ν of that step."""
+    p = torch.nn.Parameter(torch.zeros(24, 40))
+    optimizer = ps.Muon([p], lr=0.1, polar=MAPS[name])
+    bounds_of, exact = [], []
+
+    def look(bucket):
+        bounds_of.append(cheap_certificate(bucket.M, bucket.T, MAPS[name]))
+        exact.append(certify(bucket.M, bucket.T))
+
+    optimizer.register_polar_hook(look)
+    for step in range(6):
+        p.grad = matrix("power-law", 24, 40, seed=step).float()
+        optimizer.step()
+    assert len(exact) == 6
+    for bound, found in zip(bounds_of, exact, strict=True):
+        assert (bound.gamma >= found.gamma).all()
+        assert (bound.nu >= found.nu).all()
+        assert (bound.gamma < 0.9).all()
+        assert (bound.nu < 2 * 24**0.5).all()
 
 
 def test_exact_map_is_certified_exact():

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import polarstep as ps
 from polarstep.polar import NewtonSchulz
-from polarstep.polar.coefficients import minimax
+from polarstep.polar.coefficients import minimax, resolve
 from polarstep_lab import flops
 from polarstep_lab.flops import CIFAR10, NANOGPT, TABLE_2, Workload
 from polarstep_lab.flops.workload import named, names
@@ -27,14 +28,52 @@ def count(function, *arguments) -> int:
 
 
 @pytest.mark.parametrize(("m", "n"), SHAPES)
-@pytest.mark.parametrize("degree", [3, 5, 7, 9])
+@pytest.mark.parametrize(
+    ("degree", "products"), [(3, None), (5, None), (7, None), (9, 2), (13, None), (17, 3)]
+)
 @pytest.mark.parametrize("form", ["plain", "gram"])
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_polynomial_steps_cost_what_the_solver_runs(m, n, degree, form, steps):
-    polynomial, _ = minimax(1.0, 1.0, degree)
+def test_polynomial_steps_cost_what_the_solver_runs(m, n, degree, products, form, steps):
+    """By Horner's rule, or by the squarings that degrees 9 and 17 have."""
+    flat = resolve("flat", 1)[0]
+    polynomial = flat if degree == 17 else minimax(1.0, 1.0, degree)[0]
     solver = NewtonSchulz(steps, (polynomial,), form=form)
     formula = flops.newton_schulz if form == "plain" else flops.gram_newton_schulz
-    assert count(solver, torch.ones(m, n, dtype=torch.float64)) == formula(m, n, steps, degree)
+    expected = formula(m, n, steps, degree, products=products)
+    assert count(solver, torch.ones(m, n, dtype=torch.float64)) == expected
+    assert solver.flops(m, n) == flops.newton_schulz(m, n, steps, degree, products=products)
+
+
+def test_degrees_that_have_no_squarings_cost_horners_rule():
+    flat = resolve("flat", 1)[0]
+    other = (*flat[:3], flat[3] + 1, *flat[4:])  # of degree 17 too, but not nested
+    assert NewtonSchulz(1, (flat,)).flops(16, 20) == 4 * 20 * 16**2 + 3 * 2 * 16**3
+    assert NewtonSchulz(1, (other,)).flops(16, 20) == 4 * 20 * 16**2 + 7 * 2 * 16**3
+
+
+@pytest.mark.parametrize("name", flops.OURS)
+def test_the_ledger_of_the_deflated_map_is_the_solvers_count(name):
+    rest = NewtonSchulz(1, "flat") if "flat step" in name else None
+    head = ps.LowRank(200, 10, 1, inner=NewtonSchulz(7), always_sketch=True)
+    polar = ps.Deflated(head, rest)
+    items = flops.ledger(NANOGPT, name)
+    outside = ("momentum", "normalization", "extra", "update", "element-wise")
+    spent = sum(cost for item, cost in items.items() if item not in outside)
+    assert spent == sum(count * polar.flops(m, n) for (m, n), count in NANOGPT.matrices)
+    assert ("polynomial steps on X₀" in items) == (rest is not None)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_the_deflated_map_costs_more_than_its_head_and_less_than_full_space(workload):
+    low_rank, full = (
+        sum(flops.ledger(workload, name).values())
+        for name in ("Rand Muon (Nes.-Gaussian)", "Muon (Nesterov)")
+    )
+    scaled, lifted = flops.gflops(workload, flops.OURS).values()
+    assert scaled < lifted < full / 1e9
+    assert low_rank / 1e9 < scaled < 1.4 * low_rank / 1e9
+    narrow = dataclasses.replace(workload, rank=10_000)  # as wide as every matrix: full space
+    assert all(sum(flops.ledger(narrow, name).values()) == full for name in flops.OURS)
 
 
 def algorithm_1(M, ell, h, q):

@@ -1,4 +1,4 @@
-"""Deflated maps in the optimizer: what they carry, and momentum that makes δ hard to estimate."""
+"""Deflated maps in the optimizer: what they carry, and momentum that makes norms hard to estimate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.resuming import gone_on_beside
-from tests.solvers import CUBIC_THEN_QUINTIC
 from tests.spectra import gaussian
 from torch import Tensor, nn
 
@@ -24,13 +23,13 @@ HEADS = {
     "warm": replace(FRESH, sketch=ps.Warm()),
     "kept": replace(FRESH, power=0, keep=4),
 }
-STEPS: dict[str, tuple[ps.NewtonSchulz | None, bool]] = {
-    "scaled": (None, True),
-    "jointly": (ps.NewtonSchulz(2, CUBIC_THEN_QUINTIC), True),
-    "apart": (ps.NewtonSchulz(2, "jordan"), False),
+STEPS = {
+    "scaled": None,
+    "flat": ps.NewtonSchulz(1, "flat"),
+    "jordan": ps.NewtonSchulz(2, "jordan"),
 }
 MAPS = {
-    f"{head} {steps}": ps.Deflated(HEADS[head], *STEPS[steps]) for head in HEADS for steps in STEPS
+    f"{head} {steps}": ps.Deflated(HEADS[head], STEPS[steps]) for head in HEADS for steps in STEPS
 }
 SHAPES = [(40, 56), (56, 40), (2, 40, 48), (44, 44)]  # the rest has more than 16 directions
 
@@ -84,16 +83,17 @@ def test_a_run_resumes_bit_for_bit(polar, steps):
 
 
 @pytest.mark.parametrize(
-    ("head", "names"),
-    [("fresh", {"rest"}), ("warm", {"rest", "basis"}), ("kept", {"rest", "kept"})],
+    ("head", "carried"), [("fresh", set()), ("warm", {"basis"}), ("kept", {"kept"})]
 )
-def test_the_state_is_the_vectors_and_what_the_head_carries(head, names):
-    params, optimizer = started(MAPS[f"{head} scaled"], 2)
+@pytest.mark.parametrize("steps", ["scaled", "flat"])
+def test_the_state_is_what_the_head_carries_and_without_steps_the_vectors(head, carried, steps):
+    params, optimizer = started(MAPS[f"{head} {steps}"], 2)
+    names = carried | ({"rest"} if steps == "scaled" else set())
     for p in params:
         state, (m, n) = optimizer.state[p], p.shape[-2:]
-        assert names <= state.keys()
-        assert not {"rest", "basis", "kept"} - names & state.keys()
-        assert state["rest"].shape == (p.numel() // (m * n), 16, max(m, n))
+        assert {"rest", "basis", "kept"} & state.keys() == names
+        if steps == "scaled":
+            assert state["rest"].shape == (p.numel() // (m * n), 16, max(m, n))
 
 
 def test_the_carried_vectors_count():
@@ -117,7 +117,8 @@ def test_a_parameter_that_is_skipped_keeps_all_it_has(polar):
     optimizer.step()
     for i, (p, (weights, state)) in enumerate(zip(params, before, strict=True)):
         assert torch.equal(p, weights) == (i == 0)
-        assert torch.equal(optimizer.state[p]["rest"], state["rest"]) == (i == 0)
+        for name in {"rest", "basis"} & state.keys():  # a kept basis stays for four steps
+            assert torch.equal(optimizer.state[p][name], state[name]) == (i == 0)
     assert all(torch.equal(optimizer.state[params[0]][k], v) for k, v in before[0][1].items())
 
 
@@ -166,7 +167,7 @@ def single_entries(m: int, n: int) -> Iterator[Tensor]:
 )
 @pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
 def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
-    """With one round for δ, ``drifting`` gives ‖T‖_op = 2e7 at 128×128, for a fresh head apart."""
+    """‖T‖_op ≤ 2.6 is what steps promise at worst, √(1 + 1/0.7²) a rest with a δ too small by 30%."""
     p = nn.Parameter(torch.zeros(shape))
     optimizer = ps.Muon([p], lr=0.1, momentum=0.85, nesterov=False, polar=polar)
     norms = []
@@ -178,4 +179,4 @@ def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
         optimizer.step()
     assert bool(p.isfinite().all())
     assert len(norms) > 10
-    assert max(norms) <= 3
+    assert max(norms) <= (1.75 if polar.rest is None else 1.25)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from polarstep.polar.coefficients import _SURVIVES, evaluate, names, resolve, survives_16_bits
+from polarstep.products.squarings import squarings
 
 UNIT = torch.linspace(0, 1, 200_001, dtype=torch.float64)
 
@@ -179,3 +180,27 @@ def test_jordans_coefficients_are_the_published_ones():
     x = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
     expected = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
     torch.testing.assert_close(evaluate(resolve("jordan", 1), x), expected)
+
+
+def test_the_flat_set_has_its_documented_values():
+    (polynomial,) = flat = resolve("flat", 1)
+    x = torch.linspace(0.1, 1, 20_001, dtype=torch.float64)
+    error = (evaluate(flat, x) - 1).abs()
+    assert 0.139 < float(error.max()) < 0.14
+    assert polynomial[0] == pytest.approx(9.9, abs=0.02)
+    below = evaluate(flat, torch.linspace(0, 0.1, 2001, dtype=torch.float64))
+    assert (below.diff() > 0).all()  # what is below 0.1 climbs, and in order
+    beyond = torch.tensor([1.05, 1.15], dtype=torch.float64)
+    assert evaluate(flat, beyond).tolist() == pytest.approx([1.32, 2.4], abs=0.01)
+    assert float(evaluate(flat, torch.linspace(0, 1.2, 5001, dtype=torch.float64)).max()) <= 2.6
+
+
+def test_the_flat_set_takes_three_products():
+    assert len(resolve("flat", 1)[0]) == 9  # degree 17
+    assert len(squarings(resolve("flat", 1)[0])) == 3
+
+
+def test_steps_after_the_flat_one_are_quintic():
+    assert resolve("flat", 3) == (*resolve("flat", 1), *resolve("quintic", 2))
+    twice = resolve("flat", 1) * 2
+    assert float(evaluate(twice, UNIT).max()) > 2.2  # which is why

@@ -167,7 +167,8 @@ def test_restarts_by_precision():
 
 def test_half_precision_is_for_polynomials_that_stay_in_its_range():
     for name in coefficients.names():
-        assert gram.fits_float16(coefficients.resolve(name, 9))
+        # Of degree 17, with powers of G that have coefficients up to 9000.
+        assert gram.fits_float16(coefficients.resolve(name, 9)) == (name != "flat")
     assert not gram.fits_float16(((30.0, 5.0),) * 3)
     assert not gram.fits_float16(((200.0, -199.0),))
 

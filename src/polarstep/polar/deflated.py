@@ -15,7 +15,7 @@ from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
-from polarstep.products.base import SIGNS, product_like
+from polarstep.products.base import product_like
 
 __all__ = ["Deflated"]
 
@@ -44,7 +44,7 @@ class Deflated(PolarMap):
 
     Args:
         head: the low-rank map. A small rank does: the rest keeps what it misses.
-        rest: polynomial steps for X₀, of which only ``steps``, ``coefficients`` and ``form`` count, as
+        rest: polynomial steps for X₀, of which only ``steps`` and ``coefficients`` count, as
             ``NewtonSchulz(1, "flat")``. ``None`` for none: no product more than the head's, but for an
             estimate of ‖R‖_op.
         full: the map for matrices on which all this would cost more than it.
@@ -194,12 +194,8 @@ class Deflated(PolarMap):
 
     def _deflated_flops(self, m: int, n: int) -> int:
         """The head with its lift, products with 16 vectors for the norm, and the steps."""
-        d0, d1 = min(m, n), max(m, n)
-        if self.rest is None:
-            estimate, steps = 2 * flops.matmul(d0, min(deflation.VECTORS, d0), d1), 0
-        else:
-            estimate, steps = 5 * flops.matmul(d0, d0, SIGNS), self.rest.flops(m, n)
-        return self.head.flops(m, n) + estimate + steps
+        steps = None if self.rest is None else self.rest.flops(m, n)
+        return self.head.flops(m, n) + sum(flops.deflation_parts(m, n, steps).values())
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Head and rest, or why the shape is not deflated."""

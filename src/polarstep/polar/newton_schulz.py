@@ -18,6 +18,7 @@ from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
 from polarstep.products.base import leaves_range, unit_scale
 from polarstep.products.in_place import frobenius_norm, iterate_in_place
+from polarstep.products.squarings import squarings
 
 __all__ = ["NewtonSchulz"]
 
@@ -179,11 +180,6 @@ class NewtonSchulz(PolarMap):
             X.div_(self.delta)
         iterate_in_place(X, self.polynomials)
 
-    def iterated(self, X: Tensor, ops: Products) -> Tensor:
-        """The polynomials on the singular values of wide ``X`` with ‖X‖_op ≤ 1, without δ."""
-        dtype, by_gram = self._route(X.dtype, X.shape[-2], X.shape[-1], ops)
-        return (gram.apply_polynomials if by_gram else ops.iterate)(X.to(dtype), self.polynomials)
-
     def lift(self, B: Tensor) -> Lift:
         """W and X with T(B) = WX by the Gram form, where X may be B itself."""
         ops = products.of(B.device)
@@ -239,8 +235,10 @@ class NewtonSchulz(PolarMap):
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the plain iteration, whichever form runs."""
-        degrees = (2 * len(polynomial) - 1 for polynomial in self.polynomials)
-        return sum(flops.newton_schulz(m, n, 1, degree) for degree in degrees)
+        return sum(
+            flops.newton_schulz(m, n, 1, 2 * len(p) - 1, products=_square_products(p))
+            for p in self.polynomials
+        )
 
     def product_flops(self, m: int, n: int) -> int:
         """FLOPs of the matrix products that one call really runs on a CPU, two per multiply-add."""
@@ -256,7 +254,7 @@ class NewtonSchulz(PolarMap):
         if by_gram:
             starts = gram.restarts(self.polynomials, gram.rounding(dtype))
             lengths = [end - first for first, end in pairwise([0, *starts, self.steps])]
-        powers = sum(len(polynomial) - 2 for polynomial in self.polynomials)
+        powers = sum(map(_square_products, self.polynomials))
         small = powers + sum(3 * (length - 1) for length in lengths if length)  # W ← PW, G ← PGP
         return extra + small * square + sum(form + 2 * d0 * d0 * d1 for each in lengths if each)
 
@@ -269,6 +267,12 @@ class NewtonSchulz(PolarMap):
         form += " in float16" if by_gram and dtype == torch.float16 else ""
         form += "" if self.rounds_input or self.dtype is not None else ", not below float32"
         return f"NewtonSchulz({self.steps} × {name}{form})"
+
+
+def _square_products(polynomial: Polynomial) -> int:
+    """How many products of square matrices :meth:`Products.polynomial` takes for P(G)."""
+    chain = squarings(polynomial)
+    return len(polynomial) - 2 if chain is None else len(chain)
 
 
 def _as_delta(value: float) -> float:

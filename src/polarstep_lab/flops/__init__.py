@@ -6,6 +6,7 @@ Conventions and the comparison with the paper's figures are in docs/flops.md.
 from __future__ import annotations
 
 from polarstep.flops import (
+    deflation_parts,
     gaussian_sketch,
     gram_newton_schulz,
     kaczmarz_sketch,
@@ -19,6 +20,7 @@ from polarstep.flops import (
 )
 from polarstep_lab.flops.ledger import (
     METHODS,
+    OURS,
     TABLE_2,
     gflops,
     ledger,
@@ -44,10 +46,12 @@ __all__ = [
     "EIGHT_B",
     "METHODS",
     "NANOGPT",
+    "OURS",
     "SGD_NESTEROV",
     "TABLE_2",
     "ElementwiseRule",
     "Workload",
+    "deflation_parts",
     "gaussian_sketch",
     "gflops",
     "gram_newton_schulz",

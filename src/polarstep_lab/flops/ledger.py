@@ -1,4 +1,4 @@
-"""The ledger of an optimizer step: what each method of Table 2 spends, item by item.
+"""The ledger of an optimizer step: what each method of Table 2 spends, item by item, and what ours do.
 
 A ledger maps items ("momentum", "lift QZ", …) to FLOPs per
 step, summed over all parameters.
@@ -6,7 +6,7 @@ step, summed over all parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from polarstep import flops as formulas
@@ -15,6 +15,7 @@ from polarstep_lab.flops.workload import SGD_NESTEROV, Workload
 
 __all__ = [
     "METHODS",
+    "OURS",
     "TABLE_2",
     "gflops",
     "ledger",
@@ -51,6 +52,15 @@ def randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> dic
     return {"normalization": formulas.normalization(k, n), **parts}
 
 
+def deflated(workload: Workload, m: int, n: int, *, lifted: bool) -> dict[str, int]:
+    """:class:`polarstep.Deflated` with a Gaussian head: Algorithm 1 on the short side, and the rest."""
+    d0, d1 = min(m, n), max(m, n)
+    head = randomized(workload, d0, d1, sketch=formulas.gaussian_sketch)
+    # Degree 17 by three squarings, as NewtonSchulz(1, "flat").
+    steps = formulas.newton_schulz(d0, d1, 1, 17, products=3) if lifted else None
+    return head | formulas.deflation_parts(d0, d1, steps)
+
+
 def muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
     """Muon for the matrices, its companion for the rest."""
     items: Ledger = {"momentum": momentum * workload.muon_parameters}
@@ -82,6 +92,12 @@ def muon_ledger(workload: Workload, *, nesterov: bool, sketch: str | None) -> Le
     return muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=polar)
 
 
+OURS: dict[str, PolarCost] = {
+    "Deflated Muon (rest scaled)": partial(deflated, lifted=False),
+    "Deflated Muon (one flat step)": partial(deflated, lifted=True),
+}
+"""Rows that are not in Table 2, with Nesterov momentum and the workload's own (s, p, h, q)."""
+
 METHODS = tuple(method.name for method in paper.METHODS)
 """The rows of Table 2, in its order and by its names."""
 
@@ -93,19 +109,23 @@ TABLE_2: dict[str, dict[str, float]] = {
 
 
 def ledger(workload: Workload, method: str) -> Ledger:
-    """FLOPs per step of a method of Table 2, by item."""
+    """FLOPs per step of a method of Table 2 or of ours, by item."""
+    if method in OURS:
+        polar = OURS[method] if workload.sketched else full_space
+        return muon(workload, momentum=_NESTEROV, polar=polar)
     row = next((row for row in paper.METHODS if row.name == method), None)
     if row is None:
-        raise ValueError(f"method {method!r}: expected one of {', '.join(map(repr, METHODS))}")
+        known = ", ".join(map(repr, (*METHODS, *OURS)))
+        raise ValueError(f"method {method!r}: expected one of {known}")
     if row.algorithm == "muon":
         return muon_ledger(workload, nesterov=row.nesterov, sketch=row.sketch)
     rule = workload.adamw if row.algorithm == "adamw" else SGD_NESTEROV
     return {"element-wise": rule.flops * workload.parameters}
 
 
-def gflops(workload: Workload) -> dict[str, float]:
-    """GFLOPs (10⁹) per step of every method of Table 2."""
-    return {method: sum(ledger(workload, method).values()) / 1e9 for method in METHODS}
+def gflops(workload: Workload, methods: Iterable[str] = METHODS) -> dict[str, float]:
+    """GFLOPs (10⁹) per step of ``methods``, those of Table 2 unless given."""
+    return {method: sum(ledger(workload, method).values()) / 1e9 for method in methods}
 
 
 def relative_difference(workload: Workload, method: str) -> float | None:

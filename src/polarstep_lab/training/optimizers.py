@@ -31,11 +31,7 @@ WHITENING_PORTION = 3 / 8
 WHITENING_BIAS = "whitening.bias"
 
 SKETCHES = {"gaussian": ps.Gaussian, "kaczmarz": ps.Kaczmarz, "warm": ps.Warm}
-# The cheapest steps with ‖T‖_op ≤ 1 on head and rest together: a cubic, then a quintic.
-RESTS = {
-    "scaled": None,
-    "jointly": ps.NewtonSchulz(2, ((1.5, -0.5), (1.875, -1.25, 0.375))),
-}
+RESTS = {"scaled": None, "lifted": ps.NewtonSchulz(1, "flat")}
 
 
 def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:

@@ -41,14 +41,19 @@ def test_table_shows_our_figure_the_papers_and_the_difference(name):
         assert f"{ours:.4f}" in line
         assert f"{flops.TABLE_2[name][method]:.4f}" in line
         assert line.rstrip(" │|").endswith("%")
+    for method, ours in flops.gflops(WORKLOADS[name], flops.OURS).items():
+        (line,) = (row for row in result.stdout.splitlines() if method in row)
+        assert f"{ours:.4f}" in line
+        assert "%" not in line
     assert "power iteration" not in result.stdout
 
 
 def test_verbose_adds_the_items():
     result = run("cifar10", "--verbose")
     assert result.exit_code == 0
-    for item in flops.ledger(flops.CIFAR10, "Rand Muon (Polyak)"):
-        assert item in result.stdout
+    for method in ("Rand Muon (Polyak)", *flops.OURS):
+        for item in flops.ledger(flops.CIFAR10, method):
+            assert item in result.stdout
 
 
 def test_markdown_is_the_documentations_table():

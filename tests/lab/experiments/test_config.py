@@ -555,7 +555,7 @@ def test_a_run_may_sketch_fast(name, sketch, power, keep):
     assert polar.inner == ps.NewtonSchulz(4, "polar-express-sketch")
 
 
-@pytest.mark.parametrize("rest", ["dropped", "scaled", "jointly"])
+@pytest.mark.parametrize("rest", ["dropped", "scaled", "lifted"])
 def test_a_run_may_keep_the_rest_of_its_sketch(rest):
     plain = resolve("nanogpt-toy", "rand-muon")
     config = apply_axis(plain, "rest", rest)
@@ -567,12 +567,17 @@ def test_a_run_may_keep_the_rest_of_its_sketch(rest):
     if rest == "dropped":
         assert polar == head
         return
-    assert (polar.head, polar.full, polar.jointly) == (head, head.inner, True)
-    assert (polar.rest is None) == (rest == "scaled")
+    assert (polar.head, polar.full) == (head, head.inner)
+    assert polar.rest == (None if rest == "scaled" else ps.NewtonSchulz(1, "flat"))
     more = sum(polar.flops(m, n) - head.flops(m, n) for m, n in model.matrix_shapes())
     spent = optimizer_gflops(model, config) - optimizer_gflops(model, plain)
     assert spent == pytest.approx(more / 1e9)
     assert more > 0
+
+
+def test_the_old_name_of_a_lifted_rest_is_still_read():
+    old = resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.rest": "jointly"})
+    assert old == apply_axis(resolve("nanogpt-toy", "rand-muon"), "rest", "lifted")
 
 
 def test_there_is_no_rest_in_full_space():

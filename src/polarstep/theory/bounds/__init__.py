@@ -28,6 +28,7 @@ from polarstep.theory.bounds.deflated import (
     deflated_nu,
     expected_deflated_gamma,
     ideal_deflated_gamma,
+    lifted_nu,
     subspace_norm_floor,
 )
 from polarstep.theory.bounds.polar import (
@@ -59,6 +60,7 @@ __all__ = [
     "inexact_polar_bound",
     "initial_bias_bound",
     "kept_basis_gamma",
+    "lifted_nu",
     "newton_schulz_gamma",
     "power_iterations_needed",
     "randomized_polar_bound",

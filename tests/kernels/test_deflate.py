@@ -1,0 +1,164 @@
+"""The kernels of a deflated step against the same operations in plain torch.
+
+In float16: Triton's interpreter does not multiply bfloat16.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from polarstep import products
+from polarstep.polar.coefficients import polar_express, resolve
+from polarstep.products.base import Products
+
+PLAIN = Products()
+
+
+def randn(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def gram(batch: int, m: int, device: torch.device) -> Tensor:
+    """XXᵀ in float16 with norms of one or below, another one for each matrix."""
+    X = randn(batch, m, 2 * m, device=device)
+    sizes = torch.linspace(0.2, 1, batch, device=device)[:, None, None]
+    X = X * sizes / torch.linalg.matrix_norm(X, 2, keepdim=True)
+    return (X @ X.mT).half()
+
+
+@pytest.mark.parametrize(
+    ("m", "n"), [(16, 16), (70, 33), (130, 257)], ids=["small", "odd", "larger"]
+)
+@pytest.mark.parametrize("powers", [(0, 0, 0), (1, 1, 0), (5, 3, 1)], ids=str)
+def test_a_product_with_a_number_for_each_matrix(
+    device: torch.device, m: int, n: int, powers: tuple[int, int, int]
+) -> None:
+    from polarstep.kernels.product import product
+
+    A, B, D = (randn(3, *shape, device=device).half() for shape in [(m, 40), (40, n), (m, n)])
+    s = torch.tensor([0.5, 1.0, 1.3], device=device)
+    got = product(
+        A, B, alpha=0.5, D=D, beta=-2.0, identity=3.0, scale=s, powers=powers,
+        out_dtype=torch.float32,
+    )  # fmt: skip
+    a, b, c = (s.double()[:, None, None] ** power for power in powers)
+    eye = torch.eye(m, n, device=device, dtype=torch.float64)
+    want = 0.5 * a * (A.double() @ B.double()) - 2 * b * D.double() + 3 * c * eye
+    assert torch.allclose(got.double(), want, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("m", [72, 576])  # without descriptors, and with
+@pytest.mark.parametrize("powers", [(5, 3, 1), (0, 2, 0)], ids=str)
+def test_a_symmetric_product_with_a_number_for_each_matrix(
+    device: torch.device, m: int, powers: tuple[int, int, int]
+) -> None:
+    from polarstep.kernels import product as module
+
+    G = gram(2, m, device)
+    if device.type != "cuda" or torch.cuda.get_device_capability() >= (9, 0):
+        assert module._suits_descriptors(G, G) == (m == 576)
+    s = torch.tensor([0.7, 1.3], device=device)
+    got = module.product(
+        G, G, alpha=4.0, D=G, beta=-3.0, identity=2.0, symmetric=True, scale=s, powers=powers
+    )
+    a, b, c = (s.double()[:, None, None] ** power for power in powers)
+    eye = torch.eye(m, device=device, dtype=torch.float64)
+    want = 4 * a * (G.double() @ G.double()) - 3 * b * G.double() + 2 * c * eye
+    assert torch.equal(got, got.mT)
+    assert torch.allclose(got.double(), want, atol=4e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("layout", ["wide", "transposed"])
+def test_the_inverse_size_of_the_rest(
+    device: torch.device, dtype: torch.dtype, layout: str
+) -> None:
+    A = randn(4, 70, 130, device=device)
+    A[1] = 0
+    B = A[:, :9] / 2
+    B[2] = 4 * A[2, :9]
+    A[2, 9:] /= 100  # more energy in B than in A: the floor
+    A, B = A.to(dtype), B.to(dtype)
+    A = A if layout == "wide" else A.mT.contiguous().mT
+    got = products.of(device).inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
+    want = PLAIN.inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
+    assert got.shape == want.shape == (4, 1, 1)
+    assert got[1] == 0
+    assert torch.allclose(got.double(), want.double(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30, 1e-44])
+def test_the_inverse_size_at_the_ends_of_float32(device: torch.device, size: float) -> None:
+    A = size * randn(2, 20, 40, device=device)
+    got = products.of(device).inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
+    want = PLAIN.inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
+    assert got.isfinite().all()
+    most = 1e38  # where the kernel ends
+    assert torch.allclose(got.double(), want.double().clamp_max(most), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("m", [16, 72, 200])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_scale_to_one(device: torch.device, m: int, dtype: torch.dtype) -> None:
+    G = gram(4, m, device).to(dtype)
+    G[1] = 0
+    got = products.of(device).scale_to_one(G, 1.08)
+    want = PLAIN.scale_to_one(G, 1.08)
+    assert got.shape == want.shape == (4, 1, 1)
+    assert got[1] == want[1] == 0
+    tolerance = 2e-2 if device.type == "cuda" else 1e-4  # bfloat16 and tf32 there
+    assert torch.allclose(got.double(), want.double(), rtol=tolerance, atol=0)
+    norm = torch.linalg.matrix_norm(G.double(), 2)
+    reach = 1.08 * got.double().flatten() * norm.sqrt()
+    assert (reach[[0, 2, 3]] >= 1 - tolerance).all()
+    assert (reach[[0, 2, 3]] <= 1.25).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # by the interpreter's NumPy
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_matrix_that_is_not_finite_has_a_scale_of_zero(device: torch.device, bad: float) -> None:
+    G = gram(3, 72, device)
+    G[1, 5, 5] = bad
+    scale = products.of(device).scale_to_one(G, 1.08).flatten()
+    assert scale[1] == 0
+    assert (scale[[0, 2]] > 0).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("layout", ["wide", "transposed"])
+def test_the_flattened_matrix(device: torch.device, layout: str, weighted: bool) -> None:
+    m, n, ell = 72, 136, 16
+    A = randn(2, m, n, device=device) / 10
+    A[:, 0] *= 30  # a head that towers over the rest
+    Q = torch.linalg.qr(A @ randn(2, n, ell, device=device, seed=1)).Q
+    B = Q.mT @ A
+    X = torch.linalg.qr(B.mT).Q.mT.contiguous()
+    W = (torch.eye(ell, device=device) * 0.9).expand(2, ell, ell).half() if weighted else None
+    inverse = torch.tensor([0.5, 0.8], device=device)[:, None, None]
+    A, Q, B, X = (Y.half() for Y in (A, Q, B, X))
+    given = A if layout == "wide" else A.mT.contiguous().mT
+    got = products.of(device).flattened(given, Q, B, X, W, inverse)
+    fine = [Y.double() for Y in (A, Q, B, X)]
+    want = PLAIN.flattened(*fine, None if W is None else W.double(), inverse)
+    assert got.dtype == torch.float16
+    assert (got.mT if layout == "transposed" else got).is_contiguous()
+    assert torch.linalg.matrix_norm(got.double() - want, 2).max() < 2e-2
+
+
+@pytest.mark.parametrize("m", [72, 576])
+@pytest.mark.parametrize(
+    "polynomial",
+    [resolve("jordan", 1)[0], polar_express(0.15, 1, 9)[0], resolve("flat", 1)[0]],
+    ids=["degree 5", "degree 9", "degree 17"],
+)
+def test_a_scaled_polynomial(device: torch.device, m: int, polynomial: tuple[float, ...]) -> None:
+    G = gram(2, m, device)
+    norm = torch.linalg.matrix_norm(G.double(), 2)
+    s = 0.95 / norm.sqrt()[:, None, None]
+    got = products.of(device).scaled_polynomial(G, polynomial, s.float())
+    want = PLAIN.scaled_polynomial(G.double(), polynomial, s)
+    assert got.dtype == torch.float16
+    error = torch.linalg.matrix_norm(got.double() - want, 2)
+    assert (error <= 1e-2 * torch.linalg.matrix_norm(want, 2)).all()

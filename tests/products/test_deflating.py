@@ -1,0 +1,198 @@
+"""The operations behind a deflated step: 1/δ, X₀, and the scale that brings ‖X₀‖_op to one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.spectra import gaussian, orthogonal, with_singular_values
+
+from polarstep import rng
+from polarstep.polar import deflation
+from polarstep.polar.coefficients import evaluate, polar_express, resolve
+from polarstep.products.base import SIGNS, Products, signs
+
+OPS = Products()
+
+
+# 1/δ
+
+
+def size(A, B, left=18, factor=1.5, floor=64 * 2.0**-23):
+    return OPS.inverse_rest_size(A, B, left, factor, floor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1.0, 1e10, 1e30])
+def test_the_inverse_size_is_its_formula_at_any_scale(scale, dtype):
+    A = (scale * gaussian(3, 24, 40)).to(dtype)
+    B = A[:, :6] / 2  # any B with less energy
+    energy = A.double().square().sum((-2, -1)) - B.double().square().sum((-2, -1))
+    expected = 1 / (1.5 * (energy / 18).sqrt())
+    torch.testing.assert_close(size(A, B).flatten().double(), expected, rtol=1e-6, atol=0)
+    assert size(A, B).shape == (3, 1, 1)
+
+
+def test_a_rest_below_rounding_has_the_size_of_the_floor():
+    A = gaussian(2, 24, 40)
+    floor = 1e-3
+    for B in (A, 1.1 * A, A * (1 - 1e-5)):
+        expected = 1 / (1.5 * (floor * A.square().sum((-2, -1)) / 18).sqrt())
+        torch.testing.assert_close(size(A, B, floor=floor).flatten(), expected)
+
+
+def test_zero_has_no_rest_beside_others_that_do():
+    A = torch.stack([torch.zeros(24, 40), gaussian(24, 40, dtype=torch.float32)])
+    inverse = size(A, A[:, :6]).flatten()
+    assert inverse[0] == 0
+    assert 0 < inverse[1] < 10
+
+
+def test_the_inverse_size_is_finite_for_denormals():
+    A = torch.full((1, 24, 40), 1e-44)
+    inverse = size(A, A[:, :6])
+    assert inverse.float().isfinite().all()
+    assert inverse.float() > 1e37
+
+
+# X₀
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("layout", ["wide", "transposed"])
+def test_the_flattened_matrix_is_its_formula(layout, weighted, dtype):
+    A = gaussian(2, 24, 40)
+    Q = orthogonal(24, 1, 6).expand(2, -1, -1)
+    B, X, W = Q.mT @ A, gaussian(2, 6, 40, seed=1), gaussian(2, 6, 6, seed=2)
+    inverse = torch.tensor([0.5, 3.0], dtype=torch.float64)[:, None, None]
+    expected = Q @ (W @ X if weighted else X) + (A - Q @ B) * inverse
+    given = A.to(dtype)
+    given = given if layout == "wide" else given.mT.contiguous().mT
+    factors = [F.to(dtype) for F in (Q, B, X)]
+    found = OPS.flattened(given, *factors, W.to(dtype) if weighted else None, inverse)
+    assert found.dtype == dtype
+    assert (found.mT if layout == "transposed" else found).is_contiguous()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
+
+
+def test_a_basis_that_is_orthonormal_but_roughly_leaves_little_of_the_head():
+    """Columns of norm 1 − 2⁻⁸, as bfloat16 leaves them, under a head a thousand times the rest."""
+    sigma = torch.where(torch.arange(24) < 1, 1000.0, 1.0).double()
+    M = with_singular_values(sigma, 24, 40)[None]
+    Q = torch.linalg.svd(M).U[..., :1]
+    Z = torch.linalg.svd(Q.mT @ M, full_matrices=False).Vh
+    exact = Q @ Z + (M - Q @ (Q.mT @ M))
+    rough = (1 - 2**-8) * Q
+    B = rough.mT @ M
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    found = OPS.flattened(M, rough, B, Z, None, one)
+    error = torch.linalg.matrix_norm(found - exact, 2)
+    without = torch.linalg.matrix_norm(rough @ Z + (M - rough @ B) - exact, 2)
+    assert error < 0.1
+    assert without > 5
+
+
+# The scale
+
+
+def spectrum(kind, m):
+    """Eigenvalues of G, the largest first."""
+    k = torch.arange(1, m + 1, dtype=torch.float64)
+    return {
+        "flat": torch.ones(m, dtype=torch.float64),
+        "power law": k**-1.0,
+        "spiked": torch.where(k == 1, 1.0, 0.3),
+        "rank one": torch.where(k == 1, 1.0, 0.0),
+        "square of a random matrix": torch.linalg.svdvals(gaussian(m, 2 * m)) ** 2,
+    }[kind]
+
+
+KINDS = ["flat", "power law", "spiked", "rank one", "square of a random matrix"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("m", [16, 100, 256])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_norm_is_seen_from_below_and_not_from_far_below(kind, m, size, dtype):
+    values = size * spectrum(kind, m)
+    G = torch.stack([(V := orthogonal(m, seed)) * values @ V.mT for seed in range(4)]).to(dtype)
+    scale = OPS.scale_to_one(G, 1.0)
+    assert scale.shape == (4, 1, 1)
+    ratio = 1 / (scale.flatten().double() * values[0].sqrt())  # √λ/‖X‖_op
+    assert (ratio <= 1 + 1e-5).all()
+    assert (ratio >= deflation.norm_floor(min(1, 6 / m))).all()
+    torch.testing.assert_close(OPS.scale_to_one(G, 1.25), scale / 1.25)
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
+def test_what_has_no_norm_has_a_scale_of_zero(bad):
+    G = torch.eye(20).repeat(3, 1, 1)
+    G[1] *= 0
+    G[1, 3, 3] = bad
+    scale = OPS.scale_to_one(G, 1.0).flatten()
+    torch.testing.assert_close(scale, torch.tensor([1.0, 0.0, 1.0]))
+
+
+def at_its_worst(m, kappa):
+    """G of norm one whose leading direction has a part ``kappa`` of the best of the start vectors.
+
+    All other eigenvalues are the y of :func:`polarstep.polar.deflation.norm_floor`. Returns G and y.
+    """
+    V = signs(m, torch.device("cpu"))[0].double() / math.sqrt(m)
+    w = torch.randn(m, generator=rng.generator("worst"), dtype=torch.float64)
+    outside = torch.linalg.qr(torch.cat([V, w[:, None]], dim=1)).Q[:, -1]
+    u = math.sqrt(kappa) * V[:, 0] + math.sqrt(1 - kappa) * outside
+    y = torch.linspace(0, 1, 10_001, dtype=torch.float64)
+    y = float(y[((kappa + (1 - kappa) * y**10) / (kappa + (1 - kappa) * y**8)).argmin()])
+    return y * torch.eye(m, dtype=torch.float64) + (1 - y) * torch.outer(u, u), y
+
+
+@pytest.mark.parametrize("m", [64, 256, 1024])
+def test_the_floor_is_attained(m):
+    G, _ = at_its_worst(m, 6 / m)
+    found = 1 / float(OPS.scale_to_one(G[None], 1.0))
+    assert found == pytest.approx(deflation.norm_floor(6 / m), rel=1e-3)
+
+
+SETS = {
+    "flat": resolve("flat", 1),
+    "jordan x2": resolve("jordan", 2),
+    "minimax": polar_express(0.2, 1),
+    "minimax x2": polar_express(0.1, 2),
+}
+
+
+@pytest.mark.parametrize("polynomials", SETS.values(), ids=SETS.keys())
+@pytest.mark.parametrize("kappa", [6 / 4096, 6 / 256])
+def test_steps_stay_bounded_where_the_scale_is_at_its_worst(polynomials, kappa):
+    """‖T‖_op ≤ 2.6 for X₀ = G^½, also with the κ that 4096 rows would have."""
+    G, y = at_its_worst(256, kappa)
+    margin = deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(polynomials)
+    s = float(OPS.scale_to_one(G[None], margin))
+    assert s * margin > 1.1  # the norm is one: the scale is too large indeed
+    values, V = torch.linalg.eigh(G)
+    X = ((V * values.clamp_min(0).sqrt()) @ V.mT)[None]
+    scale = torch.full((1, 1, 1), s, dtype=torch.float64)
+    T = OPS.scaled_polynomial(G[None], polynomials[0], scale) @ X
+    T = OPS.iterate(T, polynomials[1:])
+    norm = float(torch.linalg.matrix_norm(T, 2))
+    assert norm <= deflation.TOLERATED_NORM
+    ends = s * torch.tensor([1.0, math.sqrt(y)], dtype=torch.float64)
+    assert norm == pytest.approx(float(evaluate(polynomials, ends).abs().max()), rel=1e-6)
+
+
+@pytest.mark.parametrize("rows", [16, 100, 768, 4096])
+def test_signs_have_no_pattern(rows):
+    V = signs(rows, torch.device("cpu"))
+    assert V.shape == (1, rows, SIGNS)
+    assert set(V.flatten().tolist()) == {-1, 1}
+    assert torch.equal(V, signs(rows, torch.device("cpu")))
+    sigma = torch.linalg.svdvals(V[0].double() / math.sqrt(rows))
+    if rows >= 768:
+        assert sigma[0] < 1.25
+        assert sigma[-1] > 0.75
+    assert abs(float(V.double().mean())) < 4 / math.sqrt(rows * SIGNS)
