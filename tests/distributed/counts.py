@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
 from polarstep import rng
+from polarstep.distributed import wire
 from polarstep.polar import Warm
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
@@ -80,6 +81,34 @@ def counted(name: str, polar: ps.PolarMap, plan: str, dtype: torch.dtype, at: in
     return found, flops.get_total_flops(), str(optimizer.routes)
 
 
+def order(plan: str) -> list[str]:
+    """What a step of two buckets does in turn: it sends, and it waits for what was sent."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    params = []
+    for shape in ((16, 24), (20, 32)):
+        G = torch.randn(shape, generator=rng.generator("order", *shape))
+        params.append(nn.Parameter(distribute_tensor(G, mesh, [Shard(0)])))
+        params[-1].grad = params[-1].detach()
+    polar = ps.LowRank(4, 2, 0, always_sketch=True)
+    optimizer, events = ps.Muon(params, lr=0.1, polar=polar, plan=plan), []
+    send, wait = wire.send, wire.Arriving.wait
+
+    def noted_send(*arguments: Any) -> Any:
+        events.append("send")
+        return send(*arguments)
+
+    def noted_wait(arriving: Any) -> Any:
+        events.append("wait")
+        return wait(arriving)
+
+    wire.send, wire.Arriving.wait = noted_send, noted_wait  # type: ignore[method-assign]
+    try:
+        optimizer.step()
+    finally:
+        wire.send, wire.Arriving.wait = send, wait  # type: ignore[method-assign]
+    return events
+
+
 def cases() -> list[tuple[str, str, str]]:
     """Plan, map and shape."""
     return [
@@ -92,7 +121,7 @@ def cases() -> list[tuple[str, str, str]]:
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
-    found = {}
+    found: dict[Any, Any] = {("order", plan): order(plan) for plan in ("owner", "sharded")}
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):

@@ -63,6 +63,16 @@ def test_the_goals_at_four_ranks(name, shape, dtype, found) -> None:
         assert flops <= 1.15 * one / 4
 
 
+@needs_gloo
+@pytest.mark.parametrize("plan", ["owner", "sharded"])
+def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:
+    """Both buckets have sent their parts before the first of them waits; so it goes on."""
+    for there in found[2]:
+        events = there["order", plan]
+        assert events[:4] == ["send", "send", "wait", "send"]
+        assert events.count("send") == events.count("wait") > 2
+
+
 def test_one_rank_receives_nothing() -> None:
     for plan in ledger.PLANS:
         assert ledger.bytes_received(plan, 64, 96, 4, 1, LowRank(8, 4)) == 0

@@ -210,7 +210,7 @@ def test_a_sketch_wider_than_every_matrix_costs_full_space_and_one_that_is_not_d
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    assert [named(name) for name in names()] == WORKLOADS
+    assert [named(name) for name in names()] == [*WORKLOADS, flops.EIGHT_B]
     with pytest.raises(ValueError, match=r"workload 'mnist': expected one of nanogpt, cifar10"):
         named("mnist")
     with pytest.raises(ValueError, match=r"method 'Lion': expected one of 'AdamW'"):

@@ -307,7 +307,9 @@ def test_parameters_of_low_precision(dtype):
         reference.grad = W.grad.double()
         low.step()
         high.step()
-    assert W.dtype == low.state[W]["momentum_buffer"].dtype == dtype
+    # C is up to 20 times a gradient, which float16 has no room for.
+    kept = torch.float32 if dtype == torch.float16 else dtype
+    assert (W.dtype, low.state[W]["momentum_buffer"].dtype) == (dtype, kept)
     torch.testing.assert_close(W.double(), reference, atol=0.03, rtol=0)
 
 

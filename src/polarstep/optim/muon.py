@@ -268,6 +268,11 @@ class Muon(Optimizer):
         if self._places is not None:
             self._places.follow(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
+        if spread and in_a_graph():
+            raise RuntimeError(
+                "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
+                "ranks must agree on its gradients at every step; capture forward and backward alone"
+            )
         works = self._collected(spread)
         if not self._told and not any(work.params for work in works):
             self._told = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import statistics
 import sys
@@ -27,7 +28,7 @@ from polarstep_lab.records.directory import state_of
 from polarstep_lab.records.record import Result, RunRecord, find_runs
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.board import TensorBoard
-from polarstep_lab.suites.parallel import run_in_processes
+from polarstep_lab.suites.places import Where, place_for
 from polarstep_lab.suites.progress import ProgressBar, follow, progress_display
 from polarstep_lab.suites.suite import (
     PlannedRun,
@@ -36,6 +37,7 @@ from polarstep_lab.suites.suite import (
     pending,
     plan_run,
 )
+from polarstep_lab.training.ranks import Parallel, Ranks, launched, refuse_launcher, world_size
 from polarstep_lab.training.train import Observer, train
 
 __all__ = ["ablate", "compare", "list_", "run"]
@@ -58,10 +60,13 @@ ForceOption = Annotated[
     typer.Option("--force", help="Replace runs that are already there; says what it removes."),
 ]
 WorkersOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--workers", "-w", min=1, help="Runs at a time, in processes of their own, on one device."
+        "--workers", "-w", min=1, help="Runs at a time [1; on ray: all that the cluster takes]."
     ),
+]
+OnOption = Annotated[
+    Where, typer.Option("--on", help="Where runs are made: home, or ray (a Ray cluster).")
 ]
 MonitorOption = Annotated[
     int | None,
@@ -71,6 +76,13 @@ NoiseOption = Annotated[
     int | None,
     typer.Option(
         "--noise", min=2, help="Measure gradient noise at N points of a run (runtime.noise)."
+    ),
+]
+ParallelOption = Annotated[
+    Parallel | None,
+    typer.Option(
+        "--parallel",
+        help="How the processes of torchrun share the model: ddp (copies) or fsdp (shards) [ddp].",
     ),
 ]
 BoardOption = Annotated[
@@ -101,30 +113,50 @@ def run(
     monitor: MonitorOption = None,
     noise: NoiseOption = None,
     tensorboard: BoardOption = False,
+    parallel: ParallelOption = None,
     show: Annotated[
         bool, typer.Option("--show", help="Print the complete config as JSON and do nothing.")
     ] = False,
 ) -> None:
-    """Train one method on one recipe."""
+    """Train one method on one recipe.
+
+    Started by torchrun, its processes train together, each on its part of every batch.
+    """
     again = shlex.join(
-        ["polarstep", *(a for a in sys.argv[1:] if a not in ("--resume", "--force"))]
+        [*_launcher(), *(a for a in sys.argv[1:] if a not in ("--resume", "--force"))]
     )
-    with clear_errors(f"Go on with: {again} --resume"):
+    with clear_errors(f"Go on with: {again} --resume"), launched(parallel) as ranks:
         overrides = _overrides(settings, device, monitor, noise)
         axis = None if vary is None else parse_assignment(vary)
         planned = plan_run(recipe, method, seed, overrides, out, axis)
         if show:
-            typer.echo(json.dumps(planned.config.to_dict(), indent=2))
+            if ranks.first:
+                typer.echo(json.dumps(planned.config.to_dict(), indent=2))
             return
-        if resume and not force and state_of(planned.directory) == "empty":
-            raise StorageError(
-                f"--resume: there is no run in {planned.directory} to go on with; leave --resume "
-                "out to start one, or give the --out of the run that was interrupted"
-            )
-        result = _run_all([planned], resume, force, tensorboard)[0]
-    typer.echo(f"recorded in {planned.directory}")
+        if resume and not force:
+            ranks.from_first(lambda: _check_resumable(planned.directory))
+        result = _run_all([planned], resume, force, tensorboard, ranks)[0]
+    if ranks.first:
+        typer.echo(f"recorded in {planned.directory}")
     if result.status == "diverged":
         raise typer.Exit(DIVERGED)
+
+
+def _launcher() -> list[str]:
+    """The words with which this process was started, up to the name of the sub-command."""
+    processes = world_size()
+    if processes is None:
+        return ["polarstep"]
+    return ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "polarstep"]
+
+
+def _check_resumable(directory: Path) -> None:
+    """Raise where ``--resume`` finds no run to go on with."""
+    if state_of(directory) == "empty":
+        raise StorageError(
+            f"--resume: there is no run in {directory} to go on with; leave --resume out to start "
+            "one, or give the --out of the run that was interrupted"
+        )
 
 
 def compare(
@@ -137,7 +169,8 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of all runs [runs/RECIPE-compare].")
     ] = None,
-    workers: WorkersOption = 1,
+    workers: WorkersOption = None,
+    on: OnOption = "home",
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
@@ -149,10 +182,11 @@ def compare(
     Started again, it leaves finished runs alone and resumes the others.
     """
     with clear_errors("Run the same command again to go on."):
+        refuse_launcher("compare")
         folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
         overrides = _overrides(settings, device, monitor, noise)
         runs = comparison_runs(recipe, find_methods(methods), _seeds(seeds), overrides, folder)
-        _run_suite(runs, folder, workers, force, tensorboard)
+        _run_suite(runs, folder, on, workers, force, tensorboard)
 
 
 def ablate(
@@ -171,7 +205,8 @@ def ablate(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of all runs [runs/RECIPE-AXIS].")
     ] = None,
-    workers: WorkersOption = 1,
+    workers: WorkersOption = None,
+    on: OnOption = "home",
     force: ForceOption = False,
     device: DeviceOption = None,
     monitor: MonitorOption = None,
@@ -180,6 +215,7 @@ def ablate(
 ) -> None:
     """Vary one setting and keep the rest: the paper's ablations."""
     with clear_errors("Run the same command again to go on."):
+        refuse_launcher("ablate")
         parsed = [parse_assignment(f"v={v}")[1] for v in values.split(",")] if values else []
         folder = out or Path("runs") / f"{Path(recipe).stem}-{axis}"
         runs = ablation_runs(
@@ -191,7 +227,7 @@ def ablate(
             _overrides(settings, device, monitor, noise),
             folder,
         )
-        _run_suite(runs, folder, workers, force, tensorboard)
+        _run_suite(runs, folder, on, workers, force, tensorboard)
 
 
 def list_(
@@ -292,7 +328,12 @@ def _seeds(text: str) -> list[int]:
 
 
 def _run_suite(
-    runs: list[PlannedRun], folder: Path, workers: int, force: bool, tensorboard: bool
+    runs: list[PlannedRun],
+    folder: Path,
+    on: Where,
+    workers: int | None,
+    force: bool,
+    tensorboard: bool,
 ) -> None:
     """Make the runs that are not finished, and print the table of all runs."""
     console = Console(stderr=True)
@@ -300,12 +341,13 @@ def _run_suite(
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
     failed = 0
-    if workers == 1:
+    if on == "home" and workers in (None, 1):
         _run_all(todo, resume=True, force=force, tensorboard=tensorboard)
     elif tensorboard:
-        raise ConfigError("--tensorboard needs one run at a time: leave out --workers")
+        raise ConfigError("--tensorboard needs one run at a time: leave out --workers and --on")
     else:
-        failed = follow(run_in_processes(todo, workers, force), len(todo), console)
+        with place_for(on, workers, runs[0].config.runtime.device) as place:
+            failed = follow(place.make(todo, force), len(todo), console)
     if failed == len(runs):
         console.print(f"none of {len(runs)} runs was made", style="red", highlight=False)
         raise typer.Exit(ERROR)
@@ -319,13 +361,18 @@ def _run_suite(
 
 
 def _run_all(
-    runs: Sequence[PlannedRun], resume: bool, force: bool, tensorboard: bool
+    runs: Sequence[PlannedRun],
+    resume: bool,
+    force: bool,
+    tensorboard: bool,
+    ranks: Ranks | None = None,
 ) -> list[Result]:
     """Make runs one after the other in one display, and return their results."""
     if tensorboard:
         need("--tensorboard", "tensorboard")
     results = []
-    with progress_display(Console(stderr=True)) as display:
+    ranks = ranks or Ranks()
+    with progress_display(Console(stderr=True, quiet=not ranks.first)) as display:
         whole = display.add_task("all runs", total=len(runs), figures="", visible=len(runs) > 1)
         for done, planned in enumerate(runs):
             observers: list[Observer] = [ProgressBar(display, planned.label, whole, done)]
@@ -339,6 +386,7 @@ def _run_all(
                 force=force,
                 observers=observers,
                 tell=partial(_tell, display.console),
+                ranks=ranks,
             )
             results.append(result)
             display.update(whole, completed=done + 1)

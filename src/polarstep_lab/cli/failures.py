@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 import typer
 from rich.console import Console
 
 from polarstep_lab.data.tokenizer import VocabularyError
 from polarstep_lab.suites.parallel import EXPLAINED
+from polarstep_lab.training.ranks import first_failure
 from polarstep_lab.training.train import Interrupted
 
 __all__ = ["DIVERGED", "INTERRUPTED", "clear_errors"]
@@ -30,25 +32,43 @@ EXPECTED = (*EXPLAINED, VocabularyError, OSError)
 def clear_errors(how_to_go_on: str) -> Iterator[None]:
     """Turn expected errors into a message and an exit status.
 
-    ``how_to_go_on`` is appended to the message of an interruption.
+    ``how_to_go_on`` is appended to the message of an interruption. Of several ranks, the first that
+    fails prints its message, and the others print nothing.
     """
     console = Console(stderr=True)
 
-    def fail(message: str, status: int) -> typer.Exit:
-        console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    def fail(error: BaseException, message: str, status: int) -> typer.Exit:
+        if first_failure(error)[0]:
+            console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
         return typer.Exit(status)
 
     try:
         yield
     except Interrupted as stopped:
-        raise fail(f"{stopped}. {how_to_go_on}", INTERRUPTED) from None
-    except KeyboardInterrupt:
-        raise fail(f"Stopped at once. {how_to_go_on}", INTERRUPTED) from None
+        raise fail(stopped, f"{stopped}. {how_to_go_on}", INTERRUPTED) from None
+    except KeyboardInterrupt as stopped:
+        raise fail(stopped, f"Stopped at once. {how_to_go_on}", INTERRUPTED) from None
     except torch.cuda.OutOfMemoryError as error:
         first = str(error).splitlines()[0]
         remedy = (
             "lower --set runtime.micro_batch=N (sequences per forward pass) and evaluation.batch"
         )
-        raise fail(f"error: {first} To fit, {remedy}. {how_to_go_on}", ERROR) from None
+        raise fail(error, f"error: {first} To fit, {remedy}. {how_to_go_on}", ERROR) from None
     except EXPECTED as error:
-        raise fail(f"error: {error}", ERROR) from None
+        raise fail(error, f"error: {error}", ERROR) from None
+    except RuntimeError as error:
+        if not dist.is_initialized():
+            raise
+        if not first_failure(error)[0]:
+            raise typer.Exit(ERROR) from None
+        if not _lost_contact(error):
+            raise
+        first = str(error).strip().splitlines()[0]
+        cause = f"error: another process of this run has gone without a message ({first})"
+        remedy = f"it was killed, perhaps for lack of memory. {how_to_go_on}"
+        raise fail(error, f"{cause}: {remedy}", ERROR) from None
+
+
+def _lost_contact(error: RuntimeError) -> bool:
+    """Whether torch reports that another rank does not answer any more."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()

@@ -1,15 +1,28 @@
-"""``polarstep flops``: the cost of an optimizer step, compared with the paper's Table 2."""
+"""``polarstep flops``: the cost of an optimizer step, in one process and on many ranks."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from polarstep.distributed.ledger import PLANS
+from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.flops import TABLE_2, Workload, gflops, ledger, markdown, relative_difference
+from polarstep_lab.flops.communication import (
+    Mesh,
+    MeshName,
+    costs,
+    maps_of,
+    mesh_of,
+    shares,
+)
 from polarstep_lab.flops.ledger import percent
 from polarstep_lab.flops.workload import named, names
 
@@ -19,7 +32,10 @@ __all__ = ["flops"]
 def flops(
     name: Annotated[
         str,
-        typer.Argument(metavar="WORKLOAD", help=f"A benchmark of the paper: {', '.join(names())}."),
+        typer.Argument(
+            metavar="WORKLOAD",
+            help=f"A benchmark of the paper or an 8B model: {', '.join(names())}.",
+        ),
     ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: GFLOPs by method, unrounded.")
@@ -30,15 +46,39 @@ def flops(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show what each method spends, item by item.")
     ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Show bytes and FLOPs of each of so many ranks, plan by plan."),
+    ] = None,
+    mesh: Annotated[
+        MeshName, typer.Option(help="How parameters lie on the ranks; hsdp shards by eights.")
+    ] = "fsdp",
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Write a figure of both over 1 to 1024 ranks: NAME.png or NAME.svg."),
+    ] = None,
 ) -> None:
-    """Show the optimizer GFLOPs per step of the seven methods of Table 2."""
+    """Show the optimizer GFLOPs per step of the seven methods of Table 2.
+
+    With --ranks: what a step of Muon costs each rank, plan by plan.
+    """
     try:
         workload = named(name)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="WORKLOAD") from error
     if as_json and as_markdown:
         raise typer.BadParameter("--json and --markdown: expected at most one of the two")
-    if as_json:
+    if figure is not None:
+        from polarstep_lab.flops.communication_figure import write_figure
+
+        with clear_errors(""):
+            write_figure(figure, workload, mesh)
+        typer.echo(f"written to {figure}")
+        if ranks is None:
+            return
+    if ranks is not None:
+        _on_ranks(workload, mesh_of(mesh, ranks), as_json)
+    elif as_json:
         typer.echo(json.dumps(gflops(workload), indent=2))
     elif as_markdown:
         typer.echo(markdown(workload))
@@ -57,10 +97,51 @@ def _comparison(workload: Workload) -> Table:
         table.add_column(header, justify="right", no_wrap=True)
     for method, ours in gflops(workload).items():
         difference = relative_difference(workload, method)
-        assert difference is not None, "every named workload is a column of Table 2"
-        paper = TABLE_2[workload.name][method]
-        table.add_row(method, f"{ours:.4f}", f"{paper:.4f}", percent(difference))
+        published = []
+        if difference is not None:
+            published = [f"{TABLE_2[workload.name][method]:.4f}", percent(difference)]
+        table.add_row(method, f"{ours:.4f}", *published)
     return table
+
+
+def _on_ranks(workload: Workload, mesh: Mesh, as_json: bool) -> None:
+    """Print what each plan costs a rank, and which plan each shape takes."""
+    maps = maps_of(workload)
+    found = {name: costs(workload, polar, mesh) for name, polar in maps.items()}
+    if as_json:
+        plain = {
+            name: {plan: asdict(cost) for plan, cost in by_plan.items()}
+            for name, by_plan in found.items()
+        }
+        typer.echo(json.dumps(plain, indent=2, ensure_ascii=False))
+        return
+    sharded = f", {mesh.shards} shards a copy" if mesh.name == "hsdp" else ""
+    table = Table(title=f"Per rank and step, {workload.name}, {mesh.name} on {mesh.ranks}{sharded}")
+    table.add_column("map", no_wrap=True)
+    table.add_column("plan", no_wrap=True)
+    for header in ("MB received", "GFLOP"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("chosen for")
+    for name, polar in maps.items():
+        takers: dict[str, Counter[str]] = {}
+        for share in shares(workload, polar, mesh):
+            its = share.matrices
+            takers.setdefault(share.chosen, Counter())[f"{its.m}×{its.n}"] += its.count
+        for i, plan in enumerate((*PLANS, "chosen")):
+            cost = found[name].get(plan)
+            figures = ["–", "–"]
+            if cost is not None:
+                figures = [f"{cost.nbytes / 1e6:,.2f}", f"{cost.flops / 1e9:,.1f}"]
+            shapes = [f"{count} of {shape}" for shape, count in takers.get(plan, {}).items()]
+            table.add_row(name if i == 0 else "", plan, *figures, ", ".join(shapes))
+        table.add_section()
+    console = Console()
+    console.print(table)
+    console.print(
+        "–: not possible for this map on this mesh. Muon's matrices alone; M and T in bfloat16, sums "
+        "and gather in float32.",
+        style="dim",
+    )
 
 
 def _breakdown(workload: Workload) -> Table:

@@ -15,7 +15,9 @@ from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.structure import parse_assignment
+from polarstep_lab.suites.places import Place, Where, place_for
 from polarstep_lab.suites.progress import progress_display
+from polarstep_lab.training.ranks import refuse_launcher
 
 if TYPE_CHECKING:
     from polarstep_lab.tune import StudySpec
@@ -36,7 +38,13 @@ def tune(
         Path | None,
         typer.Option(help="File of the study: NAME.db for SQLite, else a journal; continued."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the study.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trials at a time [1; on ray: all that the cluster takes]."),
+    ] = None,
+    on: Annotated[
+        Where, typer.Option("--on", help="Where trials are made: home, or ray (a Ray cluster).")
+    ] = "home",
     seed: Annotated[int, typer.Option(help="Seed of the runs and of the search.")] = 0,
     pruner: Annotated[str, typer.Option(help="median, hyperband or none.")] = "median",
     settings: Annotated[
@@ -61,26 +69,28 @@ def tune(
     command = shlex.join(["polarstep", *sys.argv[1:]])
     found = []
     with clear_errors(f"The trials so far are in {storage}; the same command continues."):
+        refuse_launcher("tune")
         overrides = dict(parse_assignment(text) for text in settings or [])
         specs = [
             study_of(recipe, chosen.slug, storage, overrides, seed, cast(Any, pruner))
             for chosen in find_methods(method)
         ]
-        for spec in specs:
-            _run(spec, trials, workers)
-            best = best_recipe(spec, command)
-            path = out / f"{recipe}-{spec.method}.json"
-            write_recipe(path, best)
-            if collect is not None:
-                write_tuned(collect, best)
-            found.append((path, best))
+        device = str(overrides.get("runtime.device", "auto"))
+        with place_for(on, workers, device) as place:
+            for spec in specs:
+                _run(spec, trials, place)
+                best = best_recipe(spec, command)
+                path = out / f"{recipe}-{spec.method}.json"
+                write_recipe(path, best)
+                if collect is not None:
+                    write_tuned(collect, best)
+                found.append((path, best))
     _show(found)
 
 
-def _run(spec: StudySpec, trials: int, workers: int) -> None:
+def _run(spec: StudySpec, trials: int, place: Place) -> None:
     """Tune one method and show a bar of trials, with the best loss and the time left."""
     from polarstep_lab.tune import Progress, TrainingObjective
-    from polarstep_lab.tune import tune as run_study
 
     objective = TrainingObjective(spec.recipe, spec.method, spec.overrides, spec.seed)
     console = Console(stderr=True)
@@ -97,7 +107,7 @@ def _run(spec: StudySpec, trials: int, workers: int) -> None:
                 told = now.done
                 console.print(f"{spec.method}: {told} of {trials} trials, {figures}")
 
-        run_study(spec, objective, trials, workers, show)
+        place.tune(spec, objective, trials, show)
 
 
 def _show(found: list[tuple[Path, dict[str, Any]]]) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "ADAMW",
     "ADAMW_DECAY",
     "CIFAR10",
+    "EIGHT_B",
     "NANOGPT",
     "SGD_NESTEROV",
     "ElementwiseRule",
@@ -180,7 +181,20 @@ CIFAR10 = Workload(
     steps=7,
 )
 
-_BY_NAME = {workload.name: workload for workload in (NANOGPT, CIFAR10)}
+# The shapes of an 8B model: 32 layers of width 4096 with 32 query and 8 key heads of 128, three MLP
+# matrices of 14,336×4096, and untied tables of 128,256 tokens. Not in the paper.
+EIGHT_B = Workload(
+    name="8b",
+    matrices=(((4096, 4096), 64), ((1024, 4096), 64), ((14336, 4096), 96)),
+    elementwise=2 * 128_256 * 4096 + 65 * 4096,
+    rank=200,
+    oversample=8,
+    power=0,
+    steps=5,
+    companion=ADAMW,
+)
+
+_BY_NAME = {workload.name: workload for workload in (NANOGPT, CIFAR10, EIGHT_B)}
 
 
 def names() -> tuple[str, ...]:
@@ -189,7 +203,7 @@ def names() -> tuple[str, ...]:
 
 
 def named(name: str) -> Workload:
-    """The workload of a benchmark of the paper."""
+    """The workload of a benchmark of the paper, or ``"8b"``, the shapes of an 8B model."""
     if name not in _BY_NAME:
         raise ValueError(
             f"workload {name!r}: expected one of {', '.join(names())}; for a model of your own use "

@@ -145,7 +145,9 @@ class ConvNet(nn.Module):
     def matrix_shapes(self) -> list[tuple[int, int]]:
         """The shape of every trained filter bank as a matrix, out × in·kh·kw."""
         return [
-            (p.shape[0], p[0].numel()) for p in self.parameters() if p.ndim == 4 and p.requires_grad
+            (p.shape[0], p.numel() // p.shape[0])
+            for p in self.parameters()
+            if p.ndim == 4 and p.requires_grad
         ]
 
     def forward(self, images: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ __all__ = [
     "RunLock",
     "check_directory",
     "claim_directory",
+    "files_of_run",
     "is_run_directory",
     "state_of",
 ]
@@ -92,7 +93,7 @@ def state_of(directory: Path) -> State:
     """
     _refuse_foreign(directory)
     if not (directory / CONFIG).exists():
-        remains = [path.name for path in _files_of_run(directory)]
+        remains = [path.name for path in files_of_run(directory)]
         if remains:
             raise StorageError(
                 f"{directory} holds a run without its {CONFIG} ({_some(remains)}): restore "
@@ -103,7 +104,7 @@ def state_of(directory: Path) -> State:
     return "finished" if result and result.status in ("finished", "diverged") else "resumable"
 
 
-def _files_of_run(directory: Path) -> list[Path]:
+def files_of_run(directory: Path) -> list[Path]:
     """The files in ``directory`` that a run wrote."""
     found = [path for pattern in _FILES for path in sorted(directory.glob(pattern))]
     return [path for path in found if path.is_file() or path.is_symlink()]
@@ -284,7 +285,7 @@ def claim_directory(
 
 def _discard(directory: Path, tell: Callable[[str], object]) -> None:
     """Remove the files of the run in ``directory``, if there is one."""
-    files = _files_of_run(directory)
+    files = files_of_run(directory)
     if not files:
         return
     names = ", ".join(path.relative_to(directory).as_posix() for path in files)

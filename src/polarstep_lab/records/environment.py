@@ -34,12 +34,21 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def record_environment(path: Path, device: torch.device, data: str = "") -> None:
+def record_environment(
+    path: Path,
+    device: torch.device,
+    data: str = "",
+    processes: int = 1,
+    parallel: str | None = None,
+) -> None:
     """Write the environment of a run that begins; add that of one that goes on to its list.
 
-    ``data`` says what is trained on, in a few words: a config may have a pattern only.
+    ``data`` says what is trained on, in a few words: a config may have a pattern only. ``parallel``
+    says how ``processes`` share the model; it is None for a single process, of which nothing is noted.
     """
     now = describe_environment(device) | ({"data": data} if data else {})
+    if parallel is not None:
+        now |= {"processes": processes, "parallel": parallel}
     if path.exists():
         first = read_json(path)
         resumed = first.get("resumed", []) if isinstance(first, dict) else None

@@ -27,7 +27,7 @@ from polarstep_lab.suites.suite import PlannedRun
 from polarstep_lab.training.interrupt import ctrl_c_blocked, unblock_ctrl_c
 from polarstep_lab.training.train import Interrupted, train
 
-__all__ = ["EXPLAINED", "Event", "available_cores", "run_in_processes"]
+__all__ = ["EXPLAINED", "Event", "Messenger", "available_cores", "run_in_processes"]
 
 EXPLAINED = (ConfigError, DatasetError, ShardError, StorageError)
 """Errors whose message says what to do: nobody needs to see where they were raised."""
@@ -108,7 +108,7 @@ def _work(jobs: Queue[PlannedRun | None], events: Queue[Event], force: bool) -> 
         unblock_ctrl_c()
         while (run := jobs.get()) is not None:
             try:
-                messenger = _Messenger(run.label, events.put)
+                messenger = Messenger(run.label, events.put)
                 result = train(
                     run.config,
                     run.directory,
@@ -130,7 +130,7 @@ def _work(jobs: Queue[PlannedRun | None], events: Queue[Event], force: bool) -> 
         return
 
 
-class _Messenger:
+class Messenger:
     """An observer that sends what it sees to the parent process."""
 
     def __init__(self, label: str, send: Callable[[Event], None]) -> None:

@@ -3,6 +3,9 @@
 Data, schedules and sketches are functions of the seed and the step, so a checkpoint holds the
 weights, the optimizer's state, the step, the time spent, and how long the logs were.
 
+A checkpoint holds whole tensors, whatever the number of ranks: a run of two ranks goes on with one or
+with four. Sharded tensors are gathered when it is written and sharded anew when it is read.
+
 A checkpoint is a file of ``torch.save`` followed by the SHA-256 of its bytes, which ``torch.load``
 does not read. The checkpoint before the newest is kept: a run whose newest checkpoint was damaged
 on disk goes on from there, with the same numbers. Checkpoints of earlier versions have no checksum.
@@ -21,12 +24,14 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from polarstep.distributed.layout import is_sharded, whole
 from polarstep.storage import StorageError, write_atomically
 from polarstep_lab.config import completed
 from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
+from polarstep_lab.training.ranks import Ranks
 
 __all__ = ["Progress", "load_checkpoint", "resume_from", "save_checkpoint"]
 
@@ -54,20 +59,32 @@ class DamagedCheckpoint(StorageError):
         super().__init__(f"{path} cannot be read ({fault}); start the run anew with --force")
         self.path, self.fault = path, fault
 
+    def __reduce__(self) -> tuple[type[DamagedCheckpoint], tuple[Path, str]]:
+        return DamagedCheckpoint, (self.path, self.fault)
+
 
 # --- writing ------------------------------------------------------------------------------------
 
 
 def save_checkpoint(
-    path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, config: dict[str, Any]
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    progress: Progress,
+    config: dict[str, Any],
+    ranks: Ranks | None = None,
 ) -> None:
-    """Write a checkpoint of the present state to ``path``; the one that was there is kept."""
+    """Write a checkpoint of the present state to ``path``; the one that was there is kept.
+
+    All ranks call it, rank 0 writes, and the others wait until the checkpoint is on disk.
+    """
+    ranks = ranks or Ranks()
     content = {
         "version": VERSION,
         "progress": progress.__dict__,
         "config": config,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "model": _whole(model.state_dict(), ranks),
+        "optimizer": _whole(optimizer.state_dict(), ranks),
     }
 
     def write(file: IO[bytes]) -> None:
@@ -75,7 +92,23 @@ def save_checkpoint(
         torch.save(content, cast(IO[bytes], summed))
         file.write(_LABEL + summed.sum.hexdigest().encode())
 
-    write_atomically(path, write, keep=path.with_name(PREVIOUS_CHECKPOINT))
+    ranks.from_first(
+        lambda: write_atomically(path, write, keep=path.with_name(PREVIOUS_CHECKPOINT))
+    )
+
+
+def _whole(state: Any, ranks: Ranks) -> Any:
+    """``state`` with sharded tensors gathered, one after another; rank 0 alone keeps them."""
+    if ranks.parallel != "fsdp":
+        return state
+    if isinstance(state, dict):
+        return {key: _whole(value, ranks) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_whole(value, ranks) for value in state)
+    if not is_sharded(state):
+        return state
+    found = whole(state)
+    return found.cpu() if ranks.first else None
 
 
 class _Summed:
@@ -102,25 +135,29 @@ def resume_from(
     config: dict[str, Any],
     device: torch.device,
     tell: Callable[[str], object],
+    ranks: Ranks | None = None,
 ) -> Progress:
     """Put the newest good checkpoint of ``directory`` into ``model`` and ``optimizer``.
 
     Without a checkpoint both stay as they are and the run begins at step 0. ``tell`` is called
     with what a user should know: that there is no checkpoint, or that the newest is damaged.
+    All ranks call it; rank 0 reads the files.
     """
+    ranks = ranks or Ranks()
     newest, previous = directory / CHECKPOINT, directory / PREVIOUS_CHECKPOINT
-    if not newest.exists() and not previous.exists():
+    has_newest, has_previous = ranks.from_first(lambda: (newest.exists(), previous.exists()))
+    if not has_newest and not has_previous:
         tell(f"{directory} has no checkpoint yet: the run starts again at step 0")
         return Progress()
-    if not newest.exists():  # a kill came between the two renames of a save
-        return load_checkpoint(previous, model, optimizer, config, device)
+    if not has_newest:  # a kill came between the two renames of a save
+        return load_checkpoint(previous, model, optimizer, config, device, ranks)
     try:
-        return load_checkpoint(newest, model, optimizer, config, device)
+        return load_checkpoint(newest, model, optimizer, config, device, ranks)
     except DamagedCheckpoint as damaged:
-        if not previous.exists():
+        if not has_previous:
             raise
         try:
-            progress = load_checkpoint(previous, model, optimizer, config, device)
+            progress = load_checkpoint(previous, model, optimizer, config, device, ranks)
         except DamagedCheckpoint as other:
             raise StorageError(
                 f"neither {newest} ({damaged.fault}) nor {previous} ({other.fault}) can be read: "
@@ -130,7 +167,8 @@ def resume_from(
             f"{newest} is damaged ({damaged.fault}): the run goes on from the checkpoint before, "
             f"after step {progress.step}"
         )
-        os.replace(previous, newest)  # the next save must not keep the damaged one
+        # The next save must not keep the damaged one.
+        ranks.from_first(lambda: os.replace(previous, newest))
         return progress
 
 
@@ -140,9 +178,12 @@ def load_checkpoint(
     optimizer: Optimizer,
     config: dict[str, Any],
     device: torch.device,
+    ranks: Ranks | None = None,
 ) -> Progress:
     """Put the state of ``path`` into ``model`` and ``optimizer``; refuse another run's."""
-    content = _read(path, device)
+    ranks = ranks or Ranks()
+    held_by = device if ranks.count == 1 else torch.device("cpu")
+    content = ranks.from_first(lambda: _read(path, held_by))
     if content["version"] != VERSION:
         raise StorageError(
             f"{path} has version {content['version']}, expected {VERSION}: resume it with the "
@@ -157,6 +198,8 @@ def load_checkpoint(
         )
     progress = _progress(path, content["progress"])
     try:
+        if ranks.parallel == "fsdp":
+            _shard(content, model, optimizer)
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
     except torch.cuda.OutOfMemoryError:
@@ -165,6 +208,30 @@ def load_checkpoint(
         fault = f"its state does not fit the model: {_first_line(error)}"
         raise DamagedCheckpoint(path, fault) from error
     return progress
+
+
+def _shard(content: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    """Shard the whole tensors of a checkpoint as the parameters they belong to are sharded."""
+    own = model.state_dict()
+    content["model"] = {
+        name: _placed_like(own.get(name), value) for name, value in content["model"].items()
+    }
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, state in content["optimizer"]["state"].items():
+        for name, value in state.items():
+            state[name] = _placed_like(params[number], value)
+
+
+def _placed_like(p: Tensor | None, value: Any) -> Any:
+    """``value`` sharded as ``p`` is, if it has an entry for each of ``p``'s; else ``value`` itself.
+
+    Every rank has all of ``value`` and keeps its own part, so that nothing is sent.
+    """
+    if not is_sharded(p) or not isinstance(value, Tensor) or value.shape != p.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor  # takes a second, and few runs need it
+
+    return distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
 
 
 def _read(path: Path, device: torch.device) -> dict[str, Any]:

@@ -20,9 +20,14 @@ class GammaLog:
     between them.
     """
 
-    def __init__(self, path: Path, length: int, every: int, optimizer: ps.Muon) -> None:
-        """Watch ``optimizer`` and continue the log after its first ``length`` bytes."""
-        JsonLines(path, length).close()  # drop rows written after the checkpoint
+    def __init__(self, path: Path | None, length: int, every: int, optimizer: ps.Muon) -> None:
+        """Watch ``optimizer`` and continue the log after its first ``length`` bytes.
+
+        Without a ``path`` the steps are measured and nothing is written: all ranks must watch, as
+        the optimizer of a rank that is watched may take another path through its step.
+        """
+        if path is not None:
+            JsonLines(path, length).close()  # drop rows written after the checkpoint
         self._path = path
         muon = {
             name
@@ -34,7 +39,7 @@ class GammaLog:
 
     @classmethod
     def attach(
-        cls, path: Path, length: int, every: int | None, optimizer: Optimizer
+        cls, path: Path | None, length: int, every: int | None, optimizer: Optimizer
     ) -> GammaLog | None:
         """A log if ``every`` is given and the optimizer is Muon, else None."""
         if every is None or not isinstance(optimizer, ps.Muon):
@@ -44,7 +49,7 @@ class GammaLog:
     @property
     def length(self) -> int:
         """The length of the log in bytes; its lines are flushed as they are written."""
-        return self._path.stat().st_size
+        return 0 if self._path is None else self._path.stat().st_size
 
     def close(self) -> None:
         """Detach the monitor and close the log."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,8 @@ from polarstep_lab.data.cifar10 import load_cifar10
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.training.captured_backward import CapturedBackward
 from polarstep_lab.training.compiled_model import compiled
+from polarstep_lab.training.data_parallel import Network, alone, shared_out
+from polarstep_lab.training.ranks import Ranks
 from polarstep_lab.training.tasks import Draws, Validation, autocast
 
 __all__ = ["ImageTask"]
@@ -32,16 +34,23 @@ class ImageTask:
     config: RunConfig
     device: torch.device
     model: ConvNet
+    network: Network
+    """The model as training calls it, shared out among the ranks."""
     train: ImageBatches
     val: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
+    ranks: Ranks = field(default_factory=Ranks)
 
     @classmethod
-    def build(cls, config: RunConfig, device: torch.device) -> ImageTask:
+    def build(
+        cls, config: RunConfig, device: torch.device, ranks: Ranks | None = None
+    ) -> ImageTask:
         """Load the data, draw the weights from the seed and whiten with training images."""
         data = config.data
         assert isinstance(data, ImageData)
         assert isinstance(config.model, ConvNetConfig)
+        ranks = ranks or Ranks()
+        ranks.check_divides("data.batch_size", data.batch_size)
         cifar = load_cifar10(data.root)
         kept, held_out = cifar.split(data.held_out, data.split_seed)
         if data.train_images is not None:
@@ -67,7 +76,8 @@ class ImageTask:
         model.whiten(normalize(images[: data.whitening_images]))
         if device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return cls(config, device, model, train, val, test)
+        network = shared_out(model, model.groups, "forward", device, ranks)
+        return cls(config, device, model, network, train, val, test, ranks)
 
     @property
     def data(self) -> str:
@@ -100,7 +110,7 @@ class ImageTask:
 
     def backward(self, step: int) -> Tensor:
         """Set the gradients of the summed loss, for which Airbench's learning rates are made."""
-        return self._gradients(*self.train.selection(step))
+        return self._gradients(*self.ranks.share(*self.train.selection(step)))
 
     def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
         """Batches of all training images, shuffled and augmented by ``seed``."""
@@ -109,36 +119,47 @@ class ImageTask:
             runtime = replace(runtime, compile=False)
         size = size or self._data.batch_size
         train = replace(self.train, batch_size=size, seed=seed)
-        task = replace(self, config=replace(self.config, runtime=runtime), train=train)
+        # Every rank computes whole batches here: they are measured, and not trained on.
+        task = replace(
+            self,
+            config=replace(self.config, runtime=runtime),
+            train=train,
+            network=alone(self.model),
+            ranks=Ranks(),
+        )
         return Draws(task.backward, size, 1 / size)
 
     @cached_property
     def _gradients(self) -> Callable[..., Tensor]:
-        """:meth:`_compute_gradients`, as one CUDA graph if ``runtime.cuda_graph`` says so."""
-        if self.device.type != "cuda" or not self.config.runtime.cuda_graph:
+        """:meth:`_compute_gradients`, as one CUDA graph if ``runtime.cuda_graph`` says so.
+
+        With several ranks there is no graph, because passes that send are not captured.
+        """
+        graph = self.device.type == "cuda" and self.config.runtime.cuda_graph
+        if not graph or self.ranks.parallel is not None:
             return self._compute_gradients
         trained = [p for p in self.model.parameters() if p.requires_grad]
         return CapturedBackward(self._compute_gradients, trained)
 
     def _compute_gradients(self, *selection: Tensor) -> Tensor:
-        """Set the gradients for a selection of images, and return the mean loss."""
+        """Set the gradients for a selection of images, and return its part of the mean loss."""
         images, labels = self.train.assemble(*selection)
         forward = compiled(_apply) if self.config.runtime.compile else _apply
         with _fastest_convolutions():
             loss = F.cross_entropy(
-                self._logits(images, forward),
+                self._logits(self.network, images, forward),
                 labels,
                 label_smoothing=self._data.label_smoothing,
                 reduction="sum",
             )
-            loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach() / len(labels)
+            self.network.backward(loss)
+        return loss.detach() / (len(labels) * self.ranks.count)
 
     @torch.no_grad()
     def validate(self) -> Validation:
         """Mean cross-entropy, without label smoothing, and accuracy on the held-out images."""
         self.model.eval()
-        logits = self._predict(*self.val, views=False)
+        logits = self._predict(self.val[0], views=False)
         self.model.train()
         labels = self.val[1]
         return Validation(
@@ -149,25 +170,39 @@ class ImageTask:
     def final(self, last: Validation) -> float:
         """Accuracy on the test images, from six views of each with ``test_time_augmentation``."""
         self.model.eval()
-        logits = self._predict(*self.test, views=self.config.evaluation.test_time_augmentation)
+        logits = self._predict(self.test[0], views=self.config.evaluation.test_time_augmentation)
         self.model.train()
         return _accuracy(logits, self.test[1])
 
-    def _predict(self, images: Tensor, labels: Tensor, *, views: bool) -> Tensor:
+    def _predict(self, images: Tensor, *, views: bool) -> Tensor:
+        """Logits of all images on every rank; each rank computes an equal part of them."""
+        logits = partial(self._logits, alone(self.model))
         outputs = []
-        for batch in torch.split(images, self.config.evaluation.batch):
+        for batch in torch.split(self._own(images), self.config.evaluation.batch):
             normal = self.train.normalize(batch)
-            outputs.append(_six_views(self._logits, normal) if views else self._logits(normal))
-        return torch.cat(outputs)
+            outputs.append(_six_views(logits, normal) if views else logits(normal))
+        return self.ranks.joined(torch.cat(outputs))[: len(images)]
+
+    def _own(self, images: Tensor) -> Tensor:
+        """This rank's part of ``images``; the last image fills up parts that would be shorter."""
+        size = -(-len(images) // self.ranks.count)
+        first = size * self.ranks.rank
+        if first + size <= len(images):
+            return images[first : first + size]
+        numbers = torch.arange(first, first + size, device=images.device)
+        return images[numbers.clamp(max=len(images) - 1)]
 
     def _logits(
-        self, images: Tensor, forward: Callable[[ConvNet, Tensor], Tensor] | None = None
+        self,
+        network: Network,
+        images: Tensor,
+        forward: Callable[[ConvNet, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Logits of normalized images, computed by ``forward`` or by default by the plain model."""
         if self.device.type == "cuda":
             images = images.to(memory_format=torch.channels_last)
         with _fastest_convolutions(), autocast(self.config.runtime, self.device):
-            return (forward or _apply)(self.model, images)
+            return network(forward or _apply, images)
 
 
 def _fastest_convolutions() -> AbstractContextManager[object]:

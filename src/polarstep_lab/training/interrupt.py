@@ -21,11 +21,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupt:
     """A context in which the first signal sets ``pending``, and a second acts as it did before.
 
+    With ``patient=True`` further signals have no effect: torchrun passes a Ctrl-C on to processes
+    that the terminal has already sent it to, and kills them if they have not ended after 30 seconds.
     Outside the main thread, where Python handles no signals, entering it has no effect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patient: bool = False) -> None:
         self.pending = False
+        self._patient = patient
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -35,7 +38,8 @@ class Interrupt:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.pending = True
-        self._restore()
+        if not self._patient:
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from polarstep_lab.data.tokens import TokenWindows
 from polarstep_lab.data.transfer import sent_to
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.training.compiled_model import compiled
+from polarstep_lab.training.data_parallel import Network, alone, shared_out
+from polarstep_lab.training.ranks import Ranks
 from polarstep_lab.training.schedule import Place, place_in_stages
 from polarstep_lab.training.tasks import Draws, Validation, autocast
 
@@ -37,14 +39,22 @@ class LanguageTask:
     config: RunConfig
     device: torch.device
     model: GPT
+    network: Network
+    """The model as training calls it, shared out among the ranks."""
     train: TokenWindows
     val: TokenWindows
+    ranks: Ranks = field(default_factory=Ranks)
 
     @classmethod
-    def build(cls, config: RunConfig, device: torch.device) -> LanguageTask:
+    def build(
+        cls, config: RunConfig, device: torch.device, ranks: Ranks | None = None
+    ) -> LanguageTask:
         """Open the data and draw the model's weights from the seed."""
         assert isinstance(config.model, GPTConfig)
         assert isinstance(config.data, TextData)
+        ranks = ranks or Ranks()
+        for number, stage in enumerate(config.data.stages):
+            ranks.check_divides(f"data.stages.{number}.sequences", stage.sequences)
         vocab, window = config.model.vocab_size, config.data.window
         train = TokenWindows(tuple(_tokens(config.data.train, 0, vocab)), window, vocab)
         val = TokenWindows(tuple(_tokens(config.data.val, 1, vocab)), window, vocab)
@@ -55,7 +65,10 @@ class LanguageTask:
                 "most this number"
             )
         model = deepcopy(_initial(config.model, config.seed, device))
-        return cls(config, device, model, train, val)
+        network = shared_out(
+            model, model.blocks, "loss", device, ranks, unused=config.model.spare_mlps > 0
+        )
+        return cls(config, device, model, network, train, val, ranks)
 
     @property
     def data(self) -> str:
@@ -107,13 +120,18 @@ class LanguageTask:
         return inputs, targets
 
     def backward(self, step: int) -> Tensor:
-        """Add the gradients of the batch's mean loss, and return this loss."""
-        inputs, targets = self.batch(step)
+        """Add the gradients of the batch's mean loss, and return this rank's part of this loss."""
+        batch = self.batch(step)
+        tokens = batch[1].numel()
         total = torch.zeros((), device=self.device)
-        size = self.config.runtime.micro_batch or len(inputs)
-        for x, y in zip(torch.split(inputs, size), torch.split(targets, size), strict=True):
-            loss = self._loss(*sent_to(self.device, x, y)) / targets.numel()
-            loss.backward()  # type: ignore[no-untyped-call]
+        size = self.config.runtime.micro_batch or len(batch[0])
+        passes = list(
+            zip(*(torch.split(part, size) for part in self.ranks.share(*batch)), strict=True)
+        )
+        for number, part in enumerate(passes, start=1):
+            with self.network.accumulating(last=number == len(passes)):
+                loss = self._loss(self.network, *sent_to(self.device, *part)) / tokens
+                self.network.backward(loss)
             total += loss.detach()
         return total
 
@@ -125,7 +143,15 @@ class LanguageTask:
         data = replace(self._data, stages=(replace(stage, steps=1 << 31),))
         config = replace(self.config, seed=seed, data=data, runtime=runtime)
         windows = replace(self.train, length=stage.sequence_length)
-        return Draws(replace(self, config=config, train=windows).backward, stage.sequences, 1.0)
+        # Every rank computes whole batches here: they are measured, and not trained on.
+        task = replace(
+            self,
+            config=config,
+            train=windows,
+            network=alone(self.model),
+            ranks=Ranks(),
+        )
+        return Draws(task.backward, stage.sequences, 1.0)
 
     @torch.no_grad()
     def validate(self) -> Validation:
@@ -133,31 +159,42 @@ class LanguageTask:
         self.model.eval()
         windows = self.config.evaluation.tokens // self.val.length or 1
         total = torch.zeros((), device=self.device, dtype=torch.float64)
-        size = self.config.evaluation.batch
-        for first in range(0, windows, size):
+        size, ranks = self.config.evaluation.batch, self.ranks
+        model = alone(self.model)
+        for start in range(0, windows, size * ranks.count):
+            first = start + size * ranks.rank
             count = min(size, windows - first)
-            total += self._loss(*sent_to(self.device, *self.val.in_order(first, count))).double()
+            # A rank for which nothing is left reads a sequence that does not count: sharded
+            # parameters are gathered by all ranks or by none.
+            batch = self.val.in_order(min(first, windows - 1), max(1, count))
+            loss = self._loss(model, *sent_to(self.device, *batch)).double()
+            if count > 0:
+                total += loss
         self.model.train()
-        loss = total.item() / (windows * self.val.length)
-        return Validation(loss, perplexity=math.exp(min(loss, 700.0)))
+        mean = ranks.total(total).item() / (windows * self.val.length)
+        return Validation(mean, perplexity=math.exp(min(mean, 700.0)))
 
     def final(self, last: Validation) -> float:
         """The perplexity of the last validation."""
         assert last.perplexity is not None
         return last.perplexity
 
-    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy summed over all positions."""
+    def _loss(self, network: Network, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy summed over all positions, by ``network``."""
         with autocast(self.config.runtime, self.device):
             if self._compiles:
-                return self.model.loss(inputs, targets, compiled)
-            return self.model.loss(inputs, targets)
+                return network(_summed, inputs, targets, compiled)
+            return network(_summed, inputs, targets)
 
     @property
     def _compiles(self) -> bool:
         """``runtime.compile``; if this is null, whether the device is a GPU."""
         wanted = self.config.runtime.compile
         return self.device.type == "cuda" if wanted is None else wanted
+
+
+def _summed(model: GPT, *inputs: Any) -> Tensor:
+    return model.loss(*inputs)
 
 
 @lru_cache(maxsize=1)

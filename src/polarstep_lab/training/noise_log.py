@@ -31,6 +31,7 @@ from polarstep.optim.roles import find_role
 from polarstep.rng import key_to_seed
 from polarstep.storage import JsonLines, read_lines
 from polarstep_lab.config import RunConfig
+from polarstep_lab.training.ranks import Ranks
 from polarstep_lab.training.tasks import Task
 
 __all__ = ["NoiseLog", "points_along"]
@@ -39,19 +40,25 @@ __all__ = ["NoiseLog", "points_along"]
 class NoiseLog:
     """Measures the noise at the chosen steps of a run and appends a row for each parameter and unit."""
 
-    def __init__(self, path: Path, length: int, config: RunConfig, task: Task) -> None:
-        """Continue the log after its first ``length`` bytes."""
-        self._log = JsonLines(path, length)
+    def __init__(
+        self, path: Path, length: int, config: RunConfig, task: Task, ranks: Ranks
+    ) -> None:
+        """Continue the log after its first ``length`` bytes; rank 0 alone writes it."""
+        self._log = JsonLines(path, length) if ranks.first else None
         self._config, self._task = config, task
         assert config.runtime.noise.points is not None
-        done = {row["step"] for row in read_lines(path)}
+        done = ranks.from_first(lambda: {row["step"] for row in read_lines(path)})
         self._due = set(points_along(task.steps, config.runtime.noise.points)) - done
         self._hidden = _hidden(task.model)
 
     @classmethod
-    def attach(cls, path: Path, length: int, config: RunConfig, task: Task) -> NoiseLog | None:
+    def attach(
+        cls, path: Path, length: int, config: RunConfig, task: Task, ranks: Ranks
+    ) -> NoiseLog | None:
         """A log if ``config.runtime.noise`` asks for measurements, else None."""
-        return None if config.runtime.noise.points is None else cls(path, length, config, task)
+        if config.runtime.noise.points is None:
+            return None
+        return cls(path, length, config, task, ranks)
 
     def measure(self, step: int) -> float:
         """Measure if ``step`` is one of the chosen steps; return the seconds that took."""
@@ -61,19 +68,21 @@ class NoiseLog:
         with held_still(self._task.model):
             rows = list(self._rows(step))
         gc.collect()  # a task and its captured graph form a cycle that holds GPU memory
-        for row in rows:
-            self._log.write(_rounded(row))
+        if self._log is not None:
+            for row in rows:
+                self._log.write(_rounded(row))
         self._due.remove(step)
         return time.perf_counter() - began
 
     @property
     def length(self) -> int:
         """The length of the log in bytes, after writing all of it to disk."""
-        return self._log.sync()
+        return 0 if self._log is None else self._log.sync()
 
     def close(self) -> None:
         """Close the log."""
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     def _rows(self, step: int) -> Iterator[dict[str, Any]]:
         counts, model = self._config.runtime.noise, self._task.model

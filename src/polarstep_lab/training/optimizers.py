@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import polarstep as ps
+from polarstep.distributed.layout import local, whole
 from polarstep_lab.config import ImageData, PolarConfig, RunConfig
 from polarstep_lab.flops import ADAMW, SGD_NESTEROV, Workload, ledger, muon_ledger, newton_schulz
 from polarstep_lab.models.convnet import ConvNet
@@ -196,9 +197,9 @@ def _baseline(model: Model, config: RunConfig) -> Optimizer:
 def normalize_filters(filters: list[Tensor]) -> None:
     """Rescale each filter bank to Frobenius norm √out, as Airbench's Muon does before its update."""
     # Of numbers one by one a GPU would make two launches a filter, a twentieth of a whole step.
-    norms = list(torch._foreach_norm(filters))
+    norms = [whole(norm) for norm in torch._foreach_norm(filters)]
     torch._foreach_div_(norms, [len(p) ** 0.5 for p in filters])
-    torch._foreach_div_(filters, norms)
+    torch._foreach_div_([local(p) for p in filters], norms)
 
 
 def optimizer_gflops(model: Model, config: RunConfig) -> float:

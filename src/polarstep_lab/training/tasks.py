@@ -61,7 +61,10 @@ class Task(Protocol):
         """How many steps the run has."""
 
     def backward(self, step: int) -> Tensor:
-        """Add the gradients of step ``step`` to the model's, and return its mean loss."""
+        """Add the gradients of step ``step`` to the model's.
+
+        Returns the mean loss; of several ranks, each returns its part, and the parts add up to it.
+        """
 
     def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
         """Batches like the batch of ``step``, in an order drawn from ``seed``, for the same model.

@@ -13,17 +13,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import IntFlag
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from polarstep.storage import JsonLines, StorageError
-from polarstep_lab.config import RunConfig
+from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.records import record
 from polarstep_lab.records.directory import RunLock, check_directory, claim_directory
-from polarstep_lab.records.environment import pick_device, record_environment
+from polarstep_lab.records.environment import record_environment
 from polarstep_lab.records.record import MetricRow, Result, RunIdentity, RunRecord, Status
 from polarstep_lab.training.checkpoint import Progress, resume_from, save_checkpoint
 from polarstep_lab.training.gamma_log import GammaLog
@@ -36,6 +38,7 @@ from polarstep_lab.training.optimizers import (
     build_optimizer,
     optimizer_gflops,
 )
+from polarstep_lab.training.ranks import Ranks, Vote, first_failure
 from polarstep_lab.training.schedule import Schedule
 from polarstep_lab.training.tasks import Task, Validation
 from polarstep_lab.training.timing import StepTimer
@@ -75,8 +78,20 @@ class _Diverged(Exception):
     """The loss is not a finite number."""
 
 
+class _Wish(IntFlag):
+    """What a rank wants after a step; the ranks do what the greatest wish says."""
+
+    GO_ON = 0
+    SAVE = 1
+    STOP = 2
+
+
 def _to_stderr(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def _unsaid(text: str) -> None:
+    """Say nothing: rank 0 speaks for all."""
 
 
 def train(
@@ -88,6 +103,7 @@ def train(
     force: bool = False,
     observers: Sequence[Observer] = (),
     tell: Callable[[str], object] = _to_stderr,
+    ranks: Ranks | None = None,
 ) -> Result:
     """Run ``config`` in ``directory`` and return its result, which is also written there.
 
@@ -95,16 +111,38 @@ def train(
     is called with what a user should know and no error is: what ``force`` is about to remove, or
     that the newest checkpoint is damaged.
 
+    ``ranks`` are the processes that make this run together (:mod:`polarstep_lab.training.ranks`).
+    All of them call this function. Rank 0 alone writes into ``directory``, calls ``observers``, which
+    may then not raise :class:`StopTraining`, and calls ``tell``.
+
     Raises :class:`Interrupted` after a Ctrl-C, with the checkpoint written, and whatever went
     wrong otherwise, with what was recorded so far intact.
     """
-    identity = identity or identify(config)
-    device = pick_device(config.runtime.device)
-    with RunLock(directory, identity.label):
-        check_directory(directory, identity, resume=resume, force=force)
-        task = build_task(config, device)  # before the claim: bad data must not replace a run
-        goes_on = claim_directory(directory, identity, resume=resume, force=force, tell=tell)
-        run = _Run.begin(config, directory, task, device, tuple(observers), goes_on, tell)
+    identity, ranks = identity or identify(config), ranks or Ranks()
+    if not ranks.first:
+        observers, tell = (), _unsaid
+    if ranks.parallel == "fsdp" and config.runtime.noise.points is not None:
+        raise ConfigError(
+            f"runtime.noise.points={config.runtime.noise.points} with --parallel fsdp: expected "
+            "null, as gradients of whole batches are measured on one device; take --parallel ddp, or "
+            "a single process"
+        )
+    device = ranks.device(config.runtime.device)
+    with ExitStack() as held:
+
+        def lock() -> None:
+            held.enter_context(RunLock(directory, identity.label))
+            check_directory(directory, identity, resume=resume, force=force)
+
+        def claim() -> bool:
+            return claim_directory(directory, identity, resume=resume, force=force, tell=tell)
+
+        ranks.from_first(lock)
+        task = build_task(
+            config, device, ranks
+        )  # before the claim: bad data must not replace a run
+        goes_on = ranks.from_first(claim)
+        run = _Run.begin(config, directory, task, device, tuple(observers), goes_on, tell, ranks)
         return run.to_the_end()
 
 
@@ -119,11 +157,11 @@ def identify(config: RunConfig) -> RunIdentity:
     )
 
 
-def build_task(config: RunConfig, device: torch.device) -> Task:
+def build_task(config: RunConfig, device: torch.device, ranks: Ranks | None = None) -> Task:
     """The benchmark of ``config``, with data loaded and the model on ``device``."""
     if config.benchmark == "nanogpt":
-        return LanguageTask.build(config, device)
-    return ImageTask.build(config, device)
+        return LanguageTask.build(config, device, ranks)
+    return ImageTask.build(config, device, ranks)
 
 
 @dataclass
@@ -134,8 +172,10 @@ class _Run:
     directory: Path
     task: Task
     scheduled: ScheduledOptimizer
+    ranks: Ranks
     timer: StepTimer
-    metrics: JsonLines
+    metrics: JsonLines | None
+    """The log of the run; None on all ranks but the first."""
     gamma: GammaLog | None
     noise: NoiseLog | None
     observers: tuple[Observer, ...]
@@ -155,6 +195,7 @@ class _Run:
         observers: tuple[Observer, ...],
         goes_on: bool,
         tell: Callable[[str], object],
+        ranks: Ranks,
     ) -> _Run:
         """Build the optimizer, and take up the checkpoint where there is one."""
         schedule = Schedule(config.schedule, task.steps)
@@ -162,29 +203,37 @@ class _Run:
         progress = Progress()
         if goes_on:
             progress = resume_from(
-                directory, task.model, scheduled.optimizer, config.to_dict(), device, tell
+                directory, task.model, scheduled.optimizer, config.to_dict(), device, tell, ranks
             )
         if progress.step > task.steps:
             raise StorageError(
                 f"the checkpoint in {directory} was taken after step {progress.step}, but the run "
                 f"has {task.steps} steps: the data has changed; start anew with --force"
             )
-        record_environment(directory / record.ENVIRONMENT, device, task.data)
+        ranks.from_first(
+            lambda: record_environment(
+                directory / record.ENVIRONMENT, device, task.data, ranks.count, ranks.parallel
+            )
+        )
+        metrics = directory / record.METRICS
         now = time.perf_counter()
         run = cls(
             config=config,
             directory=directory,
             task=task,
             scheduled=scheduled,
+            ranks=ranks,
             timer=StepTimer(device, cycle=config.optimizer.polar.keep),
-            metrics=JsonLines(directory / record.METRICS, progress.metrics_bytes),
+            metrics=JsonLines(metrics, progress.metrics_bytes) if ranks.first else None,
             gamma=GammaLog.attach(
-                directory / record.GAMMA,
+                directory / record.GAMMA if ranks.first else None,
                 progress.gamma_bytes,
                 config.runtime.monitor_every,
                 scheduled.optimizer,
             ),
-            noise=NoiseLog.attach(directory / record.NOISE, progress.noise_bytes, config, task),
+            noise=NoiseLog.attach(
+                directory / record.NOISE, progress.noise_bytes, config, task, ranks
+            ),
             observers=observers,
             step=progress.step,
             seconds_before=progress.seconds,
@@ -208,13 +257,14 @@ class _Run:
         except (Interrupted, StorageError):
             raise
         except Exception as error:
-            failed = self._result("failed", math.nan, f"{type(error).__name__}: {error}")
-            with contextlib.suppress(StorageError, OSError):
-                failed.save(self.directory)
+            _, message = first_failure(error)
+            if self.ranks.first:
+                failed = self._result("failed", math.nan, message)
+                with contextlib.suppress(StorageError, OSError):
+                    failed.save(self.directory)
             raise
         finally:
-            self.metrics.close()
-            for log in (self.gamma, self.noise):
+            for log in (self.metrics, self.gamma, self.noise):
                 if log is not None:
                     log.close()
             for observer in self.observers:
@@ -224,33 +274,46 @@ class _Run:
     def _train(self) -> Result:
         """Train until the last step, or until the run is stopped or diverges."""
         try:
-            with Interrupt() as interrupt:
+            with Interrupt(patient=self.ranks.count > 1) as interrupt:
+                vote = Vote(self.ranks)
                 self.task.model.train()
                 if self.step == 0:
                     self._validate()
                 while self.step < self.task.steps:
                     self._measure()
                     self._one_step()
-                    if interrupt.pending:
+                    decision = vote.cast(self._wish(interrupt))
+                    if decision & _Wish.SAVE:
+                        self._checkpoint()
+                    if decision & _Wish.STOP:
+                        vote.close()
                         self._checkpoint()
                         raise Interrupted(self.directory, self.step, self.task.steps)
+                vote.close()
                 self._measure()
                 if self.config.runtime.keep_checkpoint:
                     self._checkpoint()
-                last = self.last or self._last_recorded()
-                result = self._result("finished", self.task.final(last))
+                last = self.last or self.ranks.from_first(self._last_recorded)
+                value = self.task.final(last)
+                result = self.ranks.from_first(lambda: self._result("finished", value))
         except _Diverged as reason:
-            result = self._result("diverged", math.nan, str(reason))
+            message = str(reason)
+            result = self.ranks.from_first(lambda: self._result("diverged", math.nan, message))
         except StopTraining as reason:
             self._checkpoint()
             result = self._result("stopped", self._value_so_far(), str(reason))
+        self.ranks.from_first(lambda: self._settle(result))
+        return result
+
+    def _settle(self, result: Result) -> None:
+        """Write the result, and remove the checkpoints that are not wanted any more."""
+        assert self.metrics is not None
         self.metrics.sync()
         result.save(self.directory)
         if not self.config.runtime.keep_checkpoint:
             (self.directory / record.CHECKPOINT).unlink(missing_ok=True)
         if not self.config.runtime.keep_checkpoint or result.status != "stopped":
             (self.directory / record.PREVIOUS_CHECKPOINT).unlink(missing_ok=True)
-        return result
 
     def _measure(self) -> None:
         """Measure the gradient noise if it is due; the time this takes is not counted."""
@@ -258,7 +321,7 @@ class _Run:
             self.began += self.noise.measure(self.step)
 
     def _one_step(self) -> None:
-        """One update, and whatever is due after it: a log line, a validation, a checkpoint."""
+        """One update, and whatever is due after it: a log line, a validation."""
         task, optimizer = self.task, self.scheduled.optimizer
         with self.timer.span("step"):
             self.scheduled.set_step(self.step, task.stage_lr(self.step))
@@ -269,14 +332,21 @@ class _Run:
         self.step += 1
         done = self.step == task.steps
         if done or self.step == 1 or self.step % self.config.runtime.log_every == 0:
-            self._log(loss.item())
+            self._log(self.ranks.total(loss).item())
         if done or self.step % self.config.evaluation.every == 0:
             self._validate()
         for observer in self.observers:
             observer.advance(self.step)
-        due = time.perf_counter() - self.saved >= self.config.runtime.checkpoint_seconds
-        if due and not done:
-            self._checkpoint()
+
+    def _wish(self, interrupt: Interrupt) -> _Wish:
+        """What to do after a step: stop after a signal, or save by rank 0's clock."""
+        wish = _Wish.STOP if interrupt.pending else _Wish.GO_ON
+        now = time.perf_counter()
+        due = now - self.saved >= self.config.runtime.checkpoint_seconds
+        if not due or not self.ranks.first or self.step == self.task.steps:
+            return wish
+        self.saved = now  # asked for once, though several ranks save a step later
+        return wish | _Wish.SAVE
 
     def _log(self, loss: float) -> None:
         """Write a training row; a loss that is not finite ends the run."""
@@ -319,7 +389,8 @@ class _Run:
         return self.config.optimizer.lr * rate
 
     def _write(self, row: MetricRow) -> None:
-        self.metrics.write(row.to_dict())
+        if self.metrics is not None:
+            self.metrics.write(row.to_dict())
         for observer in self.observers:
             observer.row(row)
 
@@ -335,7 +406,7 @@ class _Run:
         progress = Progress(
             step=self.step,
             seconds=self.seconds,
-            metrics_bytes=self.metrics.sync(),
+            metrics_bytes=self.metrics.sync() if self.metrics is not None else 0,
             gamma_bytes=self.gamma.length if self.gamma is not None else 0,
             noise_bytes=self.noise.length if self.noise is not None else 0,
         )
@@ -345,6 +416,7 @@ class _Run:
             self.scheduled.optimizer,
             progress,
             self.config.to_dict(),
+            self.ranks,
         )
         self.saved = time.perf_counter()
 

@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -72,8 +73,13 @@ def tune(
     trials: int,
     workers: int = 1,
     on_progress: Callable[[Progress], object] = lambda _: None,
+    stop: Callable[[], object] | None = None,
 ) -> Progress:
-    """Bring the study to ``trials`` trials in all, those it already has included."""
+    """Bring the study to ``trials`` trials in all, those it already has included.
+
+    Workers are processes. With ``stop`` they are threads of this process, for an objective that
+    trains elsewhere and only waits here; ``stop`` makes it raise KeyboardInterrupt in all threads.
+    """
     if trials < 1:
         raise ConfigError(f"trials={trials}: expected at least 1")
     if workers < 1:
@@ -81,7 +87,9 @@ def tune(
     worker = _Worker(spec, objective, trials)
     with at_work(spec) as study:
         workers = min(workers, trials - count(study, *DONE))
-        if workers == 1:
+        if stop is not None and workers > 0:
+            _in_threads(study, worker, workers, on_progress, stop)
+        elif workers == 1:
             worker.spend(study, on_report=lambda: on_progress(_progress(study, trials)))
         elif workers > 1:
             _in_processes(study, worker, workers, on_progress)
@@ -190,6 +198,41 @@ def _in_processes(
             f"{len(failed)} of {workers} workers ended with exit codes {failed}; their output above "
             "says why. Finished trials are kept; the same command continues the study"
         )
+
+
+def _in_threads(
+    study: optuna.Study,
+    worker: _Worker,
+    workers: int,
+    on_progress: Callable[[Progress], object],
+    stop: Callable[[], object],
+) -> None:
+    asking = threading.Lock()
+    failures: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            with suppress(KeyboardInterrupt), at_work(worker.spec) as own:
+                replace(worker, index=index).spend(own, asking)
+        except BaseException as error:
+            failures.append(error)
+
+    team = [threading.Thread(target=work, args=(index,)) for index in range(workers)]
+    for thread in team:
+        thread.start()
+    try:
+        for thread in team:
+            while thread.is_alive():
+                on_progress(_progress(study, worker.trials))
+                thread.join(timeout=0.5)
+    except BaseException:
+        stop()
+        raise
+    finally:
+        for thread in team:
+            thread.join()
+    if failures:
+        raise failures[0]
 
 
 def _work(worker: _Worker, asking: AbstractContextManager[Any], threads: int) -> None:

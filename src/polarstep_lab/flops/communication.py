@@ -1,0 +1,202 @@
+"""What a step of Muon costs each of N ranks, plan by plan: bytes received and FLOPs.
+
+The formulas are those of :mod:`polarstep.distributed.ledger`. This module says how a workload lies on
+a mesh, which plans the mesh allows, and which plan each shape takes. Costs are those on GPUs: M and T
+are sent in bfloat16, sums in float32; today's ``gather`` sends M in float32. Only Muon's matrices are
+counted, and only the optimizer's own step: the gradients are exchanged before it, by DDP or FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from polarstep import LowRank, NewtonSchulz
+from polarstep.distributed import ledger
+from polarstep.distributed.ledger import PLANS, Plan, Side
+from polarstep.distributed.plans import FLOPS_PER_BYTE
+from polarstep.flops import matmul
+from polarstep.polar import PolarMap
+from polarstep_lab.flops.workload import CIFAR10, EIGHT_B, NANOGPT, Workload
+
+__all__ = ["MESHES", "Cost", "Mesh", "MeshName", "Share", "costs", "maps_of", "mesh_of", "shares"]
+
+MeshName = Literal["ddp", "fsdp", "hsdp", "tp"]
+MESHES: tuple[MeshName, ...] = ("ddp", "fsdp", "hsdp", "tp")
+
+NODE = 8
+"""GPUs of a node: with hsdp, parameters are sharded within a node and copied to the others."""
+
+_DEVICE = torch.device("cpu")  # the formulas' own: whether a map sketches depends on the device
+
+WIRE, SUM, STATE = 2, 4, 4
+"""Bytes of a number of M or T on the way, of a sum, and of a parameter."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Matrices as a model stores them, rows × columns, and the side that tensor parallelism cuts."""
+
+    m: int
+    n: int
+    count: int
+    by_tensor: Side = "rows"
+
+
+_STORED: Mapping[str, tuple[Stored, ...]] = {
+    # Queries, keys, values and the output projection; the MLP's two matrices, the spare pair included.
+    NANOGPT.name: (
+        Stored(768, 768, 30),
+        Stored(768, 768, 10, "columns"),
+        Stored(3072, 768, 12),
+        Stored(768, 3072, 12, "columns"),
+    ),
+    CIFAR10.name: tuple(Stored(m, n, count) for (m, n), count in CIFAR10.matrices),
+    # Queries; the output projection; keys and values; gate and up; down.
+    EIGHT_B.name: (
+        Stored(4096, 4096, 32),
+        Stored(4096, 4096, 32, "columns"),
+        Stored(1024, 4096, 64),
+        Stored(14336, 4096, 64),
+        Stored(4096, 14336, 32, "columns"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """``ranks`` ranks, of which ``shards`` have the parts of one copy of the parameters."""
+
+    name: MeshName
+    ranks: int
+    shards: int
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that this mesh allows."""
+        if self.ranks == 1:
+            return ("local",)
+        if self.shards == 1:
+            return ("local", "replicated")
+        return ("sharded", "owner", "gather")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a rank receives, and the FLOPs that the busiest rank runs, in one step."""
+
+    nbytes: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.nbytes + other.nbytes, self.flops + other.flops)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Matrices of one shape: what each possible plan costs, and which plan they take."""
+
+    matrices: Stored
+    by_plan: Mapping[Plan, Cost]
+    chosen: Plan
+
+
+def mesh_of(name: MeshName, ranks: int) -> Mesh:
+    """The mesh of that name; ``hsdp`` shards over the greatest divisor of ``ranks`` up to 8."""
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks}: expected at least 1")
+    within = next(k for k in range(min(NODE, ranks), 0, -1) if ranks % k == 0)
+    shards = {"ddp": 1, "fsdp": ranks, "hsdp": within, "tp": ranks}
+    return Mesh(name, ranks, shards[name])
+
+
+def maps_of(workload: Workload) -> dict[str, PolarMap]:
+    """The two maps of a workload: full space, and Algorithm 1 with its (s, p, h, q)."""
+    inner = NewtonSchulz(workload.steps, "quintic")
+    power = int(workload.power) if float(workload.power).is_integer() else workload.power
+    low_rank = LowRank(workload.rank, workload.oversample, power, inner=inner, always_sketch=True)
+    return {"full space": inner, f"low rank, ℓ = {workload.width}": low_rank}
+
+
+def shares(workload: Workload, polar: PolarMap, mesh: Mesh) -> Iterator[Share]:
+    """What each shape of ``workload`` costs on ``mesh``."""
+    stored = _STORED.get(workload.name) or tuple(
+        Stored(m, n, count) for (m, n), count in workload.matrices
+    )
+    for its in stored:
+        by_plan = {
+            plan: _cost(plan, its, polar, mesh)
+            for plan in mesh.plans
+            if plan != "sharded" or ledger.sharded_reason(polar.on(its.m, its.n, _DEVICE)) is None
+        }
+        yield Share(its, by_plan, min(by_plan, key=lambda plan: _price(plan, its, polar, mesh)))
+
+
+def costs(workload: Workload, polar: PolarMap, mesh: Mesh) -> dict[str, Cost]:
+    """Cost of the whole step by plan, and of the ``"chosen"`` plans together.
+
+    A plan has a cost only where every shape can take it.
+    """
+    found = list(shares(workload, polar, mesh))
+    total: dict[str, Cost] = {
+        plan: sum((share.by_plan[plan] for share in found), Cost())
+        for plan in PLANS
+        if all(plan in share.by_plan for share in found)
+    }
+    total["chosen"] = sum((share.by_plan[share.chosen] for share in found), Cost())
+    return total
+
+
+def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> Cost:
+    side: Side = its.by_tensor if mesh.name == "tp" else "rows"
+    if plan == "owner" and 1 < mesh.shards < mesh.ranks:
+        return _owner_of_copies(its, polar, mesh)
+    ranks = _taking_part(plan, mesh)
+    nbytes = ledger.bytes_received(
+        plan,
+        its.m,
+        its.n,
+        its.count,
+        ranks,
+        polar,
+        itemsize=STATE if plan == "gather" else WIRE,
+        sum_itemsize=SUM,
+        sharded=side,
+    )
+    # With whole copies, local means that every rank computes everything.
+    if plan == "local":
+        return Cost(nbytes, ledger.whole_flops(its.m, its.n, its.count, polar))
+    flops = ledger.flops_per_rank(plan, its.m, its.n, its.count, ranks, polar, sharded=side)
+    return Cost(nbytes, flops)
+
+
+def _owner_of_copies(its: Stored, polar: PolarMap, mesh: Mesh) -> Cost:
+    """The owner's plan where S ranks hold the parts of a copy and N ranks hold all copies.
+
+    An owner collects M from the parts of its own copy, (S − 1)/S·mn numbers for 1/N of the matrices.
+    Every rank receives its 1/S of T of all matrices that others own.
+    """
+    m, n, count, N, S = its.m, its.n, its.count, mesh.ranks, mesh.shards
+    within = ledger.bytes_received("owner", m, n, 1, S, polar, itemsize=1, sum_itemsize=SUM)
+    part_of_T = within * S / (S - 1) - m * n / S  # T's part itself, or what makes it of two factors
+    nbytes = WIRE * count * ((S - 1) / (S * N) * m * n + (N - 1) / N * part_of_T)
+    flops = ledger.flops_per_rank("owner", m, n, count, N, polar)
+    width = ledger.factor_width(polar.on(m, n, _DEVICE))
+    if width is not None:  # each rank multiplies the factors for its own part
+        flops += count * matmul(m, width, n) * (1 / S - 1 / N)
+    return Cost(nbytes, flops)
+
+
+def _price(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> float:
+    """What the optimizer compares: FLOPs of an even share, plus bytes in FLOPs of the same time."""
+    whole = ledger.whole_flops(its.m, its.n, its.count, polar)
+    divided = 1 if plan in ("local", "gather") else _taking_part(plan, mesh)
+    return whole / divided + FLOPS_PER_BYTE["cuda"] * _cost(plan, its, polar, mesh).nbytes
+
+
+def _taking_part(plan: Plan, mesh: Mesh) -> int:
+    """How many ranks share a matrix: the shards of one copy, or all ranks where owners are chosen."""
+    return mesh.shards if plan in ("sharded", "gather") else mesh.ranks

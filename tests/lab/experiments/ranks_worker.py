@@ -1,0 +1,163 @@
+"""Train on several ranks: torchrun … ranks_worker.py JOB FOLDER."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from tests.lab.experiments.small import tiny_cnn, tiny_gpt
+
+from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.config import RunConfig
+from polarstep_lab.records.record import MetricRow, Result
+from polarstep_lab.training.language import LanguageTask
+from polarstep_lab.training.ranks import Parallel, Ranks, launched
+from polarstep_lab.training.train import Interrupted, train
+
+STOP = 2
+"""The step after which rank 0 is sent a signal."""
+
+LONG = [{"steps": 8, "sequences": 4, "sequence_length": 32}]
+TWO_STAGES = [
+    {"steps": 3, "sequences": 4, "sequence_length": 16},
+    {"steps": 3, "sequences": 6, "sequence_length": 32, "lr": 1.5},
+]
+
+# An odd number of sequences to validate on, so that ranks have unequal parts; a spare pair of
+# matrices, which never get a gradient.
+GPT: dict[str, Any] = {
+    "evaluation__tokens": 13 * 32,
+    "evaluation__batch": 4,
+    "model__spare_mlps": 1,
+    "runtime__monitor_every": 2,
+}
+WARM = {"optimizer__polar__sketch": "warm", "data__stages": LONG}
+KEPT = {"optimizer__polar__keep": 3, "data__stages": LONG}
+
+
+def cases(folder: Path) -> dict[str, tuple[Parallel, RunConfig]]:
+    """Runs that two ranks make from the first step to the last."""
+    images = folder / "data"
+    return {
+        "gpt-ddp": ("ddp", tiny_gpt("rand-muon", **GPT, runtime__micro_batch=1)),
+        "gpt-fsdp": ("fsdp", tiny_gpt("rand-muon", **GPT, runtime__micro_batch=1)),
+        "stages-ddp": ("ddp", tiny_gpt("muon", data__stages=TWO_STAGES)),
+        "adamw-fsdp": ("fsdp", tiny_gpt("adamw", data__stages=TWO_STAGES)),
+        "cnn-ddp": ("ddp", tiny_cnn(images, "rand-muon", data__held_out=41)),
+        "cnn-fsdp": ("fsdp", tiny_cnn(images, "muon", data__held_out=41)),
+        "cnn-sgd-ddp": ("ddp", tiny_cnn(images, "sgd", data__held_out=41)),
+        "noise-ddp": ("ddp", tiny_cnn(images, "muon", data__epochs=0.5, **NOISE)),
+        "diverged-ddp": ("ddp", tiny_gpt("sgd", optimizer__lr=1e30)),
+    }
+
+
+NOISE = {
+    "runtime__noise__points": 2,
+    "runtime__noise__reference": 2,
+    "runtime__noise__batches": 2,
+    "runtime__noise__examples": 2,
+}
+
+
+def interrupted() -> dict[str, tuple[Parallel, RunConfig]]:
+    """Runs that are stopped on some number of ranks and go on with another."""
+    return {
+        "warm-fsdp": ("fsdp", tiny_gpt("rand-muon", **WARM)),
+        "kept-fsdp": ("fsdp", tiny_gpt("rand-muon", **KEPT)),
+        "warm-ddp": ("ddp", tiny_gpt("rand-muon", **WARM)),
+        "adamw-fsdp": ("fsdp", tiny_gpt("adamw", data__stages=LONG)),
+    }
+
+
+class Stopper:
+    """An observer that sends this process a signal after step ``STOP``."""
+
+    def start(self, config: RunConfig, steps: int, step: int) -> None: ...
+
+    def row(self, row: MetricRow) -> None: ...
+
+    def advance(self, step: int) -> None:
+        if step == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end(self, result: Result | None) -> None: ...
+
+
+def start_and_stop(config: RunConfig, directory: Path, ranks: Ranks) -> None:
+    """Train until the signal has stopped all ranks, with a checkpoint."""
+    with pytest.raises(Interrupted) as stopped:
+        train(config, directory, observers=[Stopper()], ranks=ranks)
+    assert STOP <= stopped.value.step <= STOP + 1
+
+
+def compare(folder: Path, ranks: Ranks) -> None:
+    """Make all runs of ``cases``."""
+    for name, (parallel, config) in cases(folder).items():
+        train(config, folder / "ranks" / name, ranks=replace(ranks, parallel=parallel))
+
+
+def stop(folder: Path, ranks: Ranks) -> None:
+    """Start the runs of ``interrupted`` and stop them."""
+    for name, (parallel, config) in interrupted().items():
+        directory = folder / f"from-{ranks.count}" / name
+        start_and_stop(config, directory, replace(ranks, parallel=parallel))
+
+
+def go_on(folder: Path, ranks: Ranks) -> None:
+    """Go on with copies of runs that other numbers of ranks have started."""
+    for start in sorted(folder.glob(f"from-*-to-{ranks.count}")):
+        for name, (parallel, config) in interrupted().items():
+            train(config, start / name, resume=True, ranks=replace(ranks, parallel=parallel))
+
+
+def on_fire() -> None:
+    raise OSError("the disk of rank 1 is on fire")
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(end: Callable[[], None], folder: Path, ranks: Ranks) -> None:
+    """End rank 1 in the middle of a run."""
+    backward = LanguageTask.backward
+
+    def failing(task: LanguageTask, step: int) -> torch.Tensor:
+        if ranks.rank == 1 and step == STOP:
+            end()
+        return backward(task, step)
+
+    LanguageTask.backward = failing
+    train(tiny_gpt("muon"), folder / "failed", ranks=ranks)
+
+
+JOBS: dict[str, Callable[[Path, Ranks], None]] = {
+    "compare": compare,
+    "stop": stop,
+    "go_on": go_on,
+    "on_fire": partial(fail, on_fire),
+    "killed": partial(fail, killed),
+}
+
+
+def main() -> None:
+    jobs, folder = sys.argv[1].split(","), Path(sys.argv[2])
+    try:
+        with clear_errors(""), launched("ddp") as ranks:
+            for job in jobs:
+                JOBS[job](folder, ranks)
+    except typer.Exit as status:
+        sys.exit(status.exit_code)
+
+
+if __name__ == "__main__":
+    main()
