@@ -21,9 +21,9 @@ from polarstep.polar import Carry, Draw, Warm
 __all__ = ["Reference"]
 
 SCALES = {
-    "none": lambda m, n: 1.0,
-    "spectral": lambda m, n: math.sqrt(max(1.0, m / n)),
-    "rms": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+    "none": lambda m, n, rank: 1.0,
+    "spectral": lambda m, n, rank: math.sqrt(max(1.0, m / n)),
+    "rms": lambda m, n, rank: 0.2 * math.sqrt(m * n / rank),
 }
 
 
@@ -75,8 +75,15 @@ class Reference:
         return [part for each in flat for part in torch.split(each, list(rows))]
 
     def _assembled(self, T: list[Tensor]) -> Tensor:
-        scale = SCALES[self.options["shape_scale"]]  # where a group keeps lr_scale
-        return torch.cat([scale(*each.shape) * each for each in T]).reshape(self.X.shape)
+        sized = [self._scale(i, each.shape) * each for i, each in enumerate(T)]
+        return torch.cat(sized).reshape(self.X.shape)
+
+    def _scale(self, place: int, shape: torch.Size) -> float:
+        """The factor on lr; for "rms" by ‖T‖²_F, which is ℓ, min(m, n), or what the package says."""
+        name = self.options["shape_scale"]  # where a group keeps lr_scale
+        runs = self.options["polar"].on(*shape, self.X.device)
+        rank: float = min(runs.width, *shape) if isinstance(runs, LowRank) else min(shape)
+        return SCALES[name](*shape, self._memory[place].get("squared_norm", rank))
 
     def _factor(self, place: int, M: Tensor, step: int) -> Tensor:
         """T of one matrix, and T' of a transform."""
@@ -143,6 +150,8 @@ class Reference:
         found, left = polar.step(M[None].to(self.dtype), Carry(carry), Draw(numbers))
         if polar.carries:
             memory["carry"] = Carry({k: v.to(self.dtype).clone() for k, v in left.items()})
+        if found.squared_norm is not None:
+            memory["squared_norm"] = found.squared_norm().item() or 1.0
         return found.dense[0].double()
 
     def _adamw(self, G: Tensor, lr: float, step: int) -> None:
