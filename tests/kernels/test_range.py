@@ -36,12 +36,12 @@ def trained(
 def test_steps_do_not_depend_on_the_scale_of_gradients(
     device: torch.device, polar: ps.PolarMap, exponent: int
 ) -> None:
-    """On a GPU sketches keep their range of 1e-18 to 1e18; beyond it they do nothing."""
+    """On a GPU sketches and matrices of few rows have a range of 1e-18 to 1e18; beyond it T = 0."""
     X, optimizer = trained(device, polar, 1.0, torch.float32)
     assert optimizer._replayed.buckets  # fused
     scaled, _ = trained(device, polar, 2.0**exponent, torch.float32)
     assert scaled.isfinite().all()
-    if device.type == "cpu" or not polar.is_random:
+    if device.type == "cpu":
         assert (X - scaled).norm() <= 1e-2 * X.norm()
 
 
