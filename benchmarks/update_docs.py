@@ -6,7 +6,7 @@
 After a marker ``<!-- KIND: RECORD -->``, with a kind of :data:`TABLES`, a page has the table made from
 the record, up to the next blank line. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are
 the results of the archived runs below the folder; it is empty without runs. The figure of
-docs/assets/step-cost.svg is drawn from the times of results/step-cost/h200.json.
+docs/assets/step-cost.svg is drawn from the times of results/step-cost/h200-deflated.json.
 """
 
 from __future__ import annotations
@@ -24,21 +24,29 @@ from polarstep.storage import write_atomically
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/precision.md", "docs/results.md", "docs/speed.md", "docs/which.md")
 FIGURE = "docs/assets/step-cost.svg"
-TIMES = "results/step-cost/h200.json"
+TIMES = "results/step-cost/h200-deflated.json"
 RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 MARKER = re.compile(r"(<!-- ([a-z-]+): (\S+) -->\n)\n(?:\|.*\n)*\n?")
 # Maps whose cost and quality stand side by side: the title, the optimizer's name in the times, and
 # the map's in the table of perplexities; None where the record does not have it.
 WEIGHED = (
     ("AdamW, fused", "AdamW, fused", None),
-    ("`torch.optim.Muon`", "torch.optim.Muon", None),
     ("full space", "full space, PolarExpress 5", "full space, PolarExpress 5"),
     ("full space, `NormalizedRows`", None, "full space, PolarExpress 5, rows normalized"),
-    ("`Deflated`, rank 48, two steps", None, "48+8, two minimax quintics (earlier scale)"),
     (
-        "`Deflated`, rank 48, `NormalizedRows`",
+        '`Deflated`, rank 48, warm: `polar="auto"`',
+        "Deflated 48, warm, one step",
+        "48+8, warm, one step of degree 17, rate 0.02",
+    ),
+    (
+        "… with `NormalizedRows`",
         None,
-        "48+8, two minimax quintics (earlier scale), rows normalized",
+        "48+8, warm, one step of degree 17, rows normalized, rate 0.02",
+    ),
+    (
+        "`Deflated`, rank 48, h = 1",
+        "Deflated 48, Gaussian h=1, one step",
+        "48+8, h = 1, one step of degree 17",
     ),
     ("`LowRank(200)`, no power iteration", "LowRank, Gaussian h=0", "LowRank(200+8), h = 0"),
     ("… with its basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None),
@@ -150,7 +158,7 @@ def figure(record: Path) -> str:
             ratio, line = ratios[name, load], y + top + row * i
             # On a logarithmic scale, from half of AdamW's time on.
             length = (width - left - right) * math.log(2 * ratio) / (longest + math.log(2))
-            kind = "low" if name.startswith("LowRank") else "other"
+            kind = "low" if name.startswith(("LowRank", "Deflated")) else "other"
             bar = f'width="{length:.1f}" height="{row - 7}" class="{kind}"'
             shapes += [
                 f'<text x="{left - 8}" y="{line + 15}" text-anchor="end">{name}</text>',
