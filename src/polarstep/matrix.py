@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -102,12 +103,12 @@ class MatrixView:
             )
         return cls(batch, rows, cols, split, columns, split_repeats, transposed)
 
-    @property
+    @cached_property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
         """``(batch, m, n)`` of every block as it is stored; equal blocks are one batch."""
         return tuple((b, n, m) if self.transposed else (b, m, n) for b, m, n in self._maps)
 
-    @property
+    @cached_property
     def _maps(self) -> tuple[tuple[int, int, int], ...]:
         """``(batch, outputs, inputs)`` of every block."""
         sizes = [(self.repeats * m, n) for m in self.split for n in self.columns]

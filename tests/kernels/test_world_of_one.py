@@ -45,7 +45,11 @@ def test_the_fused_step_of_plain_parameters(mesh, options) -> None:
             p.grad = gradient(i, step)
             q.grad = distribute_tensor(p.grad.clone(), mesh, [Shard(0)])
         one.step()
+        before = other._replayed._plan
         other.step()
+    # A plan, and the graph that is captured for it, lasts as long as the parameters' memory.
+    assert other._replayed._plan is before
+    assert len(other._distribution._local) == len(SHAPES)
     assert len(other._replayed.buckets) == len(one._replayed.buckets) > 0
     assert all("fused; local" in route.polar for route in other.routes)
     for p, q in zip(plain, sharded, strict=True):

@@ -25,6 +25,9 @@ class LocalState(State):
         super().__init__()
         self._state = state
         self._real: dict[Tensor, Tensor] = {}  # the sharded parameter behind each part
+        # The part of each sharded parameter, and whether it is cut between its matrices. to_local()
+        # makes a new tensor at every call, but the plans and graphs of a step are bound to one.
+        self._parts: dict[Tensor, tuple[Tensor, bool]] = {}
 
     def is_of(self, state: State) -> bool:
         """Whether ``state`` is the optimizer's state behind this; loading a checkpoint replaces it."""
@@ -39,11 +42,8 @@ class LocalState(State):
 
     def stand_in(self, p: Any) -> Tensor:
         """The part of ``p``, with what the optimizer's state has for it."""
-        part, batch = local(p), is_cut(p)
-        known = self.setdefault(part, {})
-        if self._real.get(part) is not p:
-            known.clear()
-            self._real[part] = p
+        part, batch = self._part_of(p)
+        known = self[part]
         fresh = self._state[p]
         for key in [key for key in known if key not in fresh]:
             del known[key]
@@ -53,10 +53,22 @@ class LocalState(State):
                 known[key] = mine
         return part
 
+    def _part_of(self, p: Any) -> tuple[Tensor, bool]:
+        """The part of ``p`` that stands for it, the same tensor as long as its memory is the same."""
+        mine = local(p)
+        if p in self._parts:
+            part, batch = self._parts[p]
+            if _is_same(part, mine) and part.stride() == mine.stride():
+                return part, batch
+            del self[part], self._real[part]
+        self._parts[p] = mine, is_cut(p)
+        self[mine], self._real[mine] = {}, p
+        return self._parts[p]
+
     def write_back(self, part: Tensor) -> None:
         """Put new tensors of a part into the optimizer's state, as parts of sharded tensors."""
         p: Any = self._real[part]
-        batch = is_cut(p)
+        _, batch = self._parts[p]
         known, real = self[part], self._state[p]
         for key in [key for key in real if key not in known]:
             del real[key]

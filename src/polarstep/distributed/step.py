@@ -8,6 +8,7 @@ in the same order.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import Any
@@ -47,6 +48,10 @@ class Distribution:
         check_plan(plan)
         self.plan, self.process_group = plan, process_group
         self._choices: dict[Any, Choice] = {}
+        # What was found for a parameter, by its id, with all that it depends on: hashing layouts and
+        # maps at every step would take longer than a step of a small model.
+        self._layouts: dict[int, tuple[Tensor, Any, Layout | None]] = {}
+        self._recent: dict[int, tuple[tuple[Any, ...], Choice]] = {}
         self._local: LocalState | None = None
         self._trips: tuple[Any, list[Trip]] = ((), [])
         # Whole bases that shards need at every step (polarstep.distributed.sharded).
@@ -54,7 +59,12 @@ class Distribution:
 
     def layout_of(self, p: Tensor) -> Layout | None:
         """Where the parts of ``p`` lie; ``None`` if this process alone has it."""
-        return Layout.of(p, self.process_group)
+        placements = p.placements if is_sharded(p) else None
+        known = self._layouts.get(id(p))
+        if known is None or known[0] is not p or known[1] is not placements:
+            known = (p, placements, Layout.of(p, self.process_group))
+            self._layouts[id(p)] = known
+        return known[2]
 
     def spread(self, groups: Iterable[Group]) -> list[tuple[Tensor, Layout]]:
         """The parameters that other ranks have a part of."""
@@ -73,9 +83,14 @@ class Distribution:
         if layout is None:
             return None
         view, asked = view_of(group, p), asked_of(group, self.plan)
-        key = (layout, view, group["polar"], p.dtype, p.device, asked)
+        now = (p, layout, view, group["polar"], p.dtype, p.device, asked)
+        known = self._recent.get(id(p))
+        if known is not None and all(map(operator.is_, known[0], now)):
+            return known[1]
+        key = now[1:]
         if key not in self._choices:
             self._choices[key] = chosen(p, layout, view, group["polar"], asked)
+        self._recent[id(p)] = now, self._choices[key]
         return self._choices[key]
 
     def told(self, group: Group, p: Tensor) -> str | None:
