@@ -48,7 +48,9 @@ SUBCOMMANDS = {
         "Compare the seven methods on the text shipped with the package, and make the report.",
     ),
     "flops": Subcommand(
-        "flops", "flops", "Show the optimizer GFLOPs per step of the seven methods of Table 2."
+        "flops",
+        "flops",
+        "Show the optimizer GFLOPs per step of the seven methods of Table 2, and of the deflated map.",
     ),
     "pack": Subcommand(
         "pack", "pack", "Put the records of many runs into one small file, without checkpoints."
