@@ -76,12 +76,12 @@ from polarstep_lab.methods import METHODS
 from polarstep_lab.suites import parallel
 from polarstep_lab.suites.suite import comparison_runs
 
-class CtrlC(parallel._Messenger):
+class CtrlC(parallel.Messenger):
     def advance(self, step):
         if step == 100:
             os.killpg(0, signal.SIGINT)  # to this worker and its parent, as a terminal does
 
-parallel._Messenger = CtrlC  # the worker imports this file too
+parallel.Messenger = CtrlC  # the worker imports this file too
 if __name__ == "__main__":
     runs = comparison_runs({RECIPE!r}, METHODS[4:5], [1], {longer!r}, Path({str(tmp_path / "cut")!r}))
     list(parallel.run_in_processes(runs, workers=1))
