@@ -108,8 +108,9 @@ def test_hooks_see_every_shape_without_padding() -> None:
     params = model([*SHAPES, *OTHERS])
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     optimizer = ps.Muon([(f"w{i}", p) for i, p in enumerate(params)], momentum=0.0)
+    g = torch.Generator().manual_seed(1)
     for p in params:
-        p.grad = torch.randn_like(p)
+        p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
 
     def hook(bucket: Bucket) -> None:
         for name, M, T in zip(bucket.names, bucket.M, bucket.T, strict=True):
