@@ -122,4 +122,4 @@ def test_hooks_see_every_shape_without_padding() -> None:
     for i, p in enumerate(params[: len(SHAPES)]):
         M, T = seen[f"w{i}"]
         assert torch.equal(M, p.grad)
-        torch.testing.assert_close(T, optimizer.defaults["polar"](M), atol=1e-5, rtol=0)
+        torch.testing.assert_close(T, optimizer.defaults["polar"](M), atol=1e-4, rtol=0)
