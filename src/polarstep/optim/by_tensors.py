@@ -79,11 +79,9 @@ class PlainStep:
                 largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
                 parts = in_parts(members, lambda member: member.count, largest // nbytes)
             _, key = signature.drawn_at(signature.step)
-            drawn: Tensor | None = None
-            for number, part in enumerate(parts):
+            drawn = self.drawn(signature)
+            for part in parts:
                 matrices = Tensors(part, [target_of(member) for member in part])
-                if number == 0:
-                    drawn = self.drawn(signature)
                 if is_large(signature, sharded):
                     polar = launch_in_place(signature, matrices, part, hooks)
                 else:

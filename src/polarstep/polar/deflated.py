@@ -174,8 +174,7 @@ class Deflated(PolarMap):
         norm = deflation.frobenius_norm(A)
         frobenius = deflation.rest_frobenius(norm, head.B)
         known = carry.get("rest")
-        precision = torch.promote_types(A.dtype, torch.float32)
-        vectors = None if known is None else known.mT.to(precision)
+        vectors = None if known is None else known.mT
         found = deflation.rest_norm(A, head.Q, head.B, norm, frobenius, vectors)
         inverse = 1 / found.delta
         T = ops.flattened(A, head.columns, head.projected, head.lift.X, head.lift.W, inverse)

@@ -47,7 +47,7 @@ from torch import Tensor
 
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.orthonormal import orthonormalize
-from polarstep.products.base import signs
+from polarstep.products.base import frobenius_norm, signs
 from polarstep.torch_compile import constant
 
 __all__ = [
@@ -91,11 +91,6 @@ class RestNorm:
     """A true upper bound on ‖R‖_op, up to the rounding of ‖M‖²_F − ‖B‖²_F."""
     vectors: Tensor
     """(batch, n, b): for the next step's call."""
-
-
-def frobenius_norm(M: Tensor) -> Tensor:
-    """‖M‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32."""
-    return torch.linalg.vector_norm(M, dim=(-2, -1), keepdim=True, dtype=torch.float64)
 
 
 def rest_frobenius(norm: Tensor, B: Tensor, precision: float | None = None) -> Tensor:

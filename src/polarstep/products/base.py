@@ -17,6 +17,7 @@ __all__ = [
     "SIGNS",
     "Polynomial",
     "Products",
+    "frobenius_norm",
     "largest_entry",
     "leaves_range",
     "plain_product",
@@ -131,7 +132,7 @@ class Products:
         """
         if torch.compiler.is_compiling():
             X, _ = unit_scaled(X)  # compiled with the division to one pass
-        norm = _norm(X)
+        norm = frobenius_norm(X)
         if X.dtype == torch.float64 or self.looks_for_free:
             X, norm = self._in_range(X, norm)
             small = torch.promote_types(X.dtype, torch.float32)
@@ -152,7 +153,7 @@ class Products:
             if not bool(outside.any()):
                 return X, norm
         X, _ = unit_scaled(X)
-        return X, _norm(X)
+        return X, frobenius_norm(X)
 
     # Polynomials.
 
@@ -226,10 +227,7 @@ class Products:
 
         δ² = factor²·max(‖A‖²_F − ‖B‖²_F, floor·‖A‖²_F)/left. A zero matrix has 1/δ = 0.
         """
-        whole, head = (
-            torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64).square()
-            for X in (A, B)
-        )
+        whole, head = frobenius_norm(A).square(), frobenius_norm(B).square()
         size = factor * (torch.maximum(whole - head, floor * whole) / left).sqrt()
         most = torch.finfo(torch.promote_types(A.dtype, torch.float32)).max
         return torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 0).clamp_max(most)
@@ -366,7 +364,8 @@ def largest_entry(X: Tensor) -> Tensor:
     return torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
 
 
-def _norm(X: Tensor) -> Tensor:
+def frobenius_norm(X: Tensor) -> Tensor:
+    """‖X‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32."""
     return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
 
 
