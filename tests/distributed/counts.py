@@ -45,14 +45,15 @@ def received() -> Iterator[dict[str, float]]:
     """Bytes that this rank receives from others, by collective; a sum counts as a ring does it."""
     found = {"all-to-all": 0.0, "maximum": 0.0, "status": 0.0}
     swap, reduce = dist.all_to_all_single, dist.all_reduce
-    me, ranks = dist.get_rank(), dist.get_world_size()
 
     def counted_swap(out: Any, sent: Any, counts: Any, sizes: Any, **options: Any) -> Any:
+        me = dist.get_rank(options["group"])
         found["all-to-all"] += sum(count for i, count in enumerate(counts) if i != me)
         return swap(out, sent, counts, sizes, **options)
 
     def counted_reduce(values: Any, **options: Any) -> Any:
         kind = "status" if values.dtype == torch.int64 else "maximum"
+        ranks = dist.get_world_size(options["group"])
         found[kind] += 2 * (ranks - 1) / ranks * values.numel() * values.element_size()
         return reduce(values, **options)
 
@@ -63,11 +64,19 @@ def received() -> Iterator[dict[str, float]]:
         dist.all_to_all_single, dist.all_reduce = swap, reduce
 
 
-def counted(name: str, polar: ps.PolarMap, plan: str, dtype: torch.dtype, at: int = 1) -> Any:
-    """Bytes and FLOPs of step ``at`` of all matrices of a shape."""
+def counted(
+    name: str,
+    polar: ps.PolarMap,
+    plan: str,
+    dtype: torch.dtype,
+    at: int = 1,
+    copies: int = 1,
+) -> Any:
+    """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
     count, m, n = SHAPES[name]
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    placed = [Replicate()] if plan == "replicated" else [Shard(0)]
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (copies, ranks // copies))
+    placed = [Replicate(), Replicate() if plan == "replicated" else Shard(0)]
     params = []
     for i in range(count):
         G = torch.randn(m, n, generator=rng.generator(name, i)).to(dtype)
@@ -120,6 +129,11 @@ def cases() -> list[tuple[str, str, str]]:
     ]
 
 
+def copied_cases() -> list[tuple[str, str, str]]:
+    """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
+    return [case for case in cases() if case[0] != "replicated" and case[1] != "h=½"]
+
+
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {("order", plan): order(plan) for plan in ("owner", "sharded")}
     if ranks == 4:
@@ -132,4 +146,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     for plan, name, shape in cases():
         at = KEPT if name == "kept" else 1
         found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32, at)
+    for plan, name, shape in copied_cases() if ranks == 4 else ():
+        at = KEPT if name == "kept" else 1
+        found["copied", plan, name, shape] = counted(
+            shape, MAPS[name], plan, torch.float32, at, copies=2
+        )
     return found
