@@ -32,3 +32,10 @@ def test_the_run_goes_on(ranks, source, name, plan, found) -> None:
         pytest.skip("every option with one plan, and every plan with the default options")
     for there in found[ranks, source]:
         assert there[name, plan] < 1e-10
+
+
+@pytest.mark.parametrize(("ranks", "source"), CHAIN)
+def test_momentum_that_fades_rests_as_if_it_had_not_been_saved(ranks, source, found) -> None:
+    for there in found[ranks, source]:
+        assert there["resting"]["off"] < 1e-10
+        assert there["resting"]["moved"] == 0

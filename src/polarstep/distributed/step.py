@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed import carries, wire
-from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
+from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owner import Part, Spread, Trip, balanced, part_of
 from polarstep.distributed.plans import AUTO, Choice, asked_of, check_plan, chosen, cut_side
@@ -279,11 +279,11 @@ class Split:
         momentum_of(p, self._state[p], stored_dtype(work.group, p))
         for signature, member in members_of(work, index, self._state):
             for name, shape in carries.shapes_of(signature, signature.dtype).items():
-                key, whole = entry(name, member.block), (member.count, *shape)
+                key, of_all = entry(name, member.block), (member.count, *shape)
                 known = self._state[p].get(key)
-                if known is None or known.shape != whole:
+                if known is None or known.shape != of_all:
                     part = torch.empty((0, *shape), dtype=p.dtype, device=p.device)
-                    self._state[p][key] = wrapped(part, p, p.placements, whole)
+                    self._state[p][key] = wrapped(part, p, p.placements, of_all)
 
     def let_rest(self) -> None:
         """The rule of :mod:`polarstep.optim.resting` for matrices in parts, with one small exchange."""
@@ -306,6 +306,8 @@ class Split:
             ):
                 fade = fading(work)
                 assert fade is not None
+                if "peak" in self._state[p]:  # another plan may have left it in parts
+                    self._state[p]["peak"] = whole(self._state[p]["peak"])
                 flags = faded(self._state[p], most, fade)
                 _mask(work, i, layout, self._state, flags)
 
