@@ -49,8 +49,12 @@ def whole(X: Tensor) -> Tensor:
 
 
 def local(X: Tensor) -> Tensor:
-    """This rank's part of ``X``, not copied, for elementwise operations in place."""
-    return X.to_local() if is_sharded(X) else X
+    """This rank's part of ``X``, not copied, for elementwise operations in place.
+
+    It is the same tensor at every call: plans and CUDA graphs of a step are bound to it. ``to_local()``
+    makes a new tensor for a parameter, from torch 2.12 on.
+    """
+    return X._local_tensor if is_sharded(X) else X
 
 
 def placed_like(X: Tensor, p: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,15 @@ Found = list[tuple[Member, list[tuple[Part | None, Tensor]]]]  # this rank's par
 Run = Generator[None, None, Found]
 
 
+@dataclass
+class _Sorted:
+    """An optimizer's parameters by where they lie."""
+
+    params: list[Tensor]
+    spread: list[tuple[Tensor, Layout]]  # other ranks have a part of it
+    whole: list[Tensor]  # sharded in a world of one
+
+
 class Distribution:
     """How an optimizer's parameters are spread over ranks.
 
@@ -52,6 +61,7 @@ class Distribution:
         # maps at every step would take longer than a step of a small model.
         self._layouts: dict[int, tuple[Tensor, Any, Layout | None]] = {}
         self._recent: dict[int, tuple[tuple[Any, ...], Choice]] = {}
+        self._known = _Sorted([], [], [])
         self._local: LocalState | None = None
         self._trips: tuple[Any, list[Trip]] = ((), [])
         # Whole bases that shards need at every step (polarstep.distributed.sharded).
@@ -68,14 +78,33 @@ class Distribution:
 
     def spread(self, groups: Iterable[Group]) -> list[tuple[Tensor, Layout]]:
         """The parameters that other ranks have a part of."""
-        found = []
+        return self._sorted(groups).spread
+
+    def whole(self, groups: Iterable[Group]) -> list[Tensor]:
+        """The sharded parameters of Muon's groups that this rank alone has, in a world of one."""
+        return self._sorted(groups).whole
+
+    def _sorted(self, groups: Iterable[Group]) -> _Sorted:
+        """The parameters by where they lie, found anew when a group has other parameters."""
+        params = [p for group in groups for p in group["params"]]
+        known = self._known
+        if len(params) == len(known.params) and all(map(operator.is_, params, known.params)):
+            return known
+        self._known = known = _Sorted(params, [], [])
         for group in groups:
             for p in group["params"]:
-                if self.process_group is not None or is_sharded(p):
-                    layout = self.layout_of(p)
-                    if layout is not None and len(layout.ranks) > 1:
-                        found.append((p, layout))
-        return found
+                layout = self.layout_of(p)
+                if layout is not None and len(layout.ranks) > 1:
+                    known.spread.append((p, layout))
+                elif is_sharded(p) and group["algorithm"] == "muon" and p.numel() > 0:
+                    known.whole.append(p)
+        return known
+
+    def local_state(self, state: State) -> LocalState:
+        """The optimizer's ``state`` in plain tensors, for the parts of sharded parameters."""
+        if self._local is None or not self._local.is_of(state):
+            self._local = LocalState(state)
+        return self._local
 
     def choice(self, group: Group, p: Tensor) -> Choice | None:
         """The plan of a parameter in a Muon group; ``None`` if this process alone has it."""
@@ -102,9 +131,9 @@ class Distribution:
         """Which parameters go which way in this step. With hooks, which see whole matrices, no rank
         leaves a matrix to another.
         """
-        if self._local is None or not self._local.is_of(state):
-            self._local = LocalState(state)
-        return Split(self, works, state, self._local, hooked=hooked)
+        local_state = self.local_state(state)
+        local_state.refresh()
+        return Split(self, works, state, local_state, hooked=hooked)
 
     def trips(self, buckets: list[Spread]) -> list[Trip]:
         """Who sends what to whom, kept from step to step while the buckets stay the same."""
@@ -264,10 +293,7 @@ class Split:
 
     def settle(self) -> None:
         """Put what the steps of single processes left into the optimizer's state."""
-        for work in self.here:
-            for p in work.params:
-                if p in self.state:
-                    self.state.write_back(p)
+        self.state.settle()
         for w, work in enumerate(self._works):
             for i, p in enumerate(work.params):
                 if self._plans[w][i] == "local" and is_sharded(p) and not local(p).numel():

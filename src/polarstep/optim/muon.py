@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.distributed.layout import Layout, is_sharded, local
+from polarstep.distributed.layout import Layout, local
 from polarstep.distributed.status import agreed, all_finite
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
@@ -284,12 +284,10 @@ class Muon(Optimizer):
             _check_started(works, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
         errors: list[Exception] = []
-        if any(is_sharded(p) for work in muon for p in work.params) or spread:
+        if spread:
             errors = self._update_with_others(muon, replayed, hooks)
         else:
-            let_rest(muon, self.state)
-            updated = replayed(muon, self.state, hooks)
-            self._plain(muon, self.state, hooks, skip=updated)
+            self._update_alone(muon, replayed, hooks)
         for work in muon:
             work.group["step"] += 1
         for work in works:
@@ -303,6 +301,19 @@ class Muon(Optimizer):
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def _update_alone(
+        self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
+    ) -> None:
+        """A step of parameters that no other rank has a part of."""
+        has_stand_ins = bool(self._distribution.whole(self.param_groups))
+        local_state = self._distribution.local_state(self.state) if has_stand_ins else None
+        state = self.state if local_state is None else local_state
+        let_rest(muon, state)
+        updated = replayed(muon, state, hooks)
+        self._plain(muon, state, hooks, skip=updated)
+        if local_state is not None:
+            local_state.settle()
 
     def _update_with_others(
         self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
@@ -322,7 +333,10 @@ class Muon(Optimizer):
     def _collected(self, spread: list[tuple[Tensor, Layout]]) -> list[Work]:
         """What every group has to update, agreed on with the ranks that have parts of it."""
         if not spread:
-            return [collect(group) for group in self.param_groups]
+            whole, stand_ins = self._distribution.whole(self.param_groups), None
+            if whole:
+                stand_ins = self._distribution.local_state(self.state).stand_ins(whole)
+            return [collect(group, stand_ins=stand_ins) for group in self.param_groups]
         error, self._failure = self._failure, None
         try:
             for group in self.param_groups:
