@@ -120,7 +120,7 @@ class Resting(nn.Module):
 
 
 def resting(path: Path, source: str) -> dict[str, float]:
-    """How far a run ends from one that was not interrupted, and how far it moved while it was to rest."""
+    """How far a run ends from one that was not interrupted, and how far it moves when it is to rest."""
     ranks = torch.distributed.get_world_size()
     known = Resting(sharded=False)
     known.go(range(ENDED))

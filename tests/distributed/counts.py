@@ -36,7 +36,8 @@ MAPS: dict[str, ps.PolarMap] = {
     "warm": ps.LowRank(16, 8, 0, sketch=Warm()),
     "kept": ps.LowRank(16, 8, 0, keep=8),
 }
-PLANS = ("sharded", "owner", "replicated")
+PLANS = ("sharded", "owner", "replicated", "gather")
+OVERLAPPING = ("sharded", "owner", "replicated", "gather")
 KEPT = 9  # a step that uses the basis of step 8
 
 
@@ -91,30 +92,36 @@ def counted(
 
 
 def order(plan: str) -> list[str]:
-    """What a step of two buckets does in turn: it sends, and it waits for what was sent."""
+    """What a step of two buckets does in turn: it sends, it computes, it waits for what was sent."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    placed = [Replicate()] if plan == "replicated" else [Shard(0)]
     params = []
     for shape in ((16, 24), (20, 32)):
-        G = torch.randn(shape, generator=rng.generator("order", *shape))
-        params.append(nn.Parameter(distribute_tensor(G, mesh, [Shard(0)])))
-        params[-1].grad = params[-1].detach()
+        for i in range(dist.get_world_size()):  # each rank owns one matrix of each bucket
+            G = torch.randn(shape, generator=rng.generator("order", i, *shape))
+            params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
+            params[-1].grad = params[-1].detach()
     polar = ps.LowRank(4, 2, 0, always_sketch=True)
     optimizer, events = ps.Muon(params, lr=0.1, polar=polar, plan=plan), []
-    send, wait = wire.send, wire.Arriving.wait
 
-    def noted_send(*arguments: Any) -> Any:
-        events.append("send")
-        return send(*arguments)
+    def noted(word: str, call: Any) -> Any:
+        def calling(*arguments: Any, **options: Any) -> Any:
+            events.append(word)
+            return call(*arguments, **options)
 
-    def noted_wait(arriving: Any) -> Any:
-        events.append("wait")
-        return wait(arriving)
+        return calling
 
-    wire.send, wire.Arriving.wait = noted_send, noted_wait  # type: ignore[method-assign]
+    places = [(wire, "send"), (wire, "compare"), (wire.Arriving, "wait"), (wire.Comparing, "wait")]
+    places += [(ps.LowRank, "step")]
+    before = [getattr(*place) for place in places]
+    words = ["send", "send", "wait", "wait", "compute"]
+    for place, call, word in zip(places, before, words, strict=True):
+        setattr(*place, noted(word, call))
     try:
         optimizer.step()
     finally:
-        wire.send, wire.Arriving.wait = send, wait  # type: ignore[method-assign]
+        for place, call in zip(places, before, strict=True):
+            setattr(*place, call)
     return events
 
 
@@ -131,11 +138,11 @@ def cases() -> list[tuple[str, str, str]]:
 
 def copied_cases() -> list[tuple[str, str, str]]:
     """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
-    return [case for case in cases() if case[0] != "replicated" and case[1] != "h=½"]
+    return [case for case in cases() if case[0] in ("owner", "sharded") and case[1] != "h=½"]
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
-    found: dict[Any, Any] = {("order", plan): order(plan) for plan in ("owner", "sharded")}
+    found: dict[Any, Any] = {("order", plan): order(plan) for plan in OVERLAPPING}
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):

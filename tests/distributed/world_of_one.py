@@ -1,4 +1,4 @@
-"""FSDP2 in a world of one rank: what a step does to a ``DTensor``, and what it takes over from others."""
+"""FSDP2 in a world of one rank: what a step does to a ``DTensor``, and changes of its state."""
 
 from __future__ import annotations
 

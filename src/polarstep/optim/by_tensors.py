@@ -6,7 +6,7 @@ is advanced for the first of its blocks, and X is updated once T of every block 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.distributed.layout import is_sharded, local, placed_like, whole_of_local
+from polarstep.distributed.gather import Gathering
+from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.optim.carried import remember
 from polarstep.optim.collect import (
     Member,
@@ -72,25 +73,25 @@ class PlainStep:
             return targets[id(member.param)]
 
         buckets = step_padded(gathered(works, state, selected), target_of, hooks)
-        for (signature, sharded), members in buckets.items():
-            nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
-            parts = iter([members])
-            if sharded or signature.device.type == "cpu":
-                largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
-                parts = in_parts(members, lambda member: member.count, largest // nbytes)
+        runs, numbers = list(_in_parts(buckets)), dict[Signature, Tensor | None]()
+        for i, (signature, sharded, part) in enumerate(runs):
+            # The matrices of the next bucket are gathered beside the arithmetic of this bucket.
+            for _, in_shards, soon in runs[i : i + 2]:
+                for member in soon if in_shards else ():
+                    target_of(member).begin_gathering()
             _, key = signature.drawn_at(signature.step)
-            drawn = self.drawn(signature)
-            for part in parts:
-                matrices = Tensors(part, [target_of(member) for member in part])
-                if is_large(signature, sharded):
-                    polar = launch_in_place(signature, matrices, part, hooks)
-                else:
-                    carry = _joined(signature, part, state)
-                    draw = Draw(drawn, finite_flags(part))
-                    polar, left = launch(signature.polar, matrices, carry, draw)
-                    _keep(signature, part, state, left)
-                if hooks:
-                    show(hooks, signature, part, key, polar)
+            if signature not in numbers:
+                numbers = {signature: self.drawn(signature)}
+            matrices = Tensors(part, [target_of(member) for member in part])
+            if is_large(signature, sharded):
+                polar = launch_in_place(signature, matrices, part, hooks)
+            else:
+                carry = _joined(signature, part, state)
+                draw = Draw(numbers[signature], finite_flags(part))
+                polar, left = launch(signature.polar, matrices, carry, draw)
+                _keep(signature, part, state, left)
+            if hooks:
+                show(hooks, signature, part, key, polar)
 
     def drawn(self, signature: Signature) -> Tensor | None:
         """The random numbers of a bucket's step, if it needs any; kept if they are always the same.
@@ -112,6 +113,20 @@ class PlainStep:
                 del self._drawn[next(iter(self._drawn))]  # the oldest
             self._drawn[place] = numbers
         return numbers
+
+
+def _in_parts(
+    buckets: dict[tuple[Signature, bool], list[Member]],
+) -> Iterator[tuple[Signature, bool, list[Member]]]:
+    """The buckets, with large buckets in parts: signature, whether it is sharded, members."""
+    for (signature, sharded), members in buckets.items():
+        if not sharded and signature.device.type != "cpu":
+            yield signature, sharded, members
+            continue
+        nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
+        most = (LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU) // nbytes
+        for part in in_parts(members, lambda member: member.count, most):
+            yield signature, sharded, part
 
 
 def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
@@ -163,6 +178,7 @@ class Target:
         self._C = local(momentum_of(self.p, self._state, self._kept))
         self._advanced = False
         self._M: Tensor | None = None  # this rank's part of M
+        self._gathering: Gathering | None = None  # the whole of M, where it is sharded
         self._blocks: list[Tensor] | None = None  # the blocks of M
         self._T: list[Tensor | None] = [None] * len(self.view.shapes)
 
@@ -194,10 +210,17 @@ class Target:
         beta = self.work.group["momentum"]
         torch.add(self._G, self._C, alpha=beta, out=out.view(self.p.shape))
 
+    def begin_gathering(self) -> None:
+        """Begin to gather M of a sharded parameter."""
+        if self._gathering is None:
+            self._gathering = Gathering(self.local_momentum(), self.p)
+
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
         if self._blocks is None:
-            self._blocks = self.view.blocks(whole_of_local(self.local_momentum(), self.p))
+            is_whole = self._gathering is None
+            M = self.local_momentum() if is_whole else self._gathering.wait()
+            self._blocks = self.view.blocks(M)
         return self._blocks[block]
 
     def local_momentum(self) -> Tensor:
