@@ -90,20 +90,29 @@ def reference() -> list[Tensor]:
 
 
 class Resting(nn.Module):
-    """A matrix and a stack of experts that get no gradient after the first steps."""
+    """Matrices and experts that get no gradient after the first steps; some momentum in eight bits."""
 
     def __init__(self, *, sharded: bool) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
         super().__init__()
-        for name, shape in (("matrix", (9, 12)), ("experts", (5, 6, 8))):
+        for name, shape in (
+            ("matrix", (9, 12)),
+            ("experts", (5, 6, 8)),
+            ("matrix_in_bits", (9, 128)),
+            ("experts_in_bits", (5, 6, 128)),
+        ):
             X = torch.zeros(shape, dtype=torch.float64)
             if sharded:
                 mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
                 X = distribute_tensor(X, mesh, [Shard(0)])
             self.register_parameter(name, nn.Parameter(X))
-        self.optimizer = ps.Muon(self.parameters(), lr=0.1, momentum=0.4)
+        groups = [
+            {"params": [self.matrix, self.experts]},
+            {"params": [self.matrix_in_bits, self.experts_in_bits], "momentum_dtype": torch.int8},
+        ]
+        self.optimizer = ps.Muon(groups, lr=0.1, momentum=0.4)
 
     def go(self, steps: range) -> None:
         from torch.distributed.tensor import distribute_tensor

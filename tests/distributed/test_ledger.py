@@ -88,8 +88,12 @@ def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:
         status, events = there["order", plan][:2], there["order", plan][2:]
         assert status == ["send", "wait"]
         begun = events[: events.index("wait")].count("send")
-        assert begun == (4 if plan == "gather" else 2)  # gather sends each of four matrices by itself
-        under_way = [events[:i].count("send") - events[:i].count("wait") for i in range(len(events))]
+        assert begun == (
+            4 if plan == "gather" else 2
+        )  # gather sends each of four matrices by itself
+        under_way = [
+            events[:i].count("send") - events[:i].count("wait") for i in range(len(events))
+        ]
         assert events.count("send") == events.count("wait")
         if plan != "sharded":  # there the map's own step is not called
             assert under_way[events.index("compute")] >= 1

@@ -28,7 +28,6 @@ __all__ = [
     "local",
     "placed_like",
     "whole",
-    "whole_of_local",
     "wrapped",
 ]
 
@@ -67,11 +66,6 @@ def placed_like(X: Tensor, p: Tensor) -> Tensor:
         everywhere = [Replicate()] * p.device_mesh.ndim
         X = DTensor.from_local(X, p.device_mesh, everywhere, run_check=False)
     return X if X.placements == p.placements else X.redistribute(placements=p.placements)
-
-
-def whole_of_local(X: Tensor, p: Tensor) -> Tensor:
-    """The whole tensor of which ``X`` is this rank's part, where shards are laid out as in ``p``."""
-    return X if not is_sharded(p) else wrapped(X, p, p.placements, p.shape).full_tensor()
 
 
 def wrapped(X: Tensor, p: DTensor, placements: Any, shape: torch.Size | tuple[int, ...]) -> DTensor:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
 from polarstep.optim.collect import State, Work
 from polarstep.optim.groups import view_of
+from polarstep.optim.low_precision import BLOCK, check_blocks, scale_as_sharded, stored_dtype
 
 __all__ = ["LocalState", "is_cut", "localized"]
 
@@ -174,6 +176,8 @@ def _joined(value: Any, p: Any, key: str, batch: bool) -> Any:
         return value
     if value.shape == local(p).shape and key == "momentum_buffer":
         return wrapped(value, p, p.placements, p.shape)
+    if key == "momentum_scale" and p.shape[-1] % BLOCK == 0:
+        return scale_as_sharded(value, p)
     if not batch:
         return value
     layout = Layout.of(p)
@@ -196,6 +200,8 @@ def localized(work: Work, state: LocalState, kept: list[int]) -> Work:
     for i in kept:
         p = work.params[i]
         if is_sharded(p):
+            if stored_dtype(work.group, p) == torch.int8 and is_cut(p):
+                check_blocks(p, work.names[i])
             p = state.stand_in(p)
         params.append(p)
         grads.append(local(work.grads[i]))

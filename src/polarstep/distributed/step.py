@@ -26,7 +26,7 @@ from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, State, Work, members_of
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.low_precision import momentum_of, stored_dtype
+from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
 from polarstep.optim.resting import faded, fading, largest
 
 __all__ = ["Distribution", "Split"]
@@ -302,7 +302,8 @@ class Split:
     def _settle_empty(self, work: Work, index: int) -> None:
         """The entries that other ranks have, empty here; a checkpoint asks all ranks for them."""
         p: Any = work.params[index]
-        momentum_of(p, self._state[p], stored_dtype(work.group, p))
+        kept = stored_dtype(work.group, p)
+        keep_momentum(momentum_of(p, self._state[p], kept), p, self._state[p], kept)
         for signature, member in members_of(work, index, self._state):
             for name, shape in carries.shapes_of(signature, signature.dtype).items():
                 key, of_all = entry(name, member.block), (member.count, *shape)
@@ -355,7 +356,8 @@ def _parts_here(
     pieces = layout.pieces(work.views[index])
     assert pieces is not None
     mine = pieces[layout.me]
-    C = local(state[work.params[index]]["momentum_buffer"]).view(mine.shape)
+    p = work.params[index]
+    C = local(momentum_of(p, state[p], state[p]["momentum_buffer"].dtype)).view(mine.shape)
     return C, [part_of(mine, member, k) for member, k in _blocks(work, index)]
 
 
@@ -375,3 +377,5 @@ def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -
     for flag, part in zip(flags, parts, strict=True):
         if part is not None:
             C[part.batch, slice(*part.rows)].masked_fill_(flag, 0)
+    p = work.params[index]
+    keep_momentum(C.view(local(p).shape), p, state[p], state[p]["momentum_buffer"].dtype)

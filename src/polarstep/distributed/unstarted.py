@@ -50,7 +50,7 @@ def _of_unstarted(group: Group, p: Tensor) -> dict[str, Any]:
         return dict(ELEMENTWISE[group["algorithm"]].new_state(p))
     found: dict[str, Any] = {}
     kept = stored_dtype(group, p)
-    keep_momentum(momentum_of(p, found, kept), found, kept)
+    keep_momentum(momentum_of(p, found, kept), p, found, kept)
     work = Work(group, [""], [p], [p], None, [view_of(group, p)])
     for signature, member in members_of(work, 0, {}):
         for name, shape in carries.shapes_of(signature, signature.dtype).items():

@@ -31,6 +31,7 @@ from polarstep.optim.groups import is_by_norm, scale_of
 from polarstep.optim.large import is_large, launch_in_place
 from polarstep.optim.low_precision import (
     add_compensated,
+    check_blocks,
     is_compensated,
     keep_momentum,
     momentum_of,
@@ -169,11 +170,8 @@ class Target:
         self.finite = None if work.finite is None else work.finite[index]
         self.is_compensated = is_compensated(work.group, self.p)
         self._state, self._kept = state[self.p], stored_dtype(work.group, self.p)
-        if self._kept == torch.int8 and is_sharded(self.p):
-            raise ValueError(
-                f"momentum_dtype=torch.int8 for {work.names[index]}, which is sharded: expected a whole "
-                "parameter, as scales go by blocks of it; take momentum_dtype=torch.bfloat16"
-            )
+        if self._kept == torch.int8:
+            check_blocks(self.p, work.names[index])
         self._G = local(work.grads[index])
         self._C = local(momentum_of(self.p, self._state, self._kept))
         self._advanced = False
@@ -197,7 +195,7 @@ class Target:
         else:
             new = torch.where(self.finite, beta * self._C + self._G, self._C)
             self._C.copy_(new)
-        keep_momentum(self._C, self._state, self._kept)
+        keep_momentum(self._C, self.p, self._state, self._kept)
 
     def writes_momentum(self) -> bool:
         """Whether :meth:`write_momentum` can be used: M is not C, and is one block, not sharded."""
