@@ -172,6 +172,21 @@ def load(model: Any, optimizer: Any, options: StateDictOptions, path: Path) -> N
     set_optimizer_state_dict(model, optimizer, content["optimizer"], options=options)
 
 
+def gathers_in_order() -> bool:
+    """Whether torch gathers an uneven last dimension into a contiguous tensor.
+
+    In torch 2.9 the gathered tensor has gaps. ``broadcast_from_rank0`` then sends it with the gaps, and
+    other ranks than the first load wrong numbers, whatever the optimizer.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    ranks = torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    X = distribute_tensor(torch.zeros(1, 2, 2 * ranks - 1), mesh, [Shard(2)])
+    return bool(X.full_tensor().is_contiguous())
+
+
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     """Save after half of the steps; load what was saved here, or at another number of ranks; go on."""
     warnings.simplefilter("ignore")
@@ -195,4 +210,5 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
             found[name, plan] = float(torch.stack(off).max())
     resting_module.EVERY = 2
     found["resting"] = resting(shared, source)
+    found["gathers in order"] = gathers_in_order()
     return found

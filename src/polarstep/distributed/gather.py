@@ -1,4 +1,4 @@
-"""Gather a sharded matrix on all ranks that hold a part of it, beside the arithmetic of other matrices."""
+"""Gather a sharded matrix on all ranks that hold a part of it, beside other arithmetic."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def check_blocks(p: Tensor, name: str) -> None:
     if p.shape[-1] % BLOCK or last in layout.cut:
         raise ValueError(
             f"momentum_dtype=torch.int8 for {name}, which has shape {tuple(p.shape)} and is sharded as "
-            f"{tuple(p.placements)}: expected rows of a multiple of {BLOCK} entries that are not cut, as "
-            f"{BLOCK} entries share a scale; take momentum_dtype=torch.bfloat16, or shard another "
+            f"{tuple(p.placements)}: expected rows of a multiple of {BLOCK} entries that are not cut, "
+            f"as {BLOCK} entries share a scale; take momentum_dtype=torch.bfloat16, or shard another "
             "dimension"
         )
 

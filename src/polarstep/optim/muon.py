@@ -23,7 +23,7 @@ from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, check_gradients, collect
+from polarstep.optim.collect import State, Work, check_gradients, collect, members_of
 from polarstep.optim.elementwise import AdamW, Elementwise
 from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete, restored
@@ -282,6 +282,7 @@ class Muon(Optimizer):
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)
+            _check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
         errors: list[Exception] = []
         if spread:
@@ -552,6 +553,29 @@ def _check_started(works: list[Work], state: State) -> None:
                     "would start from a state of zeros; call step() a few times before the capture, on "
                     "a side stream, as torch's notes on CUDA graphs do"
                 )
+
+
+def _check_draws(works: list[Work], state: State) -> None:
+    """Raise if a graph captures random numbers while there are other ranks.
+
+    In a graph the numbers come from torch's default generator, whose seed each rank may set otherwise.
+    Copies of a parameter (DDP) would then take different steps and drift apart.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks == 1:
+        return
+    for work in works:
+        for index, name in enumerate(work.names):
+            for signature, _ in members_of(work, index, state):
+                if signature.drawn_at(signature.step)[0] is not None:
+                    raise RuntimeError(
+                        f"a step of {name} with {signature.polar} is being captured in a CUDA graph on "
+                        f"one of {ranks} ranks: expected a map that draws no random numbers, as in a "
+                        "graph each rank draws its own and copies of a parameter would drift apart; "
+                        "capture forward and backward alone, or take a map like NewtonSchulz"
+                    )
 
 
 def _as_listed(group: dict[str, Any]) -> dict[str, Any]:
