@@ -206,8 +206,9 @@ def results_tables(folder: Path, up: str) -> str:
         devices = sorted({device for row in section.rows for device in row.devices})
         links = [f"[report]({up}{(folder / 'summary.md').relative_to(ROOT)})"]
         links += [f"[{path.parent.name}]({up}{path.relative_to(ROOT)})" for path in archives]
+        note = f" ({section.note})" if section.note else ""
         blocks.append(
-            f"**{section.recipe}**, seeds: {' or '.join(seeds)}, {', '.join(devices)} "
+            f"**{section.recipe}**{note}, seeds: {' or '.join(seeds)}, {', '.join(devices)} "
             f"({', '.join(links)}):\n\n" + "\n".join(brief_lines(section))
         )
     return "\n" + "\n\n".join(blocks) + "\n\n"

@@ -22,6 +22,9 @@ __all__ = ["nanogpt", "nanogpt_small", "nanogpt_toy", "nanogpt_wiki"]
 PADDED_GPT2 = 50304
 """GPT-2's 50,257 tokens padded to a multiple of 128: a GPU multiplies aligned matrices faster."""
 
+TABLES_LR = 0.008
+"""AdamW's rate for embedding and head in the paper's model; chosen without tuning."""
+
 GPT_SEARCH = {
     "adamw": {"optimizer.lr": Range(3e-4, 3e-2, log=True)},
     "sgd": {"optimizer.lr": Range(1e-2, 10.0, log=True)},
@@ -72,6 +75,7 @@ def nanogpt_toy(method: Method) -> RunConfig:
             lr=lr,
             momentum=momentum,
             polar=polar_of(method, rank=32, oversample=8, power=1),
+            normalize_rows=method.normalize_rows,
             embedding_lr=1e-2 if muon else 0.0,
             head_lr=1e-2 if muon else 0.0,
         ),
@@ -115,6 +119,7 @@ def nanogpt_small(method: Method) -> RunConfig:
             lr=lr,
             momentum=momentum,
             polar=polar_of(method, rank=200, oversample=10, power=1),
+            normalize_rows=method.normalize_rows,
             embedding_lr=embedding_lr,
             head_lr=0.004 if muon else 0.0,
         ),
@@ -128,7 +133,7 @@ def nanogpt_small(method: Method) -> RunConfig:
             momentum_cooldown=20,
         ),
         # As many sequences as in a training batch: one compiled shape serves both.
-        evaluation=EvaluationConfig(every=80, tokens=327_680, batch=16),
+        evaluation=EvaluationConfig(every=80, tokens=163_840, batch=16),
         runtime=RuntimeConfig(micro_batch=16, compile=None),
     )
 
@@ -183,8 +188,9 @@ def nanogpt(method: Method) -> RunConfig:
             lr=lr,
             momentum=momentum,
             polar=polar_of(method, rank=200, oversample=10, power=1),
-            embedding_lr=0.008 if muon else 0.0,
-            head_lr=0.008 if muon else 0.0,
+            normalize_rows=method.normalize_rows,
+            embedding_lr=TABLES_LR if muon else 0.0,
+            head_lr=TABLES_LR if muon else 0.0,
         ),
         schedule=ScheduleConfig(
             cooldown=0.6,
@@ -210,7 +216,8 @@ def nanogpt_wiki(method: Method) -> RunConfig:
     """The ``nanogpt`` recipe at an eighth of its batch, and three quarters of its steps.
 
     The three stages keep their proportions (8 : 16 : 24) and learning-rate multipliers. All
-    sequences are 2048 long, so that every pass, 16 of them, has one shape.
+    sequences are 2048 long, so that every pass, 16 of them, has one shape. AdamW as a baseline has the
+    same rates for embedding and head as beside Muon, where the paper gives it one rate for everything.
     """
     config = nanogpt(method)
     assert isinstance(config.data, TextData)
@@ -222,10 +229,14 @@ def nanogpt_wiki(method: Method) -> RunConfig:
             for number, stage in enumerate(config.data.stages)
         ),
     )
+    optimizer = config.optimizer
+    if method.algorithm == "adamw":
+        optimizer = replace(optimizer, embedding_lr=TABLES_LR, head_lr=TABLES_LR)
     return replace(
         config,
         recipe="nanogpt-wiki",
         data=data,
+        optimizer=optimizer,
         schedule=replace(config.schedule, extension=30, momentum_cooldown=37),
-        evaluation=EvaluationConfig(every=185, tokens=327_680, batch=16),
+        evaluation=EvaluationConfig(every=185, tokens=163_840, batch=16),
     )

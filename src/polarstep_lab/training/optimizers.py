@@ -31,17 +31,22 @@ WHITENING_PORTION = 3 / 8
 WHITENING_BIAS = "whitening.bias"
 
 SKETCHES = {"gaussian": ps.Gaussian, "kaczmarz": ps.Kaczmarz, "warm": ps.Warm}
+# FLOPs per entry of normalized rows: mean square, division, norms before and after, rescaling.
+ROWS = 2 + 1 + 2 + 2 + 1
 RESTS = {"scaled": None, "lifted": ps.NewtonSchulz(1, "flat")}
 
 
 def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
-    """The polar map of a config. PolarExpress takes the coefficients the paper prints for it."""
+    """The polar map of a config."""
+    if config.auto is not None:
+        return ps.Auto(config.auto)
     if config.solver == "exact":
         inner: ps.PolarMap = ps.Exact()
     else:
         coefficients = {
             "empirical": "jordan",
             "polar-express": f"polar-express-{benchmark}",
+            "polar-express-default": "polar-express",
         }.get(config.solver, config.solver)
         inner = ps.NewtonSchulz(config.steps, coefficients, delta=config.delta)
     if config.rank is None:
@@ -114,6 +119,7 @@ def _muon(model: Model, config: RunConfig) -> ps.Muon:
         polar=build_polar(settings.polar, config.benchmark),
         weight_decay=settings.weight_decay,
         lr_scale=settings.lr_scale,
+        transform=ps.NormalizedRows() if settings.normalize_rows else None,
         others=_other(settings.vector_lr, config),
         embeddings=_other(settings.embedding_lr, config),
         heads=_other(settings.head_lr, config),
@@ -199,7 +205,10 @@ def normalize_filters(filters: list[Tensor]) -> None:
 
 
 def optimizer_gflops(model: Model, config: RunConfig) -> float:
-    """GFLOPs per optimizer step in the paper's convention, from the shapes of the model."""
+    """GFLOPs per optimizer step in the paper's convention, from the shapes of the model.
+
+    With ``optimizer.polar.auto`` they are those of the maps that are chosen on a CPU.
+    """
     polar, rule = config.optimizer.polar, config.rule
     warm = polar.rank is not None and polar.sketch == "warm"
     shapes = model.matrix_shapes()
@@ -216,11 +225,19 @@ def optimizer_gflops(model: Model, config: RunConfig) -> float:
         keep=polar.keep,
         companion=ADAMW if isinstance(model, GPT) else SGD_NESTEROV,
     )
+    if config.optimizer.normalize_rows:
+        work = replace(work, extra=ROWS)
     if rule.algorithm != "muon":
         return sum(ledger(work, config.method).values()) / 1e9
+    if polar.auto is not None:
+        auto = ps.Auto(polar.auto)
+        spent = muon_ledger(
+            work, nesterov=rule.nesterov, polar=lambda _, m, n: {"polar map": auto.flops(m, n)}
+        )
+        return sum(spent.values()) / 1e9
     sketch = None if polar.rank is None else "gaussian" if warm else polar.sketch
-    spent = sum(muon_ledger(work, nesterov=rule.nesterov, sketch=sketch).values())
-    return (spent + _other_solver(work, config, shapes) + _rest(config, shapes)) / 1e9
+    paper = sum(muon_ledger(work, nesterov=rule.nesterov, sketch=sketch).values())
+    return (paper + _other_solver(work, config, shapes) + _rest(config, shapes)) / 1e9
 
 
 def _rest(config: RunConfig, shapes: list[tuple[int, int]]) -> float:
