@@ -80,10 +80,11 @@ AutoBudget = Literal["full", "balanced", "cheap"]
 class PolarConfig:
     """The polar map T of the Muon methods; ``rank=None`` is full space.
 
-    ``"empirical"`` is the name the paper gives to Jordan's coefficients, and ``"polar-express"`` the list
-    that it prints for the benchmark. ``"polar-express-default"`` (what :class:`polarstep.Muon` takes by
-    default, with five steps) and ``"polar-express-sketch"`` are ours. Sketches are the paper's two and ``"warm"``, which starts from the last step's factor
-    (:class:`polarstep.Warm`). A basis may serve ``keep`` steps.
+    ``"empirical"`` is the name the paper gives to Jordan's coefficients, and ``"polar-express"`` is the
+    list that it prints for the benchmark. ``"polar-express-default"`` (what :class:`polarstep.Muon`
+    takes by default, with five steps) and ``"polar-express-sketch"`` are ours. Sketches are the
+    paper's two and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`). A
+    basis may serve ``keep`` steps.
 
     ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"scaled"`` and
     ``"lifted"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the

@@ -31,6 +31,19 @@ GPT_SEARCH = {
     "muon": {"optimizer.lr": Range(3e-3, 0.3, log=True)},
 }
 
+# As many settings for AdamW as for Muon.
+WIKI_SEARCH = {
+    "adamw": {
+        "optimizer.lr": Range(3e-4, 1e-2, log=True),
+        "optimizer.head_lr": Range(5e-4, 5e-2, log=True),
+    },
+    "sgd": GPT_SEARCH["sgd"],
+    "muon": {
+        "optimizer.lr": Range(0.01, 0.1, log=True),
+        "optimizer.head_lr": Range(5e-4, 5e-2, log=True),
+    },
+}
+
 # Every method has a rate for the matrices and one for the embedding, whose rows are so seldom met
 # that no rate is right for both.
 SMALL_SEARCH = {
@@ -210,7 +223,7 @@ def nanogpt(method: Method) -> RunConfig:
     "nanogpt",
     "the paper's model and settings, one pass over 73 million tokens; two minutes on an H200",
     "token shards data/*_train_*.bin and data/*_val_*.bin (polarstep tokenize)",
-    GPT_SEARCH,
+    WIKI_SEARCH,
 )
 def nanogpt_wiki(method: Method) -> RunConfig:
     """The ``nanogpt`` recipe at an eighth of its batch, and three quarters of its steps.

@@ -44,8 +44,8 @@ class Runs:
 
     Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
     which is equal for runs that differ in their seed alone; ``besides``, what was set for an ablation
-    beside the value it varies; ``by_validation``, whether the value is a validation's; ``paper``, the published figure; ``began`` and ``ended``; and ``alone``,
-    whether no other run shared the device.
+    beside the value it varies; ``by_validation``, whether the value is a validation's; ``paper``, the
+    published figure; ``began`` and ``ended``; and ``alone``, whether no other run shared the device.
     """
 
     frame: pd.DataFrame
