@@ -8,6 +8,7 @@ beside them. A method whose slug begins with ``peer:`` runs the optimizer of ano
 from __future__ import annotations
 
 from polarstep_lab.paper import METHODS, Method
+from polarstep_lab.peers.catalogue import PEERS
 from polarstep_lab.structure import ConfigError, hint
 
 __all__ = ["METHODS", "OURS", "Method", "all_methods", "find_method", "find_methods"]
@@ -32,7 +33,7 @@ sketched head whose rest is kept (:class:`polarstep.Deflated`), and the map chos
 
 def all_methods() -> tuple[Method, ...]:
     """Every method that :func:`find_method` knows."""
-    return (*METHODS, *OURS)
+    return (*METHODS, *OURS, *(peer.method for peer in PEERS.values()))
 
 
 def find_methods(names: str) -> list[Method]:

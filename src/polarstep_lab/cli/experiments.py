@@ -23,6 +23,7 @@ from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import DIVERGED, ERROR, clear_errors
 from polarstep_lab.config import ConfigError
 from polarstep_lab.methods import METHODS, all_methods, find_method, find_methods
+from polarstep_lab.peers import find_peer, load
 from polarstep_lab.recipes import RECIPES
 from polarstep_lab.records.directory import state_of
 from polarstep_lab.records.record import Result, RunRecord, find_runs
@@ -129,6 +130,7 @@ def run(
         overrides = _overrides(settings, device, monitor, noise)
         axis = None if vary is None else parse_assignment(vary)
         planned = plan_run(recipe, method, seed, overrides, out, axis)
+        _check_peers([planned])
         if show:
             if ranks.first:
                 typer.echo(json.dumps(planned.config.to_dict(), indent=2))
@@ -333,6 +335,13 @@ def _seeds(text: str) -> list[int]:
     return list(range(numbers[0]))
 
 
+def _check_peers(runs: Sequence[PlannedRun]) -> None:
+    """Raise if the package of a peer is missing, before the first run is made."""
+    for name in dict.fromkeys(planned.config.rule.peer for planned in runs):
+        if name is not None:
+            load(find_peer(name))
+
+
 def _run_suite(
     runs: list[PlannedRun],
     folder: Path,
@@ -344,6 +353,7 @@ def _run_suite(
     """Make the runs that are not finished, and print the table of all runs."""
     console = Console(stderr=True)
     todo = runs if force else pending(runs)
+    _check_peers(todo)
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
     failed = 0

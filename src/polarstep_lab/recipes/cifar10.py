@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polarstep_lab.config import (
+    ConfigError,
     EvaluationConfig,
     ImageData,
     OptimizerConfig,
@@ -56,6 +57,11 @@ CIFAR_TUNED = {
 )
 def cifar10(method: Method) -> RunConfig:
     """The CIFAR-10 columns of Table 2."""
+    if method.peer is not None:
+        raise ConfigError(
+            f"method {method.slug} with a CIFAR-10 recipe: expected a GPT recipe, as nanogpt-toy; peers "
+            "do not take convolutions"
+        )
     # Our own maps were not tuned: they take the values of the paper's method in full space.
     lr, momentum = CIFAR_TUNED.get(method.slug, CIFAR_TUNED["muon"])
     muon = method.algorithm == "muon"

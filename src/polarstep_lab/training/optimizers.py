@@ -2,11 +2,12 @@
 
 nanoGPT: Muon on the hidden matrices, AdamW on embedding and head. CIFAR-10: Muon on the filters,
 SGD with Nesterov momentum on biases and head. The AdamW and SGD baselines are torch's own, on every
-parameter.
+parameter. A peer stands in the place of Muon (:mod:`polarstep_lab.peers`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from polarstep_lab.config import ImageData, PolarConfig, RunConfig
 from polarstep_lab.flops import ADAMW, SGD_NESTEROV, Workload, ledger, muon_ledger, newton_schulz
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
+from polarstep_lab.peers import Peer, find_peer
+from polarstep_lab.peers.together import beside_adamw
 from polarstep_lab.training.schedule import Schedule
 
 __all__ = ["ScheduledOptimizer", "build_optimizer", "build_polar", "optimizer_gflops"]
@@ -68,11 +71,15 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
 
 @dataclass(frozen=True)
 class Peak:
-    """What a parameter group's schedule scales: its learning rate and, for Muon, its momentum."""
+    """What a parameter group's schedule scales: its learning rate and, for Muon, its momentum.
+
+    ``key`` is what the group calls its momentum.
+    """
 
     lr: float
     momentum: float | None = None
     portion: float = 1.0
+    key: str = "momentum"
 
 
 @dataclass(frozen=True)
@@ -88,11 +95,13 @@ class ScheduledOptimizer:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak.lr * self.schedule.lr(step, stage_lr, peak.portion)
             if peak.momentum is not None:
-                group["momentum"] = self.schedule.momentum(step, peak.momentum)
+                group[peak.key] = self.schedule.momentum(step, peak.momentum)
 
 
 def build_optimizer(model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:
     """The optimizer of ``config`` for ``model``."""
+    if config.rule.peer is not None:
+        return _peer(find_peer(config.rule.peer), model, config, schedule)
     if config.rule.algorithm == "muon":
         optimizer: Optimizer = _muon(model, config)
     else:
@@ -105,6 +114,18 @@ def build_optimizer(model: Model, config: RunConfig, schedule: Schedule) -> Sche
         )
         for group in optimizer.param_groups
     )
+    return ScheduledOptimizer(optimizer, peaks, schedule)
+
+
+def _peer(peer: Peer, model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:
+    """A peer on the matrices that would be Muon's, and AdamW on the rest."""
+    optimizer = beside_adamw(peer, _muon(model, config), config.optimizer)
+    first, *others = optimizer.param_groups
+    key = peer.momentum
+    matrices = Peak(float(first["lr"]))
+    if key is not None:
+        matrices = replace(matrices, momentum=first[key], key=key)
+    peaks = (matrices, *(Peak(group["lr"]) for group in others))
     return ScheduledOptimizer(optimizer, peaks, schedule)
 
 
@@ -207,9 +228,12 @@ def normalize_filters(filters: list[Tensor]) -> None:
 def optimizer_gflops(model: Model, config: RunConfig) -> float:
     """GFLOPs per optimizer step in the paper's convention, from the shapes of the model.
 
-    With ``optimizer.polar.auto`` they are those of the maps that are chosen on a CPU.
+    With ``optimizer.polar.auto`` they are those of the maps that are chosen on a CPU. NaN for a peer,
+    whose work is not counted.
     """
     polar, rule = config.optimizer.polar, config.rule
+    if rule.peer is not None:
+        return math.nan
     warm = polar.rank is not None and polar.sketch == "warm"
     shapes = model.matrix_shapes()
     total = sum(p.numel() for p in model.parameters() if p.requires_grad)
