@@ -11,7 +11,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing polarstep into $(VENV) (the first time this takes a few minutes) …"
 	@$(PIP) torch
-	@$(PIP) -e ".[experiments,ray,integrations,docs,dev]"
+	@$(PIP) -e ".[experiments,peers,ray,integrations,docs,dev]"
 	@$(PIP) --no-deps timm torchtitan  # pyproject.toml says why
 	@touch $(STAMP)
 

@@ -34,7 +34,9 @@ EXTRA = "pip install 'polarstep[peers]'"
 CHECKOUT = "a checkout of github.com/microsoft/dion"
 
 SPECTRAL = "lr·√max(1, m/n) for an m×n matrix, as ours"
-SPECTRAL_BOTH_WAYS = "lr·√(m/n), which is smaller than ours for matrices with more columns than rows"
+SPECTRAL_BOTH_WAYS = (
+    "lr·√(m/n), which is smaller than ours for matrices with more columns than rows"
+)
 PER_ENTRY = "per entry, as AdamW's: it takes AdamW's rate"
 
 Options = Callable[["OptimizerConfig"], dict[str, Any]]
@@ -158,7 +160,7 @@ def find_peer(name: str) -> Peer:
 
 
 def load(peer: Peer) -> type[Optimizer]:
-    """The peer's class, imported; a :class:`ConfigError` that says what is missing where it cannot be."""
+    """The peer's class; a :class:`ConfigError` says what is missing where it cannot be imported."""
     for folder in filter(None, os.environ.get(FOLDERS, "").split(os.pathsep)):
         if folder not in sys.path:
             sys.path.append(folder)

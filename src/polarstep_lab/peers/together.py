@@ -76,14 +76,16 @@ def beside_adamw(peer: Peer, ours: ps.Muon, settings: OptimizerConfig) -> Togeth
             matrices += group["params"]
             names += group["param_names"]
         else:
-            others.append({
-                "params": group["params"],
-                "param_names": group["param_names"],
-                "lr": group["lr"] or settings.lr,
-                "betas": group["betas"],
-                "eps": group["eps"],
-                "weight_decay": group["weight_decay"],
-            })
+            others.append(
+                {
+                    "params": group["params"],
+                    "param_names": group["param_names"],
+                    "lr": group["lr"] or settings.lr,
+                    "betas": group["betas"],
+                    "eps": group["eps"],
+                    "weight_decay": group["weight_decay"],
+                }
+            )
     hidden = load(peer)(
         matrices, lr=settings.lr, weight_decay=settings.weight_decay, **peer.options(settings)
     )

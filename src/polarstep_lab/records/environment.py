@@ -67,7 +67,8 @@ def record_environment(
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """What ``environment.json`` records."""
     return {
-        "packages": {name: version for name in PACKAGES if (version := _version(name))} | versions(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))}
+        | versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),

@@ -251,7 +251,9 @@ def test_list_shows_what_there_is():
     outcome = polarstep("list")
     for word in ("nanogpt-toy", "cifar10", "rand-muon-kaczmarz", "sequence-length"):
         assert word in outcome.output
-    assert "Not the paper's: power, keep, rest and lr; solver also takes" in said(outcome)
+    for word in ("deflated", "auto-rows", "peer:torch-muon"):
+        assert word in outcome.output
+    assert "Not the paper's: power, keep, rest, auto and lr; solver also takes" in said(outcome)
     assert "sketch also takes warm" in said(outcome)
     assert "Other recipes vary rank and sequence-length in the same proportion" in said(outcome)
     polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL)

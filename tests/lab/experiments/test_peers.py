@@ -15,8 +15,8 @@ from polarstep_lab.methods import find_method
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.peers import PEERS, find_peer, load, versions
 from polarstep_lab.peers.catalogue import FOLDERS
-from polarstep_lab.records.record import RunRecord
 from polarstep_lab.recipes import resolve
+from polarstep_lab.records.record import RunRecord
 from polarstep_lab.training.optimizers import build_optimizer
 from polarstep_lab.training.schedule import Schedule
 from polarstep_lab.training.train import Interrupted, train
