@@ -100,7 +100,8 @@ def test_a_product_of_rows(device: torch.device, M: int, N: int, K: int) -> None
     s = torch.tensor([0.5, 3.0], device=device)
     got = product_of_rows(A, B, s, 0.125, torch.float32)
     want = 0.125 * s[:, None, None].double() * (A.double() @ B.double().mT)
-    assert torch.allclose(got.double(), want, rtol=1e-3, atol=1e-3)
+    # A GPU adds products of eight bits with 14 bits.
+    assert float((got - want).abs().max()) < 2.0**-11 * float(want.abs().max())
 
 
 def test_a_symmetric_product_is_rounded_once(device: torch.device) -> None:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.descriptors import describe
-from polarstep.kernels.product import FLOAT8, rounded
+from polarstep.kernels.product import FLOAT8, mirrored, rounded
 
 __all__ = ["flattened", "product_of_rows"]
 
@@ -52,7 +52,7 @@ def _flatten_kernel(
     at = batch * M * N
     tl.store(X + at + r[:, None] * N + c[None, :], value, mask=inside)
     across = (c[:, None] < N) & (r[None, :] < M)
-    tl.store(Xt + at + c[:, None] * M + r[None, :], tl.trans(value), mask=across)
+    tl.store(Xt + at + c[:, None] * M + r[None, :], mirrored(value), mask=across)
 
 
 def flattened(

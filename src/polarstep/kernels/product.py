@@ -21,7 +21,7 @@ from polarstep.kernels import interpreted
 from polarstep.kernels.descriptors import describable, describe
 from polarstep.kernels.trace import squared_norm
 
-__all__ = ["FLOAT8", "LARGEST", "product", "rounded"]
+__all__ = ["FLOAT8", "LARGEST", "mirrored", "product", "rounded"]
 
 # With fewer rows there are too few of the large tiles that the kernel with descriptors needs.
 DESCRIPTORS_FROM = 512
@@ -46,6 +46,14 @@ def rounded(x, dtype: tl.constexpr):
             bits += 0x7FFFF + ((bits >> 20) & 1)
             x = (bits & -0x100000).to(tl.float32, bitcast=True)
     return x.to(dtype)
+
+
+@triton.jit
+def mirrored(value):
+    """The transposed tile. Eight bits pass through sixteen: Triton 3.6 loses parts of the tile otherwise."""
+    if value.dtype.primitive_bitwidth == 8:
+        return tl.trans(value.to(tl.float16)).to(value.dtype)
+    return tl.trans(value)
 
 
 @triton.jit
@@ -141,8 +149,8 @@ def _product_kernel(
     o = out + batch * O_batch
     tl.store(o + r[:, None] * O_row + c[None, :] * O_col, value, mask=inside)
     if SYMMETRIC and row != col:
-        mirrored = (c[:, None] < N) & (r[None, :] < M)
-        tl.store(o + c[:, None] * O_row + r[None, :] * O_col, tl.trans(value), mask=mirrored)
+        across = (c[:, None] < N) & (r[None, :] < M)
+        tl.store(o + c[:, None] * O_row + r[None, :] * O_col, mirrored(value), mask=across)
 
 
 @triton.jit
@@ -212,8 +220,8 @@ def _symmetric_kernel(
         value = rounded(acc, out.dtype.element_ty)
         o = out + batch.to(tl.int64) * M * M
         tl.store(o + r[:, None] * M + c[None, :], value, mask=own)
-        mirrored = (c[:, None] < top) & (r[None, :] < M)
-        tl.store(o + c[:, None] * M + r[None, :], tl.trans(value), mask=mirrored)
+        across = (c[:, None] < top) & (r[None, :] < M)
+        tl.store(o + c[:, None] * M + r[None, :], mirrored(value), mask=across)
 
 
 def product(
