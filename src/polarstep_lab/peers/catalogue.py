@@ -159,19 +159,25 @@ def find_peer(name: str) -> Peer:
     return PEERS[name]
 
 
-def load(peer: Peer) -> type[Optimizer]:
+def load(peer: Peer) -> Callable[..., Optimizer]:
     """The peer's class; a :class:`ConfigError` says what is missing where it cannot be imported."""
     for folder in filter(None, os.environ.get(FOLDERS, "").split(os.pathsep)):
         if folder not in sys.path:
             sys.path.append(folder)
     try:
-        found: type[Optimizer] = getattr(importlib.import_module(peer.module), peer.attribute)
+        found: Callable[..., Optimizer] = getattr(
+            importlib.import_module(peer.module), peer.attribute
+        )
     except (ImportError, AttributeError) as error:
         how = f"{FOLDERS}=FOLDER polarstep …" if peer.source == CHECKOUT else peer.source
         raise ConfigError(
             f"method peer:{peer.name} needs {peer.attribute} of the package {peer.package!r}, which "
             f"cannot be imported ({error}): expected {peer.source}; give it with `{how}`"
         ) from error
+    if peer.source == CHECKOUT:
+        # dion compiles functions for each set of shapes, and torch refuses a ninth set.
+        dynamo: Any = importlib.import_module("torch._dynamo.config")
+        dynamo.recompile_limit = max(64, dynamo.recompile_limit)
     return found
 
 
