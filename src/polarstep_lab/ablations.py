@@ -126,6 +126,13 @@ def _sketch(config: RunConfig, value: Any) -> RunConfig:
     return with_overrides(config, {f"optimizer.polar.{key}": v for key, v in settings.items()})
 
 
+def _rest(config: RunConfig, value: Any) -> RunConfig:
+    """What becomes of the rest; only a step that lifts it may be in eight bits."""
+    eight_bits = config.optimizer.polar.float8 and value == "lifted"
+    settings = {"optimizer.polar.rest": value, "optimizer.polar.float8": eight_bits}
+    return with_overrides(config, settings)
+
+
 def _auto(config: RunConfig, value: Any) -> RunConfig:
     """The map that is chosen for each shape under a budget, in the place of the method's own."""
     if value not in (known := get_args(AutoBudget)):
@@ -247,7 +254,7 @@ AXES: tuple[Axis, ...] = (
     Axis(
         "rest",
         "R",
-        _set("optimizer.polar.rest"),
+        _rest,
         nanogpt=get_args(RestName),
         cifar10=get_args(RestName),
         ours=True,

@@ -88,7 +88,8 @@ class PolarConfig:
 
     ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"scaled"`` and
     ``"lifted"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the
-    head by one step of degree 17. Records of earlier versions say ``"jointly"`` for ``"lifted"``.
+    head by one step of degree 17. Records of earlier versions say ``"jointly"`` for ``"lifted"``. With
+    ``float8`` this step is in eight bits on GPUs that have them; in earlier versions it never was.
 
     With ``auto`` the map is chosen for each shape and device (:class:`polarstep.Auto` with this
     budget), and all other settings have their defaults.
@@ -105,6 +106,7 @@ class PolarConfig:
     rest: Annotated[
         RestName, BeforeValidator(lambda value: "lifted" if value == "jointly" else value)
     ] = "dropped"
+    float8: bool = False
     auto: AutoBudget | None = None
 
     def __post_init__(self) -> None:
@@ -120,6 +122,11 @@ class PolarConfig:
                     "itself: expected the defaults; take --method auto or --vary "
                     f"auto={self.auto}, or set optimizer.polar.auto=null"
                 )
+        if self.float8 and self.rest != "lifted":
+            raise ValueError(
+                f"optimizer.polar.float8=true with optimizer.polar.rest={self.rest}: expected lifted, "
+                "as only the step that lifts the rest can be in eight bits"
+            )
         if self.rest != "dropped" and self.rank is None:
             raise ValueError(
                 f"optimizer.polar.rest={self.rest}: expected dropped with optimizer.polar.rank=null, "

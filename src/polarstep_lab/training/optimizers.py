@@ -66,7 +66,9 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
         always_sketch=True,
         keep=config.keep,
     )
-    return head if config.rest == "dropped" else ps.Deflated(head, RESTS[config.rest], full=inner)
+    if config.rest == "dropped":
+        return head
+    return ps.Deflated(head, RESTS[config.rest], full=inner, float8=config.float8)
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ def optimizer_gflops(model: Model, config: RunConfig) -> float:
 def _rest(config: RunConfig, shapes: list[tuple[int, int]]) -> float:
     """What keeping the rest costs beyond the sketched head."""
     polar = config.optimizer.polar
-    head = build_polar(replace(polar, rest="dropped"), config.benchmark)
+    head = build_polar(replace(polar, rest="dropped", float8=False), config.benchmark)
     kept = build_polar(polar, config.benchmark)
     return sum(kept.flops(m, n) - head.flops(m, n) for m, n in shapes)
 
@@ -275,7 +277,7 @@ def _rest(config: RunConfig, shapes: list[tuple[int, int]]) -> float:
 def _other_solver(work: Workload, config: RunConfig, shapes: list[tuple[int, int]]) -> float:
     """What the solver costs beyond the ledger's quintic: cubic steps are cheaper."""
     polar = config.optimizer.polar
-    inner = build_polar(replace(polar, rank=None, rest="dropped"), config.benchmark)
+    inner = build_polar(replace(polar, rank=None, rest="dropped", float8=False), config.benchmark)
     sketched = polar.rank is not None and work.sketched
     difference = 0.0
     for m, n in shapes:

@@ -639,7 +639,7 @@ def test_our_methods_run_the_maps_of_the_frontier(recipe):
     warm = maps["flat-48-warm"]
     assert transform is None
     assert replace(deflated.head, always_sketch=False) == warm.head
-    assert deflated.rest == warm.rest
+    assert (deflated.rest, deflated.float8) == (warm.rest, warm.float8)
 
 
 def test_auto_is_a_setting_an_axis_and_recorded():
@@ -666,8 +666,26 @@ def test_configs_of_before_auto_and_normalized_rows_have_neither():
     for method in METHODS:
         config = resolve("nanogpt-small", method)
         old = config.to_dict()
-        del old["optimizer"]["polar"]["auto"], old["optimizer"]["normalize_rows"]
+        del old["optimizer"]["polar"]["auto"], old["optimizer"]["polar"]["float8"]
+        del old["optimizer"]["normalize_rows"]
         assert RunConfig.from_dict(old) == config
+
+
+def test_eight_bits_are_for_a_rest_that_is_lifted():
+    with pytest.raises(
+        ConfigError, match=r"float8=true with optimizer\.polar\.rest=dropped: expected"
+    ):
+        resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.float8": True})
+    with pytest.raises(ConfigError, match=r"rest=scaled: expected lifted"):
+        resolve("nanogpt-toy", "deflated", overrides={"optimizer.polar.rest": "scaled"})
+
+
+def test_the_rest_of_the_deflated_method_can_be_varied():
+    config = resolve("nanogpt-toy", "deflated")
+    assert apply_axis(config, "rest", "lifted") == config
+    for value in ("dropped", "scaled"):
+        polar = apply_axis(config, "rest", value).optimizer.polar
+        assert (polar.rest, polar.float8) == (value, False)
 
 
 def test_lists_of_methods_may_hold_groups_and_keep_the_order():
