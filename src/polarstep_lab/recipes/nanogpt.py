@@ -187,6 +187,7 @@ def nanogpt(method: Method) -> RunConfig:
             head_lr=0.008 if muon else 0.0,
         ),
         schedule=ScheduleConfig(
+            warmup=200 if method.algorithm == "sgd" else 0,  # as in the authors' training script
             cooldown=0.6,
             final=0.15,
             extension=40,
@@ -226,6 +227,11 @@ def nanogpt_wiki(method: Method) -> RunConfig:
         config,
         recipe="nanogpt-wiki",
         data=data,
-        schedule=replace(config.schedule, extension=30, momentum_cooldown=37),
+        schedule=replace(
+            config.schedule,
+            warmup=config.schedule.warmup * 3 // 4,
+            extension=30,
+            momentum_cooldown=37,
+        ),
         evaluation=EvaluationConfig(every=185, tokens=327_680, batch=16),
     )
