@@ -238,7 +238,7 @@ def test_bad_options(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delta": None}, r"delta=None: expected \"frobenius\", \"spectral\" or a positive number"),
+        ({"delta": None}, r"delta=None: expected \"frobenius\", \"spectral\", \"operator\" or a"),
         ({"delta": torch.ones(2)}, r"delta=tensor\(\[1., 1.\]\): expected \"frobenius\""),
         (
             {"dtype": "float32"},

@@ -203,7 +203,7 @@ def nanogpt(method: Method) -> RunConfig:
 @register(
     "nanogpt-wiki",
     "nanogpt",
-    "the paper's model and settings, one pass over 73 million tokens; two minutes on an H200",
+    "the paper's matrices in a plain GPT, one pass over 73 million tokens; two minutes on an H200",
     "token shards data/*_train_*.bin and data/*_val_*.bin (polarstep tokenize)",
     GPT_SEARCH,
 )
