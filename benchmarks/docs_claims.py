@@ -98,12 +98,12 @@ def auto_price() -> str:
     """What ``polar="auto"`` costs and saves."""
     lost = quality(("flat-48-warm", 0.02))
     saved = [
-        f"{ratio(AUTO, load)} instead of {ratio(FULL_SPACE, load)} times AdamW's step on {words}"
-        for load, words in (("nanoGPT", "nanoGPT's matrices"), ("8B layer", "an 8B layer"))
+        f"{ratio(AUTO, load)} instead of {ratio(FULL_SPACE, load)} times"
+        for load in ("nanoGPT", "8B layer")
     ]
     return (
-        f"{saved[0]} and {saved[1]}, for {lost.told(unit='%')} of perplexity after "
-        f"{million_tokens():.1f}M tokens"
+        f"{saved[0]} AdamW's step on nanoGPT's matrices, and {saved[1]} on an 8B layer. Perplexity "
+        f"changes by {lost.told(unit='%')} after {million_tokens():.1f}M tokens"
     )
 
 
@@ -128,8 +128,8 @@ def rank_shares() -> str:
     parts = []
     for load, d in (("nanoGPT", 768), ("8B layer", 4096)):
         ell = sum(WORKLOADS[load][1:])
-        parts.append(f"ℓ = {ell} is {ell / d:.0%} of the short side on {load}")
-    return f"{parts[0]} and {parts[1]}"
+        parts.append(f"ℓ = {ell} is {ell / d:.0%} of the short side")
+    return f"on nanoGPT {parts[0]}, on the 8B layer {parts[1]}"
 
 
 @claim
@@ -236,8 +236,8 @@ def deflated_gap() -> str:
     rows = quality(("flat-48-warm+rows", 0.014))
     return (
         f"At a rate of 0.02 it is {best.told(unit='%')} against full space at its own best rate, 0.014, "
-        f"and {beside.told(unit='%')} against full space at 0.02, which is {full.told(unit='%')} worse "
-        f"than at 0.014. With both at 0.014 it is {same.told(unit='%')}. With normalized rows it is "
+        f"and {beside.told(unit='%')} against full space at 0.02, whose own perplexity is "
+        f"{full.told(unit='%')} there. With both at 0.014 it is {same.told(unit='%')}. With normalized rows it is "
         f"{rows.told(unit='%')} against full space without them"
     )
 
@@ -251,8 +251,8 @@ def kept_basis_loss() -> str:
     )
     return (
         f"cost {-100 * accuracy.mean:.2f} ± {100 * accuracy.half:.2f} points of accuracy on CIFAR-10 "
-        f"against full space (n = {accuracy.n}). On `Deflated` it cost "
-        f"{quality(('joint-2-kept', 0.014)).told(unit='%')} of perplexity"
+        f"against full space (n = {accuracy.n}). On `Deflated` perplexity "
+        f"changed by {quality(('joint-2-kept', 0.014)).told(unit='%')}"
     )
 
 

@@ -98,12 +98,14 @@ class Estimate:
         return self.mean + self.half
 
     def told(self, digits: int = 1, unit: str = "") -> str:
-        """As ``+0.8% ± 0.6 (n = 4)``, or ``+0.5% (one seed)``."""
+        """As ``+0.8% ± 0.6 (n = 4)``, or ``+0.5% (one seed)``, with spaces that do not break."""
         sign = "−" if self.mean < 0 else "+"
         mean = f"{sign}{abs(self.mean):.{digits}f}{unit}"
         if self.n == 1:
-            return f"{mean} (one seed)"
-        return f"{mean} ± {self.half:.{digits}f} (n = {self.n})"
+            return f"{mean} (one\N{NO-BREAK SPACE}seed)"
+        interval = f"±\N{NO-BREAK SPACE}{self.half:.{digits}f}"
+        seeds = f"(n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{self.n})"
+        return f"{mean}\N{NO-BREAK SPACE}{interval} {seeds}"
 
 
 def estimate(values: Sequence[float]) -> Estimate:

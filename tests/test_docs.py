@@ -130,6 +130,13 @@ def test_every_measured_number_is_made_from_a_record(page: str) -> None:
     )
 
 
+def test_no_line_begins_with_a_claim_inside_a_paragraph() -> None:
+    """Such a line would begin a block of raw HTML on the site."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        found = re.findall(r"^\s*<!-- claim: (\S+) -->[^\n]", page.read_text(), re.MULTILINE)
+        assert not found, f"{page.name}: put a word before {found}"
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from polarstep.storage import StorageError
 from polarstep_lab.cli import app
-from polarstep_lab.cli.experiments import _seeds
 from polarstep_lab.config import RunConfig
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.models.convnet import ConvNet
@@ -151,23 +150,25 @@ def test_intervals_are_those_of_student(module):
     assert (found.mean, found.n) == (2.0, 3)
     assert found.error == pytest.approx(1 / math.sqrt(3))
     assert found.half == pytest.approx(4.303 / math.sqrt(3))
-    assert found.told(1, "%") == "+2.0% ± 2.5 (n = 3)"
-    assert estimate([-0.4]).told(unit="%") == "−0.4% (one seed)"
+    assert found.told(1, "%").replace("\N{NO-BREAK SPACE}", " ") == "+2.0% ± 2.5 (n = 3)"
+    assert estimate([-0.4]).told(unit="%").replace("\N{NO-BREAK SPACE}", " ") == "−0.4% (one seed)"
 
 
-COMMANDS = re.compile(r"polarstep (?:compare|ablate) [^`\n]*(?:\\\n[^`\n]*)*")
+COMMANDS = re.compile(r"polarstep (?:compare|ablate) (?:[^`\n\\]|\\\n)*")
 
 
 def planned(command):
     """The runs that a command of a page makes."""
-    words = shlex.split(command.replace("\\\n", " "))[1:]
+    words = shlex.split(command.replace("\\\n", " "), comments=True)[1:]
     options = {}
     for key, value in itertools.pairwise(words):
         if key.startswith("--"):
             options.setdefault(key, []).append(value)
-    assert set(options) <= {"--methods", "--method", "--seeds", "--set", "--monitor", "--out"}
+    help_text = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"}).stdout
+    assert all(option in help_text for option in options), command
     overrides = dict(parse_assignment(text) for text in options.get("--set", []))
-    seeds = _seeds(options.get("--seeds", ["1"])[-1])
+    told = options.get("--seeds", ["1"])[-1]
+    seeds = [int(seed) for seed in told.split(",")] if "," in told else [*range(int(told))]
     if words[0] == "ablate":
         method = find_method(options.get("--method", ["rand-muon"])[-1])
         return ablation_runs(words[1], method, words[2], [], seeds, overrides, Path("x"))
@@ -197,7 +198,7 @@ def facts(config):
 
 
 def test_the_commands_under_a_table_make_the_runs_of_the_table():
-    """Method, seed, steps and settings of every run in a table, from the commands that stand under it."""
+    """Method, seed, steps and settings of every run in a table come from the commands under it."""
     text = (ROOT / "docs/results.md").read_text()
     checked = 0
     for folder, block in re.findall(r"<!-- results: (\S+) -->(.*?)<!-- end -->", text, re.DOTALL):
