@@ -237,8 +237,8 @@ def deflated_gap() -> str:
     return (
         f"At a rate of 0.02 it is {best.told(unit='%')} against full space at its own best rate, 0.014, "
         f"and {beside.told(unit='%')} against full space at 0.02, whose own perplexity is "
-        f"{full.told(unit='%')} there. With both at 0.014 it is {same.told(unit='%')}. With normalized rows it is "
-        f"{rows.told(unit='%')} against full space without them"
+        f"{full.told(unit='%')} there. With both at 0.014 it is {same.told(unit='%')}. With normalized "
+        f"rows it is {rows.told(unit='%')} against full space without them"
     )
 
 
