@@ -41,6 +41,7 @@ RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CLAIM = re.compile(r"(<!-- claim: (\S+) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 MARKER = re.compile(r"(<!-- ([a-z-]+): (\S+) -->\n)\n(?:\|.*\n)*\n?")
 WIDTH = 120  # of the lines of a page
+COMMAND_WIDTH = 78  # of a block of code on the site
 
 
 def step_table(record: Path) -> str:
@@ -162,7 +163,7 @@ def choice_table(folder: Path) -> str:
     Maps that another map beats in both time and perplexity are left out.
     """
     lines = [
-        "| matrices | machine | budget, from | map | perplexity, to full space |",
+        "| matrices | machine | from, × AdamW | map | perplexity, to full space |",
         "|---|---|--:|---|--:|",
     ]
     for matrices, machine, record, load in PLACES:
@@ -180,7 +181,7 @@ def choice_table(folder: Path) -> str:
             told = _told(each) if _told(each) != "–" else "the baseline"
             if each.columns and HELD.get(load) != WIDTH_OF_RUNS:
                 told += f", at width {WIDTH_OF_RUNS}"
-            lines.append(f"| {matrices} | {machine} | {ratio:.1f}× AdamW | {each.title} | {told} |")
+            lines.append(f"| {matrices} | {machine} | {ratio:.1f}× | {each.title} | {told} |")
             matrices = machine = ""
     return "\n".join(lines)
 
@@ -248,7 +249,7 @@ def commands_of(records: Iterable[Any]) -> Iterator[str]:
     for (recipe, told, settings), slugs in groups.items():
         line = f"polarstep compare {recipe}"
         for word in (f"--methods {','.join(slugs)}", f"--seeds {told}", *settings):
-            if len(line) + len(word) > WIDTH - 6:
+            if len(line) + len(word) > COMMAND_WIDTH:
                 yield f"{line} \\"
                 line = f"   {word}"
             else:
