@@ -606,3 +606,9 @@ def test_the_flops_of_a_run_are_those_of_its_sketch():
     assert spent("rand-muon", rank=246) == spent("rand-muon", rank=999) == spent("muon")
     assert spent("rand-muon", rank=999, solver="cubic") == spent("muon", solver="cubic")
     assert spent("rand-muon", rank=245) != spent("muon")
+
+
+def test_the_delta_of_algorithm_2_reaches_the_map():
+    overrides = {"optimizer.polar.delta": "operator"}
+    polar = resolve("nanogpt-toy", "rand-muon-kaczmarz", overrides=overrides).optimizer.polar
+    assert build_polar(polar, "nanogpt").inner.delta == "operator"
