@@ -219,7 +219,10 @@ def low_rank_loss() -> str:
 @claim
 def rows_gain() -> str:
     """What normalized rows gain."""
-    return f"{versus_full(('full+rows', 0.014))} against full space without"
+    return (
+        f"{versus_full(('full+rows', 0.014))} against full space without them, after "
+        f"{million_tokens():.1f}M tokens"
+    )
 
 
 @claim
@@ -238,7 +241,8 @@ def deflated_gap() -> str:
         f"At a rate of 0.02 it is {best.told(unit='%')} against full space at its own best rate, 0.014, "
         f"and {beside.told(unit='%')} against full space at 0.02, whose own perplexity is "
         f"{full.told(unit='%')} there. With both at 0.014 it is {same.told(unit='%')}. With normalized "
-        f"rows it is {rows.told(unit='%')} against full space without them"
+        f"rows it is {rows.told(unit='%')} against full space without them, all after "
+        f"{million_tokens():.1f}M tokens"
     )
 
 
@@ -252,7 +256,29 @@ def kept_basis_loss() -> str:
     return (
         f"cost {-100 * accuracy.mean:.2f} ± {100 * accuracy.half:.2f} points of accuracy on CIFAR-10 "
         f"against full space (n = {accuracy.n}). On `Deflated` perplexity "
-        f"changed by {quality(('joint-2-kept', 0.014)).told(unit='%')}"
+        f"changed by {quality(('joint-2-kept', 0.014)).told(unit='%')} against full space after "
+        f"{million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def cifar_agreement() -> str:
+    """How many rows of Table 2 agree with the paper's on CIFAR-10."""
+    from polarstep_lab.paper import TABLE_2
+
+    agreeing, seeds = 0, set()
+    rows = TABLE_2["cifar10"].rows
+    for method, published in rows.items():
+        found = [*values("results/cifar10/table2", "cifar10", method).values()]
+        seeds.add(len(found))
+        spread = math.hypot(
+            statistics.stdev(found) / math.sqrt(len(found)),
+            published.std / math.sqrt(published.seeds),
+        )
+        agreeing += abs(statistics.fmean(found) - published.mean) <= 2 * spread
+    return (
+        f"{agreeing} of {len(rows)} methods are within two standard errors of the paper's figure, on "
+        f"{min(seeds)} seeds each"
     )
 
 
@@ -405,7 +431,22 @@ def wiki_runs() -> str:
         for words, point in rows.items()
         for found in [paired(values(folder, recipe, SKETCHED, *point), full)]
     ]
-    return f"{', '.join(told)} in perplexity against seven quintic steps (n = {len(full)})"
+    return (
+        f"{', '.join(told)} in perplexity against seven quintic steps in full space (n = {len(full)}, "
+        f"{_longest_wiki_run() / 1e6:.1f}M tokens)"
+    )
+
+
+def _longest_wiki_run() -> int:
+    """The tokens of the longest recorded runs of ``nanogpt-wiki``."""
+    return max(
+        sum(
+            stage["steps"] * stage["sequences"] * stage["sequence_length"]
+            for stage in run.identity.config["data"]["stages"]
+        )
+        for run in runs("results/gpt")
+        if run.identity.recipe == "nanogpt-wiki"
+    )
 
 
 @claim
@@ -422,15 +463,7 @@ def paper_model() -> str:
         ours = sum(p.numel() for p in GPT(config.model).parameters())
     # Table 2 counts six FLOPs a parameter for SGD with Nesterov momentum.
     theirs = 1e9 * TABLE_2["nanogpt"].rows["SGD (Nesterov)"].gflops / 6
-    short = max(
-        sum(
-            stage["steps"] * stage["sequences"] * stage["sequence_length"]
-            for stage in run.identity.config["data"]["stages"]
-        )
-        for run in runs("results/gpt")
-        if run.identity.recipe == "nanogpt-wiki"
-    )
-    long = _tokens("nanogpt")
+    short, long = _longest_wiki_run(), _tokens("nanogpt")
     return (
         f"It has {ours / 1e6:.1f}M parameters where the paper's has {theirs / 1e6:.1f}M, and saw "
         f"{short / 1e6:.1f}M tokens where the paper's saw {long / 1e6:.0f}M, {short / long:.0%} of them"

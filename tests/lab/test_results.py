@@ -143,6 +143,30 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
         module.filled("It is <!-- claim: no-such -->good<!-- end -->.", "docs/which.md")
 
 
+COMPARISONS = (
+    "auto-price",
+    "cifar-agreement",
+    "cifar-sketches",
+    "deflated-gap",
+    "gamma-and-training",
+    "kept-basis-loss",
+    "low-rank-loss",
+    "rank-ablation",
+    "rows-gain",
+    "short-runs",
+    "solver-ablation",
+    "warm-loss",
+    "wiki-runs",
+)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_claim_that_compares_says_how_many_seeds_and_tokens(module, name):
+    text = module.made(name)
+    assert re.search(r"n\s=\s\d|one\sseed|\d seeds", text), text
+    assert "M tokens" in text or "cifar" in name, text
+
+
 def test_intervals_are_those_of_student(module):
     from docs_quality import estimate, paired
 
