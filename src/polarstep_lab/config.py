@@ -97,7 +97,7 @@ class PolarConfig:
 
     solver: SolverName = "quintic"
     steps: Natural = 7
-    delta: Literal["frobenius", "spectral"] = "frobenius"
+    delta: Literal["frobenius", "spectral", "operator"] = "frobenius"
     rank: Count | None = None
     oversample: Natural = 10
     power: Annotated[float, Field(ge=0, multiple_of=0.5)] = 1.0

@@ -206,6 +206,7 @@ def nanogpt(method: Method) -> RunConfig:
             head_lr=TABLES_LR if muon else 0.0,
         ),
         schedule=ScheduleConfig(
+            warmup=200 if method.algorithm == "sgd" else 0,  # as in the authors' training script
             cooldown=0.6,
             final=0.15,
             extension=40,
@@ -221,7 +222,7 @@ def nanogpt(method: Method) -> RunConfig:
 @register(
     "nanogpt-wiki",
     "nanogpt",
-    "the paper's model and settings, one pass over 73 million tokens; two minutes on an H200",
+    "the paper's matrices in a plain GPT, one pass over 73 million tokens; two minutes on an H200",
     "token shards data/*_train_*.bin and data/*_val_*.bin (polarstep tokenize)",
     WIKI_SEARCH,
 )
@@ -250,6 +251,11 @@ def nanogpt_wiki(method: Method) -> RunConfig:
         recipe="nanogpt-wiki",
         data=data,
         optimizer=optimizer,
-        schedule=replace(config.schedule, extension=30, momentum_cooldown=37),
+        schedule=replace(
+            config.schedule,
+            warmup=config.schedule.warmup * 3 // 4,
+            extension=30,
+            momentum_cooldown=37,
+        ),
         evaluation=EvaluationConfig(every=185, tokens=163_840, batch=16),
     )

@@ -722,3 +722,9 @@ def test_adamw_has_rates_of_its_own_for_embedding_and_head():
     rates = {name: group["lr"] for group in groups for name in group["param_names"]}
     assert rates["head.weight"] == rates["embedding.weight"] == adamw.head_lr
     assert {rate for name, rate in rates.items() if "blocks" in name} == {adamw.lr}
+
+
+def test_the_delta_of_algorithm_2_reaches_the_map():
+    overrides = {"optimizer.polar.delta": "operator"}
+    polar = resolve("nanogpt-toy", "rand-muon-kaczmarz", overrides=overrides).optimizer.polar
+    assert build_polar(polar, "nanogpt").inner.delta == "operator"
