@@ -101,7 +101,8 @@ def sharded_step(
     ops = products.of(its.device)
     X = ops.workable(M)
     A = (X if its.m <= its.n else X.mT).to(ops.dtype(X.dtype))
-    work = _OnShards(bucket, polar, _unit_scaled(A, bucket.ranks))
+    A = yield from _unit_scaled(A, bucket.ranks)
+    work = _OnShards(bucket, polar, A)
     Q = yield from work.basis(state, numbers)
     Z = yield from work.lifted(Q)
     work.leave(state, Q, Z, numbers)
@@ -109,7 +110,7 @@ def sharded_step(
     return list(torch.split(T if its.m <= its.n else T.mT, counts))
 
 
-def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Tensor:
+def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Steps:
     """A times a power of two per matrix, the same on all ranks, that puts its largest entry in [½, 1).
 
     Squares of entries like 1e-30 would leave the range of float32; T does not depend on the scale.
@@ -118,7 +119,9 @@ def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Tensor:
     most = torch.zeros(len(A), dtype=dtype, device=A.device)
     if A.numel():
         most = torch.maximum(A.amax((-2, -1)), -A.amin((-2, -1))).to(dtype)
-    _, exponent = torch.frexp(wire.largest(most, ranks))
+    coming = wire.compare(most, ranks)
+    yield
+    _, exponent = torch.frexp(coming.wait())
     limit = math.frexp(torch.finfo(A.dtype).max)[1] - 2
     s = torch.ldexp(torch.ones_like(most), -exponent.clamp(-limit, limit))
     return A * s[:, None, None].to(A.dtype)
