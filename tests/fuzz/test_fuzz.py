@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.fuzz import configurations, contracts
+from tests.fuzz import checkpoints, configurations, contracts
 from tests.fuzz.__main__ import kind_of, main, run_case
 from tests.fuzz.cases import Choices
 from tests.fuzz.configurations import Configuration, Group, Parameter
 from tests.fuzz.directories import Damage, after_damage
 from tests.fuzz.matrices import LAYOUTS, laid_out, random_batch
 
-from polarstep import Muon, NewtonSchulz, rng
+from polarstep import Muon, NewtonSchulz, NormalizedRows, rng
 
 # Numbers of cases, not minutes: the same work on every machine.
 CASES = {"maps": 30, "configurations": 150, "checkpoints": 24, "damages": 2, "kills": 1}
@@ -96,6 +96,30 @@ def test_a_wrong_step_is_found_and_shrunk(monkeypatch):
     exec(found.program.replace("print(", "result = ("), scope)
     assert scope["result"]
     assert found.program.count("Parameter(") == 1
+
+
+def copied(events):
+    """What a copy does otherwise, of a transform that remembers its rows."""
+    parameter = Parameter((16, 3), events=events)
+    group = Group((parameter,), {"transform": NormalizedRows(0.5)})
+    return checkpoints.continues_otherwise(Configuration((group,), torch.float32, steps=2))
+
+
+def test_rows_of_nan_may_be_missing_in_a_copy():
+    """A momentum of NaN makes rows of NaN, which are not loaded: the parameter is NaN for good."""
+    assert copied(("nan",)) == []
+
+
+def test_rows_that_are_numbers_may_not(monkeypatch):
+    load = Muon.load_state_dict
+
+    def forgetful(self, state):
+        load(self, state)
+        for of_parameter in self.state.values():
+            of_parameter.pop("rows")
+
+    monkeypatch.setattr(Muon, "load_state_dict", forgetful)
+    assert "state_dict goes on alike" in dict(copied(()))
 
 
 def test_a_case_follows_from_seed_and_number():

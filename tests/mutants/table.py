@@ -46,7 +46,9 @@ def table(verdicts: Iterable[Verdict], seed: int) -> str:
     survivors = [each for each in verdicts if each.killed_by is None]
     if survivors:
         lines += ["", "Survivors:", ""]
-        lines += [f"- {_place(each)}: {_reason(each) or 'a test is missing.'}" for each in survivors]
+        lines += [
+            f"- {_place(each)}: {_reason(each) or 'a test is missing.'}" for each in survivors
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -68,7 +70,9 @@ def _reason(each: Verdict) -> str | None:
 def write(verdicts: list[Verdict], seed: int) -> None:
     """Put the table into the docs, in place of the last."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + table(verdicts, seed) + "\n" + END + rest.partition(END)[2])
+    PAGE.write_text(
+        before + BEGIN + "\n" + table(verdicts, seed) + "\n" + END + rest.partition(END)[2]
+    )
 
 
 def report(verdicts: list[Verdict], seed: int) -> int:
