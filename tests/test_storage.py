@@ -179,7 +179,7 @@ def test_a_last_line_without_its_end_is_not_read(tmp_path):
 
 def test_a_line_that_is_no_object_is_shown(tmp_path):
     (tmp_path / "file").write_text('{"a": 1}\n"' + 100 * "x" + '"\n')
-    with pytest.raises(StorageError, match='file, line 2, is "x{39}, expected a JSON object'):
+    with pytest.raises(StorageError, match=r'file, line 2, is "x{39}, expected a JSON object'):
         read_lines(tmp_path / "file")
 
 

@@ -90,7 +90,7 @@ def _started(state: dict[str, Any]) -> dict[str, Any]:
     """The state without what a map remembers of nothing but NaN.
 
     In a checkpoint such a tensor stands for a map that has not begun (``distributed/unstarted.py``), and
-    a checkpoint that is loaded leaves it out. Otherwise it only comes of a momentum that is NaN for good.
+    loading leaves it out. Otherwise it only comes of a momentum that is NaN for good.
     """
     return {
         name: value

@@ -81,11 +81,19 @@ def _run_room(name: str, room: Room, given: argparse.Namespace) -> None:
         if before is not None and before.killed_by in map_of_room.seconds:
             chosen = list(dict.fromkeys([before.killed_by, *chosen]))
         killed_by, ran = _trial(file, mutant, chosen, map_of_room)
-        named = dict(zip(("file", "where", "was", "now", "nth"), record.name_of(file, mutant)))
         verdict = Verdict(
-            room=name, line=mutant.line, killed_by=killed_by, ran=ran, source=source, tests=tests,
-            **named,  # type: ignore[arg-type]
-        )  # fmt: skip
+            name,
+            str(file),
+            mutant.line,
+            mutant.where,
+            mutant.was,
+            mutant.now,
+            mutant.nth,
+            killed_by,
+            ran,
+            source,
+            tests,
+        )
         known = record.load() | {verdict.name: verdict}
         record.save(known.values())
         print(f"{'killed' if killed_by else 'SURVIVED'} after {ran:2} tests: {verdict}", flush=True)
