@@ -153,6 +153,15 @@ def test_json_is_written_in_its_own_letters(tmp_path):
     assert '"σ": "‖T‖"' in (tmp_path / "file").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_a_number_that_is_not_finite_is_named(tmp_path, number):
+    (tmp_path / "file").write_text(f'{{"lr": {number}}}')
+    with pytest.raises(StorageError, match=f"not valid JSON: {number} is not a finite number"):
+        read_json(tmp_path / "file")
+    (tmp_path / "file").write_text('{"lr": 1e300, "count": 12}')
+    assert read_json(tmp_path / "file") == {"lr": 1e300, "count": 12}
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000])
 def test_what_is_not_json_is_named(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
