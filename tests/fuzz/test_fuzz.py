@@ -33,6 +33,11 @@ def test_no_violation(kind, part):
         torch.set_num_threads(threads)
 
 
+def test_a_steep_polynomial_on_a_gram_matrix_rounds_as_its_tolerance_says():
+    """Four large singular values, two of 8e-6, and p'(0) = 1,779 in float32: off by 7ε·p'(0)."""
+    assert not run_case(20261116, 5333, "maps").violations
+
+
 @dataclass(frozen=True)
 class Wrong(NewtonSchulz):
     """A map that breaks one promise, chosen by its name."""
