@@ -81,7 +81,9 @@ def digest(files: Iterable[Path]) -> str:
     return found.hexdigest()
 
 
-def reasons() -> dict[tuple[str, str, str, str], str]:
-    """Why a mutant may survive, by file, definition, old and new code."""
+def reasons() -> dict[Name, str]:
+    """Why a mutant may survive, by its name."""
     listed = tomllib.loads(Path(__file__).with_name("survivors.toml").read_text())["survivor"]
-    return {(s["file"], s["where"], s["was"], s["now"]): s["reason"] for s in listed}
+    return {
+        (s["file"], s["where"], s["was"], s["now"], s.get("nth", 0)): s["reason"] for s in listed
+    }

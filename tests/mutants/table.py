@@ -64,7 +64,7 @@ def _place(each: Verdict) -> str:
 
 
 def _reason(each: Verdict) -> str | None:
-    return reasons().get((each.file, each.where, each.was, each.now))
+    return reasons().get(each.name)
 
 
 def write(verdicts: list[Verdict], seed: int) -> None:
