@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from tests.mutants.child import (
 from tests.mutants.coverage_map import Map, map_of
 from tests.mutants.operators import Mutant, mutated
 from tests.mutants.record import Verdict
-from tests.mutants.rooms import PACKAGE, ROOMS, Room, drawn
+from tests.mutants.rooms import PACKAGE, ROOMS, Room, drawn, possible
 
 MOST_TESTS = 80  # for one mutant, taken in turn from every test function that runs its line
 
@@ -42,10 +43,10 @@ def main(argv: list[str] | None = None) -> int:
         import_what_tests_import()
         for name in given.rooms or ROOMS:
             _run_room(name, ROOMS[name], given)
-    verdicts = table.of_today(record.load(), given.seed)
+    verdicts = list(record.load().values())
     if given.write:
-        table.write(verdicts, given.seed)
-    return table.report(verdicts, given.seed)
+        table.write(verdicts)
+    return table.report(verdicts)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -64,13 +65,12 @@ def _run_room(name: str, room: Room, given: argparse.Namespace) -> None:
     os.environ.update(room.environment)
     known = record.load()
     tests = record.digest([*room.test_files(), *Path("tests").glob("*.py")])
-    sample = [
-        (file, mutant)
-        for file, mutant in drawn(room, given.seed, min(room.sample, given.most or room.sample))
-        if given.only in str(file)
-    ]
+    sample = drawn(room, given.seed, min(room.sample, given.most or room.sample))
+    count = len(possible(room))
     map_of_room: Map | None = None
     for file, mutant in sample:
+        if given.only not in str(file):
+            continue
         before = known.get(record.name_of(file, mutant))
         source = record.digest([file])
         if before is not None and before.holds(source, tests) and not given.again:
@@ -93,10 +93,15 @@ def _run_room(name: str, room: Room, given: argparse.Namespace) -> None:
             ran,
             source,
             tests,
+            given.seed,
+            count,
         )
         known = record.load() | {verdict.name: verdict}
         record.save(known.values())
         print(f"{'killed' if killed_by else 'SURVIVED'} after {ran:2} tests: {verdict}", flush=True)
+    names = {record.name_of(file, mutant) for file, mutant in sample}
+    kept = [each for each in record.load().values() if each.room != name or each.name in names]
+    record.save(replace(each, possible=count) if each.room == name else each for each in kept)
     for variable in room.environment:
         del os.environ[variable]
 

@@ -32,6 +32,8 @@ class Verdict:
     ran: int  # how many tests ran, the last of which noticed it
     source: str  # digest of the file that was changed
     tests: str  # digest of the room's tests
+    seed: int  # by which it was drawn
+    possible: int  # all mutants of its room
 
     @property
     def name(self) -> Name:

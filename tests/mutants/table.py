@@ -5,41 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.mutants.record import Verdict, name_of, reasons
-from tests.mutants.rooms import ROOMS, drawn, possible
+from tests.mutants.record import Verdict, reasons
+from tests.mutants.rooms import ROOMS
 
-__all__ = ["of_today", "report", "table", "write"]
+__all__ = ["report", "table", "write"]
 
 PAGE = Path("docs/reliability.md")
 BEGIN, END = "<!-- mutants -->\n", "<!-- end of mutants -->"
 LEAST_KILLED = 0.95
 
 
-def of_today(known: dict, seed: int) -> list[Verdict]:
-    """The verdicts of the sample of this seed."""
-    sample = [
-        name_of(file, mutant)
-        for room in ROOMS.values()
-        for file, mutant in drawn(room, seed, room.sample)
-    ]
-    return [known[name] for name in sample if name in known]
-
-
-def table(verdicts: Iterable[Verdict], seed: int) -> str:
+def table(verdicts: Iterable[Verdict]) -> str:
     """The table, and the survivors with their reasons."""
-    verdicts = list(verdicts)
+    verdicts = sorted(verdicts, key=lambda each: (each.file, each.line, each.name))
+    seeds = ", ".join(sorted({str(each.seed) for each in verdicts}))
     lines = [
-        f"| room (seed {seed}) | mutants possible | drawn | killed | survived, with a reason | score |",
+        f"| room (seed {seeds}) | mutants possible | drawn | killed | survived, with a reason | score |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     total = [0, 0, 0, 0]
-    for name, room in ROOMS.items():
+    for name in ROOMS:
         of_room = [each for each in verdicts if each.room == name]
         if not of_room:
             continue
         killed = sum(each.killed_by is not None for each in of_room)
         explained = sum(each.killed_by is None and _reason(each) is not None for each in of_room)
-        row = [len(possible(room)), len(of_room), killed, explained]
+        row = [of_room[0].possible, len(of_room), killed, explained]
         total = [a + b for a, b in zip(total, row, strict=True)]
         lines.append(_row(f"`{name}`", row))
     lines.append(_row("**all**", total))
@@ -67,17 +58,15 @@ def _reason(each: Verdict) -> str | None:
     return reasons().get(each.name)
 
 
-def write(verdicts: list[Verdict], seed: int) -> None:
+def write(verdicts: list[Verdict]) -> None:
     """Put the table into the docs, in place of the last."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(
-        before + BEGIN + "\n" + table(verdicts, seed) + "\n" + END + rest.partition(END)[2]
-    )
+    PAGE.write_text(before + BEGIN + "\n" + table(verdicts) + "\n" + END + rest.partition(END)[2])
 
 
-def report(verdicts: list[Verdict], seed: int) -> int:
+def report(verdicts: list[Verdict]) -> int:
     """Print the table; return 0 if enough were killed and every survivor has a reason."""
-    print(table(verdicts, seed))
+    print(table(verdicts))
     survivors = [each for each in verdicts if each.killed_by is None]
     unexplained = sum(_reason(each) is None for each in survivors)
     share = 1 - len(survivors) / max(1, len(verdicts))
