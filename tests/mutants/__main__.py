@@ -55,6 +55,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn (0)")
     parser.add_argument("--most", type=int, help="at most so many of each room")
     parser.add_argument("--only", default="", help="mutants of files whose path contains this text")
+    parser.add_argument(
+        "--whole", default="", help="run this test function first, with all its parameters"
+    )
     parser.add_argument("--again", action="store_true", help="take known verdicts again")
     parser.add_argument("--table", action="store_true", help="run nothing, print what is known")
     parser.add_argument("--write", action="store_true", help="write the table to the docs")
@@ -80,7 +83,7 @@ def _run_room(name: str, room: Room, given: argparse.Namespace) -> None:
         chosen = map_of_room.tests_for(str(file), mutant.line, MOST_TESTS)
         if before is not None and before.killed_by in map_of_room.seconds:
             chosen = list(dict.fromkeys([before.killed_by, *chosen]))
-        killed_by, ran = _trial(file, mutant, chosen, map_of_room)
+        killed_by, ran = _trial(file, mutant, chosen, map_of_room, given.whole)
         verdict = Verdict(
             name,
             str(file),
@@ -106,9 +109,11 @@ def _run_room(name: str, room: Room, given: argparse.Namespace) -> None:
         del os.environ[variable]
 
 
-def _trial(file: Path, mutant: Mutant, tests: list[str], known: Map) -> tuple[str | None, int]:
+def _trial(
+    file: Path, mutant: Mutant, tests: list[str], known: Map, whole: str
+) -> tuple[str | None, int]:
     """The test that fails with the mutant in place of the file, and how many tests ran."""
-    if not tests:
+    if not tests and not whole:
         return None, 0
     with tempfile.TemporaryDirectory() as folder:
         copy, told = Path(folder), Path(folder) / "told"
@@ -117,8 +122,8 @@ def _trial(file: Path, mutant: Mutant, tests: list[str], known: Map) -> tuple[st
         (copy / file.relative_to(PACKAGE.parent)).write_text(mutated(file.read_text(), mutant))
         expected = sum(known.seconds[test] for test in tests)
         status = in_child(
-            lambda: _run(tests, copy, told),
-            cpu_seconds=int(60 + 5 * expected),
+            lambda: _run(tests, whole, copy, told),
+            cpu_seconds=int((300 if whole else 60) + 5 * expected),
             seconds=1200 + 100 * expected,
         )
         names = told.read_text().splitlines() if told.exists() else []
@@ -132,24 +137,28 @@ def _trial(file: Path, mutant: Mutant, tests: list[str], known: Map) -> tuple[st
     return names[-1] if status == 1 else "the import of the tests", len(names)
 
 
-def _run(tests: list[str], package: Path, told: Path) -> int:
+def _run(tests: list[str], whole: str, package: Path, told: Path) -> int:
     use_package_in(package)
-    functions = list(dict.fromkeys(test.split("[")[0] for test in tests))
-    plugins = [_Only(tests, told), Thinned()]
+    names = [test.split("[")[0] for test in [whole, *tests] if test]
+    functions = list(dict.fromkeys(names))
+    plugins = [_Only(tests, whole, told), Thinned(whole)]
     return int(pytest.main([*pytest_options(), "-x", *functions], plugins=plugins))
 
 
 class _Only:
     """A pytest plugin that runs the given tests, in their order, and writes down each that begins."""
 
-    def __init__(self, tests: list[str], told: Path) -> None:
+    def __init__(self, tests: list[str], whole: str, told: Path) -> None:
         self._place = {test: place for place, test in enumerate(tests)}
+        self._whole = whole
         self._told = told
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if item.nodeid in self._place]
-        items.sort(key=lambda item: self._place[item.nodeid])
+        places = {item.nodeid: self._place.get(item.nodeid) for item in items}
+        places |= {test: -1 for test in places if test.split("[")[0] == self._whole}
+        items[:] = [item for item in items if places[item.nodeid] is not None]
+        items.sort(key=lambda item: places[item.nodeid] or 0)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         with self._told.open("a") as file:

@@ -50,14 +50,17 @@ def pytest_options() -> list[str]:
 
 
 class Thinned:
-    """A pytest plugin that keeps a fixed sample of each function's parameters."""
+    """A pytest plugin that keeps a fixed sample of each function's parameters, but for ``whole``."""
+
+    def __init__(self, whole: str = "") -> None:
+        self._whole = whole
 
     @pytest.hookimpl(wrapper=True)
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Iterator[None]:
         """Drop parameters before pytest makes an object of each, which takes longer than many tests."""
         yield
         calls = metafunc._calls
-        if len(calls) > PARAMETERS:
+        if len(calls) > PARAMETERS and metafunc.definition.nodeid != self._whole:
             kept = random.Random(metafunc.function.__name__).sample(range(len(calls)), PARAMETERS)
             metafunc._calls = [calls[i] for i in sorted(kept)]
 
