@@ -13,7 +13,7 @@ from tests.fuzz.configurations import Configuration, Group, Parameter
 from tests.fuzz.directories import Damage, after_damage
 from tests.fuzz.matrices import LAYOUTS, laid_out, random_batch
 
-from polarstep import Muon, NewtonSchulz, NormalizedRows, rng
+from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, rng
 
 # Numbers of cases, not minutes: the same work on every machine.
 CASES = {"maps": 30, "configurations": 150, "checkpoints": 24, "damages": 2, "kills": 1}
@@ -113,6 +113,14 @@ def copied(events):
 def test_rows_of_nan_may_be_missing_in_a_copy():
     """A momentum of NaN makes rows of NaN, which are not loaded: the parameter is NaN for good."""
     assert copied(("nan",)) == []
+
+
+def test_a_deepcopy_is_compared_without_gaps_in_memory():
+    """torch makes a dense copy, and adds T = QZ to dense parameters in another order."""
+    polar = LowRank(2, 0, power=2, inner=NewtonSchulz(8, "polar-express"), always_sketch=True)
+    parameter = Parameter((9, 9), layout="strided")
+    group = Group((parameter,), {"polar": polar})
+    assert checkpoints.continues_otherwise(Configuration((group,), torch.float32, steps=2)) == []
 
 
 def test_rows_that_are_numbers_may_not(monkeypatch):
