@@ -153,6 +153,12 @@ def test_a_deflated_step_adds_its_parts():
     assert found == seconds(head, m, n, FLOPS) + small + steps
 
 
+def test_matrices_of_512_rows_and_more_reach_the_large_rate():
+    polar, on = ps.NewtonSchulz(1, "cubic"), replace(FLOPS, rate=2)
+    for m, rate in ((511, 1), (512, 2)):
+        assert seconds(polar, m, 600, on) == polar.flops(m, 600) / rate
+
+
 def test_a_step_without_products_moves_its_bytes():
     """Momentum: G, C read, C, M written. Norm and division: M read twice, written. Update: X, T, X."""
     momentum, normalization, update = 4 * 4, 3 * 4, 3 * 4

@@ -394,3 +394,22 @@ def test_the_loss_in_full_space_is_relative_to_the_norm():
     torch.testing.assert_close(found, 4 * norm * expected)
     largest = NewtonSchulz(5, "jordan").largest_value(norm)
     assert largest[0] == largest[1] > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "usual"),
+    [
+        ({}, True),
+        ({"delta": "spectral"}, False),
+        ({"delta": 3.0}, False),
+        ({"dtype": torch.float32}, False),
+        ({"form": "plain"}, False),
+        ({"form": "gram"}, False),
+    ],
+    ids=str,
+)
+def test_a_kernel_may_take_the_polynomials_where_nothing_was_asked_for(options, usual):
+    solver = NewtonSchulz(5, **options)
+    assert solver.is_usual == usual
+    assert solver.polynomials_to_fuse == (solver.polynomials if usual else None)
+    assert NewtonSchulz(0, **options).polynomials_to_fuse is None
