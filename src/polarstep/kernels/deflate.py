@@ -74,13 +74,20 @@ def _times_few_kernel(
 
 
 @triton.jit
-def _scale_kernel(V, U, scale, M, MARGIN: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr):
+def _scale_kernel(
+    V, U, G, scale, M, otherwise,
+    MARGIN: tl.constexpr, FULL_AT: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, FEW)
     before = tl.zeros((FEW,), dtype=tl.float32)
     after = tl.zeros((FEW,), dtype=tl.float32)
+    diagonal = tl.zeros((BM,), dtype=tl.float32)
     for start in range(0, M, BM):
         r = start + tl.arange(0, BM)
+        if FULL_AT > 0:
+            on = tl.load(G + batch * M * M + r.to(tl.int64) * (M + 1), mask=r < M, other=0.0)
+            diagonal = tl.maximum(diagonal, on.to(tl.float32))
         at = batch * M * FEW + r[:, None] * FEW + c[None, :]
         v = tl.load(V + at, mask=r[:, None] < M, other=0.0).to(tl.float32)
         u = tl.load(U + at, mask=r[:, None] < M, other=0.0).to(tl.float32)
@@ -90,17 +97,24 @@ def _scale_kernel(V, U, scale, M, MARGIN: tl.constexpr, FEW: tl.constexpr, BM: t
     # ratio = λ² and s = 1/(margin·√λ). A matrix that is zero or not finite gets s = 0.
     known = (ratio > 0) & (ratio < 1e38)
     s = 1 / (MARGIN * tl.sqrt(tl.sqrt(tl.where(known, ratio, 1.0))))
-    tl.store(scale + batch, tl.where(known, s, 0.0))
+    s = tl.where(known, s, 0.0)
+    if FULL_AT > 0:
+        s = tl.where(tl.max(diagonal, axis=0) >= FULL_AT, tl.minimum(s, otherwise), s)
+    tl.store(scale + batch, s)
 
 
-def scale_to_one(G: Tensor, margin: float) -> Tensor:
+def scale_to_one(
+    G: Tensor, margin: float, *, full_at: float = 0.0, otherwise: float = 0.0
+) -> Tensor:
     """s of each matrix with ‖sX‖_op ≈ 1/margin, or a little more, for G = XXᵀ; s = 0 where G is zero.
 
-    16-bit matrices are multiplied in bfloat16, whose range holds G⁵v₀ for any G that float16 holds.
+    G of 16 or 8 bits is multiplied in bfloat16, whose range holds G⁵v₀ for any G that float16 holds.
+    Where a diagonal entry is ``full_at`` or more, entries of G may have been cut off there, and s is at
+    most ``otherwise``. Zero for a G without such a limit.
     """
     batch, M, _ = G.shape
     # Triton's interpreter multiplies no bfloat16.
-    dtype = torch.bfloat16 if G.dtype.itemsize == 2 and not interpreted() else torch.float32
+    dtype = torch.bfloat16 if G.dtype.itemsize <= 2 and not interpreted() else torch.float32
     V = U = torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device)
     for first in (True, False, False, False, False):
         V, U = U, torch.empty_like(U)
@@ -109,5 +123,8 @@ def scale_to_one(G: Tensor, margin: float) -> Tensor:
             FIRST=first, FEW=SIGNS, BM=_BLOCK_ROWS, BK=_BLOCK_COLUMNS, num_warps=4, num_stages=4,
         )  # fmt: skip
     scale = torch.empty(batch, dtype=torch.float32, device=G.device)
-    _scale_kernel[(batch,)](V, U, scale, M, MARGIN=margin, FEW=SIGNS, BM=256, num_warps=4)
+    _scale_kernel[(batch,)](
+        V, U, G, scale, M, otherwise,
+        MARGIN=margin, FULL_AT=full_at, FEW=SIGNS, BM=256, num_warps=4,
+    )  # fmt: skip
     return scale
