@@ -14,7 +14,12 @@ PACKAGE = Path("src/polarstep")
 # These run on a GPU alone: replayed CUDA graphs, and cuBLAS.
 ON_A_GPU = {"optim/replay.py", "products/cuda.py"}
 # These run on a GPU, or in Triton's interpreter; tests/kernels has their tests.
-IN_THE_INTERPRETER = ("optim/by_tables.py", "polar/small.py", "products/triton.py")
+IN_THE_INTERPRETER = (
+    "optim/by_tables.py",
+    "polar/small.py",
+    "products/float8.py",
+    "products/triton.py",
+)
 
 
 @dataclass(frozen=True)
