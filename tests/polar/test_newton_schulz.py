@@ -413,3 +413,29 @@ def test_a_kernel_may_take_the_polynomials_where_nothing_was_asked_for(options, 
     assert solver.is_usual == usual
     assert solver.polynomials_to_fuse == (solver.polynomials if usual else None)
     assert NewtonSchulz(0, **options).polynomials_to_fuse is None
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_matrix_can_be_overwritten_by_its_factor(scale, dtype):
+    solver = NewtonSchulz(5)
+    assert solver.overwrites
+    X = (scale * gaussian(12, 20)).to(dtype)
+    expected = solver(X)
+    solver.overwrite(X)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(X, expected, atol=tolerance, rtol=0)
+
+
+def test_zero_is_overwritten_by_zero_and_a_number_divides():
+    zero = torch.zeros(12, 20)
+    NewtonSchulz(5).overwrite(zero)
+    assert not zero.any()
+    X = gaussian(12, 20)
+    solver = NewtonSchulz(3, delta=40.0)
+    expected = solver(X)
+    solver.overwrite(X)
+    torch.testing.assert_close(X, expected)
+    assert solver.overwrites
+    assert not NewtonSchulz(5, delta="spectral").overwrites
+    assert not NewtonSchulz(5, dtype=torch.float32).overwrites

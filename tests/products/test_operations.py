@@ -7,7 +7,7 @@ import torch
 from tests.spectra import gaussian, orthogonal
 from torch.utils.flop_counter import FlopCounterMode
 
-from polarstep import products
+from polarstep import products, rng
 from polarstep.polar.coefficients import resolve
 from polarstep.products.base import (
     Products,
@@ -16,6 +16,7 @@ from polarstep.products.base import (
     leaves_range,
     plain_product,
     shrink_of,
+    squared_norm,
 )
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
@@ -325,3 +326,35 @@ def test_range_is_looked_after_where_looking_is_free():
     for ops in DEVICES.values():
         norm = torch.linalg.matrix_norm(ops.normalized(X, torch.float32))
         torch.testing.assert_close(norm, torch.ones(2), atol=1e-6, rtol=0)
+
+
+def test_the_squared_norm_is_estimated_without_bias_and_exactly_on_a_diagonal():
+    """tr(PGP) of diagonal matrices has no off-diagonal part, which alone has a variance."""
+    diagonal = torch.rand(3, 20, generator=rng.generator("diagonal"), dtype=torch.float64)
+    P, G = torch.diag_embed(2 * diagonal), torch.diag_embed(diagonal)
+    torch.testing.assert_close(squared_norm(P, G), (4 * diagonal**3).sum(-1))
+    X = small(3, 60, 80)
+    G = X @ X.mT
+    found = squared_norm(torch.linalg.inv(G) @ torch.linalg.cholesky(G), G)
+    assert found.shape == (3,)
+    torch.testing.assert_close(found, torch.full((3,), 60.0, dtype=torch.float64), rtol=0.3, atol=0)
+    near = squared_norm(P.bfloat16(), torch.diag_embed(diagonal).bfloat16())
+    assert near.dtype == torch.float32
+    torch.testing.assert_close(near.double(), (4 * diagonal**3).sum(-1), rtol=0.02, atol=0)
+
+
+@over_devices
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_flat_step_is_its_parts(ops, weighted):
+    A, Q = gaussian(2, 12, 20), torch.linalg.qr(gaussian(2, 12, 3)).Q
+    B = Q.mT @ A
+    W = gaussian(2, 3, 3, seed=1) if weighted else None
+    Z = torch.linalg.svd(B, full_matrices=False).Vh
+    inverse = torch.tensor([0.2, 0.3], dtype=torch.float64)[:, None, None]
+    polynomial = (1.875, -1.25, 0.375)
+    T, size = ops.flat_step(A, Q, B, Z, W, inverse, polynomial, 1.2, most=20.0, float8=False)
+    X = ops.flattened(A, Q, B, Z, W, inverse)
+    s = ops.scale_to_one(X @ X.mT, 1.2)
+    expected = by_singular_values(s * X, (polynomial,))
+    torch.testing.assert_close(T, expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(size(), T.square().sum((-2, -1)), rtol=0.3, atol=0)
