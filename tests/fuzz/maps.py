@@ -25,6 +25,7 @@ __all__ = [
     "may_use_gram",
     "random_map",
     "reference",
+    "settles",
     "works_in",
 ]
 
@@ -122,6 +123,17 @@ def works_in(polar: PolarMap, given: torch.dtype) -> torch.dtype:
 def may_use_gram(polar: PolarMap) -> bool:
     """Whether polynomials may be evaluated on a Gram matrix."""
     return any(part.form != "plain" for part in _iterations(polar))
+
+
+def settles(polar: PolarMap) -> bool:
+    """Whether each iteration ends with φ(1) = 1 and φ'(1) = 0, which squares errors near one."""
+
+    def is_flat_at_one(polynomial: tuple[float, ...]) -> bool:
+        slope = sum((2 * k + 1) * c for k, c in enumerate(polynomial))
+        return abs(sum(polynomial) - 1) < 1e-12 and abs(slope) < 1e-12
+
+    ends = [part.polynomials[-1] for part in _iterations(polar) if part.polynomials]
+    return all(is_flat_at_one(polynomial) for polynomial in ends)
 
 
 def _iterations(polar: PolarMap) -> list[NewtonSchulz]:

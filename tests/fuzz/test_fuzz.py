@@ -38,6 +38,17 @@ def test_a_steep_polynomial_on_a_gram_matrix_rounds_as_its_tolerance_says():
     assert not run_case(20261116, 5333, "maps").violations
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        1661,  # one entry, and polynomials without a safety factor: x·p'(x) = 131,478 at one
+        2621,  # p'(0) = 150 in float32, and ‖T‖_op = 1 + 1.14ε·p'(0)
+    ],
+)
+def test_steep_polynomials_round_as_their_tolerances_say(number):
+    assert not run_case(20261117, number, "maps").violations
+
+
 @dataclass(frozen=True)
 class Wrong(NewtonSchulz):
     """A map that breaks one promise, chosen by its name."""
