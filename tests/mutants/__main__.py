@@ -28,7 +28,7 @@ from tests.mutants.child import (
     pytest_options,
     use_package_in,
 )
-from tests.mutants.coverage_map import Map, map_of
+from tests.mutants.coverage_map import HELPERS, Map, map_of
 from tests.mutants.operators import Mutant, mutated
 from tests.mutants.record import Verdict
 from tests.mutants.rooms import PACKAGE, ROOMS, Room, drawn, possible
@@ -67,7 +67,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _run_room(name: str, room: Room, given: argparse.Namespace) -> None:
     os.environ.update(room.environment)
     known = record.load()
-    tests = record.digest([*room.test_files(), *Path("tests").glob("*.py")])
+    tests = record.digest([*room.test_files(), *HELPERS])
     sample = drawn(room, given.seed, min(room.sample, given.most or room.sample))
     count = len(possible(room))
     map_of_room: Map | None = None

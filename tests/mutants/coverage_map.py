@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -13,10 +12,12 @@ from typing import Any
 
 import pytest
 from tests.mutants.child import Thinned, in_child, pytest_options
+from tests.mutants.record import digest
 
-__all__ = ["Map", "map_of"]
+__all__ = ["HELPERS", "Map", "map_of"]
 
 CACHE = Path("build/mutants")
+HELPERS = [each for each in Path("tests").glob("*.py") if not each.name.startswith("test_")]
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,7 @@ def map_of(tests: list[Path], sources: list[Path], package: Path) -> Map:
     """The map of a room's tests; that of a test file is kept until it or the ``sources`` change."""
     whole = Map()
     for file in tests:
-        digest = hashlib.blake2b(digest_size=8)
-        for path in [*sources, *sorted(Path("tests").glob("*.py")), file]:
-            digest.update(str(path).encode() + path.read_bytes())
-        cached = CACHE / f"{file.parent.name}-{file.stem}-{digest.hexdigest()}.json"
+        cached = CACHE / f"{file.parent.name}-{file.stem}-{digest([*sources, *HELPERS, file])}.json"
         if not cached.exists():
             CACHE.mkdir(parents=True, exist_ok=True)
             status = in_child(lambda: _record(file, package, cached), quiet=False)  # noqa: B023
