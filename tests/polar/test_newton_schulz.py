@@ -371,3 +371,75 @@ def test_there_is_no_weight_where_a_gram_matrix_must_be_formed_afresh():
     assert NewtonSchulz(7, form="plain").lift(X).W is None
     assert NewtonSchulz(7, delta="spectral").lift(X).W is None
     assert NewtonSchulz(7, form="gram").lift(X).W is not None
+
+
+@pytest.mark.parametrize("name", ["cubic", "quintic", "jordan", "polar-express"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_bounds_on_norm_and_loss_are_attained_by_numbers(name, steps):
+    """All 1×1 matrices σ ≤ δ: T = p(σ/δ), of which σ(1 − p(σ/δ)) is lost."""
+    delta = 7.0
+    solver = NewtonSchulz(steps, name, delta=delta)
+    sigma = torch.linspace(0, delta, 4001, dtype=torch.float64)
+    T = solver(sigma[:, None, None]).flatten()
+    norm = torch.tensor([delta, 1.0], dtype=torch.float64)
+    largest, lost = solver.largest_value(norm), solver.alignment_loss(1, norm)
+    torch.testing.assert_close(largest, T.max().expand(2), rtol=1e-4, atol=0)
+    torch.testing.assert_close(lost, (sigma * (1 - T)).max().expand(2), rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(solver.alignment_loss(5, norm), 5 * lost)
+    beyond = torch.tensor([7.1], dtype=torch.float64)  # δ may be below ‖M‖_op
+    assert solver.largest_value(beyond) is None
+    assert solver.alignment_loss(1, beyond) is None
+
+
+def test_the_loss_in_full_space_is_relative_to_the_norm():
+    norm = torch.tensor([2.0, 6.0], dtype=torch.float64)
+    found = NewtonSchulz(3).alignment_loss(4, norm)
+    expected = NewtonSchulz(3, delta=1.0).alignment_loss(1, torch.ones(1, dtype=torch.float64))
+    torch.testing.assert_close(found, 4 * norm * expected)
+    largest = NewtonSchulz(5, "jordan").largest_value(norm)
+    assert largest[0] == largest[1] > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "usual"),
+    [
+        ({}, True),
+        ({"delta": "spectral"}, False),
+        ({"delta": 3.0}, False),
+        ({"dtype": torch.float32}, False),
+        ({"form": "plain"}, False),
+        ({"form": "gram"}, False),
+    ],
+    ids=str,
+)
+def test_a_kernel_may_take_the_polynomials_where_nothing_was_asked_for(options, usual):
+    solver = NewtonSchulz(5, **options)
+    assert solver.is_usual == usual
+    assert solver.polynomials_to_fuse == (solver.polynomials if usual else None)
+    assert NewtonSchulz(0, **options).polynomials_to_fuse is None
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_matrix_can_be_overwritten_by_its_factor(scale, dtype):
+    solver = NewtonSchulz(5)
+    assert solver.overwrites
+    X = (scale * gaussian(12, 20)).to(dtype)
+    expected = solver(X)
+    solver.overwrite(X)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(X, expected, atol=tolerance, rtol=0)
+
+
+def test_zero_is_overwritten_by_zero_and_a_number_divides():
+    zero = torch.zeros(12, 20)
+    NewtonSchulz(5).overwrite(zero)
+    assert not zero.any()
+    X = gaussian(12, 20)
+    solver = NewtonSchulz(3, delta=40.0)
+    expected = solver(X)
+    solver.overwrite(X)
+    torch.testing.assert_close(X, expected)
+    assert solver.overwrites
+    assert not NewtonSchulz(5, delta="spectral").overwrites
+    assert not NewtonSchulz(5, dtype=torch.float32).overwrites
