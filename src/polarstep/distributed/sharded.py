@@ -37,6 +37,7 @@ from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
 from polarstep.polar.finders import Fresh, Kept
+from polarstep.polar.newton_schulz import SQUARINGS, schatten_norm
 from polarstep.polar.orthonormal import orthonormalize
 
 __all__ = ["Shards", "sharded_step"]
@@ -382,10 +383,9 @@ def _weight_of(inner: NewtonSchulz, first: int, end: int, ell: int) -> Callable[
             known = trace > 0
             trace = torch.where(known, trace, 1)
             G, scale = G / trace, torch.where(known, trace.rsqrt(), 0)
-            if inner.delta == "spectral":
-                eps = torch.finfo(G.dtype).eps
-                norm = torch.linalg.matrix_norm(G @ G, keepdim=True) ** 0.25
-                norm = norm.clamp_min(torch.finfo(G.dtype).tiny) * (1 + 4 * eps)
+            if inner.delta in SQUARINGS:
+                norm = schatten_norm(G, SQUARINGS[inner.delta])
+                norm = norm * (1 + 4 * torch.finfo(G.dtype).eps)
                 G, scale = G / norm.square(), scale / norm
         if first == end:  # no steps at all
             identity = torch.eye(ell, dtype=G.dtype, device=G.device)
