@@ -159,15 +159,21 @@ class TableBucket:
         return polar
 
     def momentum(self) -> Tensor:
-        """``C ← βC + G`` and M, in one pass over memory."""
+        """``C ← βC + G`` and M, in one pass over memory.
+
+        M is in the range that the map can square: times a power of two, if need be.
+        """
         from polarstep.kernels.momentum import momentum
+        from polarstep.kernels.unit_size import to_unit_size
 
         its = self.signature
         M = torch.empty(self.count, its.m, its.n, dtype=self.dtype, device=its.device)
         G, C, _ = self.addresses
-        momentum(
+        largest = momentum(
             G, C, self.scalars[0], M, element=its.dtype, nesterov=its.nesterov, finite=self._finite
         )
+        if its.polar.ignores_scale:
+            to_unit_size(M, largest)
         return M
 
     def update(self, polar: Polar) -> None:
