@@ -5,9 +5,9 @@ Entries of 1e-30 or 1e30 have no squares in float32, and T would be zero. T(cM) 
 multiplied by a power of two, which is exact, and its largest entry is then between one and two.
 
 The momentum kernel writes the largest entry of every block of M beside M. Only when all blocks are
-written is the largest entry of a matrix known, so the scaling is a launch of its own. As a rule it finds
-every M in range, reads nothing but these numbers and ends: two or three microseconds for a bucket. It has
-no atomic operations and nothing to reset, so a CUDA graph can replay it, bit for bit.
+written is the largest entry of a matrix known, so the scaling is a launch of its own. As a rule this
+launch finds every M in range, reads nothing but these numbers and ends. It has no atomic operations and
+nothing to reset, so that a CUDA graph can replay it, bit for bit.
 """
 
 from __future__ import annotations
