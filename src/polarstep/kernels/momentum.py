@@ -85,8 +85,9 @@ def momentum(
     ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
     matrix, a multiple of 16 bytes; ``betas`` has one β per matrix. Where ``finite`` is zero,
     C stays and M is zero. ``strides`` has the distance between rows of each matrix, where some matrices
-    are parts of wider ones; without it rows lie one after the other. A finite M stays finite: bfloat16
-    ends half a percent before float32, and entries between the two become the largest number of bfloat16.
+    are parts of wider ones; without it rows lie one after the other. A finite M stays finite:
+    bfloat16 ends half a percent before float32, and entries between the two become the largest number of
+    bfloat16.
     """
     size = out.shape[1] * out.shape[2]
     grid = (triton.cdiv(size, _BLOCK), out.shape[0])
