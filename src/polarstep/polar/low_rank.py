@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
+from polarstep.polar.containing import Containing
 from polarstep.polar.finders import Finder, Fresh, Kept
 from polarstep.polar.finders.base import Basis
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -23,7 +24,7 @@ __all__ = ["LowRank"]
 
 
 @dataclass(frozen=True)
-class LowRank(PolarMap):
+class LowRank(Containing):
     """The randomized polar map: Algorithm 1 of the paper, and Algorithm 2 with ``Kaczmarz()``.
 
     ::
@@ -121,19 +122,14 @@ class LowRank(PolarMap):
         return self.rank + self.oversample
 
     @property
+    def contained(self) -> PolarMap:
+        """The inner map; random numbers and the carry are the finder's."""
+        return self.inner
+
+    @property
     def is_random(self) -> bool:
         """True: a sketch is drawn."""
         return True
-
-    @property
-    def rounds_input(self) -> bool:
-        """As for the inner map, which may run in full space."""
-        return self.inner.rounds_input
-
-    @property
-    def ignores_scale(self) -> bool:
-        """As for the inner map."""
-        return self.inner.ignores_scale
 
     @property
     def innermost(self) -> PolarMap:
@@ -219,9 +215,6 @@ class LowRank(PolarMap):
             size = torch.where(size == 0, largest_entry(A), size)
         # A NaN or an infinity in B may be from products that became too large.
         return bool((leaves_range(size, A.dtype) | ~size.isfinite()).any())
-
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.step(X, Carry(), Draw(numbers))[0].dense
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the path that is taken, sketched or in full space."""
