@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar import deflation
-from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
+from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap, wide
 from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -116,10 +116,7 @@ class Deflated(Containing):
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """The head by Algorithm 1, then X₀ and its steps."""
-        m, n = M.shape[-2:]
-        ops = products.of(M.device)
-        X = ops.workable(M)
-        A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
+        ops, A = products.of(M.device), wide(M)
         polar, left = self.head.step(A, carry, draw)
         squared: SquaredNorm | None
         assert polar.factors is not None
@@ -128,7 +125,8 @@ class Deflated(Containing):
             T, squared, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
         else:
             T, squared = self._lifted(A, polar.factors, self.rest, ops)
-        return Polar(M, T if m <= n else T.mT, squared_norm=squared), left
+        T = T if M.shape[-2] <= M.shape[-1] else T.mT
+        return Polar(M, T, squared_norm=squared), left
 
     def _lifted(
         self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products

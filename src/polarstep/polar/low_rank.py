@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, products
-from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
+from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap, wide
 from polarstep.polar.containing import Containing
 from polarstep.polar.finders import Finder, Fresh, Kept
 from polarstep.polar.finders.base import Basis
@@ -183,14 +183,12 @@ class LowRank(Containing):
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """Algorithm 1: find a basis Q of M, apply the inner map to QᵀM, lift back by Q."""
-        m, n = M.shape[-2:]
-        ops = products.of(M.device)
-        X = ops.workable(M)
-        A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
+        A = wide(M)
         basis, B = self._projected(A, carry, draw)
         if self._left_range(A, B):
             A, _ = unit_scaled(A)
-            M = (A if m <= n else A.mT).to(M.dtype)  # exactly, so that T and B are of this M
+            # Exactly scaled, so that T and B are of this M.
+            M = (A if M.shape[-2] <= M.shape[-1] else A.mT).to(M.dtype)
             basis, B = self._projected(A, carry, draw)
         lift, carry = self.finder.lift(self.inner, B, basis, self.width, carry, draw)
         orthonormal = self.finder.makes_orthonormal(A.device, A.dtype)
