@@ -64,14 +64,13 @@ class Checkpointed(Optimizer):
         return content | {"param_groups": groups}
 
     def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
-        """``state`` with entries for parameters that never had a gradient."""
+        """``state`` with the entries that a checkpoint of several ranks must have."""
         numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
-        missing = {
-            index: placeholders(group, p)
+        return state | {
+            index: placeholders(group, p, state.get(index, {}))
             for index, (group, p) in numbered
-            if p.requires_grad and not state.get(index)
+            if p.requires_grad or state.get(index)
         }
-        return state | missing
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.

@@ -13,20 +13,18 @@ from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.distributed.layout import is_sharded
 from polarstep.distributed.step import Distribution
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import as_listed, named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.checkpoint import Checkpointed
-from polarstep.optim.collect import State, Work, collect
+from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.elementwise import AdamW, Elementwise
 from polarstep.optim.elementwise_step import step_elementwise
 from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete
 from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.replay import ReplayedStep
-from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
@@ -256,10 +254,7 @@ class Muon(Checkpointed):
                 "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
                 "ranks must agree on its gradients at every step; capture forward and backward alone"
             )
-        if spread:
-            works = self._over_ranks.collected(self.param_groups, spread)
-        else:
-            works = [collect(group) for group in self.param_groups]
+        works = self._over_ranks.collected(self.param_groups, self.state, spread)
         if not self._told and not any(work.params for work in works):
             self._told = True
             _tell_of_no_gradient(sum(len(group["params"]) for group in self.param_groups))
@@ -268,13 +263,10 @@ class Muon(Checkpointed):
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)
+            _check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
-        if spread or any(is_sharded(p) for work in muon for p in work.params):
-            self._over_ranks.update(muon, self.state, replayed, self._plain, hooks)
-        else:
-            let_rest(muon, self.state)
-            updated = replayed(muon, self.state, hooks)
-            self._plain(muon, self.state, hooks, skip=updated)
+        update = self._over_ranks.update_shares if spread else self._over_ranks.update_alone
+        update(muon, self.state, replayed, self._plain, hooks)
         for work in muon:
             work.group["step"] += 1
         for work in works:
@@ -318,3 +310,26 @@ def _check_started(works: list[Work], state: State) -> None:
                     "would start from a state of zeros; call step() a few times before the capture, on "
                     "a side stream, as torch's notes on CUDA graphs do"
                 )
+
+
+def _check_draws(works: list[Work], state: State) -> None:
+    """Raise if a graph captures random numbers while there are other ranks.
+
+    In a graph the numbers come from torch's default generator, whose seed each rank may set otherwise.
+    Copies of a parameter (DDP) would then take different steps and drift apart.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks == 1:
+        return
+    for work in works:
+        for index, name in enumerate(work.names):
+            for signature, _ in members_of(work, index, state):
+                if signature.drawn_at(signature.step)[0] is not None:
+                    raise RuntimeError(
+                        f"a step of {name} with {signature.polar} is being captured in a CUDA graph on "
+                        f"one of {ranks} ranks: expected a map that draws no random numbers, as in a "
+                        "graph each rank draws its own and copies of a parameter would drift apart; "
+                        "capture forward and backward alone, or take a map like NewtonSchulz"
+                    )

@@ -1,4 +1,4 @@
-"""A step whose parameters are in parts, or in copies, on several ranks.
+"""The steps of an optimizer, alone or with parameters in parts or in copies on several ranks.
 
 The ranks first agree on what has a gradient, and on any error: an error raised on one rank alone would
 leave the others waiting. Then each rank does its share of the work (:mod:`polarstep.distributed.step`).
@@ -26,17 +26,28 @@ __all__ = ["StepOverRanks"]
 
 
 class StepOverRanks:
-    """The steps of an optimizer that ranks share, and the error that the last one left."""
+    """The steps of an optimizer on its ranks, and the error that the last shared step left."""
 
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
         self._failure: Exception | None = None
+        self._stand_ins = (
+            False  # whether plain tensors stand in for sharded parameters at this step
+        )
 
-    def collected(self, groups: list[Group], spread: Sequence[tuple[Tensor, Layout]]) -> list[Work]:
+    def collected(
+        self, groups: list[Group], state: State, spread: Sequence[tuple[Tensor, Layout]]
+    ) -> list[Work]:
         """What every group has to update, agreed on with the ranks that have parts of it.
 
         ``spread`` has every parameter that other ranks have a part of.
         """
+        if not spread:
+            whole, stand_ins = self._distribution.whole(groups), None
+            self._stand_ins = bool(whole)
+            if whole:
+                stand_ins = self._distribution.local_state(state).stand_ins(whole)
+            return [collect(group, stand_ins=stand_ins) for group in groups]
         error, self._failure = self._failure, None
         try:
             for group in groups:
@@ -55,7 +66,27 @@ class StepOverRanks:
         )
         return works
 
-    def update(
+    def update_alone(
+        self,
+        muon: list[Work],
+        state: State,
+        replayed: ReplayedStep,
+        plain: PlainStep,
+        hooks: tuple[PolarHook, ...],
+    ) -> None:
+        """Update the matrices of ``muon``, of which no other rank has a part.
+
+        A ``DTensor`` on one rank is updated as the plain tensor that stands in for it.
+        """
+        local_state = self._distribution.local_state(state) if self._stand_ins else None
+        here = state if local_state is None else local_state
+        let_rest(muon, here)
+        updated = replayed(muon, here, hooks)
+        plain(muon, here, hooks, skip=updated)
+        if local_state is not None:
+            local_state.settle()
+
+    def update_shares(
         self,
         muon: list[Work],
         state: State,

@@ -17,7 +17,7 @@ import pandas as pd
 
 from polarstep.storage import StorageError
 from polarstep_lab.ablations import AXES
-from polarstep_lab.paper import METHODS
+from polarstep_lab.methods import all_methods
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.report.published import in_table_2, published
@@ -44,8 +44,8 @@ class Runs:
 
     Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
     which is equal for runs that differ in their seed alone; ``besides``, what was set for an ablation
-    beside the value it varies; ``paper``, the published figure; ``began`` and ``ended``; and ``alone``,
-    whether no other run shared the device.
+    beside the value it varies; ``by_validation``, whether the value is a validation's; ``paper``, the
+    published figure; ``began`` and ``ended``; and ``alone``, whether no other run shared the device.
     """
 
     frame: pd.DataFrame
@@ -74,8 +74,19 @@ def collect(paths: Sequence[Path | str]) -> Runs:
                 notices.append(f"{name} is left out: {reason}")
     columns = [*RUN_COLUMNS, "record", "setting", "besides", "paper", "began", "ended"]
     frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
+    frame["by_validation"] = _by_validation(frame)
     frame = frame.sort_values(["seed", "run"], ignore_index=True)
     return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
+
+
+def _by_validation(frame: pd.DataFrame) -> pd.Series:
+    """Whether the value of each run is a validation's, as in records from before there was a test.
+
+    A run without a result counts with the other runs of its recipe, if they are all of one kind.
+    """
+    told = (frame["metric"] == "val_perplexity").where(frame["metric"].notna())
+    shared = told.groupby([frame["benchmark"], frame["recipe"]]).transform("min")
+    return told.fillna(shared).fillna(False).astype(bool)
 
 
 def _line(run: RunRecord, name: str) -> dict[str, Any]:
@@ -118,11 +129,14 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
     """Group the runs into sections, and say which runs had to be left out on the way."""
     frame, notices = _one_per_seed(runs.frame)
     sections = []
-    for (benchmark, recipe), members in frame.groupby(["benchmark", "recipe"]):
+    kinds = frame.groupby(["benchmark", "recipe"])["by_validation"].nunique()
+    for key, members in frame.groupby(["benchmark", "recipe", "by_validation"]):
+        benchmark, recipe, by_validation = key
         varied = members["ablation_axis"].notna()
         rows = _rows(members[~varied])
-        ablations = _with_bases(rows, _ablations(members[varied]))
-        sections.append(Section(recipe, benchmark, rows, tuple(ablations)))
+        ablations = tuple(_with_bases(rows, _ablations(members[varied])))
+        note = "validation only" if by_validation and kinds[benchmark, recipe] > 1 else ""
+        sections.append(Section(recipe, benchmark, rows, ablations, bool(by_validation), note))
     # The paper's benchmarks and the language model first; what has nothing finished last.
     sections.sort(
         key=lambda section: (
@@ -130,6 +144,7 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
             in_table_2(section.recipe, section.benchmark) is None,
             section.benchmark != "nanogpt",
             section.recipe,
+            section.by_validation,
         )
     )
     return tuple(sections), notices
@@ -138,6 +153,7 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """One run for each config and seed, finished runs first: a second would shrink the spread."""
     same = ["benchmark", "recipe", "method", *_ABLATION, "besides", "setting", "seed"]
+    same.append("by_validation")
     frame = frame.assign(lost=frame["status"] != "finished")
     frame = frame.sort_values(["seed", "lost"], kind="stable")
     frame["kept"] = frame.groupby(same, dropna=False)["run"].transform("first")
@@ -151,17 +167,17 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 
 def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
-    """The rows of a comparison, in the order of Table 2."""
+    """The rows of a comparison: those of Table 2 in its order, then ours and others."""
     settings = members.groupby("method")["setting"].nunique()
     rows = []
     for (method, _), group in members.groupby(["method", "setting"]):
         overrides = _overrides(group["record"].iloc[0].identity.overrides)
         row = Row(method, group)
-        known = [m.named(row.polar.get("sketch")) for m in METHODS if m.name == method]
+        known = [m.named(row.polar.get("sketch")) for m in all_methods() if m.name == method]
         name = known[0] if known else method
         # The same method twice: the label says by which overrides it differs.
         rows.append(replace(row, label=f"{name}, {overrides}" if settings[method] > 1 else name))
-    rank = [method.name for method in METHODS]
+    rank = [method.name for method in all_methods()]
     return tuple(sorted(rows, key=lambda row: (_place(row.method, rank), row.label)))
 
 

@@ -29,7 +29,7 @@ def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
     for notice in notices:
         lines += [f"> {escaped(notice)}", ""]
     for section in sections:
-        lines += [f"## {escaped(section.recipe)} ({escaped(section.benchmark)})", ""]
+        lines += [f"## {escaped(section.title)}", ""]
         for block in blocks_of(section, Drawings()):
             lines += [*_lines(block), ""]
     return "\n".join(lines).rstrip() + "\n"

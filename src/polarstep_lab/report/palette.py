@@ -15,7 +15,7 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 
-from polarstep_lab.paper import METHODS
+from polarstep_lab.methods import METHODS, all_methods
 
 __all__ = ["CHROME", "SERIES", "Look", "all_looks", "look_of", "ordinal_looks", "themed"]
 
@@ -58,6 +58,14 @@ _ORDINAL_LOOKS = tuple(
     )
 )
 
+_BESIDE = {
+    method.name: replace(_ORDINAL_LOOKS[-1 - 2 * place % len(_ORDINAL_LOOKS)], dash=dash)
+    for place, (method, dash) in enumerate(
+        zip(all_methods()[len(METHODS) :], itertools.cycle((":", "-.")), strict=False)
+    )
+}
+"""The look of each method that is not in Table 2: the colours of ordered values, dotted."""
+
 CHROME = (
     Look("--ink", "#1b1d23", "#e9eaee"),
     Look("--ink-soft", "#5a5e69", "#a6abb8"),
@@ -72,8 +80,9 @@ _VARIABLES = {look.light: look.variable for look in (*_METHOD_LOOKS, *_ORDINAL_L
 
 
 def look_of(method: str) -> Look:
-    """The look of a method; one that Table 2 does not have is drawn like secondary text."""
-    return SERIES.get(method, Look("--ink-soft", "#5a5e69", "#a6abb8", ":", "P"))
+    """The look of a method; one that nobody knows is drawn like secondary text."""
+    unknown = Look("--ink-soft", "#5a5e69", "#a6abb8", ":", "P")
+    return (SERIES | _BESIDE).get(method, unknown)
 
 
 def ordinal_looks(count: int, ordered: bool = True) -> list[Look]:

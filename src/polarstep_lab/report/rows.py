@@ -230,22 +230,41 @@ class AblationSet:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """All runs of one recipe."""
+    """All runs of one recipe that are judged on the same data: the test's, or the validation's.
+
+    Runs of earlier versions have a validation perplexity only (``by_validation``). Where a recipe has
+    runs of both kinds it has two sections, and ``note`` says which one holds the earlier runs.
+    """
 
     recipe: str
     benchmark: str
     rows: tuple[Row, ...]
     ablations: tuple[AblationSet, ...]
+    by_validation: bool = False
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading of the section."""
+        return f"{self.recipe} ({self.benchmark})" + (f", {self.note}" if self.note else "")
 
     @property
     def slug(self) -> str:
         """A name for files and anchors."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.benchmark}-{self.recipe}".lower()).strip("-")
+        name = f"{self.benchmark}-{self.recipe} {self.note}"
+        return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
     @property
     def metric_name(self) -> str:
         """What the final metric is called."""
-        return "Test accuracy" if self.higher_is_better else "Validation perplexity"
+        if self.higher_is_better:
+            return "Test accuracy"
+        return "Validation perplexity" if self.by_validation else "Test perplexity"
+
+    @property
+    def metric(self) -> str:
+        """The name of the final metric in records and tables to compute with."""
+        return self.metric_name.lower().replace("validation", "val").replace(" ", "_")
 
     @property
     def higher_is_better(self) -> bool:

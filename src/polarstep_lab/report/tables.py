@@ -91,7 +91,7 @@ def summary_csv(sections: Sequence[Section]) -> str:
                     "label": row.label,
                     "ablation_axis": ablation and ablation.axis,
                     "ablation_value": row.value,
-                    "metric": "test_accuracy" if section.higher_is_better else "val_perplexity",
+                    "metric": section.metric,
                     "mean": row.metric and row.metric.mean,
                     "std": row.metric and row.metric.std,
                     "seeds": row.metric.n if row.metric else 0,

@@ -49,6 +49,25 @@ def test_methods_come_in_the_order_of_the_paper(tmp_path):
     assert [row.method for row in section.rows] == [method.name for method in METHODS]
 
 
+def test_runs_judged_by_validation_and_by_test_are_in_sections_of_their_own(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"old-{seed}", seed=seed, final=30.0 + seed)
+        write_run(tmp_path / f"new-{seed}", seed=seed, final=40.0 + seed, metric="test_perplexity")
+    write_run(tmp_path / "cut", seed=2, status=None)
+    (new, old), notices = sections(tmp_path)
+    assert not notices
+    assert (new.metric_name, old.metric_name) == ("Test perplexity", "Validation perplexity")
+    assert (new.rows[0].metric.mean, old.rows[0].metric.mean) == (40.5, 30.5)
+    assert seeds_text(new.rows[0]) == "2 of 3 (1 unfinished)"
+    assert new.slug != old.slug
+    assert re.findall("^## .*", markdown((new, old), ()), re.MULTILINE) == [
+        "## gpt-small (nanogpt)",
+        "## gpt-small (nanogpt), validation only",
+    ]
+    lines = list(csv.DictReader(io.StringIO(summary_csv((new, old)))))
+    assert [line["metric"] for line in lines] == ["test_perplexity", "val_perplexity"]
+
+
 def test_runs_that_did_not_finish_are_counted_and_kept_out_of_the_mean(tmp_path):
     write_run(tmp_path / "good", seed=0, final=30.0)
     for seed, status in enumerate(["diverged", "failed", "stopped", None], start=1):
