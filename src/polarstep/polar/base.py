@@ -40,7 +40,7 @@ from polarstep.distributed.layout import is_sharded
 from polarstep.products.base import product_like, unit_scaled
 from polarstep.sketch.base import default_generator
 
-__all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap"]
+__all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap", "wide"]
 
 
 class Carry(dict[str, Tensor]):
@@ -326,6 +326,13 @@ class PolarMap(ABC):
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """How an m×n matrix on ``device`` will be treated, in a few words, for the routing table."""
         return repr(self)
+
+
+def wide(M: Tensor) -> Tensor:
+    """``M``, transposed where it is tall, in the precision in which its device multiplies."""
+    ops = products.of(M.device)
+    X = ops.workable(M)
+    return (X if M.shape[-2] <= M.shape[-1] else X.mT).to(ops.dtype(X.dtype))
 
 
 def _check(M: Tensor) -> None:
