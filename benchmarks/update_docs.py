@@ -193,16 +193,16 @@ def results_tables(folder: Path, up: str) -> str:
     archives = sorted(folder.rglob("records.jsonl"))
     if not archives:
         return ""
-    from polarstep_lab.report.grouping import collect, sections_of
-    from polarstep_lab.report.markdown import brief_lines
-    from polarstep_lab.report.texts import seeds_text
+    from polarstep_lab.report.grouping import sections_of
+    from polarstep_lab.report.pages import brief_lines
+    from polarstep_lab.report.runs import collect
 
     sections, _ = sections_of(collect([folder]))
     blocks = []
     for section in sections:
         if not section.rows:
             continue
-        seeds = sorted({seeds_text(row) for row in section.rows})
+        seeds = sorted({row.seeds_text for row in section.rows})
         devices = sorted({device for row in section.rows for device in row.devices})
         links = [f"[report]({up}{(folder / 'summary.md').relative_to(ROOT)})"]
         links += [f"[{path.parent.name}]({up}{path.relative_to(ROOT)})" for path in archives]

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from polarstep_lab.paper import Method
 from polarstep_lab.recipes.cifar10 import CIFAR_TUNED
 
 __all__ = ["Facts", "Reason", "reasons"]
-
-Topic = Literal["polynomial", "precision", "data", "model", "optimizer", "tuning", "budget"]
 
 PAPER_GPT = {"layers": 11, "width": 768, "rank": 200, "steps": 1490}
 PAPER_HELD_OUT = 5000
@@ -43,7 +41,7 @@ class Facts:
 class Reason(NamedTuple):
     """A known difference in a sentence; ``cost`` says whether it changes GFLOPs as well."""
 
-    topic: Topic
+    topic: str
     text: str
     cost: bool = False
 
@@ -51,11 +49,11 @@ class Reason(NamedTuple):
 def reasons(run: Facts) -> Iterator[Reason]:
     """What is known to differ between a run and what the authors ran."""
     if run.method.algorithm == "muon" and run.get("optimizer.polar.solver") == "quintic":
-        yield Reason(
-            "polynomial",
+        text = (
             "These runs use the quintic that the paper prints, (15, −10, 3)/8. The authors' code runs "
-            '(2, −3/2, 1/2) as its "theoretical" quintic (here: quintic-2).',
+            '(2, −3/2, 1/2) as its "theoretical" quintic (here: quintic-2).'
         )
+        yield Reason("polynomial", text)
     yield from _of_cifar10(run) if run.benchmark == "cifar10" else _of_nanogpt(run)
 
 
@@ -63,82 +61,75 @@ def _of_cifar10(run: Facts) -> Iterator[Reason]:
     precision = run.get("runtime.precision")
     rounded = precision == "bfloat16" or (precision == "auto" and run.device.startswith("cuda"))
     ours = "products in bfloat16" if rounded else "all else too"
-    yield Reason(
-        "precision",
+    text = (
         f"Weights, gradients and momentum are float32 here, {ours}. The authors' network is float16 "
-        "throughout, batch norm apart, and so is what Muon takes its polar factor of.",
+        "throughout, batch norm apart, and so is what Muon takes its polar factor of."
     )
+    yield Reason("precision", text)
     held_out = run.get("data.held_out")
     if held_out == PAPER_HELD_OUT:
-        yield Reason(
-            "data",
+        text = (
             f"The same {held_out:,} training images are held out in every run. The authors draw theirs "
-            "anew for each seed, so that their spread over seeds contains that of the split.",
+            "anew for each seed, so that their spread over seeds contains that of the split."
         )
+        yield Reason("data", text)
     elif held_out is not None:
-        yield Reason(
-            "data",
+        text = (
             f"{held_out:,} training images are held out here, {PAPER_HELD_OUT:,} by the authors: "
-            "the networks see different amounts of data.",
+            "the networks see different amounts of data."
         )
+        yield Reason("data", text)
     tuned = (run.get("optimizer.lr"), run.get("optimizer.momentum"))
     theirs = CIFAR_TUNED.get(run.method.slug)
     if theirs and tuned != theirs and None not in tuned:
-        yield Reason(
-            "tuning",
+        text = (
             f"Learning rate and momentum ({tuned[0]:.3g}, {tuned[1]:.3g}) are tuned on our held-out "
-            "images; the authors' scripts have others.",
+            "images; the authors' scripts have others."
         )
+        yield Reason("tuning", text)
     elif theirs and run.method.sketch == "kaczmarz":
-        yield Reason(
-            "tuning",
+        text = (
             "The authors' repository has no script for the Kaczmarz row: learning rate and momentum "
-            "are those of the Gaussian row.",
+            "are those of the Gaussian row."
         )
+        yield Reason("tuning", text)
 
 
 def _of_nanogpt(run: Facts) -> Iterator[Reason]:
     patterns = [str(pattern) for pattern in run.get("data.train") or ()]
     if not all("fineweb" in pattern.lower() for pattern in patterns):
         names = run.data or ", ".join(pattern.rsplit("/", 1)[-1] for pattern in patterns)
-        yield Reason(
-            "data",
-            f"The text is that of the shards {names}, not FineWeb10B: a perplexity belongs to its text.",
-        )
+        text = f"The text is that of the shards {names}, not FineWeb10B: a perplexity belongs to its text."
+        yield Reason("data", text)
     layers, width = run.get("model.layers"), run.get("model.width")
-    if layers is not None and (layers, width) != (PAPER_GPT["layers"], PAPER_GPT["width"]):
-        yield Reason(
-            "model",
-            f"The GPT has {layers} layers, {width} wide; the paper's has {PAPER_GPT['layers']}, "
-            f"{PAPER_GPT['width']} wide.",
-            cost=True,
-        )
+    theirs = (PAPER_GPT["layers"], PAPER_GPT["width"])
+    if layers is not None and (layers, width) != theirs:
+        text = f"The GPT has {layers} layers, {width} wide; the paper's has {theirs[0]}, {theirs[1]} wide."
+        yield Reason("model", text, cost=True)
     rank, share = run.get("optimizer.polar.rank"), PAPER_GPT["rank"] / PAPER_GPT["width"]
     if run.method.randomized and rank and width and rank / width != share:
-        yield Reason(
-            "model",
+        text = (
             f"The sketch keeps rank {rank} of {width} ({rank / width:.0%}); the paper's keeps "
-            f"{PAPER_GPT['rank']} of {PAPER_GPT['width']} ({share:.0%}).",
-            cost=True,
+            f"{PAPER_GPT['rank']} of {PAPER_GPT['width']} ({share:.0%})."
         )
-    yield Reason(
-        "model",
+        yield Reason("model", text, cost=True)
+    text = (
         "The GPT here is a plain one. The paper's modded-nanogpt also has value and bigram embeddings, "
-        "ties embedding and head for most of training, and masks attention between documents.",
-        cost=True,
+        "ties embedding and head for most of training, and masks attention between documents."
     )
+    yield Reason("model", text, cost=True)
     if run.method.algorithm == "muon":
-        yield Reason(
-            "optimizer",
+        text = (
             "Muon here is the paper's equation (1); in the authors' code it sits inside NorMuon with "
-            "cautious weight decay.",
+            "cautious weight decay."
         )
+        yield Reason("optimizer", text)
     stages = run.get("data.stages") or ()
     steps = sum(stage["steps"] for stage in stages)
     if stages and steps != PAPER_GPT["steps"]:
         tokens = sum(s["steps"] * s["sequences"] * s["sequence_length"] for s in stages)
-        yield Reason(
-            "budget",
+        text = (
             f"Training is {steps:,} steps over {tokens / 1e6:,.1f} million tokens; the paper's is "
-            f"{PAPER_GPT['steps']:,} steps.",
+            f"{PAPER_GPT['steps']:,} steps."
         )
+        yield Reason("budget", text)

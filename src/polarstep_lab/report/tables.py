@@ -1,70 +1,232 @@
-"""The tables of a section, methods and ablations, and the same figures to compute with."""
+"""The tables of methods and ablations with their captions, and the same figures to compute with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from polarstep_lab.report.blocks import Table
-from polarstep_lab.report.captions import time_cells
-from polarstep_lab.report.grouping import RUN_COLUMNS, Runs
+from polarstep_lab.paper import ABLATIONS_SOURCE
+from polarstep_lab.report.blocks import Block, Heading, Table, Text, tabulate
+from polarstep_lab.report.estimates import MISSING, Difference, joined, listed, number
+from polarstep_lab.report.figures import ablation_figure, cost_figure, trajectory_figure
 from polarstep_lab.report.palette import look_of, ordinal_looks
-from polarstep_lab.report.rows import STATUSES, AblationSet, Row, Section
-from polarstep_lab.report.texts import difference_text, metric_text, number, paper_text, seeds_text
+from polarstep_lab.report.rows import AblationSet, Row, Section
+from polarstep_lab.report.runs import RUN_COLUMNS, STATUSES, Runs, at_a_time
 
-__all__ = ["ablation_table", "comparison_table", "runs_csv", "summary_csv"]
+__all__ = [
+    "ablation_blocks", "brief_table", "comparison_blocks", "difference_columns", "off_text",
+    "paper_text", "quality_columns", "runs_csv", "summary_csv", "unlike_text",
+]  # fmt: skip
+
+OFF = "‡"
+"""The mark of a published figure that ours is told apart from."""
+
+_QUALITY = (
+    "mean ± standard deviation over the seeds that finished; 95%: half the t-interval of the mean."
+)
+_DIFFERENCE = (
+    "Difference: from the recipe's own value, the config in which the axes meet, on the seeds that "
+    "both have (Pairs), ± half its 95% t-interval, unknown for a single pair; where no seed is common, "
+    "the difference of the means. A seed fixes initial weights and order of data, so this need not be "
+    "the difference of the two means where one has more seeds."
+)
+_AUTHORS = (
+    f"Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the default "
+    "setting differs from axis to axis, which is the only reason we know where figures differ."
+)
+
+Columns = dict[str, Callable[[Row], str]]
 
 
-def comparison_table(section: Section) -> Table:
-    """All methods."""
-    header = ["Method", section.metric_name, "Seeds", "GFLOPs/step"]
-    header += ["Optimizer ms", "Step ms", "Run s"]
-    cells = [
-        [
-            row.label,
-            *_metric_cells(section, row),
-            number(row.gflops),
-            *time_cells(row, section.rows),
-        ]
-        for row in section.rows
-    ]
+def comparison_blocks(section: Section) -> list[Block | None]:
+    """All methods, in a table and two figures."""
+    if not section.rows:
+        return []
+    columns: Columns = {"Method": lambda row: row.label}
+    columns |= quality_columns(section) | _cost_columns()
     looks = [look_of(row.method) for row in section.rows]
-    return Table(
-        f"Comparison of {section.recipe}", header, cells, _best(section, section.rows), looks
+    name, best = f"Comparison of {section.recipe}", _best(section, section.rows)
+    caption = joined(
+        f"{section.metric.name}: {_QUALITY}",
+        "GFLOPs: the optimizer's part of a step, from the ledger.",
+        _times_text(section.rows),
+        "Run s: the whole run, validation included. Times are medians over the seeds.",
+        unlike_text({row: row.label for row in section.rows}),
     )
+    return [
+        tabulate(name, section.rows, columns, best, looks),
+        Text(caption, "caption"),
+        trajectory_figure(section, f"{section.slug}-trajectories"),
+        cost_figure(section, f"{section.slug}-cost"),
+    ]
 
 
-def ablation_table(section: Section, ablation: AblationSet) -> Table:
+def ablation_blocks(section: Section) -> list[Block | None]:
+    """All ablations, in a figure and a table for each."""
+    if not section.ablations:
+        return []
+    tables: list[Block] = []
+    shown = {}  # a base once, however many axes meet in it
+    for ablation in section.ablations:
+        tables += [Heading(f"{ablation.axis}, {ablation.of}", level=4)]
+        tables += [_ablation_table(section, ablation)]
+        for row in ablation.named:
+            name = "recipe" if row is ablation.base else row.label
+            shown[row] = name + section.whose(ablation)
+    caption = joined(
+        f"{section.metric.name}: {_QUALITY}",
+        _DIFFERENCE if any(a.base for a in section.ablations) else "",
+        *(_strays_text(section, ablation) for ablation in section.ablations),
+        _times_text(shown),
+        unlike_text(shown),
+        _AUTHORS if any(row.paper for a in section.ablations for row in a.rows) else "",
+        off_text(shown),
+    )
+    figure = ablation_figure(section, f"{section.slug}-ablations")
+    return [Heading("Ablations"), figure, *tables, Text(caption, "caption")]
+
+
+def _ablation_table(section: Section, ablation: AblationSet) -> Table:
     """One axis, each value next to the recipe's own."""
-    based, authors = ablation.base is not None, any(row.paper for row in ablation.rows)
-    header = [ablation.axis, section.metric_name, "Seeds"]
-    header += ["Difference"] * based + ["Authors"] * authors
-    cells = []
-    for value, row in ablation.named:
-        difference = difference_text(ablation.difference(row), section.decimals)
-        line = [value, *_metric_cells(section, row)]
-        line += ["recipe" if row is ablation.base else difference] * based
-        line += [paper_text(row)] * authors
-        cells.append([*line, number(row.gflops), *time_cells(row, section.ablation_rows)[:2]])
-    return Table(
-        f"Ablation of {ablation.axis}",
-        [*header, "GFLOPs/step", "Optimizer ms", "Step ms"],
-        cells,
-        _best(section, [row for _, row in ablation.named]),
-        [look_of("")] * (len(cells) - len(ablation.rows))
-        + ordinal_looks(len(ablation.rows), ablation.numeric),
-    )
+    rows = [*ablation.named]
+    columns: Columns = {ablation.axis: ablation.named.__getitem__} | quality_columns(section)
+    if ablation.base:
+        differences = difference_columns(section, ablation.difference)
+        columns |= differences
+        columns["Difference"] = lambda row: (
+            "recipe" if row is ablation.base else differences["Difference"](row)
+        )
+    if any(row.paper for row in ablation.rows):
+        columns["Authors"] = paper_text
+    columns |= _cost_columns()
+    del columns["Run s"]
+    looks = [look_of("")] * (len(rows) - len(ablation.rows))
+    looks += ordinal_looks(len(ablation.rows), ablation.numeric)
+    return tabulate(f"Ablation of {ablation.axis}", rows, columns, _best(section, rows), looks)
 
 
-def _metric_cells(section: Section, row: Row) -> list[str]:
-    return [metric_text(row.metric, section.decimals), seeds_text(row)]
+def brief_table(section: Section) -> Table:
+    """The comparison with the columns that fit a front page; times only if all rows ran alone."""
+    columns: Columns = {"Method": lambda row: row.label, **quality_columns(section)}
+    del columns["Seeds"]
+    if any(row.paper for row in section.rows):
+        off = difference_columns(section, lambda row: row.off_the_paper)
+        columns |= {"paper": paper_text, "difference": off["Difference"]}
+    costs = _cost_columns(digits=3)
+    timed = all(not row.alone.empty for row in section.rows)
+    columns |= costs if timed else {"GFLOPs/step": costs["GFLOPs/step"]}
+    return tabulate(section.recipe, section.rows, columns)
+
+
+def quality_columns(section: Section) -> Columns:
+    """The metric ± its standard deviation, half the t-interval of its mean, and the seeds behind it."""
+    metric = section.metric
+
+    def interval(row: Row) -> str:
+        found = row.metric and row.metric.from_zero.interval
+        return MISSING if found is None else f"± {found:.{metric.decimals}f}"
+
+    return {
+        metric.name: lambda row: row.metric.text(metric.decimals) if row.metric else MISSING,
+        "95%": interval,
+        "Seeds": lambda row: row.seeds_text,
+    }
+
+
+def difference_columns(section: Section, of: Callable[[Row], Difference | None]) -> Columns:
+    """A difference with its interval, and on how many common seeds it rests."""
+
+    def text(row: Row) -> str:
+        return found.text(section.metric.decimals) if (found := of(row)) else MISSING
+
+    def pairs(row: Row) -> str:
+        return str(found.pairs or "means") if (found := of(row)) else ""
+
+    return {"Difference": text, "Pairs": pairs}
+
+
+def _cost_columns(digits: int = 4) -> Columns:
+    """GFLOPs from the ledger and measured times."""
+    return {
+        "GFLOPs/step": lambda row: number(row.gflops, digits),
+        "Optimizer ms": lambda row: number(row.times["optimizer_ms"], digits),
+        "Step ms": lambda row: number(row.times["step_ms"], digits),
+        "Run s": lambda row: number(row.times["run_seconds"], 3),
+    }
+
+
+def paper_text(row: Row) -> str:
+    """The published figure for a row, with a mark where ours is clearly another."""
+    if not row.paper:
+        return MISSING
+    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{OFF if row.differs else ''}"
+
+
+def off_text(rows: Iterable[Row]) -> str:
+    """What the mark at a published figure means, where some row has it."""
+    marked = any(row.differs for row in rows)
+    return f"{OFF} ours is another: the 95% interval of the difference leaves out zero." * marked
 
 
 def _best(section: Section, rows: Sequence[Row]) -> int | None:
     """The place of the best of ``rows``; ``None`` where there are not two to compare."""
     best = section.best(rows) if sum(row.metric is not None for row in rows) > 1 else None
     return None if best is None else rows.index(best)
+
+
+def _strays_text(section: Section, ablation: AblationSet) -> str:
+    """Which rows have no difference because they differ from their base in more than the axis."""
+    rows: dict[str, list[str]] = {}
+    for row, paths in (ablation.strays or {}).items():
+        rows.setdefault(listed(paths), []).append(row.label + section.whose(ablation))
+    said = "No difference is shown for {}: the recipe's own row differs in {} too."
+    return joined(*(said.format(listed(names), paths) for paths, names in rows.items()))
+
+
+def _times_text(shown: Iterable[Row]) -> str:
+    """Where times were measured, and whether the runs had the device to themselves."""
+    rows = [row for row in shown if not row.timed.empty]
+    if not rows:
+        return ""
+    text = f"Times measured on {', '.join(sorted({d for row in rows for d in row.devices}))}"
+    together = at_a_time(pd.concat([row.runs for row in rows]))
+    if together == 1:
+        return f"{text}, one run at a time."
+    least, *_, most = sorted([len(row.alone) for row in rows] * 2)
+    if not most:
+        return (
+            f"{text} with up to {together} runs at a time: these are not the times of a run alone."
+        )
+    seeds = str(most) if least == most else f"{least} to {most}"
+    return f"{text}, over the {seeds} seeds of a row that had it to themselves."
+
+
+def unlike_text(named: Mapping[Row, str]) -> str:
+    """Why the times of a table do not all compare: other settings of speed, or another commit."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for row, name in named.items():
+        for key, values in pd.DataFrame([*row.timed["conditions"]]).items():
+            found = "/".join(sorted(values.dropna().unique()))
+            groups.setdefault(str(key), {}).setdefault(found, []).append(name)
+    unlike = {key: _by_rows(rows) for key, rows in groups.items() if len(rows) > 1}
+    commits, _ = unlike.pop("commit", ""), unlike.pop("device", "")
+    settings = [f"{key} is {rows}" for key, rows in unlike.items()]
+    said = "Times of rows that ran under different settings do not compare: "
+    return joined(
+        f"{said}{listed(settings)}." if settings else "",
+        f"Not all rows were timed at the same commit: {commits}." if commits else "",
+    )
+
+
+def _by_rows(groups: Mapping[str, list[str]]) -> str:
+    """``A (row), B (row and row) and C (the other rows)``: the value that most rows have comes last."""
+    most = max(groups, key=lambda value: len(groups[value]))
+    names = {value: listed(rows) for value, rows in groups.items()}
+    if len(groups[most]) > 1:
+        names[most] = "the other rows"
+    ordered = sorted(groups, key=lambda value: (value == most, value))
+    return listed([f"{value} ({names[value]})" for value in ordered])
 
 
 def runs_csv(runs: Runs) -> str:
@@ -74,39 +236,35 @@ def runs_csv(runs: Runs) -> str:
 
 def summary_csv(sections: Sequence[Section]) -> str:
     """One line for each row, with full precision."""
-    lines = []
-    for section in sections:
-        ablations = {row: ablation for ablation in section.ablations for row in ablation.rows}
-        for row in section.all_rows:
-            ablation = ablations.get(row)
-            difference = ablation.difference(row) if ablation else None
-            times = dict(
-                zip(("optimizer_ms_per_step", "step_ms", "run_seconds"), row.times, strict=True)
-            )
-            lines.append(
-                {
-                    "benchmark": section.benchmark,
-                    "recipe": section.recipe,
-                    "method": row.method,
-                    "label": row.label,
-                    "ablation_axis": ablation and ablation.axis,
-                    "ablation_value": row.value,
-                    "metric": "test_accuracy" if section.higher_is_better else "val_perplexity",
-                    "mean": row.metric and row.metric.mean,
-                    "std": row.metric and row.metric.std,
-                    "seeds": row.metric.n if row.metric else 0,
-                    **{status: row.counts.get(status, 0) for status in STATUSES},
-                    "optimizer_gflops_per_step": row.gflops,
-                    **times,
-                    "device": "; ".join(row.devices),
-                    "difference_to_base": difference and difference.value,
-                    "difference_error": difference and difference.error,
-                    "difference_pairs": difference and difference.pairs,
-                    **{
-                        f"paper_{key}": getattr(row.paper, key, None)
-                        for key in ("mean", "std", "gflops")
-                    },
-                    "command": "\n".join(row.commands),
-                }
-            )
+    lines = [
+        _csv_line(section, row, ablation)
+        for section in sections
+        for ablation in (None, *section.ablations)
+        for row in (ablation.rows if ablation else section.rows)
+    ]
     return pd.DataFrame(lines, dtype=object).to_csv(index=False, lineterminator="\n")
+
+
+def _csv_line(section: Section, row: Row, ablation: AblationSet | None) -> dict[str, object]:
+    difference = ablation and ablation.difference(row)
+    return {
+        "benchmark": section.benchmark,
+        "recipe": section.recipe,
+        "method": row.method,
+        "label": row.label,
+        "ablation_axis": ablation and ablation.axis,
+        "ablation_value": row.value,
+        "metric": section.metric.key,
+        "mean": row.metric and row.metric.mean,
+        "std": row.metric and row.metric.std,
+        "seeds": row.metric.n if row.metric else 0,
+        **{status: row.counts.get(status, 0) for status in STATUSES},
+        "optimizer_gflops_per_step": row.gflops,
+        **dict(zip(RUN_COLUMNS[12:15], row.times, strict=True)),
+        "device": "; ".join(row.devices),
+        "difference_to_base": difference and difference.value,
+        "difference_error": difference and difference.error,
+        "difference_pairs": difference and difference.pairs,
+        **{f"paper_{key}": getattr(row.paper, key, None) for key in ("mean", "std", "gflops")},
+        "command": row.commands,
+    }

@@ -42,7 +42,7 @@ def write_run(
     folder.mkdir(parents=True)
     config = {"method": method, "seed": seed}
     if settings is None:
-        settings = {"ablation": ablation and ablation.value, **(overrides or {})}
+        settings = {**({ablation.axis: ablation.value} if ablation else {}), **(overrides or {})}
     config |= settings
     RunIdentity(
         recipe=recipe,

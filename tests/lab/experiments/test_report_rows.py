@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import statistics
 
@@ -12,11 +13,11 @@ from tests.lab.experiments.synthetic import write_comparison, write_run
 
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
-from polarstep_lab.report.figures import ablation_figures
-from polarstep_lab.report.grouping import collect, sections_of
-from polarstep_lab.report.markdown import markdown
+from polarstep_lab.report.figures import ablation_figure
+from polarstep_lab.report.grouping import sections_of
+from polarstep_lab.report.pages import markdown
+from polarstep_lab.report.runs import collect
 from polarstep_lab.report.tables import runs_csv, summary_csv
-from polarstep_lab.report.texts import seeds_text
 
 
 def sections(*paths):
@@ -56,8 +57,8 @@ def test_runs_that_did_not_finish_are_counted_and_kept_out_of_the_mean(tmp_path)
     ((section,), _) = sections(tmp_path)
     (row,) = section.rows
     assert row.metric.mean == 30.0
-    assert seeds_text(row) == "1 of 5 (1 diverged, 1 failed, 1 stopped, 1 unfinished)"
-    assert seeds_text(row) in markdown((section,), ())
+    assert row.seeds_text == "1 of 5 (1 diverged, 1 failed, 1 stopped, 1 unfinished)"
+    assert row.seeds_text in markdown((section,), ())
     (line,) = csv.DictReader(io.StringIO(summary_csv((section,))))
     assert [line[s] for s in ("finished", "diverged", "failed", "unfinished")] == list("1111")
 
@@ -109,8 +110,8 @@ def test_times_of_different_devices_are_not_mixed(tmp_path):
     write_run(tmp_path / "b", seed=1, device="another")
     ((section,), _) = sections(tmp_path)
     (row,) = section.rows
-    assert row.optimizer_ms is None
-    assert row.step_ms is None
+    assert math.isnan(row.times["optimizer_ms"])
+    assert math.isnan(row.times["step_ms"])
     assert row.metric.n == 2
 
 
@@ -165,7 +166,8 @@ def test_an_axis_varied_with_several_settings_is_several_ablations(tmp_path):
     assert [section.whose(a) for a in (power, fast)] == ["", f" with {fast.method}, power=0"]
     assert [a.base.label for a in (power, plain, fast)] == ["AdamW", "lr = 0.03", "lr = 0.03"]
     assert "#### lr, AdamW, power=0" in markdown((section,), ())
-    assert len(ablation_figures(section, "ablations")) == 2  # all axes of a method, and all rates
+    svg, _ = ablation_figure(section, "ablations").files
+    assert svg.count("AdamW, power=0") == 1  # in the legend: a line beside that of the plain method
 
 
 def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):
