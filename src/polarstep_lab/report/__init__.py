@@ -40,7 +40,8 @@ def report_files(
 ) -> dict[str, bytes]:
     """All files of a report, by their path in its folder; a function of the records alone."""
     runs, sections, notices = found = _read(paths)
-    figures, shown = {}, {}
+    figures: dict[str, bytes] = {}
+    shown = {}
     for section in sections:
         progress(section.recipe)
         shown[section] = blocks_of(section)

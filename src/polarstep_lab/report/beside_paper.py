@@ -23,7 +23,6 @@ from polarstep_lab.report.estimates import MISSING, Estimate, joined, number, pl
 from polarstep_lab.report.grouping import in_table_2
 from polarstep_lab.report.reasons import Facts, Reason, reasons
 from polarstep_lab.report.rows import Row, Section
-from polarstep_lab.report.tables import off_text, paper_text
 
 __all__ = ["Beside", "beside_the_paper", "paper_blocks"]
 
@@ -95,33 +94,19 @@ def paper_blocks(section: Section) -> list[Block]:
     beside = beside_the_paper(section)
     if beside is None:
         return []
-    decimals = section.metric.decimals
     columns: dict[str, Callable[[Any], str]] = {"Method": lambda line: line.row.label}
-    if beside.comparable:
-        columns |= {
-            "Here": lambda line: line.row.metric.text(decimals) if line.row.metric else MISSING,
-            "Paper": lambda line: paper_text(line.row),
-            "Difference": lambda line: (
-                line.difference.text(decimals) if line.difference else MISSING
-            ),
-            "GFLOPs": lambda line: number(line.row.gflops),
-            "Paper GFLOPs": lambda line: number(line.paper.gflops),
-        }
-    else:
-        columns |= {
-            "Place": lambda line: _shown(line.place, ".0f"),
-            "Place in the paper": lambda line: _shown(line.paper_place, ".0f"),
-            "Relative GFLOPs": lambda line: _shown(line.cost, ".2%"),
-            "in the paper": lambda line: _shown(line.paper_cost, ".2%"),
-        }
+    columns |= {
+        "Place": lambda line: _shown(line.place, ".0f"),
+        "Place in the paper": lambda line: _shown(line.paper_place, ".0f"),
+        "GFLOPs": lambda line: number(line.row.gflops),
+        "Paper GFLOPs": lambda line: number(line.paper.gflops),
+        "Relative GFLOPs": lambda line: _shown(line.cost, ".2%"),
+        "in the paper": lambda line: _shown(line.paper_cost, ".2%"),
+    }
     if any(line.marks or line.row.differs for line in beside.lines):
         columns["Notes"] = lambda line: line.marks or "no reason known" * line.row.differs
-    caption = joined(
-        "Difference: here less the paper, ± half its 95% t-interval." * beside.comparable,
-        off_text(line.row for line in beside.lines),
-        beside.order,
-        f"Source: {beside.source}.",
-    )
+    relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
+    caption = joined(relative, beside.order, f"Source: {beside.source}.")
     notes = [f"({mark}) {r.topic}: {r.text}" for mark, r in beside.notes.items()]
     return [
         Heading("Next to the paper"),

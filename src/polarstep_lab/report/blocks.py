@@ -74,12 +74,10 @@ def part(
     figures: Sequence[Drawing | None] = (),
     lead: str = "",
 ) -> list[Block]:
-    """A heading, a sentence, a table with its caption and figures; nothing where nothing was measured."""
-    shown = [
-        *([Text(lead), table, Text(caption, "caption")] if table else []),
-        *filter(None, figures),
-    ]
-    return [Heading(title), *shown] if shown else []
+    """A title, a sentence, a table with its caption, figures; nothing where nothing was measured."""
+    parts: list[Block] = [Text(lead), table, Text(caption, "caption")] if table else []
+    parts += [figure for figure in figures if figure]
+    return [Heading(title), *parts] if parts else []
 
 
 Block = Heading | Text | Commands | Table | Drawing

@@ -11,12 +11,7 @@ from polarstep_lab.report.gradient_noise import noise_blocks
 from polarstep_lab.report.inexactness import gamma_blocks
 from polarstep_lab.report.randomized import Pair, randomized_blocks, verdict
 from polarstep_lab.report.rows import Section
-from polarstep_lab.report.tables import (
-    ablation_blocks,
-    brief_table,
-    comparison_blocks,
-    unlike_text,
-)
+from polarstep_lab.report.tables import ablation_blocks, comparison_blocks
 
 __all__ = ["blocks_of", "brief_blocks", "headline"]
 
@@ -40,11 +35,8 @@ def blocks_of(section: Section) -> list[Block]:
 
 
 def brief_blocks(section: Section) -> list[Block]:
-    """The table of a front page, what a reader of its times has to know, and the randomized steps."""
-    table = brief_table(section)
-    timed = "Step ms" in table.header
-    unlike = unlike_text({row: row.label for row in section.rows}) if timed else ""
-    return [table, *(Text(text) for text in (unlike, verdict(section)) if text)]
+    """What a front page has of a section: the comparison, and the randomized steps in words."""
+    return [block for block in (*comparison_blocks(section)[:2], Text(verdict(section))) if block]
 
 
 def headline(section: Section) -> Text:

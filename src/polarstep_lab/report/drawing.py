@@ -126,8 +126,9 @@ def paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: 
                 _plain_log_ticks(axis)
         handles, labels = axes.get_legend_handles_labels()
         names |= dict(zip(labels, handles, strict=True))
-    places = {"loc": "outside lower center", "ncols": min(4, max(1, len(names)))}
-    figure.legend([*names.values()], [*names], fontsize=9, **places)
+    if names:
+        below: dict[str, Any] = {"loc": "outside lower center", "ncols": min(4, len(names))}
+        figure.legend([*names.values()], [*names], fontsize=9, **below)
 
 
 def paint_series(axes: Axes, series: Series) -> None:
@@ -135,7 +136,7 @@ def paint_series(axes: Axes, series: Series) -> None:
     x, look = np.asarray(series.x), series.look
     style: dict[str, Any] = {"color": look.light, "linestyle": look.dash, "zorder": 3}
     if series.band:
-        shade = {"alpha": 0.2, "linewidth": 1.8 if len(x) == 1 else 0.0}
+        shade: dict[str, Any] = {"alpha": 0.2, "linewidth": 1.8 if len(x) == 1 else 0.0}
         name = series.label if series.y is None else None
         axes.fill_between(x, series.low, series.high, color=look.light, label=name, **shade)
         style["marker"] = "o" * (len(x) == 1)

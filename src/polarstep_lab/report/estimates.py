@@ -128,7 +128,7 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Difference | None:
     Difference(value=1.5, error=0.5, freedom=1, pairs=2)
     """
     found = Estimate.of((ours - theirs).dropna())
-    return found and found.from_zero
+    return found.from_zero if found else None
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -170,7 +172,7 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     middle = float(np.median([metric.mean for metric in scored.values()] or [0.0]))
     limit = math.inf if section.metric.higher_is_better else FAR_OFF * middle
     far_off = [f"{row.label} ({m.mean:.4g})" for row, m in scored.items() if m.mean > limit]
-    panels = []
+    panels: list[Panel] = []
     for label, by_row in costs.items():
         series = [
             _points(row.label, replace(look_of(row.method), dash="none"), {cost: row})
@@ -183,9 +185,8 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     better = "up" if section.metric.higher_is_better else "down"
     caption = f"Better is {better} and to the left; bars are one standard deviation over seeds."
     caption += f" Far above the axis: {listed(far_off)}." if far_off else ""
-    drawing = Drawing(
-        name, "Quality against cost", caption, (10.5, 4.4), lambda f: paint_panels(f, panels, 2)
-    )
+    paint = partial(paint_panels, panels=panels, columns=2)
+    drawing = Drawing(name, "Quality against cost", caption, (10.5, 4.4), paint)
     return drawing if panels else None
 
 
@@ -197,7 +198,7 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
     finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
     settings = dict.fromkeys(ablation.of for ablation in finished)
     looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False), strict=True))
-    panels = []
+    panels: list[Panel] = []
     for axis in dict.fromkeys(ablation.axis for ablation in finished):
         same = [ablation for ablation in finished if ablation.axis == axis]
         quality = "" if len(panels) % 4 else section.metric.name
@@ -223,9 +224,14 @@ def _axis_panel(same: Sequence[AblationSet], looks: dict[str, Look], panel: Pane
     def finish(axes: Axes) -> None:
         for ablation in same:
             if ablation.reference:
-                style = {"color": looks[ablation.of].light, "linewidth": 0.8, "linestyle": ":"}
-                axes.axhline(ablation.reference.mean, **style)
-        turned = {"rotation": 28, "ha": "right", "rotation_mode": "anchor"}  # long names
+                axes.axhline(
+                    ablation.reference.mean, color=looks[ablation.of].light, lw=0.8, ls=":"
+                )
+        turned: dict[str, Any] = {
+            "rotation": 28,
+            "ha": "right",
+            "rotation_mode": "anchor",
+        }  # long names
         long = max(len(str(value)) for value in values) > 5
         axes.set_xticks(
             range(len(values)), map(str, values), fontsize=8, **(turned if long else {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,7 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
             top = axes.dataLim.y1
             limit = min(1.05, max(high, top + 0.03) if math.isfinite(top) else high)
             axes.set_ylim(low, limit)
-            style = {"color": ALARM, "linewidth": 1.0, "linestyle": "--", "zorder": 1}
-            axes.axhline(0.5, label="no variance above", **style)
+            axes.axhline(0.5, color=ALARM, lw=1.0, ls="--", zorder=1, label="no variance above")
             ticks = [1 / alpha for alpha in alphas if low <= 1 / alpha <= limit]
             axes.yaxis.set_major_locator(FixedLocator(ticks))
             axes.yaxis.set_major_formatter(lambda y, _: "∞" if y == 0 else f"{1 / y:g}")
@@ -121,14 +121,13 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
         _inverse(found, f"sums of {length} examples", look)
         for look, (length, found) in zip(ordinal_looks(len(sums)), sums, strict=True)
     ]
-    sizes = [
-        Series(label, look, [e["step"] for e in entries], [size(e) or math.nan for e in entries])
-        for label, look, entries, size in (
-            ("‖∇f‖", _INK, _entries(run, "batch"), lambda e: e["gradient"]),
-            ("(E‖ξ‖²)^½, one example", _PALE, _entries(run, "example"), _second_moment),
-            ("(E‖ξ‖²)^½, one batch", _DEEP, _entries(run, "batch"), _second_moment),
-        )
-    ]
+    sizes = []
+    for look, each in ((_INK, "batch"), (_PALE, "example"), (_DEEP, "batch")):
+        entries = _entries(run, each)
+        norms = [entry["gradient" if look is _INK else "moments"] for entry in entries]
+        y = [(norm if look is _INK else norm["2"]) or math.nan for norm in norms]
+        label = "‖∇f‖" if look is _INK else f"(E‖ξ‖²)^½, one {each}"
+        sizes += [Series(label, look, [entry["step"] for entry in entries], y)] if entries else []
     tail_axis = alpha_axis((1, 1.25, 1.5, 2, 3, 5, 10, math.inf), -0.02, 0.66)
     growth_axis = alpha_axis((1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2), 0.45, 0.6)
     at = "Training step"
@@ -137,10 +136,8 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
         Panel(growth, at, "α", "Growth of sums", finish=growth_axis),
         Panel(sizes, at, "Frobenius norm", "Noise and gradient", yscale="log", finish=step_axis),
     ]
-    caption = _figure_caption(row, run, unit)
-    return Drawing(
-        name, "Noise of the gradient", caption, (13, 5), lambda f: paint_panels(f, panels, 3, False)
-    )
+    paint = partial(paint_panels, panels=panels, columns=3, sharey=False)
+    return Drawing(name, "Noise of the gradient", _figure_caption(row, run, unit), (13, 5), paint)
 
 
 def _figure_caption(row: Row, run: RunRecord, unit: str) -> str:
@@ -153,9 +150,9 @@ def _figure_caption(row: Row, run: RunRecord, unit: str) -> str:
     caption = (
         f"{row.label}, seed {run.identity.seed}{ended}: gradients at weights held still, {drawn} at "
         "each point. Left: Hill's index of ‖ξ‖ over all hidden matrices together, with 95% intervals; "
-        "bands: those of single matrices, and what the same estimator says of Gaussian noise of the same "
-        "size. Middle: the α with which the noise of sums grows, from sums of a quarter as many terms. "
-        "All norms are Frobenius norms."
+        "bands: those of single matrices, and what it says of Gaussian noise of the same size. Middle: "
+        "the α with which the noise of sums grows, from sums of a quarter as many terms. All norms are "
+        "Frobenius norms."
     )
     moments = [entry["moments"] for entry in _entries(run, unit) if entry["moments"]["1.25"]]
     if moments:  # where norms concentrate, σ hardly depends on α
@@ -191,10 +188,6 @@ def _inverse(found: pd.DataFrame, label: str, look: Look) -> Series:
     """1/α with its interval, against the step."""
     x, (y, low, high) = found["step"].astype(int), (1 / found[k] for k in ("alpha", "high", "low"))
     return Series(label, look, x, y, low, high)
-
-
-def _second_moment(entry: Any) -> Any:
-    return entry["moments"]["2"]
 
 
 def _unit_name(run: RunRecord, entry: Any) -> str:

@@ -9,6 +9,7 @@ up more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -105,8 +106,9 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
         for (_, label, run), log, look in zip(shown, logs, looks, strict=True):
             ended = f"\n({run.status})" * (run.status != "finished")
             title = label.replace(" (", "\n(", 1) + ended if key == "gamma" else ""
+            finish = partial(_finish, top=log[key].max(), limit=limit)
             axis = symbol if log is logs[0] else ""
-            panels.append(_panel(log, key, look, limit, Panel((), "", axis, title)))
+            panels.append(Panel([_band(log, key, look)], "", axis, title, finish=finish))
     seeds = ", ".join(map(str, sorted({run.identity.seed for *_, run in shown})))
     caption = (
         f"{f'{methods.pop()}. ' if len(methods) == 1 else ''}What each polar step gave up (γ) and by "
@@ -117,28 +119,22 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
         caption += f" The first {_AT_MOST} of {len(watched)} monitored rows."
     if len(sound) < len(logs):
         caption += " An arrow marks what lies above the axis."
-    return Drawing(
-        name,
-        "γ and ν along the run",
-        caption,
-        (10.5, 4.6),
-        lambda figure: paint_panels(figure, panels, len(shown), "row"),
-    )
+    paint = partial(paint_panels, panels=panels, columns=len(shown), sharey="row")
+    return Drawing(name, "γ and ν along the run", caption, (10.5, 4.6), paint)
 
 
-def _panel(log: pd.DataFrame, key: str, look: Look, limit: float, panel: Panel) -> Panel:
-    """γ or ν of one run."""
+def _band(log: pd.DataFrame, key: str, look: Look) -> Series:
+    """γ or ν of one run by step."""
     found = log[key].clip(lower=0.0).groupby(log["step"]).agg(["min", "median", "max"]).dropna()
-    series = Series("", look, found.index, found["median"], found["min"], found["max"], band=True)
+    return Series("", look, found.index, found["median"], found["min"], found["max"], band=True)
 
-    def finish(axes: Axes) -> None:
-        axes.set_ylim(0, limit)
-        axes.title.set_fontsize(8.5)
-        axes.yaxis.label.set(rotation=0, ha="right")
-        if (top := log[key].max()) > limit:
-            axes.annotate(f"↑ {top:.4g}", (0.08, 0.9), xycoords="axes fraction", fontsize=8)
 
-    return Panel([series], panel.xlabel, panel.ylabel, panel.title, finish=finish)
+def _finish(axes: Axes, top: float, limit: float) -> None:
+    axes.set_ylim(0, limit)
+    axes.title.set_fontsize(8.5)
+    axes.yaxis.label.set(rotation=0, ha="right")
+    if top > limit:
+        axes.annotate(f"↑ {top:.4g}", (0.08, 0.9), xycoords="axes fraction", fontsize=8)
 
 
 def _covered(polar: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from polarstep_lab.report.blocks import Block, Heading, Table, Text, tabulate
+from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.content import blocks_of, brief_blocks
 from polarstep_lab.report.drawing import Drawing
 from polarstep_lab.report.estimates import plural
@@ -111,13 +111,9 @@ def _fence(command: str) -> Markup:
 def _lost(runs: Runs) -> Table:
     """The runs that did not finish, and what they said about it."""
     lost = runs.frame[runs.frame["status"] != "finished"].sort_values("run")
-    lost = lost.fillna({"message": "no result recorded"}).to_dict("records")
     columns = ["run", "method", "seed", "status", "message"]
-    return tabulate(
-        "Runs that did not finish",
-        lost,
-        {name.capitalize(): lambda line, name=name: str(line[name]) for name in columns},  # type: ignore[misc]
-    )
+    cells = lost[columns].fillna("no result recorded").astype(str).to_numpy().tolist()
+    return Table("Runs that did not finish", [name.capitalize() for name in columns], cells)
 
 
 def _environments(runs: Runs) -> Table:

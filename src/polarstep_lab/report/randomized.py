@@ -140,9 +140,9 @@ def verdict(section: Section) -> str:
         "full space. What a step does outside the optimizer is the same in all rows and its time varied "
         f"by {number(noise, 2)} ms between runs: a smaller difference counts as none.",
         *(f"{how}: {listed(names)}." for how, names in groups.items() if names),
-        f"The least optimizer time is that of {least.label}, {number(least.row.times['optimizer_ms'])} ms "
-        f"where {least.full.label} takes {number(least.full.times['optimizer_ms'])}, with {least.gflops} "
-        f"of the FLOPs; its {section.metric.name.lower()} is "
+        f"The least optimizer time is that of {least.label}, {number(least.row.times['optimizer_ms'])} "
+        f"ms where {least.full.label} takes {number(least.full.times['optimizer_ms'])}, with "
+        f"{least.gflops} of the FLOPs; its {section.metric.name.lower()} is "
         f"{least.difference.sentence(section.metric.decimals)}.",
         unsketched,
     )

@@ -129,7 +129,7 @@ class Row:
         """Optimizer GFLOPs of one step, from the ledger; a function of the config alone."""
         runs = self.runs if self.finished.empty else self.finished
         estimate = Estimate.of(runs["optimizer_gflops_per_step"])
-        return estimate and estimate.mean
+        return estimate.mean if estimate else None
 
     @cached_property
     def timed(self) -> pd.DataFrame:

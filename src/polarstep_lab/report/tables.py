@@ -15,13 +15,18 @@ from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import RUN_COLUMNS, STATUSES, Runs, at_a_time
 
 __all__ = [
-    "ablation_blocks", "brief_table", "comparison_blocks", "difference_columns", "off_text",
-    "paper_text", "quality_columns", "runs_csv", "summary_csv", "unlike_text",
-]  # fmt: skip
+    "ablation_blocks",
+    "comparison_blocks",
+    "comparison_caption",
+    "comparison_table",
+    "runs_csv",
+    "summary_csv",
+]
 
-OFF = "‡"
-"""The mark of a published figure that ours is told apart from."""
-
+_OFF = (
+    "Difference: here less the paper, ± half its 95% t-interval. ‡ marks a figure that ours differs "
+    "from: the interval leaves out zero."
+)
 _QUALITY = (
     "mean ± standard deviation over the seeds that finished; 95%: half the t-interval of the mean."
 )
@@ -33,30 +38,50 @@ _DIFFERENCE = (
 )
 _AUTHORS = (
     f"Authors: {ABLATIONS_SOURCE}; the paper prints curves only, and in that file the default "
-    "setting differs from axis to axis, which is the only reason we know where figures differ."
+    "setting differs from axis to axis, which is the only reason we know where figures differ. ‡ marks "
+    "those that ours differ from: the 95% t-interval of the difference leaves out zero."
 )
 
 Columns = dict[str, Callable[[Row], str]]
+
+_COST: Columns = {
+    "GFLOPs/step": lambda row: number(row.gflops),
+    "Optimizer ms": lambda row: number(row.times["optimizer_ms"]),
+    "Step ms": lambda row: number(row.times["step_ms"]),
+    "Run s": lambda row: number(row.times["run_seconds"], 3),
+}
+
+
+def comparison_table(section: Section) -> Table:
+    """All methods, with the paper's figures where they compare."""
+    columns: Columns = {"Method": lambda row: row.label} | _quality_columns(section)
+    if any(row.paper for row in section.rows):
+        off = _difference_columns(section, lambda row: row.off_the_paper)
+        columns |= {"Paper": _paper_text, "Difference": off["Difference"]}
+    looks = [look_of(row.method) for row in section.rows]
+    name, best = f"Comparison of {section.recipe}", _best(section, section.rows)
+    return tabulate(name, section.rows, columns | _COST, best, looks)
+
+
+def comparison_caption(section: Section) -> str:
+    """What the columns of the comparison mean, and where they were measured."""
+    return joined(
+        f"{section.metric.name}: {_QUALITY}",
+        _OFF if any(row.paper for row in section.rows) else "",
+        "GFLOPs: the optimizer's part of a step, from the ledger.",
+        _times_text(section.rows),
+        "Run s: the whole run, validation included. Times are medians over the seeds.",
+        _unlike_text({row: row.label for row in section.rows}),
+    )
 
 
 def comparison_blocks(section: Section) -> list[Block | None]:
     """All methods, in a table and two figures."""
     if not section.rows:
         return []
-    columns: Columns = {"Method": lambda row: row.label}
-    columns |= quality_columns(section) | _cost_columns()
-    looks = [look_of(row.method) for row in section.rows]
-    name, best = f"Comparison of {section.recipe}", _best(section, section.rows)
-    caption = joined(
-        f"{section.metric.name}: {_QUALITY}",
-        "GFLOPs: the optimizer's part of a step, from the ledger.",
-        _times_text(section.rows),
-        "Run s: the whole run, validation included. Times are medians over the seeds.",
-        unlike_text({row: row.label for row in section.rows}),
-    )
     return [
-        tabulate(name, section.rows, columns, best, looks),
-        Text(caption, "caption"),
+        comparison_table(section),
+        Text(comparison_caption(section), "caption"),
         trajectory_figure(section, f"{section.slug}-trajectories"),
         cost_figure(section, f"{section.slug}-cost"),
     ]
@@ -79,9 +104,8 @@ def ablation_blocks(section: Section) -> list[Block | None]:
         _DIFFERENCE if any(a.base for a in section.ablations) else "",
         *(_strays_text(section, ablation) for ablation in section.ablations),
         _times_text(shown),
-        unlike_text(shown),
+        _unlike_text(shown),
         _AUTHORS if any(row.paper for a in section.ablations for row in a.rows) else "",
-        off_text(shown),
     )
     figure = ablation_figure(section, f"{section.slug}-ablations")
     return [Heading("Ablations"), figure, *tables, Text(caption, "caption")]
@@ -90,36 +114,22 @@ def ablation_blocks(section: Section) -> list[Block | None]:
 def _ablation_table(section: Section, ablation: AblationSet) -> Table:
     """One axis, each value next to the recipe's own."""
     rows = [*ablation.named]
-    columns: Columns = {ablation.axis: ablation.named.__getitem__} | quality_columns(section)
+    columns: Columns = {ablation.axis: ablation.named.__getitem__} | _quality_columns(section)
     if ablation.base:
-        differences = difference_columns(section, ablation.difference)
+        differences = _difference_columns(section, ablation.difference)
         columns |= differences
         columns["Difference"] = lambda row: (
             "recipe" if row is ablation.base else differences["Difference"](row)
         )
     if any(row.paper for row in ablation.rows):
-        columns["Authors"] = paper_text
-    columns |= _cost_columns()
-    del columns["Run s"]
+        columns["Authors"] = _paper_text
+    columns |= {name: cell for name, cell in _COST.items() if name != "Run s"}
     looks = [look_of("")] * (len(rows) - len(ablation.rows))
     looks += ordinal_looks(len(ablation.rows), ablation.numeric)
     return tabulate(f"Ablation of {ablation.axis}", rows, columns, _best(section, rows), looks)
 
 
-def brief_table(section: Section) -> Table:
-    """The comparison with the columns that fit a front page; times only if all rows ran alone."""
-    columns: Columns = {"Method": lambda row: row.label, **quality_columns(section)}
-    del columns["Seeds"]
-    if any(row.paper for row in section.rows):
-        off = difference_columns(section, lambda row: row.off_the_paper)
-        columns |= {"paper": paper_text, "difference": off["Difference"]}
-    costs = _cost_columns(digits=3)
-    timed = all(not row.alone.empty for row in section.rows)
-    columns |= costs if timed else {"GFLOPs/step": costs["GFLOPs/step"]}
-    return tabulate(section.recipe, section.rows, columns)
-
-
-def quality_columns(section: Section) -> Columns:
+def _quality_columns(section: Section) -> Columns:
     """The metric ± its standard deviation, half the t-interval of its mean, and the seeds behind it."""
     metric = section.metric
 
@@ -134,7 +144,7 @@ def quality_columns(section: Section) -> Columns:
     }
 
 
-def difference_columns(section: Section, of: Callable[[Row], Difference | None]) -> Columns:
+def _difference_columns(section: Section, of: Callable[[Row], Difference | None]) -> Columns:
     """A difference with its interval, and on how many common seeds it rests."""
 
     def text(row: Row) -> str:
@@ -146,27 +156,11 @@ def difference_columns(section: Section, of: Callable[[Row], Difference | None])
     return {"Difference": text, "Pairs": pairs}
 
 
-def _cost_columns(digits: int = 4) -> Columns:
-    """GFLOPs from the ledger and measured times."""
-    return {
-        "GFLOPs/step": lambda row: number(row.gflops, digits),
-        "Optimizer ms": lambda row: number(row.times["optimizer_ms"], digits),
-        "Step ms": lambda row: number(row.times["step_ms"], digits),
-        "Run s": lambda row: number(row.times["run_seconds"], 3),
-    }
-
-
-def paper_text(row: Row) -> str:
+def _paper_text(row: Row) -> str:
     """The published figure for a row, with a mark where ours is clearly another."""
     if not row.paper:
         return MISSING
-    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{OFF if row.differs else ''}"
-
-
-def off_text(rows: Iterable[Row]) -> str:
-    """What the mark at a published figure means, where some row has it."""
-    marked = any(row.differs for row in rows)
-    return f"{OFF} ours is another: the 95% interval of the difference leaves out zero." * marked
+    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{'‡' * row.differs}"
 
 
 def _best(section: Section, rows: Sequence[Row]) -> int | None:
@@ -202,7 +196,7 @@ def _times_text(shown: Iterable[Row]) -> str:
     return f"{text}, over the {seeds} seeds of a row that had it to themselves."
 
 
-def unlike_text(named: Mapping[Row, str]) -> str:
+def _unlike_text(named: Mapping[Row, str]) -> str:
     """Why the times of a table do not all compare: other settings of speed, or another commit."""
     groups: dict[str, dict[str, list[str]]] = {}
     for row, name in named.items():

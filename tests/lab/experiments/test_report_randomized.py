@@ -60,8 +60,8 @@ def test_it_is_said_which_randomized_rows_are_faster_and_what_the_best_gives_up(
         "optimizer is the same in all rows and its time varied by 0.0 ms between runs: a smaller "
         f"difference counts as none. Slower: {GAUSSIAN} and {GAUSSIAN}, sketch = warm. The least "
         f"optimizer time is that of {GAUSSIAN}, sketch = warm, 4.000 ms where {FULL} takes 2.000, with "
-        f"20.00% of the FLOPs; its validation perplexity is 0.567 ± {t / 15:.3f} higher (95% t-interval, "
-        "3 common seeds)."
+        f"20.00% of the FLOPs; its validation perplexity is 0.567 ± {t / 15:.3f} higher (95% "
+        "t-interval, 3 common seeds)."
     )
     assert verdict(found) == text
     assert randomized_table(found).rows == [

@@ -9,8 +9,9 @@ import re
 import statistics
 
 import pytest
-from tests.lab.experiments.synthetic import write_comparison, write_run
+from tests.lab.experiments.synthetic import write_comparison, write_planned, write_run
 
+from polarstep.storage import read_json, write_json
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report.figures import ablation_figure
@@ -18,6 +19,7 @@ from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import markdown
 from polarstep_lab.report.runs import collect
 from polarstep_lab.report.tables import runs_csv, summary_csv
+from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
 
 def sections(*paths):
@@ -90,6 +92,35 @@ def test_a_seed_run_twice_counts_once_and_is_reported(tmp_path):
     assert section.rows[0].metric.mean == 29.0
     assert len(notices) == 1
     assert "seed 3" in notices[0]
+
+
+def test_a_run_made_later_for_its_times_does_not_replace_a_metric(tmp_path):
+    """Whatever its folder is called, and although both finished."""
+    for name, final, started in (
+        ("z", 29.0, "2026-11-15T01:00:00Z"),
+        ("a", 28.0, "2026-11-16T01:00:00Z"),
+    ):
+        folder = write_run(tmp_path / name, seed=3, final=final)
+        environment = read_json(folder / "environment.json")
+        write_json(folder / "environment.json", environment | {"started": started})
+    ((section,), notices) = sections(tmp_path)
+    assert section.rows[0].metric.mean == 29.0
+    assert notices[0].endswith(f"{tmp_path.name}/a is left out for {tmp_path.name}/z")
+
+
+def test_the_test_metric_is_shown_where_every_finished_run_has_it(tmp_path):
+    for seed in range(2):
+        folder = write_run(tmp_path / str(seed), seed=seed, final=30.0)
+        result = read_json(folder / "result.json")
+        write_json(folder / "result.json", result | {"extra": {"test_perplexity": 31.0 + seed}})
+    ((section,), _) = sections(tmp_path)
+    assert section.metric.name == "Test perplexity"
+    assert section.rows[0].metric.mean == 31.5
+    assert "| Test perplexity |" in markdown((section,), ())
+    write_run(tmp_path / "older", seed=2, final=33.0)
+    ((section,), _) = sections(tmp_path)
+    assert section.metric.name == "Validation perplexity"
+    assert section.rows[0].metric.mean == 31.0
 
 
 def test_one_config_counts_once_however_it_was_asked_for(tmp_path):
@@ -168,6 +199,40 @@ def test_an_axis_varied_with_several_settings_is_several_ablations(tmp_path):
     assert "#### lr, AdamW, power=0" in markdown((section,), ())
     svg, _ = ablation_figure(section, "ablations").files
     assert svg.count("AdamW, power=0") == 1  # in the legend: a line beside that of the plain method
+
+
+def planned(root, method, axis=None, value=None, final=40.0, **overrides):
+    """A finished run of ``nanogpt-toy`` as ``compare`` or ``ablate`` plans it."""
+    rule = next(rule for rule in METHODS if rule.slug == method)
+    if axis is None:
+        (run,) = comparison_runs("nanogpt-toy", [rule], [0], overrides, root)
+    else:
+        (run,) = ablation_runs("nanogpt-toy", rule, axis, [value], [0], overrides, root)
+    write_planned(run, final)
+
+
+STAGES = {
+    n: {"data.stages": [{"steps": n, "sequences": 4, "sequence_length": 64}]} for n in (20, 40)
+}
+
+
+@pytest.mark.parametrize(("axis", "value"), [("rank", 4), ("sketch", "warm-fast"), ("batch", 8)])
+def test_an_ablation_is_compared_with_a_base_that_differs_in_the_axis_alone(tmp_path, axis, value):
+    planned(tmp_path / "short", "rand-muon", axis, value, final=42.0, **STAGES[20])
+    planned(tmp_path / "long", "rand-muon", **STAGES[40])
+    ((section,), _) = sections(tmp_path)
+    (ablation,) = section.ablations
+    assert ablation.base is None
+    text = markdown((section,), ())
+    assert "+2.000" not in text
+    assert (
+        f"No difference is shown for {axis} = {value}: the recipe's own row differs in data.st"
+        in text
+    )
+    planned(tmp_path / "same", "rand-muon", axis, value, final=43.0, **STAGES[40])
+    ((section,), _) = sections(tmp_path)
+    shown = [a.difference(row) for a in section.ablations for row in a.rows]
+    assert sorted(d.value for d in shown if d) == [3.0]
 
 
 def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):
