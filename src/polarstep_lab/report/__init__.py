@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from polarstep.storage import StorageError
+from polarstep_lab.report.blocks import Block
 from polarstep_lab.report.content import blocks_of
 from polarstep_lab.report.drawing import Drawing
 from polarstep_lab.report.folder import write_folder
@@ -18,8 +19,6 @@ from polarstep_lab.report.tables import runs_csv, summary_csv
 __all__ = ["report_files", "stale_tables", "write_report"]
 
 _TITLE = "polarstep: results"
-
-Found = tuple[Runs, tuple[Section, ...], tuple[str, ...]]
 
 
 def write_report(
@@ -39,32 +38,33 @@ def report_files(
     progress: Callable[[str], object] = lambda _: None,
 ) -> dict[str, bytes]:
     """All files of a report, by their path in its folder; a function of the records alone."""
-    runs, sections, notices = found = _read(paths)
+    runs, sections, notices = _read(paths)
     figures: dict[str, bytes] = {}
-    shown = {}
-    for section in sections:
+    shown = {section: blocks_of(section) for section in sections}
+    for section, blocks in shown.items():
         progress(section.recipe)
-        shown[section] = blocks_of(section)
-        for drawing in (block for block in shown[section] if isinstance(block, Drawing)):
+        for drawing in (block for block in blocks if isinstance(block, Drawing)):
             svg, png = drawing.files
             figures |= {
                 f"figures/{drawing.name}.svg": svg.encode(),
                 f"figures/{drawing.name}.png": png,
             }
     page = html_page(title, runs, shown, notices).encode()
-    return {"index.html": page, **_tables(found), **figures}
+    return {"index.html": page, **_tables(runs, shown, notices), **figures}
 
 
 def stale_tables(paths: Sequence[Path | str], out: Path) -> list[str]:
     """The tables in the folder ``out`` that are missing or not what the records say."""
+    runs, sections, notices = _read(paths)
+    tables = _tables(runs, {section: blocks_of(section) for section in sections}, notices)
     return [
         name
-        for name, content in _tables(_read(paths)).items()
+        for name, content in tables.items()
         if not (out / name).is_file() or (out / name).read_bytes() != content
     ]
 
 
-def _read(paths: Sequence[Path | str]) -> Found:
+def _read(paths: Sequence[Path | str]) -> tuple[Runs, tuple[Section, ...], tuple[str, ...]]:
     """The runs below ``paths``, grouped, and what the reader should be told about them."""
     runs = collect(paths)
     if runs.frame.empty:
@@ -84,11 +84,12 @@ def _read(paths: Sequence[Path | str]) -> Found:
     return runs, sections, (*runs.notices, *left_out)
 
 
-def _tables(found: Found) -> dict[str, bytes]:
-    runs, sections, notices = found
+def _tables(
+    runs: Runs, shown: Mapping[Section, Sequence[Block]], notices: Sequence[str]
+) -> dict[str, bytes]:
     tables = {
-        "summary.md": markdown(sections, notices),
-        "summary.csv": summary_csv(sections),
+        "summary.md": markdown(shown, notices),
+        "summary.csv": summary_csv([*shown]),
         "runs.csv": runs_csv(runs),
     }
     return {name: text.encode() for name, text in tables.items()}

@@ -11,7 +11,12 @@ from polarstep_lab.report.gradient_noise import noise_blocks
 from polarstep_lab.report.inexactness import gamma_blocks
 from polarstep_lab.report.randomized import Pair, randomized_blocks, verdict
 from polarstep_lab.report.rows import Section
-from polarstep_lab.report.tables import ablation_blocks, comparison_blocks
+from polarstep_lab.report.tables import (
+    ablation_blocks,
+    comparison_blocks,
+    comparison_caption,
+    comparison_table,
+)
 
 __all__ = ["blocks_of", "brief_blocks", "headline"]
 
@@ -36,7 +41,8 @@ def blocks_of(section: Section) -> list[Block]:
 
 def brief_blocks(section: Section) -> list[Block]:
     """What a front page has of a section: the comparison, and the randomized steps in words."""
-    return [block for block in (*comparison_blocks(section)[:2], Text(verdict(section))) if block]
+    texts = (comparison_caption(section), verdict(section))
+    return [comparison_table(section), *(Text(text) for text in texts if text)]
 
 
 def headline(section: Section) -> Text:

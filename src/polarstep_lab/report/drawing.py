@@ -127,7 +127,8 @@ def paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: 
         handles, labels = axes.get_legend_handles_labels()
         names |= dict(zip(labels, handles, strict=True))
     if names:
-        below: dict[str, Any] = {"loc": "outside lower center", "ncols": min(4, len(names))}
+        columns = max(1, min(4, 120 // max(map(len, names))))  # so many fit beside one another
+        below: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
         figure.legend([*names.values()], [*names], fontsize=9, **below)
 
 

@@ -197,7 +197,7 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
     """
     finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
     settings = dict.fromkeys(ablation.of for ablation in finished)
-    looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False), strict=True))
+    looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False)[::-1], strict=True))
     panels: list[Panel] = []
     for axis in dict.fromkeys(ablation.axis for ablation in finished):
         same = [ablation for ablation in finished if ablation.axis == axis]
@@ -232,7 +232,7 @@ def _axis_panel(same: Sequence[AblationSet], looks: dict[str, Look], panel: Pane
             "ha": "right",
             "rotation_mode": "anchor",
         }  # long names
-        long = max(len(str(value)) for value in values) > 5
+        long = len("".join(map(str, values))) > 24
         axes.set_xticks(
             range(len(values)), map(str, values), fontsize=8, **(turned if long else {})
         )

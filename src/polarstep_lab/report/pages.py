@@ -18,7 +18,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
-from polarstep_lab.report.content import blocks_of, brief_blocks
+from polarstep_lab.report.content import brief_blocks
 from polarstep_lab.report.drawing import Drawing
 from polarstep_lab.report.estimates import plural
 from polarstep_lab.report.palette import ALL_LOOKS
@@ -59,12 +59,12 @@ def html_page(
     )
 
 
-def markdown(sections: Sequence[Section], notices: Sequence[str]) -> str:
+def markdown(sections: Mapping[Section, Sequence[Block]], notices: Sequence[str]) -> str:
     """All tables and the commands behind them, as one Markdown document."""
     blocks: list[Block] = [Heading("Results", 1), *(Text(text, "notice") for text in notices)]
-    for section in sections:
+    for section, shown in sections.items():
         blocks += [Heading(f"{section.recipe} ({section.benchmark})", 2)]
-        blocks += [block for block in blocks_of(section) if not isinstance(block, Drawing)]
+        blocks += [block for block in shown if not isinstance(block, Drawing)]
     return _rendered("summary.md", blocks=blocks)
 
 

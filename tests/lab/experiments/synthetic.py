@@ -12,9 +12,16 @@ import numpy as np
 from polarstep.storage import JsonLines, write_json
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation, MetricRow, Result, RunIdentity
+from polarstep_lab.report import pages
+from polarstep_lab.report.content import blocks_of
 from polarstep_lab.suites.suite import PlannedRun, ablation_runs, comparison_runs
 
 DEVICE = "Synthetic CPU"
+
+
+def markdown(sections, notices) -> str:
+    """The Markdown of sections, as ``summary.md`` has it."""
+    return pages.markdown({section: blocks_of(section) for section in sections}, notices)
 
 
 def write_run(

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.lab.experiments.synthetic import write_run
+from tests.lab.experiments.synthetic import markdown, write_run
 
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
 from polarstep_lab.report.gradient_noise import noise_figure, noise_table
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.inexactness import gamma_figure, gamma_of, gamma_table
-from polarstep_lab.report.pages import markdown
 from polarstep_lab.report.runs import collect
 
 STEPS = (0, 3, 20, 200)

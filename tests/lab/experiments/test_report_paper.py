@@ -11,7 +11,13 @@ import re
 import statistics
 
 import pytest
-from tests.lab.experiments.synthetic import write_ablation, write_planned, write_run, write_table_2
+from tests.lab.experiments.synthetic import (
+    markdown,
+    write_ablation,
+    write_planned,
+    write_run,
+    write_table_2,
+)
 
 from polarstep.storage import read_json, write_json
 from polarstep_lab.paper import ABLATIONS, METHODS, TABLE_2
@@ -22,7 +28,7 @@ from polarstep_lab.report.beside_paper import beside_the_paper
 from polarstep_lab.report.estimates import Estimate
 from polarstep_lab.report.figures import curve_of, trajectory_figure
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.pages import brief_lines, markdown
+from polarstep_lab.report.pages import brief_lines
 from polarstep_lab.report.reasons import Facts, reasons
 from polarstep_lab.report.runs import at_a_time, collect, ran_alone
 from polarstep_lab.report.tables import summary_csv

@@ -9,14 +9,13 @@ import re
 import statistics
 
 import pytest
-from tests.lab.experiments.synthetic import write_comparison, write_planned, write_run
+from tests.lab.experiments.synthetic import markdown, write_comparison, write_planned, write_run
 
 from polarstep.storage import read_json, write_json
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report.figures import ablation_figure
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.pages import markdown
 from polarstep_lab.report.runs import collect
 from polarstep_lab.report.tables import runs_csv, summary_csv
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
