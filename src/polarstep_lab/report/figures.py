@@ -89,14 +89,12 @@ def curve_of(row: Row, benchmark: str) -> Curve:
 
 def _validations(run: RunRecord, benchmark: str) -> pd.DataFrame:
     """Values and training seconds of the validations of a run by step, the finite ones."""
-    frame = pd.DataFrame([vars(row) for row in run.rows("val")], columns=[*_COLUMNS])
+    columns = ["step", "loss", "perplexity", "seconds"]
+    frame = pd.DataFrame([vars(row) for row in run.rows("val")], columns=columns)
     frame = frame.set_index("step").astype(float)
     perplexity = frame["perplexity"].fillna(np.exp(frame["loss"].clip(upper=700)))
     frame["value"] = frame["loss"] if benchmark == "cifar10" else perplexity
     return frame[np.isfinite(frame["value"])]
-
-
-_COLUMNS = ("step", "loss", "perplexity", "seconds")
 
 
 def zoom(curves: Sequence[Curve]) -> tuple[float, float, float, float] | None:

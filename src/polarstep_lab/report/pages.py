@@ -46,11 +46,7 @@ def html_page(
     return _rendered(
         "page.html",
         title=title,
-        counts=[
-            (status, f"{plural(int(counts[status]), 'run')} {status}")
-            for status in STATUSES
-            if status in counts
-        ],
+        counts={s: f"{plural(int(counts[s]), 'run')} {s}" for s in STATUSES if s in counts},
         notices=notices,
         sections=sections,
         tables=[table for table in (_lost(runs), _environments(runs)) if table.rows],

@@ -100,7 +100,6 @@ def _line(run: RunRecord) -> dict[str, Any]:
     """The line of a run in the frame, but for its name."""
     identity, ablation, result = run.identity, run.identity.ablation, run.result
     began = _began(run)
-    device = _device(run)
     own = ("benchmark", "recipe", "method", "seed", "command")
     return {
         **{key: getattr(result, key) for key in RUN_COLUMNS if hasattr(result, key)},
@@ -109,7 +108,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "ablation_value": ablation and ablation.value,
         "status": run.status,
         "run_seconds": run.seconds,
-        "device": device,
+        "device": _device(run),
         "record": run,
         "metrics": {**result.extra, result.metric: result.value} if result else {},
         "setting": setting_of(run),
@@ -117,7 +116,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "paper": _published(identity),
         "began": began,
         "ended": began - 1 + run.seconds if run.seconds > 1 else math.nan,
-        "conditions": {"device": device, "commit": _commit(run), **_runtime(run)},
+        "conditions": _conditions(run),
     }
 
 
@@ -206,31 +205,28 @@ def _device(run: RunRecord) -> str:
     return f"{name}, {threads} thread{'s' * (threads != 1)}" if on_cpu and threads else name
 
 
-def _commit(run: RunRecord) -> str:
-    """The short commit that a run was made by; says so where the source had been changed."""
-    commit = str(run.environment.get("git_commit") or "not recorded")
-    if commit == "not recorded":
-        return commit
-    return f"{commit[:7]} with changes" if commit.endswith("+") else commit[:7]
-
-
-def _runtime(run: RunRecord) -> dict[str, str]:
-    """The settings that change how long a step takes and not what it computes.
+def _conditions(run: RunRecord) -> dict[str, str]:
+    """What changes how long a step takes and not what it computes: device, commit and settings.
 
     A setting that the config leaves open has the value that the device decided on.
     """
-    runtime = run.identity.config.get("runtime") or {}
-    names = ("compile", "precision", "micro_batch", "cuda_graph")
-    found = {name: runtime[name] for name in names if name in runtime}
-    on_gpu = str(run.environment.get("device", "")).startswith("cuda")
-    if "compile" in found and found["compile"] is None:
-        found["compile"] = on_gpu and run.identity.benchmark == "nanogpt"
-    if found.get("precision") == "auto":
-        found["precision"] = "bfloat16" if on_gpu else "float32"
-    return {
-        f"runtime.{name}": value if isinstance(value, str) else json.dumps(value)
-        for name, value in found.items()
+    commit = str(run.environment.get("git_commit") or "")
+    changed = " with changes" * commit.endswith("+")
+    found: dict[str, Any] = {
+        "device": _device(run),
+        "commit": commit[:7] + changed or "not recorded",
     }
+    runtime = run.identity.config.get("runtime") or {}
+    on_gpu = str(run.environment.get("device", "")).startswith("cuda")
+    for name in ("compile", "precision", "micro_batch", "cuda_graph"):
+        if name in runtime:
+            value = runtime[name]
+            if name == "compile" and value is None:
+                value = on_gpu and run.identity.benchmark == "nanogpt"
+            elif value == "auto":
+                value = "bfloat16" if on_gpu else "float32"
+            found[f"runtime.{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 def _began(run: RunRecord) -> float:

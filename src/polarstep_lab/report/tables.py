@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 
@@ -42,6 +43,8 @@ _AUTHORS = (
     "those that ours differ from: the 95% t-interval of the difference leaves out zero."
 )
 
+_UNLIKE = "Times of rows that differ in the last columns, how they were run, do not compare."
+
 Columns = dict[str, Callable[[Row], str]]
 
 _COST: Columns = {
@@ -60,7 +63,8 @@ def comparison_table(section: Section) -> Table:
         columns |= {"Paper": _paper_text, "Difference": off["Difference"]}
     looks = [look_of(row.method) for row in section.rows]
     name, best = f"Comparison of {section.recipe}", _best(section, section.rows)
-    return tabulate(name, section.rows, columns | _COST, best, looks)
+    columns |= _COST | _condition_columns(section.rows)
+    return tabulate(name, section.rows, columns, best, looks)
 
 
 def comparison_caption(section: Section) -> str:
@@ -71,7 +75,7 @@ def comparison_caption(section: Section) -> str:
         "GFLOPs: the optimizer's part of a step, from the ledger.",
         _times_text(section.rows),
         "Run s: the whole run, validation included. Times are medians over the seeds.",
-        _unlike_text({row: row.label for row in section.rows}),
+        _UNLIKE if _condition_columns(section.rows) else "",
     )
 
 
@@ -92,19 +96,15 @@ def ablation_blocks(section: Section) -> list[Block | None]:
     if not section.ablations:
         return []
     tables: list[Block] = []
-    shown = {}  # a base once, however many axes meet in it
     for ablation in section.ablations:
         tables += [Heading(f"{ablation.axis}, {ablation.of}", level=4)]
         tables += [_ablation_table(section, ablation)]
-        for row in ablation.named:
-            name = "recipe" if row is ablation.base else row.label
-            shown[row] = name + section.whose(ablation)
     caption = joined(
         f"{section.metric.name}: {_QUALITY}",
         _DIFFERENCE if any(a.base for a in section.ablations) else "",
         *(_strays_text(section, ablation) for ablation in section.ablations),
-        _times_text(shown),
-        _unlike_text(shown),
+        _times_text([row for ablation in section.ablations for row in ablation.named]),
+        _UNLIKE if any(_condition_columns([*a.named]) for a in section.ablations) else "",
         _AUTHORS if any(row.paper for a in section.ablations for row in a.rows) else "",
     )
     figure = ablation_figure(section, f"{section.slug}-ablations")
@@ -124,6 +124,7 @@ def _ablation_table(section: Section, ablation: AblationSet) -> Table:
     if any(row.paper for row in ablation.rows):
         columns["Authors"] = _paper_text
     columns |= {name: cell for name, cell in _COST.items() if name != "Run s"}
+    columns |= _condition_columns(rows)
     looks = [look_of("")] * (len(rows) - len(ablation.rows))
     looks += ordinal_looks(len(ablation.rows), ablation.numeric)
     return tabulate(f"Ablation of {ablation.axis}", rows, columns, _best(section, rows), looks)
@@ -178,7 +179,7 @@ def _strays_text(section: Section, ablation: AblationSet) -> str:
     return joined(*(said.format(listed(names), paths) for paths, names in rows.items()))
 
 
-def _times_text(shown: Iterable[Row]) -> str:
+def _times_text(shown: Sequence[Row]) -> str:
     """Where times were measured, and whether the runs had the device to themselves."""
     rows = [row for row in shown if not row.timed.empty]
     if not rows:
@@ -196,31 +197,19 @@ def _times_text(shown: Iterable[Row]) -> str:
     return f"{text}, over the {seeds} seeds of a row that had it to themselves."
 
 
-def _unlike_text(named: Mapping[Row, str]) -> str:
-    """Why the times of a table do not all compare: other settings of speed, or another commit."""
-    groups: dict[str, dict[str, list[str]]] = {}
-    for row, name in named.items():
-        for key, values in pd.DataFrame([*row.timed["conditions"]]).items():
-            found = "/".join(sorted(values.dropna().unique()))
-            groups.setdefault(str(key), {}).setdefault(found, []).append(name)
-    unlike = {key: _by_rows(rows) for key, rows in groups.items() if len(rows) > 1}
-    commits, _ = unlike.pop("commit", ""), unlike.pop("device", "")
-    settings = [f"{key} is {rows}" for key, rows in unlike.items()]
-    said = "Times of rows that ran under different settings do not compare: "
-    return joined(
-        f"{said}{listed(settings)}." if settings else "",
-        f"Not all rows were timed at the same commit: {commits}." if commits else "",
-    )
+def _condition_columns(rows: Sequence[Row]) -> Columns:
+    """Commit and settings of speed that the times of rows belong to, where these are not all alike."""
+    frames = {row: pd.DataFrame([*row.timed["conditions"]]) for row in rows}
+    names = dict.fromkeys(name for frame in frames.values() for name in frame if name != "device")
 
+    def text(row: Row, name: str) -> str:
+        return "/".join(sorted(frames[row].get(name, pd.Series(dtype=object)).dropna().unique()))
 
-def _by_rows(groups: Mapping[str, list[str]]) -> str:
-    """``A (row), B (row and row) and C (the other rows)``: the value that most rows have comes last."""
-    most = max(groups, key=lambda value: len(groups[value]))
-    names = {value: listed(rows) for value, rows in groups.items()}
-    if len(groups[most]) > 1:
-        names[most] = "the other rows"
-    ordered = sorted(groups, key=lambda value: (value == most, value))
-    return listed([f"{value} ({names[value]})" for value in ordered])
+    return {
+        name.removeprefix("runtime."): partial(text, name=name)
+        for name in map(str, names)
+        if len({text(row, name) for row in rows if not row.timed.empty}) > 1
+    }
 
 
 def runs_csv(runs: Runs) -> str:
