@@ -80,15 +80,32 @@ def speedup_table(record: Path) -> str:
 
 def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> str:
     """A row for each optimizer and a column for each workload, without rows that are empty."""
-    steps = json.loads(record.read_text())["steps"]
+    found = json.loads(record.read_text())
+    steps = found["steps"]
     loads = list(dict.fromkeys(row["workload"] for row in steps))
-    lines = ["| optimizer | " + " | ".join(loads) + " |", "|---|" + "---|" * len(loads)]
+    device = "cpu" if found["machine"].startswith("CPU") else "cuda"
+    titles = [f"{load}{', `LowRank` in full space' * _unsketched(load, device)}" for load in loads]
+    lines = ["| optimizer | " + " | ".join(titles) + " |", "|---|" + "---|" * len(loads)]
     for name in dict.fromkeys(row["optimizer"] for row in steps):
         rows = {row["workload"]: row for row in steps if row["optimizer"] == name}
         cells = [cell(rows[load]) for load in loads]
         if any(cells):
             lines.append(f"| {name} | " + " | ".join(each or "–" for each in cells) + " |")
     return "\n".join(lines)
+
+
+def _unsketched(load: str, device: str) -> bool:
+    """Whether no row of LowRank sketches a matrix of the workload: all of them run the inner map."""
+    import torch
+
+    from step_cost import WORKLOADS, maps
+
+    if load not in WORKLOADS:
+        return False
+    shapes, rank, oversample = WORKLOADS[load]
+    rows = [make() for name, make in maps(rank, oversample).items() if name.startswith("LowRank")]
+    on = torch.device(device)
+    return all(polar.full_space_reason(m, n, on) for polar in rows for _, m, n in shapes)
 
 
 def accuracy_table(record: Path) -> str:

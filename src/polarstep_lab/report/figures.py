@@ -197,9 +197,12 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
     settings = dict.fromkeys(ablation.of for ablation in finished)
     looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False)[::-1], strict=True))
     panels: list[Panel] = []
-    for axis in dict.fromkeys(ablation.axis for ablation in finished):
+    axes = dict.fromkeys(ablation.axis for ablation in finished)
+    lines = math.ceil(len(axes) / 4)
+    columns = math.ceil(len(axes) / max(1, lines))
+    for axis in axes:
         same = [ablation for ablation in finished if ablation.axis == axis]
-        quality = "" if len(panels) % 4 else section.metric.name
+        quality = "" if len(panels) % columns else section.metric.name
         panels.append(
             _axis_panel(same, looks, Panel((), "", quality, axis, yscale=_scale(section)))
         )
@@ -208,8 +211,8 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
         "deviation. A dotted line is the recipe's own value, over the seeds that the differences are "
         "taken on."
     )
-    size = (10.5, 1.2 + 2.9 * math.ceil(len(panels) / 4))
-    drawing = Drawing(name, "Ablations", caption, size, lambda f: paint_panels(f, panels, 4))
+    size = (10.5, 1.2 + 2.9 * lines)
+    drawing = Drawing(name, "Ablations", caption, size, lambda f: paint_panels(f, panels, columns))
     return drawing if panels else None
 
 

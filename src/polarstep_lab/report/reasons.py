@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from polarstep_lab.paper import Method
 from polarstep_lab.recipes.cifar10 import CIFAR_TUNED
+from polarstep_lab.report.runs import settings_in
 
 __all__ = ["Facts", "Reason", "reasons"]
 
@@ -66,10 +67,7 @@ class Facts:
 
     def get(self, path: str) -> Any:
         """What the config has at a dotted path; ``None`` where it has nothing."""
-        value: Any = self.config
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
+        return settings_in(self.config).get(path)
 
 
 class Reason(NamedTuple):
