@@ -121,11 +121,11 @@ def paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: 
         axes.set(xscale=panel.xscale, yscale=panel.yscale)
         style_axes(axes, panel.xlabel, panel.ylabel, panel.title)
         panel.finish(axes)
-        for scale, axis in ((panel.xscale, axes.xaxis), (panel.yscale, axes.yaxis)):
-            if scale == "log":
-                _plain_log_ticks(axis)
         handles, labels = axes.get_legend_handles_labels()
         names |= dict(zip(labels, handles, strict=True))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if axis.get_scale() == "log":
+            _plain_log_ticks(axis)
     if names:
         columns = max(1, min(4, 120 // max(map(len, names))))  # so many fit beside one another
         below: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}

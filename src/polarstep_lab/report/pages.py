@@ -61,12 +61,12 @@ def markdown(sections: Mapping[Section, Sequence[Block]], notices: Sequence[str]
     for section, shown in sections.items():
         blocks += [Heading(f"{section.recipe} ({section.benchmark})", 2)]
         blocks += [block for block in shown if not isinstance(block, Drawing)]
-    return _rendered("summary.md", blocks=blocks)
+    return _rendered("summary.jinja", blocks=blocks)
 
 
 def brief_lines(section: Section) -> list[str]:
     """The comparison with the columns that fit a front page, in Markdown."""
-    return _rendered("summary.md", blocks=brief_blocks(section)).splitlines()
+    return _rendered("summary.jinja", blocks=brief_blocks(section)).splitlines()
 
 
 def escaped(text: Any) -> Any:
