@@ -103,7 +103,7 @@ class Estimate:
         """The difference of two means; its error is (s₁²/n₁ + s₂²/n₂)^½, its freedom Welch's.
 
         >>> Estimate(3.0, 0.6, 9).minus(Estimate(2.0, 0.8, 16))
-        Difference(value=1.0, error=0.28284271247461906, freedom=20.86956521739131, pairs=None)
+        Difference(value=1.0, error=0.28284271247461906, freedom=20.8695652..., pairs=None)
         """
         value = self.mean - other.mean
         if self.std is None or other.std is None:
