@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
-from polarstep.products.base import product_like
 
 __all__ = ["Deflated"]
 
@@ -48,11 +46,14 @@ class Deflated(PolarMap):
             ``NewtonSchulz(1, "flat")``. ``None`` for none: no product more than the head's, but for an
             estimate of ‖R‖_op.
         full: the map for matrices on which all this would cost more than it.
+        float8: whether a single polynomial step may run in eight bits, on GPUs with such products
+            (:mod:`polarstep.products.float8`).
     """
 
     head: LowRank = field(default_factory=_head)
     rest: NewtonSchulz | None = None
     full: PolarMap = field(default_factory=lambda: NewtonSchulz(5, "polar-express"))
+    float8: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.head, LowRank):
@@ -147,16 +148,22 @@ class Deflated(PolarMap):
         self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products
     ) -> tuple[Tensor, SquaredNorm | None]:
         """p(s·X₀), and after a single step its norm; more steps bring the norm to √m by themselves."""
-        inverse = ops.inverse_rest_size(
-            A, head.projected, *deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
-        )
-        X = ops.flattened(A, head.columns, head.projected, head.lift.X, head.lift.W, inverse)
+        left, factor, floor = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
+        inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor)
         first, *others = steps.polynomials or ((1.0, 0.0),)
-        G = ops.symmetric(X, X)
-        margin = deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(steps.polynomials)
-        P = ops.scaled_polynomial(G, first, ops.scale_to_one(G, margin))
-        squared = None if others else partial(deflation.squared_norm, P, G)
-        return ops.iterate(product_like(X, P, X), tuple(others)), squared
+        T, squared = ops.flat_step(
+            A,
+            head.columns,
+            head.projected,
+            head.lift.X,
+            head.lift.W,
+            inverse,
+            first,
+            deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(steps.polynomials),
+            most=1.5 * head.width + left / factor**2,
+            float8=self.float8 and not others,
+        )
+        return (ops.iterate(T, tuple(others)), None) if others else (T, squared)
 
     def _scaled(
         self,

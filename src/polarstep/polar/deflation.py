@@ -47,7 +47,7 @@ from torch import Tensor
 
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.polar.orthonormal import orthonormalize
-from polarstep.products.base import frobenius_norm, signs
+from polarstep.products.base import frobenius_norm
 from polarstep.torch_compile import constant
 
 __all__ = [
@@ -59,7 +59,6 @@ __all__ = [
     "rest_frobenius",
     "rest_norm",
     "rest_size",
-    "squared_norm",
     "tolerant_scale",
 ]
 
@@ -225,18 +224,6 @@ def norm_floor(kappa: float) -> float:
     """
     y = torch.linspace(0, 1, 100_001, dtype=torch.float64)
     return float(((kappa + (1 - kappa) * y**10) / (kappa + (1 - kappa) * y**8)).min()) ** 0.25
-
-
-def squared_norm(P: Tensor, G: Tensor) -> Tensor:
-    """An estimate of ‖PX‖²_F = tr(PGP) for G = XXᵀ, of shape (batch,), by two products with 16 columns.
-
-    It is the mean of vᵀPGPv over 16 vectors v with entries of ±1, of which only the off-diagonal
-    part of PGP has a variance. For T near the polar factor PGP is near the identity.
-    """
-    V = signs(G.shape[-1], G.device).to(P.dtype)
-    W = (P @ V).to(G.dtype)
-    dtype = torch.promote_types(G.dtype, torch.float32)
-    return (W.to(dtype) * (G @ W).to(dtype)).sum((-2, -1)) / V.shape[-1]
 
 
 # Not functools.cache, which torch.compile looks through, and warns of.

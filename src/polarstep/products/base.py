@@ -7,6 +7,8 @@ Matrices come as batches ``(batch, m, n)``. A polynomial ``(a, b, c, …)`` stan
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ __all__ = [
     "product_like",
     "shrink_of",
     "signs",
+    "squared_norm",
     "unit_scale",
     "unit_scaled",
 ]
@@ -273,6 +276,30 @@ class Products:
         s = scale.to(G.dtype)
         return s * self.polynomial(s * s * G, polynomial)
 
+    def flat_step(
+        self,
+        A: Tensor,
+        Q: Tensor,
+        B: Tensor,
+        X: Tensor,
+        W: Tensor | None,
+        inverse: Tensor,
+        polynomial: Polynomial,
+        margin: float,
+        *,
+        most: float,
+        float8: bool,
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """T = φ(s·X₀) for the X₀ of :meth:`flattened` and the s of :meth:`scale_to_one`; and ‖T‖²_F.
+
+        ‖T‖²_F is a function to call, because few steps need it. ``float8`` allows products in eight bits
+        on devices that have them. ``most`` is a bound on ‖X₀‖²_F.
+        """
+        X = self.flattened(A, Q, B, X, W, inverse)
+        G = self.symmetric(X, X)
+        P = self.scaled_polynomial(G, polynomial, self.scale_to_one(G, margin))
+        return product_like(X, P, X), partial(squared_norm, P, G)
+
     def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
         """Whether :meth:`first_step` saves a pass over memory for matrices of ``rows`` rows."""
         return False
@@ -328,6 +355,18 @@ def signs(rows: int, device: torch.device) -> Tensor:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         x = (x ^ (x >> shift)) * factor & 0xFFFFFFFF
     return ((x & 1) * 2 - 1).view(1, rows, SIGNS)
+
+
+def squared_norm(P: Tensor, G: Tensor) -> Tensor:
+    """An estimate of ‖PX‖²_F = tr(PGP) for G = XXᵀ, of shape (batch,), by two products with 16 columns.
+
+    It is the mean of vᵀPGPv over 16 vectors v with entries of ±1, of which only the off-diagonal
+    part of PGP has a variance. For T near the polar factor PGP is near the identity.
+    """
+    V = signs(G.shape[-1], G.device).to(P.dtype)
+    W = (P @ V).to(G.dtype)
+    dtype = torch.promote_types(G.dtype, torch.float32)
+    return (W.to(dtype) * (G @ W).to(dtype)).sum((-2, -1)) / V.shape[-1]
 
 
 def shrink_of(dtype: torch.dtype) -> float:

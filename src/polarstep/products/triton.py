@@ -7,6 +7,8 @@ few rows, whose products take a few microseconds each, two products are one laun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from polarstep.kernels.deflate import inverse_rest_size, scale_to_one
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
 from polarstep.kernels.product import product
+from polarstep.products import float8 as eight_bits
 from polarstep.products.base import Polynomial, Products, product_like, shrink_of
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
@@ -102,19 +105,54 @@ class _Kernels(Products):
         """Three launches beside QᵀQ, and float16 where ``A`` is bfloat16: X₀ has a norm near one."""
         if A.dtype.itemsize != 2:
             return super().flattened(A, Q, B, X, W, inverse)
-        E = -self.gram(Q.mT)
-        E.diagonal(dim1=-2, dim2=-1).add_(1)
         at, half = inverse.reshape(-1), _in_halves(A.dtype)
-        # Z − (B + EB)/δ, the second term first.
-        head = product(
-            E.to(B.dtype), B, D=B, alpha=-1, beta=-1, scale=at, powers=(1, 1, 0), out_dtype=half
-        )
-        head = head.add_(X) if W is None else product(W, X, D=head, out_dtype=half)
+        head = self._head(Q, B, X, W, at)
         L, R, D = Q.to(half), head, A
         if A.mT.is_contiguous() and not A.is_contiguous():
             L, R, D = head.mT, L.mT, A.mT
         X0 = product(L, R, D=D, scale=at, powers=(0, 1, 0), out_dtype=half)
         return X0 if D is A else X0.mT
+
+    def _head(self, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor) -> Tensor:
+        """``Z − (2I − QᵀQ)B/δ``, the factor of Q in X₀."""
+        half = _in_halves(B.dtype)
+        E = -self.gram(Q.mT)
+        E.diagonal(dim1=-2, dim2=-1).add_(1)
+        # Z − (B + EB)/δ, the second term first.
+        head = product(
+            E.to(B.dtype),
+            B,
+            D=B,
+            alpha=-1,
+            beta=-1,
+            scale=inverse,
+            powers=(1, 1, 0),
+            out_dtype=half,
+        )
+        return head.add_(X) if W is None else product(W, X, D=head, out_dtype=half)
+
+    def flat_step(
+        self,
+        A: Tensor,
+        Q: Tensor,
+        B: Tensor,
+        X: Tensor,
+        W: Tensor | None,
+        inverse: Tensor,
+        polynomial: Polynomial,
+        margin: float,
+        *,
+        most: float,
+        float8: bool,
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """In eight bits where that is allowed and the matrices suit."""
+        if not (float8 and eight_bits.suits(A, polynomial)):
+            return super().flat_step(
+                A, Q, B, X, W, inverse, polynomial, margin, most=most, float8=float8
+            )
+        at, half = inverse.reshape(-1), _in_halves(A.dtype)
+        head = self._head(Q, B, X, W, at)
+        return eight_bits.flat_step(A, Q.to(half), head, at, polynomial, margin, most)
 
     def scaled_polynomial(self, G: Tensor, polynomial: Polynomial, scale: Tensor) -> Tensor:
         """s·P(s²G) with the powers of s multiplied to each squaring's numbers, on the way."""

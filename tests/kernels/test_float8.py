@@ -1,0 +1,191 @@
+"""A deflated step in eight bits against the same step in float64.
+
+In float16 elsewhere: Triton's interpreter does not multiply bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from polarstep import products
+from polarstep.polar import deflation
+from polarstep.polar.coefficients import evaluate, resolve
+from polarstep.products.base import Products
+
+FLAT = resolve("flat", 1)[0]
+EPS = 2.0**-4
+"""The largest relative error of rounding to three bits of mantissa."""
+
+
+@pytest.fixture(autouse=True)
+def _descriptors_for_small_matrices(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polarstep.kernels import product
+    from polarstep.products import float8 as eight_bits
+
+    if device.type == "cuda" and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no tensor descriptors on this GPU")
+    for module in (product, eight_bits):
+        monkeypatch.setattr(module, "DESCRIPTORS_FROM", 64)
+
+
+def randn(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def float8(X: Tensor, unit: float) -> Tensor:
+    return (unit * X).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def flat_step(A: Tensor, Q: Tensor, Z: Tensor, *, float8: bool = True) -> tuple[Tensor, Tensor]:
+    """T of float16 matrices ``A`` with a head of basis ``Q`` and factor ``Z``, and ‖T‖²_F."""
+    ops, B = products.of(A.device), (Q.mT.float() @ A.float()).half()
+    left, factor, floor = deflation.rest_size(A.shape[-2], Q.shape[-1], 2.0**-10)
+    inverse = Products().inverse_rest_size(A, B, left, factor, floor).float()
+    T, squared = ops.flat_step(
+        A, Q, B, Z, None, inverse, FLAT, deflation.MARGIN_OF_SCALE,
+        most=1.5 * Q.shape[-1] + left / factor**2, float8=float8,
+    )  # fmt: skip
+    return T, squared()
+
+
+def deflated(
+    batch: int, m: int, n: int, device: torch.device, leading: float = 20.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A random matrix with 16 leading directions, their basis Q and the polar factor of QᵀA."""
+    Q = torch.linalg.qr(randn(batch, m, 16, device=device))[0]
+    V = torch.linalg.qr(randn(batch, n, 16, device=device, seed=1))[0]
+    rest = randn(batch, m, n, device=device, seed=2) / math.sqrt(n)
+    rest = rest - Q @ (Q.mT @ rest)
+    return (leading * Q @ V.mT + rest).half(), Q.half(), V.mT.half()
+
+
+@pytest.mark.parametrize("layout", ["wide", "transposed"])
+def test_a_flattened_matrix_is_stored_in_both_layouts(device: torch.device, layout: str) -> None:
+    from polarstep.kernels.float8 import flattened
+
+    A, Q, H = (randn(2, *shape, device=device).half() for shape in [(80, 144), (80, 24), (24, 144)])
+    if layout == "transposed":
+        A = A.mT.contiguous().mT
+    inverse = torch.tensor([0.5, 2.0], device=device)
+    X, Xt = flattened(A, Q, H, inverse, 64.0)
+    want = 64 * (inverse[:, None, None] * A.float() + Q.float() @ H.float())
+    assert torch.equal(X.float(), Xt.float().mT)
+    assert torch.allclose(X.float(), want.clamp(-448, 448), rtol=EPS, atol=2e-3)
+    assert float(X.float().abs().max()) == 448  # what is too large is cut off
+
+
+def test_a_nan_stays_a_nan(device: torch.device) -> None:
+    from polarstep.kernels.float8 import flattened
+
+    if device.type == "cpu":
+        pytest.skip("Triton's interpreter makes a number of it")
+    A, Q, H = (randn(1, *shape, device=device).half() for shape in [(32, 64), (32, 16), (16, 64)])
+    A[0, 3, 5] = math.nan
+    X, _ = flattened(A, Q, H, torch.ones(1, device=device), 1.0)
+    assert X.float().isnan().nonzero().tolist() == [[0, 3, 5]]
+
+
+@pytest.mark.parametrize(("M", "N", "K"), [(144, 80, 96), (128, 128, 256)])
+def test_a_product_of_rows(device: torch.device, M: int, N: int, K: int) -> None:
+    from polarstep.kernels.float8 import product_of_rows
+
+    A, B = (
+        float8(randn(2, M, K, device=device), 4),
+        float8(randn(2, N, K, device=device, seed=1), 2),
+    )
+    s = torch.tensor([0.5, 3.0], device=device)
+    got = product_of_rows(A, B, s, 0.125, torch.float32)
+    want = 0.125 * s[:, None, None].double() * (A.double() @ B.double().mT)
+    # A GPU adds products of eight bits with some 14 bits.
+    assert float((got - want).abs().max()) < 2.0**-10 * float(want.abs().max())
+
+
+@pytest.mark.parametrize("m", [80, 272])  # one tile, and several of which some are mirrored
+def test_a_symmetric_product_is_rounded_once(device: torch.device, m: int) -> None:
+    from polarstep.kernels.product import product
+
+    X = float8(randn(2, m, 144, device=device), 4)
+    G = product(X, X.mT, alpha=0.01, D=None, symmetric=True)
+    want = 0.01 * X.double() @ X.double().mT
+    assert G.dtype == torch.float8_e4m3fn
+    assert torch.equal(G.float(), G.float().mT)
+    assert torch.allclose(G.double(), want, rtol=EPS, atol=2e-3)
+
+
+@pytest.mark.parametrize("layout", ["wide", "transposed"])
+def test_the_step_is_near_the_polar_factor(device: torch.device, layout: str) -> None:
+    A, Q, Z = deflated(2, 96, 144, device)
+    if layout == "transposed":
+        A = A.mT.contiguous().mT
+    T, squared = flat_step(A, Q, Z)
+    assert T.dtype == torch.float16
+    assert T.stride() == A.stride()
+    T, sigma = T.double(), torch.linalg.svdvals(A.double())
+    assert float(torch.linalg.matrix_norm(T, 2).max()) < 1.45
+    gamma = 1 - (A.double() * T).sum((-2, -1)) / sigma.sum(-1)
+    assert float(gamma.abs().max()) < 0.05
+    assert torch.allclose(squared.double(), T.square().sum((-2, -1)), rtol=0.05)
+
+
+def test_the_step_is_that_of_sixteen_bits_but_for_rounding(device: torch.device) -> None:
+    A, Q, Z = deflated(1, 96, 144, device)
+    in_eight, _ = flat_step(A, Q, Z)
+    in_sixteen, _ = flat_step(A, Q, Z, float8=False)
+    off = torch.linalg.matrix_norm((in_eight - in_sixteen).float())
+    assert not torch.equal(in_eight, in_sixteen)
+    assert float(off / torch.linalg.matrix_norm(in_sixteen.float())) < 0.2
+
+
+def test_a_large_direction_that_the_head_missed_makes_the_step_small(device: torch.device) -> None:
+    """All of the rest is in one row, so that the diagonal of G is cut off."""
+    A, Q, Z = deflated(2, 96, 144, device)
+    A[1] = 0
+    A[1, 7] = 1
+    T, _ = flat_step(A, Q, Z)
+    norms = torch.linalg.matrix_norm(T.double(), 2)
+    assert float(norms[0]) > 0.9
+    assert 0 < float(norms[1]) <= 1.1
+
+
+def test_units_keep_every_square_in_range() -> None:
+    from polarstep.products import float8 as eight_bits
+
+    chain = eight_bits.squarings(FLAT)
+    assert chain is not None
+    units = eight_bits.units(FLAT)
+    y = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    S = [y]
+    for each, unit in zip(chain, units, strict=True):
+        S.append(each.square * S[-1] ** 2 + each.plus * S[each.earlier] + each.identity)
+        assert 448 / 8 < unit * float(S[-1].abs().max()) <= 448
+    assert torch.allclose(y.sqrt() * S[-1], evaluate((FLAT,), y.sqrt()))
+
+
+def test_small_odd_and_wide_numbers_do_not_suit(device: torch.device) -> None:
+    from polarstep.products import float8 as eight_bits
+
+    def suits(m: int, n: int, dtype: torch.dtype = torch.float16) -> bool:
+        return eight_bits.suits(torch.empty(1, m, n, dtype=dtype, device=device), FLAT)
+
+    assert suits(64, 80)
+    assert not suits(48, 80)
+    assert not suits(72, 80)
+    assert not suits(64, 72)
+    assert not suits(64, 80, torch.float32)
+    A = torch.empty(1, 64, 64, dtype=torch.float16, device=device)
+    assert not eight_bits.suits(A, (1.0,) * 4)
+
+
+def test_a_plain_device_ignores_float8() -> None:
+    A, Q, Z = deflated(1, 32, 48, torch.device("cpu"))
+    A, Q, Z = A.float(), Q.float(), Z.float()
+    inverse = torch.ones(1, 1, 1)
+    results = [
+        Products().flat_step(A, Q, Q.mT @ A, Z, None, inverse, FLAT, 1.1, most=1.0, float8=on)[0]
+        for on in (True, False)
+    ]
+    assert torch.equal(*results)
