@@ -11,7 +11,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing polarstep into $(VENV) (the first time this takes a few minutes) …"
 	@$(PIP) torch
-	@$(PIP) -e ".[experiments,ray,integrations,docs,dev]"
+	@$(PIP) -e ".[experiments,peers,ray,integrations,docs,dev]"
 	@$(PIP) --no-deps timm torchtitan  # pyproject.toml says why
 	@touch $(STAMP)
 
@@ -36,7 +36,7 @@ fuzz: export OMP_NUM_THREADS = 1
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
 
-# The core, wrong in one place at a time, and which tests notice: an hour on two cores.
+# The core, wrong in one place at a time, and which tests notice: goes on from tests/mutants/record.jsonl.
 mutants: export OMP_NUM_THREADS = 1
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants

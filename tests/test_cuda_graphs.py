@@ -98,3 +98,34 @@ def test_the_collector_is_left_as_it_was_even_after_an_error(enabled: bool) -> N
     with pytest.raises(ValueError, match="inside"), captured(Graph()):  # type: ignore[arg-type]
         raise ValueError("inside")
     assert gc.isenabled() is enabled
+
+
+@pytest.mark.parametrize("initialized", [False, True])
+@pytest.mark.parametrize("capturing", [False, True])
+def test_nothing_is_captured_before_cuda_is_initialized(
+    monkeypatch: pytest.MonkeyPatch, initialized: bool, capturing: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    assert capture.in_a_graph() is (initialized and capturing)
+
+
+def test_a_device_has_one_stream_for_all_its_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    device = [0]
+    made: list[int] = []
+    monkeypatch.setattr(capture, "_STREAMS", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: device[0])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda index: made.append(index) or [index])
+    first = capture._stream()
+    assert capture._stream() is first
+    device[0] = 1
+    assert capture._stream() == [1]
+    assert made == [0, 1]
+
+
+def test_a_capture_waits_for_what_was_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    monkeypatch.setattr(Stream, "wait_stream", lambda self, other: waited.append(other))
+    with captured(Graph()):  # type: ignore[arg-type]
+        assert waited == ["the stream that was current"]

@@ -127,11 +127,20 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The content of a JSON file, or an error that names the file and the place of the fault."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError:
         raise StorageError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is not valid JSON: {error}") from error
+
+
+def _finite(number: str) -> float:
+    """The value of a number in a JSON text; settings and results have finite numbers alone."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is not a finite number")
+    return value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -191,31 +189,3 @@ def test_a_model_held_still_is_as_before():
     assert model.training
     assert model[0].training
     assert not model[2].training
-
-
-def test_growth_refuses_what_does_not_fit():
-    from polarstep.theory.tail_index import growth
-
-    with pytest.raises(ValueError, match="at least 8 sums"):
-        growth(torch.ones(28), torch.ones(7))
-    with pytest.raises(ValueError, match="same number of parts each"):
-        growth(torch.ones(33), torch.ones(8))
-    with pytest.raises(ValueError, match="norm is zero"):
-        growth(torch.zeros(32), torch.ones(8))
-
-
-@pytest.mark.parametrize("index", [1.2, 1.5, 2.0])
-@pytest.mark.parametrize("d", [1, 40])
-def test_growth_recovers_the_index_of_a_stable_law(index, d):
-    """Nominal 95%: of 40 samples, at least 34 intervals hold the index."""
-    from polarstep.theory.tail_index import growth
-
-    found = []
-    for seed in range(40):
-        x = AlphaStable(index).sample((512,), d, rng.generator("growth", seed), torch.float64)
-        sums = x.reshape(128, 4, d).sum(1)
-        found.append(growth(x.norm(dim=1), sums.norm(dim=1)))
-    assert sum(index in estimate for estimate in found) >= 34
-    mean = sum(1 / estimate.alpha for estimate in found) / 40
-    assert mean == pytest.approx(1 / index, abs=0.02)
-    assert all(math.isfinite(estimate.high) for estimate in found)

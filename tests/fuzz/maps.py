@@ -18,7 +18,16 @@ import polarstep as ps
 from polarstep import Deflated, Exact, LowRank, NewtonSchulz, PolarMap
 from polarstep.polar import Warm, coefficients
 
-__all__ = ["Facts", "facts_of", "largest_norm", "random_map", "reference", "works_in"]
+__all__ = [
+    "Facts",
+    "facts_of",
+    "largest_norm",
+    "may_use_gram",
+    "random_map",
+    "reference",
+    "settles",
+    "works_in",
+]
 
 PAPER = ("cubic", "quintic")
 NAMES = coefficients.names()
@@ -48,7 +57,7 @@ def _newton_schulz(choose: Choices) -> NewtonSchulz:
     return NewtonSchulz(
         choose.random.randint(0, 9),
         choose.one_of(*NAMES, rows),
-        choose.one_of("frobenius", "frobenius", "spectral"),
+        choose.one_of("frobenius", "frobenius", "spectral", "operator"),
         choose.one_of(None, None, torch.float32, torch.float64),
         choose.one_of("auto", "plain", "gram"),
     )
@@ -107,13 +116,34 @@ def largest_norm(polar: PolarMap) -> float:
 
 def works_in(polar: PolarMap, given: torch.dtype) -> torch.dtype:
     """The lowest precision that a map computes in, for matrices in the precision ``given``."""
+    asked = [part.dtype for part in _iterations(polar) if part.dtype]
+    return min([given, *asked], key=lambda dtype: dtype.itemsize)
+
+
+def may_use_gram(polar: PolarMap) -> bool:
+    """Whether polynomials may be evaluated on a Gram matrix."""
+    return any(part.form != "plain" for part in _iterations(polar))
+
+
+def settles(polar: PolarMap) -> bool:
+    """Whether each iteration ends with φ(1) = 1 and φ'(1) = 0, which squares errors near one."""
+
+    def is_flat_at_one(polynomial: tuple[float, ...]) -> bool:
+        slope = sum((2 * k + 1) * c for k, c in enumerate(polynomial))
+        return abs(sum(polynomial) - 1) < 1e-12 and abs(slope) < 1e-12
+
+    ends = [part.polynomials[-1] for part in _iterations(polar) if part.polynomials]
+    return all(is_flat_at_one(polynomial) for polynomial in ends)
+
+
+def _iterations(polar: PolarMap) -> list[NewtonSchulz]:
+    """The Newton–Schulz iterations inside a map."""
     parts = [polar]
     if isinstance(polar, LowRank):
         parts = [polar.inner]
     if isinstance(polar, Deflated):
         parts = [polar.head.inner, polar.full, polar.rest or polar.full]
-    asked = [part.dtype for part in parts if isinstance(part, NewtonSchulz) and part.dtype]
-    return min([given, *asked], key=lambda dtype: dtype.itemsize)
+    return [part for part in parts if isinstance(part, NewtonSchulz)]
 
 
 def facts_of(polar: PolarMap, eps: float) -> Facts:
@@ -171,6 +201,10 @@ def reference(polar: PolarMap, M: Tensor) -> Tensor | None:
         delta = S.square().sum(-1, keepdim=True).sqrt()
     elif polar.delta == "spectral":
         delta = (S**8).sum(-1, keepdim=True) ** 0.125
+    elif polar.delta == "operator":
+        delta = S[..., :1] * (S / S[..., :1].clamp_min(1e-300)).pow(4096).sum(-1, keepdim=True).pow(
+            1 / 4096
+        )
     else:
         delta = polar.delta / largest.squeeze(-1)
     x = S / torch.where(delta > 0, delta, 1)

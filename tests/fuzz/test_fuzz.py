@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.fuzz import configurations, contracts
+from tests.fuzz import checkpoints, configurations, contracts
 from tests.fuzz.__main__ import kind_of, main, run_case
 from tests.fuzz.cases import Choices
 from tests.fuzz.configurations import Configuration, Group, Parameter
 from tests.fuzz.directories import Damage, after_damage
 from tests.fuzz.matrices import LAYOUTS, laid_out, random_batch
 
-from polarstep import Muon, NewtonSchulz, rng
+from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, rng
 
 # Numbers of cases, not minutes: the same work on every machine.
 CASES = {"maps": 30, "configurations": 150, "checkpoints": 24, "damages": 2, "kills": 1}
@@ -31,6 +31,22 @@ def test_no_violation(kind, part):
             assert not outcome.violations, outcome.violations[0]
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_steep_polynomial_on_a_gram_matrix_rounds_as_its_tolerance_says():
+    """Four large singular values, two of 8e-6, and p'(0) = 1,779 in float32: off by 7ε·p'(0)."""
+    assert not run_case(20261116, 5333, "maps").violations
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        1661,  # one entry, and polynomials without a safety factor: x·p'(x) = 131,478 at one
+        2621,  # p'(0) = 150 in float32, and ‖T‖_op = 1 + 1.14ε·p'(0)
+    ],
+)
+def test_steep_polynomials_round_as_their_tolerances_say(number):
+    assert not run_case(20261117, number, "maps").violations
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,38 @@ def test_a_wrong_step_is_found_and_shrunk(monkeypatch):
     exec(found.program.replace("print(", "result = ("), scope)
     assert scope["result"]
     assert found.program.count("Parameter(") == 1
+
+
+def copied(events):
+    """What a copy does otherwise, of a transform that remembers its rows."""
+    parameter = Parameter((16, 3), events=events)
+    group = Group((parameter,), {"transform": NormalizedRows(0.5)})
+    return checkpoints.continues_otherwise(Configuration((group,), torch.float32, steps=2))
+
+
+def test_rows_of_nan_may_be_missing_in_a_copy():
+    """A momentum of NaN makes rows of NaN, which are not loaded: the parameter is NaN for good."""
+    assert copied(("nan",)) == []
+
+
+def test_a_deepcopy_is_compared_without_gaps_in_memory():
+    """torch makes a dense copy, and adds T = QZ to dense parameters in another order."""
+    polar = LowRank(2, 0, power=2, inner=NewtonSchulz(8, "polar-express"), always_sketch=True)
+    parameter = Parameter((9, 9), layout="strided")
+    group = Group((parameter,), {"polar": polar})
+    assert checkpoints.continues_otherwise(Configuration((group,), torch.float32, steps=2)) == []
+
+
+def test_rows_that_are_numbers_may_not(monkeypatch):
+    load = Muon.load_state_dict
+
+    def forgetful(self, state):
+        load(self, state)
+        for of_parameter in self.state.values():
+            of_parameter.pop("rows")
+
+    monkeypatch.setattr(Muon, "load_state_dict", forgetful)
+    assert "state_dict goes on alike" in dict(copied(()))
 
 
 def test_a_case_follows_from_seed_and_number():

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 __all__ = [
     "TIMED_OUT",
+    "Thinned",
     "import_what_tests_import",
     "in_child",
     "pytest_options",
@@ -21,6 +25,7 @@ __all__ = [
 
 TIMED_OUT = -1
 MOST_MEMORY = 24 * 2**30  # of addresses; a mutant may ask for any amount
+PARAMETERS = 12  # of a test function; some functions have thousands of them
 
 
 def import_what_tests_import() -> None:
@@ -44,8 +49,30 @@ def pytest_options() -> list[str]:
     return [addopts, "-q", "-p", "no:cacheprovider", "--tb=no", "--no-header"]
 
 
-def in_child(work: Callable[[], int], *, seconds: float = 3600, quiet: bool = True) -> int:
-    """The exit status of ``work`` in a process of its own, or ``TIMED_OUT``."""
+class Thinned:
+    """A pytest plugin that keeps a fixed sample of each function's parameters, but for ``whole``."""
+
+    def __init__(self, whole: str = "") -> None:
+        self._whole = whole
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> Iterator[None]:
+        """Drop parameters before pytest makes an object of each, which takes longer than many tests."""
+        yield
+        calls = metafunc._calls
+        if len(calls) > PARAMETERS and metafunc.definition.nodeid != self._whole:
+            kept = random.Random(metafunc.function.__name__).sample(range(len(calls)), PARAMETERS)
+            metafunc._calls = [calls[i] for i in sorted(kept)]
+
+
+def in_child(
+    work: Callable[[], int], *, cpu_seconds: int = 7200, seconds: float = 7200, quiet: bool = True
+) -> int:
+    """The exit status of ``work`` in a process of its own, or ``TIMED_OUT``.
+
+    The limit that a mutant should meet is that of CPU time, which does not depend on how busy the
+    machine is. The limit of the clock ends a child that waits for ever.
+    """
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -53,6 +80,7 @@ def in_child(work: Callable[[], int], *, seconds: float = 3600, quiet: bool = Tr
         try:
             os.setsid()
             resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
             if quiet:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, 1)

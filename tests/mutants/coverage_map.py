@@ -2,50 +2,56 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.mutants.child import in_child, pytest_options
+from tests.mutants.child import Thinned, in_child, pytest_options
+from tests.mutants.record import digest
 
-__all__ = ["Map", "map_of"]
+__all__ = ["HELPERS", "Map", "map_of"]
 
 CACHE = Path("build/mutants")
-# pytest takes seconds to collect a test with hundreds of parameters.
-FEW_PARAMETERS, AT_FIRST = 40, 30
+HELPERS = [each for each in Path("tests").glob("*.py") if not each.name.startswith("test_")]
 
 
 @dataclass(frozen=True)
 class Map:
     """What one run of a folder's tests showed."""
 
-    seconds: dict[str, float]  # by test
-    lines: dict[str, dict[str, list[str]]]  # tests by file and line number
-    started_processes: list[str]  # tests of which a part runs in other processes
+    seconds: dict[str, float] = field(default_factory=dict)  # of CPU time, by test
+    lines: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # tests by file and line
+    imported: dict[str, list[str]] = field(default_factory=dict)  # lines by file, run by an import
+    started_processes: list[str] = field(default_factory=list)  # tests that run in others as well
 
-    def tests_for(self, file: str, line: int, most: int) -> list[list[str]]:
-        """The tests that run the line, at most ``most``: a few that start quickly, then the others.
+    def add(self, other: Map) -> None:
+        """Add what another run showed."""
+        self.seconds.update(other.seconds)
+        self.started_processes.extend(other.started_processes)
+        for file, lines in other.imported.items():
+            self.imported[file] = sorted({*self.imported.get(file, ()), *lines})
+        for file, by_line in other.lines.items():
+            ours = self.lines.setdefault(file, {})
+            for line, tests in by_line.items():
+                ours.setdefault(line, []).extend(tests)
 
-        Both parts take the quickest test of every function first, then the second of each. A line
-        that runs when its module is imported belongs to every test of the file. A line that no test
-        runs in its own process may be run by the tests that start processes.
+    def tests_for(self, file: str, line: int, most: int) -> list[str]:
+        """The tests that run the line, at most ``most``: the quickest of every function first.
+
+        A line that runs when its module is imported belongs to every test of the file, and so does
+        a line that coverage cannot see, as in a kernel. A line of a file that no test runs in its
+        own process may be run by the tests that start processes.
         """
         of_file = self.lines.get(file, {})
         tests = of_file.get(str(line)) or []
-        if not tests and str(line) in self.lines.get("", {}).get(file, []):
+        if not tests and (str(line) in self.imported.get(file, ()) or "/kernels/" in file):
             tests = sorted({test for each in of_file.values() for test in each})
-        tests = _in_turn(tests or self.started_processes, self.seconds)[:most]
-        sizes = Counter(test.split("[")[0] for test in self.seconds)
-        small = [test for test in tests if sizes[test.split("[")[0]] <= FEW_PARAMETERS][:AT_FIRST]
-        chosen = set(small)
-        return [part for part in (small, [t for t in tests if t not in chosen]) if part]
+        return _in_turn(tests or self.started_processes, self.seconds)[:most]
 
 
 def _in_turn(tests: list[str], seconds: dict[str, float]) -> list[str]:
@@ -58,19 +64,18 @@ def _in_turn(tests: list[str], seconds: dict[str, float]) -> list[str]:
     return [test for *_, test in sorted(turns)]
 
 
-def map_of(tests: Path, package: Path) -> Map:
-    """The map of a folder of tests, from an earlier run if nothing that it depends on has changed."""
-    digest = hashlib.blake2b(digest_size=8)
-    own = tests.rglob("*.py") if tests.is_dir() else [tests]
-    for path in sorted([*package.rglob("*.py"), *Path("tests").glob("*.py"), *own]):
-        digest.update(str(path).encode() + path.read_bytes())
-    cached = CACHE / f"{tests.stem}-{digest.hexdigest()}.json"
-    if not cached.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        status = in_child(lambda: _record(tests, package, cached), quiet=False)
-        if status != 0:
-            raise SystemExit(f"{tests} fails without any mutant: exit status {status}")
-    return Map(**json.loads(cached.read_text()))
+def map_of(tests: list[Path], sources: list[Path], package: Path) -> Map:
+    """The map of a room's tests; that of a test file is kept until it or the ``sources`` change."""
+    whole = Map()
+    for file in tests:
+        cached = CACHE / f"{file.parent.name}-{file.stem}-{digest([*sources, *HELPERS, file])}.json"
+        if not cached.exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            status = in_child(lambda: _record(file, package, cached), quiet=False)  # noqa: B023
+            if status not in (0, 5):  # 5: all its tests are for a GPU
+                raise SystemExit(f"{file} fails without any mutant: exit status {status}")
+        whole.add(Map(**json.loads(cached.read_text())))
+    return whole
 
 
 def _record(tests: Path, package: Path, to: Path) -> int:
@@ -79,49 +84,78 @@ def _record(tests: Path, package: Path, to: Path) -> int:
     measured = Coverage(data_file=None, source=[str(package)], config_file=False)
     recorder = _Recorder(measured)
     measured.start()
-    status = pytest.main([*pytest_options(), str(tests)], plugins=[recorder])
+    status = pytest.main([*pytest_options(), str(tests)], plugins=[recorder, Thinned()])
     measured.stop()
     data = measured.get_data()
-    lines: dict[str, Any] = {"": {}}
+    lines, imported = {}, {}
     for file in data.measured_files():
         name = str(Path(file).relative_to(Path.cwd()))
         by_line = data.contexts_by_lineno(file)
         lines[name] = {str(n): [t for t in found if t] for n, found in by_line.items()}
-        lines[""][name] = [str(n) for n, found in by_line.items() if "" in found]
+        imported[name] = [str(n) for n, found in by_line.items() if "" in found]
     found = {
-        "seconds": recorder.seconds,
+        "seconds": recorder.seconds(),
         "lines": lines,
+        "imported": imported,
         "started_processes": sorted(recorder.started_processes),
     }
-    unfinished = to.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(found))
-    unfinished.replace(to)
+    if status in (0, 5):
+        unfinished = to.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(found))
+        unfinished.replace(to)
     return int(status)
 
 
 class _Recorder:
-    """A pytest plugin that tells coverage which test runs."""
+    """A pytest plugin that tells coverage which test runs, and measures its CPU time.
+
+    A fixture of the whole session is made in the first test that asks for it. Its time is added to
+    every such test, as each may be the first of a mutant's tests.
+    """
 
     def __init__(self, measured: Any) -> None:
         self._measured = measured
         self._now = ""
-        self.seconds: dict[str, float] = {}
+        self._own: dict[str, float] = {}
+        self._fixtures: dict[str, float] = {}
+        self._uses: dict[str, list[str]] = {}
         self.started_processes: set[str] = set()
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, _: Any) -> None:
-        if event == "subprocess.Popen" and self._now:
+        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn") and self._now:
             self.started_processes.add(self._now)
+
+    def seconds(self) -> dict[str, float]:
+        """The time of each test, with its session's fixtures."""
+        return {
+            test: own + sum(self._fixtures.get(name, 0.0) for name in self._uses[test])
+            for test, own in self._own.items()
+        }
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._now = item.nodeid
+        self._uses[item.nodeid] = list(getattr(item, "fixturenames", ()))
         self._measured.switch_context(item.nodeid)
+        before, made = _cpu_time(), sum(self._fixtures.values())
         try:
             return (yield)
         finally:
             self._measured.switch_context("")
+            made = sum(self._fixtures.values()) - made
+            self._own[item.nodeid] = max(0.0, _cpu_time() - before - made)
             self._now = ""
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + report.duration
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[Any]:
+        before = _cpu_time()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope == "session":
+                self._fixtures[fixturedef.argname] = _cpu_time() - before
+
+
+def _cpu_time() -> float:
+    return sum(os.times()[:4])

@@ -1,17 +1,18 @@
 """The ways a line of code is made wrong: one change of the syntax tree each.
 
-Left alone are annotations, docstrings, strings, assertions, error messages and ``__all__``. A mutant of
-those would be a change that no test should see.
+Left alone are annotations, docstrings, strings, assertions (``strict=`` of zip is one), error messages
+with their ``stacklevel=``, and ``__all__``. A mutant of those would be a change that no test should see.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Mutant", "mutants_of"]
+__all__ = ["Mutant", "mutants_of", "mutated"]
 
 Change = Callable[[ast.AST], ast.AST]
 
@@ -42,33 +43,50 @@ SYMMETRIC = {"min", "max", "minimum", "maximum", "promote_types", "gcd"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One wrong version of a file."""
+    """One wrong version of a file.
+
+    ``where``, ``was``, ``now`` and ``nth`` name it. They stay the same when other lines change.
+    """
 
     line: int
     where: str  # the function or class around the change
     was: str
     now: str
-    code: ast.Module
+    nth: int  # among the mutants of the file with the same where, was and now
+    site: int  # the number of the changed node
 
 
 def mutants_of(source: str) -> list[Mutant]:
     """Every mutant of a file, in the order of its lines.
 
-    >>> [(m.was, m.now) for m in mutants_of("def f(x): return x + 1")]
-    [('x + 1', 'x - 1'), ('1', '2')]
+    >>> [(m.was, m.now, m.nth) for m in mutants_of("def f(x): return x + 1 - 1")]
+    [('x + 1 - 1', 'x + 1 + 1', 0), ('x + 1', 'x - 1', 0), ('1', '2', 0), ('1', '2', 1)]
+    """
+    found = []
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for site, (node, where) in enumerate(_sites(ast.parse(source))):
+        change = _change(node)
+        if change is None:
+            continue
+        was, now = (_short(ast.unparse(n)) for n in (node, change(copy.deepcopy(node))))
+        found.append(Mutant(node.lineno, where, was, now, seen[where, was, now], site))
+        seen[where, was, now] += 1
+    return found
+
+
+def mutated(source: str, mutant: Mutant) -> str:
+    """The source with the mutant in it.
+
+    >>> source = "def f(x): return x + 1"
+    >>> [mutated(source, mutant).split("return ")[1] for mutant in mutants_of(source)]
+    ['x - 1', 'x + 2']
     """
     tree = ast.parse(source)
-    found = []
-    for number, (node, where) in enumerate(_sites(tree)):
-        for change in _changes(node):
-            mutated = copy.deepcopy(tree)
-            target = next(n for i, (n, _) in enumerate(_sites(mutated)) if i == number)
-            was = ast.unparse(node)
-            now = change(target)
-            _replace(mutated, target, now)
-            ast.fix_missing_locations(mutated)
-            found.append(Mutant(node.lineno, where, _short(was), _short(ast.unparse(now)), mutated))
-    return found
+    target = next(node for site, (node, _) in enumerate(_sites(tree)) if site == mutant.site)
+    change = _change(target)
+    assert change is not None
+    _replace(tree, target, change(target))
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _sites(tree: ast.AST, where: str = "") -> Iterator[tuple[ast.expr | ast.stmt, str]]:
@@ -93,41 +111,44 @@ def _is_left_alone(node: ast.AST) -> bool:
         return "__all__" in names
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
+    if isinstance(node, ast.keyword):
+        return node.arg in ("strict", "stacklevel")
     message = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     strings = ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert
     return message or isinstance(node, strings)
 
 
-def _changes(node: ast.expr | ast.stmt) -> Iterator[Change]:
-    """What can be done to a node. A change gets the same node of a copy of the tree."""
+def _change(node: ast.expr | ast.stmt) -> Change | None:
+    """What makes a node wrong, in place; ``None`` if it stays as it is."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
-            yield lambda n: _with(n, ops=[COMPARISONS[type(op)]()])
+            return lambda n: _with(n, ops=[COMPARISONS[type(op)]()])
         case ast.BinOp(op=op) if type(op) in ARITHMETIC:
-            yield lambda n: _with(n, op=ARITHMETIC[type(op)]())
+            return lambda n: _with(n, op=ARITHMETIC[type(op)]())
         case ast.AugAssign(op=op) if type(op) in ARITHMETIC:
-            yield lambda n: _with(n, op=ARITHMETIC[type(op)]())
+            return lambda n: _with(n, op=ARITHMETIC[type(op)]())
         case ast.BoolOp(op=op):
             other = ast.Or if isinstance(op, ast.And) else ast.And
-            yield lambda n: _with(n, op=other())
+            return lambda n: _with(n, op=other())
         case ast.UnaryOp(op=ast.Not() | ast.USub()):
-            yield lambda n: n.operand  # type: ignore[attr-defined]
+            return lambda n: n.operand  # type: ignore[attr-defined]
         case ast.Constant(value=bool(value)):
-            yield lambda n: _with(n, value=not value)
+            return lambda n: _with(n, value=not value)
         case ast.Constant(value=int(value)):
-            yield lambda n: _with(n, value=value + 1)
+            return lambda n: _with(n, value=value + 1)
         case ast.Constant(value=float(value)):
-            yield lambda n: _with(n, value=2 * value if value else 1.0)
+            return lambda n: _with(n, value=2 * value if value else 1.0)
         case ast.If() | ast.IfExp() | ast.While():
-            yield lambda n: _with(n, test=ast.UnaryOp(ast.Not(), n.test))  # type: ignore[attr-defined]
+            return lambda n: _with(n, test=ast.UnaryOp(ast.Not(), n.test))  # type: ignore[attr-defined]
         case ast.Call(args=[first, second, *_]) if ast.dump(first) != ast.dump(second):
             starred = any(isinstance(each, ast.Starred) for each in (first, second))
             if not starred and ast.unparse(node.func).split(".")[-1] not in SYMMETRIC:
-                yield _swap_arguments
+                return _swap_arguments
         case ast.Expr(value=ast.Call()) | ast.Raise() | ast.Delete() | ast.Continue() | ast.Break():
-            yield lambda n: ast.copy_location(ast.Pass(), n)
+            return lambda n: ast.copy_location(ast.Pass(), n)
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            yield lambda n: ast.copy_location(ast.Pass(), n)
+            return lambda n: ast.copy_location(ast.Pass(), n)
+    return None
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:

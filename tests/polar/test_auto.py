@@ -12,7 +12,7 @@ from tests.spectra import gaussian
 from torch import nn
 
 import polarstep as ps
-from polarstep.polar import auto
+from polarstep.polar import Warm, auto
 from polarstep.polar.cost import DEVICES, Device, adamw_seconds, seconds
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -109,6 +109,19 @@ def test_it_computes_what_the_chosen_map_computes(budget, shape):
     if left:
         assert polar.resumes(left, *shape)
         assert not polar.resumes(left, shape[0] + 100, shape[1] + 100)
+
+
+def test_the_maps_to_choose_from_are_the_documented_ones():
+    full = ps.NewtonSchulz(5, "polar-express")
+    assert auto._map("full", 64, 64) == full
+    inner = ps.NewtonSchulz(4, "polar-express-sketch")
+    head = ps.LowRank(48, 8, sketch=Warm(), inner=inner)
+    assert auto._map("deflated", 768, 768) == ps.Deflated(head, ps.NewtonSchulz(1, "flat"), full)
+    # A quarter of the short side, rounded up to a multiple of 16, at most 256; no power iteration.
+    widths = {64: 16, 65: 32, 128: 32, 768: 192, 1024: 256, 5000: 256}
+    for short, width in widths.items():
+        for shape in ((short, 6000), (6000, short)):
+            assert auto._map("low-rank", *shape) == ps.LowRank(width - 8, 8, 0, inner=inner)
 
 
 def test_a_bad_budget():

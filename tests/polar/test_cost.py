@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 import torch
 
 import polarstep as ps
-from polarstep.polar.cost import DEVICES, adamw_seconds, figures_of, seconds
+from polarstep import flops
+from polarstep.polar import gram
+from polarstep.polar.cost import DEVICES, Device, adamw_seconds, figures_of, seconds
 
 ROOT = Path(__file__).parents[2]
 ADAMW = "AdamW, fused"
@@ -88,6 +92,96 @@ def test_a_kept_basis_costs_less_and_a_power_iteration_more():
         for options in ({"power": 0}, {"power": 0, "keep": 4}, {"power": 1})
     )
     assert kept < fresh < power
+
+
+# Devices on which one thing takes time: a FLOP a second, a byte a second, an operation a second.
+FLOPS = Device(1, 1, math.inf, math.inf, launch=0, itemsize=4, halved=1.0)
+BYTES = Device(math.inf, math.inf, 1, 1, launch=0, itemsize=4, halved=1.0)
+LAUNCHES = Device(math.inf, math.inf, math.inf, math.inf, launch=1, itemsize=4, halved=1.0)
+
+
+@pytest.mark.parametrize(("m", "n"), [(64, 100), (100, 64), (600, 700)])
+@pytest.mark.parametrize("coefficients", ["cubic", "quintic", "flat"])
+def test_a_step_in_full_space_has_the_flops_of_its_map(m, n, coefficients):
+    polar = ps.NewtonSchulz(1, coefficients)
+    assert seconds(polar, m, n, FLOPS) == polar.flops(m, n)
+    assert seconds(polar, m, n, FLOPS, count=3) == 3 * polar.flops(m, n)
+
+
+@pytest.mark.parametrize("coefficients", ["cubic", "quintic"])
+def test_several_steps_take_the_cheaper_form(coefficients):
+    degree = {"cubic": 3, "quintic": 5}[coefficients]
+    polar = ps.NewtonSchulz(4, coefficients)
+    for m, n in ((600, 600), (600, 6000)):
+        forms = (flops.newton_schulz(m, n, 4, degree), flops.gram_newton_schulz(m, n, 4, degree))
+        runs = gram.restarts(polar.polynomials, gram.rounding(torch.float32))
+        found = seconds(polar, m, n, FLOPS)
+        assert found == forms[0] if m == n else forms[1] <= found < forms[0]
+        if not runs:
+            assert found == min(forms)
+
+
+def test_half_of_a_symmetric_product_saves_a_quarter_of_a_cubic_step():
+    whole, half = (
+        seconds(ps.NewtonSchulz(1, "cubic"), 600, 700, replace(FLOPS, halved=part))
+        for part in (1.0, 0.5)
+    )
+    assert half == 0.75 * whole
+
+
+@pytest.mark.parametrize("power", [0, 0.5, 1])
+def test_a_sketched_step_has_the_flops_of_algorithm_1(power):
+    """With two passes of Cholesky-QR after each product: 3mℓ² + ℓ³ each."""
+    m, n, ell = 600, 700, 40
+    polar = ps.LowRank(36, 4, power, inner=ps.NewtonSchulz(1, "cubic"), always_sketch=True)
+    orth = (2 * power + 1) * 2 * (3 * m * ell**2 + ell**3)
+    inner = flops.newton_schulz(ell, n, 1, 3)
+    expected = flops.low_rank(m, n, ell, power, inner, orth_flops=int(orth))
+    assert seconds(polar, m, n, FLOPS) == expected
+
+
+def test_a_deflated_step_adds_its_parts():
+    """X₀ has a product of the size of QZ, and (2I − QᵀQ)B two of the size of B."""
+    m, n, ell = 600, 700, 40
+    head = ps.LowRank(36, 4, 0, inner=ps.NewtonSchulz(1, "cubic"), always_sketch=True)
+    small = 4 * ell**2 * n
+    scaled = sum(flops.deflation_parts(m, n).values())
+    assert seconds(ps.Deflated(head), m, n, FLOPS) == seconds(head, m, n, FLOPS) + small + scaled
+    rest = ps.NewtonSchulz(1, "quintic")
+    steps = sum(flops.deflation_parts(m, n, rest.flops(m, n)).values())
+    found = seconds(ps.Deflated(head, rest), m, n, FLOPS)
+    assert found == seconds(head, m, n, FLOPS) + small + steps
+
+
+def test_matrices_of_512_rows_and_more_reach_the_large_rate():
+    polar, on = ps.NewtonSchulz(1, "cubic"), replace(FLOPS, rate=2)
+    for m, rate in ((511, 1), (512, 2)):
+        assert seconds(polar, m, 600, on) == polar.flops(m, 600) / rate
+
+
+def test_a_step_without_products_moves_its_bytes():
+    """Momentum: G, C read, C, M written. Norm and division: M read twice, written. Update: X, T, X."""
+    momentum, normalization, update = 4 * 4, 3 * 4, 3 * 4
+    found = seconds(ps.NewtonSchulz(0), 10, 30, BYTES)
+    assert found == (momentum + normalization + update) * 300
+    assert adamw_seconds(10, 30, BYTES, count=2) == 2 * (7 * 4) * 300
+
+
+@pytest.mark.parametrize(
+    ("polar", "launches"),
+    [
+        (ps.NewtonSchulz(0), 4),  # momentum, norm, division, update
+        (ps.NewtonSchulz(1, "cubic"), 6),
+        (ps.NewtonSchulz(1, "quintic"), 7),
+        # Momentum, MΩ, two passes of Cholesky-QR, B, the inner step, the update with QZ in it.
+        (ps.LowRank(36, 4, 0, inner=ps.NewtonSchulz(1, "cubic"), always_sketch=True), 18),
+    ],
+)
+@pytest.mark.parametrize("shape", [(600, 700), (300, 700)])
+def test_the_number_of_operations(polar, launches, shape):
+    assert seconds(polar, *shape, LAUNCHES, count=5) == launches
+    alone = replace(LAUNCHES, launches_shared=False)
+    assert seconds(polar, *shape, alone, count=5) == 5 * launches
 
 
 def test_the_figures_of_a_device():

@@ -158,6 +158,29 @@ def test_a_nan_does_not_stay_in_the_vectors():
     assert (again.delta.flatten() >= 0.8 * operator_norm(rest(M, Q, B))).all()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "is_seen"),
+    [
+        (torch.bfloat16, 1e-2, True),
+        (torch.bfloat16, 1e-3, False),
+        (torch.float32, 1e-4, True),
+        (torch.float32, 1e-6, False),
+        (torch.float64, 1e-12, True),
+        (torch.float64, 1e-15, False),
+    ],
+)
+def test_a_rest_at_the_level_of_rounding_is_left_out(dtype, size, is_seen):
+    """δ = ∞ then, for which M/δ is zero: all that is left of M is what rounding made."""
+    sigma = torch.where(torch.arange(M_ROWS) < 1, 1.0, size).double()
+    M = with_singular_values(sigma, M_ROWS, N_COLS)[None]
+    Q = torch.linalg.svd(M).U[..., :1]
+    given, basis = M.to(dtype), Q.to(torch.promote_types(dtype, torch.float32))
+    norm = deflation.frobenius_norm(given)
+    B = basis.mT @ given.to(basis.dtype)
+    found = deflation.rest_norm(given, basis, B, norm, deflation.rest_frobenius(norm, B))
+    assert bool(found.delta.isfinite()) == is_seen
+
+
 def test_vectors_carried_in_16_bits_do_not_round_the_estimate():
     M = gaussian(3, M_ROWS, N_COLS, dtype=torch.float32)
     Q, B = head(M)

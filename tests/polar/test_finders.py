@@ -100,3 +100,8 @@ def test_another_finder_of_the_same_options_is_equal():
     assert Warm(0.1) == Warm(0.1)
     assert Warm(0.1) != replace(Warm(0.1), noise=0.2)
     assert Kept(Fresh(), 3) != Kept(Fresh(), 4)
+
+
+def test_the_words_for_a_finder_leave_out_the_options_of_its_map():
+    assert repr(Warm(0.1)) == "Warm(noise=0.1)"
+    assert repr(replace(Warm(0.1), orth="householder")) == "Warm(noise=0.1)"

@@ -33,11 +33,13 @@ def delta_of(M, delta):
         return sigma.square().sum().sqrt()
     if delta == "spectral":
         return sigma.pow(8).sum().pow(1 / 8)
+    if delta == "operator":
+        return sigma[0] * (sigma / sigma[0]).pow(4096).sum().pow(1 / 4096)
     return torch.tensor(delta, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("coefficient_set", SETS, ids=str)
-@pytest.mark.parametrize("delta", ["frobenius", "spectral", 2.5])
+@pytest.mark.parametrize("delta", ["frobenius", "spectral", "operator", 2.5])
 @pytest.mark.parametrize("form", ["plain", "gram", "auto"])
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_is_the_singular_value_map(coefficient_set, delta, form, steps):
@@ -74,7 +76,7 @@ def test_many_steps_converge_to_the_exact_factor(form, name):
 
 @pytest.mark.parametrize("form", ["plain", "gram"])
 @pytest.mark.parametrize("name", ["cubic", "quintic"])
-@pytest.mark.parametrize("delta", ["frobenius", "spectral"])
+@pytest.mark.parametrize("delta", ["frobenius", "spectral", "operator"])
 @pytest.mark.parametrize("steps", [1, 5, 7, 9, 12, 25])
 def test_norm_is_at_most_one_for_any_number_of_steps(form, name, delta, steps, momentum):
     # The Gram form is at its worst between two restarts, at nine quintic steps.
@@ -84,9 +86,10 @@ def test_norm_is_at_most_one_for_any_number_of_steps(form, name, delta, steps, m
         assert (op(solver(M).double()) <= 1 + 1e-5).all()
 
 
+@pytest.mark.parametrize(("delta", "order"), [("spectral", 8), ("operator", 4096)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @given(data=st.data())
-def test_spectral_delta_is_a_norm_from_above(dtype, data):
+def test_delta_by_squarings_is_a_norm_from_above(delta, order, dtype, data):
     m, n = data.draw(st.integers(1, 24), "m"), data.draw(st.integers(1, 24), "n")
     kind = data.draw(st.sampled_from([*SPECTRA, "gaussian", "ones", "logs"]), "kind")
     if kind == "gaussian":
@@ -101,20 +104,21 @@ def test_spectral_delta_is_a_norm_from_above(dtype, data):
         M = matrix(kind, m, n)
     scale = 10.0 ** data.draw(st.integers(-30, 30), "log scale")
     M = (M * scale).to(dtype)
-    over_delta = op(NewtonSchulz(0, delta="spectral")(M).double())  # ‖M‖_op/δ
+    over_delta = op(NewtonSchulz(0, delta=delta)(M).double())  # ‖M‖_op/δ
     assert over_delta <= 1 + (1e-12 if dtype == torch.float64 else 2e-7)  # measuring rounds too
     if M.any():
-        assert over_delta >= min(m, n) ** (-1 / 8) * (1 - 1e-5)
+        assert over_delta >= min(m, n) ** (-1 / order) * (1 - 1e-5)
 
 
+@pytest.mark.parametrize("delta", ["spectral", "operator"])
 @pytest.mark.parametrize("shape", [(64, 4096), (512, 512)], ids=str)
-def test_spectral_delta_is_a_norm_from_above_in_long_sums(shape):
+def test_delta_by_squarings_is_a_norm_from_above_in_long_sums(shape, delta):
     # Equal terms round the same way: the worst case for a sum of this length.
     for M in (torch.ones(shape), torch.full(shape, 1 / 3), gaussian(*shape).float().abs()):
-        assert op(NewtonSchulz(0, delta="spectral")(M).double()) <= 1 + 2e-7
+        assert op(NewtonSchulz(0, delta=delta)(M).double()) <= 1 + 2e-7
 
 
-@pytest.mark.parametrize("delta", ["frobenius", "spectral", 3.0])
+@pytest.mark.parametrize("delta", ["frobenius", "spectral", "operator", 3.0])
 @pytest.mark.parametrize("form", ["plain", "gram", "auto"])
 @pytest.mark.parametrize(
     "coefficient_set", ["cubic", "quintic", "polar-express", "jordan", CUSTOM], ids=str
@@ -234,7 +238,7 @@ def test_bad_options(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delta": None}, r"delta=None: expected \"frobenius\", \"spectral\" or a positive number"),
+        ({"delta": None}, r"delta=None: expected \"frobenius\", \"spectral\", \"operator\" or a"),
         ({"delta": torch.ones(2)}, r"delta=tensor\(\[1., 1.\]\): expected \"frobenius\""),
         (
             {"dtype": "float32"},
@@ -367,3 +371,75 @@ def test_there_is_no_weight_where_a_gram_matrix_must_be_formed_afresh():
     assert NewtonSchulz(7, form="plain").lift(X).W is None
     assert NewtonSchulz(7, delta="spectral").lift(X).W is None
     assert NewtonSchulz(7, form="gram").lift(X).W is not None
+
+
+@pytest.mark.parametrize("name", ["cubic", "quintic", "jordan", "polar-express"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_bounds_on_norm_and_loss_are_attained_by_numbers(name, steps):
+    """All 1×1 matrices σ ≤ δ: T = p(σ/δ), of which σ(1 − p(σ/δ)) is lost."""
+    delta = 7.0
+    solver = NewtonSchulz(steps, name, delta=delta)
+    sigma = torch.linspace(0, delta, 4001, dtype=torch.float64)
+    T = solver(sigma[:, None, None]).flatten()
+    norm = torch.tensor([delta, 1.0], dtype=torch.float64)
+    largest, lost = solver.largest_value(norm), solver.alignment_loss(1, norm)
+    torch.testing.assert_close(largest, T.max().expand(2), rtol=1e-4, atol=0)
+    torch.testing.assert_close(lost, (sigma * (1 - T)).max().expand(2), rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(solver.alignment_loss(5, norm), 5 * lost)
+    beyond = torch.tensor([7.1], dtype=torch.float64)  # δ may be below ‖M‖_op
+    assert solver.largest_value(beyond) is None
+    assert solver.alignment_loss(1, beyond) is None
+
+
+def test_the_loss_in_full_space_is_relative_to_the_norm():
+    norm = torch.tensor([2.0, 6.0], dtype=torch.float64)
+    found = NewtonSchulz(3).alignment_loss(4, norm)
+    expected = NewtonSchulz(3, delta=1.0).alignment_loss(1, torch.ones(1, dtype=torch.float64))
+    torch.testing.assert_close(found, 4 * norm * expected)
+    largest = NewtonSchulz(5, "jordan").largest_value(norm)
+    assert largest[0] == largest[1] > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "usual"),
+    [
+        ({}, True),
+        ({"delta": "spectral"}, False),
+        ({"delta": 3.0}, False),
+        ({"dtype": torch.float32}, False),
+        ({"form": "plain"}, False),
+        ({"form": "gram"}, False),
+    ],
+    ids=str,
+)
+def test_a_kernel_may_take_the_polynomials_where_nothing_was_asked_for(options, usual):
+    solver = NewtonSchulz(5, **options)
+    assert solver.is_usual == usual
+    assert solver.polynomials_to_fuse == (solver.polynomials if usual else None)
+    assert NewtonSchulz(0, **options).polynomials_to_fuse is None
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_matrix_can_be_overwritten_by_its_factor(scale, dtype):
+    solver = NewtonSchulz(5)
+    assert solver.overwrites
+    X = (scale * gaussian(12, 20)).to(dtype)
+    expected = solver(X)
+    solver.overwrite(X)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(X, expected, atol=tolerance, rtol=0)
+
+
+def test_zero_is_overwritten_by_zero_and_a_number_divides():
+    zero = torch.zeros(12, 20)
+    NewtonSchulz(5).overwrite(zero)
+    assert not zero.any()
+    X = gaussian(12, 20)
+    solver = NewtonSchulz(3, delta=40.0)
+    expected = solver(X)
+    solver.overwrite(X)
+    torch.testing.assert_close(X, expected)
+    assert solver.overwrites
+    assert not NewtonSchulz(5, delta="spectral").overwrites
+    assert not NewtonSchulz(5, dtype=torch.float32).overwrites

@@ -44,6 +44,14 @@ def test_order_is_the_statement_without_constants():
     assert bound.order < float(bound)
 
 
+def test_the_largest_initial_gradient_is_that_of_a_parabola():
+    """f(x) = L/2·x² has the gap L/2·x₀² and the gradient L·x₀, and no L-smooth f a larger one."""
+    L, x = 3.0, 0.7
+    setting = Setting(L / 2 * x**2, L, 4, 1.5, 1.0)
+    assert setting.initial_gradient == pytest.approx(L * x)
+    assert Setting(L / 2 * x**2, L, 4, 1.5, 1.0, gradient0=0.2).initial_gradient == 0.2
+
+
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 1.9, 2.0])
 def test_exact_bound_falls_at_the_rate_of_the_theorem(alpha):
     setting = Setting(1.0, 1.0, 4, alpha, 1.0)

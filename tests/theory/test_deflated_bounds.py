@@ -147,6 +147,12 @@ def test_expected_gamma_is_its_closed_form():
     assert torch.equal(nothing_left, torch.zeros(8, dtype=torch.float64))
 
 
+def test_expected_gamma_of_one_matrix_is_that_of_a_batch():
+    sigma = random_spectra(3, 20, seed=2)
+    each = torch.stack([bounds.expected_deflated_gamma(one, 6, 4, 1, 1.5) for one in sigma])
+    torch.testing.assert_close(each, bounds.expected_deflated_gamma(sigma, 6, 4, 1, 1.5))
+
+
 def certificate(M, Q, B, Z, **given):
     return bounds.certified_deflated_gamma(
         torch.linalg.matrix_norm(M),

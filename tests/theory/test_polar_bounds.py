@@ -110,6 +110,21 @@ def test_deterministic_captured_energy_holds_for_every_single_sketch(sketch, h):
     assert checked > 300
 
 
+def test_the_energy_of_a_sketch_is_its_formula_for_a_matrix_of_low_rank():
+    """Singular values at rounding level are taken to be zero, and s must be below the rank."""
+    sigma = torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    M = with_spectrum(sigma[None], 5, 8)[0]
+    Omega = torch.randn(8, 3, generator=rng.generator("low rank"), dtype=torch.float64)
+    Vh = torch.linalg.svd(M).Vh
+    leak = Vh[2:3] @ Omega @ torch.linalg.pinv(Vh[:2] @ Omega)  # σ₃ = 1
+    for h in (0, 1):
+        expected = 9 + 4 - 0.5 ** (4 * h) * leak.square().sum()
+        found = bounds.captured_energy_of_sketch(M, Omega, 2, h)
+        torch.testing.assert_close(found, expected.clamp_min(0))
+    with pytest.raises(ValueError, match="1 ≤ s < r = 3"):
+        bounds.captured_energy_of_sketch(M, Omega, 3)
+
+
 @pytest.mark.parametrize("s", [1, 4, 9])
 @pytest.mark.parametrize("p", [2, 5])
 def test_rule_for_h_is_the_smallest_that_makes_the_bound_positive(s, p):
@@ -206,3 +221,17 @@ def test_a_kept_basis_loses_no_more_than_its_bound(drift):
 def test_a_kept_basis_of_no_such_gamma(gamma, drift, message):
     with pytest.raises(ValueError, match=message):
         bounds.kept_basis_gamma(gamma, drift)
+
+
+def test_the_two_polynomials_of_the_propositions_are_covered_and_no_other_set_is():
+    from polarstep.polar import coefficients
+
+    for name in coefficients.names():
+        (row, *_) = coefficients.resolve(name, 1)
+        assert bounds.covered_by_proposition_1(row) == (name in ("cubic", "quintic")), name
+    own = (2.1875, -2.1875, 1.3125, -0.3125)  # degree 7, φ′ = 35/16·(1 − x²)³
+    assert bounds.covered_by_proposition_1(own)
+    sigma = random_spectra(6, 10)
+    M = with_spectrum(sigma, 12, 10)
+    T = NewtonSchulz(4, (own,))(M)
+    assert (certify(M, T).nu <= 1e-12).all()

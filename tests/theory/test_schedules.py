@@ -30,6 +30,19 @@ def test_rates_at_two_are_a_quarter_and_the_schedules_meet():
     assert "| 2 | 0.2500 | ε^−4.00 | 0.2500 | ε^−4.00 |" in schedules.rate_table()
 
 
+@pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
+@pytest.mark.parametrize("knows_alpha", [True, False])
+def test_after_the_steps_for_epsilon_the_rate_gives_epsilon(alpha, knows_alpha):
+    K = schedules.iterations_for(0.1, alpha, knows_alpha=knows_alpha)
+    assert K ** -schedules.rate(alpha, knows_alpha=knows_alpha) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_epsilon_that_is_no_positive_number_is_named(epsilon):
+    with pytest.raises(ValueError, match=f"epsilon={epsilon}: expected a finite number > 0"):
+        schedules.iterations_for(epsilon, 1.5)
+
+
 def test_a_schedule_plugs_into_muon_in_one_line():
     X = torch.nn.Parameter(torch.zeros(3, 2))
     opt = Muon([X], polar=Exact(), **schedules.from_tail_index(100, 1.5))
@@ -120,6 +133,13 @@ def test_nanogpt_schedule_has_the_published_corners():
     assert [lr(1450), lr(1489)] == pytest.approx([0.15, 0.15])
     assert [momentum(0, 0.97), momentum(298, 0.97)] == pytest.approx([0.85, 0.97])
     assert [momentum(1440, 0.97), momentum(1490, 0.97)] == pytest.approx([0.97, 0.85])
+
+
+def test_a_short_nanogpt_run_ends_its_momentum_in_a_fifth_of_its_steps():
+    momentum = annealing.nanogpt(_optimizer(), scheduled=80, extension=20).momentum_curve
+    assert [momentum(k, 0.95) for k in (0, 10, 20, 80, 90, 100)] == pytest.approx(
+        [0.85, 0.9, 0.95, 0.95, 0.9, 0.85]
+    )
 
 
 @pytest.mark.parametrize(

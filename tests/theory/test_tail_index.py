@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import math
+
 import pytest
+import scipy.stats
 import torch
 from torch import nn
 
@@ -119,3 +122,47 @@ def test_noise_norms_are_about_the_mean():
 def test_errors_say_what_would_do(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_growth_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="at least 8 sums"):
+        tail_index.growth(torch.ones(28), torch.ones(7))
+    with pytest.raises(ValueError, match="same number of parts each"):
+        tail_index.growth(torch.ones(33), torch.ones(8))
+    with pytest.raises(ValueError, match="norm is zero"):
+        tail_index.growth(torch.zeros(32), torch.ones(8))
+
+
+@pytest.mark.parametrize("index", [1.2, 1.5, 2.0])
+@pytest.mark.parametrize("d", [1, 40])
+def test_growth_recovers_the_index_of_a_stable_law(index, d):
+    """Nominal 95%: of 40 samples, at least 34 intervals hold the index."""
+    found = []
+    for seed in range(40):
+        x = AlphaStable(index).sample((512,), d, rng.generator("growth", seed), torch.float64)
+        sums = x.reshape(128, 4, d).sum(1)
+        found.append(tail_index.growth(x.norm(dim=1), sums.norm(dim=1)))
+    assert sum(index in estimate for estimate in found) >= 34
+    mean = sum(1 / estimate.alpha for estimate in found) / 40
+    assert mean == pytest.approx(1 / index, abs=0.02)
+    assert all(math.isfinite(estimate.high) for estimate in found)
+
+
+def test_the_interval_of_growth_is_students():
+    """Eight sums, so that the normal quantile would be off by a fifth."""
+    parts = torch.ones(32, dtype=torch.float64)
+    sums = torch.exp(torch.linspace(0.5, 1.5, 8, dtype=torch.float64))
+    found = tail_index.growth(parts, sums)
+    assert found.used == 8
+    assert 1 / found.alpha == pytest.approx(1 / math.log(4))
+    half = float(sums.log().std()) / math.sqrt(8) / math.log(4)
+    t = scipy.stats.t(7).ppf(0.975)
+    assert 1 / found.low - 1 / found.alpha == pytest.approx(t * half, rel=0.04)
+    assert 1 / found.alpha - 1 / found.high == pytest.approx(t * half, rel=0.04)
+
+
+def test_growth_has_no_upper_end_where_sums_may_not_grow():
+    sums = torch.exp(torch.linspace(-1.0, 1.1, 8, dtype=torch.float64))
+    found = tail_index.growth(torch.ones(16), sums)
+    assert found.high == math.inf
+    assert math.isfinite(found.low)

@@ -24,11 +24,14 @@ def _momentum_kernel(
     buffers,
     betas,
     finite,
+    strides,
     out,
     size,
+    columns,
     ELEMENT: tl.constexpr,
     NESTEROV: tl.constexpr,
     SKIP: tl.constexpr,
+    STRIDED: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -39,14 +42,17 @@ def _momentum_kernel(
     beta = tl.load(betas + matrix)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    g = tl.load(G + at, mask=inside, other=0.0).to(tl.float32)
-    c = tl.load(C + at, mask=inside, other=0.0).to(tl.float32)
+    here = at
+    if STRIDED:
+        here = (at // columns) * tl.load(strides + matrix) + at % columns
+    g = tl.load(G + here, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(C + here, mask=inside, other=0.0).to(tl.float32)
     new = beta * c + g
     if SKIP:
         ok = tl.load(finite + matrix) != 0
         new = tl.where(ok, new, c)
     stored = new.to(ELEMENT)
-    tl.store(C + at, stored, mask=inside)
+    tl.store(C + here, stored, mask=inside)
     m = stored.to(tl.float32)
     if NESTEROV:
         m = beta * m + g
@@ -66,12 +72,14 @@ def momentum(
     element: torch.dtype,
     nesterov: bool,
     finite: Tensor | None = None,
+    strides: Tensor | None = None,
 ) -> None:
     """Update the buffers at ``buffers`` from the gradients at ``gradients``; M goes to ``out``.
 
     ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
     matrix, a multiple of 16 bytes; ``betas`` has one β per matrix. Where ``finite`` is zero,
-    C stays and M is zero. A finite M stays finite: bfloat16 ends half a percent before float32, and
+    C stays and M is zero. ``strides`` has the distance between rows of each matrix, where some matrices
+    are parts of wider ones; without it rows lie one after the other. A finite M stays finite: bfloat16 ends half a percent before float32, and
     entries between the two become the largest number of bfloat16.
     """
     size = out.shape[1] * out.shape[2]
@@ -81,11 +89,14 @@ def momentum(
         buffers,
         betas,
         betas if finite is None else finite,
+        gradients if strides is None else strides,
         out,
         size,
+        out.shape[2],
         ELEMENT=ELEMENTS[element],
         NESTEROV=nesterov,
         SKIP=finite is not None,
+        STRIDED=strides is not None,
         LARGEST=torch.finfo(out.dtype).max if out.dtype.itemsize < 4 else 0.0,
         BLOCK=_BLOCK,
         num_warps=8,

@@ -16,14 +16,14 @@ from torch.utils.hooks import RemovableHandle
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.distributed.layout import Layout, is_sharded, local
+from polarstep.distributed.layout import Layout, local
 from polarstep.distributed.status import agreed, all_finite
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, check_gradients, collect
+from polarstep.optim.collect import State, Work, check_gradients, collect, members_of
 from polarstep.optim.elementwise import AdamW, Elementwise
 from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete, restored
@@ -282,14 +282,13 @@ class Muon(Optimizer):
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)
+            _check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
         errors: list[Exception] = []
-        if any(is_sharded(p) for work in muon for p in work.params) or spread:
+        if spread:
             errors = self._update_with_others(muon, replayed, hooks)
         else:
-            let_rest(muon, self.state)
-            updated = replayed(muon, self.state, hooks)
-            self._plain(muon, self.state, hooks, skip=updated)
+            self._update_alone(muon, replayed, hooks)
         for work in muon:
             work.group["step"] += 1
         for work in works:
@@ -303,6 +302,19 @@ class Muon(Optimizer):
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def _update_alone(
+        self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
+    ) -> None:
+        """A step of parameters that no other rank has a part of."""
+        has_stand_ins = bool(self._distribution.whole(self.param_groups))
+        local_state = self._distribution.local_state(self.state) if has_stand_ins else None
+        state = self.state if local_state is None else local_state
+        let_rest(muon, state)
+        updated = replayed(muon, state, hooks)
+        self._plain(muon, state, hooks, skip=updated)
+        if local_state is not None:
+            local_state.settle()
 
     def _update_with_others(
         self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
@@ -322,7 +334,10 @@ class Muon(Optimizer):
     def _collected(self, spread: list[tuple[Tensor, Layout]]) -> list[Work]:
         """What every group has to update, agreed on with the ranks that have parts of it."""
         if not spread:
-            return [collect(group) for group in self.param_groups]
+            whole, stand_ins = self._distribution.whole(self.param_groups), None
+            if whole:
+                stand_ins = self._distribution.local_state(self.state).stand_ins(whole)
+            return [collect(group, stand_ins=stand_ins) for group in self.param_groups]
         error, self._failure = self._failure, None
         try:
             for group in self.param_groups:
@@ -400,14 +415,13 @@ class Muon(Optimizer):
         return content | {"param_groups": groups}
 
     def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
-        """``state`` with entries for parameters that never had a gradient."""
+        """``state`` with the entries that a checkpoint of several ranks must have."""
         numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
-        missing = {
-            index: placeholders(group, p)
+        return state | {
+            index: placeholders(group, p, state.get(index, {}))
             for index, (group, p) in numbered
-            if p.requires_grad and not state.get(index)
+            if p.requires_grad or state.get(index)
         }
-        return state | missing
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.
@@ -539,6 +553,29 @@ def _check_started(works: list[Work], state: State) -> None:
                     "would start from a state of zeros; call step() a few times before the capture, on "
                     "a side stream, as torch's notes on CUDA graphs do"
                 )
+
+
+def _check_draws(works: list[Work], state: State) -> None:
+    """Raise if a graph captures random numbers while there are other ranks.
+
+    In a graph the numbers come from torch's default generator, whose seed each rank may set otherwise.
+    Copies of a parameter (DDP) would then take different steps and drift apart.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks == 1:
+        return
+    for work in works:
+        for index, name in enumerate(work.names):
+            for signature, _ in members_of(work, index, state):
+                if signature.drawn_at(signature.step)[0] is not None:
+                    raise RuntimeError(
+                        f"a step of {name} with {signature.polar} is being captured in a CUDA graph on "
+                        f"one of {ranks} ranks: expected a map that draws no random numbers, as in a "
+                        "graph each rank draws its own and copies of a parameter would drift apart; "
+                        "capture forward and backward alone, or take a map like NewtonSchulz"
+                    )
 
 
 def _as_listed(group: dict[str, Any]) -> dict[str, Any]:

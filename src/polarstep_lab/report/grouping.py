@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from polarstep_lab.ablations import AXES, apply_axis
 from polarstep_lab.config import ConfigError, RunConfig
-from polarstep_lab.paper import METHODS, TABLE_2, Setting
+from polarstep_lab.methods import all_methods
+from polarstep_lab.paper import TABLE_2, Setting
 from polarstep_lab.report.rows import AblationSet, Row, Section
-from polarstep_lab.report.runs import METRICS, Metric, Runs, settings_in
+from polarstep_lab.report.runs import METRICS, Runs, settings_in
 
 __all__ = ["in_table_2", "sections_of"]
 
@@ -36,16 +36,18 @@ def in_table_2(recipe: str, benchmark: str) -> Setting | None:
 
 def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
     """Group the runs into sections, and say which runs had to be left out on the way."""
-    frame, notices = _one_per_seed(runs.frame)
+    frame, notices = _one_per_seed(runs.frame.assign(judged=_judged(runs.frame)))
     sections = []
-    for (benchmark, recipe), members in frame.groupby(["benchmark", "recipe"]):
-        metric = _metric_of(members, benchmark)
-        shown = [float(found.get(metric.key, np.nan)) for found in members["metrics"]]
-        members = members.assign(shown=shown, timed=_timed(members))
+    kinds = frame.groupby(["benchmark", "recipe"])["judged"].nunique()
+    for (benchmark, recipe, judged), members in frame.groupby(["benchmark", "recipe", "judged"]):
+        members = members.assign(timed=_timed(members))
         varied = members["ablation_axis"].notna()
         rows = _rows(members[~varied])
-        ablations = _with_bases(rows, _ablations(members[varied]))
-        sections.append(Section(recipe, benchmark, metric, rows, tuple(ablations)))
+        ablations = tuple(_with_bases(rows, _ablations(members[varied])))
+        earlier = judged == "val_perplexity" and kinds[benchmark, recipe] > 1
+        metric = next(metric for metric in METRICS if metric.key == judged)
+        note = "validation only" if earlier else ""
+        sections.append(Section(recipe, benchmark, metric, rows, ablations, note))
     # The paper's benchmarks and the language model first; what has nothing finished last.
     sections.sort(
         key=lambda section: (
@@ -53,16 +55,24 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
             in_table_2(section.recipe, section.benchmark) is None,
             section.benchmark != "nanogpt",
             section.recipe,
+            section.note,
         )
     )
     return tuple(sections), notices
 
 
-def _metric_of(members: pd.DataFrame, benchmark: str) -> Metric:
-    """The metric that the tables of these runs show."""
-    finished = members["metrics"][members["status"] == "finished"]
-    known = METRICS[benchmark]
-    return next((m for m in known if all(m.key in found for found in finished)), known[-1])
+def _judged(frame: pd.DataFrame) -> list[str]:
+    """The key of the metric that each run is judged by.
+
+    A run without a result counts with the other runs of its recipe; with those judged by the test where
+    there are both kinds.
+    """
+    told = (
+        frame.dropna(subset=["metric"]).groupby(["benchmark", "recipe"])["metric"].min().to_dict()
+    )
+    own = {"cifar10": "test_accuracy", "nanogpt": "test_perplexity"}
+    keys = zip(frame["metric"], frame["benchmark"], frame["recipe"], strict=True)
+    return [m if isinstance(m, str) else told.get((b, r), own[b]) for m, b, r in keys]
 
 
 def _timed(members: pd.DataFrame) -> pd.Series:
@@ -82,7 +92,7 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
     A second run would shrink the spread, and a run made later, for its times, must not replace a metric.
     """
     same = ["benchmark", "recipe", "method", "ablation_axis", "ablation_value", "besides"]
-    same += ["setting", "seed"]
+    same += ["setting", "seed", "judged"]
     frame = frame.assign(lost=frame["status"] != "finished")
     frame = frame.sort_values(["seed", "lost", "began"], kind="stable")
     frame["kept"] = frame.groupby(same, dropna=False)["run"].transform("first")
@@ -96,20 +106,20 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 
 def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
-    """The rows of a comparison, in the order of Table 2."""
+    """The rows of a comparison: those of Table 2 in its order, then ours and others."""
     settings = members.groupby("method")["setting"].nunique()
     rows = []
     for (method, _), group in members.groupby(["method", "setting"]):
         row = Row(method, group)
         label = next(
-            (m.named(row.polar.get("sketch")) for m in METHODS if m.name == method), method
+            (m.named(row.polar.get("sketch")) for m in all_methods() if m.name == method), method
         )
         if settings[method] > 1:  # the label says by which overrides this row differs
             overrides = row.records[0].identity.overrides
             shown = [f"{key}={value}" for key, value in sorted(overrides.items()) if key != "seed"]
             label = ", ".join([label, *(shown or ["recipe's own settings"])])
         rows.append(replace(row, label=label))
-    rank = [method.name for method in METHODS]
+    rank = [method.name for method in all_methods()]
     return tuple(sorted(rows, key=lambda row: (_place(row.method, rank), row.label)))
 
 

@@ -59,7 +59,7 @@ def markdown(sections: Mapping[Section, Sequence[Block]], notices: Sequence[str]
     """All tables and the commands behind them, as one Markdown document."""
     blocks: list[Block] = [Heading("Results", 1), *(Text(text, "notice") for text in notices)]
     for section, shown in sections.items():
-        blocks += [Heading(f"{section.recipe} ({section.benchmark})", 2)]
+        blocks += [Heading(section.title, 2)]
         blocks += [block for block in shown if not isinstance(block, Drawing)]
     return _rendered("summary.jinja", blocks=blocks)
 

@@ -15,7 +15,7 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 
-from polarstep_lab.paper import METHODS
+from polarstep_lab.methods import METHODS, all_methods
 
 __all__ = ["ALL_LOOKS", "CHROME", "SERIES", "Look", "look_of", "ordinal_looks", "themed"]
 
@@ -53,6 +53,14 @@ _ORDINAL_LOOKS = (
     Look("--ordinal-6", "#081737", "#eef6ff", "-", "X"),
 )
 
+_BESIDE = {
+    method.name: replace(_ORDINAL_LOOKS[-1 - 2 * place % len(_ORDINAL_LOOKS)], dash=dash)
+    for place, (method, dash) in enumerate(
+        zip(all_methods()[len(METHODS) :], itertools.cycle((":", "-.")), strict=False)
+    )
+}
+"""The look of each method that is not in Table 2: the colours of ordered values, dotted."""
+
 CHROME = (
     Look("--ink", "#1b1d23", "#e9eaee"),
     Look("--ink-soft", "#5a5e69", "#a6abb8"),
@@ -70,8 +78,8 @@ _VARIABLES = {look.light: look.variable for look in ALL_LOOKS}
 
 
 def look_of(method: str) -> Look:
-    """The look of a method; one that Table 2 does not have is drawn like secondary text."""
-    return SERIES.get(method, replace(CHROME[1], dash=":", marker="P"))
+    """The look of a method; one that nobody knows is drawn like secondary text."""
+    return (SERIES | _BESIDE).get(method, replace(CHROME[1], dash=":", marker="P"))
 
 
 def ordinal_looks(count: int, ordered: bool = True) -> list[Look]:

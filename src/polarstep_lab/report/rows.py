@@ -92,7 +92,7 @@ class Row:
     @cached_property
     def by_seed(self) -> pd.Series:
         """The final metric of each seed that finished."""
-        values = self.finished.set_index("seed")["shown"]
+        values = self.finished.set_index("seed")["value"]
         return values[np.isfinite(values)]
 
     @cached_property
@@ -221,18 +221,29 @@ class AblationSet:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """All runs of one recipe."""
+    """All runs of one recipe that are judged by the same metric.
+
+    Where a recipe has runs that are judged by the test and runs that have a validation only, it has two
+    sections, and ``note`` says which of them holds the latter.
+    """
 
     recipe: str
     benchmark: str
     metric: Metric
     rows: tuple[Row, ...]
     ablations: tuple[AblationSet, ...]
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading of the section."""
+        return f"{self.recipe} ({self.benchmark})" + (f", {self.note}" if self.note else "")
 
     @property
     def slug(self) -> str:
         """A name for files and anchors."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.benchmark}-{self.recipe}".lower()).strip("-")
+        name = f"{self.benchmark}-{self.recipe} {self.note}"
+        return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
     @property
     def all_rows(self) -> tuple[Row, ...]:

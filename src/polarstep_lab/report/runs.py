@@ -34,14 +34,12 @@ class Metric(NamedTuple):
     decimals: int
 
 
-METRICS = {
-    "cifar10": (Metric("test_accuracy", "Test accuracy", True, 4),),
-    "nanogpt": (
-        Metric("test_perplexity", "Test perplexity", False, 3),
-        Metric("val_perplexity", "Validation perplexity", False, 3),
-    ),
-}
-"""What tables show, by benchmark: the first of these that every finished run of a recipe recorded."""
+METRICS = (
+    Metric("test_accuracy", "Test accuracy", True, 4),
+    Metric("test_perplexity", "Test perplexity", False, 3),
+    Metric("val_perplexity", "Validation perplexity", False, 3),
+)
+"""What a run may be judged by. Records from before there was a test text have the validation's."""
 
 RUN_COLUMNS = [
     "run", "benchmark", "recipe", "method", "ablation_axis", "ablation_value", "seed", "status",
@@ -50,7 +48,7 @@ RUN_COLUMNS = [
 ]  # fmt: skip
 """The columns of ``runs.csv``."""
 
-_MORE_COLUMNS = ["record", "metrics", "setting", "besides", "paper", "began", "ended", "conditions"]
+_MORE_COLUMNS = ["record", "setting", "besides", "paper", "began", "ended", "conditions"]
 _FLOATS = ("value", *RUN_COLUMNS[11:15], "began", "ended")
 _DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
 _HARMLESS = ("seed", "runtime.", "data.root", "evaluation.every")
@@ -61,11 +59,10 @@ _HARMLESS = ("seed", "runtime.", "data.root", "evaluation.every")
 class Runs:
     """The runs found, a line for each, and what kept others from being used.
 
-    Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``metrics``,
-    the final metrics by key; ``setting``, equal for runs that differ in their seed alone; ``besides``,
-    what an ablation set beside the value it varies; ``paper``, the published figure; ``began`` and
-    ``ended``; ``conditions``, what has to be equal for times to compare; and ``alone``, whether no other
-    run shared the device.
+    Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
+    equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
+    varies; ``paper``, the published figure; ``began`` and ``ended``; ``conditions``, what has to be equal
+    for times to compare; and ``alone``, whether no other run shared the device.
     """
 
     frame: pd.DataFrame
@@ -110,7 +107,6 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "run_seconds": run.seconds,
         "device": _device(run),
         "record": run,
-        "metrics": {**result.extra, result.metric: result.value} if result else {},
         "setting": setting_of(run),
         "besides": _besides(identity),
         "paper": _published(identity),

@@ -41,6 +41,7 @@ def write_run(
     device: str = DEVICE,
     gamma: bool = False,
     steps: int = 200,
+    metric: str | None = None,
 ) -> Path:
     """One run whose validation falls to ``final``; ``status=None`` leaves it without a result.
 
@@ -105,7 +106,7 @@ def write_run(
     if status:
         good = status == "finished"
         Result(
-            metric="test_accuracy" if benchmark == "cifar10" else "val_perplexity",
+            metric=metric or ("test_accuracy" if benchmark == "cifar10" else "val_perplexity"),
             value=final if good else math.nan,
             status=status,  # type: ignore[arg-type]
             steps=end,

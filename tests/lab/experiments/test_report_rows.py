@@ -51,6 +51,25 @@ def test_methods_come_in_the_order_of_the_paper(tmp_path):
     assert [row.method for row in section.rows] == [method.name for method in METHODS]
 
 
+def test_runs_judged_by_validation_and_by_test_are_in_sections_of_their_own(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"old-{seed}", seed=seed, final=30.0 + seed)
+        write_run(tmp_path / f"new-{seed}", seed=seed, final=40.0 + seed, metric="test_perplexity")
+    write_run(tmp_path / "cut", seed=2, status=None)
+    (new, old), notices = sections(tmp_path)
+    assert not notices
+    assert (new.metric.name, old.metric.name) == ("Test perplexity", "Validation perplexity")
+    assert (new.rows[0].metric.mean, old.rows[0].metric.mean) == (40.5, 30.5)
+    assert new.rows[0].seeds_text == "2 of 3 (1 unfinished)"
+    assert new.slug != old.slug
+    assert re.findall("^## .*", markdown((new, old), ()), re.MULTILINE) == [
+        "## gpt-small (nanogpt)",
+        "## gpt-small (nanogpt), validation only",
+    ]
+    lines = list(csv.DictReader(io.StringIO(summary_csv((new, old)))))
+    assert [line["metric"] for line in lines] == ["test_perplexity", "val_perplexity"]
+
+
 def test_runs_that_did_not_finish_are_counted_and_kept_out_of_the_mean(tmp_path):
     write_run(tmp_path / "good", seed=0, final=30.0)
     for seed, status in enumerate(["diverged", "failed", "stopped", None], start=1):
@@ -105,21 +124,6 @@ def test_a_run_made_later_for_its_times_does_not_replace_a_metric(tmp_path):
     ((section,), notices) = sections(tmp_path)
     assert section.rows[0].metric.mean == 29.0
     assert notices[0].endswith(f"{tmp_path.name}/a is left out for {tmp_path.name}/z")
-
-
-def test_the_test_metric_is_shown_where_every_finished_run_has_it(tmp_path):
-    for seed in range(2):
-        folder = write_run(tmp_path / str(seed), seed=seed, final=30.0)
-        result = read_json(folder / "result.json")
-        write_json(folder / "result.json", result | {"extra": {"test_perplexity": 31.0 + seed}})
-    ((section,), _) = sections(tmp_path)
-    assert section.metric.name == "Test perplexity"
-    assert section.rows[0].metric.mean == 31.5
-    assert "| Test perplexity |" in markdown((section,), ())
-    write_run(tmp_path / "older", seed=2, final=33.0)
-    ((section,), _) = sections(tmp_path)
-    assert section.metric.name == "Validation perplexity"
-    assert section.rows[0].metric.mean == 31.0
 
 
 def test_one_config_counts_once_however_it_was_asked_for(tmp_path):

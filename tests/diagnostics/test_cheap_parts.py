@@ -1,0 +1,128 @@
+"""The parts of the cheap certificate: each bound against what it bounds, and how far off it may be."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.spectra import SPECTRA, batch, gaussian
+
+import polarstep as ps
+from polarstep.diagnostics import certify, cheap, cheap_certificate
+
+
+def nuclear(X):
+    return torch.linalg.svdvals(X).sum(-1)
+
+
+@pytest.mark.parametrize("first", ["rows", "columns", "strided"])
+@pytest.mark.parametrize("second", ["rows", "columns", "strided"])
+@pytest.mark.parametrize("shape", [(3, 5, 32), (3, 32, 5), (2, 6, 7), (1, 16, 16)])
+def test_inner_products_in_every_layout(first, second, shape):
+    def laid(X, layout):
+        if layout == "columns":
+            return X.mT.contiguous().mT
+        return X if layout == "rows" else torch.stack([X, X], -1)[..., 0]
+
+    X, Y = gaussian(*shape), gaussian(*shape, seed=1)
+    found = cheap._inner_product(laid(X, first), laid(Y, second))
+    torch.testing.assert_close(found, (X * Y).sum((-2, -1)))
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_row_norms_are_above_the_nuclear_norm(spectrum):
+    B = batch(spectrum, 3, 6, 20)
+    assert (cheap._row_norms(B) >= nuclear(B) - 1e-12).all()
+    rows = torch.tensor([[[3.0, 4.0], [0.0, 2.0]]])
+    assert cheap._row_norms(rows).tolist() == [7.0]
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("precision", [2.0**-52, 2.0**-23, 2.0**-7])
+def test_what_is_outside_a_basis_is_bounded_by_its_energy(spectrum, precision):
+    M = batch(spectrum, 3, 12, 20)
+    Q = torch.linalg.qr(gaussian(3, 12, 4)).Q
+    B, norm = Q.mT @ M, torch.linalg.matrix_norm(M)
+    found = cheap._outside(torch.linalg.matrix_norm(B), norm, 8, precision)
+    assert (found >= nuclear(M - Q @ B) - 1e-12).all()
+    exact = math.sqrt(8) * torch.linalg.matrix_norm(M - Q @ B)
+    room = 8 * precision if precision < 1e-5 else precision / 64
+    assert (found.square() - exact.square() <= 8 * (2 * room * norm.square()) + 1e-12).all()
+
+
+def test_a_flat_rest_is_bounded_exactly():
+    """√rank·‖R‖_F is ‖R‖_* where all singular values of R are equal."""
+    norm, norm_B = torch.tensor([math.sqrt(9 + 4)]), torch.tensor([3.0])
+    assert cheap._outside(norm_B, norm, 4, 2.0**-52).item() == pytest.approx(2 * 2.0, rel=1e-6)
+    more = torch.tensor([3.0 + 1e-6])  # rounding may make B longer than M
+    assert cheap._outside(more, torch.tensor([3.0]), 4, 2.0**-52).item() == 0
+
+
+@pytest.mark.parametrize("d0", [5, 8, 20, 400])
+def test_the_sketch_of_a_full_space_map_bounds_the_nuclear_norm(d0):
+    X = batch("power-law", 2, d0, d0 + 4)
+    norm = torch.linalg.matrix_norm(X)
+    found = cheap._by_own_sketch(X, norm)
+    assert (found >= nuclear(X)).all()
+    assert (found <= math.sqrt(d0) * norm * (1 + 1e-9)).all()
+    if d0 <= 8:
+        torch.testing.assert_close(found, cheap._row_norms(X))
+
+
+def test_the_sketch_of_a_full_space_map_finds_leading_directions():
+    """Two directions that tower over the others: 2‖M‖_op, where √d₀‖M‖_F would be seven times that."""
+    sigma = torch.where(torch.arange(100) < 2, 1.0, 1e-6).double()
+    U, V = (torch.linalg.qr(gaussian(1, 100, 100, seed=seed)).Q for seed in (1, 2))
+    M = (U * sigma) @ V.mT
+    found = cheap._by_own_sketch(M, torch.linalg.matrix_norm(M))
+    assert nuclear(M).item() * (1 - 1e-9) <= found.item() < 4
+
+
+def test_an_unknown_map_is_bounded_by_its_rows_and_columns():
+    T = torch.tensor([[[3.0, -4.0], [0.0, 1.0]], [[0.1, 0.0], [0.0, 0.1]]])
+    found = cheap._largest_value(None, T, torch.ones(2))
+    # √(‖T‖₁‖T‖_∞) = √(5·7) or ‖T‖_F = √26 of the first, and at least one.
+    assert found.tolist() == pytest.approx([math.sqrt(26), 1.0])
+    diagonal = torch.diag(torch.tensor([3.0, 2.0, 2.0]))[None]
+    assert cheap._largest_value(None, diagonal, torch.ones(1)).item() == pytest.approx(3.0)
+
+
+def test_room_for_rounding_grows_with_the_long_side():
+    room = cheap._rounding_of_norm
+    assert room(2.0**-7, 10**6) == 2.0**-6
+    assert room(2.0**-23, 10) == 4e-5
+    assert room(2.0**-52, 10) == 1e-10
+    assert room(2.0**-23, 3072) == pytest.approx(3072 * 2.0**-23)
+    T = ps.NewtonSchulz(5)(torch.ones(768, 3072))
+    assert float(torch.linalg.matrix_norm(T.double(), 2)) <= 1 + room(2.0**-23, 3072)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-16, 1.0, 1e16, 1e30])
+@pytest.mark.parametrize(
+    "polar", [ps.NewtonSchulz(5), ps.LowRank(4, 2, always_sketch=True)], ids=type
+)
+def test_the_certificate_does_not_depend_on_the_scale(polar, scale):
+    M = gaussian(2, 12, 20, dtype=torch.float32)
+    unit = ps.diagnostics.certified(polar, M, generator=torch.Generator().manual_seed(0))[1]
+    given = ps.diagnostics.certified(polar, scale * M, generator=torch.Generator().manual_seed(0))[
+        1
+    ]
+    torch.testing.assert_close(given.gamma, unit.gamma, atol=1e-4, rtol=0)
+    torch.testing.assert_close(given.nu, unit.nu, atol=1e-6, rtol=0)
+
+
+def test_a_zero_matrix_beside_another_has_lost_nothing():
+    M = torch.stack([torch.zeros(12, 20), gaussian(12, 20, dtype=torch.float32)])
+    found = cheap_certificate(M, ps.NewtonSchulz(5)(M), ps.NewtonSchulz(5))
+    assert (found.gamma[0], found.nu[0]) == (0, 0)
+    assert found.gamma[1] > 0
+
+
+def test_many_steps_are_certified_tightly_in_full_space():
+    """Nine steps lose next to nothing, and the certificate knows it by their polynomial."""
+    M = batch("flat", 1, 12, 20)
+    polar = ps.NewtonSchulz(9)
+    bound, exact = cheap_certificate(M, polar(M), polar), certify(M, polar(M))
+    assert exact.gamma <= bound.gamma <= exact.gamma + 1e-2
+    assert bound.nu <= 1e-9
