@@ -61,7 +61,7 @@ class Runs:
 
     Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
     equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
-    varies; ``paper``, the published figure; ``began`` and ``ended``; ``conditions``, what has to be equal
+    varies; ``paper``, the published figure; ``began`` and ``ended``; ``conditions``, what must be equal
     for times to compare; and ``alone``, whether no other run shared the device.
     """
 
