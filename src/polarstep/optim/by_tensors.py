@@ -216,8 +216,8 @@ class Target:
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
         if self._blocks is None:
-            is_whole = self._gathering is None
-            M = self.local_momentum() if is_whole else self._gathering.wait()
+            gathering = self._gathering
+            M = self.local_momentum() if gathering is None else gathering.wait()
             self._blocks = self.view.blocks(M)
         return self._blocks[block]
 
