@@ -216,9 +216,10 @@ class Target:
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
         if self._blocks is None:
-            is_whole = self._gathering is None
-            M = self.local_momentum() if is_whole else self._gathering.wait()
-            self._blocks = self.view.blocks(M)
+            coming = self._gathering
+            self._blocks = self.view.blocks(
+                self.local_momentum() if coming is None else coming.wait()
+            )
         return self._blocks[block]
 
     def local_momentum(self) -> Tensor:
