@@ -56,7 +56,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--most", type=int, help="at most so many of each room")
     parser.add_argument("--only", default="", help="mutants of files whose path contains this text")
     parser.add_argument(
-        "--whole", default="", help="run this test function first, with all its parameters"
+        "--whole", default="", help="run this test function alone, with all its parameters"
     )
     parser.add_argument("--again", action="store_true", help="take known verdicts again")
     parser.add_argument("--table", action="store_true", help="run nothing, print what is known")
@@ -83,7 +83,11 @@ def _run_room(name: str, room: Room, given: argparse.Namespace) -> None:
         chosen = map_of_room.tests_for(str(file), mutant.line, MOST_TESTS)
         if before is not None and before.killed_by in map_of_room.seconds:
             chosen = list(dict.fromkeys([before.killed_by, *chosen]))
-        killed_by, ran = _trial(file, mutant, chosen, map_of_room, given.whole)
+        killed_by, ran = _trial(
+            file, mutant, [] if given.whole else chosen, map_of_room, given.whole
+        )
+        if given.whole and killed_by is None:
+            continue  # other tests may notice it
         verdict = Verdict(
             name,
             str(file),

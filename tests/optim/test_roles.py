@@ -132,6 +132,35 @@ def test_experts_in_a_dict_stay_hidden():
     assert "experts.e{0…3}.0.weight ×4" in str(optimizer.routes)
 
 
+def experts(count=4):
+    return nn.ModuleList([mlp(WIDTH, 4 * WIDTH, WIDTH) for _ in range(count)])
+
+
+@pytest.mark.parametrize("name", ["router", "gate"])
+def test_a_layer_with_a_row_for_each_expert_is_a_router_by_its_name(name):
+    model = Bag(moe=Bag(**{name: nn.Linear(WIDTH, 4, bias=False)}, experts=experts()))
+    optimizer = muon_for(model)
+    assert with_role(optimizer, "router") == {f"moe.{name}.weight"}
+    why = optimizer.routes[f"moe.{name}.weight"].why
+    assert why == f"router: a row for each of 4 experts, ‘{name}’ in its name"
+
+
+def test_other_names_and_other_sizes_are_no_routers():
+    other = Bag(moe=Bag(choice=nn.Linear(WIDTH, 4, bias=False), experts=experts()))
+    assert with_role(muon_for(other), "router") == set()
+    more = Bag(moe=Bag(gate=nn.Linear(WIDTH, 5, bias=False), experts=experts()))
+    assert with_role(muon_for(more), "router") == set()
+
+
+def test_a_router_without_experts_in_sight_has_fewer_rows_than_columns():
+    few = Bag(block=Bag(router=nn.Linear(WIDTH, 5, bias=False), mlp=mlp(WIDTH, 32, WIDTH)))
+    optimizer = muon_for(few)
+    assert with_role(optimizer, "router") == {"block.router.weight"}
+    assert optimizer.routes["block.router.weight"].why == "router: ‘router’ in its name"
+    many = Bag(block=Bag(router=nn.Linear(WIDTH, 2 * WIDTH), mlp=mlp(2 * WIDTH, 32, WIDTH)))
+    assert with_role(muon_for(many), "router") == set()
+
+
 def test_sequential_of_blocks_and_of_layers():
     blocks = nn.Sequential(Block(), Block())
     assert with_role(muon_for(blocks), "head") == set()

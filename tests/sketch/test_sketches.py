@@ -107,6 +107,15 @@ def test_kaczmarz_of_a_zero_matrix_is_zero():
     assert not Kaczmarz().matrix(torch.zeros(4, 5), 3, key()).any()
 
 
+def test_kaczmarz_passes_empty_columns_at_the_border_of_two():
+    """Variates lie in [0, 1): each picks the column whose share begins at it, not the one that ends."""
+    M = torch.tensor([[0.0, 3.0, 0.0, 3.0, 0.0]])
+    numbers = torch.tensor([0.0, 0.5], dtype=torch.float64)
+    indices, scales = Kaczmarz().columns(M, numbers)
+    assert indices.tolist() == [1, 3]
+    assert (scales > 0).all()
+
+
 def test_kaczmarz_misplaces_no_rare_column():
     """With many columns the levels of a float32 sum would run together."""
     M = torch.ones(1, 60_000)
