@@ -21,8 +21,8 @@ demo: $(STAMP)
 # One thread for each of the two workers: two each on two cores would wait for one another.
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/lab/kernels -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/lab/kernels -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

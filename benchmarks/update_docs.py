@@ -70,15 +70,32 @@ def speedup_table(record: Path) -> str:
 
 def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> str:
     """A row for each optimizer and a column for each workload, without rows that are empty."""
-    steps = json.loads(record.read_text())["steps"]
+    found = json.loads(record.read_text())
+    steps = found["steps"]
     loads = list(dict.fromkeys(row["workload"] for row in steps))
-    lines = ["| optimizer | " + " | ".join(loads) + " |", "|---|" + "---|" * len(loads)]
+    device = "cpu" if found["machine"].startswith("CPU") else "cuda"
+    titles = [f"{load}{', `LowRank` in full space' * _unsketched(load, device)}" for load in loads]
+    lines = ["| optimizer | " + " | ".join(titles) + " |", "|---|" + "---|" * len(loads)]
     for name in dict.fromkeys(row["optimizer"] for row in steps):
         rows = {row["workload"]: row for row in steps if row["optimizer"] == name}
         cells = [cell(rows[load]) for load in loads]
         if any(cells):
             lines.append(f"| {name} | " + " | ".join(each or "–" for each in cells) + " |")
     return "\n".join(lines)
+
+
+def _unsketched(load: str, device: str) -> bool:
+    """Whether no row of LowRank sketches a matrix of the workload: all of them run the inner map."""
+    import torch
+
+    from step_cost import WORKLOADS, maps
+
+    if load not in WORKLOADS:
+        return False
+    shapes, rank, oversample = WORKLOADS[load]
+    rows = [make() for name, make in maps(rank, oversample).items() if name.startswith("LowRank")]
+    on = torch.device(device)
+    return all(polar.full_space_reason(m, n, on) for polar in rows for _, m, n in shapes)
 
 
 def accuracy_table(record: Path) -> str:
@@ -208,16 +225,16 @@ def results_tables(folder: Path, up: str) -> str:
     archives = sorted(folder.rglob("records.jsonl"))
     if not archives:
         return ""
-    from polarstep_lab.report.grouping import collect, sections_of
-    from polarstep_lab.report.markdown import brief_lines
-    from polarstep_lab.report.texts import seeds_text
+    from polarstep_lab.report.grouping import sections_of
+    from polarstep_lab.report.pages import brief_lines
+    from polarstep_lab.report.runs import collect
 
     sections, _ = sections_of(collect([folder]))
     blocks = []
     for section in sections:
         if not section.rows:
             continue
-        seeds = sorted({seeds_text(row) for row in section.rows})
+        seeds = sorted({row.seeds_text for row in section.rows})
         devices = sorted({device for row in section.rows for device in row.devices})
         links = [f"[report]({up}{(folder / 'summary.md').relative_to(ROOT)})"]
         links += [f"[{path.parent.name}]({up}{path.relative_to(ROOT)})" for path in archives]

@@ -80,6 +80,7 @@ STATED = {
         "a δ that is 30% below",
         "995 times in 1000",
         "from 1.25 to 2",
+        "momentum 0.95",
         "(35.4M parameters in them)",
         "(0.1)",
         "(0.01)",

@@ -34,7 +34,7 @@ from polarstep_lab.flops.workload import named
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.models.gpt import GPT, GPTConfig
 
-__all__ = ["AXES", "Axis", "apply_axis", "find_axis"]
+__all__ = ["AXES", "Axis", "apply_axis", "find_axis", "longest_short_side"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _rank(config: RunConfig, value: Any) -> RunConfig:
     polar = ablated.optimizer.polar
     if polar.rank is None:
         raise ConfigError(f"rank={value}: expected a whole number ≥ 1; {_FULL_SPACE}")
-    ell, side = polar.rank + polar.oversample, _longest_short_side(ablated.model)
+    ell, side = polar.rank + polar.oversample, longest_short_side(ablated.model)
     if ell >= side:
         sketching = side - polar.oversample - 1
         raise ConfigError(
@@ -97,7 +97,7 @@ _FULL_SPACE = "full space is `polarstep run … --set optimizer.polar.rank=null`
 
 
 @functools.lru_cache
-def _longest_short_side(model: GPTConfig | ConvNetConfig) -> int:
+def longest_short_side(model: GPTConfig | ConvNetConfig) -> int:
     """The largest min(m, n) of the matrices that are Muon's."""
     with torch.device("meta"):
         built = GPT(model) if isinstance(model, GPTConfig) else ConvNet(model)

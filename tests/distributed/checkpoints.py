@@ -147,6 +147,29 @@ def resting(path: Path, source: str) -> dict[str, float]:
     return {"off": off, "moved": moved}
 
 
+def without_peak(path: Path) -> float:
+    """How far momentum is off that was loaded from a checkpoint without peaks, as of version 0.1."""
+    first, second = Resting(sharded=True), Resting(sharded=True)
+    first.go(range(SAVED))
+    _, content = get_state_dict(first, first.optimizer)
+    for entries in content["state"].values():
+        del entries["peak"]
+    dcp.save({"optimizer": content}, checkpoint_id=path)
+    _, fresh = get_state_dict(second, second.optimizer)
+    planner = dcp.DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load({"optimizer": fresh}, checkpoint_id=path, planner=planner)
+    set_optimizer_state_dict(second, second.optimizer, fresh)
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    buffers = [
+        [
+            each.optimizer.state[p]["momentum_buffer"].full_tensor().float()
+            for each, p in zip((first, second), pair, strict=True)
+        ]
+        for pair in pairs
+    ]
+    return max(float((one - other).abs().max()) for one, other in buffers)
+
+
 def save(model: Any, optimizer: Any, options: StateDictOptions, path: Path) -> None:
     both = get_state_dict(model, optimizer, options=options)
     content = dict(zip(("model", "optimizer"), both, strict=True))
@@ -210,5 +233,6 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
             found[name, plan] = float(torch.stack(off).max())
     resting_module.EVERY = 2
     found["resting"] = resting(shared, source)
+    found["without peak"] = without_peak(shared / f"without-peak-{ranks}")
     found["gathers in order"] = gathers_in_order()
     return found

@@ -41,3 +41,8 @@ def test_momentum_that_fades_rests_as_if_it_had_not_been_saved(ranks, source, fo
     for there in found[ranks, source]:
         assert there["resting"]["off"] < 1e-10
         assert there["resting"]["moved"] == 0
+
+
+@pytest.mark.parametrize(("ranks", "source"), CHAIN)
+def test_a_checkpoint_without_peaks_loads_in_part(ranks, source, found) -> None:
+    assert [there["without peak"] for there in found[ranks, source]] == [0.0] * ranks

@@ -80,6 +80,25 @@ def test_the_goals_at_four_ranks(name, shape, dtype, found) -> None:
         assert flops <= 1.15 * one / 4
 
 
+@pytest.mark.parametrize(("name", "shape"), [case[:2] for case in GOALS if case[2].itemsize == 2])
+def test_the_goals_on_gpus(name, shape) -> None:
+    """Parameters in float32 on a GPU: M, T and bases travel in bfloat16, sums in float32."""
+    count, m, n = counts.SHAPES[shape]
+    polar = counts.MAPS[name]
+    plans = ["owner"] if ledger.sharded_reason(polar) else ["owner", "sharded"]
+    least = min(ledger.bytes_received(plan, m, n, count, 4, polar) for plan in plans)
+    assert least <= GOALS[name, shape, torch.bfloat16] * MB
+
+
+def test_shards_in_float32_receive_a_sum_and_little_more() -> None:
+    """Of a wide matrix with its rows cut, all ranks need B = Σ Q_rᵀA_r: a ring's bytes of one sum."""
+    count, m, n = counts.SHAPES["wide"]
+    polar = counts.MAPS["h=0"]
+    received = ledger.bytes_received("sharded", m, n, count, 4, polar, itemsize=4)
+    a_sum = count * 2 * 3 / 4 * polar.width * n * 4
+    assert a_sum < received < 1.08 * a_sum
+
+
 @needs_gloo
 @pytest.mark.parametrize("plan", counts.OVERLAPPING)
 def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:

@@ -25,7 +25,7 @@ from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.report import stale_tables, write_report
-from polarstep_lab.report.grouping import setting_of
+from polarstep_lab.report.runs import setting_of
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 from polarstep_lab.training.optimizers import optimizer_gflops

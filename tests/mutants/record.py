@@ -7,11 +7,12 @@ import json
 import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.mutants.operators import Mutant
 
-__all__ = ["RECORD", "Verdict", "digest", "load", "reasons", "save"]
+__all__ = ["RECORD", "Reason", "Verdict", "digest", "load", "reasons", "save"]
 
 RECORD = Path(__file__).with_name("record.jsonl")
 Name = tuple[str, str, str, str, int]
@@ -83,9 +84,21 @@ def digest(files: Iterable[Path]) -> str:
     return found.hexdigest()
 
 
-def reasons() -> dict[Name, str]:
-    """Why a mutant may survive, by its name."""
+@dataclass(frozen=True)
+class Reason:
+    """Why a mutant may survive."""
+
+    text: str
+    changes_nothing: bool  # but speed or memory; otherwise no test can be written here
+
+
+@cache
+def reasons() -> dict[Name, Reason]:
+    """The reasons of ``survivors.toml``, by the name of the mutant."""
     listed = tomllib.loads(Path(__file__).with_name("survivors.toml").read_text())["survivor"]
     return {
-        (s["file"], s["where"], s["was"], s["now"], s.get("nth", 0)): s["reason"] for s in listed
+        (s["file"], s["where"], s["was"], s["now"], s.get("nth", 0)): Reason(
+            s["reason"], not s.get("untested", False)
+        )
+        for s in listed
     }

@@ -160,13 +160,17 @@ class TableBucket:
         return polar
 
     def momentum(self) -> Tensor:
-        """``C ← βC + G`` and M, in one pass over memory."""
+        """``C ← βC + G`` and M, in one pass over memory.
+
+        M is in the range that the map can square: times a power of two, if need be.
+        """
         from polarstep.kernels.momentum import momentum
+        from polarstep.kernels.unit_size import to_unit_size
 
         its = self.signature
         M = torch.empty(self.count, its.m, its.n, dtype=self.dtype, device=its.device)
         G, C, _, strides = self.addresses
-        momentum(
+        largest = momentum(
             G,
             C,
             self.scalars[0],
@@ -176,6 +180,8 @@ class TableBucket:
             finite=self._finite,
             strides=strides if self.strided else None,
         )
+        if its.polar.ignores_scale:
+            to_unit_size(M, largest)
         return M
 
     def update(self, polar: Polar) -> None:
