@@ -57,15 +57,18 @@ def weighed() -> tuple[Weighed, ...]:
 
     wide = tuple(sum(WORKLOADS[load][1:]) for load in HELD)
     assert len(wide) == 2
-    auto = ("flat-48-warm", 0.02)  # the rate with the most seeds
+    auto = ("flat-48-warm", 0.014)
     return (
         Weighed("AdamW, fused", "AdamW, fused", None),
         Weighed("full space", "full space, PolarExpress 5", BASE),
         Weighed("full space, `NormalizedRows`", None, ("full+rows", 0.014)),
         Weighed('`polar="auto"`: `Deflated`, warm', "Deflated 48, warm, one step", auto, (56, 56)),
-        Weighed("… with `NormalizedRows`", None, ("flat-48-warm+rows", 0.014), (56, 56)),
+        Weighed("… with `NormalizedRows`", None, ("flat-48-warm-16+rows", 0.014), (56, 56)),
         Weighed(
-            "`Deflated`, h = 1", "Deflated 48, Gaussian h=1, one step", ("flat-48", 0.014), (56, 56)
+            "`Deflated`, h = 1",
+            "Deflated 48, Gaussian h=1, one step",
+            ("flat-48-16", 0.014),
+            (56, 56),
         ),
         Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
         Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
