@@ -63,9 +63,14 @@ def weighed() -> tuple[Weighed, ...]:
         Weighed("full space", "full space, PolarExpress 5", BASE),
         Weighed("full space, `NormalizedRows`", None, ("full+rows", 0.014)),
         Weighed('`polar="auto"`: `Deflated`, warm', "Deflated 48, warm, one step", auto, (56, 56)),
-        Weighed("… with `NormalizedRows`", None, ("flat-48-warm-16+rows", 0.014), (56, 56)),
         Weighed(
-            "`Deflated`, h = 1",
+            "… with `NormalizedRows`, trained in 16 bits",
+            None,
+            ("flat-48-warm-16+rows", 0.014),
+            (56, 56),
+        ),
+        Weighed(
+            "`Deflated`, h = 1, trained in 16 bits",
             "Deflated 48, Gaussian h=1, one step",
             ("flat-48-16", 0.014),
             (56, 56),
