@@ -146,7 +146,7 @@ def _point(frame: _Frame, each: Weighed, load: str) -> list[str]:
     hollow = found.n == 1
     kind = "hollow" if hollow else f"{'other' if other else 'low'}"
     shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" class="{kind}"/>')
-    name = each.title.replace("`", "").replace('polar="auto": ', "")
+    name = each.title.split(", trained")[0].replace("`", "").replace('polar="auto": ', "")
     right, down, anchor = LABELS.get(name, (10, 4, "start"))
     shapes.append(_text(x + right, y + down, name, kind="small", anchor=anchor))
     return shapes
