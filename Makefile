@@ -11,7 +11,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing polarstep into $(VENV) (the first time this takes a few minutes) …"
 	@$(PIP) torch
-	@$(PIP) -e ".[experiments,ray,integrations,docs,dev]"
+	@$(PIP) -e ".[experiments,peers,ray,integrations,docs,dev]"
 	@$(PIP) --no-deps timm torchtitan  # pyproject.toml says why
 	@touch $(STAMP)
 
@@ -21,8 +21,8 @@ demo: $(STAMP)
 # One thread for each of the two workers: two each on two cores would wait for one another.
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/lab/kernels -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/lab/kernels -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -69,6 +69,13 @@ def maps() -> dict[str, tuple[str, Any]]:
         ):
             found[f"{name}-{rank}"] = (f"{rank}+8, h = 1, {words}", ps.Deflated(head(rank), steps))
             found[f"{name}-{rank}-warm"] = (f"{rank}+8, warm, {words}", ps.Deflated(warm, steps))
+            if steps is flat:
+                for suffix, of in (("", head(rank)), ("-warm", warm)):
+                    of_words = "warm" if suffix else "h = 1"
+                    found[f"flat-{rank}{suffix}-16"] = (
+                        f"{rank}+8, {of_words}, {words} in 16 bits",
+                        ps.Deflated(of, flat, float8=False),
+                    )
             kept = ps.Deflated(head(rank, keep=4), steps)
             found[f"{name}-{rank}-kept"] = (f"{rank}+8, kept 4 steps, {words}", kept)
     return found

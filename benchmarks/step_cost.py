@@ -8,9 +8,10 @@
     python benchmarks/step_cost.py --beside ../before   # against the package of another checkout
     python benchmarks/step_cost.py --quick              # small matrices, a few seconds on a laptop
 
-One run measures AdamW (fused), torch's own Muon, and ours with several polar maps, on the same
-parameters. The floor is the time that no implementation can go below: the bytes that must be moved
-and the products that must be computed, at the rates measured here.
+One run measures AdamW (fused), the peers that can be imported (polarstep_lab.peers; dion's from a
+checkout, ``POLARSTEP_PEERS=FOLDER``), with and without dion's CUDA graph, and ours with several polar
+maps, on the same parameters. The floor is the time that no implementation can go below: the bytes that
+must be moved and the products that must be computed, at the rates measured here.
 """
 
 from __future__ import annotations
@@ -104,16 +105,34 @@ def optimizers(
 ) -> Iterator[tuple[str, Callable[[], torch.optim.Optimizer]]]:
     """Functions that make the optimizers of the table; without ``others`` only AdamW and ours."""
     yield "AdamW, fused", lambda: torch.optim.AdamW(params, lr=1e-5, fused=True)
-    if (
-        others and hasattr(torch.optim, "Muon") and device.type == "cuda"
-    ):  # bf16 only: minutes on most CPUs
-        yield "torch.optim.Muon", lambda: torch.optim.Muon(params, lr=1e-5)
+    if others and device.type == "cuda":  # most peers are bf16 only: minutes on most CPUs
+        yield from peers(params)
     if others and device.type == "cpu":
         yield "a loop of Newton–Schulz 7", lambda: HandWritten(params, 7)
         yield "a loop of Newton–Schulz 5", lambda: HandWritten(params, 5)
         yield "a loop of batches, 7", lambda: Batched(params, 7)
     for name, polar in maps(rank, oversample).items():
         yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
+
+
+def peers(params: list[Tensor]) -> Iterator[tuple[str, Callable[[], torch.optim.Optimizer]]]:
+    """Functions that make the peers; what cannot be imported is left out and said."""
+    from polarstep_lab.peers import PEERS, load
+
+    for peer in PEERS.values():
+        try:
+            made = load(peer)
+        except ValueError as missing:
+            print(f"  left out: {peer.title}: {missing}", flush=True)
+            continue
+        yield peer.title, partial(made, params, lr=1e-5)
+        if peer.package == "dion":
+            from dion.cuda_graph import CudaGraphOptimizer
+
+            yield (
+                f"{peer.title}, CUDA graph",
+                lambda made=made: CudaGraphOptimizer(made(params, lr=1e-5), warmup_steps=3),
+            )
 
 
 class HandWritten(torch.optim.Optimizer):
@@ -484,7 +503,8 @@ def draw(record: dict[str, Any], path: Path) -> None:
             for w in loads
         ]
         at = [j + (i - len(names) / 2) * 0.8 / len(names) for j in range(len(loads))]
-        axes[0, 0].bar(at, ratios, 0.8 / len(names), label=name, color=colours[i])
+        colour = colours[i % len(colours)]
+        axes[0, 0].bar(at, ratios, 0.8 / len(names), label=name, color=colour)
     axes[0, 0].set_yscale("log")
     axes[0, 0].axhline(1, color="black", lw=0.8)
     axes[0, 0].set_xticks(range(len(loads)), loads)

@@ -1,57 +1,47 @@
-"""Write the measured tables and the figure into the pages that show them: no number is typed in.
+"""Write the measured tables, claims and figures into the pages that show them: no number is typed in.
 
     python benchmarks/update_docs.py            # write
     python benchmarks/update_docs.py --check    # fail if a page is not what its record says
 
 After a marker ``<!-- KIND: RECORD -->``, with a kind of :data:`TABLES`, a page has the table made from
-the record, up to the next blank line. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are
-the results of the archived runs below the folder; it is empty without runs. The figure of
-docs/assets/step-cost.svg is drawn from the times of results/step-cost/h200-deflated.json.
+the record, up to the next blank line. Between ``<!-- claim: NAME -->`` and ``<!-- end -->`` is a claim
+of ``docs_claims.py``. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are the results of the
+archived runs below the folder, with the commands that repeat them; it is empty without runs. The figures
+in ``docs/assets`` are those of ``docs_figures.py``.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
+import shlex
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs_claims import made
+from docs_figures import FIGURES
+from docs_quality import HELD, Weighed, quality, steps, weighed
 from polarstep.storage import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/precision.md", "docs/results.md", "docs/speed.md", "docs/which.md")
-FIGURE = "docs/assets/step-cost.svg"
-TIMES = "results/step-cost/h200-deflated.json"
-RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MARKER = re.compile(r"(<!-- ([a-z-]+): (\S+) -->\n)\n(?:\|.*\n)*\n?")
-# Maps whose cost and quality stand side by side: the title, the optimizer's name in the times, and
-# the map's in the table of perplexities; None where the record does not have it.
-WEIGHED = (
-    ("AdamW, fused", "AdamW, fused", None),
-    ("full space", "full space, PolarExpress 5", "full space, PolarExpress 5"),
-    ("full space, `NormalizedRows`", None, "full space, PolarExpress 5, rows normalized"),
-    (
-        '`Deflated`, rank 48, warm: `polar="auto"`',
-        "Deflated 48, warm, one step",
-        "48+8, warm, one step of degree 17, rate 0.02",
-    ),
-    (
-        "… with `NormalizedRows`",
-        None,
-        "48+8, warm, one step of degree 17, rows normalized, rate 0.02",
-    ),
-    (
-        "`Deflated`, rank 48, h = 1",
-        "Deflated 48, Gaussian h=1, one step",
-        "48+8, h = 1, one step of degree 17",
-    ),
-    ("`LowRank(200)`, no power iteration", "LowRank, Gaussian h=0", "LowRank(200+8), h = 0"),
-    ("… with its basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None),
-    ("`LowRank(200)`, warm", "LowRank, warm", None),
+PAGES = (
+    "README.md",
+    "docs/log.md",
+    "docs/precision.md",
+    "docs/results.md",
+    "docs/speed.md",
+    "docs/start.md",
+    "docs/theory.md",
+    "docs/which.md",
 )
+RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+CLAIM = re.compile(r"(<!-- claim: (\S+) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
+MARKER = re.compile(r"(<!-- ([a-z-]+): (\S+) -->\n)\n(?:\|.*\n)*\n?")
+WIDTH = 120  # of the lines of a page
+COMMAND_WIDTH = 78  # of a block of code on the site
 
 
 def step_table(record: Path) -> str:
@@ -80,15 +70,32 @@ def speedup_table(record: Path) -> str:
 
 def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> str:
     """A row for each optimizer and a column for each workload, without rows that are empty."""
-    steps = json.loads(record.read_text())["steps"]
+    found = json.loads(record.read_text())
+    steps = found["steps"]
     loads = list(dict.fromkeys(row["workload"] for row in steps))
-    lines = ["| optimizer | " + " | ".join(loads) + " |", "|---|" + "---|" * len(loads)]
+    device = "cpu" if found["machine"].startswith("CPU") else "cuda"
+    titles = [f"{load}{', `LowRank` in full space' * _unsketched(load, device)}" for load in loads]
+    lines = ["| optimizer | " + " | ".join(titles) + " |", "|---|" + "---|" * len(loads)]
     for name in dict.fromkeys(row["optimizer"] for row in steps):
         rows = {row["workload"]: row for row in steps if row["optimizer"] == name}
         cells = [cell(rows[load]) for load in loads]
         if any(cells):
             lines.append(f"| {name} | " + " | ".join(each or "–" for each in cells) + " |")
     return "\n".join(lines)
+
+
+def _unsketched(load: str, device: str) -> bool:
+    """Whether no row of LowRank sketches a matrix of the workload: all of them run the inner map."""
+    import torch
+
+    from step_cost import WORKLOADS, maps
+
+    if load not in WORKLOADS:
+        return False
+    shapes, rank, oversample = WORKLOADS[load]
+    rows = [make() for name, make in maps(rank, oversample).items() if name.startswith("LowRank")]
+    on = torch.device(device)
+    return all(polar.full_space_reason(m, n, on) for polar in rows for _, m, n in shapes)
 
 
 def accuracy_table(record: Path) -> str:
@@ -98,6 +105,18 @@ def accuracy_table(record: Path) -> str:
     for name in dict.fromkeys(row[0] for row in rows):
         gamma, nu = (max(float(row[i]) for row in rows if row[0] == name) for i in (1, 2))
         lines.append(f"| {name} | {gamma:.4f} | {nu:.4f} |")
+    return "\n".join(lines)
+
+
+def tightness_table(record: Path) -> str:
+    """The exact γ beside its cheap bound, from what certificate_tightness.py wrote."""
+    lines = ["| map | γ, median (largest) | bound, median (largest) |", "|---|---|---|"]
+    for row in json.loads(record.read_text())["maps"]:
+        cells = [
+            f"{row[f'{kind}_median']:.3f} ({row[f'{kind}_largest']:.3f})".replace("-", "−")
+            for kind in ("gamma", "bound")
+        ]
+        lines.append(f"| {row['map']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -113,65 +132,75 @@ def frontier_table(summary: Path) -> str:
     return summary.read_text().rstrip("\n")
 
 
-def weighed_table(summary: Path) -> str:
+def headline_table(record: Path) -> str:
+    """The rows of :func:`weighed_table` whose perplexity is known, and AdamW's."""
+    lines = weighed_table(record).splitlines()
+    return "\n".join(line for line in lines if "not run" not in line or "AdamW" in line)
+
+
+def weighed_table(record: Path) -> str:
     """What a step of each map costs, against AdamW's, and what the map does to perplexity."""
-    cells = [line.strip("| ").split(" | ") for line in summary.read_text().splitlines()[2:]]
-    quality = {name: told for name, _, told in cells}
-    ratios = _ratios(ROOT / TIMES)
-    loads = ("nanoGPT", "8B layer")
+    loads = " | ".join(f"step, {load}" for load in HELD)
     lines = [
-        f"| map | {' | '.join(f'step, {load}' for load in loads)} | perplexity, to full space |",
-        "|---|" + "--:|" * (len(loads) + 1),
+        f"| map | {loads} | perplexity, to full space |",
+        "|---|" + "--:|" * (len(HELD) + 1),
     ]
-    for title, timed, trained in WEIGHED:
-        if trained and trained not in quality:
-            raise SystemExit(f"{summary} has no row {trained!r}: correct WEIGHED in this file")
-        times = [f"{ratios[timed, load]:.2f}×" if timed else "not timed" for load in loads]
-        told = quality[trained] if trained else "not run"
-        lines.append(f"| {title} | {' | '.join(times)} | {told} |")
+    for each in weighed():
+        times = [
+            f"{steps()[each.timed, load]['ratio']:.2f}×" if each.timed else "not timed"
+            for load in HELD
+        ]
+        lines.append(f"| {each.name} | {' | '.join(times)} | {_told(each)} |")
     return "\n".join(lines)
 
 
-def _ratios(record: Path) -> dict[tuple[str, str], float]:
-    """Time of a step over AdamW's, by optimizer and workload."""
-    steps = json.loads(record.read_text())["steps"]
-    return {(row["optimizer"], row["workload"]): row["ratio"] for row in steps}
+def _told(each: Weighed) -> str:
+    """The quality of a map, for a table."""
+    if each.trained is None:
+        return "not run"
+    found = quality(each.trained)
+    return found.told(unit="%") if found.half or found.n == 1 else "–"
 
 
-def figure(record: Path) -> str:
-    """SVG: a bar for the time of each optimizer's step over AdamW's, on two sets of matrices."""
-    ratios = _ratios(record)
-    names = [name for _, name, _ in WEIGHED if name]
-    width, left, right, row, top = 760, 270, 60, 24, 34
-    longest = math.log(
-        max(ratios[name, load] for name in names for load in ("nanoGPT", "8B layer"))
-    )
-    shapes, y = [], 0
-    for load, words in (
-        ("nanoGPT", "the 64 matrices of nanoGPT"),
-        ("8B layer", "a layer of an 8B model"),
-    ):
-        shapes.append(
-            f'<text x="0" y="{y + 20}" class="title">{words}: time of a step ÷ AdamW\'s</text>'
-        )
-        for i, name in enumerate(names):
-            ratio, line = ratios[name, load], y + top + row * i
-            # On a logarithmic scale, from half of AdamW's time on.
-            length = (width - left - right) * math.log(2 * ratio) / (longest + math.log(2))
-            kind = "low" if name.startswith(("LowRank", "Deflated")) else "other"
-            bar = f'width="{length:.1f}" height="{row - 7}" class="{kind}"'
-            shapes += [
-                f'<text x="{left - 8}" y="{line + 15}" text-anchor="end">{name}</text>',
-                f'<rect x="{left}" y="{line + 2}" {bar}/>',
-                f'<text x="{left + length + 6:.1f}" y="{line + 15}">{ratio:.2f}×</text>',
-            ]
-        y += top + row * len(names) + 14
-    style = (
-        "text{font:14px sans-serif;fill:#333}.title{font-weight:bold}.low{fill:#3f6fb5}"
-        ".other{fill:#a8a8a8}@media(prefers-color-scheme:dark){text{fill:#ddd}}"
-    )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" role="img">'
-    return "\n".join([head, f"<style>{style}</style>", *shapes, "</svg>\n"])
+# Where maps were timed: the matrices, the machine, the record, and the column in it.
+PLACES = (
+    ("nanoGPT", "one H200", "h200-deflated", "nanoGPT"),
+    ("an 8B layer", "one H200", "h200-deflated", "8B layer"),
+    ("a tenth of nanoGPT", "two cores of a CPU", "cpu-no-tiles", "nanoGPT"),
+)
+
+
+WIDTH_OF_RUNS = 768
+"""The width of the GPT whose perplexity is known; no wider one was trained with these maps."""
+
+
+def choice_table(folder: Path) -> str:
+    """For each set of matrices and each budget the map with the lowest perplexity that fits it.
+
+    Maps that another map beats in both time and perplexity are left out.
+    """
+    lines = [
+        "| matrices | machine | from, × AdamW | map | perplexity, to full space |",
+        "|---|---|--:|---|--:|",
+    ]
+    for matrices, machine, record, load in PLACES:
+        rows = steps(f"{folder.relative_to(ROOT)}/{record}.json")
+        known = [
+            (rows[each.timed, load]["ratio"], quality(each.trained).mean, each)
+            for each in weighed()
+            if each.timed and each.trained and (each.timed, load) in rows
+        ]
+        kept: list[tuple[float, float, Weighed]] = []
+        for row in sorted(known, key=lambda row: row[0]):
+            if not kept or row[1] < kept[-1][1]:
+                kept.append(row)
+        for ratio, _, each in kept:
+            told = _told(each) if _told(each) != "–" else "the baseline"
+            if each.columns and HELD.get(load) != WIDTH_OF_RUNS:
+                told += f", at width {WIDTH_OF_RUNS}"
+            lines.append(f"| {matrices} | {machine} | {ratio:.1f}× | {each.title} | {told} |")
+            matrices = machine = ""
+    return "\n".join(lines)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
@@ -180,8 +209,11 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "speedup": speedup_table,
     "accuracy": accuracy_table,
     "frontier": frontier_table,
+    "tightness": tightness_table,
     "low-precision": low_precision_table,
+    "headline": headline_table,
     "weighed": weighed_table,
+    "choice": choice_table,
 }
 
 
@@ -193,24 +225,60 @@ def results_tables(folder: Path, up: str) -> str:
     archives = sorted(folder.rglob("records.jsonl"))
     if not archives:
         return ""
-    from polarstep_lab.report.grouping import collect, sections_of
-    from polarstep_lab.report.markdown import brief_lines
-    from polarstep_lab.report.texts import seeds_text
+    from polarstep_lab.report.grouping import sections_of
+    from polarstep_lab.report.pages import brief_lines
+    from polarstep_lab.report.runs import collect
 
     sections, _ = sections_of(collect([folder]))
     blocks = []
     for section in sections:
         if not section.rows:
             continue
-        seeds = sorted({seeds_text(row) for row in section.rows})
+        seeds = sorted({row.seeds_text for row in section.rows})
         devices = sorted({device for row in section.rows for device in row.devices})
         links = [f"[report]({up}{(folder / 'summary.md').relative_to(ROOT)})"]
         links += [f"[{path.parent.name}]({up}{path.relative_to(ROOT)})" for path in archives]
+        note = f" ({section.note})" if section.note else ""
         blocks.append(
-            f"**{section.recipe}**, seeds: {' or '.join(seeds)}, {', '.join(devices)} "
+            f"**{section.recipe}**{note}, seeds: {' or '.join(seeds)}, {', '.join(devices)} "
             f"({', '.join(links)}):\n\n" + "\n".join(brief_lines(section))
         )
+        records = [run for row in section.rows for run in row.runs["record"]]
+        blocks.append("\n".join(["```sh", *commands_of(records), "```"]))
     return "\n" + "\n\n".join(blocks) + "\n\n"
+
+
+def commands_of(records: Iterable[Any]) -> Iterator[str]:
+    """The ``polarstep compare`` commands that make these runs, whatever made them."""
+    seeds: dict[tuple[str, str, tuple[str, ...]], set[int]] = {}
+    for run in records:
+        who = run.identity
+        settings = tuple(
+            f"--set {shlex.quote(f'{key}={value if isinstance(value, str) else json.dumps(value)}')}"
+            for key, value in who.overrides.items()
+            if not key.startswith("runtime.")
+        )
+        seeds.setdefault((who.recipe, _slug(who.method), settings), set()).add(who.seed)
+    groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (recipe, slug, settings), found in seeds.items():
+        count = len(found)
+        told = str(count) if found == set(range(count)) else ",".join(map(str, sorted(found)))
+        groups.setdefault((recipe, told, settings), []).append(slug)
+    for (recipe, told, settings), slugs in groups.items():
+        line = f"polarstep compare {recipe}"
+        for word in (f"--methods {','.join(slugs)}", f"--seeds {told}", *settings):
+            if len(line) + len(word) > COMMAND_WIDTH:
+                yield f"{line} \\"
+                line = f"   {word}"
+            else:
+                line = f"{line} {word}"
+        yield line
+
+
+def _slug(method: str) -> str:
+    from polarstep_lab.methods import find_method
+
+    return find_method(method).slug
 
 
 def filled(text: str, page: str) -> str:
@@ -219,7 +287,7 @@ def filled(text: str, page: str) -> str:
 
     def table(match: re.Match[str]) -> str:
         marker, kind, record = match.groups()
-        if kind == "results":
+        if kind not in TABLES:
             return match[0]
         return f"{marker}\n{TABLES[kind](ROOT / record)}\n\n"
 
@@ -227,21 +295,27 @@ def filled(text: str, page: str) -> str:
         opening, folder, end = match.groups()
         return f"{opening}{results_tables(ROOT / folder, up)}{end}"
 
-    return RESULTS.sub(results, MARKER.sub(table, text))
+    def claim(match: re.Match[str]) -> str:
+        opening, name, newline, end = match.groups()
+        if not newline:
+            return f"{opening}{made(name)}{end}"
+        return f"{opening}\n\n{textwrap.fill(made(name), WIDTH, break_on_hyphens=False)}\n\n{end}"
+
+    return RESULTS.sub(results, CLAIM.sub(claim, MARKER.sub(table, text)))
 
 
 def main() -> int:
-    """Write the pages and the figure, or with --check compare them."""
-    made = {page: filled((ROOT / page).read_text(), page) for page in PAGES}
-    made[FIGURE] = figure(ROOT / TIMES)
+    """Write the pages and the figures, or with --check compare them."""
+    texts = {page: filled((ROOT / page).read_text(encoding="utf-8"), page) for page in PAGES}
+    texts |= {name: draw() for name, draw in FIGURES.items()}
     stale = [
         name
-        for name, text in made.items()
-        if not (ROOT / name).exists() or (ROOT / name).read_text() != text
+        for name, text in texts.items()
+        if not (ROOT / name).exists() or (ROOT / name).read_text(encoding="utf-8") != text
     ]
     if "--check" not in sys.argv:
         for name in stale:
-            data = made[name].encode()
+            data = texts[name].encode()
             write_atomically(ROOT / name, lambda file, data=data: file.write(data))
     print(f"{'stale' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'nothing'}")
     return 1 if stale and "--check" in sys.argv else 0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("polarstep")
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what lives until the end: modules and collected tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,9 @@ SOLVERS: list[Solver] = [
     Solver("exact", Exact()),
     *(
         Solver(f"newton-schulz {name} {form} {delta}", NewtonSchulz(7, name, delta, form=form))
-        for name, form, delta in product(PAPER, ("plain", "gram"), ("frobenius", "spectral"))
+        for name, form, delta in product(
+            PAPER, ("plain", "gram"), ("frobenius", "spectral", "operator")
+        )
     ),
     *(
         Solver(f"newton-schulz {name} {form}", NewtonSchulz(6, name, form=form), bounded=False)
@@ -93,6 +95,10 @@ SOLVERS: list[Solver] = [
     ),
     Solver("low-rank of exact", _low_rank(inner=Exact())),
     Solver("low-rank of spectral", _low_rank(inner=NewtonSchulz(9, "cubic", "spectral"))),
+    Solver(
+        "low-rank kaczmarz of operator",
+        _low_rank(sketch=Kaczmarz(), inner=NewtonSchulz(7, delta="operator")),
+    ),
     Solver("low-rank of plain form", _low_rank(inner=NewtonSchulz(7, form="plain"))),
     Solver("low-rank of jordan", _low_rank(inner=NewtonSchulz(5, "jordan")), bounded=False),
     Solver("low-rank in full space", LowRank(200)),

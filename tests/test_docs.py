@@ -60,6 +60,84 @@ def test_measured_tables_are_those_of_their_records() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# Pages whose numbers are checked elsewhere: the log is dated, docs/flops.md is made by the ledger
+# (tests/lab/test_flops.py), and the last two say what their own tests measure.
+APART = {"log.md", "flops.md", "distributed.md", "reliability.md"}
+MEASURED = re.compile(
+    r"±\s?\d[\d.]*|\d[\d.,]*\s?(?:×(?!\s?\d)|%|(?:ms|µs|s|TB/s|points|seconds|times)\b)|^\|.*\d\.\d.*$",
+    re.MULTILINE,
+)
+STATED = {
+    "goals, not measurements": (
+        "1.5 times AdamW's step",
+        "5 and 12 times for full",
+        "2 and 4 times AdamW's step",
+        "within 1.15 × AdamW",
+    ),
+    "definitions": (
+        "95%",
+        "is 1.5 times the root mean square",
+        "a δ that is 30% below",
+        "995 times in 1000",
+        "from 1.25 to 2",
+        "momentum 0.95",
+        "(35.4M parameters in them)",
+        "(0.1)",
+        "(0.01)",
+    ),
+}
+
+
+def unmarked_numbers(text: str) -> list[str]:
+    """Numbers that look measured and stand in no marked table, claim or block of code."""
+    for block in (
+        r"```.*?```",
+        r"<!-- (?:results|claim): \S+ -->.*?<!-- end -->",
+        r"<!-- [a-z-]+: \S+ -->\n\n(?:\|[^\n]*\n)+",
+        r"<!-- rates: .*?<!-- /rates -->",
+        r"`[^`\n]*`",
+        r"\[[^]]*\]\([^)]*\)",
+    ):
+        text = re.sub(block, "", text, flags=re.DOTALL)
+    for words in STATED.values():
+        for stated in words:
+            text = text.replace(stated, "")
+    return [match[0] for match in MEASURED.finditer(text)]
+
+
+def test_a_number_outside_of_a_marked_block_is_found() -> None:
+    assert unmarked_numbers("It takes 3.2 ms, 2.6× AdamW's, and loses 6% ± 2.") == [
+        "3.2 ms",
+        "2.6×",
+        "6%",
+        "± 2.",
+    ]
+    marked = "It takes <!-- claim: cost -->3.2 ms<!-- end -->, with 95% intervals of 768×768."
+    assert unmarked_numbers(marked) == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in APART),
+    ],
+)
+def test_every_measured_number_is_made_from_a_record(page: str) -> None:
+    found = unmarked_numbers((ROOT / page).read_text())
+    assert not found, (
+        f"{page} has {found} in its text: make them claims of benchmarks/docs_claims.py, or say in "
+        "STATED why they are no measurements"
+    )
+
+
+def test_no_line_begins_with_a_claim_inside_a_paragraph() -> None:
+    """Such a line would begin a block of raw HTML on the site."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        found = re.findall(r"^\s*<!-- claim: (\S+) -->[^\n]", page.read_text(), re.MULTILINE)
+        assert not found, f"{page.name}: put a word before {found}"
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):

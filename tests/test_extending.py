@@ -45,12 +45,13 @@ def maps_of(page: dict[str, Any]) -> dict[str, ps.PolarMap]:
     return {
         "map": page["ByEigenvalues"](),
         "map with state": page["Leading"](),
+        "map around a map": page["Damped"](ps.LowRank(8, 4, keep=2, always_sketch=True)),
         "sketch": ps.LowRank(8, 4, sketch=page["Signs"](), always_sketch=True),
         "finder": ps.LowRank(8, 4, sketch=page["Largest"](), always_sketch=True),
     }
 
 
-MAPS = ["map", "map with state", "sketch", "finder"]
+MAPS = ["map", "map with state", "map around a map", "sketch", "finder"]
 
 
 def test_the_transform_clips(page: dict[str, Any]) -> None:
@@ -65,7 +66,7 @@ def test_the_transform_clips(page: dict[str, Any]) -> None:
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
 
 
 @pytest.mark.parametrize("name", MAPS)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal, get_args
 
 import torch
@@ -126,6 +127,26 @@ class MatrixView:
         """Whether every matrix is a run of rows as stored, so that it lies in memory in one piece."""
         across = self.split if self.transposed else self.columns
         return len(across) == 1 and (self.repeats == 1 or len(self.split) == 1)
+
+    @property
+    def in_rectangles(self) -> bool:
+        """Whether every matrix is a rectangle of a stored matrix, of some of its rows and columns."""
+        return self.repeats == 1 or len(self.split) == 1
+
+    def corners(self, block: int) -> list[int]:
+        """Where the matrices of a block begin, in entries from the first one (:attr:`in_rectangles`).
+
+        >>> MatrixView.of((4, 6), layout="transposed", split_sizes=(2, 2, 2)).corners(0)
+        [0, 2, 4]
+        >>> MatrixView.of((2, 3, 6), split_sizes=(1, 2), split_columns=(4, 2)).corners(3)
+        [10, 28]
+        """
+        assert self.in_rectangles
+        outputs, inputs = ([0, *accumulate(sizes)][:-1] for sizes in (self.split, self.columns))
+        pairs = [(j, i) if self.transposed else (i, j) for i in outputs for j in inputs]
+        within = [row * self.cols + column for row, column in pairs]
+        within = within if len(self.shapes) == 1 else [within[block]]
+        return [b * self.rows * self.cols + first for b in range(self.batch) for first in within]
 
     @property
     def runs(self) -> tuple[int, ...]:

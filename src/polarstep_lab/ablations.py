@@ -4,7 +4,7 @@ Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 
 the appendix). For batch size and sequence length the amount of data stays the same, so that longer
 sequences or larger batches mean fewer steps, as in the paper's appendix. The number of power
 iterations h is one that the paper leaves open. The number of steps a basis is kept for is ours, and so
-is keeping the rest, what a sketch leaves out.
+are keeping the rest, what a sketch leaves out, and choosing the map for each shape ("auto").
 The learning rate is there because another map may want another one.
 """
 
@@ -19,8 +19,10 @@ from typing import Any, get_args
 import torch
 
 from polarstep_lab.config import (
+    AutoBudget,
     ConfigError,
     ImageData,
+    PolarConfig,
     RestName,
     RunConfig,
     SketchName,
@@ -32,7 +34,7 @@ from polarstep_lab.flops.workload import named
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.models.gpt import GPT, GPTConfig
 
-__all__ = ["AXES", "Axis", "apply_axis", "find_axis"]
+__all__ = ["AXES", "Axis", "apply_axis", "find_axis", "longest_short_side"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _rank(config: RunConfig, value: Any) -> RunConfig:
     polar = ablated.optimizer.polar
     if polar.rank is None:
         raise ConfigError(f"rank={value}: expected a whole number ≥ 1; {_FULL_SPACE}")
-    ell, side = polar.rank + polar.oversample, _longest_short_side(ablated.model)
+    ell, side = polar.rank + polar.oversample, longest_short_side(ablated.model)
     if ell >= side:
         sketching = side - polar.oversample - 1
         raise ConfigError(
@@ -95,7 +97,7 @@ _FULL_SPACE = "full space is `polarstep run … --set optimizer.polar.rank=null`
 
 
 @functools.lru_cache
-def _longest_short_side(model: GPTConfig | ConvNetConfig) -> int:
+def longest_short_side(model: GPTConfig | ConvNetConfig) -> int:
     """The largest min(m, n) of the matrices that are Muon's."""
     with torch.device("meta"):
         built = GPT(model) if isinstance(model, GPTConfig) else ConvNet(model)
@@ -122,6 +124,21 @@ def _sketch(config: RunConfig, value: Any) -> RunConfig:
         raise ConfigError(f"sketch={value!r}: expected one of {', '.join(known)}")
     settings = _FAST_SKETCHES.get(value, {"sketch": value})
     return with_overrides(config, {f"optimizer.polar.{key}": v for key, v in settings.items()})
+
+
+def _rest(config: RunConfig, value: Any) -> RunConfig:
+    """What becomes of the rest; only a step that lifts it may be in eight bits."""
+    eight_bits = config.optimizer.polar.float8 and value == "lifted"
+    settings = {"optimizer.polar.rest": value, "optimizer.polar.float8": eight_bits}
+    return with_overrides(config, settings)
+
+
+def _auto(config: RunConfig, value: Any) -> RunConfig:
+    """The map that is chosen for each shape under a budget, in the place of the method's own."""
+    if value not in (known := get_args(AutoBudget)):
+        raise ConfigError(f"auto={value!r}: expected one of {', '.join(known)}")
+    optimizer = replace(config.optimizer, polar=PolarConfig(auto=value))
+    return replace(config, optimizer=optimizer)
 
 
 def _batch(config: RunConfig, value: Any) -> RunConfig:
@@ -224,7 +241,7 @@ AXES: tuple[Axis, ...] = (
         _set("optimizer.polar.solver"),
         nanogpt=("cubic", "quintic", "empirical", "polar-express"),
         cifar10=("cubic", "quintic", "empirical", "polar-express"),
-        also=("quintic-2", "polar-express-sketch", "exact"),
+        also=("quintic-2", "polar-express-default", "polar-express-sketch", "exact"),
     ),
     Axis(
         "sketch",
@@ -237,9 +254,17 @@ AXES: tuple[Axis, ...] = (
     Axis(
         "rest",
         "R",
-        _set("optimizer.polar.rest"),
+        _rest,
         nanogpt=get_args(RestName),
         cifar10=get_args(RestName),
+        ours=True,
+    ),
+    Axis(
+        "auto",
+        "T(M)",
+        _auto,
+        nanogpt=get_args(AutoBudget),
+        cifar10=get_args(AutoBudget),
         ours=True,
     ),
     Axis("batch", "B", _batch, cifar10=(500, 1000, 2000, 3000, 4000)),
@@ -272,7 +297,7 @@ def find_axis(name: str) -> Axis:
 def apply_axis(config: RunConfig, name: str, value: Any) -> RunConfig:
     """``config`` with one setting at ``value``."""
     sketched = ("rank", "power", "keep", "sketch", "rest")
-    if name in (*sketched, "steps", "solver") and config.rule.algorithm != "muon":
+    if name in (*sketched, "steps", "solver", "auto") and not config.rule.has_map:
         raise ConfigError(
             f"{name}={value}: {config.method} has no polar map; ablate a Muon method, as rand-muon"
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, field, fields
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -28,6 +28,7 @@ from polarstep_lab.paper import Benchmark
 from polarstep_lab.structure import ConfigError, explain, set_at
 
 __all__ = [
+    "AutoBudget",
     "Benchmark",
     "ConfigError",
     "EvaluationConfig",
@@ -63,26 +64,40 @@ Patterns = Annotated[
 SketchName = Literal["gaussian", "kaczmarz", "warm"]
 RestName = Literal["dropped", "scaled", "lifted"]
 SolverName = Literal[
-    "cubic", "quintic", "quintic-2", "empirical", "polar-express", "polar-express-sketch", "exact"
+    "cubic",
+    "quintic",
+    "quintic-2",
+    "empirical",
+    "polar-express",
+    "polar-express-default",
+    "polar-express-sketch",
+    "exact",
 ]
+AutoBudget = Literal["full", "balanced", "cheap"]
 
 
 @dataclass(frozen=True, config=CHECKED)
 class PolarConfig:
     """The polar map T of the Muon methods; ``rank=None`` is full space.
 
-    ``"empirical"`` is the name the paper gives to Jordan's coefficients; ``"polar-express-sketch"`` is
-    ours. Sketches are the paper's two and ``"warm"``, which starts from the last step's factor
-    (:class:`polarstep.Warm`). A basis may serve ``keep`` steps.
+    ``"empirical"`` is the name the paper gives to Jordan's coefficients, and ``"polar-express"`` is the
+    list that it prints for the benchmark. ``"polar-express-default"`` (what :class:`polarstep.Muon`
+    takes by default, with five steps) and ``"polar-express-sketch"`` are ours. Sketches are the
+    paper's two and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`). A
+    basis may serve ``keep`` steps.
 
     ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"scaled"`` and
     ``"lifted"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the
-    head by one step of degree 17. Records of earlier versions say ``"jointly"`` for ``"lifted"``.
+    head by one step of degree 17. Records of earlier versions say ``"jointly"`` for ``"lifted"``. With
+    ``float8`` this step is in eight bits on GPUs that have them; in earlier versions it never was.
+
+    With ``auto`` the map is chosen for each shape and device (:class:`polarstep.Auto` with this
+    budget), and all other settings have their defaults.
     """
 
     solver: SolverName = "quintic"
     steps: Natural = 7
-    delta: Literal["frobenius", "spectral"] = "frobenius"
+    delta: Literal["frobenius", "spectral", "operator"] = "frobenius"
     rank: Count | None = None
     oversample: Natural = 10
     power: Annotated[float, Field(ge=0, multiple_of=0.5)] = 1.0
@@ -91,8 +106,27 @@ class PolarConfig:
     rest: Annotated[
         RestName, BeforeValidator(lambda value: "lifted" if value == "jointly" else value)
     ] = "dropped"
+    float8: bool = False
+    auto: AutoBudget | None = None
 
     def __post_init__(self) -> None:
+        if self.auto is not None:
+            changed = [
+                f"optimizer.polar.{f.name}={getattr(self, f.name)}"
+                for f in fields(self)
+                if f.name != "auto" and getattr(self, f.name) != f.default
+            ]
+            if changed:
+                raise ValueError(
+                    f"{', '.join(changed)} with optimizer.polar.auto={self.auto}, which chooses the map "
+                    "itself: expected the defaults; take --method auto or --vary "
+                    f"auto={self.auto}, or set optimizer.polar.auto=null"
+                )
+        if self.float8 and self.rest != "lifted":
+            raise ValueError(
+                f"optimizer.polar.float8=true with optimizer.polar.rest={self.rest}: expected lifted, "
+                "as only the step that lifts the rest can be in eight bits"
+            )
         if self.rest != "dropped" and self.rank is None:
             raise ValueError(
                 f"optimizer.polar.rest={self.rest}: expected dropped with optimizer.polar.rank=null, "
@@ -122,6 +156,8 @@ class OptimizerConfig:
     weight_decay: NotNegative = 0.0
     lr_scale: Literal["none", "spectral", "rms"] = "spectral"
     polar: PolarConfig = field(default_factory=PolarConfig)
+    normalize_rows: bool = False
+    """Divide the rows of T by the root of their second moment (:class:`polarstep.NormalizedRows`)."""
     embedding_lr: NotNegative = 0.0
     head_lr: NotNegative = 0.0
     vector_lr: NotNegative = 0.0
@@ -199,7 +235,11 @@ class ImageData:
 
 @dataclass(frozen=True, config=CHECKED)
 class EvaluationConfig:
-    """When and on how much to validate. A validation at step 0 and one at the end are always made."""
+    """When and on how much to validate. A validation at step 0 and one at the end are always made.
+
+    Text that is held out is cut in two halves. ``tokens`` of the first are validated on, and as many of
+    the second are the test, which is read once, after the last step.
+    """
 
     every: Count = 100
     tokens: Count = 10_485_760

@@ -1,16 +1,56 @@
-"""Finding the methods of Table 2 by the paper's row names or by short names for a command line."""
+"""The methods that a run can be made with, and finding them by row name or by slug.
+
+:data:`METHODS` are the paper's, the rows of Table 2. :data:`OURS` are the maps that this library has
+beside them. A method whose slug begins with ``peer:`` runs the optimizer of another library
+(:mod:`polarstep_lab.peers`).
+"""
 
 from __future__ import annotations
 
 from polarstep_lab.paper import METHODS, Method
+from polarstep_lab.peers.catalogue import PEERS
 from polarstep_lab.structure import ConfigError, hint
 
-__all__ = ["METHODS", "Method", "find_method", "find_methods"]
+__all__ = ["METHODS", "OURS", "Method", "all_methods", "find_method", "find_methods"]
+
+OURS: tuple[Method, ...] = (
+    Method("Muon (PolarExpress 5)", "muon-polar-express", "muon", polar="polar-express"),
+    Method(
+        "Muon (PolarExpress 5, normalized rows)",
+        "muon-polar-express-rows",
+        "muon",
+        polar="polar-express",
+        normalize_rows=True,
+    ),
+    Method("Deflated Muon", "deflated", "muon", sketch="warm", polar="deflated"),
+    Method("Auto Muon", "auto", "muon", polar="auto"),
+    Method("Auto Muon (normalized rows)", "auto-rows", "muon", polar="auto", normalize_rows=True),
+)
+"""Muon with maps that are not in Table 2: full space as :class:`polarstep.Muon` runs it by default, a
+sketched head whose rest is kept (:class:`polarstep.Deflated`), and the map chosen for each shape
+(:class:`polarstep.Auto`)."""
+
+
+def all_methods() -> tuple[Method, ...]:
+    """Every method that :func:`find_method` knows."""
+    return (*METHODS, *OURS, *(peer.method for peer in PEERS.values()))
 
 
 def find_methods(names: str) -> list[Method]:
-    """``"all"`` of them, or those of a list like ``"adamw,muon"``."""
-    return list(METHODS) if names == "all" else [find_method(name) for name in names.split(",")]
+    """The methods of a list like ``"adamw,muon"``, each once.
+
+    ``all`` in the list stands for the rows of Table 2, and ``ours`` for :data:`OURS`.
+
+    >>> [method.slug for method in find_methods("sgd,ours")][:2]
+    ['sgd', 'muon-polar-express']
+    """
+    groups = {"all": METHODS, "ours": OURS}
+    found = [
+        method
+        for name in names.split(",")
+        for method in (groups[name] if name in groups else [find_method(name)])
+    ]
+    return list(dict.fromkeys(found))
 
 
 def find_method(name: str) -> Method:
@@ -19,9 +59,9 @@ def find_method(name: str) -> Method:
     >>> find_method("rand-muon").name
     'Rand Muon (Nes.-Gaussian)'
     """
-    for method in METHODS:
+    for method in all_methods():
         if name in (method.slug, method.name):
             return method
-    slugs = [method.slug for method in METHODS]
+    slugs = [method.slug for method in all_methods()]
     known = ", ".join(slugs)
     raise ConfigError(f"method {name!r}: {hint(name.lower(), slugs)}expected one of {known}")

@@ -28,21 +28,38 @@ Benchmark = Literal["nanogpt", "cifar10"]
 
 @dataclass(frozen=True)
 class Method:
-    """One row of Table 2: which algorithm updates the hidden matrices, and with which polar map.
+    """A row of a table: which algorithm updates the hidden matrices, and with which polar map.
 
-    ``name`` is the paper's; ``slug`` is ours, for command lines and file names.
+    ``name`` is the paper's for a row of Table 2; ``slug`` is ours, for command lines. The last three
+    fields belong to methods that the paper does not have (:mod:`polarstep_lab.methods`). ``polar``
+    names a map of ours (:data:`polarstep_lab.recipes.recipe.MAPS`), ``normalize_rows`` applies
+    :class:`polarstep.NormalizedRows` after the map, and ``peer`` names the optimizer of another
+    library (:mod:`polarstep_lab.peers`), whose matrices take the learning rate of ``algorithm``.
     """
 
     name: str
     slug: str
     algorithm: Literal["adamw", "sgd", "muon"]
     nesterov: bool = True
-    sketch: Literal["gaussian", "kaczmarz"] | None = None
+    sketch: Literal["gaussian", "kaczmarz", "warm"] | None = None
+    polar: Literal["polar-express", "deflated", "auto"] | None = None
+    normalize_rows: bool = False
+    peer: str | None = None
 
     @property
     def randomized(self) -> bool:
         """Whether the polar map works in a sketched subspace (Algorithms 1 and 2)."""
         return self.sketch is not None
+
+    @property
+    def has_map(self) -> bool:
+        """Whether the settings of the polar map apply: to Muon methods of this library."""
+        return self.algorithm == "muon" and self.peer is None
+
+    @property
+    def folder(self) -> str:
+        """The slug as the name of a folder."""
+        return self.slug.replace(":", "-")
 
     def named(self, sketch: str | None) -> str:
         """The row's name with the sketch that ran, where it is not the row's own.

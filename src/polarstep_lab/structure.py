@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 __all__ = ["ConfigError", "explain", "hint", "parse_assignment", "set_at"]
 

@@ -36,7 +36,8 @@ MAPS: dict[str, ps.PolarMap] = {
     "warm": ps.LowRank(16, 8, 0, sketch=Warm()),
     "kept": ps.LowRank(16, 8, 0, keep=8),
 }
-PLANS = ("sharded", "owner", "replicated")
+PLANS = ("sharded", "owner", "replicated", "gather")
+OVERLAPPING = ("sharded", "owner", "replicated", "gather")
 KEPT = 9  # a step that uses the basis of step 8
 
 
@@ -45,14 +46,15 @@ def received() -> Iterator[dict[str, float]]:
     """Bytes that this rank receives from others, by collective; a sum counts as a ring does it."""
     found = {"all-to-all": 0.0, "maximum": 0.0, "status": 0.0}
     swap, reduce = dist.all_to_all_single, dist.all_reduce
-    me, ranks = dist.get_rank(), dist.get_world_size()
 
     def counted_swap(out: Any, sent: Any, counts: Any, sizes: Any, **options: Any) -> Any:
+        me = dist.get_rank(options["group"])
         found["all-to-all"] += sum(count for i, count in enumerate(counts) if i != me)
         return swap(out, sent, counts, sizes, **options)
 
     def counted_reduce(values: Any, **options: Any) -> Any:
         kind = "status" if values.dtype == torch.int64 else "maximum"
+        ranks = dist.get_world_size(options["group"])
         found[kind] += 2 * (ranks - 1) / ranks * values.numel() * values.element_size()
         return reduce(values, **options)
 
@@ -63,11 +65,19 @@ def received() -> Iterator[dict[str, float]]:
         dist.all_to_all_single, dist.all_reduce = swap, reduce
 
 
-def counted(name: str, polar: ps.PolarMap, plan: str, dtype: torch.dtype, at: int = 1) -> Any:
-    """Bytes and FLOPs of step ``at`` of all matrices of a shape."""
+def counted(
+    name: str,
+    polar: ps.PolarMap,
+    plan: str,
+    dtype: torch.dtype,
+    at: int = 1,
+    copies: int = 1,
+) -> Any:
+    """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
     count, m, n = SHAPES[name]
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    placed = [Replicate()] if plan == "replicated" else [Shard(0)]
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (copies, ranks // copies))
+    placed = [Replicate(), Replicate() if plan == "replicated" else Shard(0)]
     params = []
     for i in range(count):
         G = torch.randn(m, n, generator=rng.generator(name, i)).to(dtype)
@@ -82,30 +92,36 @@ def counted(name: str, polar: ps.PolarMap, plan: str, dtype: torch.dtype, at: in
 
 
 def order(plan: str) -> list[str]:
-    """What a step of two buckets does in turn: it sends, and it waits for what was sent."""
+    """What a step of two buckets does in turn: it sends, it computes, it waits for what was sent."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    placed = [Replicate()] if plan == "replicated" else [Shard(0)]
     params = []
     for shape in ((16, 24), (20, 32)):
-        G = torch.randn(shape, generator=rng.generator("order", *shape))
-        params.append(nn.Parameter(distribute_tensor(G, mesh, [Shard(0)])))
-        params[-1].grad = params[-1].detach()
+        for i in range(dist.get_world_size()):  # each rank owns one matrix of each bucket
+            G = torch.randn(shape, generator=rng.generator("order", i, *shape))
+            params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
+            params[-1].grad = params[-1].detach()
     polar = ps.LowRank(4, 2, 0, always_sketch=True)
     optimizer, events = ps.Muon(params, lr=0.1, polar=polar, plan=plan), []
-    send, wait = wire.send, wire.Arriving.wait
 
-    def noted_send(*arguments: Any) -> Any:
-        events.append("send")
-        return send(*arguments)
+    def noted(word: str, call: Any) -> Any:
+        def calling(*arguments: Any, **options: Any) -> Any:
+            events.append(word)
+            return call(*arguments, **options)
 
-    def noted_wait(arriving: Any) -> Any:
-        events.append("wait")
-        return wait(arriving)
+        return calling
 
-    wire.send, wire.Arriving.wait = noted_send, noted_wait  # type: ignore[method-assign]
+    places = [(wire, "send"), (wire, "compare"), (wire.Arriving, "wait"), (wire.Comparing, "wait")]
+    places += [(ps.LowRank, "step")]
+    before = [getattr(*place) for place in places]
+    words = ["send", "send", "wait", "wait", "compute"]
+    for place, call, word in zip(places, before, words, strict=True):
+        setattr(*place, noted(word, call))
     try:
         optimizer.step()
     finally:
-        wire.send, wire.Arriving.wait = send, wait  # type: ignore[method-assign]
+        for place, call in zip(places, before, strict=True):
+            setattr(*place, call)
     return events
 
 
@@ -120,8 +136,13 @@ def cases() -> list[tuple[str, str, str]]:
     ]
 
 
+def copied_cases() -> list[tuple[str, str, str]]:
+    """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
+    return [case for case in cases() if case[0] in ("owner", "sharded") and case[1] != "h=½"]
+
+
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
-    found: dict[Any, Any] = {("order", plan): order(plan) for plan in ("owner", "sharded")}
+    found: dict[Any, Any] = {("order", plan): order(plan) for plan in OVERLAPPING}
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):
@@ -132,4 +153,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     for plan, name, shape in cases():
         at = KEPT if name == "kept" else 1
         found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32, at)
+    for plan, name, shape in copied_cases() if ranks == 4 else ():
+        at = KEPT if name == "kept" else 1
+        found["copied", plan, name, shape] = counted(
+            shape, MAPS[name], plan, torch.float32, at, copies=2
+        )
     return found

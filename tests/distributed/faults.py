@@ -111,6 +111,43 @@ def nonfinite_on_one(rank: int, mesh: Any, plan: str, value: float) -> tuple[flo
     return stayed, moved
 
 
+def eight_bits(mesh: Any, plan: str) -> float:
+    """Momentum in eight bits of a matrix, whose rows are cut between ranks, and of experts."""
+    shapes = ((9, 128), (5, 4, 256))
+    params = [distribute_tensor(given("matrix", shape, 0), mesh, [Shard(0)]) for shape in shapes]
+    params = [nn.Parameter(p) for p in params]
+    whole = [nn.Parameter(p.full_tensor().detach()) for p in params]
+    ours, one = (
+        ps.Muon(each, lr=0.1, momentum_dtype=torch.int8, polar=WARM, plan=p)
+        for each, p in ((params, plan), (whole, "auto"))
+    )
+    for step in range(STEPS):
+        for p, q in zip(params, whole, strict=True):
+            q.grad = given("gradient", tuple(q.shape), step)
+            p.grad = distribute_tensor(q.grad, mesh, [Shard(0)])
+        ours.step()
+        one.step()
+    off = []
+    for p, q in zip(params, whole, strict=True):
+        mine, theirs = ours.state[p], one.state[q]
+        off.append(float((p.full_tensor() - q).abs().max()))
+        codes = mine["momentum_buffer"].full_tensor().int() - theirs["momentum_buffer"].int()
+        off.append(float(codes.abs().max()))
+        scales = mine["momentum_scale"].full_tensor().flatten() - theirs["momentum_scale"]
+        off.append(float(scales.abs().max()))
+    return max(off)
+
+
+def eight_bits_in_part(mesh: Any) -> list[str]:
+    """Rows that are no whole blocks, and rows that are cut: both are refused."""
+    words = []
+    for shape, dim in (((9, 12), 0), ((8, 256), 1), ((4, 6, 20), 0)):
+        p = nn.Parameter(distribute_tensor(given("matrix", shape, 0), mesh, [Shard(dim)]))
+        p.grad = distribute_tensor(given("gradient", shape, 0), mesh, [Shard(dim)])
+        words.append(raised(ps.Muon([p], momentum_dtype=torch.int8).step))
+    return words
+
+
 def raised(step: Any) -> str:
     try:
         step()
@@ -245,6 +282,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
             found["missing", plan, algorithm] = missing_on_one(rank, mesh, plan, algorithm)
         for value in (math.nan, math.inf):
             found["nonfinite", plan, value] = nonfinite_on_one(rank, mesh, plan, value)
+    for plan in ("auto", "owner", "gather", "sharded"):
+        found["eight bits", plan] = eight_bits(mesh, plan)
+    found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)
     found["broken map"] = broken_map_on_one(rank, mesh)
     found["out of step"] = out_of_step(rank, mesh)

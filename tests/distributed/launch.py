@@ -47,6 +47,8 @@ def _rank(rank: int, module: str, ranks: int, folder: str) -> None:
 if __name__ == "__main__":
     module, ranks, folder = sys.argv[1:]
     importlib.import_module(module)
+    # The first step of any optimizer imports torch._dynamo, for two seconds: here once for all ranks.
+    importlib.import_module("torch._dynamo")
     multiprocessing.start_processes(
         _rank, (module, int(ranks), folder), nprocs=int(ranks), start_method="fork"
     )

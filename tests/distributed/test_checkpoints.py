@@ -30,5 +30,19 @@ def found(tmp_path_factory):
 def test_the_run_goes_on(ranks, source, name, plan, found) -> None:
     if (name, plan) not in found[ranks, source][0]:
         pytest.skip("every option with one plan, and every plan with the default options")
+    if name == "rank 0" and not found[ranks, source][0]["gathers in order"]:
+        pytest.skip("broadcast_from_rank0 of this version of torch loads uneven parts wrongly")
     for there in found[ranks, source]:
         assert there[name, plan] < 1e-10
+
+
+@pytest.mark.parametrize(("ranks", "source"), CHAIN)
+def test_momentum_that_fades_rests_as_if_it_had_not_been_saved(ranks, source, found) -> None:
+    for there in found[ranks, source]:
+        assert there["resting"]["off"] < 1e-10
+        assert there["resting"]["moved"] == 0
+
+
+@pytest.mark.parametrize(("ranks", "source"), CHAIN)
+def test_a_checkpoint_without_peaks_loads_in_part(ranks, source, found) -> None:
+    assert [there["without peak"] for there in found[ranks, source]] == [0.0] * ranks

@@ -55,6 +55,20 @@ def test_a_bad_gradient_on_one_rank_skips_the_parameter_on_all(ranks, plan, valu
 
 
 @over_ranks
+@pytest.mark.parametrize("plan", ["auto", "owner", "gather", "sharded"])
+def test_momentum_in_eight_bits(ranks, plan, found) -> None:
+    for there in found[ranks]:
+        assert there["eight bits", plan] < 1e-10
+
+
+@over_ranks
+def test_momentum_in_eight_bits_needs_whole_blocks(ranks, found) -> None:
+    for there in found[ranks]:
+        for word in there["eight bits in part"]:
+            assert "expected rows of a multiple of 128 entries that are not cut" in word
+
+
+@over_ranks
 def test_a_rank_that_raises_before_the_step(ranks, found) -> None:
     words = [there["bad option"] for there in found[ranks]]
     assert all(each == words[0] for each in words)

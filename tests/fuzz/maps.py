@@ -57,7 +57,7 @@ def _newton_schulz(choose: Choices) -> NewtonSchulz:
     return NewtonSchulz(
         choose.random.randint(0, 9),
         choose.one_of(*NAMES, rows),
-        choose.one_of("frobenius", "frobenius", "spectral"),
+        choose.one_of("frobenius", "frobenius", "spectral", "operator"),
         choose.one_of(None, None, torch.float32, torch.float64),
         choose.one_of("auto", "plain", "gram"),
     )
@@ -201,6 +201,10 @@ def reference(polar: PolarMap, M: Tensor) -> Tensor | None:
         delta = S.square().sum(-1, keepdim=True).sqrt()
     elif polar.delta == "spectral":
         delta = (S**8).sum(-1, keepdim=True) ** 0.125
+    elif polar.delta == "operator":
+        delta = S[..., :1] * (S / S[..., :1].clamp_min(1e-300)).pow(4096).sum(-1, keepdim=True).pow(
+            1 / 4096
+        )
     else:
         delta = polar.delta / largest.squeeze(-1)
     x = S / torch.where(delta > 0, delta, 1)

@@ -100,14 +100,15 @@ def test_a_product_of_rows(device: torch.device, M: int, N: int, K: int) -> None
     s = torch.tensor([0.5, 3.0], device=device)
     got = product_of_rows(A, B, s, 0.125, torch.float32)
     want = 0.125 * s[:, None, None].double() * (A.double() @ B.double().mT)
-    # A GPU adds products of eight bits with 14 bits.
-    assert float((got - want).abs().max()) < 2.0**-11 * float(want.abs().max())
+    # A GPU adds products of eight bits with some 14 bits.
+    assert float((got - want).abs().max()) < 2.0**-10 * float(want.abs().max())
 
 
-def test_a_symmetric_product_is_rounded_once(device: torch.device) -> None:
+@pytest.mark.parametrize("m", [80, 272])  # one tile, and several of which some are mirrored
+def test_a_symmetric_product_is_rounded_once(device: torch.device, m: int) -> None:
     from polarstep.kernels.product import product
 
-    X = float8(randn(2, 80, 144, device=device), 4)
+    X = float8(randn(2, m, 144, device=device), 4)
     G = product(X, X.mT, alpha=0.01, D=None, symmetric=True)
     want = 0.01 * X.double() @ X.double().mT
     assert G.dtype == torch.float8_e4m3fn

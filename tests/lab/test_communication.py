@@ -102,7 +102,7 @@ def test_the_figure_has_all_plans_from_1_to_1024_ranks(tmp_path: Path) -> None:
     assert RANKS == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
     run("8b", "--mesh", "fsdp", "--figure", str(tmp_path / "new" / "8b.png"))
     assert (tmp_path / "new" / "8b.png").read_bytes().startswith(b"\x89PNG")
-    svg = communication_figure(EIGHT_B, "fsdp").svg
+    svg, _ = communication_figure(EIGHT_B, "fsdp").files
     for text in (
         "gather: M to all",
         "owner: M there",

@@ -76,6 +76,19 @@ def test_fit_recovers_a_known_slope_and_covers_it():
     assert covered >= 17
 
 
+def test_the_minimum_is_biased_down_and_the_held_out_value_is_not():
+    """Noise around one level: the expectation is 1 at every k."""
+    below, beside = [], []
+    for trial in range(20):
+        g = rng.generator("flat", trial)
+        norms = [1 + 0.2 * torch.randn(K, 12, generator=g) for K in (32, 64, 128)]
+        found = fit((32, 64, 128), norms, trial)
+        below += found.minimum.values
+        beside += found.held_out.values
+    assert max(below) < 0.95
+    assert sum(beside) / len(beside) == pytest.approx(1, abs=0.02)
+
+
 def test_same_seed_same_numbers_and_another_seed_others():
     cases = [case for case, _ in studies.study_cases((1.5,), ("gaussian",), 0.1, (6, 8))]
     setup = Setup(horizons=(8, 16, 32), replicas=3)

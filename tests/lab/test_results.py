@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
+import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -16,14 +18,15 @@ from typer.testing import CliRunner
 from polarstep.storage import StorageError
 from polarstep_lab.cli import app
 from polarstep_lab.config import RunConfig
-from polarstep_lab.methods import METHODS, find_method
+from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.report import stale_tables, write_report
-from polarstep_lab.report.grouping import setting_of
+from polarstep_lab.report.runs import setting_of
+from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 from polarstep_lab.training.optimizers import optimizer_gflops
 
@@ -46,6 +49,8 @@ def test_the_gflops_of_every_record_are_the_ledgers():
         setting = setting_of(run)
         if setting not in expected:
             config = RunConfig.from_dict(run.identity.config)
+            if config.rule.peer is not None:
+                continue  # not counted
             with torch.device("meta"):
                 model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
             expected[setting] = optimizer_gflops(model, config)
@@ -104,15 +109,14 @@ def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
         assert first.read_bytes() == second.read_bytes()
 
 
-def update_docs():
-    spec = importlib.util.spec_from_file_location("update_docs", ROOT / "benchmarks/update_docs.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def module(monkeypatch):
+    """The script that fills the pages."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("update_docs")
 
 
-def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, monkeypatch):
-    module = update_docs()
+def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, module, monkeypatch):
     monkeypatch.setattr(module, "ROOT", published.parent.parent)
     page = "## Results\n\n<!-- results: results/cifar10 -->\nold\n<!-- end -->\n\nmore\n"
     text = module.filled(page, "docs/results.md")
@@ -127,23 +131,123 @@ def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, mo
     assert module.filled(without, "docs/results.md") == without
 
 
-def test_the_commands_of_the_results_can_be_planned():
-    commands = re.findall(
-        r"`(polarstep (?:compare|ablate) [^`]+)`", (ROOT / "docs/results.md").read_text()
+def test_an_edited_claim_and_an_edited_table_are_noticed(module):
+    page = (ROOT / "docs/which.md").read_text()
+    assert module.filled(page, "docs/which.md") == page
+    for pattern in (
+        r"(<!-- claim: rows-gain -->\D*)(\d)",
+        r"(<!-- choice: \S+ -->(?s:.*?×.*?))(\d)",
+    ):
+        edited = re.sub(pattern, lambda m: f"{m[1]}{(int(m[2]) + 1) % 10}", page, count=1)
+        assert edited != page
+        assert module.filled(edited, "docs/which.md") == page
+    with pytest.raises(SystemExit, match="claim 'no-such': expected one of"):
+        module.filled("It is <!-- claim: no-such -->good<!-- end -->.", "docs/which.md")
+
+
+COMPARISONS = (
+    "auto-price",
+    "cifar-agreement",
+    "cifar-sketches",
+    "deflated-gap",
+    "gamma-and-training",
+    "kept-basis-loss",
+    "low-rank-loss",
+    "rank-ablation",
+    "rows-gain",
+    "short-runs",
+    "solver-ablation",
+    "warm-loss",
+    "wiki-runs",
+)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_claim_that_compares_says_how_many_seeds_and_tokens(module, name):
+    text = module.made(name)
+    assert re.search(r"n\s=\s\d|one\sseed|\d seeds", text), text
+    assert "M tokens" in text or "cifar" in name, text
+
+
+def test_intervals_are_those_of_student(module):
+    from docs_quality import estimate, paired
+
+    found = paired({1: 5.0, 2: 7.0, 3: 9.0, 8: 1.0}, {1: 4.0, 2: 5.0, 3: 6.0, 9: 2.0})
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.error == pytest.approx(1 / math.sqrt(3))
+    assert found.half == pytest.approx(4.303 / math.sqrt(3))
+    assert found.told(1, "%").replace("\N{NO-BREAK SPACE}", " ") == "+2.0% ± 2.5 (n = 3)"
+    assert estimate([-0.4]).told(unit="%").replace("\N{NO-BREAK SPACE}", " ") == "−0.4% (one seed)"
+
+
+COMMANDS = re.compile(r"polarstep (?:compare|ablate) (?:[^`\n\\]|\\\n)*")
+
+
+def planned(command):
+    """The runs that a command of a page makes."""
+    words = shlex.split(command.replace("\\\n", " "), comments=True)[1:]
+    options = {}
+    for key, value in itertools.pairwise(words):
+        if key.startswith("--"):
+            options.setdefault(key, []).append(value)
+    help_text = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"}).stdout
+    assert all(option in help_text for option in options), command
+    overrides = dict(parse_assignment(text) for text in options.get("--set", []))
+    told = options.get("--seeds", ["1"])[-1]
+    seeds = [int(seed) for seed in told.split(",")] if "," in told else [*range(int(told))]
+    if words[0] == "ablate":
+        method = find_method(options.get("--method", ["rand-muon"])[-1])
+        return ablation_runs(words[1], method, words[2], [], seeds, overrides, Path("x"))
+    methods = find_methods(options.get("--methods", ["all"])[-1])
+    return comparison_runs(words[1], methods, seeds, overrides, Path("x"))
+
+
+def pages_with_commands():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    return [page for page in pages if page.name != "log.md" and COMMANDS.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", pages_with_commands(), ids=lambda page: page.name)
+def test_the_commands_of_the_pages_can_be_planned(page):
+    for command in COMMANDS.findall(page.read_text()):
+        if "RECIPE" not in command and "…" not in command and ".toml" not in command:
+            assert planned(command), command
+
+
+def facts(config):
+    """What a command must give a run: the method's optimizer, the network, the schedule, the data."""
+    data = config["data"]
+    length = data.get("stages") or [data.get("epochs"), data.get("batch")]
+    return json.dumps(
+        [config["optimizer"], config["model"], config["schedule"], length], sort_keys=True
     )
-    assert len(commands) >= 4
-    for command in commands:
-        words = shlex.split(command)[1:]
-        options = {key: value for key, value in itertools.pairwise(words) if "--" in key}
-        methods = [find_method(m) for m in options.get("--methods", "").split(",") if m] or METHODS
-        if words[0] == "compare":
-            assert comparison_runs(words[1], methods, [0], {}, Path("x"))
-        else:
-            assert ablation_runs(
-                words[1], find_method("rand-muon"), words[2], [], [0], {}, Path("x")
+
+
+def test_the_commands_under_a_table_make_the_runs_of_the_table():
+    """Method, seed, steps and settings of every run in a table come from the commands under it."""
+    text = (ROOT / "docs/results.md").read_text()
+    checked = 0
+    for folder, block in re.findall(r"<!-- results: (\S+) -->(.*?)<!-- end -->", text, re.DOTALL):
+        made = {
+            (run.identity.recipe, run.identity.method, run.identity.seed): facts(
+                json.loads(json.dumps(run.config.to_dict()))
             )
-        shown = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"})
-        assert all(option in shown.stdout for option in options)
+            for command in COMMANDS.findall(block)
+            for run in planned(command)
+        }
+        shown = set(re.findall(r"^\| ((?:AdamW|SGD|Muon|Rand).*?) \|", block, re.MULTILINE))
+        recipes = set(re.findall(r"^\*\*(\S+)\*\*, seeds", block, re.MULTILINE))
+        recorded = {}
+        for run in map(RunRecord.load, find_runs([ROOT / folder])):
+            who = run.identity
+            if who.ablation is None and who.method in shown and who.recipe in recipes:
+                config = RunConfig.from_dict(who.config).to_dict()
+                recorded[who.recipe, who.method, who.seed] = facts(json.loads(json.dumps(config)))
+        assert made.keys() == recorded.keys(), folder
+        for who, config in recorded.items():
+            assert made[who] == config, who
+        checked += len(recorded)
+    assert checked > 370
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path):

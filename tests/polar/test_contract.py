@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+from itertools import product
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from tests.solvers import over_solvers
 from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal
 
 from polarstep import LowRank, NewtonSchulz, rng
-from polarstep.polar import Carry
+from polarstep.polar import Carry, gram
+from polarstep.polar.coefficients import extremes
 
 SHAPES = [
     (1, 1),
@@ -189,14 +191,33 @@ def test_norm_is_at_most_one_where_rounding_errors_add_up(solver, kind, shape):
     assert operator_norm(T) <= 1 + max(1e-5, max(shape) * torch.finfo(M.dtype).eps)
 
 
-@pytest.mark.parametrize(("coefficients", "form"), [
-    ("quintic", "plain"), ("cubic", "plain"), ("quintic", "gram"),
-])  # fmt: skip
-def test_norm_of_large_ones_is_at_most_one_up_to_rounding(coefficients, form):
-    """1 + 7.1e-5, 1 + 1.2e-4 and 1 + 2.5e-4 were measured on 768×3072, where the limit is 1 + 3.7e-4."""
-    m, n = 384, 1536
-    T = NewtonSchulz(7, coefficients, form=form)(torch.ones(m, n))
-    assert operator_norm(T) <= 1 + n * torch.finfo(T.dtype).eps
+SCHEDULES = [
+    ("cubic", 5), ("cubic", 7), ("cubic", 8), ("quintic", 5), ("quintic", 7), ("polar-express", 5),
+    ("polar-express-sketch", 5), ("polar-express-nanogpt", 9),
+]  # fmt: skip
+LARGE_ONES = [
+    *product([(256, 1024)], SCHEDULES, ["plain", "gram"], ["frobenius", "spectral"]),
+    ((768, 3072), ("quintic", 7), "plain", "frobenius"),
+    ((768, 3072), ("cubic", 7), "gram", "spectral"),
+]
+
+
+@pytest.mark.parametrize(("shape", "schedule", "form", "delta"), LARGE_ONES, ids=str)
+def test_norm_of_ones_is_at_most_that_of_the_polynomial_up_to_rounding(
+    shape, schedule, form, delta
+):
+    """1 + 1.5e-4 and 1 + 3.7e-4 were measured with seven cubic steps in the Gram form, where A = 17."""
+    (m, n), (coefficients, steps) = shape, schedule
+    polar = NewtonSchulz(steps, coefficients, delta, form=form)
+    T = polar(torch.ones(m, n)).double()
+    norm = float(torch.linalg.eigvalsh(T @ T.mT)[-1].sqrt())
+    limit = n * torch.finfo(torch.float32).eps
+    if form == "gram":
+        start = max([0, *gram.restarts(polar.polynomials, gram.rounding(torch.float32))])
+        slopes = math.prod(a for a, *_ in polar.polynomials[start:])
+        limit = max(limit, slopes / 2 * m * torch.finfo(torch.float32).eps)
+    largest, _ = extremes(polar.polynomials)
+    assert 0.8 < norm <= largest + limit
 
 
 SCALES = {

@@ -83,9 +83,6 @@ def test_delta_is_the_norm_with_its_margin(spectrum, power, dtype):
         # The first vectors know nothing of M; what they miss is within what a scaled rest tolerates.
         assert (ratio > (0.7 if step == 0 else 0.8)).all(), step
         assert (ratio < 1.1 * 16**0.125 + 1e-3).all(), step
-        norm = operator_norm(rest(M, Q, B))
-        assert (found.least.flatten() <= norm * (1 + 1e-5)).all()
-        assert (found.most.flatten() >= norm * (1 - 1e-5)).all()
 
 
 def test_delta_on_real_momentum_from_the_first_step_on(momentum):
@@ -103,7 +100,6 @@ def test_delta_on_real_momentum_from_the_first_step_on(momentum):
             assert (found.delta.flatten() >= 0.8 * norm).all()
             real = norm > 1e-4 * operator_norm(M)
             assert (found.delta.flatten()[real] <= 1.4 * norm[real]).all()
-            assert (found.most.flatten() >= norm * (1 - 1e-5)).all()
             seen += int(real.sum())
     assert seen > 50
 

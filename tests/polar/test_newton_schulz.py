@@ -33,11 +33,13 @@ def delta_of(M, delta):
         return sigma.square().sum().sqrt()
     if delta == "spectral":
         return sigma.pow(8).sum().pow(1 / 8)
+    if delta == "operator":
+        return sigma[0] * (sigma / sigma[0]).pow(4096).sum().pow(1 / 4096)
     return torch.tensor(delta, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("coefficient_set", SETS, ids=str)
-@pytest.mark.parametrize("delta", ["frobenius", "spectral", 2.5])
+@pytest.mark.parametrize("delta", ["frobenius", "spectral", "operator", 2.5])
 @pytest.mark.parametrize("form", ["plain", "gram", "auto"])
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_is_the_singular_value_map(coefficient_set, delta, form, steps):
@@ -74,7 +76,7 @@ def test_many_steps_converge_to_the_exact_factor(form, name):
 
 @pytest.mark.parametrize("form", ["plain", "gram"])
 @pytest.mark.parametrize("name", ["cubic", "quintic"])
-@pytest.mark.parametrize("delta", ["frobenius", "spectral"])
+@pytest.mark.parametrize("delta", ["frobenius", "spectral", "operator"])
 @pytest.mark.parametrize("steps", [1, 5, 7, 9, 12, 25])
 def test_norm_is_at_most_one_for_any_number_of_steps(form, name, delta, steps, momentum):
     # The Gram form is at its worst between two restarts, at nine quintic steps.
@@ -84,9 +86,10 @@ def test_norm_is_at_most_one_for_any_number_of_steps(form, name, delta, steps, m
         assert (op(solver(M).double()) <= 1 + 1e-5).all()
 
 
+@pytest.mark.parametrize(("delta", "order"), [("spectral", 8), ("operator", 4096)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @given(data=st.data())
-def test_spectral_delta_is_a_norm_from_above(dtype, data):
+def test_delta_by_squarings_is_a_norm_from_above(delta, order, dtype, data):
     m, n = data.draw(st.integers(1, 24), "m"), data.draw(st.integers(1, 24), "n")
     kind = data.draw(st.sampled_from([*SPECTRA, "gaussian", "ones", "logs"]), "kind")
     if kind == "gaussian":
@@ -101,20 +104,21 @@ def test_spectral_delta_is_a_norm_from_above(dtype, data):
         M = matrix(kind, m, n)
     scale = 10.0 ** data.draw(st.integers(-30, 30), "log scale")
     M = (M * scale).to(dtype)
-    over_delta = op(NewtonSchulz(0, delta="spectral")(M).double())  # ‖M‖_op/δ
+    over_delta = op(NewtonSchulz(0, delta=delta)(M).double())  # ‖M‖_op/δ
     assert over_delta <= 1 + (1e-12 if dtype == torch.float64 else 2e-7)  # measuring rounds too
     if M.any():
-        assert over_delta >= min(m, n) ** (-1 / 8) * (1 - 1e-5)
+        assert over_delta >= min(m, n) ** (-1 / order) * (1 - 1e-5)
 
 
+@pytest.mark.parametrize("delta", ["spectral", "operator"])
 @pytest.mark.parametrize("shape", [(64, 4096), (512, 512)], ids=str)
-def test_spectral_delta_is_a_norm_from_above_in_long_sums(shape):
+def test_delta_by_squarings_is_a_norm_from_above_in_long_sums(shape, delta):
     # Equal terms round the same way: the worst case for a sum of this length.
     for M in (torch.ones(shape), torch.full(shape, 1 / 3), gaussian(*shape).float().abs()):
-        assert op(NewtonSchulz(0, delta="spectral")(M).double()) <= 1 + 2e-7
+        assert op(NewtonSchulz(0, delta=delta)(M).double()) <= 1 + 2e-7
 
 
-@pytest.mark.parametrize("delta", ["frobenius", "spectral", 3.0])
+@pytest.mark.parametrize("delta", ["frobenius", "spectral", "operator", 3.0])
 @pytest.mark.parametrize("form", ["plain", "gram", "auto"])
 @pytest.mark.parametrize(
     "coefficient_set", ["cubic", "quintic", "polar-express", "jordan", CUSTOM], ids=str
@@ -234,7 +238,7 @@ def test_bad_options(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"delta": None}, r"delta=None: expected \"frobenius\", \"spectral\" or a positive number"),
+        ({"delta": None}, r"delta=None: expected \"frobenius\", \"spectral\", \"operator\" or a"),
         ({"delta": torch.ones(2)}, r"delta=tensor\(\[1., 1.\]\): expected \"frobenius\""),
         (
             {"dtype": "float32"},

@@ -221,3 +221,17 @@ def test_a_kept_basis_loses_no_more_than_its_bound(drift):
 def test_a_kept_basis_of_no_such_gamma(gamma, drift, message):
     with pytest.raises(ValueError, match=message):
         bounds.kept_basis_gamma(gamma, drift)
+
+
+def test_the_two_polynomials_of_the_propositions_are_covered_and_no_other_set_is():
+    from polarstep.polar import coefficients
+
+    for name in coefficients.names():
+        (row, *_) = coefficients.resolve(name, 1)
+        assert bounds.covered_by_proposition_1(row) == (name in ("cubic", "quintic")), name
+    own = (2.1875, -2.1875, 1.3125, -0.3125)  # degree 7, φ′ = 35/16·(1 − x²)³
+    assert bounds.covered_by_proposition_1(own)
+    sigma = random_spectra(6, 10)
+    M = with_spectrum(sigma, 12, 10)
+    T = NewtonSchulz(4, (own,))(M)
+    assert (certify(M, T).nu <= 1e-12).all()

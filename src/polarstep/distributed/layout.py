@@ -28,7 +28,6 @@ __all__ = [
     "local",
     "placed_like",
     "whole",
-    "whole_of_local",
     "wrapped",
 ]
 
@@ -49,8 +48,12 @@ def whole(X: Tensor) -> Tensor:
 
 
 def local(X: Tensor) -> Tensor:
-    """This rank's part of ``X``, not copied, for elementwise operations in place."""
-    return X.to_local() if is_sharded(X) else X
+    """This rank's part of ``X``, not copied, for elementwise operations in place.
+
+    It is the same tensor at every call: plans and CUDA graphs of a step are bound to it. ``to_local()``
+    makes a new tensor for a parameter, from torch 2.12 on.
+    """
+    return X._local_tensor if is_sharded(X) else X
 
 
 def placed_like(X: Tensor, p: Tensor) -> Tensor:
@@ -63,11 +66,6 @@ def placed_like(X: Tensor, p: Tensor) -> Tensor:
         everywhere = [Replicate()] * p.device_mesh.ndim
         X = DTensor.from_local(X, p.device_mesh, everywhere, run_check=False)
     return X if X.placements == p.placements else X.redistribute(placements=p.placements)
-
-
-def whole_of_local(X: Tensor, p: Tensor) -> Tensor:
-    """The whole tensor of which ``X`` is this rank's part, where shards are laid out as in ``p``."""
-    return X if not is_sharded(p) else wrapped(X, p, p.placements, p.shape).full_tensor()
 
 
 def wrapped(X: Tensor, p: DTensor, placements: Any, shape: torch.Size | tuple[int, ...]) -> DTensor:

@@ -3,11 +3,14 @@
 Everything here is for one step of ``count`` matrices of m×n on N ranks, and needs no process group. A
 rank's share is the mean over ranks; with shards of one size, and a number of matrices that N divides,
 all ranks have the mean. An exchange among N ranks is counted as a ring: a sum of x numbers that all
-ranks get costs each rank 2(N − 1)/N·x, a gathering (N − 1)/N·x.
+ranks get costs each rank 2(N − 1)/N·x, a gathering (N − 1)/N·x. The ranks may hold several copies of the
+matrices (HSDP). Then S = N/copies ranks hold the parts of a copy; ``sharded`` and ``gather`` stay within
+a copy, so that N is S there, and owners are taken from all N ranks.
 
     local        nothing
     gather       M:                     (N − 1)/N·mn
-    owner        M there, T back:       2(N − 1)/N²·mn            or the two factors of T back
+    owner        M there:               (S − 1)/S·mn/N            from the owner's own copy
+                 T back:                (N − 1)/N·mn/S            or the two factors of T's part
     replicated   T to all:              (N − 1)/N·mn              or its two factors, ℓ(m + n)
     sharded      sums of ℓ columns:     2(N − 1)/N·ℓ·d for every product that is summed over the shards,
                                         with d the side that is not cut, and ℓ(ℓ + 1)/2 numbers for
@@ -32,6 +35,7 @@ from polarstep.sketch import Gaussian
 __all__ = [
     "FINAL_PASSES",
     "PLANS",
+    "WITHIN_A_COPY",
     "Plan",
     "Side",
     "bytes_received",
@@ -45,6 +49,8 @@ __all__ = [
 Plan = Literal["local", "sharded", "owner", "replicated", "gather"]
 PLANS: tuple[Plan, ...] = ("local", "sharded", "owner", "replicated", "gather")
 Side = Literal["rows", "columns"]  # what the ranks have cut
+# Plans whose ranks are those of one copy. The other plans use the ranks of all copies.
+WITHIN_A_COPY: tuple[Plan, ...] = ("sharded", "gather")
 # Passes of Cholesky-QR for the basis itself; between power iterations one is enough.
 FINAL_PASSES = 2
 _OPS = products.of(torch.device("cpu"))
@@ -72,6 +78,7 @@ def bytes_received(
     sum_itemsize: int = 4,
     sharded: Side = "rows",
     step: int = 1,
+    copies: int = 1,
 ) -> float:
     """Bytes that a rank receives in one step of ``count`` m×n matrices.
 
@@ -87,7 +94,10 @@ def bytes_received(
         sum_itemsize: bytes of a number of a sum.
         sharded: which side of the matrices the ranks have cut.
         step: the step, as a kept basis makes some steps cheaper.
+        copies: how many copies of the matrices the ranks hold; a divisor of N.
     """
+    shards = _shards(plan, ranks, copies)
+    ranks = shards if plan in WITHIN_A_COPY else ranks
     if ranks == 1 or plan == "local":
         return 0.0
     polar = polar.on(m, n, torch.device("cpu"))
@@ -98,9 +108,10 @@ def bytes_received(
     if plan == "replicated":
         return count * others * itemsize * (min(m * n, (width or m * n) * (m + n)) + carried)
     if plan == "owner":
-        rows, columns = (m / ranks, n) if sharded == "rows" else (m, n / ranks)
-        back = min(rows * columns, (width or m * n) * (rows + columns))
-        return count * others * itemsize * ((m * n + 2 * carried) / ranks + back)
+        rows, columns = (m / shards, n) if sharded == "rows" else (m, n / shards)
+        there = (shards - 1) / shards * (m * n + carried) / ranks
+        back = min(rows * columns, (width or m * n) * (rows + columns)) + carried / shards
+        return count * itemsize * (there + others * back)
     reason = sharded_reason(polar)
     if reason is not None:
         raise ValueError(f"plan='sharded' with {polar!r}: {reason}; expected another plan")
@@ -128,8 +139,11 @@ def flops_per_rank(
     *,
     sharded: Side = "rows",
     step: int = 1,
+    copies: int = 1,
 ) -> float:
     """FLOPs of the products that a rank runs in one step; for ``plan="gather"`` those of one process."""
+    shards = _shards(plan, ranks, copies)
+    ranks = shards if plan in WITHIN_A_COPY else ranks
     polar = polar.on(m, n, torch.device("cpu"))
     one = product_flops(polar, m, n, step=step)
     if plan == "gather" or ranks == 1:
@@ -140,9 +154,16 @@ def flops_per_rank(
     width = factor_width(polar)
     if plan in ("owner", "replicated") and width is not None:
         lift = flops.matmul(m, width, n)
-        shared = lift * (1 if plan == "replicated" else 1 / ranks)
+        shared = lift * (1 if plan == "replicated" else 1 / shards)
         return busiest * (one - lift) + count * shared
     return float(busiest * one)
+
+
+def _shards(plan: Plan, ranks: int, copies: int) -> int:
+    """S, the number of ranks that hold the parts of one copy."""
+    if ranks % copies:
+        raise ValueError(f"copies={copies} with ranks={ranks}: expected a divisor of the ranks")
+    return 1 if plan == "replicated" else ranks // copies
 
 
 def whole_flops(m: int, n: int, count: int, polar: PolarMap, step: int = 1) -> float:

@@ -90,33 +90,34 @@ def _costs(
         possible.append("sharded")
     size = wire_dtype(polar, p.dtype, p.device).itemsize
     total = max(p.dtype.itemsize, 4)
+    copies = len(layout.ranks) // len(layout.peers)
     costs: dict[Plan, tuple[float, float]] = {}
     for plan in possible:
         nbytes = flops = 0.0
         for (count, m, n), its in zip(view.shapes, maps, strict=True):
-            ranks = len(layout.peers) if plan in ("sharded", "gather") else len(layout.ranks)
             nbytes += ledger.bytes_received(
                 plan,
                 m,
                 n,
                 count,
-                ranks,
+                len(layout.ranks),
                 its,
                 itemsize=size if plan != "gather" else p.dtype.itemsize,
                 sum_itemsize=total,
                 sharded=side or "rows",
+                copies=copies,
             )
             # The owners of all parameters share the work, so a share need not be a whole matrix.
-            whole = ledger.whole_flops(m, n, count, its)
-            if plan in ("sharded", "gather"):
-                divided = len(layout.peers) if plan == "sharded" else 1
-            elif plan == "local":
-                divided = len(layout.peers) if layout.cut else 1
-            else:
-                divided = len(layout.ranks)
-            flops += whole / divided
+            flops += ledger.whole_flops(m, n, count, its) / _dividing(plan, layout)
         costs[plan] = (nbytes, flops)
     return costs
+
+
+def _dividing(plan: Plan, layout: Layout) -> int:
+    """How many ranks divide the FLOPs of a matrix, or of a stack of experts, among themselves."""
+    if plan == "gather" or (plan == "local" and not layout.cut):
+        return 1
+    return len(layout.peers) if plan in ("sharded", "local") else len(layout.ranks)
 
 
 def cut_side(layout: Layout, view: MatrixView) -> Side | None:

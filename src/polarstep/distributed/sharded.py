@@ -37,6 +37,7 @@ from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
 from polarstep.polar.finders import Fresh, Kept
+from polarstep.polar.newton_schulz import SQUARINGS, schatten_norm
 from polarstep.polar.orthonormal import orthonormalize
 
 __all__ = ["Shards", "sharded_step"]
@@ -100,7 +101,8 @@ def sharded_step(
     ops = products.of(its.device)
     X = ops.workable(M)
     A = (X if its.m <= its.n else X.mT).to(ops.dtype(X.dtype))
-    work = _OnShards(bucket, polar, _unit_scaled(A, bucket.ranks))
+    A = yield from _unit_scaled(A, bucket.ranks)
+    work = _OnShards(bucket, polar, A)
     Q = yield from work.basis(state, numbers)
     Z = yield from work.lifted(Q)
     work.leave(state, Q, Z, numbers)
@@ -108,7 +110,7 @@ def sharded_step(
     return list(torch.split(T if its.m <= its.n else T.mT, counts))
 
 
-def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Tensor:
+def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Steps:
     """A times a power of two per matrix, the same on all ranks, that puts its largest entry in [½, 1).
 
     Squares of entries like 1e-30 would leave the range of float32; T does not depend on the scale.
@@ -117,7 +119,9 @@ def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Tensor:
     most = torch.zeros(len(A), dtype=dtype, device=A.device)
     if A.numel():
         most = torch.maximum(A.amax((-2, -1)), -A.amin((-2, -1))).to(dtype)
-    _, exponent = torch.frexp(wire.largest(most, ranks))
+    coming = wire.compare(most, ranks)
+    yield
+    _, exponent = torch.frexp(coming.wait())
     limit = math.frexp(torch.finfo(A.dtype).max)[1] - 2
     s = torch.ldexp(torch.ones_like(most), -exponent.clamp(-limit, limit))
     return A * s[:, None, None].to(A.dtype)
@@ -379,10 +383,9 @@ def _weight_of(inner: NewtonSchulz, first: int, end: int, ell: int) -> Callable[
             known = trace > 0
             trace = torch.where(known, trace, 1)
             G, scale = G / trace, torch.where(known, trace.rsqrt(), 0)
-            if inner.delta == "spectral":
-                eps = torch.finfo(G.dtype).eps
-                norm = torch.linalg.matrix_norm(G @ G, keepdim=True) ** 0.25
-                norm = norm.clamp_min(torch.finfo(G.dtype).tiny) * (1 + 4 * eps)
+            if inner.delta in SQUARINGS:
+                norm = schatten_norm(G, SQUARINGS[inner.delta])
+                norm = norm * (1 + 4 * torch.finfo(G.dtype).eps)
                 G, scale = G / norm.square(), scale / norm
         if first == end:  # no steps at all
             identity = torch.eye(ell, dtype=G.dtype, device=G.device)

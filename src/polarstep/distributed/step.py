@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polarstep.distributed import carries, wire
-from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
+from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owner import Part, Spread, Trip, balanced, part_of
 from polarstep.distributed.plans import AUTO, Choice, asked_of, check_plan, chosen, cut_side
@@ -26,13 +26,22 @@ from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, State, Work, members_of
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.low_precision import momentum_of, stored_dtype
+from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
 from polarstep.optim.resting import faded, fading, largest
 
 __all__ = ["Distribution", "Split"]
 
 Found = list[tuple[Member, list[tuple[Part | None, Tensor]]]]  # this rank's parts of T, by member
 Run = Generator[None, None, Found]
+
+
+@dataclass
+class _Sorted:
+    """An optimizer's parameters by where they lie."""
+
+    params: list[Tensor]
+    spread: list[tuple[Tensor, Layout]]  # other ranks have a part of it
+    whole: list[Tensor]  # sharded in a world of one
 
 
 class Distribution:
@@ -52,6 +61,7 @@ class Distribution:
         # maps at every step would take longer than a step of a small model.
         self._layouts: dict[int, tuple[Tensor, Any, Layout | None]] = {}
         self._recent: dict[int, tuple[tuple[Any, ...], Choice]] = {}
+        self._known = _Sorted([], [], [])
         self._local: LocalState | None = None
         self._trips: tuple[Any, list[Trip]] = ((), [])
         # Whole bases that shards need at every step (polarstep.distributed.sharded).
@@ -68,14 +78,33 @@ class Distribution:
 
     def spread(self, groups: Iterable[Group]) -> list[tuple[Tensor, Layout]]:
         """The parameters that other ranks have a part of."""
-        found = []
+        return self._sorted(groups).spread
+
+    def whole(self, groups: Iterable[Group]) -> list[Tensor]:
+        """The sharded parameters of Muon's groups that this rank alone has, in a world of one."""
+        return self._sorted(groups).whole
+
+    def _sorted(self, groups: Iterable[Group]) -> _Sorted:
+        """The parameters by where they lie, found anew when a group has other parameters."""
+        params = [p for group in groups for p in group["params"]]
+        known = self._known
+        if len(params) == len(known.params) and all(map(operator.is_, params, known.params)):
+            return known
+        self._known = known = _Sorted(params, [], [])
         for group in groups:
             for p in group["params"]:
-                if self.process_group is not None or is_sharded(p):
-                    layout = self.layout_of(p)
-                    if layout is not None and len(layout.ranks) > 1:
-                        found.append((p, layout))
-        return found
+                layout = self.layout_of(p)
+                if layout is not None and len(layout.ranks) > 1:
+                    known.spread.append((p, layout))
+                elif is_sharded(p) and group["algorithm"] == "muon" and p.numel() > 0:
+                    known.whole.append(p)
+        return known
+
+    def local_state(self, state: State) -> LocalState:
+        """The optimizer's ``state`` in plain tensors, for the parts of sharded parameters."""
+        if self._local is None or not self._local.is_of(state):
+            self._local = LocalState(state)
+        return self._local
 
     def choice(self, group: Group, p: Tensor) -> Choice | None:
         """The plan of a parameter in a Muon group; ``None`` if this process alone has it."""
@@ -102,9 +131,9 @@ class Distribution:
         """Which parameters go which way in this step. With hooks, which see whole matrices, no rank
         leaves a matrix to another.
         """
-        if self._local is None or not self._local.is_of(state):
-            self._local = LocalState(state)
-        return Split(self, works, state, self._local, hooked=hooked)
+        local_state = self.local_state(state)
+        local_state.refresh()
+        return Split(self, works, state, local_state, hooked=hooked)
 
     def trips(self, buckets: list[Spread]) -> list[Trip]:
         """Who sends what to whom, kept from step to step while the buckets stay the same."""
@@ -264,10 +293,7 @@ class Split:
 
     def settle(self) -> None:
         """Put what the steps of single processes left into the optimizer's state."""
-        for work in self.here:
-            for p in work.params:
-                if p in self.state:
-                    self.state.write_back(p)
+        self.state.settle()
         for w, work in enumerate(self._works):
             for i, p in enumerate(work.params):
                 if self._plans[w][i] == "local" and is_sharded(p) and not local(p).numel():
@@ -276,14 +302,15 @@ class Split:
     def _settle_empty(self, work: Work, index: int) -> None:
         """The entries that other ranks have, empty here; a checkpoint asks all ranks for them."""
         p: Any = work.params[index]
-        momentum_of(p, self._state[p], stored_dtype(work.group, p))
+        kept = stored_dtype(work.group, p)
+        keep_momentum(momentum_of(p, self._state[p], kept), p, self._state[p], kept)
         for signature, member in members_of(work, index, self._state):
             for name, shape in carries.shapes_of(signature, signature.dtype).items():
-                key, whole = entry(name, member.block), (member.count, *shape)
+                key, of_all = entry(name, member.block), (member.count, *shape)
                 known = self._state[p].get(key)
-                if known is None or known.shape != whole:
+                if known is None or known.shape != of_all:
                     part = torch.empty((0, *shape), dtype=p.dtype, device=p.device)
-                    self._state[p][key] = wrapped(part, p, p.placements, whole)
+                    self._state[p][key] = wrapped(part, p, p.placements, of_all)
 
     def let_rest(self) -> None:
         """The rule of :mod:`polarstep.optim.resting` for matrices in parts, with one small exchange."""
@@ -306,6 +333,8 @@ class Split:
             ):
                 fade = fading(work)
                 assert fade is not None
+                if "peak" in self._state[p]:  # another plan may have left it in parts
+                    self._state[p]["peak"] = whole(self._state[p]["peak"])
                 flags = faded(self._state[p], most, fade)
                 _mask(work, i, layout, self._state, flags)
 
@@ -327,7 +356,8 @@ def _parts_here(
     pieces = layout.pieces(work.views[index])
     assert pieces is not None
     mine = pieces[layout.me]
-    C = local(state[work.params[index]]["momentum_buffer"]).view(mine.shape)
+    p = work.params[index]
+    C = local(momentum_of(p, state[p], state[p]["momentum_buffer"].dtype)).view(mine.shape)
     return C, [part_of(mine, member, k) for member, k in _blocks(work, index)]
 
 
@@ -347,3 +377,5 @@ def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -
     for flag, part in zip(flags, parts, strict=True):
         if part is not None:
             C[part.batch, slice(*part.rows)].masked_fill_(flag, 0)
+    p = work.params[index]
+    keep_momentum(C.view(local(p).shape), p, state[p], state[p]["momentum_buffer"].dtype)

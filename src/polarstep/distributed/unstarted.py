@@ -1,10 +1,11 @@
-"""Parameters that never had a gradient, in checkpoints of ``torch.distributed.checkpoint``.
+"""Entries of the state that do not exist yet, in checkpoints of ``torch.distributed.checkpoint``.
 
-Such a parameter has no state. But torch asks for the same entries on saving and on loading, and makes
-the entries for loading by a step with gradients of zero. So a checkpoint that is made where
-torch.distributed is initialized has entries for every parameter: zeros for momenta and averages, which
-is what they start from, and NaN for what a map carries. On loading, a carry of nothing but NaN is
-dropped.
+torch asks for the same entries on saving and on loading, and makes the entries for loading by a step
+with gradients of zero. But a parameter that never had a gradient has no state, and the peak of a
+momentum (:mod:`polarstep.optim.resting`) is first taken at step 64. So a checkpoint that is made where
+torch.distributed is initialized has all entries of every parameter: zeros for momenta, peaks and
+averages, which is what they start from, and NaN for what a map carries. On loading, a carry of nothing
+but NaN is dropped.
 """
 
 from __future__ import annotations
@@ -25,13 +26,31 @@ from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dty
 __all__ = ["drop_placeholders", "placeholders"]
 
 
-def placeholders(group: Group, p: Tensor) -> dict[str, Any]:
+def placeholders(group: Group, p: Tensor, known: dict[str, Any]) -> dict[str, Any]:
+    """The entries that are missing in ``known``, the state of ``p``."""
+    if not known:
+        known = _of_unstarted(group, p)
+    if group["algorithm"] == "muon" and "peak" not in known:
+        known = known | {"peak": _no_peak(group, p)}
+    return known
+
+
+def _no_peak(group: Group, p: Tensor) -> Tensor:
+    """A peak of zero for each matrix of ``p``, in parts where its matrices are on several ranks."""
+    count, kept = sum(count for count, _, _ in view_of(group, p).shapes), stored_dtype(group, p)
+    dtype = torch.float32 if kept == torch.int8 else kept
+    if not is_sharded(p) or not _is_cut_between_matrices(p):
+        return torch.zeros(count, dtype=dtype, device=p.device)
+    return _filled(p, p.placements, (count,), 0.0, dtype)
+
+
+def _of_unstarted(group: Group, p: Tensor) -> dict[str, Any]:
     """The entries that stand for the state of ``p``, which never had a gradient."""
     if group["algorithm"] in ELEMENTWISE:
         return dict(ELEMENTWISE[group["algorithm"]].new_state(p))
     found: dict[str, Any] = {}
     kept = stored_dtype(group, p)
-    keep_momentum(momentum_of(p, found, kept), found, kept)
+    keep_momentum(momentum_of(p, found, kept), p, found, kept)
     work = Work(group, [""], [p], [p], None, [view_of(group, p)])
     for signature, member in members_of(work, 0, {}):
         for name, shape in carries.shapes_of(signature, signature.dtype).items():
@@ -43,14 +62,25 @@ def _nothing(p: Any, count: int, shape: tuple[int, ...]) -> Tensor:
     """A carry of NaN, in parts where ``p`` is in parts."""
     if not is_sharded(p):
         return torch.full((count, *shape), torch.nan, dtype=p.dtype, device=p.device)
-    layout = Layout.of(p)
-    assert layout is not None
-    batched = is_cut(p) and layout.cut == (0,) and len(layout.shape) == 3
+    batched = _is_cut_between_matrices(p)
     placements = p.placements if batched else carries.placements(p, count, shape)
-    box = Layout.of_placements(p.device_mesh, placements, (count, *shape))
+    return _filled(p, placements, (count, *shape), torch.nan, p.dtype)
+
+
+def _is_cut_between_matrices(p: Tensor) -> bool:
+    """Whether ``p`` is a stack of matrices whose ranks have different matrices of it."""
+    layout = Layout.of(p)
+    return layout is not None and is_cut(p) and layout.cut == (0,) and len(layout.shape) == 3
+
+
+def _filled(
+    p: Any, placements: Any, shape: tuple[int, ...], value: float, dtype: torch.dtype
+) -> Tensor:
+    """A sharded tensor of ``shape`` on the mesh of ``p``, of nothing but ``value``."""
+    box = Layout.of_placements(p.device_mesh, placements, shape)
     mine = [stop - start for start, stop in box.boxes[box.me]]
-    part = torch.full(mine, torch.nan, dtype=p.dtype, device=p.device)
-    return wrapped(part, p, placements, (count, *shape))
+    part = torch.full(mine, value, dtype=dtype, device=p.device)
+    return wrapped(part, p, placements, shape)
 
 
 def drop_placeholders(groups: list[Group], state: State) -> None:

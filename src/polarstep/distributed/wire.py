@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Arriving", "group_of", "largest", "send", "side_group_of"]
+__all__ = ["Arriving", "Comparing", "compare", "group_of", "largest", "send", "side_group_of"]
 
 _GROUPS: dict[tuple[tuple[int, ...], str], Any] = {}
 
@@ -96,9 +96,29 @@ def send(
     return Arriving(received, list(counts), handle, sent)
 
 
+@dataclass
+class Comparing:
+    """The largest values of all ranks, once :meth:`wait` returns."""
+
+    values: Tensor
+    handle: Any
+
+    def wait(self) -> Tensor:
+        """The values; a GPU waits in its stream, the host does not."""
+        if self.handle is not None:
+            self.handle.wait()
+        return self.values
+
+
+def compare(values: Tensor, ranks: tuple[int, ...], *, on_host: bool = False) -> Comparing:
+    """Begin to find the largest of each of ``values`` over ``ranks``, in place."""
+    if len(ranks) == 1:
+        return Comparing(values, None)
+    group = side_group_of(ranks) if on_host else group_of(ranks)
+    handle = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
+    return Comparing(values, handle)
+
+
 def largest(values: Tensor, ranks: tuple[int, ...], *, on_host: bool = False) -> Tensor:
     """The largest of each of ``values`` over ``ranks``, in place."""
-    if len(ranks) > 1:
-        group = side_group_of(ranks) if on_host else group_of(ranks)
-        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
-    return values
+    return compare(values, ranks, on_host=on_host).wait()

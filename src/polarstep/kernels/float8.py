@@ -12,11 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.descriptors import describe
-from polarstep.kernels.product import FLOAT8, mirrored, rounded
+from polarstep.kernels.product import FLOAT8, before_rounding, rounded
 
 __all__ = ["flattened", "product_of_rows"]
 
 _TILES = {"BM": 128, "BN": 128, "BK": 128, "GROUP": 8, "num_warps": 4, "num_stages": 3}
+_FLATTEN, _FLATTEN_WARPS = (64, 128), 4
 
 
 @triton.jit
@@ -48,11 +49,15 @@ def _flatten_kernel(
     inside = (r[:, None] < M) & (c[None, :] < N)
     a = A + batch * A_batch + r[:, None] * A_row + c[None, :] * A_col
     acc += tl.load(inverse + batch) * tl.load(a, mask=inside, other=0.0).to(tl.float32)
-    value = rounded(UNIT * acc, X.dtype.element_ty)
+    value = before_rounding(UNIT * acc, X.dtype.element_ty)
     at = batch * M * N
-    tl.store(X + at + r[:, None] * N + c[None, :], value, mask=inside)
+    tl.store(X + at + r[:, None] * N + c[None, :], rounded(value, X.dtype.element_ty), mask=inside)
     across = (c[:, None] < N) & (r[None, :] < M)
-    tl.store(Xt + at + c[:, None] * M + r[None, :], mirrored(value), mask=across)
+    tl.store(
+        Xt + at + c[:, None] * M + r[None, :],
+        rounded(tl.trans(value), X.dtype.element_ty),
+        mask=across,
+    )
 
 
 def flattened(
@@ -65,12 +70,12 @@ def flattened(
     batch, M, N = A.shape
     X = torch.empty(batch, M, N, dtype=FLOAT8, device=A.device)
     Xt = torch.empty(batch, N, M, dtype=FLOAT8, device=A.device)
-    BM, BN, K = 64, 128, Q.shape[-1]
+    (BM, BN), K = _FLATTEN, Q.shape[-1]
     _flatten_kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN), batch)](
         A, Q, H, inverse, X, Xt,
         M, N, K,
         *A.stride(), *Q.stride(), *H.stride(),
-        UNIT=unit, BM=BM, BN=BN, BK=64 if K % 64 == 0 else 32, num_warps=4,
+        UNIT=unit, BM=BM, BN=BN, BK=64 if K % 64 == 0 else 32, num_warps=_FLATTEN_WARPS,
     )  # fmt: skip
     return X, Xt
 

@@ -1,7 +1,8 @@
 """``C ← βC + G`` and M, for a whole bucket in one pass over memory.
 
 The kernel reads G and C once and writes C in place. It writes M, rounded to bfloat16, as one
-contiguous batch for the polar map.
+contiguous batch for the polar map, and the largest entry of every block of M, from which
+:mod:`polarstep.kernels.unit_size` finds matrices that must be scaled.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ def _momentum_kernel(
     buffers,
     betas,
     finite,
+    strides,
     out,
+    largest,
     size,
+    columns,
     ELEMENT: tl.constexpr,
     NESTEROV: tl.constexpr,
     SKIP: tl.constexpr,
+    STRIDED: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -39,14 +44,17 @@ def _momentum_kernel(
     beta = tl.load(betas + matrix)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    g = tl.load(G + at, mask=inside, other=0.0).to(tl.float32)
-    c = tl.load(C + at, mask=inside, other=0.0).to(tl.float32)
+    here = at
+    if STRIDED:
+        here = (at // columns) * tl.load(strides + matrix) + at % columns
+    g = tl.load(G + here, mask=inside, other=0.0).to(tl.float32)
+    c = tl.load(C + here, mask=inside, other=0.0).to(tl.float32)
     new = beta * c + g
     if SKIP:
         ok = tl.load(finite + matrix) != 0
         new = tl.where(ok, new, c)
     stored = new.to(ELEMENT)
-    tl.store(C + at, stored, mask=inside)
+    tl.store(C + here, stored, mask=inside)
     m = stored.to(tl.float32)
     if NESTEROV:
         m = beta * m + g
@@ -55,6 +63,8 @@ def _momentum_kernel(
     if LARGEST > 0:  # the largest number of M's precision, where float32 has a larger one
         m = tl.where(tl.abs(m) < float("inf"), tl.clamp(m, -LARGEST, LARGEST), m)
     tl.store(out + matrix * size + at, m.to(out.dtype.element_ty), mask=inside)
+    block = matrix * tl.num_programs(0) + tl.program_id(0)
+    tl.store(largest + block, tl.max(tl.abs(m), axis=0))
 
 
 def momentum(
@@ -66,27 +76,38 @@ def momentum(
     element: torch.dtype,
     nesterov: bool,
     finite: Tensor | None = None,
-) -> None:
+    strides: Tensor | None = None,
+) -> Tensor:
     """Update the buffers at ``buffers`` from the gradients at ``gradients``; M goes to ``out``.
+
+    Returns max |M_ij| of each block of 2,048 entries, in float32, of shape (B, blocks).
 
     ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
     matrix, a multiple of 16 bytes; ``betas`` has one β per matrix. Where ``finite`` is zero,
-    C stays and M is zero. A finite M stays finite: bfloat16 ends half a percent before float32, and
-    entries between the two become the largest number of bfloat16.
+    C stays and M is zero. ``strides`` has the distance between rows of each matrix, where some matrices
+    are parts of wider ones; without it rows lie one after the other. A finite M stays finite: bfloat16
+    ends half a percent before float32, and entries between the two become the largest number of
+    bfloat16.
     """
     size = out.shape[1] * out.shape[2]
     grid = (triton.cdiv(size, _BLOCK), out.shape[0])
+    largest = torch.empty(grid[::-1], dtype=torch.float32, device=out.device)
     _momentum_kernel[grid](
         gradients,
         buffers,
         betas,
         betas if finite is None else finite,
+        gradients if strides is None else strides,
         out,
+        largest,
         size,
+        out.shape[2],
         ELEMENT=ELEMENTS[element],
         NESTEROV=nesterov,
         SKIP=finite is not None,
+        STRIDED=strides is not None,
         LARGEST=torch.finfo(out.dtype).max if out.dtype.itemsize < 4 else 0.0,
         BLOCK=_BLOCK,
         num_warps=8,
     )
+    return largest

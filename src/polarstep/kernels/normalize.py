@@ -72,7 +72,8 @@ def sums_of_squares(Y: Tensor) -> Tensor:
         Y = Y.mT
     Y = Y.contiguous()
     batch, size = Y.shape[0], Y.shape[1] * Y.shape[2]
-    parts = triton.next_power_of_2(max(8, min(512, triton.cdiv(_SUMS, batch))))
+    blocks = triton.next_power_of_2(triton.cdiv(size, _BLOCK))  # more parts would add nothing
+    parts = min(blocks, triton.next_power_of_2(max(8, min(512, triton.cdiv(_SUMS, batch)))))
     sums = torch.empty(batch, parts, device=Y.device, dtype=torch.float64)
     _sum_squares_kernel[(parts, batch)](Y, sums, size, PARTS=parts, BLOCK=_BLOCK, num_warps=8)
     return sums

@@ -21,7 +21,7 @@ from polarstep.kernels import interpreted
 from polarstep.kernels.descriptors import describable, describe
 from polarstep.kernels.trace import squared_norm
 
-__all__ = ["FLOAT8", "LARGEST", "mirrored", "product", "rounded"]
+__all__ = ["FLOAT8", "LARGEST", "before_rounding", "product", "rounded"]
 
 # With fewer rows there are too few of the large tiles that the kernel with descriptors needs.
 DESCRIPTORS_FROM = 512
@@ -42,18 +42,19 @@ def rounded(x, dtype: tl.constexpr):
     if dtype.primitive_bitwidth == 8:
         x = tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))
         if ROUNDS_BY_HAND:  # to three bits of mantissa, half way to even
-            bits = x.to(tl.int32, bitcast=True)
+            bits = x.to(tl.float32).to(tl.int32, bitcast=True)
             bits += 0x7FFFF + ((bits >> 20) & 1)
             x = (bits & -0x100000).to(tl.float32, bitcast=True)
     return x.to(dtype)
 
 
 @triton.jit
-def mirrored(value):
-    """The transposed tile. Eight bits pass through sixteen: Triton 3.6 loses parts of the tile otherwise."""
-    if value.dtype.primitive_bitwidth == 8:
-        return tl.trans(value.to(tl.float16)).to(value.dtype)
-    return tl.trans(value)
+def before_rounding(x, dtype: tl.constexpr):
+    """``x`` in the precision in which a tile that is to become ``dtype`` is transposed.
+
+    Sixteen bits for eight: Triton 3.6 transposes some tiles of eight bits wrongly.
+    """
+    return x.to(tl.float16) if dtype.primitive_bitwidth == 8 else x.to(dtype)
 
 
 @triton.jit
@@ -150,7 +151,7 @@ def _product_kernel(
     tl.store(o + r[:, None] * O_row + c[None, :] * O_col, value, mask=inside)
     if SYMMETRIC and row != col:
         across = (c[:, None] < N) & (r[None, :] < M)
-        tl.store(o + c[:, None] * O_row + r[None, :] * O_col, mirrored(value), mask=across)
+        tl.store(o + c[:, None] * O_row + r[None, :] * O_col, tl.trans(value), mask=across)
 
 
 @triton.jit
@@ -217,11 +218,12 @@ def _symmetric_kernel(
             acc += beta * tl.load(d, mask=own, other=0.0).to(tl.float32)
         if HAS_IDENTITY:
             acc += tl.where(r[:, None] == c[None, :], kappa, 0.0)
-        value = rounded(acc, out.dtype.element_ty)
+        value = before_rounding(acc, out.dtype.element_ty)
         o = out + batch.to(tl.int64) * M * M
-        tl.store(o + r[:, None] * M + c[None, :], value, mask=own)
+        tl.store(o + r[:, None] * M + c[None, :], rounded(value, out.dtype.element_ty), mask=own)
         across = (c[:, None] < top) & (r[None, :] < M)
-        tl.store(o + c[:, None] * M + r[None, :], mirrored(value), mask=across)
+        mirrored = rounded(tl.trans(value), out.dtype.element_ty)
+        tl.store(o + c[:, None] * M + r[None, :], mirrored, mask=across)
 
 
 def product(
@@ -316,6 +318,10 @@ def _by_descriptors(
     rows = triton.cdiv(M, BM)
     heights = [(first, min(rows - first, GROUP)) for first in range(0, rows, GROUP)]
     count = sum(height * triton.cdiv((first + height) * BM, BN) for first, height in heights)
+    if D is None and out.dtype == FLOAT8:
+        # Triton 3.6 loses parts of an 8-bit tile that it transposes as a product leaves it. Adding
+        # anything from memory rearranges the tile first.
+        D = out.new_zeros(()).expand_as(out)
     d = out if D is None else D
     _symmetric_kernel[(count, batch)](
         _descriptor(A, BM), _descriptor(B.mT, BN), d, out, out if scale is None else scale,

@@ -21,8 +21,8 @@ _BLOCK = 2048
 
 @triton.jit
 def _update_kernel(
-    weights, T, decays, steps, finite, size,
-    ELEMENT: tl.constexpr, SKIP: tl.constexpr, BLOCK: tl.constexpr,
+    weights, T, decays, steps, finite, strides, size, columns,
+    ELEMENT: tl.constexpr, SKIP: tl.constexpr, STRIDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     matrix = tl.program_id(1).to(tl.int64)
     # Put the hint on the pointer: Triton drops a hint on the integer, and 16-byte accesses with it.
@@ -32,9 +32,12 @@ def _update_kernel(
         decay = tl.where(tl.load(finite + matrix) != 0, decay, 1.0)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+    here = at
+    if STRIDED:
+        here = (at // columns) * tl.load(strides + matrix) + at % columns
+    x = tl.load(X + here, mask=inside, other=0.0).to(tl.float32)
     t = tl.load(T + matrix * size + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(X + at, (x * decay - tl.load(steps + matrix) * t).to(ELEMENT), mask=inside)
+    tl.store(X + here, (x * decay - tl.load(steps + matrix) * t).to(ELEMENT), mask=inside)
 
 
 @triton.jit
@@ -47,9 +50,9 @@ def _ask_for(pointers):
 
 
 @triton.jit
-def _apply(X, r, c, T, decay, step, M, N, ELEMENT: tl.constexpr, EVEN: tl.constexpr):
-    """``X ← decay·X − step·T`` at rows ``r`` and columns ``c``."""
-    at = X + r[:, None] * N + c[None, :]
+def _apply(X, r, c, T, decay, step, M, N, stride, ELEMENT: tl.constexpr, EVEN: tl.constexpr):
+    """``X ← decay·X − step·T`` at rows ``r``, which are ``stride`` entries apart, and columns ``c``."""
+    at = X + r[:, None] * stride + c[None, :]
     # X is used once, so the cache should hold the factors instead.
     if EVEN:
         old = tl.load(at, eviction_policy="evict_first")
@@ -64,12 +67,13 @@ def _apply(X, r, c, T, decay, step, M, N, ELEMENT: tl.constexpr, EVEN: tl.conste
 
 @triton.jit
 def _factors_kernel(
-    weights, L, R, decays, steps, finite,
+    weights, L, R, decays, steps, finite, strides,
     M, N, K,
     L_batch, L_row, L_col,
     R_batch, R_row, R_col,
     ELEMENT: tl.constexpr,
     SKIP: tl.constexpr,
+    STRIDED: tl.constexpr,
     EVEN: tl.constexpr,
     AHEAD: tl.constexpr,
     LINE: tl.constexpr,
@@ -84,6 +88,9 @@ def _factors_kernel(
     if SKIP:
         decay = tl.where(tl.load(finite + matrix) != 0, decay, 1.0)
     step = tl.load(steps + matrix)
+    stride = N
+    if STRIDED:
+        stride = tl.load(strides + matrix).to(tl.int32)
     # Tiles in bands of GROUP rows, so that tiles computed together share factors in cache.
     tile = tl.program_id(0)
     rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
@@ -95,7 +102,7 @@ def _factors_kernel(
     k = tl.arange(0, BK)
     if AHEAD:  # load X while the product is computed
         lines = side + LINE * tl.arange(0, BN // LINE)
-        _ask_for(X + (r % M)[:, None] * N + (lines % N)[None, :])
+        _ask_for(X + (r % M)[:, None] * stride + (lines % N)[None, :])
     a = L + matrix * L_batch + (r % M)[:, None] * L_row + k[None, :] * L_col
     b = R + matrix * R_batch + k[:, None] * R_row + (c % N)[None, :] * R_col
     acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -111,8 +118,8 @@ def _factors_kernel(
     # In two halves: registers for all of X beside T would leave room for half as many programs.
     half = side + tl.arange(0, BN // 2)
     T1, T2 = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
-    _apply(X, r, half, T1, decay, step, M, N, ELEMENT, EVEN)
-    _apply(X, r, half + BN // 2, T2, decay, step, M, N, ELEMENT, EVEN)
+    _apply(X, r, half, T1, decay, step, M, N, stride, ELEMENT, EVEN)
+    _apply(X, r, half + BN // 2, T2, decay, step, M, N, stride, ELEMENT, EVEN)
 
 
 def update(
@@ -123,13 +130,19 @@ def update(
     *,
     element: torch.dtype,
     finite: Tensor | None = None,
+    strides: Tensor | None = None,
 ) -> None:
-    """``X ← decay·X − step·T`` for the matrices at the addresses ``weights``; T is (B, m, n)."""
+    """``X ← decay·X − step·T`` for the matrices at the addresses ``weights``; T is (B, m, n).
+
+    ``strides`` has the distance between rows of each X, where some X are parts of wider matrices.
+    """
     T = T.contiguous()
     size = T.shape[1] * T.shape[2]
     _update_kernel[(triton.cdiv(size, _BLOCK), T.shape[0])](
-        weights, T, decays, steps, decays if finite is None else finite, size,
-        ELEMENT=ELEMENTS[element], SKIP=finite is not None, BLOCK=_BLOCK, num_warps=8,
+        weights, T, decays, steps, decays if finite is None else finite,
+        weights if strides is None else strides, size, T.shape[2],
+        ELEMENT=ELEMENTS[element], SKIP=finite is not None, STRIDED=strides is not None,
+        BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
@@ -142,6 +155,7 @@ def update_from_factors(
     *,
     element: torch.dtype,
     finite: Tensor | None = None,
+    strides: Tensor | None = None,
 ) -> None:
     """``X ← decay·X − step·LR`` with L (B, m, ℓ) and R (B, ℓ, n) of the same precision."""
     assert L.dtype == R.dtype
@@ -153,10 +167,12 @@ def update_from_factors(
     grid = (triton.cdiv(N, BN) * triton.cdiv(M, BM), batch)
     _factors_kernel[grid](
         weights, L, R, decays, steps, decays if finite is None else finite,
+        weights if strides is None else strides,
         M, N, K,
         *L.stride(), *R.stride(),
         ELEMENT=ELEMENTS[element],
         SKIP=finite is not None,
+        STRIDED=strides is not None,
         EVEN=M % BM == 0 and N % BN == 0,
         AHEAD=torch.version.hip is None and not interpreted(),  # prefetching is NVIDIA assembly
         LINE=128 // element.itemsize,

@@ -14,7 +14,27 @@ from torch import Tensor
 from polarstep.optim.elementwise import Elementwise, group_of
 from polarstep.optim.groups import Group, check_lr
 
-__all__ = ["named_uniquely", "sorted_by_rule", "with_names"]
+__all__ = ["as_listed", "named_uniquely", "sorted_by_rule", "with_names"]
+
+
+def as_listed(group: Group) -> Group:
+    """``group`` with its parameters as a list, and names as a list of their own, as in torch."""
+    if "params" not in group:
+        raise ValueError(
+            f"a parameter group has no 'params', only {', '.join(group)}; "
+            "expected {'params': [...], ...}"
+        )
+    params = group["params"]
+    if isinstance(params, Tensor):
+        params = [params]
+    elif isinstance(params, set):
+        raise TypeError("parameters in a set have no order, which a checkpoint needs; give a list")
+    else:
+        params = list(params)
+    if params and all(isinstance(p, tuple) for p in params):
+        names = [name for name, _ in params]
+        return group | {"params": [p for _, p in params], "param_names": names}
+    return group | {"params": params}
 
 
 def sorted_by_rule(

@@ -46,9 +46,12 @@ def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
     view = view_of(group, p)
     return (
         p.numel() > 0
-        and view.in_turn
+        and view.in_rectangles
         and p.dtype in (torch.float32, torch.bfloat16)
-        and (view.cols * p.element_size()) % ALIGNMENT == 0
+        and all(
+            columns * p.element_size() % ALIGNMENT == 0
+            for columns in (view.cols, *(n for _, _, n in view.shapes))
+        )
         and _rows_in_turn(p, view)
         and lies_like(p, p)
         and (buffer is None or lies_like(buffer, p))
@@ -59,11 +62,11 @@ def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
     """Whether the rows of the matrices lie in memory one after the other.
 
     The rows of a ``channels_last`` filter do, with their columns permuted. T(MP) = T(M)P for a
-    permutation P, so the step is the same with permuted columns.
+    permutation P, so the step is the same with permuted columns, unless columns are cut into parts.
     """
     if p.is_contiguous():
         return True
-    flattened = view.batch == 1 and view.rows == p.shape[0]
+    flattened = view.batch == 1 and view.rows == p.shape[0] and view.in_turn
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return flattened and p.dim() in formats and p.is_contiguous(memory_format=formats[p.dim()])
 
@@ -78,13 +81,10 @@ def lies_like(tensor: Tensor, p: Tensor) -> bool:
     )
 
 
-def addresses(member: Member, first: int) -> range:
+def addresses(member: Member, first: int) -> list[int]:
     """Addresses of a member's matrices in a tensor at ``first`` laid out as its parameter."""
-    view, size = member.view, member.param.element_size()
-    count, m, n = view.shapes[member.block]
-    stride = m * n if len(view.shapes) == 1 else view.rows * n
-    first += size * sum(rows * columns for _, rows, columns in view.shapes[: member.block])
-    return range(first, first + count * size * stride, size * stride)
+    size = member.param.element_size()
+    return [first + size * corner for corner in member.view.corners(member.block)]
 
 
 class TableBucket:
@@ -94,7 +94,8 @@ class TableBucket:
         self.signature = signature
         self.count = count
         none = torch.empty(0, device=signature.device)
-        self.addresses = none  # (3, count): addresses of G, C and X
+        self.addresses = none  # (4, count): addresses of G, C and X, and entries from row to row
+        self.strided = False  # whether some matrices are parts of wider ones
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self.draws = False  # whether this step draws random numbers
         self.key: tuple[int | str, ...] = ()  # the key of this step's generator
@@ -159,31 +160,45 @@ class TableBucket:
         return polar
 
     def momentum(self) -> Tensor:
-        """``C ← βC + G`` and M, in one pass over memory."""
+        """``C ← βC + G`` and M, in one pass over memory.
+
+        M is in the range that the map can square: times a power of two, if need be.
+        """
         from polarstep.kernels.momentum import momentum
+        from polarstep.kernels.unit_size import to_unit_size
 
         its = self.signature
         M = torch.empty(self.count, its.m, its.n, dtype=self.dtype, device=its.device)
-        G, C, _ = self.addresses
-        momentum(
-            G, C, self.scalars[0], M, element=its.dtype, nesterov=its.nesterov, finite=self._finite
+        G, C, _, strides = self.addresses
+        largest = momentum(
+            G,
+            C,
+            self.scalars[0],
+            M,
+            element=its.dtype,
+            nesterov=its.nesterov,
+            finite=self._finite,
+            strides=strides if self.strided else None,
         )
+        if its.polar.ignores_scale:
+            to_unit_size(M, largest)
         return M
 
     def update(self, polar: Polar) -> None:
         """``X ← (1 − ηλ)X − η·scale·T`` in one pass over memory."""
         from polarstep.kernels.update import update, update_from_factors
 
-        _, _, X = self.addresses
+        _, _, X, distances = self.addresses
+        strides = distances if self.strided else None
         _, remains, size = self.scalars
         if self.signature.by_norm:
             size = corrected(size, polar, self.signature.polar)
         tables = (remains, size)
         element, finite, two = self.signature.dtype, self._finite, polar.two_factors
         if two is None:
-            update(X, polar.dense, *tables, element=element, finite=finite)
+            update(X, polar.dense, *tables, element=element, finite=finite, strides=strides)
         else:
-            update_from_factors(X, *two, *tables, element=element, finite=finite)
+            update_from_factors(X, *two, *tables, element=element, finite=finite, strides=strides)
 
     def _keep(self, left: Carry) -> None:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped."""

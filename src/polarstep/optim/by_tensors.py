@@ -6,7 +6,7 @@ is advanced for the first of its blocks, and X is updated once T of every block 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.distributed.layout import is_sharded, local, placed_like, whole_of_local
+from polarstep.distributed.gather import Gathering
+from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.optim.carried import remember
 from polarstep.optim.collect import (
     Member,
@@ -30,6 +31,7 @@ from polarstep.optim.groups import is_by_norm, scale_of
 from polarstep.optim.large import is_large, launch_in_place
 from polarstep.optim.low_precision import (
     add_compensated,
+    check_blocks,
     is_compensated,
     keep_momentum,
     momentum_of,
@@ -72,25 +74,25 @@ class PlainStep:
             return targets[id(member.param)]
 
         buckets = step_padded(gathered(works, state, selected), target_of, hooks)
-        for (signature, sharded), members in buckets.items():
-            nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
-            parts = iter([members])
-            if sharded or signature.device.type == "cpu":
-                largest = LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU
-                parts = in_parts(members, lambda member: member.count, largest // nbytes)
+        runs, numbers = list(_in_parts(buckets)), dict[Signature, Tensor | None]()
+        for i, (signature, sharded, part) in enumerate(runs):
+            # The matrices of the next bucket are gathered beside the arithmetic of this bucket.
+            for _, in_shards, soon in runs[i : i + 2]:
+                for member in soon if in_shards else ():
+                    target_of(member).begin_gathering()
             _, key = signature.drawn_at(signature.step)
-            drawn = self.drawn(signature)
-            for part in parts:
-                matrices = Tensors(part, [target_of(member) for member in part])
-                if is_large(signature, sharded):
-                    polar = launch_in_place(signature, matrices, part, hooks)
-                else:
-                    carry = _joined(signature, part, state)
-                    draw = Draw(drawn, finite_flags(part))
-                    polar, left = launch(signature.polar, matrices, carry, draw)
-                    _keep(signature, part, state, left)
-                if hooks:
-                    show(hooks, signature, part, key, polar)
+            if signature not in numbers:
+                numbers = {signature: self.drawn(signature)}
+            matrices = Tensors(part, [target_of(member) for member in part])
+            if is_large(signature, sharded):
+                polar = launch_in_place(signature, matrices, part, hooks)
+            else:
+                carry = _joined(signature, part, state)
+                draw = Draw(numbers[signature], finite_flags(part))
+                polar, left = launch(signature.polar, matrices, carry, draw)
+                _keep(signature, part, state, left)
+            if hooks:
+                show(hooks, signature, part, key, polar)
 
     def drawn(self, signature: Signature) -> Tensor | None:
         """The random numbers of a bucket's step, if it needs any; kept if they are always the same.
@@ -112,6 +114,20 @@ class PlainStep:
                 del self._drawn[next(iter(self._drawn))]  # the oldest
             self._drawn[place] = numbers
         return numbers
+
+
+def _in_parts(
+    buckets: dict[tuple[Signature, bool], list[Member]],
+) -> Iterator[tuple[Signature, bool, list[Member]]]:
+    """The buckets, with large buckets in parts: signature, whether it is sharded, members."""
+    for (signature, sharded), members in buckets.items():
+        if not sharded and signature.device.type != "cpu":
+            yield signature, sharded, members
+            continue
+        nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
+        most = (LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU) // nbytes
+        for part in in_parts(members, lambda member: member.count, most):
+            yield signature, sharded, part
 
 
 def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
@@ -154,15 +170,13 @@ class Target:
         self.finite = None if work.finite is None else work.finite[index]
         self.is_compensated = is_compensated(work.group, self.p)
         self._state, self._kept = state[self.p], stored_dtype(work.group, self.p)
-        if self._kept == torch.int8 and is_sharded(self.p):
-            raise ValueError(
-                f"momentum_dtype=torch.int8 for {work.names[index]}, which is sharded: expected a whole "
-                "parameter, as scales go by blocks of it; take momentum_dtype=torch.bfloat16"
-            )
+        if self._kept == torch.int8:
+            check_blocks(self.p, work.names[index])
         self._G = local(work.grads[index])
         self._C = local(momentum_of(self.p, self._state, self._kept))
         self._advanced = False
         self._M: Tensor | None = None  # this rank's part of M
+        self._gathering: Gathering | None = None  # the whole of M, where it is sharded
         self._blocks: list[Tensor] | None = None  # the blocks of M
         self._T: list[Tensor | None] = [None] * len(self.view.shapes)
 
@@ -181,7 +195,7 @@ class Target:
         else:
             new = torch.where(self.finite, beta * self._C + self._G, self._C)
             self._C.copy_(new)
-        keep_momentum(self._C, self._state, self._kept)
+        keep_momentum(self._C, self.p, self._state, self._kept)
 
     def writes_momentum(self) -> bool:
         """Whether :meth:`write_momentum` can be used: M is not C, and is one block, not sharded."""
@@ -194,10 +208,17 @@ class Target:
         beta = self.work.group["momentum"]
         torch.add(self._G, self._C, alpha=beta, out=out.view(self.p.shape))
 
+    def begin_gathering(self) -> None:
+        """Begin to gather M of a sharded parameter."""
+        if self._gathering is None:
+            self._gathering = Gathering(self.local_momentum(), self.p)
+
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
         if self._blocks is None:
-            self._blocks = self.view.blocks(whole_of_local(self.local_momentum(), self.p))
+            gathering = self._gathering
+            M = self.local_momentum() if gathering is None else gathering.wait()
+            self._blocks = self.view.blocks(M)
         return self._blocks[block]
 
     def local_momentum(self) -> Tensor:

@@ -6,7 +6,7 @@ whichever groups and parameters they are in. Nothing is changed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -124,8 +124,11 @@ class Member:
 def check_gradients(group: Group) -> None:
     """Raise for the first bad option of a group, or the first gradient that cannot be used."""
     check_options(group)
-    for name, p in named_params(group):
-        grad = p.grad
+    _check((name, p, p.grad) for name, p in named_params(group))
+
+
+def _check(gradients: Iterable[tuple[str, Tensor, Tensor | None]]) -> None:
+    for name, p, grad in gradients:
         if grad is None:
             continue
         if grad.layout != torch.strided:
@@ -140,16 +143,26 @@ def check_gradients(group: Group) -> None:
             )
 
 
-def collect(group: Group, elsewhere: Container[int] = ()) -> Work:
+def collect(
+    group: Group,
+    elsewhere: Container[int] = (),
+    stand_ins: Mapping[int, tuple[Tensor, Tensor]] | None = None,
+) -> Work:
     """The parameters that have a gradient, checked.
 
     A parameter without a gradient is left alone altogether, weight decay included. But where another
     rank has a gradient of it, which ``elsewhere`` says by its id, the missing gradient counts as zero.
+    ``stand_ins`` has plain tensors in place of sharded parameters and of their gradients, by the ids of
+    the parameters.
     """
-    check_gradients(group)
+    check_options(group)
+    given = [
+        (name, *stand_ins[id(p)]) if stand_ins and id(p) in stand_ins else (name, p, p.grad)
+        for name, p in named_params(group)
+    ]
+    _check(given)
     names, params, grads = [], [], []
-    for name, p in named_params(group):
-        grad = p.grad
+    for name, p, grad in given:
         if grad is None:
             if id(p) not in elsewhere:
                 continue

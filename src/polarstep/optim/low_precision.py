@@ -10,7 +10,9 @@ if it had not stopped.
 
 **Momentum.** C in bfloat16 has half the bytes of float32. C in eight bits is a whole number from −127 to
 127 for each entry, and one scale for each :data:`BLOCK` entries. The polar factor depends on directions
-of C and not on the size of single entries, so this changes it little.
+of C and not on the size of single entries, so this changes it little. Blocks follow the entries as they
+lie in memory. A sharded parameter must have whole blocks on every rank, so that its scales can be cut as
+it is: its rows must have a multiple of :data:`BLOCK` entries and must not be cut themselves.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
 from polarstep.optim.collect import momentum_dtype
 from polarstep.optim.groups import Group
 
@@ -27,10 +30,12 @@ __all__ = [
     "BLOCK",
     "MOMENTUM_STATE",
     "add_compensated",
+    "check_blocks",
     "is_compensated",
     "keep_momentum",
     "momentum_of",
     "rounding_error",
+    "scale_as_sharded",
     "stored_dtype",
 ]
 
@@ -72,38 +77,67 @@ def stored_dtype(group: Group, p: Tensor) -> torch.dtype:
     return momentum_dtype(p.dtype) if asked is None else asked
 
 
+def check_blocks(p: Tensor, name: str) -> None:
+    """Raise if ``p`` is sharded, and some rank has a part of a block of momentum in eight bits."""
+    if not is_sharded(p):
+        return
+    layout, last = Layout.of(p), p.dim() - 1
+    assert layout is not None
+    if p.shape[-1] % BLOCK or last in layout.cut:
+        raise ValueError(
+            f"momentum_dtype=torch.int8 for {name}, which has shape {tuple(p.shape)} and is sharded as "
+            f"{tuple(p.placements)}: expected rows of a multiple of {BLOCK} entries that are not cut, "
+            f"as {BLOCK} entries share a scale; take momentum_dtype=torch.bfloat16, or shard another "
+            "dimension"
+        )
+
+
 def momentum_of(p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> Tensor:
     """C, zero for a parameter that has not been updated yet, and kept in ``dtype`` from now on.
 
-    This is the stored tensor itself, except for eight bits, where it is a copy in float32 and
-    :func:`keep_momentum` stores what became of it.
+    This is the stored tensor itself, except for eight bits, where it is a copy of this rank's part in
+    float32 and :func:`keep_momentum` stores what became of it.
     """
     known: Tensor | None = of_parameter.get("momentum_buffer")
     if known is not None and known.dtype == dtype != torch.int8:
         return known
     if known is None:
-        first = torch.float32 if dtype == torch.int8 else dtype
-        C = torch.zeros_like(p, dtype=first, memory_format=torch.preserve_format)
+        like, first = (local(p), torch.float32) if dtype == torch.int8 else (p, dtype)
+        C = torch.zeros_like(like, dtype=first, memory_format=torch.preserve_format)
     elif known.dtype == torch.int8:
-        C = _from_bits(known, of_parameter["momentum_scale"])
+        C = _from_bits(local(known), local(of_parameter["momentum_scale"]))
+        if dtype != torch.int8 and is_sharded(p):
+            C = wrapped(C, p, p.placements, p.shape)
     else:
-        C = known.to(torch.float32 if dtype == torch.int8 else dtype)
+        C = local(known).float() if dtype == torch.int8 else known.to(dtype)
     if dtype != torch.int8:
         of_parameter.pop("momentum_scale", None)
         C = of_parameter["momentum_buffer"] = C.to(dtype)
     return C
 
 
-def keep_momentum(C: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> None:
-    """Store ``C``, which :func:`momentum_of` gave out, if it is stored in eight bits."""
-    if dtype == torch.int8:
-        codes, scale = _to_bits(C)
-        known = of_parameter.get("momentum_buffer")
-        if known is not None and known.dtype == torch.int8:
-            known.copy_(codes)
-            of_parameter["momentum_scale"].copy_(scale)
-        else:
-            of_parameter["momentum_buffer"], of_parameter["momentum_scale"] = codes, scale
+def keep_momentum(C: Tensor, p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> None:
+    """Store ``C``, which :func:`momentum_of` gave out for ``p``, if it is stored in eight bits."""
+    if dtype != torch.int8:
+        return
+    codes, scale = _to_bits(C)
+    known = of_parameter.get("momentum_buffer")
+    if known is not None and known.dtype == torch.int8:
+        local(known).copy_(codes)
+        kept = local(of_parameter["momentum_scale"])
+        kept.copy_(scale.view(kept.shape))
+        return
+    if is_sharded(p):
+        scale = scale_as_sharded(scale, p)
+        codes = wrapped(codes, p, p.placements, p.shape)
+    of_parameter["momentum_buffer"], of_parameter["momentum_scale"] = codes, scale
+
+
+def scale_as_sharded(scale: Tensor, p: Any) -> Tensor:
+    """The scales of this rank's part of ``p`` as a part of the scales of ``p``, a row for each row."""
+    *rows, columns = local(p).shape
+    scale = scale.view(*rows, columns // BLOCK)
+    return wrapped(scale, p, p.placements, (*p.shape[:-1], p.shape[-1] // BLOCK))
 
 
 def _to_bits(C: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,5 +153,5 @@ def _to_bits(C: Tensor) -> tuple[Tensor, Tensor]:
 def _from_bits(codes: Tensor, scale: Tensor) -> Tensor:
     """The inverse of :func:`_to_bits`, up to half a scale."""
     flat = torch.nn.functional.pad(codes.flatten(), (0, -codes.numel() % BLOCK)).view(-1, BLOCK)
-    C = (flat * scale[:, None]).flatten()[: codes.numel()].view(codes.shape)
+    C = (flat * scale.flatten()[:, None]).flatten()[: codes.numel()].view(codes.shape)
     return C.contiguous()

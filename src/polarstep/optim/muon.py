@@ -5,63 +5,37 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
-from polarstep import polar as maps
-from polarstep import sketch as sketches
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.distributed.layout import Layout, is_sharded, local
-from polarstep.distributed.status import agreed, all_finite
 from polarstep.distributed.step import Distribution
-from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.matrix import Layout as MatrixLayout
-from polarstep.optim.added import named_uniquely, sorted_by_rule, with_names
+from polarstep.optim.added import as_listed, named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, check_gradients, collect
+from polarstep.optim.checkpoint import Checkpointed
+from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.elementwise import AdamW, Elementwise
+from polarstep.optim.elementwise_step import step_elementwise
 from polarstep.optim.following import Places
-from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete, restored
-from polarstep.optim.low_precision import (
-    MOMENTUM_STATE,
-    is_compensated,
-    put,
-    rounding_error,
-    stored_dtype,
-)
-from polarstep.optim.plain import decoded_group, encoded_group
+from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete
+from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.replay import ReplayedStep
-from polarstep.optim.resting import let_rest
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
-from polarstep.optim.transforms import NormalizedRows, Transform
-from polarstep.polar import Finder, NewtonSchulz, PolarMap, Warm
-from polarstep.sketch import Sketch
+from polarstep.optim.transforms import Transform
+from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
 
-# Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
-# weights_only=True, its default.
-torch.serialization.add_safe_globals(
-    [
-        part
-        for room in (maps, sketches)
-        for part in map(vars(room).get, room.__all__)
-        if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
-    ]
-)
-# A transform, and Warm under its module path of version 0.1.
-torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
-
-class Muon(Optimizer):
+class Muon(Checkpointed):
     r"""Muon with Nesterov or Polyak momentum and any polar map T (equation (1) of the paper).
 
     For every matrix X with gradient G, momentum β, learning rate η and weight decay λ::
@@ -192,19 +166,26 @@ class Muon(Optimizer):
                 f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
                 "choose its hidden matrices, or give parameters"
             )
-        defaults = complete({}, defaults)
+        self._start(plan, process_group)
+        self._waiting = None
+        super().__init__(params, complete({}, defaults))
+        self._waiting = ()
+
+    # Groups for parameters in no group, should they be added; None while the first groups are added.
+    _waiting: tuple[Group, ...] | None
+    _pickled = ("_left_out", "_vectors")
+
+    def _start(self, plan: str = "auto", process_group: Any = None) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
         self._distribution = Distribution(plan, process_group)
+        self._over_ranks = StepOverRanks(self._distribution)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
-        self._waiting: tuple[Group, ...] | None = None  # groups for them, should they be added
+        self._waiting = ()
         self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
         self._told = False  # whether a step without gradients has been pointed out
         self._places: Places | None = None  # of the parameters in muon_for's model
-        self._failure: Exception | None = None  # of the last step, to be raised on all ranks
-        super().__init__(params, defaults)
-        self._waiting = ()
 
     @property
     def routes(self) -> Routes:
@@ -221,7 +202,7 @@ class Muon(Optimizer):
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        listed = _as_listed(param_group)
+        listed = as_listed(param_group)
         groups = [listed]
         if self._waiting is not None:
             lr = self.defaults["lr"]
@@ -273,7 +254,7 @@ class Muon(Optimizer):
                 "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
                 "ranks must agree on its gradients at every step; capture forward and backward alone"
             )
-        works = self._collected(spread)
+        works = self._over_ranks.collected(self.param_groups, self.state, spread)
         if not self._told and not any(work.params for work in works):
             self._told = True
             _tell_of_no_gradient(sum(len(group["params"]) for group in self.param_groups))
@@ -282,105 +263,21 @@ class Muon(Optimizer):
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)
+            _check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
-        errors: list[Exception] = []
-        if any(is_sharded(p) for work in muon for p in work.params) or spread:
-            errors = self._update_with_others(muon, replayed, hooks)
-        else:
-            let_rest(muon, self.state)
-            updated = replayed(muon, self.state, hooks)
-            self._plain(muon, self.state, hooks, skip=updated)
+        update = self._over_ranks.update_shares if spread else self._over_ranks.update_alone
+        update(muon, self.state, replayed, self._plain, hooks)
         for work in muon:
             work.group["step"] += 1
         for work in works:
             if work.group["algorithm"] in ELEMENTWISE:
-                self._elementwise(work)
-        if errors:
-            self._failure = errors[0]
-            warnings.warn(
-                f"{type(errors[0]).__name__}: {errors[0]}; the matrices of this rank were not updated, "
-                "and all ranks will raise this error at the next step",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-    def _update_with_others(
-        self, muon: list[Work], replayed: ReplayedStep, hooks: tuple[PolarHook, ...]
-    ) -> list[Exception]:
-        """A step where parameters are in parts on several ranks; returns the errors of this rank."""
-        split = self._distribution.split(muon, self.state, hooked=bool(hooks))
-        let_rest(split.here, split.state)
-        split.let_rest()
-        split.begin(self._plain)
-        updated = replayed(split.here, split.state, hooks)
-        self._plain(split.here, split.state, hooks, skip=updated)
-        self._plain(split.gathered, self.state, hooks, skip=set())
-        split.finish()
-        split.settle()
-        return split.errors
-
-    def _collected(self, spread: list[tuple[Tensor, Layout]]) -> list[Work]:
-        """What every group has to update, agreed on with the ranks that have parts of it."""
-        if not spread:
-            return [collect(group) for group in self.param_groups]
-        error, self._failure = self._failure, None
-        try:
-            for group in self.param_groups:
-                check_gradients(group)
-        except Exception as found:  # raised on all ranks together
-            error = error or found
-        elsewhere = agreed(spread, self._step_count(), error)
-        works = [collect(group, elsewhere) for group in self.param_groups]
-        layouts = {id(p): layout for p, layout in spread}
-        all_finite(
-            (flag, layouts[id(p)])
-            for work in works
-            for p, flag in zip(work.params, work.finite or (), strict=False)
-            if id(p) in layouts
-        )
-        return works
-
-    def _step_count(self) -> int:
-        """The number of steps taken, as Muon's groups count them."""
-        return sum(group.get("step", 0) for group in self.param_groups)
+                step_elementwise(work, self.state)
+        self._over_ranks.tell_of_failure()
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:
         """:meth:`_update` outside torch.compile, which would recompile it at every step."""
         self._update()
-
-    def _elementwise(self, work: Work) -> None:
-        """AdamW or SGD on one group; parameter by parameter if some may have to be skipped."""
-        if not work.params:
-            return
-        rule = ELEMENTWISE[work.group["algorithm"]]
-        for p in work.params:
-            if not self.state[p]:
-                self.state[p].update(rule.new_state(p))
-        if is_compensated(work.group, work.params[0]):
-            for index in range(len(work.params)):
-                self._compensated(work, index)
-            return
-        params, grads = ([local(X) for X in each] for each in (work.params, work.grads))
-        states = [{k: local(X) for k, X in self.state[p].items()} for p in work.params]
-        if work.finite is None:
-            rule.update(work.group, params, grads, states)
-            return
-        for p, grad, state, finite in zip(params, grads, states, work.finite, strict=True):
-            rule.update(work.group, [p], [grad], [state], found_inf=1 - finite.float())
-
-    def _compensated(self, work: Work, index: int) -> None:
-        """AdamW or SGD on one parameter in 16 bits, computed in float32."""
-        p, rule = work.params[index], ELEMENTWISE[work.group["algorithm"]]
-        R = local(rounding_error(p, self.state[p]))
-        kept = {k: local(X) for k, X in self.state[p].items() if k != "rounding_error"}
-        state = {k: X.float() for k, X in kept.items()}
-        x = local(p).float() + R
-        stop = None if work.finite is None else 1 - work.finite[index].float()
-        rule.update(work.group, [x], [local(work.grads[index]).float()], [state], found_inf=stop)
-        put(x, local(p), R)
-        for key, X in kept.items():
-            X.copy_(state[key])
 
     def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.
@@ -390,132 +287,6 @@ class Muon(Optimizer):
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
         return handle
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state and the groups, as torch has them, with every option as plain data."""
-        content = super().state_dict()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            content = content | {"state": self._with_placeholders(content["state"])}
-        groups = [encoded_group(group) for group in content["param_groups"]]
-        return content | {"param_groups": groups}
-
-    def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
-        """``state`` with entries for parameters that never had a gradient."""
-        numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
-        missing = {
-            index: placeholders(group, p)
-            for index, (group, p) in numbered
-            if p.requires_grad and not state.get(index)
-        }
-        return state | missing
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint; options that are missing in it stay as they are here.
-
-        torch casts what it loads to the precision of the parameter. Momentum that is kept in another
-        precision is loaded without that cast.
-        """
-        self._regroup_as(state_dict["param_groups"])
-        running = dict(enumerate(self.param_groups))
-        groups = [
-            decoded_group(group, running.get(index))
-            for index, group in enumerate(state_dict["param_groups"])
-        ]
-        seen: list[dict[str, Any]] = []
-        # The last of the hooks sees what the hooks of the user have made of the checkpoint.
-        handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
-        try:
-            super().load_state_dict(state_dict | {"param_groups": groups})
-        finally:
-            handle.remove()
-        for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
-            for key, p in zip(saved["params"], group["params"], strict=True):
-                if group["algorithm"] != "muon" or stored_dtype(group, p) == p.dtype:
-                    continue
-                for name in MOMENTUM_STATE:
-                    value = seen[0]["state"].get(key, {}).get(name)
-                    if isinstance(value, Tensor):
-                        self.state[p][name] = value.to(p.device, copy=True)
-        drop_placeholders(self.param_groups, self.state)
-
-    def _regroup_as(self, saved: Sequence[Group]) -> None:
-        """Group the parameters as a checkpoint does, if it has the same names in other groups.
-
-        Another version may route a parameter otherwise, and the model may have had other layers frozen.
-        The run then goes on as it was saved.
-        """
-        then, now = (
-            [list(group.get("param_names") or ()) for group in groups]
-            for groups in (saved, self.param_groups)
-        )
-        names_then, names_now = (sorted(chain.from_iterable(names)) for names in (then, now))
-        if then == now or names_then != names_now or not all([*then, *now]):
-            return
-        owners = {
-            name: (p, group)
-            for group, names in zip(self.param_groups, now, strict=True)
-            for name, p in zip(names, group["params"], strict=True)
-        }
-        regrouped = [
-            owners[names[0]][1]
-            | {"params": [owners[name][0] for name in names], "param_names": names}
-            for names in then
-        ]
-        self.param_groups[:] = regrouped
-        warnings.warn(
-            f"the checkpoint has its parameters in {len(then)} groups and this optimizer had them in "
-            f"{len(now)}, or in another order: the checkpoint's groups and their rules are taken over. "
-            "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
-            "with a new optimizer",
-            stacklevel=3,
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle; hooks are left out, as in torch."""
-        return super().__getstate__() | {"_left_out": self._left_out, "_vectors": self._vectors}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
-        known = state.get("defaults") or self.defaults
-        defaults = {key: known[key] for key in known if key != "differentiable"}  # torch's
-        groups = state["param_groups"]
-        now = self.__dict__.get("param_groups", [None] * len(groups))
-        filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
-        _check_buffers(state.get("state", {}))
-        for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
-            group.update(options)
-        super().__setstate__(state)
-        for p, of_parameter in self.state.items():
-            # torch leaves AdamW's counter on the device the checkpoint was read to.
-            if isinstance(of_parameter.get("step"), Tensor):
-                of_parameter["step"] = of_parameter["step"].to(p.device)
-        self.__dict__.setdefault("_polar_hooks", OrderedDict())
-        self.__dict__.setdefault("_replayed", ReplayedStep())
-        self.__dict__.setdefault("_plain", PlainStep())
-        self.__dict__.setdefault("_distribution", Distribution())
-        self.__dict__.setdefault("_left_out", ())
-        self.__dict__.setdefault("_waiting", ())
-        self.__dict__.setdefault("_vectors", AdamW())
-        self.__dict__.setdefault("_told", False)
-        self.__dict__.setdefault("_places", None)
-        self.__dict__.setdefault("_failure", None)
-
-
-def _check_buffers(state: State) -> None:
-    """Raise for momentum that cannot be that of its parameter; one that is None counts as missing."""
-    for p, of_parameter in state.items():
-        if not isinstance(p, Tensor) or not isinstance(of_parameter, dict):
-            continue
-        if of_parameter.get("momentum_buffer", ...) is None:
-            del of_parameter["momentum_buffer"]
-        buffer = of_parameter.get("momentum_buffer")
-        if buffer is not None and getattr(buffer, "shape", None) != p.shape:
-            found = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
-            raise ValueError(
-                f"momentum_buffer of a parameter of shape {tuple(p.shape)} is {found} in the "
-                "checkpoint: expected the same shape; the checkpoint is of another model, or of "
-                "one whose parameters came in another order"
-            )
 
 
 def _tell_of_no_gradient(count: int) -> None:
@@ -541,21 +312,24 @@ def _check_started(works: list[Work], state: State) -> None:
                 )
 
 
-def _as_listed(group: dict[str, Any]) -> dict[str, Any]:
-    """``group`` with its parameters as a list, and names as a list of their own, as in torch."""
-    if "params" not in group:
-        raise ValueError(
-            f"a parameter group has no 'params', only {', '.join(group)}; "
-            "expected {'params': [...], ...}"
-        )
-    params = group["params"]
-    if isinstance(params, Tensor):
-        params = [params]
-    elif isinstance(params, set):
-        raise TypeError("parameters in a set have no order, which a checkpoint needs; give a list")
-    else:
-        params = list(params)
-    if params and all(isinstance(p, tuple) for p in params):
-        names = [name for name, _ in params]
-        return group | {"params": [p for _, p in params], "param_names": names}
-    return group | {"params": params}
+def _check_draws(works: list[Work], state: State) -> None:
+    """Raise if a graph captures random numbers while there are other ranks.
+
+    In a graph the numbers come from torch's default generator, whose seed each rank may set otherwise.
+    Copies of a parameter (DDP) would then take different steps and drift apart.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks == 1:
+        return
+    for work in works:
+        for index, name in enumerate(work.names):
+            for signature, _ in members_of(work, index, state):
+                if signature.drawn_at(signature.step)[0] is not None:
+                    raise RuntimeError(
+                        f"a step of {name} with {signature.polar} is being captured in a CUDA graph on "
+                        f"one of {ranks} ranks: expected a map that draws no random numbers, as in a "
+                        "graph each rank draws its own and copies of a parameter would drift apart; "
+                        "capture forward and backward alone, or take a map like NewtonSchulz"
+                    )

@@ -325,7 +325,9 @@ def _fill_tables(plan: _Plan, works: list[Work], state: State) -> None:
                 [at for m in members for at in addresses(m, first[id(m.param)][which])]
                 for which in range(3)
             )
-            return [G, C, X]
+            strides = [m.view.cols for m in members for _ in range(m.count)]
+            bucket.strided = any(stride != bucket.signature.n for stride in strides)
+            return [G, C, X, strides]
 
         for bucket, part in _tabulated(plan, addresses_of, torch.int64):
             bucket.addresses = part

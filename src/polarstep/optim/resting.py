@@ -42,7 +42,7 @@ def let_rest(works: list[Work], state: State) -> None:
                 kept = state[p]["momentum_buffer"].dtype
                 C = momentum_of(p, state[p], kept)
                 _rest_if_faded(state[p], C, view, fade)
-                keep_momentum(C, state[p], kept)
+                keep_momentum(C, p, state[p], kept)
 
 
 def fading(work: Work) -> float | None:

@@ -1,18 +1,17 @@
 """``muon_for``: one optimizer for a whole model, every parameter sent to the rule that suits it.
 
-:mod:`polarstep.optim.roles` finds the role of each parameter. This module turns roles, the caller's
-own rules and the hyperparameters into as few parameter groups as possible.
+:mod:`polarstep.optim.roles` finds the role of each parameter, and :mod:`polarstep.optim.overrides` what
+the caller says otherwise. This module turns both and the hyperparameters into as few parameter groups as
+possible.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial, wraps
-from typing import Any, Literal, ParamSpec, Protocol, get_args, overload
+from typing import Any, Literal, ParamSpec, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,20 +22,24 @@ from polarstep.optim.adapters import find_adapter
 from polarstep.optim.anatomy import Site, dissect
 from polarstep.optim.elementwise import AdamW, Elementwise, group_of
 from polarstep.optim.following import Places
-from polarstep.optim.fused import Cut
 from polarstep.optim.groups import Group
 from polarstep.optim.muon import Muon
+from polarstep.optim.overrides import (
+    Matcher,
+    Parts,
+    Target,
+    apply_layouts,
+    apply_rules,
+    apply_splits,
+    is_muon,
+)
 from polarstep.optim.roles import ROLES, Form, Role, find_role, form_of
 from polarstep.optim.routes import Route, left_out
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import PolarMap
 
-__all__ = ["Matcher", "Parts", "Target", "muon_for"]
-
-Matcher = str | type[nn.Module] | Callable[[str, Tensor], bool]
-Target = Elementwise | Literal["muon"] | Mapping[str, Any] | None
-Parts = int | Sequence[int] | Mapping[str, Any]
+__all__ = ["muon_for"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +183,9 @@ def muon_for(
     anatomy = dissect(model)
     if not anatomy.sites:
         raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
-    chosen = _apply_rules(rules, anatomy.sites)
-    forms = _apply_layouts(layouts or {}, anatomy.sites)
-    cuts = _apply_splits(splits or {}, anatomy.sites, forms)
+    chosen = apply_rules(rules, anatomy.sites)
+    forms = apply_layouts(layouts or {}, anatomy.sites)
+    cuts = apply_splits(splits or {}, anatomy.sites, forms)
     everything = []
     for site in anatomy.sites:
         found, form = find_role(site, anatomy), forms.get(site) or form_of(site)
@@ -194,7 +197,7 @@ def muon_for(
         if site in chosen:
             target, rule = chosen[site]
             why = f"{found.role}, by {rule}"
-        if site in cuts and _is_muon(target):
+        if site in cuts and is_muon(target):
             form, cut = cuts[site]
             why = f"{found.role}: cut by {cut}" if site not in chosen else f"{why}, cut by {cut}"
         options: Group = {}
@@ -204,7 +207,7 @@ def muon_for(
     routed = [r for r in everything if r.site.parameter.requires_grad]
     frozen = [r for r in everything if not r.site.parameter.requires_grad]
     _check_cuts(cuts, routed)
-    if not any(_is_muon(r.target) for r in routed):
+    if not any(is_muon(r.target) for r in routed):
         raise ValueError(_nothing_for_muon(model, routed, len(frozen)))
     optimizer = Muon(
         _groups(routed),
@@ -248,147 +251,9 @@ def _groups(routed: Sequence[_Routed]) -> list[Group]:
     return sorted(groups.values(), key=lambda g: (g["algorithm"] != "muon", ROLES.index(g["role"])))
 
 
-def _apply_rules(
-    rules: Sequence[tuple[Matcher, Target]], sites: Sequence[Site]
-) -> dict[Site, tuple[Target, str]]:
-    """For each parameter that a rule matches: the target of the first such rule, and its title."""
-    chosen: dict[Site, tuple[Target, str]] = {}
-    for i, rule in enumerate(rules):
-        if not isinstance(rule, tuple) or len(rule) != 2:
-            raise TypeError(
-                f"rules[{i}] is {rule!r}: expected a pair (which, target), "
-                'as ("head.*", AdamW(lr=1e-3))'
-            )
-        which, target = rule
-        title = f"rules[{i}] ({_matcher_name(which)})"
-        _check_target(title, target)
-        matched = [site for site in sites if _matches(which, site)]
-        if _is_muon(target):
-            flat, matched = matched, [site for site in matched if site.parameter.ndim >= 2]
-            if flat and not matched:
-                raise ValueError(
-                    f"{title} sends {_some(flat)} to Muon, which updates matrices: expected "
-                    "parameters of two dimensions and more; send these to an AdamW(...) or SGD(...)"
-                )
-        if not matched:
-            raise ValueError(f"{title} matches no parameter; {_closest(which, sites)}")
-        if all(site in chosen for site in matched):
-            earlier = chosen[matched[0]][1]
-            raise ValueError(
-                f"{title} has no effect: {earlier} came first for {_some(matched)}; "
-                "put the more special rule before the more general one"
-            )
-        for site in matched:
-            chosen.setdefault(site, (target, title))
-    return chosen
-
-
-def _apply_layouts(layouts: Mapping[str, Layout], sites: Sequence[Site]) -> dict[Site, Form]:
-    """The form of each weight that a pattern in ``layouts`` matches, not cut."""
-    forms: dict[Site, Form] = {}
-    for pattern, layout in layouts.items():
-        title = f"layouts[{pattern!r}]"
-        if layout not in get_args(Layout):
-            raise ValueError(f"{title}={layout!r}: expected one of {', '.join(get_args(Layout))}")
-        for site in _matrices(title, pattern, sites):
-            kind = form_of(site).what.partition(",")[0].partition(":")[0]
-            forms.setdefault(site, Form(layout, what=f"{kind}, {layout} by {title}"))
-    return forms
-
-
-def _apply_splits(
-    splits: Mapping[str, Parts], sites: Sequence[Site], forms: Mapping[Site, Form]
-) -> dict[Site, tuple[Form, str]]:
-    """The parts of each weight that a pattern in ``splits`` matches."""
-    cuts: dict[Site, tuple[Form, str]] = {}
-    for pattern, parts in splits.items():
-        title = f"splits[{pattern!r}]"
-        for site in _matrices(title, pattern, sites):
-            form = forms.get(site) or form_of(site)
-            cut = _cut(title, parts, site, form)
-            form = Form(form.layout, cut, form.what)
-            form.view(site.parameter, site.name)  # raises if the parts do not add up
-            cuts.setdefault(site, (form, title))
-    return cuts
-
-
-def _matrices(title: str, pattern: str, sites: Sequence[Site]) -> list[Site]:
-    """The parameters of two dimensions and more that a pattern matches; an error if there are none."""
-    matched = [site for site in sites if _matches(pattern, site) and site.parameter.ndim >= 2]
-    if not matched:
-        raise ValueError(
-            f"{title} matches no parameter of two dimensions and more; {_closest(pattern, sites)}"
-        )
-    return matched
-
-
-def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
-    """``parts``, as the argument ``splits`` has them, with the size of every part."""
-    whole = Form(form.layout).view(site.parameter)
-    outputs, inputs = whole.split[0], whole.columns[0]
-    if not isinstance(parts, Mapping):
-        parts = {"rows": parts}
-    unknown = sorted(set(parts) - {"rows", "columns", "repeats"})
-    if unknown or not parts:
-        raise ValueError(
-            f'{title}={dict(parts)!r}: expected "rows", "columns" or "repeats", '
-            'as {"columns": 12} for the heads of an output projection'
-        )
-    repeats = parts.get("repeats", 1)
-    if not isinstance(repeats, int) or repeats < 1 or outputs % repeats:
-        raise ValueError(
-            f"{title} has repeats={repeats!r}: {site.name} has {outputs} outputs, which is no multiple; "
-            "give the number of heads that follow each other"
-        )
-    rows, columns = parts.get("rows"), parts.get("columns")
-    _check_count(title, rows, repeats, site)
-    return Cut(
-        _sizes(title, rows, outputs // repeats, "rows", site),
-        _sizes(title, columns, inputs, "columns", site),
-        repeats,
-    )
-
-
-def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple[int, ...] | None:
-    """The size of each part, from their number or from the sizes themselves; ``None`` if it is one."""
-    if parts is None or parts == 1:
-        return None
-    if isinstance(parts, int):
-        if parts < 1 or size % parts:
-            raise ValueError(
-                f"{title}={parts}: {site.name} has {size} {what}, which {parts} does not divide; "
-                f"give the {what} of each part, as (768, 256, 256)"
-            )
-        return (size // parts,) * parts
-    if not isinstance(parts, Sequence) or isinstance(parts, str):
-        raise TypeError(
-            f"{title}={parts!r}: expected the number of equal parts, or the {what} of each, "
-            "as (768, 256, 256)"
-        )
-    return tuple(parts)
-
-
-def _check_count(title: str, asked: object, repeats: int, site: Site) -> None:
-    """Raise if a weight would be cut into equal parts, and the layers around it say otherwise."""
-    found = form_of(site).cut
-    if found.outputs is None or asked != len(found.outputs) or repeats != 1:
-        return
-    if found.repeats > 1:
-        raise ValueError(
-            f"{title}={asked}: {site.name} has its {asked} parts in turn, {found.repeats} times, so "
-            "equal parts would each mix them; leave it out of splits, and it is cut as "
-            f'{{"rows": {found.outputs}, "repeats": {found.repeats}}}'
-        )
-    if len(set(found.outputs)) > 1:
-        raise ValueError(
-            f"{title}={asked}: {site.name} has parts of {', '.join(map(str, found.outputs))} rows, as "
-            "the layers around it say; leave it out of splits, or give the rows of each"
-        )
-
-
 def _check_cuts(cuts: Mapping[Site, tuple[Form, str]], routed: Sequence[_Routed]) -> None:
     """Raise if a pattern in ``splits`` matches only parameters that Muon does not update."""
-    used = {cuts[r.site][1] for r in routed if r.site in cuts and _is_muon(r.target)}
+    used = {cuts[r.site][1] for r in routed if r.site in cuts and is_muon(r.target)}
     for r in routed:
         if r.site in cuts and cuts[r.site][1] not in used:
             goes = "is left out" if r.target is None else f"goes to {type(r.target).__name__}"
@@ -397,24 +262,6 @@ def _check_cuts(cuts: Mapping[Site, tuple[Form, str]], routed: Sequence[_Routed]
                 f'reads matrices; send it there with rules=[("{r.site.name}", "muon")], or leave it '
                 "out of splits"
             )
-
-
-def _matches(which: Matcher, site: Site) -> bool:
-    if isinstance(which, str):
-        return any(fnmatchcase(name, which) for name in site.names)
-    if isinstance(which, type):
-        places = [node for use in site.uses for node in (use.owner, *use.owner.ancestors())]
-        return any(isinstance(node.module, which) for node in places)
-    if callable(which):
-        return bool(which(site.name, site.parameter))
-    raise TypeError(
-        f"a rule for {which!r}: expected a pattern of parameter names, a class of modules, or a "
-        "function of (name, parameter)"
-    )
-
-
-def _is_muon(target: Target) -> bool:
-    return target == "muon" or isinstance(target, Mapping)
 
 
 def _left_out(sites: Sequence[Site], routed: Sequence[_Routed]) -> list[Route]:
@@ -476,40 +323,6 @@ def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
                 f"{name}={rule!r}: expected polarstep.AdamW(...) or polarstep.SGD(...); "
                 'to send these parameters to Muon, give rules=[("name.*", "muon")]'
             )
-
-
-def _check_target(title: str, target: Target) -> None:
-    if isinstance(target, Mapping):
-        reserved = sorted({"params", "param_names", "algorithm", "role", "reasons"} & set(target))
-        if reserved:
-            raise ValueError(
-                f"{title} has {reserved[0]!r} among its options: expected options of Muon only; "
-                "for another algorithm give AdamW(...) or SGD(...)"
-            )
-    elif not (target is None or target == "muon" or isinstance(target, Elementwise)):
-        raise TypeError(
-            f'{title} has the target {target!r}: expected AdamW(...), SGD(...), "muon", a dict of '
-            "Muon's options, or None to leave the parameters out"
-        )
-
-
-def _closest(which: Matcher, sites: Sequence[Site]) -> str:
-    """The remedy to show for a matcher that matches no parameter."""
-    names = [site.name for site in sites]
-    near = (
-        difflib.get_close_matches(which, names, n=3, cutoff=0.5) if isinstance(which, str) else []
-    )
-    listed = near or names[:3]
-    return f"{'the nearest names are' if near else 'there are names such as'} {', '.join(listed)}"
-
-
-def _matcher_name(which: Matcher) -> str:
-    return repr(which) if isinstance(which, str) else getattr(which, "__name__", repr(which))
-
-
-def _some(sites: Sequence[Site]) -> str:
-    rest = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
-    return f"{sites[0].name}{rest}"
 
 
 def _hashable(value: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polarstep.polar import Carry, Draw, Polar, PolarMap
+from polarstep.polar.containing import Containing
 
 __all__ = ["NormalizedRows", "Transform", "followed"]
 
@@ -102,7 +103,7 @@ def followed(polar: PolarMap, transform: Transform | None, *, transposed: bool =
 
 
 @dataclass(frozen=True)
-class _Followed(PolarMap):
+class _Followed(Containing):
     """A map followed by a transform. It breaks T(Mᵀ) = T(M)ᵀ, since it treats rows as rows."""
 
     polar: PolarMap
@@ -110,52 +111,19 @@ class _Followed(PolarMap):
     transposed: bool = False
 
     @property
-    def is_random(self) -> bool:
-        """As for the map."""
-        return self.polar.is_random
-
-    @property
-    def rounds_input(self) -> bool:
-        """As for the map."""
-        return self.polar.rounds_input
-
-    @property
-    def ignores_scale(self) -> bool:
-        """As for the map."""
-        return self.polar.ignores_scale
-
-    def effective_rank(self, m: int, n: int) -> int:
-        """As for the map."""
-        return self.polar.effective_rank(m, n)
+    def contained(self) -> PolarMap:
+        """The map."""
+        return self.polar
 
     @property
     def carries(self) -> tuple[str, ...]:
         """The names that map and transform carry."""
         return (*self.polar.carries, *self.transform.carries)
 
-    def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
-        """What the map begins with."""
-        return self.polar.init(batch, m, n, device, dtype)
-
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether map and transform can both continue from ``carry``."""
         ours = all(name in carry for name in self.transform.carries)
         return ours and self.polar.resumes(carry, m, n)
-
-    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """As for the map."""
-        return self.polar.numbers_at(step, resumed=resumed)
-
-    def draw(
-        self,
-        m: int,
-        n: int,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """As for the map."""
-        return self.polar.draw(m, n, generator, dtype, out)
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """The map, then the transform of its T."""
@@ -170,13 +138,6 @@ class _Followed(PolarMap):
         # A transform is taken to keep the norm, as NormalizedRows does.
         transformed = Polar(M, T, squared_norm=polar.squared_norm)
         return transformed, Carry({k: t for k, t in left.items() if k not in names} | kept)
-
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()
-
-    def flops(self, m: int, n: int) -> int:
-        """The cost of the map; the transform's work on entries is not counted."""
-        return self.polar.flops(m, n)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """The map and the transform."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
-from polarstep.polar.base import Carry, Draw, Polar, PolarMap
+from polarstep.polar.base import PolarMap
+from polarstep.polar.containing import Containing
 from polarstep.polar.cost import adamw_seconds, figures_of, seconds
 from polarstep.polar.deflated import Deflated
 from polarstep.polar.finders import Warm
@@ -33,7 +33,7 @@ OVERSAMPLE = 8
 
 
 @dataclass(frozen=True)
-class Auto(PolarMap):
+class Auto(Containing):
     """The cheapest map that is expected to train as well as the budget asks, for each shape.
 
     Small matrices are not worth a sketch, and large ones are. Which is which depends on the device,
@@ -64,63 +64,24 @@ class Auto(PolarMap):
                 f"budget={self.budget!r}: expected one of {', '.join(get_args(Budget))}"
             )
 
-    def on(self, m: int, n: int, device: torch.device) -> PolarMap:
+    @property
+    def contained(self) -> PolarMap:
+        """The map that carries and draws all that a map of this budget may carry and draw."""
+        return FULL if self.budget == "full" else DEFLATED
+
+    def inside(self, m: int, n: int, device: torch.device) -> PolarMap:
         """The map that is chosen for m×n matrices on ``device``."""
         return _map(_choice(self.budget, m, n, device)[0], m, n)
+
+    def on(self, m: int, n: int, device: torch.device) -> PolarMap:
+        """The map that is chosen for m×n matrices on ``device``."""
+        return self.inside(m, n, device)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """The chosen map, and why."""
         device = device or torch.device("cpu")
         name, why = _choice(self.budget, m, n, device)
         return f"{_map(name, m, n).describe(m, n, device)}; auto: {why}"
-
-    @property
-    def is_random(self) -> bool:
-        """True: large matrices may be sketched."""
-        return True
-
-    @property
-    def rounds_input(self) -> bool:
-        """True, as for every map that can be chosen."""
-        return True
-
-    @property
-    def carries(self) -> tuple[str, ...]:
-        """The names that a warm sketch carries; a map in full space leaves nothing."""
-        return () if self.budget == "full" else Warm().carries
-
-    def effective_rank(self, m: int, n: int) -> int:
-        """As for the map that is chosen on a CPU."""
-        return self.on(m, n, torch.device("cpu")).effective_rank(m, n)
-
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Whether the chosen map can continue from ``carry``."""
-        if not carry:
-            return not self.carries
-        where = next(iter(carry.values())).device
-        return self.on(m, n, where).resumes(carry, m, n)
-
-    def draw(
-        self,
-        m: int,
-        n: int,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """The numbers of the chosen map, which must be random."""
-        return self.on(m, n, generator.device).draw(m, n, generator, dtype, out)
-
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
-        """A step of the chosen map."""
-        return self.on(M.shape[-2], M.shape[-1], M.device).step(M, carry, draw)
-
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()
-
-    def flops(self, m: int, n: int) -> int:
-        """The paper's count for the map that is chosen on a CPU."""
-        return self.on(m, n, torch.device("cpu")).flops(m, n)
 
 
 FULL = NewtonSchulz(5, "polar-express")

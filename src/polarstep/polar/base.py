@@ -6,12 +6,15 @@ polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every ma
 * the input is not changed, and nothing global (no random generator either) is read or advanced;
 * ``T(0) = 0``, also for a zero matrix beside nonzero ones in a batch;
 * ``T(cM) = T(M)`` for ``c > 0`` over the whole range of M's precision, up to the digits that numbers
-  near its ends have. T is finite for every finite M. (In an optimizer on a GPU sketches and matrices of
-  few rows have a smaller range: T is zero for entries below 1e-18 or above 1e18.)
+  near its ends have. T is finite for every finite M. (On a GPU the steps of an optimizer keep this
+  promise where they are fused, as they usually are for float32 and bfloat16 parameters. In other steps,
+  as those of parameters sharded over several GPUs, sketches and matrices of few rows have a smaller
+  range: T is zero for entries below 1e-18 or above 1e18.)
 * ``T(Mᵀ) = T(M)ᵀ``;
-* where ‖T‖_op ≤ 1 is proved, ‖T‖_op ≤ 1 + max(1e-5, max(m, n)·ε) after rounding in float32, with
-  ε = 1.2e-7. Rounding errors of a few 1e-6 are usual. They add up to more only where all entries of M
-  are alike, as in a matrix of ones;
+* where ‖T‖_op ≤ 1 is proved, ‖T‖_op ≤ 1 + 1e-5 after rounding in float32. Rounding errors of a few 1e-6
+  are usual. They add up to more only where all entries of M are alike, as in a matrix of ones: up to
+  max(m, n)·ε with ε = 1.2e-7, and in the Gram form up to ½A·min(m, n)·ε, where A = ∏aₜ is the product of
+  the slopes at zero since the last restart (:mod:`polarstep.polar.gram`);
 * ``T(batch)[i] = T(batch[i])``, for the random maps with the same generator state.
 
 A map is a frozen dataclass: comparable, hashable, printable, picklable, valid in a param group.
@@ -37,7 +40,7 @@ from polarstep.distributed.layout import is_sharded
 from polarstep.products.base import product_like, unit_scaled
 from polarstep.sketch.base import default_generator
 
-__all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap"]
+__all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap", "wide"]
 
 
 class Carry(dict[str, Tensor]):
@@ -323,6 +326,13 @@ class PolarMap(ABC):
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """How an m×n matrix on ``device`` will be treated, in a few words, for the routing table."""
         return repr(self)
+
+
+def wide(M: Tensor) -> Tensor:
+    """``M``, transposed where it is tall, in the precision in which its device multiplies."""
+    ops = products.of(M.device)
+    X = ops.workable(M)
+    return (X if M.shape[-2] <= M.shape[-1] else X.mT).to(ops.dtype(X.dtype))
 
 
 def _check(M: Tensor) -> None:

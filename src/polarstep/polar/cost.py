@@ -11,7 +11,7 @@ GPU runs small buckets side by side, and the time of Python.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -65,6 +65,8 @@ class Device:
     """Bytes of an entry of M during a step: 2 in bfloat16."""
     halved: float
     """What a symmetric product of 512 rows and more costs, as a share of the full product."""
+    eight_bits: float = 1.0
+    """How many times as fast products in eight bits are; one where there are none."""
     launches_shared: bool = True
     """Whether an operation on a bucket is one launch, whatever the number of matrices."""
 
@@ -82,8 +84,10 @@ class Device:
         return Cost(nbytes / self.bandwidth, 1)
 
 
-def _gpu(teraflops: float, terabytes: float) -> Device:
+def _gpu(teraflops: float, terabytes: float, eight_bits: float = 1.0) -> Device:
     """A GPU with tensor cores from its data sheet: dense bfloat16 TFLOP/s and TB/s.
+
+    ``eight_bits``: on an H200, products in eight bits had 1.1 to 1.4 PFLOP/s, about 1.9 times as many.
 
     It is taken to reach the shares that an H200 (989 TFLOP/s, 4.8 TB/s) reaches in
     results/step-cost/h200.json: 620 TFLOP/s in full-space steps on an 8B layer, 300 in inner
@@ -98,14 +102,15 @@ def _gpu(teraflops: float, terabytes: float) -> Device:
         launch=4e-6,
         itemsize=2,
         halved=0.5,
+        eight_bits=eight_bits,
     )
 
 
 # By a part of the name that torch gives a GPU, or by the type of device. Data sheets: NVIDIA, SXM.
 DEVICES: dict[str, Device] = {
-    "B200": _gpu(2250, 8.0),
-    "H200": _gpu(989, 4.8),
-    "H100": _gpu(989, 3.35),
+    "B200": _gpu(2250, 8.0, 1.9),
+    "H200": _gpu(989, 4.8, 1.9),
+    "H100": _gpu(989, 3.35, 1.9),
     "A100": _gpu(312, 2.0),
     # GPUs without a row here. Only ratios decide, and they differ little from those of an A100.
     "cuda": _gpu(200, 1.2),
@@ -156,7 +161,7 @@ def _map(polar: PolarMap, m: int, n: int, on: Device) -> Cost:
         lift = on.product(2 * m * n * _padded(polar, on), 8 / on.itemsize * m * n)
         return _sketched(polar, m, n, on) + lift
     if isinstance(polar, Deflated):
-        rest = _scaled(m, n, on) if polar.rest is None else _steps(polar.rest, m, n, on)
+        rest = _scaled(m, n, on) if polar.rest is None else _steps(polar, polar.rest, m, n, on)
         return _sketched(polar.head, m, n, on) + _flattened(polar, m, n, on) + rest + update
     raise TypeError(
         f"the cost of a {type(polar).__name__} map is not known: expected NewtonSchulz, LowRank or "
@@ -244,6 +249,11 @@ def _scaled(m: int, n: int, on: Device) -> Cost:
     return 2 * on.product(2 * m * n * SIGNS, m * n) + Cost(0, 16)
 
 
-def _steps(rest: NewtonSchulz, m: int, n: int, on: Device) -> Cost:
-    """The norm of XXᵀ from five products with 16 columns, and the steps."""
-    return 5 * on.product(2 * m * m * SIGNS, m * m) + _iteration(rest.polynomials, m, n, on)
+def _steps(polar: Deflated, rest: NewtonSchulz, m: int, n: int, on: Device) -> Cost:
+    """The norm of XXᵀ from five products with 16 columns, and the steps; a single step in eight bits."""
+    if polar.float8 and on.eight_bits > 1 and rest.steps == 1 and m >= NARROW:
+        on = replace(on, rate=on.eight_bits * on.rate, itemsize=1)
+        steps = _products(1, _squarings(rest.polynomials[0]), m, n, on)
+    else:
+        steps = _iteration(rest.polynomials, m, n, on)
+    return 5 * on.product(2 * m * m * SIGNS, m * m) + steps

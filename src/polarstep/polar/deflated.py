@@ -10,7 +10,8 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar import deflation
-from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
+from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap, wide
+from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
@@ -25,7 +26,7 @@ def _head() -> LowRank:
 
 
 @dataclass(frozen=True)
-class Deflated(PolarMap):
+class Deflated(Containing):
     """A low-rank map that keeps the rest R = M − QB beside its head QZ.
 
     ::
@@ -69,9 +70,9 @@ class Deflated(PolarMap):
             )
 
     @property
-    def is_random(self) -> bool:
-        """The head draws a sketch."""
-        return True
+    def contained(self) -> LowRank:
+        """The head."""
+        return self.head
 
     @property
     def rounds_input(self) -> bool:
@@ -89,9 +90,9 @@ class Deflated(PolarMap):
         """What the head carries, and without steps the vectors that ‖R‖_op is estimated from."""
         return self.head.carries if self.rest is not None else (*self.head.carries, "rest")
 
-    def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
-        """What the head begins with."""
-        return self.head.init(batch, m, n, device, dtype)
+    def effective_rank(self, m: int, n: int) -> int:
+        """All of min(m, n): the rest is kept."""
+        return min(m, n)
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Where the head can go on, and without steps vectors for the long side are there."""
@@ -99,21 +100,6 @@ class Deflated(PolarMap):
             return False
         shape = (min(deflation.VECTORS, m, n), max(m, n))
         return self.rest is not None or ("rest" in carry and carry["rest"].shape[1:] == shape)
-
-    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """Those of the head."""
-        return self.head.numbers_at(step, resumed=resumed)
-
-    def draw(
-        self,
-        m: int,
-        n: int,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """The numbers of the head's sketch."""
-        return self.head.draw(m, n, generator, dtype, out)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
         """The full-space map where deflating costs more than that."""
@@ -130,10 +116,7 @@ class Deflated(PolarMap):
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """The head by Algorithm 1, then X₀ and its steps."""
-        m, n = M.shape[-2:]
-        ops = products.of(M.device)
-        X = ops.workable(M)
-        A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
+        ops, A = products.of(M.device), wide(M)
         polar, left = self.head.step(A, carry, draw)
         squared: SquaredNorm | None
         assert polar.factors is not None
@@ -142,7 +125,8 @@ class Deflated(PolarMap):
             T, squared, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
         else:
             T, squared = self._lifted(A, polar.factors, self.rest, ops)
-        return Polar(M, T if m <= n else T.mT, squared_norm=squared), left
+        T = T if M.shape[-2] <= M.shape[-1] else T.mT
+        return Polar(M, T, squared_norm=squared), left
 
     def _lifted(
         self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products
@@ -188,9 +172,6 @@ class Deflated(PolarMap):
         left = Carry(left)
         left["rest"] = found.vectors.mT.to(dtype)
         return T, lambda: head.width + (frobenius * inverse).square().flatten(), left
-
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count of the path that is taken."""

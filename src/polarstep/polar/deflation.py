@@ -80,14 +80,10 @@ TOLERATED_NORM = 2.6
 
 @dataclass(frozen=True)
 class RestNorm:
-    """What :func:`rest_norm` knows of ‖R‖_op, and what it carries on. Norms have shape (batch, 1, 1)."""
+    """What :func:`rest_norm` knows of ‖R‖_op, and what it carries on."""
 
     delta: Tensor
-    """δ, the estimate with its margin; ∞ where R is nothing but rounding."""
-    least: Tensor
-    """A true lower bound on ‖R‖_op."""
-    most: Tensor
-    """A true upper bound on ‖R‖_op, up to the rounding of ‖M‖²_F − ‖B‖²_F."""
+    """(batch, 1, 1): δ, the estimate with its margin; ∞ where R is nothing but rounding."""
     vectors: Tensor
     """(batch, n, b): for the next step's call."""
 
@@ -110,6 +106,8 @@ def first_vectors(M: Tensor) -> Tensor:
     """(batch, n, b) vectors to start :func:`rest_norm` from, the same at every call; b = min(m, 16).
 
     Entry (j, i) is cos(k²) with k = jb + i + 1, over √n: without a pattern, and without a generator.
+    The vectors are added to the carried ones at every step (:data:`FRESH`), so runs that go on from a
+    checkpoint need these very numbers.
     """
     m, n = M.shape[-2:]
     count = min(m, VECTORS)
@@ -178,17 +176,14 @@ def rest_norm(
     largest = seen * _norm_from_moments(unit.mT @ unit).sqrt()
     longest = torch.linalg.vector_norm(unit, dim=-2, keepdim=True).amax(-1, keepdim=True) * seen
 
-    outside = (frobenius.square() - (seen * norm).square()).clamp_min(0)
-    most = torch.minimum(frobenius, ((largest * norm).square() + outside).sqrt())
     # Dividing by less would make rounding errors of M visible in M/δ, and there is nothing else to see.
     is_rounding = largest <= (64 * precision if precision < 1e-5 else precision / 4)
-    least = longest * norm
-    delta = torch.minimum(MARGIN * largest * norm, frobenius.clamp_min(least))
+    delta = torch.minimum(MARGIN * largest * norm, frobenius.clamp_min(longest * norm))
     delta = torch.where(is_rounding, math.inf, delta)
     # 1/δ must be finite for a rest in the denormals too.
     delta = delta.clamp_min(torch.finfo(dtype).tiny).to(dtype)
     vectors = unit * math.sqrt(V.shape[-1]) + FRESH * first
-    return RestNorm(delta, least.to(dtype), most.to(dtype), vectors)
+    return RestNorm(delta, vectors)
 
 
 def _norm_from_moments(K: Tensor) -> Tensor:

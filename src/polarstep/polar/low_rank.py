@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, products
-from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap
+from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap, wide
+from polarstep.polar.containing import Containing
 from polarstep.polar.finders import Finder, Fresh, Kept
 from polarstep.polar.finders.base import Basis
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -23,7 +24,7 @@ __all__ = ["LowRank"]
 
 
 @dataclass(frozen=True)
-class LowRank(PolarMap):
+class LowRank(Containing):
     """The randomized polar map: Algorithm 1 of the paper, and Algorithm 2 with ``Kaczmarz()``.
 
     ::
@@ -121,19 +122,14 @@ class LowRank(PolarMap):
         return self.rank + self.oversample
 
     @property
+    def contained(self) -> PolarMap:
+        """The inner map; random numbers and the carry are the finder's."""
+        return self.inner
+
+    @property
     def is_random(self) -> bool:
         """True: a sketch is drawn."""
         return True
-
-    @property
-    def rounds_input(self) -> bool:
-        """As for the inner map, which may run in full space."""
-        return self.inner.rounds_input
-
-    @property
-    def ignores_scale(self) -> bool:
-        """As for the inner map."""
-        return self.inner.ignores_scale
 
     @property
     def innermost(self) -> PolarMap:
@@ -187,14 +183,12 @@ class LowRank(PolarMap):
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """Algorithm 1: find a basis Q of M, apply the inner map to QᵀM, lift back by Q."""
-        m, n = M.shape[-2:]
-        ops = products.of(M.device)
-        X = ops.workable(M)
-        A = (X if m <= n else X.mT).to(ops.dtype(X.dtype))
+        A = wide(M)
         basis, B = self._projected(A, carry, draw)
         if self._left_range(A, B):
             A, _ = unit_scaled(A)
-            M = (A if m <= n else A.mT).to(M.dtype)  # exactly, so that T and B are of this M
+            # Exactly scaled, so that T and B are of this M.
+            M = (A if M.shape[-2] <= M.shape[-1] else A.mT).to(M.dtype)
             basis, B = self._projected(A, carry, draw)
         lift, carry = self.finder.lift(self.inner, B, basis, self.width, carry, draw)
         orthonormal = self.finder.makes_orthonormal(A.device, A.dtype)
@@ -219,9 +213,6 @@ class LowRank(PolarMap):
             size = torch.where(size == 0, largest_entry(A), size)
         # A NaN or an infinity in B may be from products that became too large.
         return bool((leaves_range(size, A.dtype) | ~size.isfinite()).any())
-
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.step(X, Carry(), Draw(numbers))[0].dense
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the path that is taken, sketched or in full space."""

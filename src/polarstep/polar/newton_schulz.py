@@ -22,8 +22,10 @@ from polarstep.products.squarings import squarings
 
 __all__ = ["NewtonSchulz"]
 
-Delta = Literal["frobenius", "spectral"]
-DELTAS = 'expected "frobenius", "spectral" or a positive number'
+Delta = Literal["frobenius", "spectral", "operator"]
+DELTAS = 'expected "frobenius", "spectral", "operator" or a positive number'
+SQUARINGS: dict[str | float, int] = {"spectral": 1, "operator": 10}
+"""How often MMᵀ is squared for δ: j squarings give the Schatten norm of order 2^(j + 2)."""
 Form = Literal["auto", "plain", "gram"]
 
 
@@ -41,7 +43,10 @@ class NewtonSchulz(PolarMap):
             polynomials ``(a, b, c)`` for ax + bx³ + cx⁵, one a step, the last one repeated.
         delta: ``"frobenius"``: ‖M‖_F, the usual choice. ``"spectral"``: the Schatten-8 norm
             ‖M‖_S8 = ‖(MMᵀ)²‖_F^¼ from one extra pair of products; it is at least ‖M‖_op and at most
-            min(m, n)^⅛·‖M‖_op, where ‖M‖_F may be as large as min(m, n)^½·‖M‖_op.
+            min(m, n)^⅛·‖M‖_op, where ‖M‖_F may be as large as min(m, n)^½·‖M‖_op. ``"operator"``:
+            ‖M‖_op itself to two thousandths, from above, by ten squarings of MMᵀ. As the inner map
+            of :class:`polarstep.LowRank` this is the δ = ‖B‖_op that the paper prints for
+            Algorithm 2.
             A number: this δ for every matrix; it must be at least ‖M‖_op for the bounds to hold,
             and the map is then not scale invariant.
         dtype: precision of the products. ``None`` is the fastest that the device has hardware for
@@ -166,7 +171,7 @@ class NewtonSchulz(PolarMap):
     @property
     def overwrites(self) -> bool:
         """True where δ is ‖M‖_F or a number, and the precision is M's own."""
-        return self.delta != "spectral" and self.dtype is None
+        return self.delta not in SQUARINGS and self.dtype is None
 
     def overwrite(self, X: Tensor) -> None:
         """``X ← T(X)`` with memory for half of XXᵀ."""
@@ -211,12 +216,8 @@ class NewtonSchulz(PolarMap):
         if self.delta == "frobenius":
             return X
         G = ops.gram(X)
-        schatten8 = torch.linalg.matrix_norm(G @ G, keepdim=True) ** 0.25
-        # Rounding must not push the estimate under ‖M‖_op; a zero matrix stays zero.
-        schatten8 = schatten8.clamp_min(torch.finfo(G.dtype).tiny) * (
-            1 + 4 * torch.finfo(dtype).eps
-        )
-        return (X.to(G.dtype) / schatten8).to(dtype)
+        norm = schatten_norm(G, SQUARINGS[self.delta]) * (1 + 4 * torch.finfo(dtype).eps)
+        return (X.to(G.dtype) / norm).to(dtype)
 
     def largest_value(self, norm: Tensor) -> Tensor | None:
         """max p_q over [0, 1], where the singular values of M/δ lie."""
@@ -249,7 +250,8 @@ class NewtonSchulz(PolarMap):
     def _products(self, m: int, n: int, dtype: torch.dtype, ops: Products, *, by_gram: bool) -> int:
         d0, d1 = min(m, n), max(m, n)
         form, square = (ops.symmetric_flops(d0, k, dtype) for k in (d1, d0))  # XXᵀ, and G²
-        extra = form + 2 * d0**3 if self.delta == "spectral" else 0
+        squarings = SQUARINGS.get(self.delta, 0)
+        extra = form + squarings * 2 * d0**3 if squarings else 0
         lengths = [1] * self.steps
         if by_gram:
             starts = gram.restarts(self.polynomials, gram.rounding(dtype))
@@ -267,6 +269,21 @@ class NewtonSchulz(PolarMap):
         form += " in float16" if by_gram and dtype == torch.float16 else ""
         form += "" if self.rounds_input or self.dtype is not None else ", not below float32"
         return f"NewtonSchulz({self.steps} × {name}{form})"
+
+
+def schatten_norm(G: Tensor, squarings: int) -> Tensor:
+    """The Schatten norm of order 2^(j + 2) of X from G = XXᵀ and j squarings, as (..., 1, 1).
+
+    It is at least ‖X‖_op, and at most d^(1/2^(j + 2))·‖X‖_op for d rows. Each square is divided by its
+    Frobenius norm, so that none leaves the range of its precision. Zero matrices get a tiny number.
+    """
+    tiny = torch.finfo(G.dtype).tiny
+    norm = torch.ones_like(G[..., :1, :1])
+    power = 1 / 2
+    for _ in range(squarings):
+        size = torch.linalg.matrix_norm(G, keepdim=True).clamp_min(tiny)
+        G, norm, power = (G / size) @ (G / size), norm * size**power, power / 2
+    return (norm * torch.linalg.matrix_norm(G, keepdim=True) ** power).clamp_min(tiny)
 
 
 def _square_products(polynomial: Polynomial) -> int:

@@ -189,10 +189,9 @@ class Products:
 
     def but_for_the_last_product(self, G: Tensor, polynomial: Polynomial) -> tuple[Tensor, float]:
         """H and s with ``P(G) = s·HG + bG + aI``, for a polynomial of degree five or more."""
-        _, _, *higher = polynomial
-        H, scale = G, higher.pop()
-        while higher:  # H is symmetric in every round
-            H, scale = self.symmetric(H, G, plus=G, alpha=scale, beta=higher.pop()), 1.0
+        H, scale = G, polynomial[-1]
+        for coefficient in polynomial[-2:1:-1]:  # H is symmetric in every round
+            H, scale = self.symmetric(H, G, plus=G, alpha=scale, beta=coefficient), 1.0
         return H, scale
 
     def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:

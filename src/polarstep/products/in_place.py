@@ -6,6 +6,9 @@ X. Here it needs half of G, which is symmetric, and a few columns:
     G          the strips on and below the diagonal
     X[:, J]    ← aX[:, J] + G(bX[:, J] + G·cX[:, J]), for some columns J at a time
 
+The strips have (m² + 64m)/2 entries. Beside them there are two times 32 columns at a time, or, while the
+strips are made, the copy of 64 rows of X that torch makes on some CPUs: 64n entries at most.
+
 For a square X this takes 5m³ FLOPs a step where 4m³ are needed with more memory, and the additions run
 in another order. It is for matrices that would not fit otherwise.
 """
@@ -19,26 +22,22 @@ from polarstep.products.base import Polynomial
 
 __all__ = ["frobenius_norm", "iterate_in_place"]
 
-# Rows of a strip of G, and the part of all columns that are worked on at a time.
-STRIP = 192
+# Columns of a strip of G, and columns of X that are worked on at a time. With 192 and 64 a step takes
+# 15% less time, and twice the memory beside M and half of G.
+STRIP = 64
+COLUMNS = 32
+# Parts of X whose squares are summed one after the other.
 PARTS = 128
-FEWEST_COLUMNS = 16
 
 Strips = list[tuple[int, Tensor]]
 
 
 def iterate_in_place(X: Tensor, polynomials: tuple[Polynomial, ...]) -> None:
     """``X ← φ_q∘…∘φ₁(X)`` for one matrix of shape (m, n) with m ≤ n and ‖X‖_op ≤ 1."""
-    width = max(FEWEST_COLUMNS, X.shape[1] // PARTS)
-    for a, *higher in polynomials:
+    for polynomial in polynomials:
         strips = _half_of_gram(X)
-        for first in range(0, X.shape[1], width):
-            columns = X[:, first : first + width]
-            old = columns.contiguous()
-            H = higher[-1] * old
-            for coefficient in (*reversed(higher[:-1]), a):
-                H = _times(strips, H).add_(old, alpha=coefficient)
-            columns.copy_(H)
+        for columns in torch.split(X, COLUMNS, dim=1):
+            columns.copy_(_applied(polynomial, strips, columns))
         del strips  # before the next G is made
 
 
@@ -53,9 +52,17 @@ def frobenius_norm(X: Tensor) -> Tensor:
 
 def _half_of_gram(X: Tensor) -> Strips:
     """(i, G[i:, i:j]) for each strip of G = XXᵀ."""
-    m = X.shape[0]
-    starts = range(0, m, STRIP)
+    starts = range(0, X.shape[0], STRIP)
     return [(first, X[first:] @ X[first : first + STRIP].mT) for first in starts]
+
+
+def _applied(polynomial: Polynomial, strips: Strips, Y: Tensor) -> Tensor:
+    """``P(G)Y`` by Horner's rule."""
+    *lower, highest = polynomial
+    H = highest * Y
+    for coefficient in reversed(lower):
+        H = _times(strips, H).add_(Y, alpha=coefficient)
+    return H
 
 
 def _times(strips: Strips, Y: Tensor) -> Tensor:

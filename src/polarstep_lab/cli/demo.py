@@ -68,13 +68,14 @@ def _introduction(runs: int) -> str:
 
 def _results(folder: Path) -> Table:
     """The results in the order of Table 2, the best in bold."""
-    from polarstep_lab.report.grouping import collect, sections_of
-    from polarstep_lab.report.texts import metric_text, number, seeds_text
+    from polarstep_lab.report.estimates import MISSING, number
+    from polarstep_lab.report.grouping import sections_of
+    from polarstep_lab.report.runs import collect
 
     (section, *_), _ = sections_of(collect([folder]))
     best = section.best(section.rows)
-    seeds = {seeds_text(row) for row in section.rows}
-    title = f"{section.metric_name}, {section.recipe}"
+    seeds = {row.seeds_text for row in section.rows}
+    title = f"{section.metric.name}, {section.recipe}"
     table = Table(title=f"{title}, {seeds.pop()} seeds" if len(seeds) == 1 else title)
     table.add_column("method", no_wrap=True)
     for header in ("perplexity", "GFLOPs", "opt. ms", "step ms"):
@@ -84,11 +85,11 @@ def _results(folder: Path) -> Table:
     for row in section.rows:
         table.add_row(
             row.label,
-            metric_text(row.metric, 3),
+            row.metric.text(3) if row.metric else MISSING,
             number(row.gflops, 3),
-            number(row.optimizer_ms, 3),
-            number(row.step_ms, 3),
-            *([seeds_text(row)] if seeds else []),
+            number(row.times["optimizer_ms"], 3),
+            number(row.times["step_ms"], 3),
+            *([row.seeds_text] if seeds else []),
             style="bold" if row is best else "",
         )
     return table

@@ -22,7 +22,8 @@ from polarstep_lab.ablations import AXES
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import DIVERGED, ERROR, clear_errors
 from polarstep_lab.config import ConfigError
-from polarstep_lab.methods import METHODS, find_method, find_methods
+from polarstep_lab.methods import METHODS, all_methods, find_method, find_methods
+from polarstep_lab.peers import find_peer, load
 from polarstep_lab.recipes import RECIPES
 from polarstep_lab.records.directory import state_of
 from polarstep_lab.records.record import Result, RunRecord, find_runs
@@ -94,7 +95,7 @@ def run(
     recipe: RecipeArgument,
     method: Annotated[
         str | None,
-        typer.Option("--method", "--methods", "-m", help="One of the methods of Table 2."),
+        typer.Option("--method", "--methods", "-m", help="A method by name (see polarstep list)."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of weights, data, sketches.")] = 0,
     settings: SetOption = None,
@@ -129,6 +130,7 @@ def run(
         overrides = _overrides(settings, device, monitor, noise)
         axis = None if vary is None else parse_assignment(vary)
         planned = plan_run(recipe, method, seed, overrides, out, axis)
+        _check_peers([planned])
         if show:
             if ranks.first:
                 typer.echo(json.dumps(planned.config.to_dict(), indent=2))
@@ -162,7 +164,10 @@ def _check_resumable(directory: Path) -> None:
 def compare(
     recipe: RecipeArgument,
     methods: Annotated[
-        str, typer.Option("--methods", "--method", "-m", help="all, or some: adamw,muon,rand-muon.")
+        str,
+        typer.Option(
+            "--methods", "-m", "--method", help="all (of Table 2), ours, or some: adamw,muon,auto."
+        ),
     ] = "all",
     seeds: SeedsOption = "1",
     settings: SetOption = None,
@@ -248,6 +253,9 @@ def list_(
     methods = Table("method", "row of Table 2", title="Methods", title_justify="left")
     for method in METHODS:
         methods.add_row(method.slug, method.name)
+    beside = Table("method", "row", title="Methods beside Table 2", title_justify="left")
+    for method in all_methods()[len(METHODS) :]:
+        beside.add_row(method.slug, method.name)
     axes = Table(
         "axis",
         "",
@@ -261,7 +269,7 @@ def list_(
         axes.add_row(
             axis.name, axis.symbol, *(["½ to 2 × the recipe's"] * 2 if axis.around else values)
         )
-    console.print(recipes, methods, axes)
+    console.print(recipes, methods, beside, axes)
     relative = " and ".join(axis.name for axis in AXES if axis.relative)
     *some, last = [axis.name for axis in AXES if axis.ours]
     ours = f"{', '.join(some)} and {last}"
@@ -327,6 +335,13 @@ def _seeds(text: str) -> list[int]:
     return list(range(numbers[0]))
 
 
+def _check_peers(runs: Sequence[PlannedRun]) -> None:
+    """Raise if the package of a peer is missing, before the first run is made."""
+    for name in dict.fromkeys(planned.config.rule.peer for planned in runs):
+        if name is not None:
+            load(find_peer(name))
+
+
 def _run_suite(
     runs: list[PlannedRun],
     folder: Path,
@@ -338,6 +353,7 @@ def _run_suite(
     """Make the runs that are not finished, and print the table of all runs."""
     console = Console(stderr=True)
     todo = runs if force else pending(runs)
+    _check_peers(todo)
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")
     failed = 0
@@ -409,7 +425,7 @@ def _summary(runs: Sequence[PlannedRun]) -> Table:
             name = f"{varied.axis}={varied.value}"
         result = Result.load(planned.directory)
         rows.setdefault(name, []).extend([result] if result else [])
-    title = "test accuracy" if runs[0].config.benchmark == "cifar10" else "validation perplexity"
+    title = "test accuracy" if runs[0].config.benchmark == "cifar10" else "test perplexity"
     table = Table("", title, "seeds", "GFLOPs/step", "optimizer ms/step", "step ms")
     for column in table.columns[1:]:
         column.justify = "right"

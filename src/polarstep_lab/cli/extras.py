@@ -8,7 +8,7 @@ from polarstep.storage import StorageError
 
 __all__ = ["REPORT", "need"]
 
-REPORT = ("jinja2", "matplotlib", "pandas")
+REPORT = ("jinja2", "matplotlib", "pandas", "scipy")
 
 
 def need(what: str, *packages: str) -> None:

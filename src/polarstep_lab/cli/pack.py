@@ -24,7 +24,9 @@ def pack(
     ],
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace archived runs of the same name and other config."),
+        typer.Option(
+            "--force", help="Replace archived runs of the same name with another config or metric."
+        ),
     ] = False,
 ) -> None:
     """Put the records of many runs into one small file, without checkpoints.

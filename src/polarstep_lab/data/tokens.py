@@ -20,7 +20,7 @@ from torch import Tensor
 from polarstep.rng import key_to_seed
 from polarstep_lab.data.shards import ShardError, find_shards, open_shard
 
-__all__ = ["TokenWindows", "load_tokens"]
+__all__ = ["TokenWindows", "halves", "load_tokens"]
 
 Tokens = NDArray[np.uint16]
 
@@ -28,6 +28,21 @@ Tokens = NDArray[np.uint16]
 def load_tokens(patterns: str | Sequence[str]) -> list[Tokens]:
     """Memory maps of all shards that match the patterns."""
     return [open_shard(path) for path in find_shards(patterns)]
+
+
+def halves(shards: Sequence[Tokens]) -> tuple[list[Tokens], list[Tokens]]:
+    """The first and the second half of all tokens, in order; one shard may be cut in two.
+
+    >>> [[len(part) for part in half] for half in halves([np.zeros(6), np.zeros(3)])]
+    [[4], [2, 3]]
+    """
+    left = sum(map(len, shards)) // 2
+    first, second = [], []
+    for shard in shards:
+        first.append(shard[:left])
+        second.append(shard[left:])
+        left = max(0, left - len(shard))
+    return [part for part in first if len(part)], [part for part in second if len(part)]
 
 
 @dataclass(frozen=True, eq=False)

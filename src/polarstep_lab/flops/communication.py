@@ -18,7 +18,6 @@ from polarstep import LowRank, NewtonSchulz
 from polarstep.distributed import ledger
 from polarstep.distributed.ledger import PLANS, Plan, Side
 from polarstep.distributed.plans import FLOPS_PER_BYTE
-from polarstep.flops import matmul
 from polarstep.polar import PolarMap
 from polarstep_lab.flops.workload import CIFAR10, EIGHT_B, NANOGPT, Workload
 
@@ -152,51 +151,30 @@ def costs(workload: Workload, polar: PolarMap, mesh: Mesh) -> dict[str, Cost]:
 
 def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> Cost:
     side: Side = its.by_tensor if mesh.name == "tp" else "rows"
-    if plan == "owner" and 1 < mesh.shards < mesh.ranks:
-        return _owner_of_copies(its, polar, mesh)
-    ranks = _taking_part(plan, mesh)
+    copies = mesh.ranks // mesh.shards
     nbytes = ledger.bytes_received(
         plan,
         its.m,
         its.n,
         its.count,
-        ranks,
+        mesh.ranks,
         polar,
         itemsize=STATE if plan == "gather" else WIRE,
         sum_itemsize=SUM,
         sharded=side,
+        copies=copies,
     )
     # With whole copies, local means that every rank computes everything.
     if plan == "local":
         return Cost(nbytes, ledger.whole_flops(its.m, its.n, its.count, polar))
-    flops = ledger.flops_per_rank(plan, its.m, its.n, its.count, ranks, polar, sharded=side)
-    return Cost(nbytes, flops)
-
-
-def _owner_of_copies(its: Stored, polar: PolarMap, mesh: Mesh) -> Cost:
-    """The owner's plan where S ranks hold the parts of a copy and N ranks hold all copies.
-
-    An owner collects M from the parts of its own copy, (S − 1)/S·mn numbers for 1/N of the matrices.
-    Every rank receives its 1/S of T of all matrices that others own.
-    """
-    m, n, count, N, S = its.m, its.n, its.count, mesh.ranks, mesh.shards
-    within = ledger.bytes_received("owner", m, n, 1, S, polar, itemsize=1, sum_itemsize=SUM)
-    part_of_T = within * S / (S - 1) - m * n / S  # T's part itself, or what makes it of two factors
-    nbytes = WIRE * count * ((S - 1) / (S * N) * m * n + (N - 1) / N * part_of_T)
-    flops = ledger.flops_per_rank("owner", m, n, count, N, polar)
-    width = ledger.factor_width(polar.on(m, n, _DEVICE))
-    if width is not None:  # each rank multiplies the factors for its own part
-        flops += count * matmul(m, width, n) * (1 / S - 1 / N)
+    flops = ledger.flops_per_rank(
+        plan, its.m, its.n, its.count, mesh.ranks, polar, sharded=side, copies=copies
+    )
     return Cost(nbytes, flops)
 
 
 def _price(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> float:
     """What the optimizer compares: FLOPs of an even share, plus bytes in FLOPs of the same time."""
     whole = ledger.whole_flops(its.m, its.n, its.count, polar)
-    divided = 1 if plan in ("local", "gather") else _taking_part(plan, mesh)
-    return whole / divided + FLOPS_PER_BYTE["cuda"] * _cost(plan, its, polar, mesh).nbytes
-
-
-def _taking_part(plan: Plan, mesh: Mesh) -> int:
-    """How many ranks share a matrix: the shards of one copy, or all ranks where owners are chosen."""
-    return mesh.shards if plan in ("sharded", "gather") else mesh.ranks
+    dividing = {"local": 1, "gather": 1, "sharded": mesh.shards}.get(plan, mesh.ranks)
+    return whole / dividing + FLOPS_PER_BYTE["cuda"] * _cost(plan, its, polar, mesh).nbytes

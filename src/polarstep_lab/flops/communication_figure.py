@@ -11,7 +11,7 @@ from polarstep.polar import PolarMap
 from polarstep.storage import write_atomically
 from polarstep_lab.flops.communication import Cost, MeshName, costs, maps_of, mesh_of
 from polarstep_lab.flops.workload import Workload
-from polarstep_lab.report.drawing import Drawing, draw, style_axes
+from polarstep_lab.report.drawing import Drawing, style_axes
 
 __all__ = ["RANKS", "communication_figure", "write_figure"]
 
@@ -53,13 +53,13 @@ def communication_figure(workload: Workload, mesh: MeshName) -> Drawing:
         f"One step of Muon's matrices of {workload.name} on a {mesh} mesh, by the formulas of the "
         "ledger. The dotted line is what the chosen plans cost together."
     )
-    return draw(f"communication-{workload.name}-{mesh}", caption, caption, (11, 8), paint)
+    return Drawing(f"communication-{workload.name}-{mesh}", caption, caption, (11, 8), paint)
 
 
 def write_figure(path: Path, workload: Workload, mesh: MeshName) -> None:
     """Write the figure to ``path``, as SVG or, by any other suffix, as PNG."""
-    drawing = communication_figure(workload, mesh)
-    content = drawing.svg.encode() if path.suffix == ".svg" else drawing.png
+    svg, png = communication_figure(workload, mesh).files
+    content = svg.encode() if path.suffix == ".svg" else png
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda file: file.write(content))
 

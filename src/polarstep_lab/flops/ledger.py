@@ -82,13 +82,19 @@ _SKETCHES: dict[str | None, PolarCost] = {
 }
 
 
-def muon_ledger(workload: Workload, *, nesterov: bool, sketch: str | None) -> Ledger:
+def muon_ledger(
+    workload: Workload,
+    *,
+    nesterov: bool,
+    sketch: str | None = None,
+    polar: PolarCost | None = None,
+) -> Ledger:
     """Muon's ledger with either momentum, in full space (``None``) or with a sketch.
 
     A sketch wider than some matrices is charged for them as in Table 2; one wider than all of them
-    is no sketch, and full space is charged.
+    is no sketch, and full space is charged. ``polar`` is the cost of a map that is neither.
     """
-    polar = _SKETCHES[sketch if workload.sketched else None]
+    polar = polar or _SKETCHES[sketch if workload.sketched else None]
     return muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=polar)
 
 

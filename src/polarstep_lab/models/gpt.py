@@ -1,4 +1,4 @@
-"""A GPT in the style of modded-nanogpt, in sizes from a laptop toy to the paper's model.
+"""A GPT in the style of modded-nanogpt, in sizes from a laptop toy to the paper's matrices.
 
 Rotary positions, queries and keys normalized, RMSNorm without weights, a squared-ReLU MLP, no
 biases, an untied head with soft-capped logits. Every hidden parameter is a matrix, one per

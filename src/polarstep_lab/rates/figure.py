@@ -88,6 +88,15 @@ def _slopes(axes: Any, rates: Sequence[Row]) -> None:
             lw=1,
             label=f"{solver}, {momentum}",
         )
+        axes.plot(
+            [row.alpha + shift for row in chosen],
+            [row.fit["average"]["slope"] for row in chosen],
+            "x",
+            color=COLOURS[solver],
+            ms=4,
+            alpha=0.7,
+            label="average over the run" if place == 0 else None,
+        )
     axes.set_xlabel("α, the order of the noise's finite moment")
     axes.set_ylabel("slope of log min E‖∇f‖ against log K")
     axes.set_title("Measured rates (lower is faster; grey: promised)", loc="left", fontsize=10)

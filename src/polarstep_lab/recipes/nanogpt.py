@@ -22,10 +22,26 @@ __all__ = ["nanogpt", "nanogpt_small", "nanogpt_toy", "nanogpt_wiki"]
 PADDED_GPT2 = 50304
 """GPT-2's 50,257 tokens padded to a multiple of 128: a GPU multiplies aligned matrices faster."""
 
+TABLES_LR = 0.008
+"""AdamW's rate for embedding and head in the paper's model; chosen without tuning."""
+
 GPT_SEARCH = {
     "adamw": {"optimizer.lr": Range(3e-4, 3e-2, log=True)},
     "sgd": {"optimizer.lr": Range(1e-2, 10.0, log=True)},
     "muon": {"optimizer.lr": Range(3e-3, 0.3, log=True)},
+}
+
+# As many settings for AdamW as for Muon.
+WIKI_SEARCH = {
+    "adamw": {
+        "optimizer.lr": Range(3e-4, 1e-2, log=True),
+        "optimizer.head_lr": Range(5e-4, 5e-2, log=True),
+    },
+    "sgd": GPT_SEARCH["sgd"],
+    "muon": {
+        "optimizer.lr": Range(0.01, 0.1, log=True),
+        "optimizer.head_lr": Range(5e-4, 5e-2, log=True),
+    },
 }
 
 # Every method has a rate for the matrices and one for the embedding, whose rows are so seldom met
@@ -72,6 +88,7 @@ def nanogpt_toy(method: Method) -> RunConfig:
             lr=lr,
             momentum=momentum,
             polar=polar_of(method, rank=32, oversample=8, power=1),
+            normalize_rows=method.normalize_rows,
             embedding_lr=1e-2 if muon else 0.0,
             head_lr=1e-2 if muon else 0.0,
         ),
@@ -115,6 +132,7 @@ def nanogpt_small(method: Method) -> RunConfig:
             lr=lr,
             momentum=momentum,
             polar=polar_of(method, rank=200, oversample=10, power=1),
+            normalize_rows=method.normalize_rows,
             embedding_lr=embedding_lr,
             head_lr=0.004 if muon else 0.0,
         ),
@@ -128,7 +146,7 @@ def nanogpt_small(method: Method) -> RunConfig:
             momentum_cooldown=20,
         ),
         # As many sequences as in a training batch: one compiled shape serves both.
-        evaluation=EvaluationConfig(every=80, tokens=327_680, batch=16),
+        evaluation=EvaluationConfig(every=80, tokens=163_840, batch=16),
         runtime=RuntimeConfig(micro_batch=16, compile=None),
     )
 
@@ -183,10 +201,12 @@ def nanogpt(method: Method) -> RunConfig:
             lr=lr,
             momentum=momentum,
             polar=polar_of(method, rank=200, oversample=10, power=1),
-            embedding_lr=0.008 if muon else 0.0,
-            head_lr=0.008 if muon else 0.0,
+            normalize_rows=method.normalize_rows,
+            embedding_lr=TABLES_LR if muon else 0.0,
+            head_lr=TABLES_LR if muon else 0.0,
         ),
         schedule=ScheduleConfig(
+            warmup=200 if method.algorithm == "sgd" else 0,  # as in the authors' training script
             cooldown=0.6,
             final=0.15,
             extension=40,
@@ -202,15 +222,16 @@ def nanogpt(method: Method) -> RunConfig:
 @register(
     "nanogpt-wiki",
     "nanogpt",
-    "the paper's model and settings, one pass over 73 million tokens; two minutes on an H200",
+    "the paper's matrices in a plain GPT, one pass over 73 million tokens; two minutes on an H200",
     "token shards data/*_train_*.bin and data/*_val_*.bin (polarstep tokenize)",
-    GPT_SEARCH,
+    WIKI_SEARCH,
 )
 def nanogpt_wiki(method: Method) -> RunConfig:
     """The ``nanogpt`` recipe at an eighth of its batch, and three quarters of its steps.
 
     The three stages keep their proportions (8 : 16 : 24) and learning-rate multipliers. All
-    sequences are 2048 long, so that every pass, 16 of them, has one shape.
+    sequences are 2048 long, so that every pass, 16 of them, has one shape. AdamW as a baseline has the
+    same rates for embedding and head as beside Muon, where the paper gives it one rate for everything.
     """
     config = nanogpt(method)
     assert isinstance(config.data, TextData)
@@ -222,10 +243,19 @@ def nanogpt_wiki(method: Method) -> RunConfig:
             for number, stage in enumerate(config.data.stages)
         ),
     )
+    optimizer = config.optimizer
+    if method.algorithm == "adamw":
+        optimizer = replace(optimizer, embedding_lr=TABLES_LR, head_lr=TABLES_LR)
     return replace(
         config,
         recipe="nanogpt-wiki",
         data=data,
-        schedule=replace(config.schedule, extension=30, momentum_cooldown=37),
-        evaluation=EvaluationConfig(every=185, tokens=327_680, batch=16),
+        optimizer=optimizer,
+        schedule=replace(
+            config.schedule,
+            warmup=config.schedule.warmup * 3 // 4,
+            extension=30,
+            momentum_cooldown=37,
+        ),
+        evaluation=EvaluationConfig(every=185, tokens=163_840, batch=16),
     )

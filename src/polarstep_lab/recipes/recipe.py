@@ -9,7 +9,7 @@ from polarstep_lab.config import Benchmark, ConfigError, PolarConfig, RunConfig
 from polarstep_lab.methods import Method
 from polarstep_lab.structure import hint
 
-__all__ = ["RECIPES", "Range", "Recipe", "find_recipe", "polar_of", "register"]
+__all__ = ["MAPS", "RECIPES", "Range", "Recipe", "find_recipe", "polar_of", "register"]
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,25 @@ def register(
     return enter
 
 
+MAPS: Mapping[str, PolarConfig] = {
+    "polar-express": PolarConfig("polar-express-default", 5),
+    "deflated": PolarConfig(
+        "polar-express-sketch", 4, rank=48, oversample=8, sketch="warm", rest="lifted", float8=True
+    ),
+    "auto": PolarConfig(auto="balanced"),
+}
+"""The maps of our methods, the same in every recipe, by :attr:`polarstep_lab.paper.Method.polar`."""
+
+
 def polar_of(
     method: Method, rank: int, oversample: int, power: float, steps: int = 7
 ) -> PolarConfig:
-    """The paper's polar map: quintic with q = 7, sketched for the randomized methods."""
+    """The polar map of a method.
+
+    The paper's is the quintic with q = 7, sketched for the randomized methods.
+    """
+    if method.polar is not None:
+        return MAPS[method.polar]
     if method.sketch is None:
         return PolarConfig(steps=steps)
     return PolarConfig(

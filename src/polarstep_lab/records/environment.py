@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from polarstep.storage import StorageError, read_json, write_json
+from polarstep_lab.peers.catalogue import versions
 from polarstep_lab.structure import ConfigError
 
 __all__ = ["describe_environment", "pick_device", "record_environment"]
@@ -66,7 +67,8 @@ def record_environment(
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """What ``environment.json`` records."""
     return {
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in PACKAGES if (version := _version(name))}
+        | versions(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),

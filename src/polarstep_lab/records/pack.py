@@ -5,6 +5,8 @@ exists adds to it. Where both hold a run of the same name:
 
 - with other settings: an error, unless forced;
 - a run that has ended is not replaced by one that has not;
+- finished with another metric: an error, unless forced. A run made again for its times must not replace
+  the accuracy that tables are made of;
 - otherwise the run packed last replaces the one in the archive.
 
 Records leave their machine here. An absolute path becomes its last part (``/data/me/shards`` is
@@ -69,6 +71,12 @@ def pack(folders: Sequence[Path], out: Path, *, force: bool = False) -> Packed:
         elif old is not None and _status(old) in _ENDED and _status(files) not in _ENDED:
             kept += 1
             continue
+        elif old is not None and not force and _finished_otherwise(old, files):
+            raise StorageError(
+                f"{archive} holds {name} with the metric {_metric(old)}, this run has {_metric(files)}: "
+                "nothing was written; give another --out to runs that were made again for their times, "
+                "or --force to replace the metric"
+            )
         runs[name] = files
     if runs != before or not archive.exists():
         write_archive(archive, runs)
@@ -131,6 +139,15 @@ def _config(files: Mapping[str, Any], run: Path) -> Any:
 def _status(files: Mapping[str, Any]) -> str:
     result = files.get(record.RESULT)
     return str(result.get("status", "unfinished")) if isinstance(result, Mapping) else "unfinished"
+
+
+def _finished_otherwise(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two runs finished with different metrics."""
+    return _status(old) == _status(new) == "finished" and _metric(old) != _metric(new)
+
+
+def _metric(files: Mapping[str, Any]) -> Any:
+    return files[record.RESULT].get("value")
 
 
 def _stripped(value: Any) -> Any:

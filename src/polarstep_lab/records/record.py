@@ -155,9 +155,14 @@ TIME_FIELDS = tuple(_TIME_DIGITS)
 
 @dataclass(frozen=True)
 class Result:
-    """``result.json``: how a run ended."""
+    """``result.json``: how a run ended.
 
-    metric: Literal["val_perplexity", "test_accuracy"]
+    ``value`` is the figure that the run is judged by, on the test data, and ``validation`` the last
+    figure of the same kind on the validation data. In records of earlier versions ``"val_perplexity"``
+    is the metric: there was no test text, and the value is the last validation's.
+    """
+
+    metric: Literal["val_perplexity", "test_perplexity", "test_accuracy"]
     value: float
     status: Status
     steps: int
@@ -166,6 +171,7 @@ class Result:
     step_ms: float
     message: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    validation: float | None = None
 
     @classmethod
     def load(cls, directory: Path) -> Result | None:

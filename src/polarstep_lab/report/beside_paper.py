@@ -9,28 +9,22 @@ from __future__ import annotations
 import itertools
 import math
 import string
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from polarstep_lab.methods import find_method
-from polarstep_lab.report.blocks import Table
-from polarstep_lab.report.estimates import Estimate
-from polarstep_lab.report.published import in_table_2
+from polarstep_lab.paper import Published
+from polarstep_lab.report.blocks import Block, Heading, Text, tabulate
+from polarstep_lab.report.estimates import MISSING, Estimate, joined, number, plural
+from polarstep_lab.report.grouping import in_table_2
 from polarstep_lab.report.reasons import Facts, Reason, reasons
 from polarstep_lab.report.rows import Row, Section
-from polarstep_lab.report.texts import (
-    MISSING,
-    difference_text,
-    metric_text,
-    number,
-    paper_text,
-    plural,
-    share_text,
-)
 
-__all__ = ["Beside", "beside_the_paper", "paper_table"]
+__all__ = ["Beside", "beside_the_paper", "paper_blocks"]
 
 REFERENCE = "Muon (Nesterov)"
 """The method that costs are given relative to where models differ."""
@@ -66,82 +60,86 @@ def beside_the_paper(section: Section) -> Beside | None:
     for row in sorted(section.rows, key=lambda row: (row.paper is None, -len(row.finished))):
         rows.setdefault(row.method, row)
     rows = {method: rows[method] for method in setting.rows if method in rows}
-    frame = pd.DataFrame({"row": rows, "paper": {method: setting.rows[method] for method in rows}})
-    means = pd.Series({method: row.metric.mean for method, row in rows.items() if row.metric})
     comparable = any(row.paper for row in rows.values())
+    means = pd.Series({method: row.metric.mean for method, row in rows.items() if row.metric})
     if len(means) < (1 if comparable else 2):
         return None
-    rising = not section.higher_is_better
-    paper = pd.DataFrame([vars(figure) for figure in frame["paper"]], index=frame.index)
+    paper = pd.DataFrame([vars(setting.rows[method]) for method in rows], index=[*rows])
     gflops = pd.Series({method: row.gflops for method, row in rows.items()}, dtype=float)
-    frame["difference"] = [row.off_the_paper for row in frame["row"]]
-    frame["place"] = means.rank(ascending=rising, method="first")
-    frame["paper_place"] = paper["mean"].rank(ascending=rising, method="first")
-    frame["cost"] = gflops / gflops.get(REFERENCE, math.nan)
-    frame["paper_cost"] = paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan)
-    told = {
-        method: _reasons(row, section, setting.rows[method], comparable)
-        for method, row in rows.items()
-    }
+    rank = {"ascending": not section.metric.higher_is_better, "method": "first"}
+    told = {m: _reasons(row, section, setting.rows[m], comparable) for m, row in rows.items()}
     distinct = dict.fromkeys(reason for found in told.values() for reason in found)
     notes = dict(zip(string.ascii_lowercase, distinct, strict=False))
-    frame["marks"] = [
-        ", ".join(mark for mark, reason in notes.items() if reason in told[method])
-        for method in rows
-    ]
-    lines = tuple(frame.itertuples())
+    columns = {
+        "row": pd.Series(rows),
+        "paper": {method: setting.rows[method] for method in rows},
+        "difference": {method: row.off_the_paper for method, row in rows.items()},
+        "place": means.rank(**rank),
+        "paper_place": paper["mean"].rank(**rank),
+        "cost": gflops / gflops.get(REFERENCE, math.nan),
+        "paper_cost": paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan),
+        "marks": {m: ", ".join(k for k, r in notes.items() if r in told[m]) for m in rows},
+    }
+    lines = tuple(pd.DataFrame(columns, index=[*rows]).itertuples())
     summary = _agreement(lines, section) if comparable else (
-        f"Not comparable in digits: the paper's {section.metric_name.lower()} is that of another "
+        f"Not comparable in digits: the paper's {section.metric.name.lower()} is that of another "
         f"model on other data ({setting.data}). What can be compared is the order of the methods and "
         f"the cost of a step relative to {REFERENCE}."
     )  # fmt: skip
     return Beside(comparable, summary, _order(lines, section), lines, notes, setting.source)
 
 
-def paper_table(section: Section, beside: Beside) -> Table:
+def paper_blocks(section: Section) -> list[Block]:
     """The section next to Table 2: digits where they compare, and else places and relative costs."""
-    header = ["Place", "Place in the paper", "Relative GFLOPs", "in the paper"]
-    if beside.comparable:
-        header = ["Here", "Paper", "Difference", "GFLOPs", "Paper GFLOPs"]
-    cells = []
-    for line in beside.lines:
-        row, places, costs = line.row, (line.place, line.paper_place), (line.cost, line.paper_cost)
-        shown = [MISSING if place != place else f"{place:.0f}" for place in places]
-        shown += [share_text(None if cost != cost else cost) for cost in costs]
-        if beside.comparable:
-            shown = [metric_text(row.metric, section.decimals), paper_text(row)]
-            shown += [difference_text(line.difference, section.decimals)]
-            shown += [number(row.gflops), number(line.paper.gflops)]
-        unexplained = "no reason known" if row.differs else ""
-        cells.append([row.label, *shown, line.marks or unexplained])
-    noted = any(line[-1] for line in cells)  # where all agree, there is nothing to explain
-    header = ["Method", *header, *["Notes"] * noted]
-    return Table("Next to the paper", header, [line[: len(header)] for line in cells])
+    beside = beside_the_paper(section)
+    if beside is None:
+        return []
+    columns: dict[str, Callable[[Any], str]] = {"Method": lambda line: line.row.label}
+    columns |= {
+        "Place": lambda line: _shown(line.place, ".0f"),
+        "Place in the paper": lambda line: _shown(line.paper_place, ".0f"),
+        "GFLOPs": lambda line: number(line.row.gflops),
+        "Paper GFLOPs": lambda line: number(line.paper.gflops),
+        "Relative GFLOPs": lambda line: _shown(line.cost, ".2%"),
+        "in the paper": lambda line: _shown(line.paper_cost, ".2%"),
+    }
+    if any(line.marks or line.row.differs for line in beside.lines):
+        columns["Notes"] = lambda line: line.marks or "no reason known" * line.row.differs
+    relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
+    caption = joined(relative, beside.order, f"Source: {beside.source}.")
+    notes = [f"({mark}) {r.topic}: {r.text}" for mark, r in beside.notes.items()]
+    return [
+        Heading("Next to the paper"),
+        Text(beside.summary, "verdict" if beside.comparable else "verdict warned"),
+        tabulate("Next to the paper", beside.lines, columns),
+        Text(caption, "caption"),
+        *([Text("What is known to differ:", "known")] if notes else []),
+        *(Text(note, "note") for note in notes),
+    ]
 
 
-def _reasons(row: Row, section: Section, paper: Any, comparable: bool) -> list[Reason]:
-    """What is known to differ for a row and bears on a figure that differs."""
+def _shown(value: float, form: str) -> str:
+    return MISSING if value != value else format(value, form)
+
+
+def _reasons(row: Row, section: Section, paper: Published, comparable: bool) -> list[Reason]:
+    """What is known to differ for a row and bears on a figure that differs.
+
+    Older records do not say which data they are of. Others of the section that name the same shards
+    speak for them, where these agree.
+    """
     off = row.off_the_paper
     metric = not comparable or (off is not None and (off.clear or off.error is None))
-    cost = not comparable or bool(row.gflops and abs(row.gflops / paper.gflops - 1) > _SAME_COST)
-    device = str(row.records[0].environment.get("device", ""))
-    method = find_method(row.method)
-    facts = Facts(method, section.benchmark, row.config, device, _data_of(row, section))
-    return [reason for reason in reasons(facts) if metric or (cost and reason.cost)]
-
-
-def _data_of(row: Row, section: Section) -> str:
-    """What a row was trained on: by its own records, or by others that name the same shards.
-
-    Older records do not say. Where two records say different things of one pattern, neither speaks for
-    a third.
-    """
+    dearer = row.gflops and paper.gflops and abs(row.gflops / paper.gflops - 1) > _SAME_COST
     same = [o for o in section.all_rows if o.config.get("data") == row.config.get("data")]
-    for rows in ([row], same):
-        known = {run.environment.get("data") for r in rows for run in r.records} - {None, ""}
-        if known:
-            return str(known.pop()) if len(known) == 1 else ""
-    return ""
+    named = [
+        {run.environment.get("data") for r in rows for run in r.records} for rows in ([row], same)
+    ]
+    known = next(filter(None, (names - {None, ""} for names in named)), set())
+    data = str(known.pop()) if len(known) == 1 else ""
+    device = str(row.records[0].environment.get("device", ""))
+    found = reasons(Facts(find_method(row.method), section.benchmark, row.config, device, data))
+    return [reason for reason in found if metric or (reason.cost and (dearer or not comparable))]
 
 
 def _agreement(lines: tuple[Any, ...], section: Section) -> str:
@@ -149,23 +147,19 @@ def _agreement(lines: tuple[Any, ...], section: Section) -> str:
     judged = [d for line in lines if (d := line.difference) and d.error is not None]
     if not judged:
         return "One seed has no spread: whether a difference from the paper is one cannot be told."
-    off = [d for d in judged if d.clear]
-    better = sum((d.value > 0) is section.higher_is_better for d in off)
-    directions = [
-        f"{count} {'is' if count == 1 else 'are'} {word}"
-        for count, word in ((better, "better"), (len(off) - better, "worse"))
-        if count
-    ]
+    better = section.metric.higher_is_better
+    off = Counter("better" if (d.value > 0) is better else "worse" for d in judged if d.clear)
     text = (
-        f"{len(judged) - len(off)} of {plural(len(judged), 'method')} agree with the paper within two "
-        "standard errors of the difference"
+        f"{len(judged) - off.total()} of {plural(len(judged), 'method')} agree with the paper: the 95% "
+        "interval of the difference contains zero"
     )
-    return f"{text}; {' and '.join(directions)}." if off else f"{text}."
+    ways = [f"{n} {'is' if n == 1 else 'are'} {way}" for way, n in sorted(off.items())]
+    return f"{text}; {' and '.join(ways)}." if ways else f"{text}."
 
 
 def _order(lines: tuple[Any, ...], section: Section) -> str:
     """Which pairs of methods come in the paper's order, of those that the paper tells apart."""
-    same, unclear, reversed_ = 0, 0, []
+    same, unclear, turned = 0, 0, []
     for a, b in itertools.combinations([line for line in lines if line.row.metric], 2):
         theirs = [Estimate(line.paper.mean, line.paper.std, line.paper.seeds) for line in (a, b)]
         paper, here = theirs[0].minus(theirs[1]), a.row.metric.minus(b.row.metric)
@@ -174,18 +168,18 @@ def _order(lines: tuple[Any, ...], section: Section) -> str:
         elif paper.clear and (here.value > 0) == (paper.value > 0):
             same += 1
         elif paper.clear:
-            first, second = (a, b) if (here.value > 0) is section.higher_is_better else (b, a)
-            reversed_.append(f"{first.row.method} before {second.row.method}")
-    pairs = same + unclear + len(reversed_)
-    if not pairs:
+            first, second = (
+                (a, b) if (here.value > 0) is section.metric.higher_is_better else (b, a)
+            )
+            turned.append(f"{first.row.method} before {second.row.method}")
+    if not (pairs := same + unclear + len(turned)):
         return ""
-    text = (
-        f"Of {'the' if pairs > 1 else 'only'} {plural(pairs, 'pair')} of methods that the "
-        f"paper tells apart by more than two standard errors, {same or 'none'} "
+    parts = [
+        f"Of {plural(pairs, 'pair')} of methods that the paper tells apart at 95%, {same or 'none'} "
         f"come{'s' * (same < 2)} in the same order here"
+    ]
+    parts += [f"{unclear} {'is' if unclear == 1 else 'are'} not told apart by these seeds"] * (
+        unclear > 0
     )
-    if unclear:
-        text += f", {unclear} {'is' if unclear == 1 else 'are'} not told apart by these seeds"
-    if reversed_:
-        text += f", {len(reversed_)} the other way round ({'; '.join(reversed_)})"
-    return f"{text}."
+    parts += [f"{len(turned)} the other way round ({'; '.join(turned)})"] if turned else []
+    return f"{', '.join(parts)}."

@@ -1,15 +1,73 @@
-"""Means over seeds, and how far two of them are apart."""
+"""Means over seeds, how far two of them are apart, and how numbers are written.
+
+Intervals are 95% t-intervals: over three seeds they reach 4.3 standard errors to either side, not two.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+from scipy import special
 
-__all__ = ["Difference", "Estimate", "paired"]
+__all__ = ["MISSING", "Difference", "Estimate", "joined", "listed", "number", "paired", "plural"]
+
+MISSING = "—"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference of means, its standard error, and the degrees of freedom of that error.
+
+    A difference that rests on a single value has no error. ``pairs`` counts the pairs of runs with a
+    common seed; ``None`` for a difference of two means.
+    """
+
+    value: float
+    error: float | None = None
+    freedom: float = math.nan
+    pairs: int | None = None
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95% t-interval.
+
+        >>> Difference(1.0, 1.0, freedom=2).interval
+        4.302652729...
+        """
+        if self.error is None:
+            return None
+        return self.error * float(special.stdtrit(self.freedom, 0.975))
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.interval is not None and abs(self.value) > self.interval
+
+    def text(self, decimals: int) -> str:
+        """The signed difference ± its interval; a difference that rounds to zero has no sign.
+
+        >>> Difference(-0.00123, 0.0004, math.inf).text(4), Difference(-1e-5).text(4)
+        ('−0.0012 ± 0.0008', '0.0000')
+        """
+        size = _with_spread(abs(self.value), self.interval, decimals)
+        return size if float(size.split()[0]) == 0 else f"{'−' if self.value < 0 else '+'}{size}"
+
+    def sentence(self, decimals: int) -> str:
+        """The size of the difference, its direction, its interval and what it rests on.
+
+        >>> Difference(-0.5, 0.1, 9, pairs=10).sentence(2)
+        '0.50 ± 0.23 lower (95% t-interval, 10 common seeds)'
+        """
+        size = _with_spread(abs(self.value), self.interval, decimals)
+        seeds = plural(self.pairs, "common seed") if self.pairs else "of the means"
+        told = seeds if self.error is None else f"95% t-interval, {seeds}"
+        if self.error is not None and not self.clear:
+            told += ", zero within it"
+        return f"{size} {'lower' if self.value < 0 else 'higher'} ({told})"
 
 
 @dataclass(frozen=True)
@@ -35,46 +93,75 @@ class Estimate:
         std = statistics.stdev(finite) if len(finite) > 1 else None
         return cls(statistics.fmean(finite), std, len(finite))
 
-    def minus(self, other: Estimate) -> Difference:
-        """The difference of two means with its standard error, (s₁²/n₁ + s₂²/n₂)^½.
-
-        >>> Estimate(3.0, 0.6, 9).minus(Estimate(2.0, 0.8, 16)).error
-        0.28284271247461906
-        """
-        error = None
-        if self.std is not None and other.std is not None:
-            error = math.sqrt(self.std**2 / self.n + other.std**2 / other.n)
-        return Difference(self.mean - other.mean, error)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference of means; its standard error is unknown where it rests on a single value.
-
-    ``pairs`` counts the pairs of runs with a common seed; ``None`` for a difference of two means.
-    """
-
-    value: float
-    error: float | None
-    pairs: int | None = None
-
     @property
-    def clear(self) -> bool:
-        """Whether the difference is more than two standard errors."""
-        return self.error is not None and abs(self.value) > 2 * self.error
+    def from_zero(self) -> Difference:
+        """The mean with its standard error, s/√n."""
+        error = None if self.std is None else self.std / math.sqrt(self.n)
+        return Difference(self.mean, error, self.n - 1, self.n)
+
+    def minus(self, other: Estimate) -> Difference:
+        """The difference of two means; its error is (s₁²/n₁ + s₂²/n₂)^½, its freedom Welch's.
+
+        >>> Estimate(3.0, 0.6, 9).minus(Estimate(2.0, 0.8, 16))
+        Difference(value=1.0, error=0.28284271247461906, freedom=20.8695652..., pairs=None)
+        """
+        value = self.mean - other.mean
+        if self.std is None or other.std is None:
+            return Difference(value)
+        ours, theirs = self.std**2 / self.n, other.std**2 / other.n
+        weights = ours**2 / (self.n - 1) + theirs**2 / (other.n - 1)
+        freedom = (ours + theirs) ** 2 / weights if weights else math.inf
+        return Difference(value, math.sqrt(ours + theirs), freedom)
+
+    def text(self, decimals: int) -> str:
+        """Mean ± standard deviation, or the mean alone for a single seed."""
+        return _with_spread(self.mean, self.std, decimals)
 
 
 def paired(ours: pd.Series, theirs: pd.Series) -> Difference | None:
     """The mean difference of two series by seed; ``None`` where they have no seed in common.
 
     A seed fixes the initial weights and the order of the data, so that a lucky seed is lucky on both
-    sides. The standard error is that of the differences, s/√n.
+    sides.
 
     >>> paired(pd.Series({1: 3.0, 2: 5.0, 9: 0.0}), pd.Series({1: 2.0, 2: 3.0}))
-    Difference(value=1.5, error=0.5, pairs=2)
+    Difference(value=1.5, error=0.5, freedom=1, pairs=2)
     """
     found = Estimate.of((ours - theirs).dropna())
-    if found is None:
-        return None
-    error = None if found.std is None else found.std / math.sqrt(found.n)
-    return Difference(found.mean, error, found.n)
+    return found.from_zero if found else None
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """``value`` with about ``digits`` significant digits and no exponent where it can be read.
+
+    >>> number(2135.7551), number(0.0118), number(3.0), number(None)
+    ('2136', '0.01180', '3.000', '—')
+    """
+    if value is None or value != value:
+        return MISSING
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.{digits - 1}e}"
+    decimals = 0
+    while decimals < digits + 3 and abs(value) * 10**decimals < 10 ** (digits - 1):
+        decimals += 1
+    return f"{value:.{decimals if value else digits - 1}f}"
+
+
+def _with_spread(value: float, spread: float | None, decimals: int) -> str:
+    shown = f"{value:.{decimals}f}"
+    return shown if spread is None else f"{shown} ± {spread:.{decimals}f}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``A``, ``A and B``, ``A, B and C``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 seed``, ``2 seeds``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def joined(*sentences: str) -> str:
+    """The sentences that are not empty, as one paragraph."""
+    return " ".join(filter(None, sentences))

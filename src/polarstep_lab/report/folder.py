@@ -25,50 +25,28 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; --out expects a folder, new or made by a report")
-    owned = _read_manifest(folder)
-    _refuse_foreign(folder, files, owned)
-    sums = {name: _checksum(content) for name, content in files.items()}
-    pending = {
-        name: sorted({*owned.get(name, []), *([sums[name]] if name in sums else [])})
-        for name in {*owned, *sums}
-    }
-    write_json(folder / MANIFEST, {"files": dict(sorted(pending.items()))})
-    for name, content in files.items():
-        path = folder / name
-        if not path.exists() or path.read_bytes() != content:
-            write_atomically(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
-    for name in sorted(set(owned) - set(files)):
-        path = folder / name
-        if path.is_file() and _checksum(path.read_bytes()) in owned[name]:
-            path.unlink()
-    write_json(folder / MANIFEST, {"files": {name: [sums[name]] for name in sorted(sums)}})
-
-
-def _read_manifest(folder: Path) -> dict[str, list[str]]:
-    path = folder / MANIFEST
-    if not path.exists():
-        return {}
-    files = read_json(path).get("files", {})
-    return {str(name): list(sums) for name, sums in files.items()}
-
-
-def _refuse_foreign(
-    folder: Path, files: Mapping[str, bytes], owned: Mapping[str, list[str]]
-) -> None:
-    foreign = [
-        name
-        for name, content in files.items()
-        if (folder / name).exists()
-        and (folder / name).read_bytes() != content
-        and _checksum((folder / name).read_bytes()) not in owned.get(name, [])
-    ]
+    manifest = folder / MANIFEST
+    owned: dict[str, list[str]] = read_json(manifest).get("files", {}) if manifest.exists() else {}
+    found = {name: _checksum(folder / name) for name in {*files, *owned}}
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    known = {name: [*owned.get(name, []), *filter(None, [sums.get(name)])] for name in found}
+    foreign = [name for name in files if found[name] and found[name] not in known[name]]
     if foreign:
         shown = ", ".join(foreign[:4]) + (f" and {len(foreign) - 4} more" if foreign[4:] else "")
         raise StorageError(
             f"{folder} holds files that no report wrote, or that were edited since: {shown}. "
             "Nothing was changed; choose another --out, or move these files away"
         )
+    write_json(manifest, {"files": dict(sorted(known.items()))})
+    for name, content in files.items():
+        if found[name] != sums[name]:
+            write_atomically(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+    for name in sorted(set(owned) - set(files)):
+        if found[name] in owned[name]:
+            (folder / name).unlink()
+    write_json(manifest, {"files": {name: [sums[name]] for name in sorted(sums)}})
 
 
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _checksum(path: Path) -> str | None:
+    """The checksum of a file; ``None`` where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

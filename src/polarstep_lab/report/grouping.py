@@ -1,128 +1,53 @@
-"""From run directories to sections: which runs belong together.
+"""From runs to sections: which runs belong together, and which may be compared.
 
-A section is a recipe with its rows, the ablations apart. A run that cannot be read, or that was run
-twice, becomes a notice: nothing found is dropped in silence.
+A section is a recipe with its rows, the ablations apart. A run that was made twice becomes a notice:
+nothing found is dropped in silence.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from polarstep.storage import StorageError
-from polarstep_lab.ablations import AXES
-from polarstep_lab.paper import METHODS
-from polarstep_lab.records.archive import ARCHIVE
-from polarstep_lab.records.record import RunRecord, find_runs
-from polarstep_lab.report.published import in_table_2, published
+from polarstep_lab.ablations import AXES, apply_axis
+from polarstep_lab.config import ConfigError, RunConfig
+from polarstep_lab.methods import all_methods
+from polarstep_lab.paper import TABLE_2, Setting
 from polarstep_lab.report.rows import AblationSet, Row, Section
-from polarstep_lab.report.timing import device_of, ran_alone, span_of
+from polarstep_lab.report.runs import METRICS, Runs, settings_in
 
-__all__ = ["RUN_COLUMNS", "Runs", "collect", "sections_of", "setting_of"]
+__all__ = ["in_table_2", "sections_of"]
 
-RUN_COLUMNS = [
-    "run", "benchmark", "recipe", "method", "ablation_axis", "ablation_value", "seed", "status",
-    "metric", "value", "steps", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms",
-    "run_seconds", "device", "message", "command",
-]  # fmt: skip
-"""The columns of ``runs.csv``."""
+_SCALED = ("nanogpt-small", "nanogpt-wiki")
+"""Recipes that ask the paper's question of another model: rankings can be compared, digits cannot."""
 
-_ABLATION = ["ablation_axis", "ablation_value"]
-_FLOATS = ("value", *RUN_COLUMNS[11:15], "began", "ended")
-_DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
+_NOT_TRAINING = ("runtime.compile", "data.root", "evaluation.every")
+"""Settings in which a row may differ from its base: they do not change what is trained."""
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The runs found, a line for each, and what kept others from being used.
-
-    Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
-    which is equal for runs that differ in their seed alone; ``besides``, what was set for an ablation
-    beside the value it varies; ``paper``, the published figure; ``began`` and ``ended``; and ``alone``,
-    whether no other run shared the device.
-    """
-
-    frame: pd.DataFrame
-    notices: tuple[str, ...] = ()
-
-
-def collect(paths: Sequence[Path | str]) -> Runs:
-    """Read every run at or below ``paths``, from directories and archives alike.
-
-    A directory that cannot be read becomes a notice: the other runs still deserve their report.
-    Names are relative to the path that was asked for, so that a report moves between machines.
-    """
-    lines: dict[Path, dict[str, Any]] = {}
-    notices = []
-    for root in map(Path, paths):
-        for directory in find_runs([root]):
-            if directory in lines:
-                continue
-            top = root.parent if root.name == ARCHIVE else root
-            parts = (top.name, *directory.relative_to(root).parts)
-            name = "/".join(part for part in parts if part and part != ARCHIVE)
-            try:
-                lines[directory] = _line(RunRecord.load(directory), name)
-            except (StorageError, TypeError, KeyError) as error:
-                reason = str(error).replace(str(directory), name)
-                notices.append(f"{name} is left out: {reason}")
-    columns = [*RUN_COLUMNS, "record", "setting", "besides", "paper", "began", "ended"]
-    frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
-    frame = frame.sort_values(["seed", "run"], ignore_index=True)
-    return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
-
-
-def _line(run: RunRecord, name: str) -> dict[str, Any]:
-    """The line of a run in the frame."""
-    identity, ablation, result = run.identity, run.identity.ablation, run.result
-    began, ended = span_of(run)
-    told = {key: getattr(result, key) for key in RUN_COLUMNS if hasattr(result, key)}
-    own = ("benchmark", "recipe", "method", "seed", "command")
-    return {
-        **told,
-        "paper": published(identity),
-        **{key: getattr(identity, key) for key in own},
-        "run": name,
-        "ablation_axis": ablation and ablation.axis,
-        "ablation_value": ablation and ablation.value,
-        "status": run.status,
-        "run_seconds": run.seconds,
-        "device": device_of(run),
-        "record": run,
-        "setting": setting_of(run),
-        "besides": _set_besides(run),
-        "began": began,
-        "ended": ended,
-    }
-
-
-def setting_of(run: RunRecord) -> str:
-    """What determines a run apart from its seed, as a string to compare.
-
-    On which device and how often it logged is not part of it; times are kept apart by device.
-    """
-    config = {key: value for key, value in run.identity.config.items() if key != "seed"}
-    runtime = config.get("runtime")
-    if isinstance(runtime, Mapping):
-        config["runtime"] = {key: runtime.get(key) for key in ("precision", "compile")}
-    return json.dumps(config, sort_keys=True, default=str)
+def in_table_2(recipe: str, benchmark: str) -> Setting | None:
+    """Table 2 for a recipe that asks the paper's question, at the paper's size or at another."""
+    return TABLE_2[benchmark] if recipe == benchmark or recipe in _SCALED else None
 
 
 def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
     """Group the runs into sections, and say which runs had to be left out on the way."""
-    frame, notices = _one_per_seed(runs.frame)
+    frame, notices = _one_per_seed(runs.frame.assign(judged=_judged(runs.frame)))
     sections = []
-    for (benchmark, recipe), members in frame.groupby(["benchmark", "recipe"]):
+    kinds = frame.groupby(["benchmark", "recipe"])["judged"].nunique()
+    for (benchmark, recipe, judged), members in frame.groupby(["benchmark", "recipe", "judged"]):
+        members = members.assign(timed=_timed(members))
         varied = members["ablation_axis"].notna()
         rows = _rows(members[~varied])
-        ablations = _with_bases(rows, _ablations(members[varied]))
-        sections.append(Section(recipe, benchmark, rows, tuple(ablations)))
+        ablations = tuple(_with_bases(rows, _ablations(members[varied])))
+        earlier = judged == "val_perplexity" and kinds[benchmark, recipe] > 1
+        metric = next(metric for metric in METRICS if metric.key == judged)
+        note = "validation only" if earlier else ""
+        sections.append(Section(recipe, benchmark, metric, rows, ablations, note))
     # The paper's benchmarks and the language model first; what has nothing finished last.
     sections.sort(
         key=lambda section: (
@@ -130,16 +55,46 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
             in_table_2(section.recipe, section.benchmark) is None,
             section.benchmark != "nanogpt",
             section.recipe,
+            section.note,
         )
     )
     return tuple(sections), notices
 
 
+def _judged(frame: pd.DataFrame) -> list[str]:
+    """The key of the metric that each run is judged by.
+
+    A run without a result counts with the other runs of its recipe; with those judged by the test where
+    there are both kinds.
+    """
+    told = (
+        frame.dropna(subset=["metric"]).groupby(["benchmark", "recipe"])["metric"].min().to_dict()
+    )
+    own = {"cifar10": "test_accuracy", "nanogpt": "test_perplexity"}
+    keys = zip(frame["metric"], frame["benchmark"], frame["recipe"], strict=True)
+    return [m if isinstance(m, str) else told.get((b, r), own[b]) for m, b, r in keys]
+
+
+def _timed(members: pd.DataFrame) -> pd.Series:
+    """Which runs of a section count for its times: those that ran alone, or else all that finished.
+
+    Runs that share a device slow one another down, and the first steps of a run, all that one that did
+    not finish may have, are its slowest.
+    """
+    finished = members["status"] == "finished"
+    alone = finished & members["alone"]
+    return alone if alone.any() else finished
+
+
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """One run for each config and seed, finished runs first: a second would shrink the spread."""
-    same = ["benchmark", "recipe", "method", *_ABLATION, "besides", "setting", "seed"]
+    """One run for each config and seed: of those that finished, the one that began first.
+
+    A second run would shrink the spread, and a run made later, for its times, must not replace a metric.
+    """
+    same = ["benchmark", "recipe", "method", "ablation_axis", "ablation_value", "besides"]
+    same += ["setting", "seed", "judged"]
     frame = frame.assign(lost=frame["status"] != "finished")
-    frame = frame.sort_values(["seed", "lost"], kind="stable")
+    frame = frame.sort_values(["seed", "lost", "began"], kind="stable")
     frame["kept"] = frame.groupby(same, dropna=False)["run"].transform("first")
     twice = frame.duplicated(same)
     notices = tuple(
@@ -147,21 +102,24 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
         f"{run.kept}"
         for run in frame[twice].itertuples()
     )
-    return frame[~twice], notices
+    return frame[~twice].sort_values("seed", kind="stable"), notices
 
 
 def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
-    """The rows of a comparison, in the order of Table 2."""
+    """The rows of a comparison: those of Table 2 in its order, then ours and others."""
     settings = members.groupby("method")["setting"].nunique()
     rows = []
     for (method, _), group in members.groupby(["method", "setting"]):
-        overrides = _overrides(group["record"].iloc[0].identity.overrides)
         row = Row(method, group)
-        known = [m.named(row.polar.get("sketch")) for m in METHODS if m.name == method]
-        name = known[0] if known else method
-        # The same method twice: the label says by which overrides it differs.
-        rows.append(replace(row, label=f"{name}, {overrides}" if settings[method] > 1 else name))
-    rank = [method.name for method in METHODS]
+        label = next(
+            (m.named(row.polar.get("sketch")) for m in all_methods() if m.name == method), method
+        )
+        if settings[method] > 1:  # the label says by which overrides this row differs
+            overrides = row.records[0].identity.overrides
+            shown = [f"{key}={value}" for key, value in sorted(overrides.items()) if key != "seed"]
+            label = ", ".join([label, *(shown or ["recipe's own settings"])])
+        rows.append(replace(row, label=label))
+    rank = [method.name for method in all_methods()]
     return tuple(sorted(rows, key=lambda row: (_place(row.method, rank), row.label)))
 
 
@@ -174,10 +132,8 @@ def _ablations(members: pd.DataFrame) -> list[AblationSet]:
         rows = []
         for value in sorted(group["ablation_value"].unique(), key=lambda v: _place(v, known)):
             configs = group[group["ablation_value"] == value].groupby("setting")
-            labels = [f"{axis} = {value}"] + [
-                f"{axis} = {value} ({i})" for i in range(2, len(configs) + 1)
-            ]
-            rows += [Row(label, same) for label, (_, same) in zip(labels, configs, strict=True)]
+            for i, (_, same) in enumerate(configs, start=1):
+                rows.append(Row(f"{axis} = {value}{f' ({i})' if i > 1 else ''}", same))
         setting = besides if settings[axis, method] > 1 else ""
         ablations.append(AblationSet(axis, method, tuple(rows), setting=setting))
     axes = [axis.name for axis in AXES]
@@ -202,8 +158,34 @@ def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[A
         if not own and plain:
             most = max(plain, key=lambda row: elsewhere[row.setting])
             base = most if len(plain) == 1 or elsewhere[most.setting] > 1 else None
-        based.append(replace(ablation, base=base))
+        varied = [row for row in ablation.rows if base and row is not base]
+        found = {row: beside_the_axis(row, base, ablation.axis) for row in varied if base}
+        strays = {row: paths for row, paths in found.items() if paths}
+        if varied and len(strays) == len(varied):
+            base = None
+        based.append(replace(ablation, base=base, strays=strays))
     return based
+
+
+def beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
+    """The settings in which ``row`` differs from its base, those left out that the axis changes."""
+    ours = settings_in(row.config)
+    theirs = settings_in(_with_value(base.config, axis, row.value))
+    return [
+        path
+        for path in sorted({*ours, *theirs})
+        if ours.get(path) != theirs.get(path)
+        and path.split(".")[-1] != axis
+        and path not in _NOT_TRAINING
+    ]
+
+
+def _with_value(config: Mapping[str, Any], axis: str, value: Any) -> Mapping[str, Any]:
+    """A config with one value of an axis; unchanged where this version cannot read it."""
+    try:
+        return apply_axis(RunConfig.from_dict(config), axis, value).to_dict()
+    except ConfigError:
+        return config
 
 
 def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
@@ -211,21 +193,3 @@ def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
     if isinstance(item, int | float):
         return False, item, ""
     return True, known.index(item) if item in known else len(known), item
-
-
-def _set_besides(run: RunRecord) -> str:
-    """What was set for an ablation beside the value that it varies, but for how it was run."""
-    if run.identity.ablation is None:
-        return ""
-    axis = run.identity.ablation.axis
-    shown = {
-        key: value
-        for key, value in run.identity.overrides.items()
-        if not key.startswith("runtime.") and key.split(".")[-1] != axis
-    }
-    return _overrides(shown).replace("optimizer.polar.", "") if shown else ""
-
-
-def _overrides(overrides: Mapping[str, Any]) -> str:
-    shown = [f"{key}={value}" for key, value in sorted(overrides.items()) if key != "seed"]
-    return ", ".join(shown) or "recipe's own settings"

@@ -8,22 +8,24 @@ up more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from polarstep.theory.bounds.polar import COVERED
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.blocks import Table
-from polarstep_lab.report.drawing import Drawing, draw, style_axes
-from polarstep_lab.report.palette import look_of, ordinal_looks
-from polarstep_lab.report.rows import Row
-from polarstep_lab.report.texts import MISSING, number
+from polarstep_lab.report.blocks import Block, Table, part, tabulate
+from polarstep_lab.report.drawing import Drawing, Panel, Series, paint_panels
+from polarstep_lab.report.estimates import MISSING, number
+from polarstep_lab.report.palette import Look, look_of, ordinal_looks
+from polarstep_lab.report.rows import Row, Section
 
-__all__ = ["GAMMA_CAPTION", "gamma_figure", "gamma_of", "gamma_sentence", "gamma_table"]
+__all__ = ["gamma_blocks", "gamma_figure", "gamma_of", "gamma_table"]
 
-GAMMA_CAPTION = (
+_CAPTION = (
     "γ is the alignment that a polar step gave up and ν by how much its operator norm exceeded one, "
     "from singular values, over all sampled steps and matrices. The theorems ask for a γ below 1 "
     "throughout. ν, proved: what Propositions 1 (full space) and 2 (Gaussian sketch) say of exact "
@@ -33,6 +35,22 @@ GAMMA_CAPTION = (
 _SYMBOLS = {"gamma": "γ", "nu": "ν"}
 _LEAST = {"gamma": 1e-3, "nu": 0.01}  # the shortest axes: rounding must not look like something
 _AT_MOST = 8  # panels that can still be read side by side
+
+
+def gamma_blocks(section: Section) -> list[Block]:
+    """γ and ν of all monitored rows; in figures the methods, and each axis with the recipe's value."""
+    ablations = [a for a in section.ablations if any(row.first_with("gamma") for row in a.rows)]
+    groups = [{row: row.label for row in section.rows if row.first_with("gamma")}]
+    for ablation in ablations:
+        named = {row: f"{ablation.axis} = {value}" for row, value in ablation.named.items()}
+        if ablation.base in groups[0]:
+            own = ablation.base.polar.get(ablation.axis, "as in the") if ablation.base else ""
+            named[ablation.base] = f"{ablation.axis} = {own} (recipe)"
+        groups.append(named)
+    if ablations and len(groups[0]) == 1 and groups[0].keys() & {a.base for a in ablations}:
+        del groups[0]  # it stands beside the values of an axis already
+    figures = [gamma_figure(rows, f"{section.slug}-gamma-{i}") for i, rows in enumerate(groups)]
+    return part("How inexact each step was", gamma_table(section.all_rows), _CAPTION, figures)
 
 
 def gamma_of(runs: Sequence[RunRecord]) -> pd.DataFrame:
@@ -52,101 +70,81 @@ def gamma_of(runs: Sequence[RunRecord]) -> pd.DataFrame:
 
 def gamma_table(rows: Sequence[Row]) -> Table | None:
     """A line for each monitored row: which polar map, how inexact it was, and where most."""
-    header = ["Method", "Polar map", "Runs", "Sampled steps", "γ, median", "γ, largest"]
-    cells = []
-    for row, log in _monitored(rows).items():
-        steps = log["step"].unique()
-        worst = log.loc[log["gamma"].idxmax()]
-        covered = not row.polar.get("rank") or row.polar.get("sketch") == "gaussian"
-        covered = covered and row.polar.get("rest", "dropped") == "dropped"
-        cells.append(
-            [
-                row.method,
-                _polar_map(row),
-                _runs(row),
-                f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)}, last {max(steps)}",
-                *map(_decimal, (log["gamma"].median(), worst["gamma"], log["nu"].max())),
-                "0" if covered and row.polar.get("solver") in COVERED else MISSING,
-                f"{worst['matrix']}, step {worst['step']}",
-            ]
-        )
-    header += ["ν, largest", "ν, proved", "Largest γ in"]
-    return Table("How inexact each step was", header, cells) if cells else None
-
-
-def gamma_sentence(rows: Sequence[Row]) -> str:
-    """The largest γ and ν among ``rows``, and the polar maps that they are of."""
-    logs = _monitored(rows)
-    if not logs:
-        return ""
-    largest = {
-        key: pd.Series({row: log[key].max() for row, log in logs.items()}) for key in _SYMBOLS
+    logs = {row: gamma_of(row.records) for row in rows if row.first_with("gamma")}
+    logs = {row: log for row, log in logs.items() if log[["gamma", "nu"]].notna().any().all()}
+    worst = {row: log.loc[log["gamma"].idxmax()] for row, log in logs.items()}
+    columns: dict[str, Callable[[Row], str]] = {
+        "Method": lambda row: row.method,
+        "Polar map": _polar_map,
+        "Runs": lambda row: row.seeds_text,
+        "Sampled steps": lambda row: _steps(logs[row]["step"].unique()),
+        "γ, median": lambda row: _decimal(logs[row]["gamma"].median()),
+        "γ, largest": lambda row: _decimal(worst[row]["gamma"]),
+        "ν, largest": lambda row: _decimal(logs[row]["nu"].max()),
+        "ν, proved": lambda row: "0" if _covered(row.polar) else MISSING,
+        "Largest γ in": lambda row: f"{worst[row]['matrix']}, step {worst[row]['step']}",
     }
-    gamma, nu = (
-        f"at most {_decimal(values.max())} ({values.idxmax().method}: {_polar_map(values.idxmax())})"
-        for values in largest.values()
-    )
-    return f"In the runs that finished, γ is {gamma} and ν {nu}."
+    return tabulate("How inexact each step was", logs, columns) if logs else None
 
 
-def gamma_figure(rows: Sequence[Row], name: str) -> Drawing | None:
+def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
     """γ and ν of each monitored row against the step: the median matrix, and the band of all."""
-    watched = [(row, run) for row in rows if (run := row.first_with("gamma"))]
+    watched = [(row, label, run) for row, label in rows.items() if (run := row.first_with("gamma"))]
     shown = watched[:_AT_MOST]
     if not shown:
         return None
-    logs = [gamma_of([run]) for _, run in shown]
-    methods = {row.method for row, _ in watched}
-    looks = [look_of(row.method) for row, _ in shown]
-    if len({row.method for row, _ in shown}) < len(shown):  # an ablation
+    logs = [gamma_of([run]) for *_, run in shown]
+    methods = {row.method for row, *_ in watched}
+    looks = [look_of(row.method) for row, *_ in shown]
+    if len({row.method for row, *_ in shown}) < len(shown):  # an ablation
         looks = ordinal_looks(len(shown), ordered=False)
     # A run that diverged would leave nothing to see of the others.
-    sound = [log for log, (_, run) in zip(logs, shown, strict=True) if run.status != "diverged"]
-
-    def paint(figure: Figure) -> None:
-        panels = figure.subplots(2, len(shown), sharex=True, sharey="row", squeeze=False)
-        for (key, symbol), line in zip(_SYMBOLS.items(), panels, strict=True):
-            limit = 1.08 * max(_LEAST[key], pd.concat(sound or logs)[key].fillna(0.0).max())
-            line[0].set_ylim(0, limit)
-            for index, (axes, log, look) in enumerate(zip(line, logs, looks, strict=True)):
-                style_axes(axes, "", symbol if index == 0 else "")
-                if key == "gamma":
-                    axes.set_title(_panel_title(*shown[index]), fontsize=8.5)
-                band = log.assign(shown=log[key].clip(lower=0.0)).groupby("step")["shown"]
-                band = band.agg(["min", "median", "max"]).dropna()
-                alone = len(band) == 1  # a run that was lost early
-                style = {"color": look.light, "linewidth": 1.8 if alone else 0.0, "alpha": 0.2}
-                axes.fill_between(band.index, band["min"], band["max"], **style)
-                axes.plot(band.index, band["median"], color=look.light, marker="o" * alone)
-                if (top := log[key].max()) > limit:
-                    axes.annotate(f"↑ {top:.4g}", (0.08, 0.9), xycoords="axes fraction", fontsize=8)
-            line[0].yaxis.label.set(rotation=0, ha="right")
-        figure.supxlabel("Training step", fontsize=10)
-
-    seeds = ", ".join(map(str, sorted({run.identity.seed for _, run in shown})))
+    sound = [log for log, (*_, run) in zip(logs, shown, strict=True) if run.status != "diverged"]
+    panels = []
+    for key, symbol in _SYMBOLS.items():
+        limit = 1.08 * max(_LEAST[key], pd.concat(sound or logs)[key].fillna(0.0).max())
+        for (_, label, run), log, look in zip(shown, logs, looks, strict=True):
+            ended = f"\n({run.status})" * (run.status != "finished")
+            title = label.replace(" (", "\n(", 1) + ended if key == "gamma" else ""
+            finish = partial(_finish, top=log[key].max(), limit=limit)
+            axis = symbol if log is logs[0] else ""
+            panels.append(Panel([_band(log, key, look)], "", axis, title, finish=finish))
+    seeds = ", ".join(map(str, sorted({run.identity.seed for *_, run in shown})))
     caption = (
         f"{f'{methods.pop()}. ' if len(methods) == 1 else ''}What each polar step gave up (γ) and by "
-        "how much its operator norm exceeded one (ν), from exact singular values: the median over "
-        f"matrices, and the band of all of them. Seed {seeds}."
+        "how much its operator norm exceeded one (ν), from exact singular values, against the training "
+        f"step: the median over matrices, and the band of all of them. Seed {seeds}."
     )
     if len(watched) > len(shown):
         caption += f" The first {_AT_MOST} of {len(watched)} monitored rows."
     if len(sound) < len(logs):
         caption += " An arrow marks what lies above the axis."
-    return draw(name, "γ and ν along the run", caption, (10.5, 4.6), paint)
+    paint = partial(paint_panels, panels=panels, columns=len(shown), sharey="row")
+    return Drawing(name, "γ and ν along the run", caption, (10.5, 4.6), paint)
 
 
-def _monitored(rows: Sequence[Row]) -> dict[Row, pd.DataFrame]:
-    """γ and ν of all runs of each row that has values of both."""
-    logs = {row: gamma_of(row.records) for row in rows if row.first_with("gamma")}
-    return {row: log for row, log in logs.items() if log[["gamma", "nu"]].notna().any().all()}
+def _band(log: pd.DataFrame, key: str, look: Look) -> Series:
+    """γ or ν of one run by step."""
+    found = log[key].clip(lower=0.0).groupby(log["step"]).agg(["min", "median", "max"]).dropna()
+    return Series("", look, found.index, found["median"], found["min"], found["max"], band=True)
 
 
-def _runs(row: Row) -> str:
-    """How many runs, and how they ended where they did not finish."""
-    if row.counts.keys() == {"finished"}:
-        return str(len(row.runs))
-    return ", ".join(f"{count} {status}" for status, count in row.counts.items())
+def _finish(axes: Axes, top: float, limit: float) -> None:
+    axes.set_ylim(0, limit)
+    axes.title.set_fontsize(8.5)
+    axes.yaxis.label.set(rotation=0, ha="right")
+    if top > limit:
+        axes.annotate(f"↑ {top:.4g}", (0.08, 0.9), xycoords="axes fraction", fontsize=8)
+
+
+def _covered(polar: Mapping[str, Any]) -> bool:
+    """Whether Proposition 1 (full space) or 2 (Gaussian sketch) speaks of a polar map."""
+    sketched = not polar.get("rank") or polar.get("sketch") == "gaussian"
+    return sketched and polar.get("rest", "dropped") == "dropped" and polar.get("solver") in COVERED
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)}, last {max(steps)}"
 
 
 def _polar_map(row: Row) -> str:
@@ -172,9 +170,3 @@ def _decimal(value: float) -> str:
     if value >= 10:
         return number(value)
     return f"{value:.4f}".replace("-0.0000", "0.0000").replace("-", "−")
-
-
-def _panel_title(row: Row, run: RunRecord) -> str:
-    """A label on two lines, to fit above a narrow panel; how the run ended if it did not finish."""
-    label = row.label.replace(" (", "\n(", 1)
-    return label if run.status == "finished" else f"{label}\n({run.status})"

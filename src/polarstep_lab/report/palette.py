@@ -15,9 +15,9 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 
-from polarstep_lab.paper import METHODS
+from polarstep_lab.methods import METHODS, all_methods
 
-__all__ = ["CHROME", "SERIES", "Look", "all_looks", "look_of", "ordinal_looks", "themed"]
+__all__ = ["ALL_LOOKS", "CHROME", "SERIES", "Look", "look_of", "ordinal_looks", "themed"]
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,23 @@ _METHOD_LOOKS = (
 SERIES = {method.name: look for method, look in zip(METHODS, _METHOD_LOOKS, strict=True)}
 """The look of each row of Table 2."""
 
-_ORDINAL_LOOKS = tuple(
-    Look(f"--ordinal-{index}", light, dark, "-", marker)
-    for index, (light, dark, marker) in enumerate(
-        (
-            ("#9fb4d8", "#33518a", "o"),
-            ("#7796cc", "#4a70b8", "s"),
-            ("#5079bd", "#6690d6", "D"),
-            ("#2f5da6", "#88b0ea", "^"),
-            ("#1d4484", "#abcbf5", "v"),
-            ("#122c5c", "#cfe2fb", "P"),
-            ("#081737", "#eef6ff", "X"),
-        )
-    )
+_ORDINAL_LOOKS = (
+    Look("--ordinal-0", "#9fb4d8", "#33518a", "-", "o"),
+    Look("--ordinal-1", "#7796cc", "#4a70b8", "-", "s"),
+    Look("--ordinal-2", "#5079bd", "#6690d6", "-", "D"),
+    Look("--ordinal-3", "#2f5da6", "#88b0ea", "-", "^"),
+    Look("--ordinal-4", "#1d4484", "#abcbf5", "-", "v"),
+    Look("--ordinal-5", "#122c5c", "#cfe2fb", "-", "P"),
+    Look("--ordinal-6", "#081737", "#eef6ff", "-", "X"),
 )
+
+_BESIDE = {
+    method.name: replace(_ORDINAL_LOOKS[-1 - 2 * place % len(_ORDINAL_LOOKS)], dash=dash)
+    for place, (method, dash) in enumerate(
+        zip(all_methods()[len(METHODS) :], itertools.cycle((":", "-.")), strict=False)
+    )
+}
+"""The look of each method that is not in Table 2: the colours of ordered values, dotted."""
 
 CHROME = (
     Look("--ink", "#1b1d23", "#e9eaee"),
@@ -68,28 +71,24 @@ CHROME = (
 )
 """Text, secondary text, rules, page, raised boxes and warnings."""
 
-_VARIABLES = {look.light: look.variable for look in (*_METHOD_LOOKS, *_ORDINAL_LOOKS, *CHROME)}
+ALL_LOOKS = (*CHROME, *_METHOD_LOOKS, *_ORDINAL_LOOKS)
+"""Every look that the page's style sheet has to define."""
+
+_VARIABLES = {look.light: look.variable for look in ALL_LOOKS}
 
 
 def look_of(method: str) -> Look:
-    """The look of a method; one that Table 2 does not have is drawn like secondary text."""
-    return SERIES.get(method, Look("--ink-soft", "#5a5e69", "#a6abb8", ":", "P"))
+    """The look of a method; one that nobody knows is drawn like secondary text."""
+    return (SERIES | _BESIDE).get(method, replace(CHROME[1], dash=":", marker="P"))
 
 
 def ordinal_looks(count: int, ordered: bool = True) -> list[Look]:
     """Looks for ``count`` values, from pale to deep; dashed apart where the values have no order."""
     last = len(_ORDINAL_LOOKS) - 1
-    places = (
-        [round(index * last / (count - 1)) for index in range(count)] if count > 1 else [last // 2]
-    )
-    looks = [_ORDINAL_LOOKS[place] for place in places[:count]]
+    places = [round(i * last / (count - 1)) for i in range(count)] if count > 1 else [last // 2]
     dashes = itertools.cycle("-" if ordered else ("-", "--", "-.", ":"))
+    looks = [_ORDINAL_LOOKS[place] for place in places[:count]]
     return [replace(look, dash=dash) for look, dash in zip(looks, dashes, strict=False)]
-
-
-def all_looks() -> tuple[Look, ...]:
-    """Every look that the page's style sheet has to define."""
-    return (*CHROME, *_METHOD_LOOKS, *_ORDINAL_LOOKS)
 
 
 def themed(svg: str) -> str:

@@ -7,33 +7,26 @@ ablation are such rows too.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from polarstep_lab.paper import METHODS, Method
-from polarstep_lab.report.blocks import Table
-from polarstep_lab.report.estimates import Difference
+import pandas as pd
+
+from polarstep_lab.ablations import longest_short_side
+from polarstep_lab.config import ConfigError, RunConfig
+from polarstep_lab.paper import METHODS
+from polarstep_lab.report.blocks import Block, Table, part, tabulate
+from polarstep_lab.report.estimates import MISSING, Difference, joined, listed, number
 from polarstep_lab.report.rows import Row, Section
-from polarstep_lab.report.texts import (
-    MISSING,
-    difference_text,
-    listed,
-    number,
-    plural,
-    share_text,
-    size_text,
-)
-from polarstep_lab.report.timing import commit_of, runtime_of
 
-__all__ = ["RANDOMIZED_CAPTION", "Pair", "pairs_of", "randomized_table", "verdict"]
+__all__ = ["Pair", "pairs_of", "randomized_blocks", "randomized_table", "verdict"]
 
-RANDOMIZED_CAPTION = (
-    "Difference: of the metric from that in full space, on the seeds that both have, ± its standard "
-    "error. GFLOPs and times: in parts of those in full space. Times are compared where both rows "
-    "have some of runs alone on the same device, at the same commit and under the same settings; "
-    "those of whole runs where three seeds or more have them, since the first run of a process also "
-    "compiles."
+_CAPTION = (
+    "Difference: of the metric from that in full space, on the seeds that both have (Pairs), ± half its "
+    "95% t-interval. GFLOPs and times: in parts of those in full space. Times are compared where both "
+    "rows have some of runs alone on the same device, at the same commit and under the same settings."
 )
-_RUNS_TO_COMPARE = 3
 
 
 @dataclass(frozen=True)
@@ -45,39 +38,27 @@ class Pair:
     full: Row
 
     @property
-    def difference(self) -> Difference | None:
-        """How far the metric is from the other row's."""
-        return self.row.minus(self.full)
+    def difference(self) -> Difference:
+        """How far the metric is from the other row's; both rows have finished runs."""
+        found = self.row.minus(self.full)
+        assert found is not None
+        return found
 
     @property
-    def gflops(self) -> float | None:
-        """The optimizer's FLOPs as a share of the other row's."""
-        return _ratio(self.row.gflops, self.full.gflops)
+    def gflops(self) -> str:
+        """The optimizer's FLOPs in per cent of the other row's."""
+        ours, theirs = self.row.gflops, self.full.gflops
+        return f"{ours / theirs:.2%}" if ours is not None and theirs else MISSING
 
     @property
-    def times(self) -> tuple[float | None, float | None, float | None]:
-        """How many times as long an optimizer step, a whole step and a run take.
+    def times(self) -> pd.Series:
+        """``optimizer_ms`` and ``step_ms`` as multiples of the other row's.
 
-        ``None`` where device, code and settings were not the same, or too few runs ran alone.
+        NaN where no runs ran alone, or device, code and settings were not the same.
         """
-        ours, theirs = _circumstances(self.row), _circumstances(self.full)
-        if not ours or ours != theirs:
-            return None, None, None
-        optimizer, step, run = map(_ratio, self.row.times, self.full.times)
-        few = min(len(self.row.alone), len(self.full.alone)) < _RUNS_TO_COMPARE
-        return optimizer, step, None if few else run
-
-
-def _circumstances(row: Row) -> set[tuple[object, ...]]:
-    """What has to be the same for times to compare: device, code and settings of the lone runs."""
-    return {
-        (*row.devices, commit_of(run), *sorted(runtime_of(run).items()))
-        for run in row.alone["record"]
-    }
-
-
-def _ratio(ours: float | None, theirs: float | None) -> float | None:
-    return ours / theirs if ours is not None and theirs else None
+        ours, theirs = ({str(c) for c in row.alone["conditions"]} for row in (self.row, self.full))
+        found = self.row.times / self.full.times
+        return found if ours and ours == theirs else found * math.nan
 
 
 def pairs_of(section: Section) -> list[Pair]:
@@ -93,72 +74,87 @@ def pairs_of(section: Section) -> list[Pair]:
     pairs = []
     for method in (m for m in muons if m.randomized):
         row = rows[method.name]
-        labelled = [(row.label, row)]
+        labelled = {row: row.label}
         for ablation in section.ablations:
             if (ablation.axis, ablation.method) == ("sketch", method.name):
-                others = [other for other in ablation.rows if other is not ablation.base]
-                labelled += [(_label(method, row, other), other) for other in others]
-        for full in muons:
-            if full.nesterov is method.nesterov and not full.randomized:
-                pairs += [Pair(label, r, rows[full.name]) for label, r in labelled if r.metric]
+                for other in (other for other in ablation.rows if other is not ablation.base):
+                    ran = method.named(other.polar.get("sketch"))
+                    labelled[other] = f"{row.label.replace(method.name, ran, 1)}, {other.label}"
+        for full in (m for m in muons if m.nesterov is method.nesterov and not m.randomized):
+            pairs += [Pair(name, r, rows[full.name]) for r, name in labelled.items() if r.metric]
     return pairs
 
 
-def _label(method: Method, row: Row, other: Row) -> str:
-    """A value of the axis "sketch" by the name of its method with the sketch that ran."""
-    ran = method.named(other.polar.get("sketch"))
-    return f"{row.label.replace(method.name, ran, 1)}, {other.label}"
+def randomized_blocks(section: Section) -> list[Block]:
+    """The randomized rows next to full space, after what they say in words."""
+    title = "Randomized next to full space"
+    return part(title, randomized_table(section), _CAPTION, lead=verdict(section))
 
 
 def randomized_table(section: Section) -> Table | None:
     """The randomized rows next to full space; ``None`` where there are not both."""
-    header = ["Randomized", "Full space", "Difference", "GFLOPs", "Optimizer", "Step", "Run"]
-    cells = [
-        [
-            pair.label,
-            pair.full.label,
-            difference_text(pair.difference, section.decimals),
-            share_text(pair.gflops),
-            *(MISSING if ratio is None else f"{ratio:.2f}×" for ratio in pair.times),
-        ]
-        for pair in pairs_of(section)
-    ]
-    return Table("Randomized next to full space", header, cells) if cells else None
+    pairs = pairs_of(section)
+    columns: dict[str, Callable[[Pair], str]] = {
+        "Randomized": lambda pair: pair.label,
+        "Full space": lambda pair: pair.full.label,
+        "Difference": lambda pair: pair.difference.text(section.metric.decimals),
+        "Pairs": lambda pair: str(pair.difference.pairs or "means"),
+        "GFLOPs": lambda pair: pair.gflops,
+        "Optimizer": lambda pair: _times(pair.times["optimizer_ms"]),
+        "Step": lambda pair: _times(pair.times["step_ms"]),
+    }
+    return tabulate("Randomized next to full space", pairs, columns) if pairs else None
+
+
+def _times(ratio: float) -> str:
+    return MISSING if ratio != ratio else f"{ratio:.2f}×"
 
 
 def verdict(section: Section) -> str:
-    """Whether randomized steps take less time here, and what the fastest gives up for it."""
-    timed = [(step, pair) for pair in pairs_of(section) if (step := pair.times[1]) is not None]
-    if not timed:
-        return ""
-    ratios = [f"{step:.2f}" for step in sorted(step for step, _ in timed)]
-    span = ratios[0] if ratios[0] == ratios[-1] else f"{ratios[0]} to {ratios[-1]}"
-    faster = [pair.label for step, pair in timed if round(step, 2) < 1]
-    as_fast = [pair.label for step, pair in timed if round(step, 2) == 1]
-    if faster and len(faster) == len(timed):
-        which = "every randomized row is faster" if timed[1:] else f"{faster[0]} is faster"
-    elif faster:
-        which = f"of {len(timed)} randomized rows {listed(faster)} {_are(faster)} faster"
-    elif as_fast:
-        which = f"{listed(as_fast)} {_are(as_fast)} as fast"
-    else:
-        one = f"{timed[0][1].label} is not faster"
-        which = "no randomized row is faster" if timed[1:] else one
-    _, best = min(timed, key=lambda item: item[0])
-    fastest = f"The fastest, {best.label}, takes" if timed[1:] else "It takes"
-    difference = best.difference
-    assert difference is not None  # both rows of a pair have a metric
-    text = (
-        f"A whole step takes {span} times as long as in full space: {which}. {fastest} "
-        f"{number(best.row.step_ms)} ms where {best.full.label} takes {number(best.full.step_ms)}, "
-        f"with {share_text(best.gflops)} of the optimizer's FLOPs; its {section.metric_name.lower()} "
-        f"is {size_text(difference, section.decimals)}"
+    """Which randomized steps take less time, and what the one with the fastest optimizer gives up.
+
+    Outside the optimizer all rows compute the same. How much the time of that part varies between runs
+    is noise, and a whole step is called faster or slower only where it differs by more.
+    """
+    pairs = pairs_of(section)
+    same = [pair.label for pair in pairs if _sketches_nothing(pair.row)]
+    unsketched = (
+        f"No matrix has more rows than ℓ: {listed(same)} ran in full space." if same else ""
     )
-    text += f" on {plural(difference.pairs, 'common seed')}" if difference.pairs else ""
-    if difference.error is None:
-        return f"{text}."
-    return f"{text}, {'more' if difference.clear else 'less'} than two standard errors."
+    timed = {pair: pair.times for pair in pairs if pair.times.notna()["step_ms"]}
+    if not timed:
+        return unsketched
+    ratios = sorted({f"{times['step_ms']:.2f}" for times in timed.values()})
+    runs = pd.concat([row.alone for pair in timed for row in (pair.row, pair.full)])
+    rest = runs["step_ms"] - runs["optimizer_ms_per_step"]
+    noise = round(float(rest.max() - rest.min()), 6)
+    saved = {pair: pair.full.times["step_ms"] - pair.row.times["step_ms"] for pair in timed}
+    groups = {
+        "Faster": [pair.label for pair in timed if saved[pair] > noise],
+        "No slower": [pair.label for pair in timed if abs(saved[pair]) <= noise],
+        "Slower": [pair.label for pair in timed if -saved[pair] > noise],
+    }
+    least = min(timed, key=lambda pair: timed[pair]["optimizer_ms"])
+    return joined(
+        f"A whole step takes {' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} times as long as in "
+        "full space. What a step does outside the optimizer is the same in all rows and its time varied "
+        f"by {number(noise, 2)} ms between runs: a smaller difference counts as none.",
+        *(f"{how}: {listed(names)}." for how, names in groups.items() if names),
+        f"The least optimizer time is that of {least.label}, {number(least.row.times['optimizer_ms'])} "
+        f"ms where {least.full.label} takes {number(least.full.times['optimizer_ms'])}, with "
+        f"{least.gflops} of the FLOPs; its {section.metric.name.lower()} is "
+        f"{least.difference.sentence(section.metric.decimals)}.",
+        unsketched,
+    )
 
 
-def _are(names: list[str]) -> str:
-    return "are" if names[1:] else "is"
+def _sketches_nothing(row: Row) -> bool:
+    """Whether the sketch of a row is as wide as the largest matrix has rows."""
+    try:
+        config = RunConfig.from_dict(row.config)
+    except ConfigError:  # a record of another version: its model cannot be built
+        return False
+    polar = config.optimizer.polar
+    return polar.rank is not None and polar.rank + polar.oversample >= longest_short_side(
+        config.model
+    )

@@ -9,17 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from polarstep_lab.paper import Method
 from polarstep_lab.recipes.cifar10 import CIFAR_TUNED
+from polarstep_lab.report.runs import settings_in
 
 __all__ = ["Facts", "Reason", "reasons"]
 
-Topic = Literal["polynomial", "precision", "data", "model", "optimizer", "tuning", "budget"]
-
 PAPER_GPT = {"layers": 11, "width": 768, "rank": 200, "steps": 1490}
 PAPER_HELD_OUT = 5000
+
+_QUINTIC = (
+    "These runs use the quintic that the paper prints, (15, −10, 3)/8. The authors' code runs "
+    '(2, −3/2, 1/2) as its "theoretical" quintic (here: quintic-2).'
+)
+_PRECISION = (
+    "Weights, gradients and momentum are float32 here, {}. The authors' network is float16 throughout, "
+    "batch norm apart, and so is what Muon takes its polar factor of."
+)
+_SAME_SPLIT = (
+    "The same {:,} training images are held out in every run. The authors draw theirs anew for each "
+    "seed, so that their spread over seeds contains that of the split."
+)
+_OTHER_SPLIT = (
+    "{:,} training images are held out here, {:,} by the authors: the networks see different amounts of "
+    "data."
+)
+_TUNED = (
+    "Learning rate and momentum ({:.3g}, {:.3g}) are tuned on our held-out images; the authors' scripts "
+    "have others."
+)
+_KACZMARZ = "Learning rate and momentum are those of the Gaussian row, not tuned for Kaczmarz."
+_TEXT = "The text is that of the shards {}, not FineWeb10B: a perplexity belongs to its text."
+_SIZE = "The GPT has {} layers, {} wide; the paper's has {layers}, {width} wide."
+_RANK = "The sketch keeps rank {} of {} ({:.0%}); the paper's keeps {rank} of {width} ({:.0%})."
+_PLAIN = (
+    "The GPT here is a plain one. The paper's modded-nanogpt also has value and bigram embeddings, ties "
+    "embedding and head for most of training, and masks attention between documents."
+)
+_NORMUON = (
+    "Muon here is the paper's equation (1); in the authors' code it sits inside NorMuon with cautious "
+    "weight decay."
+)
+_BUDGET = "Training is {:,} steps over {:,.1f} million tokens; the paper's is {steps:,} steps."
 
 
 @dataclass(frozen=True)
@@ -34,16 +67,13 @@ class Facts:
 
     def get(self, path: str) -> Any:
         """What the config has at a dotted path; ``None`` where it has nothing."""
-        value: Any = self.config
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
+        return settings_in(self.config).get(path)
 
 
 class Reason(NamedTuple):
     """A known difference in a sentence; ``cost`` says whether it changes GFLOPs as well."""
 
-    topic: Topic
+    topic: str
     text: str
     cost: bool = False
 
@@ -51,11 +81,7 @@ class Reason(NamedTuple):
 def reasons(run: Facts) -> Iterator[Reason]:
     """What is known to differ between a run and what the authors ran."""
     if run.method.algorithm == "muon" and run.get("optimizer.polar.solver") == "quintic":
-        yield Reason(
-            "polynomial",
-            "These runs use the quintic that the paper prints, (15, −10, 3)/8. The authors' code runs "
-            '(2, −3/2, 1/2) as its "theoretical" quintic (here: quintic-2).',
-        )
+        yield Reason("polynomial", _QUINTIC)
     yield from _of_cifar10(run) if run.benchmark == "cifar10" else _of_nanogpt(run)
 
 
@@ -63,82 +89,36 @@ def _of_cifar10(run: Facts) -> Iterator[Reason]:
     precision = run.get("runtime.precision")
     rounded = precision == "bfloat16" or (precision == "auto" and run.device.startswith("cuda"))
     ours = "products in bfloat16" if rounded else "all else too"
-    yield Reason(
-        "precision",
-        f"Weights, gradients and momentum are float32 here, {ours}. The authors' network is float16 "
-        "throughout, batch norm apart, and so is what Muon takes its polar factor of.",
-    )
+    yield Reason("precision", _PRECISION.format(ours))
     held_out = run.get("data.held_out")
-    if held_out == PAPER_HELD_OUT:
-        yield Reason(
-            "data",
-            f"The same {held_out:,} training images are held out in every run. The authors draw theirs "
-            "anew for each seed, so that their spread over seeds contains that of the split.",
-        )
-    elif held_out is not None:
-        yield Reason(
-            "data",
-            f"{held_out:,} training images are held out here, {PAPER_HELD_OUT:,} by the authors: "
-            "the networks see different amounts of data.",
-        )
+    if held_out is not None:
+        said = _SAME_SPLIT if held_out == PAPER_HELD_OUT else _OTHER_SPLIT
+        yield Reason("data", said.format(held_out, PAPER_HELD_OUT))
     tuned = (run.get("optimizer.lr"), run.get("optimizer.momentum"))
     theirs = CIFAR_TUNED.get(run.method.slug)
     if theirs and tuned != theirs and None not in tuned:
-        yield Reason(
-            "tuning",
-            f"Learning rate and momentum ({tuned[0]:.3g}, {tuned[1]:.3g}) are tuned on our held-out "
-            "images; the authors' scripts have others.",
-        )
+        yield Reason("tuning", _TUNED.format(*tuned))
     elif theirs and run.method.sketch == "kaczmarz":
-        yield Reason(
-            "tuning",
-            "The authors' repository has no script for the Kaczmarz row: learning rate and momentum "
-            "are those of the Gaussian row.",
-        )
+        yield Reason("tuning", _KACZMARZ)
 
 
 def _of_nanogpt(run: Facts) -> Iterator[Reason]:
     patterns = [str(pattern) for pattern in run.get("data.train") or ()]
     if not all("fineweb" in pattern.lower() for pattern in patterns):
         names = run.data or ", ".join(pattern.rsplit("/", 1)[-1] for pattern in patterns)
-        yield Reason(
-            "data",
-            f"The text is that of the shards {names}, not FineWeb10B: a perplexity belongs to its text.",
-        )
+        yield Reason("data", _TEXT.format(names))
     layers, width = run.get("model.layers"), run.get("model.width")
     if layers is not None and (layers, width) != (PAPER_GPT["layers"], PAPER_GPT["width"]):
-        yield Reason(
-            "model",
-            f"The GPT has {layers} layers, {width} wide; the paper's has {PAPER_GPT['layers']}, "
-            f"{PAPER_GPT['width']} wide.",
-            cost=True,
-        )
+        yield Reason("model", _SIZE.format(layers, width, **PAPER_GPT), cost=True)
     rank, share = run.get("optimizer.polar.rank"), PAPER_GPT["rank"] / PAPER_GPT["width"]
     if run.method.randomized and rank and width and rank / width != share:
-        yield Reason(
-            "model",
-            f"The sketch keeps rank {rank} of {width} ({rank / width:.0%}); the paper's keeps "
-            f"{PAPER_GPT['rank']} of {PAPER_GPT['width']} ({share:.0%}).",
-            cost=True,
-        )
-    yield Reason(
-        "model",
-        "The GPT here is a plain one. The paper's modded-nanogpt also has value and bigram embeddings, "
-        "ties embedding and head for most of training, and masks attention between documents.",
-        cost=True,
-    )
+        said = _RANK.format(rank, width, rank / width, share, **PAPER_GPT)
+        yield Reason("model", said, cost=True)
+    yield Reason("model", _PLAIN, cost=True)
     if run.method.algorithm == "muon":
-        yield Reason(
-            "optimizer",
-            "Muon here is the paper's equation (1); in the authors' code it sits inside NorMuon with "
-            "cautious weight decay.",
-        )
+        yield Reason("optimizer", _NORMUON)
     stages = run.get("data.stages") or ()
     steps = sum(stage["steps"] for stage in stages)
     if stages and steps != PAPER_GPT["steps"]:
         tokens = sum(s["steps"] * s["sequences"] * s["sequence_length"] for s in stages)
-        yield Reason(
-            "budget",
-            f"Training is {steps:,} steps over {tokens / 1e6:,.1f} million tokens; the paper's is "
-            f"{PAPER_GPT['steps']:,} steps.",
-        )
+        yield Reason("budget", _BUDGET.format(steps, tokens / 1e6, **PAPER_GPT))

@@ -1,4 +1,4 @@
-"""What runs say together: the rows of a table.
+"""What runs say together: the rows of a table, the ablations and the sections they stand in.
 
 A *row* is a set of runs that differ in their seed alone: same recipe, same method, same complete
 config. Runs that diverged, failed, were stopped or have not ended enter no mean, and every row counts
@@ -19,11 +19,11 @@ import pandas as pd
 from polarstep_lab.paper import Published
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.estimates import Difference, Estimate, paired
+from polarstep_lab.report.runs import STATUSES, Metric
 
-__all__ = ["STATUSES", "AblationSet", "Row", "Section"]
+__all__ = ["AblationSet", "Row", "Section"]
 
 _SEEDS_TO_LIST = 4  # more commands than this are easier to read as a loop
-STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,105 +44,14 @@ class Row:
         return str(self.runs["setting"].iloc[0])
 
     @property
-    def value(self) -> int | float | str:
+    def value(self) -> Any:
         """The value that an ablation gave to its axis in these runs."""
-        value: int | float | str = self.runs["ablation_value"].iloc[0]
-        return value
-
-    @cached_property
-    def paper(self) -> Published | None:
-        """The published figure; ``None`` unless every run is in the published setting."""
-        found = set(self.runs["paper"])
-        return found.pop() if len(found) == 1 else None
-
-    @cached_property
-    def finished(self) -> pd.DataFrame:
-        """The runs whose metric counts."""
-        return self.runs[self.runs["status"] == "finished"]
-
-    @cached_property
-    def alone(self) -> pd.DataFrame:
-        """The finished runs that had their device to themselves."""
-        return self.finished[self.finished["alone"]]
-
-    @cached_property
-    def timed(self) -> pd.DataFrame:
-        """The runs whose times are shown: those that ran alone, or else all that finished.
-
-        None where the runs ran on different devices. A run that did not finish has no time worth
-        showing: its first steps are its slowest.
-        """
-        if len(self.devices) > 1:
-            return self.runs[:0]
-        return self.finished if self.alone.empty else self.alone
+        return self.runs["ablation_value"].iloc[0]
 
     @property
     def records(self) -> tuple[RunRecord, ...]:
         """The records of all runs, in order of seed."""
         return tuple(self.runs["record"])
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many runs ended in which way."""
-        found = self.runs["status"].value_counts()
-        return {status: int(found[status]) for status in STATUSES if status in found}
-
-    @cached_property
-    def by_seed(self) -> pd.Series:
-        """The final metric of each seed that finished."""
-        values = self.finished.set_index("seed")["value"]
-        return values[np.isfinite(values)]
-
-    @cached_property
-    def metric(self) -> Estimate | None:
-        """The final metric over the seeds that finished."""
-        return Estimate.of(self.by_seed)
-
-    def minus(self, other: Row) -> Difference | None:
-        """How far the metric is from another row's: on the same seeds, or else by the means."""
-        if self.metric is None or other.metric is None:
-            return None
-        return paired(self.by_seed, other.by_seed) or self.metric.minus(other.metric)
-
-    @property
-    def off_the_paper(self) -> Difference | None:
-        """How far the metric is from the published figure."""
-        if self.metric is None or self.paper is None:
-            return None
-        return self.metric.minus(Estimate(self.paper.mean, self.paper.std, self.paper.seeds))
-
-    @property
-    def differs(self) -> bool:
-        """Whether the metric is more than two standard errors from the published figure."""
-        return self.off_the_paper is not None and self.off_the_paper.clear
-
-    @cached_property
-    def gflops(self) -> float | None:
-        """Optimizer GFLOPs of one step, from the ledger; a function of the config alone."""
-        runs = self.runs if self.finished.empty else self.finished
-        estimate = Estimate.of(runs["optimizer_gflops_per_step"])
-        return estimate.mean if estimate else None
-
-    @property
-    def times(self) -> tuple[float | None, float | None, float | None]:
-        """Milliseconds of an optimizer step and of a whole step, and seconds of a run.
-
-        Medians over the timed runs: a run that compiled or waited says nothing about the others.
-        """
-        columns = ("optimizer_ms_per_step", "step_ms", "run_seconds")
-        medians = self.timed[[*columns]].median(skipna=False)
-        optimizer, step, run = (None if self.timed.empty else float(medians[c]) for c in columns)
-        return optimizer, step, run
-
-    @property
-    def optimizer_ms(self) -> float | None:
-        """Measured milliseconds of one optimizer step; ``None`` without a timed run."""
-        return self.times[0]
-
-    @property
-    def step_ms(self) -> float | None:
-        """Measured milliseconds of one whole training step; ``None`` without a timed run."""
-        return self.times[1]
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -161,12 +70,92 @@ class Row:
         """The devices these runs were measured on."""
         return sorted(self.runs["device"].unique())
 
+    @cached_property
+    def finished(self) -> pd.DataFrame:
+        """The runs whose metric counts."""
+        return self.runs[self.runs["status"] == "finished"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many runs ended in which way."""
+        found = self.runs["status"].value_counts()
+        return {status: int(found[status]) for status in STATUSES if status in found}
+
+    @property
+    def seeds_text(self) -> str:
+        """How many seeds the metric rests on, and how many runs of the row are not in it."""
+        lost = {status: count for status, count in self.counts.items() if status != "finished"}
+        others = ", ".join(f"{count} {status}" for status, count in lost.items())
+        finished = len(self.finished)
+        return f"{finished} of {len(self.runs)} ({others})" if lost else str(finished)
+
+    @cached_property
+    def by_seed(self) -> pd.Series:
+        """The final metric of each seed that finished."""
+        values = self.finished.set_index("seed")["value"]
+        return values[np.isfinite(values)]
+
+    @cached_property
+    def metric(self) -> Estimate | None:
+        """The final metric over the seeds that finished."""
+        return Estimate.of(self.by_seed)
+
+    def minus(self, other: Row) -> Difference | None:
+        """How far the metric is from another row's: on the same seeds, or else by the means."""
+        if self.metric is None or other.metric is None:
+            return None
+        return paired(self.by_seed, other.by_seed) or self.metric.minus(other.metric)
+
+    @cached_property
+    def paper(self) -> Published | None:
+        """The published figure; ``None`` unless every run is in the published setting."""
+        found = set(self.runs["paper"])
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def off_the_paper(self) -> Difference | None:
+        """How far the metric is from the published figure."""
+        if self.metric is None or self.paper is None:
+            return None
+        return self.metric.minus(Estimate(self.paper.mean, self.paper.std, self.paper.seeds))
+
+    @property
+    def differs(self) -> bool:
+        """Whether the seeds tell the metric from the published figure."""
+        return self.off_the_paper is not None and self.off_the_paper.clear
+
+    @cached_property
+    def gflops(self) -> float | None:
+        """Optimizer GFLOPs of one step, from the ledger; a function of the config alone."""
+        runs = self.runs if self.finished.empty else self.finished
+        estimate = Estimate.of(runs["optimizer_gflops_per_step"])
+        return estimate.mean if estimate else None
+
+    @cached_property
+    def timed(self) -> pd.DataFrame:
+        """The runs whose times are shown; none where the runs ran on different devices."""
+        return self.runs[self.runs["timed"]] if len(self.devices) == 1 else self.runs[:0]
+
+    @property
+    def alone(self) -> pd.DataFrame:
+        """The timed runs that had their device to themselves."""
+        return self.timed[self.timed["alone"]]
+
+    @cached_property
+    def times(self) -> pd.Series:
+        """``optimizer_ms`` and ``step_ms`` of a step and ``run_seconds``; NaN without a timed run.
+
+        They are medians: a run that compiled or waited says nothing about the others.
+        """
+        found = self.timed.rename(columns={"optimizer_ms_per_step": "optimizer_ms"})
+        return found[["optimizer_ms", "step_ms", "run_seconds"]].astype(float).median(skipna=False)
+
     def first_with(self, log: str) -> RunRecord | None:
         """The first run that recorded ``"gamma"`` or ``"noise"``; ``None`` where no run did."""
         return next((run for run in self.records if run.logs.get(log)), None)
 
     @property
-    def commands(self) -> tuple[str, ...]:
+    def commands(self) -> str:
         """The commands that repeat these runs, in order of seed; for many seeds, a loop over them."""
         known = self.runs[self.runs["command"] != ""]
         seeds = list(map(str, known["seed"]))
@@ -175,10 +164,10 @@ class Row:
             for seed, command in zip(seeds, known["command"], strict=True)
         }
         if len(seeds) <= _SEEDS_TO_LIST or len(looped) > 1:
-            return tuple(known["command"].unique())
+            return "\n".join(known["command"].unique())
         gapless = seeds == list(map(str, range(int(seeds[0]), int(seeds[-1]) + 1)))
         listed = f"$(seq {seeds[0]} {seeds[-1]})" if gapless else " ".join(seeds)
-        return (f"for seed in {listed}; do {looped.pop()}; done",)
+        return f"for seed in {listed}; do {looped.pop()}; done"
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +176,8 @@ class AblationSet:
 
     ``base`` is the row that the others are compared with: the row of ``rows`` that has the recipe's own
     value, or else the method's row of the comparison. ``setting`` is what else was set, where the axis
-    was varied with several settings of the method.
+    was varied with several settings of the method. ``strays`` names, for each row that differs from the
+    base in more than the axis, the settings in which it does.
     """
 
     axis: str
@@ -195,6 +185,7 @@ class AblationSet:
     rows: tuple[Row, ...]
     base: Row | None = None
     setting: str = ""
+    strays: Mapping[Row, Sequence[str]] | None = None
 
     @property
     def of(self) -> str:
@@ -202,8 +193,10 @@ class AblationSet:
         return f"{self.method}, {self.setting}" if self.setting else self.method
 
     def difference(self, row: Row) -> Difference | None:
-        """How far the metric of a row is from that of the base."""
-        return None if self.base is None or row is self.base else row.minus(self.base)
+        """How far the metric of a row is from the base's; ``None`` if more than the axis differs."""
+        if self.base is None or row is self.base or row in (self.strays or {}):
+            return None
+        return row.minus(self.base)
 
     @property
     def reference(self) -> Estimate | None:
@@ -215,12 +208,10 @@ class AblationSet:
         return Estimate.of(values[values.index.isin(shared)]) or Estimate.of(values)
 
     @property
-    def named(self) -> list[tuple[str, Row]]:
-        """The rows by value; before them the base as ``recipe``, where it is none of them."""
-        rows = [(str(row.value), row) for row in self.rows]
-        if self.base is not None and self.base not in self.rows:
-            rows.insert(0, ("recipe", self.base))
-        return rows
+    def named(self) -> dict[Row, str]:
+        """The rows with their values; before them the base as ``recipe``, where it is none of them."""
+        rows = {row: str(row.value) for row in self.rows}
+        return rows if self.base is None or self.base in rows else {self.base: "recipe", **rows}
 
     @property
     def numeric(self) -> bool:
@@ -230,32 +221,29 @@ class AblationSet:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """All runs of one recipe."""
+    """All runs of one recipe that are judged by the same metric.
+
+    Where a recipe has runs that are judged by the test and runs that have a validation only, it has two
+    sections, and ``note`` says which of them holds the latter.
+    """
 
     recipe: str
     benchmark: str
+    metric: Metric
     rows: tuple[Row, ...]
     ablations: tuple[AblationSet, ...]
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading of the section."""
+        return f"{self.recipe} ({self.benchmark})" + (f", {self.note}" if self.note else "")
 
     @property
     def slug(self) -> str:
         """A name for files and anchors."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.benchmark}-{self.recipe}".lower()).strip("-")
-
-    @property
-    def metric_name(self) -> str:
-        """What the final metric is called."""
-        return "Test accuracy" if self.higher_is_better else "Validation perplexity"
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Which way the final metric improves."""
-        return self.benchmark == "cifar10"
-
-    @property
-    def decimals(self) -> int:
-        """Decimals of the final metric: four for an accuracy, as in Table 2, three for a perplexity."""
-        return 4 if self.higher_is_better else 3
+        name = f"{self.benchmark}-{self.recipe} {self.note}"
+        return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
     @property
     def all_rows(self) -> tuple[Row, ...]:
@@ -267,11 +255,6 @@ class Section:
         same = [other for other in self.ablations if other.axis == ablation.axis]
         return f" with {ablation.of}" if len(same) > 1 else ""
 
-    @property
-    def ablation_rows(self) -> tuple[Row, ...]:
-        """All rows in the tables of the ablations, the recipe's own rows included."""
-        return tuple(row for ablation in self.ablations for _, row in ablation.named)
-
     @cached_property
     def watched(self) -> bool:
         """Whether its runs were made to look at noise, γ and ν: every row recorded some of them."""
@@ -280,5 +263,5 @@ class Section:
     def best(self, rows: Sequence[Row]) -> Row | None:
         """The row with the best mean metric."""
         scored = {row: row.metric.mean for row in rows if row.metric}
-        choose = max if self.higher_is_better else min
+        choose = max if self.metric.higher_is_better else min
         return choose(scored, key=lambda row: scored[row]) if scored else None

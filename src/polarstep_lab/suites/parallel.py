@@ -27,7 +27,7 @@ from polarstep_lab.suites.suite import PlannedRun
 from polarstep_lab.training.interrupt import ctrl_c_blocked, unblock_ctrl_c
 from polarstep_lab.training.train import Interrupted, train
 
-__all__ = ["EXPLAINED", "Event", "Messenger", "available_cores", "run_in_processes"]
+__all__ = ["EXPLAINED", "Event", "Messenger", "available_cores", "outcome", "run_in_processes"]
 
 EXPLAINED = (ConfigError, DatasetError, ShardError, StorageError)
 """Errors whose message says what to do: nobody needs to see where they were raised."""
@@ -107,27 +107,31 @@ def _work(jobs: Queue[PlannedRun | None], events: Queue[Event], force: bool) -> 
     try:
         unblock_ctrl_c()
         while (run := jobs.get()) is not None:
-            try:
-                messenger = Messenger(run.label, events.put)
-                result = train(
-                    run.config,
-                    run.directory,
-                    identity=run.identity,
-                    resume=True,
-                    force=force,
-                    observers=[messenger],
-                    tell=messenger.tell,
-                )
-                events.put(Event(run.label, result=result))
-            except Interrupted:
-                return
-            except EXPLAINED as error:
-                events.put(Event(run.label, error=str(error)))
-            except Exception as error:
-                traceback.print_exc()
-                events.put(Event(run.label, error=f"{type(error).__name__}: {error}"))
-    except KeyboardInterrupt:
+            events.put(outcome(run, Messenger(run.label, events.put), force))
+    except (Interrupted, KeyboardInterrupt):
         return
+
+
+def outcome(run: PlannedRun, messenger: Messenger, force: bool) -> Event:
+    """Make ``run``, resuming it if it is under way; the event says how it ended."""
+    try:
+        result = train(
+            run.config,
+            run.directory,
+            identity=run.identity,
+            resume=True,
+            force=force,
+            observers=[messenger],
+            tell=messenger.tell,
+        )
+        return Event(run.label, result=result)
+    except Interrupted:
+        raise
+    except EXPLAINED as error:
+        return Event(run.label, error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        return Event(run.label, error=f"{type(error).__name__}: {error}")
 
 
 class Messenger:

@@ -53,7 +53,8 @@ def plan_run(
         overrides = from_file | dict(overrides)
     config = resolve(recipe, method, seed, overrides, axis)
     slug = config.rule.slug
-    name = slug if axis is None else f"{slug}-{axis[0]}-{axis[1]}"
+    folder = config.rule.folder
+    name = folder if axis is None else f"{folder}-{axis[0]}-{axis[1]}"
     directory = out or Path("runs") / config.recipe / name / f"seed-{seed}"
     identity = RunIdentity(
         recipe=config.recipe,
@@ -101,7 +102,7 @@ def comparison_runs(
     """All methods with all seeds; seed by seed, so that an early look shows every method."""
     return [
         plan_run(
-            recipe, method, seed, overrides, out / method.slug / f"seed-{seed}", group="compare"
+            recipe, method, seed, overrides, out / method.folder / f"seed-{seed}", group="compare"
         )
         for seed in seeds
         for method in methods
@@ -133,7 +134,7 @@ def ablation_runs(
             method,
             seed,
             overrides,
-            out / method.slug / f"{axis}-{value}" / f"seed-{seed}",
+            out / method.folder / f"{axis}-{value}" / f"seed-{seed}",
             axis=(axis, value),
             group=f"ablate:{axis}={value}",
         )

@@ -1,4 +1,8 @@
-"""The nanoGPT benchmark: a GPT over token windows, judged by validation perplexity."""
+"""The nanoGPT benchmark: a GPT over token windows, judged by the perplexity of text held out.
+
+Held-out text is cut in two halves. Learning rates and the like are chosen by the perplexity of the
+first, the validation. The second is the test: it is read once a run, after the last step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from polarstep_lab.config import ConfigError, RunConfig, TextData
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.data.shards import find_shards, open_shard
 from polarstep_lab.data.tokenizer import vocab_size_beside
-from polarstep_lab.data.tokens import TokenWindows
+from polarstep_lab.data.tokens import TokenWindows, halves
 from polarstep_lab.data.transfer import sent_to
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.training.compiled_model import compiled
@@ -34,7 +38,7 @@ PADDING = 128
 
 @dataclass(frozen=True, eq=False)
 class LanguageTask:
-    """A GPT, its training windows and its validation windows."""
+    """A GPT, and the windows of its three texts: for training, for validation and for the test."""
 
     config: RunConfig
     device: torch.device
@@ -43,6 +47,7 @@ class LanguageTask:
     """The model as training calls it, shared out among the ranks."""
     train: TokenWindows
     val: TokenWindows
+    test: TokenWindows
     ranks: Ranks = field(default_factory=Ranks)
 
     @classmethod
@@ -57,18 +62,13 @@ class LanguageTask:
             ranks.check_divides(f"data.stages.{number}.sequences", stage.sequences)
         vocab, window = config.model.vocab_size, config.data.window
         train = TokenWindows(tuple(_tokens(config.data.train, 0, vocab)), window, vocab)
-        val = TokenWindows(tuple(_tokens(config.data.val, 1, vocab)), window, vocab)
-        if val.count * window < config.evaluation.tokens:
-            raise ConfigError(
-                f"evaluation.tokens={config.evaluation.tokens:,}, but the validation data has "
-                f"{val.count * window:,} in whole sequences of {window:,}: set evaluation.tokens to at "
-                "most this number"
-            )
+        held_out = TokenWindows(tuple(_tokens(config.data.val, 1, vocab)), window, vocab)
+        val, test = _halved(held_out, config.evaluation.tokens)
         model = deepcopy(_initial(config.model, config.seed, device))
         network = shared_out(
             model, model.blocks, "loss", device, ranks, unused=config.model.spare_mlps > 0
         )
-        return cls(config, device, model, network, train, val, ranks)
+        return cls(config, device, model, network, train, val, test, ranks)
 
     @property
     def data(self) -> str:
@@ -81,9 +81,9 @@ class LanguageTask:
         return f"{names}: {sum(map(len, self.train.shards)):,} tokens"
 
     @property
-    def metric(self) -> Literal["val_perplexity"]:
+    def metric(self) -> Literal["test_perplexity"]:
         """The name of what :meth:`final` returns."""
-        return "val_perplexity"
+        return "test_perplexity"
 
     @property
     def _data(self) -> TextData:
@@ -153,11 +153,21 @@ class LanguageTask:
         )
         return Draws(task.backward, stage.sequences, 1.0)
 
-    @torch.no_grad()
     def validate(self) -> Validation:
         """Mean loss over the first ``evaluation.tokens`` validation tokens, and its exponential."""
+        return self._evaluate(self.val)
+
+    def final(self, last: Validation) -> float:
+        """The perplexity of the first ``evaluation.tokens`` test tokens."""
+        perplexity = self._evaluate(self.test).perplexity
+        assert perplexity is not None
+        return perplexity
+
+    @torch.no_grad()
+    def _evaluate(self, held_out: TokenWindows) -> Validation:
+        """Mean loss and perplexity over the first ``evaluation.tokens`` tokens of ``held_out``."""
         self.model.eval()
-        windows = self.config.evaluation.tokens // self.val.length or 1
+        windows = self.config.evaluation.tokens // held_out.length or 1
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         size, ranks = self.config.evaluation.batch, self.ranks
         model = alone(self.model)
@@ -166,18 +176,13 @@ class LanguageTask:
             count = min(size, windows - first)
             # A rank for which nothing is left reads a sequence that does not count: sharded
             # parameters are gathered by all ranks or by none.
-            batch = self.val.in_order(min(first, windows - 1), max(1, count))
+            batch = held_out.in_order(min(first, windows - 1), max(1, count))
             loss = self._loss(model, *sent_to(self.device, *batch)).double()
             if count > 0:
                 total += loss
         self.model.train()
-        mean = ranks.total(total).item() / (windows * self.val.length)
+        mean = ranks.total(total).item() / (windows * held_out.length)
         return Validation(mean, perplexity=math.exp(min(mean, 700.0)))
-
-    def final(self, last: Validation) -> float:
-        """The perplexity of the last validation."""
-        assert last.perplexity is not None
-        return last.perplexity
 
     def _loss(self, network: Network, inputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy summed over all positions, by ``network``."""
@@ -191,6 +196,20 @@ class LanguageTask:
         """``runtime.compile``; if this is null, whether the device is a GPU."""
         wanted = self.config.runtime.compile
         return self.device.type == "cuda" if wanted is None else wanted
+
+
+def _halved(held_out: TokenWindows, tokens: int) -> tuple[TokenWindows, TokenWindows]:
+    """Windows for validation and for the test; both halves must have ``tokens`` in whole windows."""
+    length = held_out.length
+    first, second = halves(held_out.shards)
+    whole = min(sum((len(s) - 1) // length for s in half) for half in (first, second)) * length
+    if whole < max(tokens, length):
+        raise ConfigError(
+            f"evaluation.tokens={tokens:,}, but a half of the validation data has {whole:,} in whole "
+            f"sequences of {length:,}: the first half is validated on, the second is the test. Set "
+            "evaluation.tokens to at most this number, or give more text in data.val"
+        )
+    return replace(held_out, shards=tuple(first)), replace(held_out, shards=tuple(second))
 
 
 def _summed(model: GPT, *inputs: Any) -> Tensor:

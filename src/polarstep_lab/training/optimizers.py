@@ -2,11 +2,12 @@
 
 nanoGPT: Muon on the hidden matrices, AdamW on embedding and head. CIFAR-10: Muon on the filters,
 SGD with Nesterov momentum on biases and head. The AdamW and SGD baselines are torch's own, on every
-parameter.
+parameter. A peer stands in the place of Muon (:mod:`polarstep_lab.peers`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from polarstep_lab.config import ImageData, PolarConfig, RunConfig
 from polarstep_lab.flops import ADAMW, SGD_NESTEROV, Workload, ledger, muon_ledger, newton_schulz
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
+from polarstep_lab.peers import Peer, find_peer
+from polarstep_lab.peers.together import beside_adamw
 from polarstep_lab.training.schedule import Schedule
 
 __all__ = ["ScheduledOptimizer", "build_optimizer", "build_polar", "optimizer_gflops"]
@@ -31,17 +34,22 @@ WHITENING_PORTION = 3 / 8
 WHITENING_BIAS = "whitening.bias"
 
 SKETCHES = {"gaussian": ps.Gaussian, "kaczmarz": ps.Kaczmarz, "warm": ps.Warm}
+# FLOPs per entry of normalized rows: mean square, division, norms before and after, rescaling.
+ROWS = 2 + 1 + 2 + 2 + 1
 RESTS = {"scaled": None, "lifted": ps.NewtonSchulz(1, "flat")}
 
 
 def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
-    """The polar map of a config. PolarExpress takes the coefficients the paper prints for it."""
+    """The polar map of a config."""
+    if config.auto is not None:
+        return ps.Auto(config.auto)
     if config.solver == "exact":
         inner: ps.PolarMap = ps.Exact()
     else:
         coefficients = {
             "empirical": "jordan",
             "polar-express": f"polar-express-{benchmark}",
+            "polar-express-default": "polar-express",
         }.get(config.solver, config.solver)
         inner = ps.NewtonSchulz(config.steps, coefficients, delta=config.delta)
     if config.rank is None:
@@ -58,16 +66,22 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
         always_sketch=True,
         keep=config.keep,
     )
-    return head if config.rest == "dropped" else ps.Deflated(head, RESTS[config.rest], full=inner)
+    if config.rest == "dropped":
+        return head
+    return ps.Deflated(head, RESTS[config.rest], full=inner, float8=config.float8)
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What a parameter group's schedule scales: its learning rate and, for Muon, its momentum."""
+    """What a parameter group's schedule scales: its learning rate and, for Muon, its momentum.
+
+    ``key`` is what the group calls its momentum.
+    """
 
     lr: float
     momentum: float | None = None
     portion: float = 1.0
+    key: str = "momentum"
 
 
 @dataclass(frozen=True)
@@ -83,11 +97,13 @@ class ScheduledOptimizer:
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak.lr * self.schedule.lr(step, stage_lr, peak.portion)
             if peak.momentum is not None:
-                group["momentum"] = self.schedule.momentum(step, peak.momentum)
+                group[peak.key] = self.schedule.momentum(step, peak.momentum)
 
 
 def build_optimizer(model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:
     """The optimizer of ``config`` for ``model``."""
+    if config.rule.peer is not None:
+        return _peer(find_peer(config.rule.peer), model, config, schedule)
     if config.rule.algorithm == "muon":
         optimizer: Optimizer = _muon(model, config)
     else:
@@ -103,6 +119,18 @@ def build_optimizer(model: Model, config: RunConfig, schedule: Schedule) -> Sche
     return ScheduledOptimizer(optimizer, peaks, schedule)
 
 
+def _peer(peer: Peer, model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:
+    """A peer on the matrices that would be Muon's, and AdamW on the rest."""
+    optimizer = beside_adamw(peer, _muon(model, config), config.optimizer)
+    first, *others = optimizer.param_groups
+    key = peer.momentum
+    matrices = Peak(float(first["lr"]))
+    if key is not None:
+        matrices = replace(matrices, momentum=first[key], key=key)
+    peaks = (matrices, *(Peak(group["lr"]) for group in others))
+    return ScheduledOptimizer(optimizer, peaks, schedule)
+
+
 def _muon(model: Model, config: RunConfig) -> ps.Muon:
     """Muon where it belongs, and AdamW (nanoGPT) or SGD (CIFAR-10) for the rest."""
     settings = config.optimizer
@@ -114,6 +142,7 @@ def _muon(model: Model, config: RunConfig) -> ps.Muon:
         polar=build_polar(settings.polar, config.benchmark),
         weight_decay=settings.weight_decay,
         lr_scale=settings.lr_scale,
+        transform=ps.NormalizedRows() if settings.normalize_rows else None,
         others=_other(settings.vector_lr, config),
         embeddings=_other(settings.embedding_lr, config),
         heads=_other(settings.head_lr, config),
@@ -199,8 +228,14 @@ def normalize_filters(filters: list[Tensor]) -> None:
 
 
 def optimizer_gflops(model: Model, config: RunConfig) -> float:
-    """GFLOPs per optimizer step in the paper's convention, from the shapes of the model."""
+    """GFLOPs per optimizer step in the paper's convention, from the shapes of the model.
+
+    With ``optimizer.polar.auto`` they are those of the maps that are chosen on a CPU. NaN for a peer,
+    whose work is not counted.
+    """
     polar, rule = config.optimizer.polar, config.rule
+    if rule.peer is not None:
+        return math.nan
     warm = polar.rank is not None and polar.sketch == "warm"
     shapes = model.matrix_shapes()
     total = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -216,17 +251,25 @@ def optimizer_gflops(model: Model, config: RunConfig) -> float:
         keep=polar.keep,
         companion=ADAMW if isinstance(model, GPT) else SGD_NESTEROV,
     )
+    if config.optimizer.normalize_rows:
+        work = replace(work, extra=ROWS)
     if rule.algorithm != "muon":
         return sum(ledger(work, config.method).values()) / 1e9
+    if polar.auto is not None:
+        auto = ps.Auto(polar.auto)
+        spent = muon_ledger(
+            work, nesterov=rule.nesterov, polar=lambda _, m, n: {"polar map": auto.flops(m, n)}
+        )
+        return sum(spent.values()) / 1e9
     sketch = None if polar.rank is None else "gaussian" if warm else polar.sketch
-    spent = sum(muon_ledger(work, nesterov=rule.nesterov, sketch=sketch).values())
-    return (spent + _other_solver(work, config, shapes) + _rest(config, shapes)) / 1e9
+    paper = sum(muon_ledger(work, nesterov=rule.nesterov, sketch=sketch).values())
+    return (paper + _other_solver(work, config, shapes) + _rest(config, shapes)) / 1e9
 
 
 def _rest(config: RunConfig, shapes: list[tuple[int, int]]) -> float:
     """What keeping the rest costs beyond the sketched head."""
     polar = config.optimizer.polar
-    head = build_polar(replace(polar, rest="dropped"), config.benchmark)
+    head = build_polar(replace(polar, rest="dropped", float8=False), config.benchmark)
     kept = build_polar(polar, config.benchmark)
     return sum(kept.flops(m, n) - head.flops(m, n) for m, n in shapes)
 
@@ -234,7 +277,7 @@ def _rest(config: RunConfig, shapes: list[tuple[int, int]]) -> float:
 def _other_solver(work: Workload, config: RunConfig, shapes: list[tuple[int, int]]) -> float:
     """What the solver costs beyond the ledger's quintic: cubic steps are cheaper."""
     polar = config.optimizer.polar
-    inner = build_polar(replace(polar, rank=None, rest="dropped"), config.benchmark)
+    inner = build_polar(replace(polar, rank=None, rest="dropped", float8=False), config.benchmark)
     sketched = polar.rank is not None and work.sketched
     difference = 0.0
     for m, n in shapes:

@@ -45,7 +45,7 @@ class Task(Protocol):
     """
 
     @property
-    def metric(self) -> Literal["val_perplexity", "test_accuracy"]:
+    def metric(self) -> Literal["test_perplexity", "test_accuracy"]:
         """The name of what :meth:`final` returns."""
 
     @property
@@ -83,7 +83,10 @@ class Task(Protocol):
         """Loss and metric on held-out data."""
 
     def final(self, last: Validation) -> float:
-        """The figure by which the run is judged, given its last validation."""
+        """The figure by which the run is judged, on data that nothing was chosen by.
+
+        It is asked for once, after the last step. ``last`` is the last validation.
+        """
 
 
 def autocast(config: RuntimeConfig, device: torch.device) -> AbstractContextManager[object]:

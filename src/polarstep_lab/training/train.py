@@ -293,15 +293,15 @@ class _Run:
                 self._measure()
                 if self.config.runtime.keep_checkpoint:
                     self._checkpoint()
-                last = self.last or self.ranks.from_first(self._last_recorded)
-                value = self.task.final(last)
+                self.last = self.last or self.ranks.from_first(self._last_recorded)
+                value = self.task.final(self.last)
                 result = self.ranks.from_first(lambda: self._result("finished", value))
         except _Diverged as reason:
             message = str(reason)
             result = self.ranks.from_first(lambda: self._result("diverged", math.nan, message))
         except StopTraining as reason:
             self._checkpoint()
-            result = self._result("stopped", self._value_so_far(), str(reason))
+            result = self._result("stopped", math.nan, str(reason))
         self.ranks.from_first(lambda: self._settle(result))
         return result
 
@@ -425,12 +425,11 @@ class _Run:
         row = RunRecord.load(self.directory).rows("val")[-1]
         return Validation(row.loss, row.perplexity, row.accuracy)
 
-    def _value_so_far(self) -> float:
-        """The validation figure of a run that was ended early."""
+    def _validated(self) -> float | None:
+        """The perplexity or the accuracy of the last validation."""
         if self.last is None:
-            return math.nan
-        value = self.last.perplexity if self.last.accuracy is None else self.last.accuracy
-        return math.nan if value is None else value
+            return None
+        return self.last.perplexity if self.last.accuracy is None else self.last.accuracy
 
     def _result(self, status: Status, value: float, message: str = "") -> Result:
         """The result as of now; times are medians over the logged rows."""
@@ -444,6 +443,7 @@ class _Run:
             optimizer_ms_per_step=_median([row.optimizer_ms for row in rows]),
             step_ms=_median([row.step_ms for row in rows]),
             message=message,
+            validation=self._validated(),
         )
 
 

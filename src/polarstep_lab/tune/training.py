@@ -1,6 +1,6 @@
 """A trial as a training run: its validation losses are the reports, the last one is its value.
 
-Only the validation split is looked at. The final figure of a run, which on CIFAR-10 is the test
+Only the validation split is looked at. The final figure of a run, the test perplexity or the test
 accuracy, plays no part.
 """
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from polarstep_lab.cli import app
 from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.tokenizer import Characters
-from polarstep_lab.methods import METHODS
+from polarstep_lab.methods import METHODS, OURS
 from polarstep_lab.records.record import RunRecord, find_runs
 
 SMALL = [
@@ -142,6 +142,17 @@ def test_compare_knows_all_seven_methods():
     assert len(find_runs(["all"])) == 7
 
 
+def test_compare_knows_our_methods():
+    one = 'data.stages=[{"steps": 1, "sequences": 1, "sequence_length": 32}]'
+    few = ("--methods", "ours,adamw", *SMALL, "--set", one, "--out", "ours")
+    outcome = polarstep("compare", "nanogpt-toy", *few)
+    assert f"{len(OURS) + 1} runs in ours" in said(outcome)
+    found = {run.identity.method for run in map(RunRecord.load, find_runs(["ours"]))}
+    assert found == {method.name for method in OURS} | {"AdamW"}
+    again = polarstep("compare", "nanogpt-toy", *few)
+    assert f"{len(OURS) + 1} of {len(OURS) + 1} runs are finished already" in said(again)
+
+
 def test_ablate_varies_one_setting():
     outcome = polarstep(
         "ablate", "nanogpt-toy", "rank", "--values", "4,8", *SMALL, "--out", "ranks"
@@ -221,7 +232,9 @@ def test_more_validation_tokens_than_there_are():
     outcome = polarstep(
         "run", "nanogpt-toy", "-m", "muon", "--set", "evaluation.tokens=99999999", status=1
     )
-    assert "evaluation.tokens=99,999,999, but the validation data has 111," in said(outcome)
+    assert "evaluation.tokens=99,999,999, but a half of the validation data has 55," in said(
+        outcome
+    )
 
 
 def test_images_from_a_folder():
@@ -238,7 +251,9 @@ def test_list_shows_what_there_is():
     outcome = polarstep("list")
     for word in ("nanogpt-toy", "cifar10", "rand-muon-kaczmarz", "sequence-length"):
         assert word in outcome.output
-    assert "Not the paper's: power, keep, rest and lr; solver also takes" in said(outcome)
+    for word in ("deflated", "auto-rows", "peer:torch-muon"):
+        assert word in outcome.output
+    assert "Not the paper's: power, keep, rest, auto and lr; solver also takes" in said(outcome)
     assert "sketch also takes warm" in said(outcome)
     assert "Other recipes vary rank and sequence-length in the same proportion" in said(outcome)
     polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL)

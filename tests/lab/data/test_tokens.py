@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polarstep_lab.data.shards import MAGIC, ShardError, find_shards, open_shard, write_shard
-from polarstep_lab.data.tokens import TokenWindows, load_tokens
+from polarstep_lab.data.tokens import TokenWindows, halves, load_tokens
 
 
 def header(magic: int = MAGIC, version: int = 1, count: int = 10) -> bytes:
@@ -125,3 +125,12 @@ def test_a_token_beyond_the_vocabulary_is_named():
 def test_windows_longer_than_the_data_are_refused():
     with pytest.raises(ShardError, match="longest shard has 8 tokens, but a window of 8 needs 9"):
         windows(8)
+
+
+@pytest.mark.parametrize("sizes", [(7,), (1, 6), (5, 1, 9), (2, 2), (1,)])
+def test_halves_hold_every_token_once_and_in_order(sizes):
+    numbers = iter(np.split(np.arange(sum(sizes), dtype=np.uint16), np.cumsum(sizes)[:-1]))
+    first, second = halves(list(numbers))
+    assert np.concatenate([*first, *second]).tolist() == list(range(sum(sizes)))
+    assert sum(map(len, first)) == sum(sizes) // 2
+    assert all(len(part) for part in (*first, *second))

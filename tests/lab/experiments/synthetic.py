@@ -12,9 +12,16 @@ import numpy as np
 from polarstep.storage import JsonLines, write_json
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation, MetricRow, Result, RunIdentity
+from polarstep_lab.report import pages
+from polarstep_lab.report.content import blocks_of
 from polarstep_lab.suites.suite import PlannedRun, ablation_runs, comparison_runs
 
 DEVICE = "Synthetic CPU"
+
+
+def markdown(sections, notices) -> str:
+    """The Markdown of sections, as ``summary.md`` has it."""
+    return pages.markdown({section: blocks_of(section) for section in sections}, notices)
 
 
 def write_run(
@@ -34,6 +41,7 @@ def write_run(
     device: str = DEVICE,
     gamma: bool = False,
     steps: int = 200,
+    metric: str | None = None,
 ) -> Path:
     """One run whose validation falls to ``final``; ``status=None`` leaves it without a result.
 
@@ -42,7 +50,7 @@ def write_run(
     folder.mkdir(parents=True)
     config = {"method": method, "seed": seed}
     if settings is None:
-        settings = {"ablation": ablation and ablation.value, **(overrides or {})}
+        settings = {**({ablation.axis: ablation.value} if ablation else {}), **(overrides or {})}
     config |= settings
     RunIdentity(
         recipe=recipe,
@@ -98,7 +106,7 @@ def write_run(
     if status:
         good = status == "finished"
         Result(
-            metric="test_accuracy" if benchmark == "cifar10" else "val_perplexity",
+            metric=metric or ("test_accuracy" if benchmark == "cifar10" else "val_perplexity"),
             value=final if good else math.nan,
             status=status,  # type: ignore[arg-type]
             steps=end,

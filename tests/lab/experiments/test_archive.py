@@ -118,9 +118,22 @@ def test_a_run_that_has_ended_is_not_replaced_by_one_that_has_not(runs, tmp_path
     result = read_json(runs / "a" / "seed-1" / "result.json")
     write_json(runs / "b" / "seed-1" / "result.json", result)  # unfinished until now
     write_json(runs / "a" / "seed-1" / "result.json", result | {"value": 29.5})  # run again
-    assert pack([runs], tmp_path / "suite").replaced == 2
+    assert pack([runs], tmp_path / "suite", force=True).replaced == 2
     assert RunRecord.load(archive / "b/seed-1").status == "finished"
     assert RunRecord.load(archive / "a/seed-1").result.value == 29.5
+
+
+def test_a_run_made_again_for_its_times_does_not_replace_a_metric(tmp_path):
+    write_run(tmp_path / "first" / "a", final=30.0, optimizer_ms=2.0)
+    write_run(tmp_path / "faster" / "a", final=30.0, optimizer_ms=1.0)
+    write_run(tmp_path / "other" / "a", final=31.0, optimizer_ms=1.0)
+    archive = pack([tmp_path / "first"], tmp_path / "out").archive
+    assert pack([tmp_path / "faster"], tmp_path / "out").replaced == 1  # the same metric
+    with pytest.raises(StorageError, match=r"with the metric 30\.0, this run has 31\.0.*--force"):
+        pack([tmp_path / "other"], tmp_path / "out")
+    assert RunRecord.load(archive / "a").result.value == 30.0
+    pack([tmp_path / "other"], tmp_path / "out", force=True)
+    assert RunRecord.load(archive / "a").result.value == 31.0
 
 
 def test_other_settings_under_the_same_name_need_force(runs, tmp_path):

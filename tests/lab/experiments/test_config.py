@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from polarstep_lab.config import (
     with_overrides,
 )
 from polarstep_lab.data.shards import write_shard
-from polarstep_lab.methods import METHODS, find_method
+from polarstep_lab.methods import METHODS, OURS, find_method, find_methods
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.recipes import RECIPES, find_recipe, resolve, search_space, tuned
@@ -35,7 +37,8 @@ from polarstep_lab.training.optimizers import (
 )
 from polarstep_lab.training.schedule import Schedule, place_in_stages
 
-EVERY = [(recipe, method.slug) for recipe in RECIPES for method in METHODS]
+ROOT = Path(__file__).resolve().parents[3]
+EVERY = [(recipe, method.slug) for recipe in RECIPES for method in (*METHODS, *OURS)]
 
 
 @pytest.mark.parametrize(("recipe", "method"), EVERY)
@@ -47,8 +50,9 @@ def test_every_recipe_is_complete_for_every_method_and_survives_json(recipe, met
 
 
 def test_a_method_has_one_name_in_the_paper_and_one_on_a_command_line():
-    assert len({name for method in METHODS for name in (method.name, method.slug)}) == 14
-    for method in METHODS:
+    both = (*METHODS, *OURS)
+    assert len({name for method in both for name in (method.name, method.slug)}) == 2 * len(both)
+    for method in both:
         assert find_method(method.name) is find_method(method.slug) is method
 
 
@@ -372,7 +376,7 @@ def test_one_pass_over_the_wikipedia_slice_is_enough(recipe):
     assert {stage.sequences % config.runtime.micro_batch for stage in stages} == {0}
     assert config.evaluation.batch == config.runtime.micro_batch
     assert config.evaluation.tokens % (config.evaluation.batch * window) == 0
-    assert config.evaluation.tokens <= (335_164 - 1) // window * window
+    assert config.evaluation.tokens <= (335_164 // 2 - 1) // window * window
 
 
 def test_airbench_rates_and_decay():
@@ -606,3 +610,121 @@ def test_the_flops_of_a_run_are_those_of_its_sketch():
     assert spent("rand-muon", rank=246) == spent("rand-muon", rank=999) == spent("muon")
     assert spent("rand-muon", rank=999, solver="cubic") == spent("muon", solver="cubic")
     assert spent("rand-muon", rank=245) != spent("muon")
+
+
+# --- methods beside Table 2 ----------------------------------------------------------------------
+
+
+def polar_and_transform(method, recipe="nanogpt-wiki", **overrides):
+    config = resolve(recipe, method, overrides=overrides)
+    with torch.device("meta"):
+        model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
+    optimizer = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer
+    group = optimizer.param_groups[0]
+    return group["polar"], group["transform"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_our_methods_run_the_maps_of_the_frontier(recipe):
+    spec = importlib.util.spec_from_file_location("frontier", ROOT / "benchmarks/frontier.py")
+    frontier = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(frontier)
+    maps = {name: polar for name, (_, polar) in frontier.maps().items()}
+    assert polar_and_transform("muon-polar-express", recipe) == (maps["full"], None)
+    rows = ps.NormalizedRows()
+    assert polar_and_transform("muon-polar-express-rows", recipe) == (maps["full"], rows)
+    assert polar_and_transform("auto", recipe) == (ps.Auto("balanced"), None)
+    assert polar_and_transform("auto-rows", recipe) == (ps.Auto("balanced"), rows)
+    deflated, transform = polar_and_transform("deflated", recipe)
+    warm = maps["flat-48-warm"]
+    assert transform is None
+    assert replace(deflated.head, always_sketch=False) == warm.head
+    assert (deflated.rest, deflated.float8) == (warm.rest, warm.float8)
+
+
+def test_auto_is_a_setting_an_axis_and_recorded():
+    polar, _ = polar_and_transform("muon", **{"optimizer.polar.auto": "cheap"})
+    assert polar == ps.Auto("cheap")
+    for method in ("muon", "rand-muon", "deflated"):
+        config = apply_axis(resolve("nanogpt-toy", method), "auto", "full")
+        assert build_polar(config.optimizer.polar, "nanogpt") == ps.Auto("full")
+        assert RunConfig.from_dict(config.to_dict()) == config
+        assert config.to_dict()["optimizer"]["polar"]["auto"] == "full"
+    with pytest.raises(ConfigError, match="auto='best': expected one of full, balanced, cheap"):
+        apply_axis(resolve("nanogpt-toy", "muon"), "auto", "best")
+    with pytest.raises(ConfigError, match="AdamW has no polar map"):
+        apply_axis(resolve("nanogpt-toy", "adamw"), "auto", "full")
+
+
+@pytest.mark.parametrize(("key", "value"), [("rank", 16), ("steps", 5), ("sketch", "warm")])
+def test_auto_goes_with_no_other_setting_of_the_map(key, value):
+    with pytest.raises(ConfigError, match=rf"polar\.{key}={value}.*which chooses the map itself"):
+        resolve("nanogpt-toy", "auto", overrides={f"optimizer.polar.{key}": value})
+
+
+def test_configs_of_before_auto_and_normalized_rows_have_neither():
+    for method in METHODS:
+        config = resolve("nanogpt-small", method)
+        old = config.to_dict()
+        del old["optimizer"]["polar"]["auto"], old["optimizer"]["polar"]["float8"]
+        del old["optimizer"]["normalize_rows"]
+        assert RunConfig.from_dict(old) == config
+
+
+def test_eight_bits_are_for_a_rest_that_is_lifted():
+    with pytest.raises(
+        ConfigError, match=r"float8=true with optimizer\.polar\.rest=dropped: expected"
+    ):
+        resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.float8": True})
+    with pytest.raises(ConfigError, match=r"rest=scaled: expected lifted"):
+        resolve("nanogpt-toy", "deflated", overrides={"optimizer.polar.rest": "scaled"})
+
+
+def test_the_rest_of_the_deflated_method_can_be_varied():
+    config = resolve("nanogpt-toy", "deflated")
+    assert apply_axis(config, "rest", "lifted") == config
+    for value in ("dropped", "scaled"):
+        polar = apply_axis(config, "rest", value).optimizer.polar
+        assert (polar.rest, polar.float8) == (value, False)
+
+
+def test_lists_of_methods_may_hold_groups_and_keep_the_order():
+    assert find_methods("all") == [*METHODS]
+    found = find_methods("auto,adamw,ours")
+    assert [method.slug for method in found[:3]] == ["auto", "adamw", "muon-polar-express"]
+    assert len(found) == len(OURS) + 1
+
+
+def test_gflops_of_our_methods():
+    gflops = {}
+    for slug in ("muon-polar-express", "muon-polar-express-rows", "deflated", "auto", "auto-rows"):
+        config = resolve("nanogpt-wiki", slug)
+        with torch.device("meta"):
+            gflops[slug] = optimizer_gflops(GPT(config.model), config)
+    # Auto takes the deflated map for both shapes; the paper's ledger puts the basis of tall matrices
+    # on their long side, Deflated on the short one.
+    assert gflops["auto"] == pytest.approx(gflops["deflated"], rel=0.01)
+    assert gflops["deflated"] < 0.31 * gflops["muon-polar-express"]
+    extra = 8 * (40 * 768 * 768 + 24 * 3072 * 768) / 1e9
+    for slug in ("muon-polar-express", "auto"):
+        assert gflops[f"{slug}-rows"] - gflops[slug] == pytest.approx(extra)
+
+
+def test_adamw_has_rates_of_its_own_for_embedding_and_head():
+    adamw, muon = (resolve("nanogpt-wiki", m).optimizer for m in ("adamw", "muon"))
+    assert (adamw.embedding_lr, adamw.head_lr) == (muon.embedding_lr, muon.head_lr)
+    paper = resolve("nanogpt", "adamw").optimizer
+    assert (paper.embedding_lr, paper.head_lr) == (0.0, 0.0)  # one rate for everything
+    config = resolve("nanogpt-wiki", "adamw")
+    with torch.device("meta"):
+        model = GPT(config.model)
+    groups = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer.param_groups
+    rates = {name: group["lr"] for group in groups for name in group["param_names"]}
+    assert rates["head.weight"] == rates["embedding.weight"] == adamw.head_lr
+    assert {rate for name, rate in rates.items() if "blocks" in name} == {adamw.lr}
+
+
+def test_the_delta_of_algorithm_2_reaches_the_map():
+    overrides = {"optimizer.polar.delta": "operator"}
+    polar = resolve("nanogpt-toy", "rand-muon-kaczmarz", overrides=overrides).optimizer.polar
+    assert build_polar(polar, "nanogpt").inner.delta == "operator"

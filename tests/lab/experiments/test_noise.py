@@ -25,12 +25,14 @@ MEASURED = {
     "runtime__noise__batches": 9,
     "runtime__noise__examples": 40,
 }
+# Ten steps of eight images: most of the time of these tests are gradients of whole batches.
+FEW_IMAGES = {"data__batch_size": 8, "data__epochs": 0.5}
 
 
 def config_of(benchmark: str, tmp_path: Path, **overrides):
     if benchmark == "nanogpt":
         return tiny_gpt("rand-muon", **overrides)
-    return tiny_cnn(fake_cifar10(tmp_path / "data"), "rand-muon", **overrides)
+    return tiny_cnn(fake_cifar10(tmp_path / "data"), "rand-muon", **FEW_IMAGES, **overrides)
 
 
 @pytest.mark.parametrize("benchmark", ["nanogpt", "cifar10"])
@@ -141,7 +143,7 @@ def test_batch_norm_is_held_for_examples_and_for_nothing_else(tmp_path, monkeypa
     monkeypatch.setattr(ImageTask, "draws", watched)
     train(config_of("cifar10", tmp_path, **MEASURED), tmp_path / "run")
     first = seen[: 3 + 9 + 3 + 40]
-    assert first == [(32, True, False)] * 12 + [(32, False, True)] * 3 + [(1, False, True)] * 40
+    assert first == [(8, True, False)] * 12 + [(8, False, True)] * 3 + [(1, False, True)] * 40
 
 
 def test_draws_of_a_short_stage_are_as_long_as_its_sequences(tmp_path):

@@ -129,7 +129,7 @@ class StopAt(Observer):
 def test_a_worker_without_the_heads_files_sends_the_run_back(
     ray: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
-    from polarstep_lab.suites.on_ray import Head
+    from polarstep_lab.suites.on_ray.run_job import Head
 
     monkeypatch.setattr(Head, "below", lambda folder: Head(tmp_path / "elsewhere", "x", tmp_path))
     runs = planned(tmp_path / "ray")

@@ -44,7 +44,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def work(ranks: int, jobs: str, folder: Path) -> str:
-    process = torchrun(ranks, worker.__file__, jobs, str(folder))
+    """Do ``jobs`` on forked ranks, and return what they wrote to stderr."""
+    process = start("-m", worker.__name__, jobs, str(folder), str(ranks))
     _, errors = finish(process)
     assert process.returncode == 0, errors
     return errors

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
-import torch
-from tests.lab.experiments.synthetic import write_run
+from tests.lab.experiments.synthetic import markdown, write_run
 
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
-from polarstep_lab.report.gradient_noise import chi_quantile, noise_figure, noise_table
-from polarstep_lab.report.grouping import collect, sections_of
+from polarstep_lab.report.gradient_noise import noise_figure, noise_table
+from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.inexactness import gamma_figure, gamma_of, gamma_table
-from polarstep_lab.report.markdown import markdown
+from polarstep_lab.report.runs import collect
 
 STEPS = (0, 3, 20, 200)
 
@@ -65,10 +63,10 @@ def test_the_figure_has_every_panel_and_says_what_was_drawn(tmp_path):
     assert "512 of one sequence and 512 of one batch of 16 at each point" in figure.caption
     assert "grows by 30.0% at most" in figure.caption
     for words in ("Gaussian noise", "single matrices", "sums of 4 examples", "sums of 16 examples",
-                  "step 200", "one batch", "‖∇f‖", "t⁻², no variance"):  # fmt: skip
-        assert words in figure.svg, words
+                  "one batch", "‖∇f‖", "no variance above"):  # fmt: skip
+        assert words in figure.files[0], words
     for step in STEPS:
-        assert f">{step}<" in figure.svg
+        assert f">{step}<" in figure.files[0]
 
 
 def test_infinite_indices_silent_points_and_runs_without_examples_are_drawn(tmp_path):
@@ -85,7 +83,7 @@ def test_infinite_indices_silent_points_and_runs_without_examples_are_drawn(tmp_
     write_noise(write_run(tmp_path / "a"), rows)
     figure = noise_figure(only_row(tmp_path), "noise")
     assert "held still, 512 of one batch of 16 at each point" in figure.caption
-    assert "nan" not in figure.svg.lower().replace("dominant", "")
+    assert "nan" not in figure.files[0].lower().replace("dominant", "")
 
 
 def test_an_unfinished_run_is_shown_with_what_it_has(tmp_path):
@@ -93,13 +91,11 @@ def test_an_unfinished_run_is_shown_with_what_it_has(tmp_path):
     write_noise(write_run(tmp_path / "a", status=None, gamma=True, overrides=planned), rows_of())
     figure = noise_figure(only_row(tmp_path), "noise")
     assert "seed 0, unfinished, with 4 of 5 points: gradients" in figure.caption
-    assert "(unfinished)" in gamma_figure([only_row(tmp_path)], "gamma").svg
+    assert "(unfinished)" in gamma_figure({only_row(tmp_path): "AdamW"}, "gamma").files[0]
     ((section,), _) = sections_of(collect([tmp_path]))
     text = markdown((section,), ())
     assert "| AdamW, unfinished | sequence | 4 of 5 |" in text
-    assert "| AdamW | AdamW | 1 unfinished | 21, last 200 |" in text
-    assert "What is marked unfinished is shown as far as it went." in text
-    assert "In the runs that finished" not in text
+    assert "| AdamW | AdamW | 0 of 1 (1 unfinished) | 21, last 200 |" in text
 
 
 def write_solver(root: Path, solver: str, gammas, nu: float = 0.0, rank=None, **changes) -> Path:
@@ -134,8 +130,6 @@ def test_a_section_of_watched_runs_leads_with_what_was_watched(tmp_path):
     page = report_files([tmp_path])["index.html"].decode()
     order = ["<h3>Noise of the gr", "<h3>How inexact", "<h3>The runs</h3>", "<h3>Ablations</h3>"]
     assert [page.index(words) for words in order] == sorted(page.index(words) for words in order)
-    assert "averages out slowest at step 0: its sums grow with α = 1.90 (1.71 to 2.09)." in page
-    assert "γ is at most 0.5000 (Muon (Nesterov): cubic, 7 steps)" in page
     write_run(tmp_path / "plain")  # a method that nobody watched: this is a comparison again
     ((section,), _) = sections_of(collect([tmp_path]))
     assert not section.watched
@@ -173,7 +167,7 @@ def test_the_table_has_the_worst_of_each_map_and_what_is_proved_of_it(tmp_path):
         "quintic, 7 steps": ["1", "3, last 20", "0.2000", "0.6000", "0.0040", "0", "m, step 20"],
         "empirical, 7 steps": ["1", "step 0", "0.3000", "0.3000", "0.1300", "—", "m, step 0"],
         "polar-express, 7 steps": [
-            "1 diverged",
+            "0 of 1 (1 diverged)",
             "step 0",
             "0.0000",
             "0.0000",
@@ -192,7 +186,6 @@ def test_the_table_has_the_worst_of_each_map_and_what_is_proved_of_it(tmp_path):
             "m, step 0",
         ],
     }
-    assert "ν at most 0.1300" in markdown((section,), ())  # of the runs that finished
     (lost / "gamma.jsonl").unlink()
     ((section,), _) = sections_of(collect([tmp_path]))
     assert len(gamma_table(section.all_rows).rows) == 4
@@ -223,13 +216,13 @@ def test_a_run_that_blew_up_leaves_the_others_their_scale(tmp_path):
     write_solver(tmp_path, "quintic", [0.1, 0.2], nu=0.05)
     write_solver(tmp_path, "polar-express", [0.0], nu=1998.4756, status="diverged")
     ((section,), _) = sections_of(collect([tmp_path]))
-    lines = gamma_figure(section.rows, "lines")
-    assert "↑ 1998" in lines.svg
+    lines = gamma_figure({row: row.label for row in section.rows}, "lines")
+    assert "↑ 1998" in lines.files[0]
     assert "An arrow marks what lies above the axis." in lines.caption
-    assert ">0.04<" in lines.svg
-    assert ">500<" not in lines.svg
+    assert ">0.04<" in lines.files[0]
+    assert ">500<" not in lines.files[0]
     assert lines.caption.startswith("Muon (Nesterov). ")
-    assert "(diverged)" in lines.svg
+    assert "(diverged)" in lines.files[0]
 
 
 def test_an_axis_stands_beside_the_recipes_own_value(tmp_path):
@@ -281,11 +274,11 @@ def test_every_solver_has_its_panel_and_rounding_stays_invisible(tmp_path, nu):
         gamma.append({"step": 150, "parameter": "m0", "gamma": None, "nu": None})
         (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in gamma))
     ((section,), _) = sections_of(collect([tmp_path]))
-    figure = gamma_figure(section.ablations[0].rows, "lines")
+    figure = gamma_figure({row: row.label for row in section.ablations[0].rows}, "lines")
     for solver in ("cubic", "empirical", "polar-express", "quintic"):
-        assert f"solver = {solver}" in figure.svg
-    assert ("1e−7" in figure.svg or "1e-7" in figure.svg) is False
-    assert ("0.2" in figure.svg) is True
+        assert f"solver = {solver}" in figure.files[0]
+    assert ("1e−7" in figure.files[0] or "1e-7" in figure.files[0]) is False
+    assert ("0.2" in figure.files[0]) is True
 
 
 def test_a_zero_matrix_and_rounding_are_no_inexactness(tmp_path):
@@ -309,11 +302,4 @@ def test_nothing_is_drawn_where_nothing_was_measured(tmp_path):
     write_run(tmp_path / "a")
     row = only_row(tmp_path)
     assert noise_figure(row, "noise") is None
-    assert gamma_figure([row], "lines") is None
-
-
-def test_the_gaussian_survival_is_that_of_a_gaussian():
-    g = torch.Generator().manual_seed(0)
-    norms = torch.randn(40_000, 30, generator=g).norm(dim=1) / math.sqrt(30)
-    for p in (0.1, 0.5, 0.9, 0.99):
-        assert chi_quantile(p, 30) == pytest.approx(float(norms.quantile(p)), rel=5e-3)
+    assert gamma_figure({row: row.label}, "lines") is None

@@ -15,10 +15,11 @@ from tests.lab.experiments.synthetic import write_comparison, write_run
 from polarstep.storage import StorageError
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files, write_report
-from polarstep_lab.report.curves import curve_of, zoom
+from polarstep_lab.report.figures import curve_of, zoom
 from polarstep_lab.report.folder import MANIFEST
-from polarstep_lab.report.grouping import collect, sections_of
+from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.palette import CHROME, SERIES
+from polarstep_lab.report.runs import collect
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_the_headline_weighs_quality_against_cost(tmp_path):
     expected = (
         "Muon (Polyak) has the lowest mean validation perplexity of 3 methods, 31.000 ± 1.000; Rand "
         "Muon (Polyak), the best of those with fewer FLOPs, needs 25.00% of its optimizer FLOPs and is "
-        "1.333 ± 0.333 higher. This difference, on 3 common seeds, is more than two standard errors."
+        "1.333 ± 1.434 higher (95% t-interval, 3 common seeds, zero within it)."
     )
     assert expected in page_of(tmp_path)
     assert expected in report_files([tmp_path])["summary.md"].decode()
@@ -117,8 +118,7 @@ def test_the_headline_names_ties_and_says_where_nothing_is_cheaper(tmp_path):
     write_run(tmp_path / "d", method="SGD (Nesterov)", final=33.0, gflops=0.5)
     page = page_of(tmp_path)
     assert "SGD (Nesterov), the best of those with fewer FLOPs, needs 50.00%" in page
-    assert "and is 3.000 higher." in page
-    assert "This difference" not in page  # one seed has no standard error
+    assert "and is 3.000 higher (1 common seed)." in page  # one seed has no interval
 
 
 def test_the_headline_of_ablations_alone_is_about_settings(tmp_path):

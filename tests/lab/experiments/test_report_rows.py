@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import statistics
 
 import pytest
-from tests.lab.experiments.synthetic import write_comparison, write_run
+from tests.lab.experiments.synthetic import markdown, write_comparison, write_planned, write_run
 
+from polarstep.storage import read_json, write_json
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
-from polarstep_lab.report.figures import ablation_figures
-from polarstep_lab.report.grouping import collect, sections_of
-from polarstep_lab.report.markdown import markdown
+from polarstep_lab.report.figures import ablation_figure
+from polarstep_lab.report.grouping import sections_of
+from polarstep_lab.report.runs import collect
 from polarstep_lab.report.tables import runs_csv, summary_csv
-from polarstep_lab.report.texts import seeds_text
+from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
 
 def sections(*paths):
@@ -49,6 +51,25 @@ def test_methods_come_in_the_order_of_the_paper(tmp_path):
     assert [row.method for row in section.rows] == [method.name for method in METHODS]
 
 
+def test_runs_judged_by_validation_and_by_test_are_in_sections_of_their_own(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"old-{seed}", seed=seed, final=30.0 + seed)
+        write_run(tmp_path / f"new-{seed}", seed=seed, final=40.0 + seed, metric="test_perplexity")
+    write_run(tmp_path / "cut", seed=2, status=None)
+    (new, old), notices = sections(tmp_path)
+    assert not notices
+    assert (new.metric.name, old.metric.name) == ("Test perplexity", "Validation perplexity")
+    assert (new.rows[0].metric.mean, old.rows[0].metric.mean) == (40.5, 30.5)
+    assert new.rows[0].seeds_text == "2 of 3 (1 unfinished)"
+    assert new.slug != old.slug
+    assert re.findall("^## .*", markdown((new, old), ()), re.MULTILINE) == [
+        "## gpt-small (nanogpt)",
+        "## gpt-small (nanogpt), validation only",
+    ]
+    lines = list(csv.DictReader(io.StringIO(summary_csv((new, old)))))
+    assert [line["metric"] for line in lines] == ["test_perplexity", "val_perplexity"]
+
+
 def test_runs_that_did_not_finish_are_counted_and_kept_out_of_the_mean(tmp_path):
     write_run(tmp_path / "good", seed=0, final=30.0)
     for seed, status in enumerate(["diverged", "failed", "stopped", None], start=1):
@@ -56,8 +77,8 @@ def test_runs_that_did_not_finish_are_counted_and_kept_out_of_the_mean(tmp_path)
     ((section,), _) = sections(tmp_path)
     (row,) = section.rows
     assert row.metric.mean == 30.0
-    assert seeds_text(row) == "1 of 5 (1 diverged, 1 failed, 1 stopped, 1 unfinished)"
-    assert seeds_text(row) in markdown((section,), ())
+    assert row.seeds_text == "1 of 5 (1 diverged, 1 failed, 1 stopped, 1 unfinished)"
+    assert row.seeds_text in markdown((section,), ())
     (line,) = csv.DictReader(io.StringIO(summary_csv((section,))))
     assert [line[s] for s in ("finished", "diverged", "failed", "unfinished")] == list("1111")
 
@@ -91,6 +112,20 @@ def test_a_seed_run_twice_counts_once_and_is_reported(tmp_path):
     assert "seed 3" in notices[0]
 
 
+def test_a_run_made_later_for_its_times_does_not_replace_a_metric(tmp_path):
+    """Whatever its folder is called, and although both finished."""
+    for name, final, started in (
+        ("z", 29.0, "2026-11-15T01:00:00Z"),
+        ("a", 28.0, "2026-11-16T01:00:00Z"),
+    ):
+        folder = write_run(tmp_path / name, seed=3, final=final)
+        environment = read_json(folder / "environment.json")
+        write_json(folder / "environment.json", environment | {"started": started})
+    ((section,), notices) = sections(tmp_path)
+    assert section.rows[0].metric.mean == 29.0
+    assert notices[0].endswith(f"{tmp_path.name}/a is left out for {tmp_path.name}/z")
+
+
 def test_one_config_counts_once_however_it_was_asked_for(tmp_path):
     """An override may repeat a default, and two folders may give their runs the same name."""
     for folder, overrides in (("x", {}), ("y", {"optimizer.lr": 0.03})):
@@ -109,8 +144,8 @@ def test_times_of_different_devices_are_not_mixed(tmp_path):
     write_run(tmp_path / "b", seed=1, device="another")
     ((section,), _) = sections(tmp_path)
     (row,) = section.rows
-    assert row.optimizer_ms is None
-    assert row.step_ms is None
+    assert math.isnan(row.times["optimizer_ms"])
+    assert math.isnan(row.times["step_ms"])
     assert row.metric.n == 2
 
 
@@ -165,7 +200,42 @@ def test_an_axis_varied_with_several_settings_is_several_ablations(tmp_path):
     assert [section.whose(a) for a in (power, fast)] == ["", f" with {fast.method}, power=0"]
     assert [a.base.label for a in (power, plain, fast)] == ["AdamW", "lr = 0.03", "lr = 0.03"]
     assert "#### lr, AdamW, power=0" in markdown((section,), ())
-    assert len(ablation_figures(section, "ablations")) == 2  # all axes of a method, and all rates
+    svg, _ = ablation_figure(section, "ablations").files
+    assert svg.count("AdamW, power=0") == 1  # in the legend: a line beside that of the plain method
+
+
+def planned(root, method, axis=None, value=None, final=40.0, **overrides):
+    """A finished run of ``nanogpt-toy`` as ``compare`` or ``ablate`` plans it."""
+    rule = next(rule for rule in METHODS if rule.slug == method)
+    if axis is None:
+        (run,) = comparison_runs("nanogpt-toy", [rule], [0], overrides, root)
+    else:
+        (run,) = ablation_runs("nanogpt-toy", rule, axis, [value], [0], overrides, root)
+    write_planned(run, final)
+
+
+STAGES = {
+    n: {"data.stages": [{"steps": n, "sequences": 4, "sequence_length": 64}]} for n in (20, 40)
+}
+
+
+@pytest.mark.parametrize(("axis", "value"), [("rank", 4), ("sketch", "warm-fast"), ("batch", 8)])
+def test_an_ablation_is_compared_with_a_base_that_differs_in_the_axis_alone(tmp_path, axis, value):
+    planned(tmp_path / "short", "rand-muon", axis, value, final=42.0, **STAGES[20])
+    planned(tmp_path / "long", "rand-muon", **STAGES[40])
+    ((section,), _) = sections(tmp_path)
+    (ablation,) = section.ablations
+    assert ablation.base is None
+    text = markdown((section,), ())
+    assert "+2.000" not in text
+    assert (
+        f"No difference is shown for {axis} = {value}: the recipe's own row differs in data.st"
+        in text
+    )
+    planned(tmp_path / "same", "rand-muon", axis, value, final=43.0, **STAGES[40])
+    ((section,), _) = sections(tmp_path)
+    shown = [a.difference(row) for a in section.ablations for row in a.rows]
+    assert sorted(d.value for d in shown if d) == [3.0]
 
 
 def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):

@@ -12,13 +12,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.lab.experiments.small import fake_cifar10, tiny_cnn, tiny_gpt
 
 from polarstep.storage import StorageError
 from polarstep_lab.config import RunConfig
-from polarstep_lab.methods import METHODS
+from polarstep_lab.data.corpus import corpus_tokens
+from polarstep_lab.data.tokens import TokenWindows
+from polarstep_lab.methods import METHODS, OURS
 from polarstep_lab.records import record
 from polarstep_lab.records.record import TIME_FIELDS, MetricRow, Result, RunRecord
 from polarstep_lab.training import checkpoint
@@ -78,16 +81,42 @@ class StopAt:
     def end(self, result: Result | None) -> None: ...
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.slug)
+@pytest.mark.parametrize("method", [*METHODS, *OURS], ids=lambda method: method.slug)
 def test_every_method_learns_text(method, tmp_path):
     stages = [{"steps": 30, "sequences": 8, "sequence_length": 32, "lr": 1.0}]
     config = tiny_gpt(method.slug, data__stages=stages, evaluation__every=30)
     result = train(config, tmp_path / "run")
     rows = RunRecord.load(tmp_path / "run").rows("val")
     assert result.status == "finished"
-    assert result.value == rows[-1].perplexity == math.exp(rows[-1].loss)
+    assert result.validation == rows[-1].perplexity == math.exp(rows[-1].loss)
+    assert 1 < result.value < 0.8 * rows[0].perplexity
     assert rows[-1].loss < rows[0].loss - 0.2
     assert rows[-1].tokens == 30 * 8 * 32
+
+
+def test_the_test_text_is_read_once_after_the_last_step(tmp_path, monkeypatch):
+    read = []
+    whole = TokenWindows.in_order
+
+    def in_order(self, first, count):
+        inputs, targets = whole(self, first, count)
+        read.append((self.shards, torch.cat([inputs[:, :1], targets], 1)))
+        return inputs, targets
+
+    monkeypatch.setattr(TokenWindows, "in_order", in_order)
+    result = train(tiny_gpt("muon"), tmp_path / "run")  # validates at steps 0, 3 and 6
+    loaded = RunRecord.load(tmp_path / "run")
+    assert (result.metric, loaded.result) == ("test_perplexity", result)
+    assert result.validation == loaded.rows("val")[-1].perplexity != result.value
+    *validations, test = read
+    assert len(validations) == 3
+    held_out = corpus_tokens()[1].astype(int)
+    half = len(held_out) // 2
+    for _, windows in validations:
+        assert windows.flatten()[:33].tolist() == held_out[:33].tolist()
+        assert windows[-1, -1] == held_out[256]
+    assert test[1][0].tolist() == held_out[half : half + 33].tolist()
+    assert np.concatenate(test[0]).tolist() == held_out[half:].tolist()
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.slug)
@@ -95,13 +124,15 @@ def test_every_method_learns_images(method, tmp_path):
     # The recipe's rates are for 720 steps; AdamW, whose steps are as long as its rate, needs a
     # larger one to get anywhere in 40.
     rate = {"optimizer__lr": 0.03} if method.algorithm == "adamw" else {}
-    config = tiny_cnn(fake_cifar10(tmp_path / "data"), method.slug, data__epochs=8.0, **rate)
+    steps = {"data__batch_size": 16, "data__epochs": 4.0}
+    config = tiny_cnn(fake_cifar10(tmp_path / "data"), method.slug, **steps, **rate)
     result = train(config, tmp_path / "run")
     loaded = RunRecord.load(tmp_path / "run")
     assert result.metric == "test_accuracy"
     assert result.value > 0.25
+    assert result.validation == loaded.rows("val")[-1].accuracy
     assert loaded.rows("val")[-1].loss < loaded.rows("val")[0].loss
-    assert loaded.rows("train")[-1].images == result.steps * 32
+    assert loaded.rows("train")[-1].images == result.steps * 16 == 640
 
 
 @pytest.mark.parametrize("method", ["rand-muon-kaczmarz", "adamw"])
@@ -309,7 +340,8 @@ def test_a_stopped_run_keeps_its_figure_and_can_go_on(tmp_path):
     train(config, tmp_path / "whole")
     result = train(config, tmp_path / "run", observers=[StopAt(4, "prune")])
     assert (result.status, result.steps, result.message) == ("stopped", 4, "not promising")
-    assert result.value == RunRecord.load(tmp_path / "run").rows("val")[-1].perplexity
+    assert math.isnan(result.value)  # the test text was not read
+    assert result.validation == RunRecord.load(tmp_path / "run").rows("val")[-1].perplexity
     train(config, tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 

@@ -1,4 +1,4 @@
-"""Every bound of the paper as a function: for polar maps, batch noise and convergence.
+"""Every bound of the paper as a function: for polar maps, noise, momentum, descent and convergence.
 
 :func:`kept_basis_gamma`, about a basis that is used for several steps, is not in the paper, and neither
 are the bounds of :mod:`polarstep.theory.bounds.deflated`, about maps that keep the rest of their sketch.
@@ -31,10 +31,20 @@ from polarstep.theory.bounds.deflated import (
     lifted_nu,
     subspace_norm_floor,
 )
+from polarstep.theory.bounds.descent import one_step_descent_bound, summed_gradient_bound
+from polarstep.theory.bounds.martingale import gaussian_row_bound, martingale_bound
+from polarstep.theory.bounds.momentum import (
+    momentum_error,
+    momentum_error_bound,
+    noise_weights,
+    scaled_momentum,
+    summed_momentum_error_bound,
+)
 from polarstep.theory.bounds.polar import (
     SketchBound,
     captured_energy_bound,
     captured_energy_of_sketch,
+    covered_by_proposition_1,
     kept_basis_gamma,
     newton_schulz_gamma,
     power_iterations_needed,
@@ -52,20 +62,30 @@ __all__ = [
     "captured_energy_bound",
     "captured_energy_of_sketch",
     "certified_deflated_gamma",
+    "covered_by_proposition_1",
     "deflated_nu",
     "exact_polar_bound",
     "expected_deflated_gamma",
+    "gaussian_row_bound",
     "hilbert_constant",
     "ideal_deflated_gamma",
     "inexact_polar_bound",
     "initial_bias_bound",
     "kept_basis_gamma",
     "lifted_nu",
+    "martingale_bound",
+    "momentum_error",
+    "momentum_error_bound",
     "newton_schulz_gamma",
+    "noise_weights",
+    "one_step_descent_bound",
     "power_iterations_needed",
     "randomized_polar_bound",
     "rho",
+    "scaled_momentum",
     "smallest_batch",
     "subspace_norm_floor",
+    "summed_gradient_bound",
+    "summed_momentum_error_bound",
     "universal_bound",
 ]

@@ -12,6 +12,7 @@ With σ₁ ≥ … ≥ σ_r > 0, a target rank s, an oversampling p and h power 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ __all__ = [
     "SketchBound",
     "captured_energy_bound",
     "captured_energy_of_sketch",
+    "covered_by_proposition_1",
     "kept_basis_gamma",
     "newton_schulz_gamma",
     "power_iterations_needed",
@@ -64,6 +66,25 @@ def newton_schulz_gamma(
     q = int(steps)
     reached = polynomials.evaluate(polynomials.resolve(coefficients, q), x) if q else x
     return (1 - (sigma * reached).sum(-1) / sigma.sum(-1)).clamp_min(0)
+
+
+def covered_by_proposition_1(polynomial: Sequence[float]) -> bool:
+    """Whether 0 ≤ φ(x) ≤ 1, φ(x) ≥ x and φ′(x) ≥ 0 on [0, 1]: the lemmas on the two polynomials.
+
+    ``polynomial`` is (a, b, c, …) for ax + bx³ + cx⁵ + …. The propositions are about polynomials with
+    these properties, so a polynomial of your own that has them keeps ν = 0 and the closed form of γ.
+    The properties are looked at on a grid of 10,001 points, with room for rounding.
+
+    >>> covered_by_proposition_1((1.875, -1.25, 0.375)), covered_by_proposition_1((2.0, -1.5, 0.5))
+    (True, False)
+    """
+    (row,) = polynomials.validated((tuple(polynomial),))
+    x = torch.linspace(0, 1, 10_001, dtype=torch.float64)
+    value = polynomials.evaluate((row,), x)
+    slope = sum(((2 * i + 1) * a * x ** (2 * i) for i, a in enumerate(row)), torch.zeros_like(x))
+    small = 1e-12
+    inside = bool((value >= -small).all() and (value <= 1 + small).all())
+    return inside and bool((value >= x - small).all() and (slope >= -small).all())
 
 
 @dataclass(frozen=True)

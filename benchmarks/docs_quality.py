@@ -1,0 +1,154 @@
+"""Cost and quality of polar maps from their records: what tables, claims and figures share.
+
+Cost is the time of a whole ``step()`` (``results/step-cost``), quality the perplexity of a GPT after
+24.6 million tokens against full space (``results/frontier``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from polarstep_lab.rates.measured import student
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = "results/frontier/runs.jsonl"
+TIMES = "results/step-cost/h200-deflated.json"
+BASE = ("full", 0.014)
+"""The map and the rate that all others are compared with: the best of three rates for full space."""
+HELD = {"nanoGPT": 768, "8B layer": 4096}
+"""The short side of the matrices of a workload."""
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A map whose cost and quality stand side by side.
+
+    ``timed`` is its name in the times and ``trained`` its name and rate in the runs; ``None`` where the
+    record does not have it. ``columns`` are ℓ on the workloads of :data:`HELD`; ``None`` in full space.
+    """
+
+    title: str
+    timed: str | None
+    trained: tuple[str, float] | None
+    columns: tuple[int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """The title, with ℓ and its part of the width of the two workloads."""
+        if self.columns is None:
+            return self.title
+        shares = [f"{ell / d:.0%}" for ell, d in zip(self.columns, HELD.values(), strict=True)]
+        if self.columns[0] == self.columns[1]:
+            return f"{self.title}, ℓ = {self.columns[0]} ({' and '.join(shares)})"
+        parts = [f"{ell} ({share})" for ell, share in zip(self.columns, shares, strict=True)]
+        return f"{self.title}, ℓ = {' and '.join(parts)}"
+
+
+def weighed() -> tuple[Weighed, ...]:
+    """The maps of the tables and figures, best first."""
+    from step_cost import WORKLOADS
+
+    wide = tuple(sum(WORKLOADS[load][1:]) for load in HELD)
+    assert len(wide) == 2
+    auto = ("flat-48-warm", 0.014)
+    return (
+        Weighed("AdamW, fused", "AdamW, fused", None),
+        Weighed("full space", "full space, PolarExpress 5", BASE),
+        Weighed("full space, `NormalizedRows`", None, ("full+rows", 0.014)),
+        Weighed('`polar="auto"`: `Deflated`, warm', "Deflated 48, warm, one step", auto, (56, 56)),
+        Weighed("… with `NormalizedRows`", None, ("flat-48-warm-16+rows", 0.014), (56, 56)),
+        Weighed(
+            "`Deflated`, h = 1",
+            "Deflated 48, Gaussian h=1, one step",
+            ("flat-48-16", 0.014),
+            (56, 56),
+        ),
+        Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
+        Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
+        Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
+        Weighed("`LowRank`, the paper's", "LowRank, the paper's (h=1, q=7)", None, wide),
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, with the half-width of its 95% t-interval (NaN for one seed)."""
+
+    mean: float
+    half: float
+    n: int
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.half / student(self.n - 1)
+
+    @property
+    def low(self) -> float:
+        """The lower end of the interval."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The upper end of the interval."""
+        return self.mean + self.half
+
+    def told(self, digits: int = 1, unit: str = "") -> str:
+        """As ``+0.8% ± 0.6 (n = 4)``, or ``+0.5% (one seed)``, with spaces that do not break."""
+        sign = "−" if self.mean < 0 else "+"
+        mean = f"{sign}{abs(self.mean):.{digits}f}{unit}"
+        if self.n == 1:
+            return f"{mean} (one\N{NO-BREAK SPACE}seed)"
+        interval = f"±\N{NO-BREAK SPACE}{self.half:.{digits}f}"
+        seeds = f"(n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{self.n})"
+        return f"{mean}\N{NO-BREAK SPACE}{interval} {seeds}"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of a few numbers, with its t-interval."""
+    if len(values) < 2:
+        return Estimate(values[0], math.nan, 1)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(statistics.fmean(values), student(len(values) - 1) * error, len(values))
+
+
+def paired(values: Mapping[int, float], base: Mapping[int, float]) -> Estimate:
+    """The mean difference on the seeds that both have."""
+    return estimate([values[seed] - base[seed] for seed in sorted(set(values) & set(base))])
+
+
+@cache
+def perplexities() -> dict[tuple[str, float], dict[int, float]]:
+    """Validation perplexity by map and rate, then by seed."""
+    found: dict[tuple[str, float], dict[int, float]] = {}
+    for line in (ROOT / RUNS).read_text(encoding="utf-8").splitlines():
+        run = json.loads(line)
+        found.setdefault((run["map"], run["lr"]), {})[run["seed"]] = run["perplexity"]
+    return found
+
+
+def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Estimate:
+    """Perplexity against that of ``base`` on the same seeds, in percent."""
+    runs, full = perplexities()[trained], perplexities()[base]
+    return estimate([100 * (runs[s] / full[s] - 1) for s in sorted(set(runs) & set(full))])
+
+
+@cache
+def steps(record: str = TIMES) -> dict[tuple[str, str], dict[str, Any]]:
+    """What ``step_cost.py`` measured, by optimizer and workload."""
+    rows = json.loads((ROOT / record).read_text(encoding="utf-8"))["steps"]
+    return {(row["optimizer"], row["workload"]): row for row in rows}
+
+
+def million_tokens() -> float:
+    """The tokens of a run of :data:`RUNS`, in millions."""
+    from frontier import LENGTH, SEQUENCES, STEPS
+
+    return STEPS * SEQUENCES * LENGTH / 1e6

@@ -1,0 +1,38 @@
+"""Gather a sharded matrix on all ranks that hold a part of it, beside other arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from polarstep.distributed import wire
+from polarstep.distributed.layout import Layout
+
+__all__ = ["Gathering"]
+
+
+class Gathering:
+    """The whole of a tensor that is cut as ``p`` is, of which ``part`` is this rank's part.
+
+    Parts are put where the layout of ``p`` says, whatever their sizes, and no ``DTensor`` is made.
+    """
+
+    def __init__(self, part: Tensor, p: Tensor) -> None:
+        layout = Layout.of(p)
+        assert layout is not None
+        self._shape = layout.shape
+        self._boxes = [layout.boxes[i] for i in layout.peers]
+        ranks = tuple(layout.ranks[i] for i in layout.peers)
+        counts = [math.prod(stop - start for start, stop in box) for box in self._boxes]
+        parts = [[part]] * len(ranks)
+        self._coming = wire.send(parts, counts, part.dtype, part.device, ranks)
+
+    def wait(self) -> Tensor:
+        """The whole tensor; a GPU waits in its stream, the host does not."""
+        parts = self._coming.wait()
+        whole = parts[0].new_empty(self._shape)
+        for box, part in zip(self._boxes, parts, strict=True):
+            place = whole[tuple(slice(*span) for span in box)]
+            place.copy_(part.view(place.shape))
+        return whole

@@ -1,0 +1,172 @@
+"""How :class:`polarstep.Muon` is saved, loaded and pickled.
+
+A checkpoint is plain data: state tensors under the parameters' numbers, as torch has them, and every
+option of a group as text or numbers (:mod:`polarstep.optim.plain`). Loading checks all groups before it
+changes any.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from polarstep import polar as maps
+from polarstep import sketch as sketches
+from polarstep.distributed.unstarted import drop_placeholders, placeholders
+from polarstep.optim.collect import State
+from polarstep.optim.groups import Group, restored
+from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
+from polarstep.optim.plain import decoded_group, encoded_group
+from polarstep.optim.transforms import NormalizedRows
+from polarstep.polar import Finder, PolarMap, Warm
+from polarstep.sketch import Sketch
+
+__all__ = ["Checkpointed"]
+
+# Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
+# weights_only=True, its default.
+torch.serialization.add_safe_globals(
+    [
+        part
+        for room in (maps, sketches)
+        for part in map(vars(room).get, room.__all__)
+        if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
+    ]
+)
+# A transform, and Warm under its module path of version 0.1.
+torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
+
+
+class Checkpointed(Optimizer):
+    """An optimizer whose groups hold polar maps, and whose momentum may have a precision of its own.
+
+    A subclass names in :attr:`_pickled` what a pickle holds besides the state, the groups and the
+    defaults, and sets everything else of its own in :meth:`_start`.
+    """
+
+    _pickled: tuple[str, ...] = ()
+
+    def _start(self) -> None:
+        """Set the attributes that neither a checkpoint nor a pickle holds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the groups, as torch has them, with every option as plain data."""
+        content = super().state_dict()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            content = content | {"state": self._with_placeholders(content["state"])}
+        groups = [encoded_group(group) for group in content["param_groups"]]
+        return content | {"param_groups": groups}
+
+    def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
+        """``state`` with the entries that a checkpoint of several ranks must have."""
+        numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
+        return state | {
+            index: placeholders(group, p, state.get(index, {}))
+            for index, (group, p) in numbered
+            if p.requires_grad or state.get(index)
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that are missing in it stay as they are here.
+
+        torch casts what it loads to the precision of the parameter. Momentum that is kept in another
+        precision is loaded without that cast.
+        """
+        _regroup(self.param_groups, state_dict["param_groups"])
+        running = dict(enumerate(self.param_groups))
+        groups = [
+            decoded_group(group, running.get(index))
+            for index, group in enumerate(state_dict["param_groups"])
+        ]
+        seen: list[dict[str, Any]] = []
+        # The last of the hooks sees what the hooks of the user have made of the checkpoint.
+        handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
+        try:
+            super().load_state_dict(state_dict | {"param_groups": groups})
+        finally:
+            handle.remove()
+        for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
+            for key, p in zip(saved["params"], group["params"], strict=True):
+                if group["algorithm"] != "muon" or stored_dtype(group, p) == p.dtype:
+                    continue
+                for name in MOMENTUM_STATE:
+                    value = seen[0]["state"].get(key, {}).get(name)
+                    if isinstance(value, Tensor):
+                        self.state[p][name] = value.to(p.device, copy=True)
+        drop_placeholders(self.param_groups, self.state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle; hooks are left out, as in torch."""
+        return super().__getstate__() | {name: getattr(self, name) for name in self._pickled}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
+        known = state.get("defaults") or self.defaults
+        defaults = {key: known[key] for key in known if key != "differentiable"}  # torch's
+        groups = state["param_groups"]
+        unpickled = "param_groups" not in self.__dict__
+        now = [None] * len(groups) if unpickled else self.param_groups
+        filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
+        _check_buffers(state.get("state", {}))
+        for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
+            group.update(options)
+        if unpickled:
+            self._start()
+        super().__setstate__(state)
+        for p, of_parameter in self.state.items():
+            # torch leaves AdamW's counter on the device the checkpoint was read to.
+            if isinstance(of_parameter.get("step"), Tensor):
+                of_parameter["step"] = of_parameter["step"].to(p.device)
+
+
+def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
+    """Group the parameters as a checkpoint does, if it has the same names in other groups.
+
+    Another version may route a parameter otherwise, and the model may have had other layers frozen.
+    The run then goes on as it was saved.
+    """
+    then, now = (
+        [list(group.get("param_names") or ()) for group in each] for each in (saved, groups)
+    )
+    names_then, names_now = (sorted(chain.from_iterable(names)) for names in (then, now))
+    if then == now or names_then != names_now or not all([*then, *now]):
+        return
+    owners = {
+        name: (p, group)
+        for group, names in zip(groups, now, strict=True)
+        for name, p in zip(names, group["params"], strict=True)
+    }
+    groups[:] = [
+        owners[names[0]][1] | {"params": [owners[name][0] for name in names], "param_names": names}
+        for names in then
+    ]
+    warnings.warn(
+        f"the checkpoint has its parameters in {len(then)} groups and this optimizer had them in "
+        f"{len(now)}, or in another order: the checkpoint's groups and their rules are taken over. "
+        "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
+        "with a new optimizer",
+        stacklevel=3,
+    )
+
+
+def _check_buffers(state: State) -> None:
+    """Raise for momentum that cannot be that of its parameter; one that is None counts as missing."""
+    for p, of_parameter in state.items():
+        if not isinstance(p, Tensor) or not isinstance(of_parameter, dict):
+            continue
+        if of_parameter.get("momentum_buffer", ...) is None:
+            del of_parameter["momentum_buffer"]
+        buffer = of_parameter.get("momentum_buffer")
+        if buffer is not None and getattr(buffer, "shape", None) != p.shape:
+            found = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
+            raise ValueError(
+                f"momentum_buffer of a parameter of shape {tuple(p.shape)} is {found} in the "
+                "checkpoint: expected the same shape; the checkpoint is of another model, or of "
+                "one whose parameters came in another order"
+            )

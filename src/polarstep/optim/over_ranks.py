@@ -1,0 +1,117 @@
+"""The steps of an optimizer, alone or with parameters in parts or in copies on several ranks.
+
+The ranks first agree on what has a gradient, and on any error: an error raised on one rank alone would
+leave the others waiting. Then each rank does its share of the work (:mod:`polarstep.distributed.step`).
+An error inside that share is raised by all ranks together at the next step, when they agree again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from polarstep.distributed.layout import Layout
+from polarstep.distributed.status import agreed, all_finite
+from polarstep.distributed.step import Distribution
+from polarstep.optim.by_tensors import PlainStep
+from polarstep.optim.collect import State, Work, check_gradients, collect
+from polarstep.optim.groups import Group
+from polarstep.optim.replay import ReplayedStep
+from polarstep.optim.resting import let_rest
+from polarstep.optim.step import PolarHook
+
+__all__ = ["StepOverRanks"]
+
+
+class StepOverRanks:
+    """The steps of an optimizer on its ranks, and the error that the last shared step left."""
+
+    def __init__(self, distribution: Distribution) -> None:
+        self._distribution = distribution
+        self._failure: Exception | None = None
+        self._stand_ins = (
+            False  # whether plain tensors stand in for sharded parameters at this step
+        )
+
+    def collected(
+        self, groups: list[Group], state: State, spread: Sequence[tuple[Tensor, Layout]]
+    ) -> list[Work]:
+        """What every group has to update, agreed on with the ranks that have parts of it.
+
+        ``spread`` has every parameter that other ranks have a part of.
+        """
+        if not spread:
+            whole, stand_ins = self._distribution.whole(groups), None
+            self._stand_ins = bool(whole)
+            if whole:
+                stand_ins = self._distribution.local_state(state).stand_ins(whole)
+            return [collect(group, stand_ins=stand_ins) for group in groups]
+        error, self._failure = self._failure, None
+        try:
+            for group in groups:
+                check_gradients(group)
+        except Exception as found:  # raised on all ranks together
+            error = error or found
+        steps = sum(group.get("step", 0) for group in groups)
+        elsewhere = agreed(spread, steps, error)
+        works = [collect(group, elsewhere) for group in groups]
+        layouts = {id(p): layout for p, layout in spread}
+        all_finite(
+            (flag, layouts[id(p)])
+            for work in works
+            for p, flag in zip(work.params, work.finite or (), strict=False)
+            if id(p) in layouts
+        )
+        return works
+
+    def update_alone(
+        self,
+        muon: list[Work],
+        state: State,
+        replayed: ReplayedStep,
+        plain: PlainStep,
+        hooks: tuple[PolarHook, ...],
+    ) -> None:
+        """Update the matrices of ``muon``, of which no other rank has a part.
+
+        A ``DTensor`` on one rank is updated as the plain tensor that stands in for it.
+        """
+        local_state = self._distribution.local_state(state) if self._stand_ins else None
+        here = state if local_state is None else local_state
+        let_rest(muon, here)
+        updated = replayed(muon, here, hooks)
+        plain(muon, here, hooks, skip=updated)
+        if local_state is not None:
+            local_state.settle()
+
+    def update_shares(
+        self,
+        muon: list[Work],
+        state: State,
+        replayed: ReplayedStep,
+        plain: PlainStep,
+        hooks: tuple[PolarHook, ...],
+    ) -> None:
+        """Do this rank's share of the work on the matrices of ``muon``."""
+        split = self._distribution.split(muon, state, hooked=bool(hooks))
+        let_rest(split.here, split.state)
+        split.let_rest()
+        split.begin(plain)
+        updated = replayed(split.here, split.state, hooks)
+        plain(split.here, split.state, hooks, skip=updated)
+        plain(split.gathered, state, hooks, skip=set())
+        split.finish()
+        split.settle()
+        self._failure = split.errors[0] if split.errors else None
+
+    def tell_of_failure(self) -> None:
+        """Warn of an error in this rank's share, which all ranks will raise at the next step."""
+        if self._failure is not None:
+            warnings.warn(
+                f"{type(self._failure).__name__}: {self._failure}; the matrices of this rank were not "
+                "updated, and all ranks will raise this error at the next step",
+                RuntimeWarning,
+                stacklevel=4,
+            )

@@ -1,0 +1,225 @@
+"""What the caller of ``muon_for`` says otherwise: its arguments ``rules``, ``layouts`` and ``splits``.
+
+Each argument says which parameters it is about, and an entry that matches none is an error. Names are
+matched by patterns of :mod:`fnmatch`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from polarstep.matrix import Layout
+from polarstep.optim.anatomy import Site
+from polarstep.optim.elementwise import Elementwise
+from polarstep.optim.fused import Cut
+from polarstep.optim.roles import Form, form_of
+
+__all__ = [
+    "Matcher",
+    "Parts",
+    "Target",
+    "apply_layouts",
+    "apply_rules",
+    "apply_splits",
+    "is_muon",
+]
+
+Matcher = str | type[nn.Module] | Callable[[str, Tensor], bool]
+Target = Elementwise | Literal["muon"] | Mapping[str, Any] | None
+Parts = int | Sequence[int] | Mapping[str, Any]
+
+
+def is_muon(target: Target) -> bool:
+    """Whether ``target`` sends parameters to Muon."""
+    return target == "muon" or isinstance(target, Mapping)
+
+
+def apply_rules(
+    rules: Sequence[tuple[Matcher, Target]], sites: Sequence[Site]
+) -> dict[Site, tuple[Target, str]]:
+    """For each parameter that a rule matches: the target of the first such rule, and its title."""
+    chosen: dict[Site, tuple[Target, str]] = {}
+    for i, rule in enumerate(rules):
+        if not isinstance(rule, tuple) or len(rule) != 2:
+            raise TypeError(
+                f"rules[{i}] is {rule!r}: expected a pair (which, target), "
+                'as ("head.*", AdamW(lr=1e-3))'
+            )
+        which, target = rule
+        title = f"rules[{i}] ({_matcher_name(which)})"
+        _check_target(title, target)
+        matched = [site for site in sites if _matches(which, site)]
+        if is_muon(target):
+            flat, matched = matched, [site for site in matched if site.parameter.ndim >= 2]
+            if flat and not matched:
+                raise ValueError(
+                    f"{title} sends {_some(flat)} to Muon, which updates matrices: expected "
+                    "parameters of two dimensions and more; send these to an AdamW(...) or SGD(...)"
+                )
+        if not matched:
+            raise ValueError(f"{title} matches no parameter; {_closest(which, sites)}")
+        if all(site in chosen for site in matched):
+            earlier = chosen[matched[0]][1]
+            raise ValueError(
+                f"{title} has no effect: {earlier} came first for {_some(matched)}; "
+                "put the more special rule before the more general one"
+            )
+        for site in matched:
+            chosen.setdefault(site, (target, title))
+    return chosen
+
+
+def _check_target(title: str, target: Target) -> None:
+    if isinstance(target, Mapping):
+        reserved = sorted({"params", "param_names", "algorithm", "role", "reasons"} & set(target))
+        if reserved:
+            raise ValueError(
+                f"{title} has {reserved[0]!r} among its options: expected options of Muon only; "
+                "for another algorithm give AdamW(...) or SGD(...)"
+            )
+    elif not (target is None or target == "muon" or isinstance(target, Elementwise)):
+        raise TypeError(
+            f'{title} has the target {target!r}: expected AdamW(...), SGD(...), "muon", a dict of '
+            "Muon's options, or None to leave the parameters out"
+        )
+
+
+def apply_layouts(layouts: Mapping[str, Layout], sites: Sequence[Site]) -> dict[Site, Form]:
+    """The form of each weight that a pattern in ``layouts`` matches, not cut."""
+    forms: dict[Site, Form] = {}
+    for pattern, layout in layouts.items():
+        title = f"layouts[{pattern!r}]"
+        if layout not in get_args(Layout):
+            raise ValueError(f"{title}={layout!r}: expected one of {', '.join(get_args(Layout))}")
+        for site in _matrices(title, pattern, sites):
+            kind = form_of(site).what.partition(",")[0].partition(":")[0]
+            forms.setdefault(site, Form(layout, what=f"{kind}, {layout} by {title}"))
+    return forms
+
+
+def apply_splits(
+    splits: Mapping[str, Parts], sites: Sequence[Site], forms: Mapping[Site, Form]
+) -> dict[Site, tuple[Form, str]]:
+    """The parts of each weight that a pattern in ``splits`` matches."""
+    cuts: dict[Site, tuple[Form, str]] = {}
+    for pattern, parts in splits.items():
+        title = f"splits[{pattern!r}]"
+        for site in _matrices(title, pattern, sites):
+            form = forms.get(site) or form_of(site)
+            cut = _cut(title, parts, site, form)
+            form = Form(form.layout, cut, form.what)
+            form.view(site.parameter, site.name)  # raises if the parts do not add up
+            cuts.setdefault(site, (form, title))
+    return cuts
+
+
+def _matrices(title: str, pattern: str, sites: Sequence[Site]) -> list[Site]:
+    """The parameters of two dimensions and more that a pattern matches; an error if there are none."""
+    matched = [site for site in sites if _matches(pattern, site) and site.parameter.ndim >= 2]
+    if not matched:
+        raise ValueError(
+            f"{title} matches no parameter of two dimensions and more; {_closest(pattern, sites)}"
+        )
+    return matched
+
+
+def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
+    """``parts``, as the argument ``splits`` has them, with the size of every part."""
+    whole = Form(form.layout).view(site.parameter)
+    outputs, inputs = whole.split[0], whole.columns[0]
+    if not isinstance(parts, Mapping):
+        parts = {"rows": parts}
+    unknown = sorted(set(parts) - {"rows", "columns", "repeats"})
+    if unknown or not parts:
+        raise ValueError(
+            f'{title}={dict(parts)!r}: expected "rows", "columns" or "repeats", '
+            'as {"columns": 12} for the heads of an output projection'
+        )
+    repeats = parts.get("repeats", 1)
+    if not isinstance(repeats, int) or repeats < 1 or outputs % repeats:
+        raise ValueError(
+            f"{title} has repeats={repeats!r}: {site.name} has {outputs} outputs, which is no multiple; "
+            "give the number of heads that follow each other"
+        )
+    rows, columns = parts.get("rows"), parts.get("columns")
+    _check_count(title, rows, repeats, site)
+    return Cut(
+        _sizes(title, rows, outputs // repeats, "rows", site),
+        _sizes(title, columns, inputs, "columns", site),
+        repeats,
+    )
+
+
+def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple[int, ...] | None:
+    """The size of each part, from their number or from the sizes themselves; ``None`` if it is one."""
+    if parts is None or parts == 1:
+        return None
+    if isinstance(parts, int):
+        if parts < 1 or size % parts:
+            raise ValueError(
+                f"{title}={parts}: {site.name} has {size} {what}, which {parts} does not divide; "
+                f"give the {what} of each part, as (768, 256, 256)"
+            )
+        return (size // parts,) * parts
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        raise TypeError(
+            f"{title}={parts!r}: expected the number of equal parts, or the {what} of each, "
+            "as (768, 256, 256)"
+        )
+    return tuple(parts)
+
+
+def _check_count(title: str, asked: object, repeats: int, site: Site) -> None:
+    """Raise if a weight would be cut into equal parts, and the layers around it say otherwise."""
+    found = form_of(site).cut
+    if found.outputs is None or asked != len(found.outputs) or repeats != 1:
+        return
+    if found.repeats > 1:
+        raise ValueError(
+            f"{title}={asked}: {site.name} has its {asked} parts in turn, {found.repeats} times, so "
+            "equal parts would each mix them; leave it out of splits, and it is cut as "
+            f'{{"rows": {found.outputs}, "repeats": {found.repeats}}}'
+        )
+    if len(set(found.outputs)) > 1:
+        raise ValueError(
+            f"{title}={asked}: {site.name} has parts of {', '.join(map(str, found.outputs))} rows, as "
+            "the layers around it say; leave it out of splits, or give the rows of each"
+        )
+
+
+def _matches(which: Matcher, site: Site) -> bool:
+    if isinstance(which, str):
+        return any(fnmatchcase(name, which) for name in site.names)
+    if isinstance(which, type):
+        places = [node for use in site.uses for node in (use.owner, *use.owner.ancestors())]
+        return any(isinstance(node.module, which) for node in places)
+    if callable(which):
+        return bool(which(site.name, site.parameter))
+    raise TypeError(
+        f"a rule for {which!r}: expected a pattern of parameter names, a class of modules, or a "
+        "function of (name, parameter)"
+    )
+
+
+def _closest(which: Matcher, sites: Sequence[Site]) -> str:
+    """The remedy to show for a matcher that matches no parameter."""
+    names = [site.name for site in sites]
+    near = (
+        difflib.get_close_matches(which, names, n=3, cutoff=0.5) if isinstance(which, str) else []
+    )
+    listed = near or names[:3]
+    return f"{'the nearest names are' if near else 'there are names such as'} {', '.join(listed)}"
+
+
+def _matcher_name(which: Matcher) -> str:
+    return repr(which) if isinstance(which, str) else getattr(which, "__name__", repr(which))
+
+
+def _some(sites: Sequence[Site]) -> str:
+    rest = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
+    return f"{sites[0].name}{rest}"

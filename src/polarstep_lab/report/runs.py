@@ -1,0 +1,252 @@
+"""All runs below some folders as one frame, a line for each: what each reached, and how it was timed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from polarstep.storage import StorageError
+from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
+from polarstep_lab.records.archive import ARCHIVE
+from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
+
+__all__ = [
+    "METRICS", "RUN_COLUMNS", "STATUSES", "Metric", "Runs", "at_a_time", "collect", "keeps_setting",
+    "ran_alone", "setting_of", "settings_in",
+]  # fmt: skip
+
+STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
+
+
+class Metric(NamedTuple):
+    """A final metric: its key in records, its name in tables, its better direction, its decimals."""
+
+    key: str
+    name: str
+    higher_is_better: bool
+    decimals: int
+
+
+METRICS = (
+    Metric("test_accuracy", "Test accuracy", True, 4),
+    Metric("test_perplexity", "Test perplexity", False, 3),
+    Metric("val_perplexity", "Validation perplexity", False, 3),
+)
+"""What a run may be judged by. Records from before there was a test text have the validation's."""
+
+RUN_COLUMNS = [
+    "run", "benchmark", "recipe", "method", "ablation_axis", "ablation_value", "seed", "status",
+    "metric", "value", "steps", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms",
+    "run_seconds", "device", "message", "command",
+]  # fmt: skip
+"""The columns of ``runs.csv``."""
+
+_MORE_COLUMNS = ["record", "setting", "besides", "paper", "began", "ended", "conditions"]
+_FLOATS = ("value", *RUN_COLUMNS[11:15], "began", "ended")
+_DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
+_HARMLESS = ("seed", "runtime.", "data.root", "evaluation.every")
+"""Overrides that say where and how to run, not what: the setting is still the paper's."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs found, a line for each, and what kept others from being used.
+
+    Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
+    equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
+    varies; ``paper``, the published figure; ``began`` and ``ended``; ``conditions``, what must be equal
+    for times to compare; and ``alone``, whether no other run shared the device.
+    """
+
+    frame: pd.DataFrame
+    notices: tuple[str, ...] = ()
+
+
+def collect(paths: Sequence[Path | str]) -> Runs:
+    """Read every run at or below ``paths``, from directories and archives alike.
+
+    A directory that cannot be read becomes a notice: the other runs still deserve their report.
+    Names are relative to the path that was asked for, so that a report moves between machines.
+    """
+    lines: dict[Path, dict[str, Any]] = {}
+    notices = []
+    for root in map(Path, paths):
+        for directory in (found for found in find_runs([root]) if found not in lines):
+            top = root.parent if root.name == ARCHIVE else root
+            parts = (top.name, *directory.relative_to(root).parts)
+            name = "/".join(part for part in parts if part and part != ARCHIVE)
+            try:
+                lines[directory] = {"run": name, **_line(RunRecord.load(directory))}
+            except (StorageError, TypeError, KeyError) as error:
+                reason = str(error).replace(str(directory), name)
+                notices.append(f"{name} is left out: {reason}")
+    columns = [*RUN_COLUMNS, *_MORE_COLUMNS]
+    frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
+    frame = frame.sort_values(["seed", "run"], ignore_index=True)
+    return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
+
+
+def _line(run: RunRecord) -> dict[str, Any]:
+    """The line of a run in the frame, but for its name."""
+    identity, ablation, result = run.identity, run.identity.ablation, run.result
+    began = _began(run)
+    own = ("benchmark", "recipe", "method", "seed", "command")
+    return {
+        **{key: getattr(result, key) for key in RUN_COLUMNS if hasattr(result, key)},
+        **{key: getattr(identity, key) for key in own},
+        "ablation_axis": ablation and ablation.axis,
+        "ablation_value": ablation and ablation.value,
+        "status": run.status,
+        "run_seconds": run.seconds,
+        "device": _device(run),
+        "record": run,
+        "setting": setting_of(run),
+        "besides": _besides(identity),
+        "paper": _published(identity),
+        "began": began,
+        "ended": began - 1 + run.seconds if run.seconds > 1 else math.nan,
+        "conditions": _conditions(run),
+    }
+
+
+# --- what was run ---------------------------------------------------------------------------------
+
+
+def setting_of(run: RunRecord) -> str:
+    """What determines a run apart from its seed, as a string to compare.
+
+    On which device and how often it logged is not part of it; times are kept apart by device.
+    """
+    return json.dumps(settings_in(run.identity.config), sort_keys=True, default=str)
+
+
+def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a config that determine its result, by dotted path.
+
+    >>> settings_in({"seed": 1, "data": {"batch": 8}, "runtime": {"device": "cpu", "compile": None}})
+    {'data.batch': 8, 'runtime.compile': None}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        inner = settings_in(value) if isinstance(value, Mapping) else {}
+        found |= {f"{key}.{name}": v for name, v in inner.items()} if inner else {key: value}
+    kept = ("runtime.precision", "runtime.compile")
+    return {
+        k: v for k, v in found.items() if k in kept or not f"{k}.".startswith(("seed.", "runtime."))
+    }
+
+
+def _besides(run: RunIdentity) -> str:
+    """What was set for an ablation beside the value that it varies, but for how it was run."""
+    if run.ablation is None:
+        return ""
+    shown = [
+        f"{key.removeprefix('optimizer.polar.')}={value}"
+        for key, value in sorted(run.overrides.items())
+        if not f"{key}.".startswith(("runtime.", "seed."))
+        and key.split(".")[-1] != run.ablation.axis
+    ]
+    return ", ".join(shown)
+
+
+def _published(run: RunIdentity) -> Published | None:
+    """The figure for a run in exactly the setting of Table 2 or of the authors' ablations."""
+    if run.recipe != run.benchmark or not keeps_setting(run.overrides):
+        return None
+    if run.ablation is None:
+        return TABLE_2[run.benchmark].rows.get(run.method)
+    if (run.benchmark, run.method) != ("cifar10", ABLATED_METHOD):
+        return None
+    axis, value = run.ablation.axis, run.ablation.value
+    return ABLATIONS.get(axis, {}).get(value) if isinstance(value, int | str) else None
+
+
+def keeps_setting(overrides: Mapping[str, object]) -> bool:
+    """Whether a recipe with these settings overridden is still the recipe.
+
+    Shards may lie anywhere, but must be FineWeb's: on other text a perplexity is another quantity.
+
+    >>> keeps_setting({"data.root": "x", "runtime.device": "cpu"}), keeps_setting({"optimizer.lr": 1})
+    (True, False)
+    >>> keeps_setting({"data.train": ["f/fineweb_train_*.bin"]}), keeps_setting({"data.val": "w.bin"})
+    (True, False)
+    """
+
+    def is_fineweb(patterns: object) -> bool:
+        given = patterns if isinstance(patterns, list | tuple) else [patterns]
+        return all("fineweb" in str(pattern).lower() for pattern in given)
+
+    return all(
+        key.startswith(_HARMLESS) or (key in ("data.train", "data.val") and is_fineweb(value))
+        for key, value in overrides.items()
+    )
+
+
+# --- how it was timed -----------------------------------------------------------------------------
+
+
+def _device(run: RunRecord) -> str:
+    """What a run was measured on; on a CPU that includes how many threads it had."""
+    environment = run.environment
+    name = str(environment.get("device_name") or environment.get("device") or "unknown device")
+    threads = environment.get("threads")
+    on_cpu = str(environment.get("device", "")).startswith("cpu")
+    return f"{name}, {threads} thread{'s' * (threads != 1)}" if on_cpu and threads else name
+
+
+def _conditions(run: RunRecord) -> dict[str, str]:
+    """What changes how long a step takes and not what it computes: device, commit and settings.
+
+    A setting that the config leaves open has the value that the device decided on.
+    """
+    commit = str(run.environment.get("git_commit") or "")
+    changed = " with changes" * commit.endswith("+")
+    found: dict[str, Any] = {
+        "device": _device(run),
+        "commit": commit[:7] + changed or "not recorded",
+    }
+    runtime = run.identity.config.get("runtime") or {}
+    on_gpu = str(run.environment.get("device", "")).startswith("cuda")
+    for name in ("compile", "precision", "micro_batch", "cuda_graph"):
+        if name in runtime:
+            value = runtime[name]
+            if name == "compile" and value is None:
+                value = on_gpu and run.identity.benchmark == "nanogpt"
+            elif value == "auto":
+                value = "bfloat16" if on_gpu else "float32"
+            found[f"runtime.{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _began(run: RunRecord) -> float:
+    """When a run began, in seconds, one second late: starts are recorded to the second."""
+    try:
+        return datetime.fromisoformat(str(run.environment.get("started"))).timestamp() + 1
+    except ValueError:
+        return math.nan
+
+
+def at_a_time(runs: pd.DataFrame) -> int:
+    """How many of ``runs`` were under way at once."""
+    spans = runs[["began", "ended"]].dropna()
+    if spans.empty:
+        return 1
+    changes = pd.concat([pd.Series(1, spans["began"]), pd.Series(-1, spans["ended"])])
+    return max(1, int(changes.groupby(level=0).sum().cumsum().max()))
+
+
+def ran_alone(runs: pd.DataFrame) -> pd.Series:
+    """For each run, whether no other run was under way on the same device at the same time."""
+    known = runs.dropna(subset=["began", "ended"]).sort_values(["began", "ended"])
+    devices = known.groupby("device")
+    earlier = devices["ended"].cummax().groupby(known["device"]).shift(fill_value=-math.inf)
+    later = devices["began"].shift(-1, fill_value=math.inf)
+    alone = (known["began"] >= earlier) & (known["ended"] <= later)
+    return alone.reindex(runs.index, fill_value=False)
