@@ -108,7 +108,11 @@ def _size_and_direction(polar: PolarMap, M: Tensor, T: Tensor) -> Iterator[Broke
     eps = torch.finfo(torch.promote_types(works_in(runs, M.dtype), torch.float32)).eps
     facts = facts_of(runs, eps)
     norm = torch.linalg.matrix_norm(T.double(), 2)
-    limit = facts.largest * (1 + rounding.norm)
+    # polarstep/polar/base.py: the promise for plain steps, and that for the Gram form.
+    room = max(rounding.norm, max(m, n) * eps)
+    if may_use_gram(runs):
+        room = max(room, 0.5 * facts.slope * min(m, n) * eps)
+    limit = facts.largest * (1 + room)
     if may_use_gram(runs) and not settles(runs):
         limit += 2 * facts.slope * eps  # polarstep/polar/gram.py: "a second price"
     yield from _where(norm > limit, "‖T‖_op", lambda i: f"{norm[i]:.9g}, at most {limit:.9g}")

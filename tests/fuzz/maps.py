@@ -181,7 +181,8 @@ def _facts_of_polynomials(polynomials: tuple[tuple[float, ...], ...], eps: float
         slope *= max(1.0, abs(polynomial[0]))
     p = _composed(polynomials, x)
     relative = (_composed(polynomials, x * (1 + 1e-7)) - p).abs() / 1e-7
-    return Facts(max(1.0, float(p.max())), slope, max(1.0, float(relative.max())))
+    highest = float(p.max()) * (1 + 1e-8)  # between two points of the grid p may be higher
+    return Facts(max(1.0, highest), slope, max(1.0, float(relative.max())))
 
 
 def _composed(polynomials: tuple[tuple[float, ...], ...], x: Tensor) -> Tensor:

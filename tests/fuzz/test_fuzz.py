@@ -39,14 +39,20 @@ def test_a_steep_polynomial_on_a_gram_matrix_rounds_as_its_tolerance_says():
 
 
 @pytest.mark.parametrize(
-    "number",
+    ("seed", "number"),
     [
-        1661,  # one entry, and polynomials without a safety factor: x·p'(x) = 131,478 at one
-        2621,  # p'(0) = 150 in float32, and ‖T‖_op = 1 + 1.14ε·p'(0)
+        (
+            20261117,
+            1661,
+        ),  # one entry, polynomials without a safety factor: x·p'(x) = 131,478 at one
+        (20261117, 2621),  # p'(0) = 150 in float32, and ‖T‖_op = 1 + 1.14ε·p'(0)
+        (5000, 2969),  # ones(20, 20) on a Gram matrix, seven cubic steps: ‖T‖_op = 1 + 1.3e-5
+        (5005, 4517),  # 7×31, five steps for a sketch: ‖T‖_op = 1 + 7.3e-5
+        (5007, 2825),  # in float64 p is highest between two points of the grid: 1 + 9e-10
     ],
 )
-def test_steep_polynomials_round_as_their_tolerances_say(number):
-    assert not run_case(20261117, number, "maps").violations
+def test_steep_polynomials_round_as_their_tolerances_say(seed, number):
+    assert not run_case(seed, number, "maps").violations
 
 
 @dataclass(frozen=True)
