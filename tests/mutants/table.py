@@ -33,6 +33,9 @@ def table(verdicts: Iterable[Verdict]) -> str:
             possible += of_room[0].possible
             lines.append(_row(f"`{name}`", of_room[0].possible, of_room))
     lines.append(_row("**all**", possible, verdicts))
+    missing = [f"`{name}`" for name in ROOMS if name not in {each.room for each in verdicts}]
+    if missing:
+        lines += ["", f"Not drawn yet: {', '.join(missing)}."]
     survivors = [each for each in verdicts if each.killed_by is None]
     if survivors:
         lines += ["", "Survivors:", ""]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polarstep as ps
+from polarstep.optim.collect import in_parts
 from polarstep.optim.padded import MANY
 from polarstep.optim.step import Bucket
 
@@ -123,3 +127,12 @@ def test_hooks_see_every_shape_without_padding() -> None:
         M, T = seen[f"w{i}"]
         assert torch.equal(M, p.grad)
         torch.testing.assert_close(T, optimizer.defaults["polar"](M), atol=1e-4, rtol=0)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 8))
+def test_parts_are_as_few_as_their_order_allows(counts, most):
+    parts = list(in_parts(counts, lambda count: count, most))
+    assert [count for part in parts for count in part] == counts
+    for part, following in pairwise(parts):
+        assert sum(part) + following[0] > most  # it would not have had room
+    assert all(sum(part) <= most or len(part) == 1 for part in parts)

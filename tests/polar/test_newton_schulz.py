@@ -443,3 +443,15 @@ def test_zero_is_overwritten_by_zero_and_a_number_divides():
     assert solver.overwrites
     assert not NewtonSchulz(5, delta="spectral").overwrites
     assert not NewtonSchulz(5, dtype=torch.float32).overwrites
+
+
+@pytest.mark.parametrize("steps", [0, 1, 12])
+@pytest.mark.parametrize("asked", [None, torch.float64, torch.bfloat16])
+def test_the_gram_form_ends_in_the_precision_that_is_asked_for(steps, asked):
+    X = gaussian(1, 6, 9, dtype=torch.float32) / 10
+    polynomials = coefficients.resolve("quintic", steps)
+    found = gram.apply_polynomials(X, polynomials, asked)
+    assert found.dtype == (asked or torch.float32)
+    tolerance = 1e-2 if asked == torch.bfloat16 else 1e-5
+    expected = gram.apply_polynomials(X.double(), polynomials)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
