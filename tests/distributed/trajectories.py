@@ -142,23 +142,8 @@ WAYS: dict[str, Way] = {
 }
 
 
-# Two ranks differ from four in how rows are cut, whatever way and plan: here each way is taken once at
-# least, and each plan that moves matrices. Four ranks have every pair of a way and a plan.
-AT_TWO = (
-    ("ddp", "auto"),
-    ("ddp", "replicated"),
-    ("fsdp", "auto"),
-    ("fsdp", "sharded"),
-    ("fsdp", "gather"),
-    ("fsdp, columns", "sharded"),
-    ("tp", "owner"),
-)
-
-
 def cases(ranks: int) -> list[tuple[str, str]]:
     """Way and plan of every case."""
-    if ranks == 2:
-        return list(AT_TWO)
     return [(name, plan) for name, way in WAYS.items() if ranks >= way.fewest for plan in way.plans]
 
 
