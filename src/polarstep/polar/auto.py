@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from polarstep.polar.base import PolarMap
+from polarstep.polar.base import Carry, PolarMap
 from polarstep.polar.containing import Containing
 from polarstep.polar.cost import adamw_seconds, figures_of, seconds
 from polarstep.polar.deflated import Deflated
@@ -68,6 +68,15 @@ class Auto(Containing):
     def contained(self) -> PolarMap:
         """The map that carries and draws all that a map of this budget may carry and draw."""
         return FULL if self.budget == "full" else DEFLATED
+
+    @property
+    def ignores_zeros(self) -> bool:
+        """Whether full space is the only choice; a sketch depends on the shape."""
+        return self.contained.ignores_zeros
+
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        """Whether the chosen map can go on from ``carry``; from nothing only if no map carries any."""
+        return super().resumes(carry, m, n) if carry else not self.carries
 
     def inside(self, m: int, n: int, device: torch.device) -> PolarMap:
         """The map that is chosen for m×n matrices on ``device``."""

@@ -2,6 +2,7 @@
 
 ``torchrun … ranks_worker.py JOBS FOLDER`` starts each rank as a user does. ``python -m … JOBS FOLDER
 RANKS`` starts one interpreter and forks the ranks, which saves most of the time that imports take.
+``python -m … alone FOLDER`` makes the runs that the others are compared with.
 """
 
 from __future__ import annotations
@@ -111,6 +112,16 @@ def compare(folder: Path, ranks: Ranks) -> None:
         train(config, folder / "ranks" / name, ranks=replace(ranks, parallel=parallel))
 
 
+def alone(folder: Path) -> None:
+    """Make all runs of ``cases`` without other ranks.
+
+    In a process of its own, as ranks are: what other tests leave behind in a process, such as its
+    number of threads, changes the order of sums.
+    """
+    for name, (_, config) in cases(folder).items():
+        train(config, folder / "alone" / name)
+
+
 def stop(folder: Path, ranks: Ranks) -> None:
     """Start the runs of ``interrupted`` and stop them."""
     for name, (parallel, config) in interrupted().items():
@@ -180,6 +191,9 @@ def forked(rank: int, count: int, port: int, jobs: Sequence[str], folder: Path) 
 
 def main() -> None:
     jobs, folder = sys.argv[1].split(","), Path(sys.argv[2])
+    if jobs == ["alone"]:
+        alone(folder)
+        return
     if len(sys.argv) == 3:
         work(jobs, folder)
         return
