@@ -18,7 +18,9 @@ PATIENCE = 600.0
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def start(*arguments: str, stdout: int | None = None) -> subprocess.Popen[str]:
+def start(
+    *arguments: str, stdout: int | None = None, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Run Python with ``arguments`` in a process group of its own, where SIGINT has its effect.
 
     A child inherits an ignored SIGINT, which is what nohup and background jobs of a script have;
@@ -32,7 +34,7 @@ def start(*arguments: str, stdout: int | None = None) -> subprocess.Popen[str]:
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | (env or {}),
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
