@@ -12,11 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.descriptors import describe
-from polarstep.kernels.product import FLOAT8, before_rounding, rounded
+from polarstep.kernels.product import EIGHT_BIT_TILES, FLOAT8, before_rounding, rounded
 
 __all__ = ["flattened", "product_of_rows"]
 
-_TILES = {"BM": 128, "BN": 128, "BK": 128, "GROUP": 8, "num_warps": 4, "num_stages": 3}
+_TILES = EIGHT_BIT_TILES | {"GROUP": 8}
 _FLATTEN, _FLATTEN_WARPS = (64, 128), 4
 
 

@@ -21,7 +21,7 @@ from polarstep.kernels import interpreted
 from polarstep.kernels.descriptors import describable, describe
 from polarstep.kernels.trace import squared_norm
 
-__all__ = ["FLOAT8", "LARGEST", "before_rounding", "product", "rounded"]
+__all__ = ["EIGHT_BIT_TILES", "FLOAT8", "LARGEST", "before_rounding", "product", "rounded"]
 
 # With fewer rows there are too few of the large tiles that the kernel with descriptors needs.
 DESCRIPTORS_FROM = 512
@@ -31,7 +31,7 @@ DESCRIPTOR_TILES = {"BM": 256, "BN": 128, "BK": 64, "GROUP": 4, "num_warps": 8, 
 EIGHT_BIT_TILES = {"BM": 128, "BN": 128, "BK": 128, "GROUP": 4, "num_warps": 4, "num_stages": 3}
 FLOAT8 = torch.float8_e4m3fn
 # The largest number of this format. What is larger is stored as this.
-LARGEST = tl.constexpr(448.0)
+LARGEST = tl.constexpr(torch.finfo(FLOAT8).max)
 # Triton's interpreter rounds 127 to 64: it drops the carry from the mantissa to the exponent.
 ROUNDS_BY_HAND = tl.constexpr(interpreted())
 

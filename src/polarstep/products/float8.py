@@ -27,7 +27,7 @@ from torch import Tensor
 from polarstep.kernels.deflate import scale_to_one
 from polarstep.kernels.descriptors import describable
 from polarstep.kernels.float8 import flattened, product_of_rows
-from polarstep.kernels.product import DESCRIPTORS_FROM, product
+from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, product
 from polarstep.products.base import Polynomial, squared_norm
 from polarstep.products.squarings import Squaring, squarings
 from polarstep.torch_compile import constant
@@ -37,7 +37,7 @@ __all__ = ["flat_step", "suits", "units"]
 # Units. Entries of X₀ are near √(0.4/n), those of G near 0.4 on the diagonal.
 UNIT_OF_X, UNIT_OF_G = 128.0, 64.0
 # The largest number of the format.
-LARGEST = 448.0
+LARGEST = torch.finfo(FLOAT8).max
 # Eigenvalues of s²G reach from below zero, by rounding, to above one, where s is too large.
 LOWEST, HIGHEST = -0.05, 1.4
 # Where G tells nothing of its norm, ‖sX₀‖_op is at most this. P is near P(0) there, and ‖T‖_op ≤ 1 for
