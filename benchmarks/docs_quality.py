@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from polarstep_lab.rates.measured import student
-
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
 TIMES = "results/step-cost/h200-deflated.json"
@@ -80,6 +78,14 @@ def weighed() -> tuple[Weighed, ...]:
         Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
         Weighed("`LowRank`, the paper's", "LowRank, the paper's (h=1, q=7)", None, wide),
     )
+
+
+@cache
+def student(freedom: int) -> float:
+    """The two-sided 95% point of Student's t."""
+    from scipy import special
+
+    return float(special.stdtrit(freedom, 0.975))
 
 
 @dataclass(frozen=True)
