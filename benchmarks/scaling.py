@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from docs_quality import estimate, student
 from frontier import FULL, LENGTH, RATE, SEQUENCES, STEPS, WIDTH, append, identity, run, shards
@@ -108,6 +108,7 @@ def recorded(*paths: Path) -> list[dict[str, Any]]:
     return rows
 
 
+Unit = Literal["tokens", "width"]
 Gaps = dict[str, dict[tuple[int, int], dict[int, float]]]
 
 
@@ -197,38 +198,35 @@ def over_width(found: Gaps, name: str) -> list[tuple[float, float]]:
     ]
 
 
-def fits(found: Gaps, name: str) -> dict[str, Fit]:
+def fits(found: Gaps, name: str) -> dict[Unit, Fit]:
     """The fits of a map over tokens and over width, where there are records for them."""
-    both = {
+    both: dict[Unit, Fit | None] = {
         "tokens": fit(over_tokens(found, name), million(STEPS)),
         "width": fit(over_width(found, name), WIDTH),
     }
     return {key: made for key, made in both.items() if made is not None}
 
 
-def table(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Markdown: the gap of each map at each point, and the slope of its fit."""
+def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
+    """Markdown: the gap of each map at each length, or at each width, and the slope of its fit."""
     found = gaps(records)
     names = [name for name in NAMES if name in found]
-    for title, unit, points in (
-        ("tokens, at width 768", "tokens", [(steps, WIDTH) for steps in LENGTHS]),
-        ("width, after 24.6M tokens", "width", [(STEPS, width) for width in WIDTHS]),
-    ):
-        yield f"| {title} | {' | '.join(WORDS[name] for name in names)} |"
-        yield "|---|" + "--:|" * len(names)
-        for steps, width in points:
-            cells = [found[name].get((steps, width)) for name in names]
-            if any(cells):
-                x = f"{million(steps):.1f}M" if unit == "tokens" else str(width)
-                made = [
-                    estimate([*seeds.values()]).told(unit="%") if seeds else "not run"
-                    for seeds in cells
-                ]
-                yield f"| {x} | {' | '.join(made)} |"
-        slopes = [fits(found, name).get(unit) for name in names]
-        if any(slopes):
-            yield f"| change for each doubling | {' | '.join(map(_slope, slopes))} |"
-        yield ""
+    points = [(steps, WIDTH) for steps in LENGTHS]
+    title = f"tokens, at width {WIDTH}"
+    if unit == "width":
+        points = [(STEPS, width) for width in WIDTHS]
+        title = f"width, after {million(STEPS):.1f}M tokens"
+    yield f"| {title} | {' | '.join(WORDS[name] for name in names)} |"
+    yield "|---|" + "--:|" * len(names)
+    for steps, width in points:
+        cells = [found[name].get((steps, width)) for name in names]
+        if any(cells):
+            x = str(width) if unit == "width" else f"{million(steps):.1f}M"
+            made = [estimate([*c.values()]).told(unit="%") if c else "not run" for c in cells]
+            yield f"| {x} | {' | '.join(made)} |"
+    slopes = [fits(found, name).get(unit) for name in names]
+    if any(slopes):
+        yield f"| change for each doubling | {' | '.join(map(_slope, slopes))} |"
 
 
 def _slope(line: Fit | None) -> str:
@@ -288,7 +286,8 @@ def main() -> None:
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()
     if options.command == "table":
-        print("\n".join(table(recorded(options.records, FRONTIER))).rstrip("\n"))
+        records = recorded(options.records, FRONTIER)
+        print("\n".join([*table(records, "tokens"), "", *table(records, "width")]))
     elif options.command == "run":
         make(options)
     else:

@@ -117,10 +117,11 @@ def optimizers(
         yield "a loop of batches, 7", lambda: Batched(params, 7)
     for name, polar in maps(rank, oversample).items():
         yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
-    for name in WITH_ROWS:
+    with_rows = {name: maps(rank, oversample)[name] for name in WITH_ROWS}
+    for name, polar in with_rows.items():
         yield (
             f"{name}, rows normalized",
-            lambda polar=maps(rank, oversample)[name]: ps.Muon(
+            lambda polar=polar: ps.Muon(
                 params, lr=1e-5, polar=polar(), transform=ps.NormalizedRows()
             ),
         )
