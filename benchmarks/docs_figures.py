@@ -205,7 +205,7 @@ def _names(frame: _Frame, marks: Sequence[tuple[float, float, str]]) -> list[str
         places = [(10, 4, "start"), (-10, 4, "end"), (0, 22, "middle"), (0, -12, "middle")]
         places += [
             (side * 10, down, "start" if side > 0 else "end")
-            for down in (16, -9, 28, -21, 40, -33, 52, -45)
+            for down in (16, -9, 28, -21, 40, -33, 52, -45, 64, -57, 76, -69)
             for side in (1, -1)
         ]
         boxes = []
