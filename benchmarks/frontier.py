@@ -18,7 +18,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,21 @@ def maps() -> dict[str, tuple[str, Any]]:
     return found
 
 
-def run(train: Any, val: Any, name: str, seed: int, lr: float, steps: int) -> dict[str, Any]:
-    """Train once; ``name`` may end in ``+rows`` for normalized rows."""
+def run(
+    train: Any,
+    val: Any,
+    name: str,
+    seed: int,
+    lr: float,
+    steps: int,
+    polar: Any = None,
+    measured: Callable[[Any], dict[str, Any]] = lambda optimizer: {},
+) -> dict[str, Any]:
+    """Train once; ``name`` may end in ``+rows`` for normalized rows.
+
+    ``polar`` is a map that is not among :func:`maps`. What ``measured`` returns for the optimizer after
+    the last step is added to the record.
+    """
     import torch
 
     import polarstep as ps
@@ -96,7 +109,7 @@ def run(train: Any, val: Any, name: str, seed: int, lr: float, steps: int) -> di
     optimizer = ps.muon_for(
         model,
         lr=lr,
-        polar=maps()[base][1],
+        polar=maps()[base][1] if polar is None else polar,
         transform=ps.NormalizedRows() if rows else None,
         embeddings=ps.AdamW(lr=0.3),
         heads=ps.AdamW(lr=0.004),
@@ -140,7 +153,7 @@ def run(train: Any, val: Any, name: str, seed: int, lr: float, steps: int) -> di
         total = sum(float(summed(part, val).double()) for part in windows)
     perplexity = math.exp(total / (count * LENGTH))
     row = {"map": name, "seed": seed, "lr": lr, "steps": steps, "perplexity": perplexity}
-    return row | {"ms": statistics.median(times)}
+    return row | {"ms": statistics.median(times)} | measured(optimizer)
 
 
 def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
