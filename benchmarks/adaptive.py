@@ -19,8 +19,8 @@ made by zero columns in a basis of twice the mean width, and new bases are made 
 for some. The products with M cost the same for an equal sum of ranks. The inner map, which costs ℓ²n and
 ℓ³, costs a little more for unequal ranks; the table has the FLOPs.
 
-``run`` is the training loop of ``frontier.py``. ``spectra`` trains a small GPT on a CPU with each rule, and
-compares the energy that equal ranks can capture with what the best ranks can, from the singular values.
+``run`` is the training loop of ``frontier.py``. ``spectra`` trains a small GPT on a CPU with each rule,
+and compares the energy that equal ranks can capture with what the best ranks can.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import frontier
 import torch
 from torch import Tensor
 
+import frontier
 import polarstep as ps
 from polarstep import products
 from polarstep.polar import Carry, Draw, Finder
@@ -97,8 +97,11 @@ class Measured(Finder):
         """Q = orth((M Mᵀ)^h M Ω) for a whole h; ``mask`` (batch, ℓ) is zero where Q has no column."""
         assert draw.numbers is not None
         ops = products.of(A.device)
-        Y = ops.sketched(A, draw.numbers.to(A.dtype), draw.numbers.shape[-1])
+        width = draw.numbers.shape[-1]
+        padded = self.padded(width, A.dtype, A.device)
+        Y = ops.sketched(A, draw.numbers.to(A.dtype), padded)
         if mask is not None:
+            mask = torch.nn.functional.pad(mask, (0, padded - width))
             Y = Y * mask[:, None].to(Y.dtype)
         for _ in range(self.power):
             Y = ops.times(A.mT, _orthonormal(Y, A, rough=True))
@@ -208,7 +211,8 @@ class Renewed(Measured):
         due = self.due(len(A), carry, A.device)
         Q = self.fresh(A, draw)
         if carry:
-            Q = torch.where(due[:, None, None], Q, carry["kept"].to(Q.dtype).mT)
+            kept = torch.nn.functional.pad(carry["kept"], (0, 0, 0, Q.shape[-1] - width))
+            Q = torch.where(due[:, None, None], Q, kept.to(Q.dtype).mT)
         ranks = torch.full((len(A),), width, device=A.device)
         return Seen(Q, energy=_energy(A), ranks=ranks, renewed=due)
 
@@ -223,7 +227,7 @@ class Renewed(Measured):
         if carry:
             made = torch.where(due, share, carry["made"].to(share.dtype))
             age = torch.where(due, 1, carry["age"].to(share.dtype) + 1)
-        left = Carry(kept=basis.Q.mT, made=made, fall=made - share, age=age, told=told)
+        left = Carry(kept=basis.Q.mT[:, :width], made=made, fall=made - share, age=age, told=told)
         return inner.lift(B), left
 
     def flops(self, m: int, n: int, width: int) -> int:
@@ -332,8 +336,8 @@ def measured(optimizer: ps.Muon) -> dict[str, Any]:
 def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a row for each map, with the mean of the paired differences to its fixed setting.
 
-    Differences are between runs of one seed, one rate and one number of steps. Shares and FLOPs are means
-    over the seeds.
+    Differences are between runs of one seed, one rate and one number of steps. Shares and FLOPs are
+    means over the seeds.
     """
     names = maps()
     first = {name.rpartition("-")[0]: name for name in reversed(names)}
