@@ -42,6 +42,7 @@ from torch import Tensor
 import frontier
 import polarstep as ps
 from polarstep import products
+from polarstep.optim.step import Bucket
 from polarstep.polar import Carry, Draw, Finder
 from polarstep.polar.base import Lift
 from polarstep.polar.finders import Basis, Fresh
@@ -306,12 +307,12 @@ def maps() -> dict[str, tuple[str, ps.PolarMap]]:
 def chosen(by: Any, mean: int, power: int) -> ps.LowRank:
     """A low-rank map with ranks from a quarter of ``mean`` to twice ``mean``."""
     finder = Chosen(power, by, mean, mean // 4)
-    return ps.LowRank(2 * mean - 8, 8, sketch=finder, inner=_inner(), always_sketch=True)
+    return ps.LowRank(2 * mean, 0, sketch=finder, inner=_inner(), always_sketch=True)
 
 
 def renewed(by: Any, width: int) -> ps.LowRank:
     """A low-rank map with a basis of ``width`` columns that is kept for four steps on average."""
-    return ps.LowRank(width - 8, 8, sketch=Renewed(1, by), inner=_inner(), always_sketch=True)
+    return ps.LowRank(width, 0, sketch=Renewed(1, by), inner=_inner(), always_sketch=True)
 
 
 def _inner() -> ps.NewtonSchulz:
@@ -420,15 +421,12 @@ def captured(values: Tensor, mean: int) -> dict[str, tuple[float, float]]:
     return found
 
 
-def spectra(steps: int, names: Sequence[str], width: int = 256, layers: int = 4) -> None:
-    """Print what ranks could capture of the momentum of a small GPT, then train it with each map.
+def spectra(steps: int, names: Sequence[str], width: int, seed: int) -> None:
+    """Train a small GPT with each map, and print its validation loss and the means of :func:`measured`.
 
-    ℓ is a quarter of the width for the low-rank maps, and a sixteenth for the heads of deflated maps.
+    After a run with ``full``, also what ranks could capture of its momentum. ℓ is a quarter of the width
+    for low-rank maps, and a sixteenth of it for the heads of deflated maps.
     """
-    from polarstep_lab.data.corpus import corpus_tokens
-
-    train, val, vocabulary = corpus_tokens()
-    tokens, held_out = (torch.from_numpy(part.astype("int64")) for part in (train, val))
     quarter, few = width // 4, width // 16
     flat = ps.NewtonSchulz(1, "flat")
     polars: dict[str, ps.PolarMap] = {"full": ps.NewtonSchulz(5, "polar-express")}
@@ -439,69 +437,67 @@ def spectra(steps: int, names: Sequence[str], width: int = 256, layers: int = 4)
         polars[f"kept-{by}"] = renewed(by, quarter)
         polars[f"head-kept-{by}"] = ps.Deflated(renewed(by, few), flat)
     for name in names:
-        polar, momenta = polars[name], dict[str, list[Tensor]]()
         begin = time.perf_counter()
-        loss, optimizer = _small_run(polar, tokens, held_out, len(vocabulary), steps, momenta)
+        loss, optimizer, momenta = small_run(polars[name], steps, width, seed)
         seconds = time.perf_counter() - begin
-        row = {"map": name, "steps": steps, "loss": round(loss, 4)} | measured(optimizer)
-        print(f"{json.dumps(row)}  {seconds:.0f} s", flush=True)
-        for at, matrices in momenta.items() if name == "full" else ():
-            shapes: dict[tuple[int, int], list[Tensor]] = {}
-            for M in matrices:
-                shapes.setdefault((min(M.shape), max(M.shape)), []).append(torch.linalg.svdvals(M))
-            for (m, n), values in shapes.items():
-                for mean in (few, quarter):
-                    rules = captured(torch.stack(values), mean)
-                    text = ", ".join(f"{rule} {a:.4f} {b:.4f}" for rule, (a, b) in rules.items())
-                    print(f"step {at}, {len(values)} of {m}x{n}, mean {mean}: {text}", flush=True)
+        row = {"map": name, "seed": seed, "steps": steps, "width": width, "loss": loss}
+        print(f"{json.dumps(row | measured(optimizer))}  {seconds:.0f} s", flush=True)
+        for (step, m, n), matrices in momenta.items() if name == "full" else ():
+            values = torch.linalg.svdvals(torch.stack(matrices))
+            for mean in (few, quarter):
+                rules = captured(values, mean)
+                text = ", ".join(f"{rule} {a:.4f} {b:.4f}" for rule, (a, b) in rules.items())
+                print(f"step {step}, {len(values)} of {m}x{n}, mean {mean}: {text}", flush=True)
 
 
-def _small_run(
-    polar: ps.PolarMap,
-    tokens: Tensor,
-    held_out: Tensor,
-    vocabulary: int,
-    steps: int,
-    momenta: dict[str, list[Tensor]],
-    width: int = 256,
-    layers: int = 4,
-) -> tuple[float, ps.Muon]:
-    """The validation loss of a small GPT after ``steps`` steps, and the optimizer.
+def small_run(
+    polar: ps.PolarMap, steps: int, width: int, seed: int
+) -> tuple[float, ps.Muon, dict[tuple[int, int, int], list[Tensor]]]:
+    """Train a GPT of four layers on the text that is in the package, on a CPU.
 
-    M of each matrix is put into ``momenta`` at a tenth, half and the end of the run.
+    Returns the validation loss, the optimizer, and the momentum matrices by step and shape at a fifth,
+    at half and at the end of the run.
     """
+    from polarstep_lab.data.corpus import corpus_tokens
     from polarstep_lab.models.gpt import GPT, GPTConfig
 
-    length, sequences = 128, 16
-    model = GPT(GPTConfig(vocabulary, width, layers, 4, length), torch.Generator().manual_seed(0))
+    train, val, vocabulary = corpus_tokens()
+    tokens, held_out = (torch.from_numpy(part.astype("int64")) for part in (train, val))
+    length, sequences = 128, 8
+    config = GPTConfig(len(vocabulary), width, 4, 4, length)
+    model = GPT(config, torch.Generator().manual_seed(seed))
     optimizer = ps.muon_for(
-        model, lr=0.02, polar=polar, embeddings=ps.AdamW(lr=0.03), heads=ps.AdamW(lr=0.004), seed=0
+        model,
+        lr=0.02,
+        polar=polar,
+        embeddings=ps.AdamW(lr=0.03),
+        heads=ps.AdamW(lr=0.004),
+        seed=seed,
     )
-    where = torch.Generator().manual_seed(1)
-    shown = {max(0, share * steps // 10 - 1) for share in (1, 5, 10)}
+    rates = [group["lr"] for group in optimizer.param_groups]
+    where = torch.Generator().manual_seed(1000 + seed)
+    shown = (steps // 5, steps // 2, steps)
+    momenta: dict[tuple[int, int, int], list[Tensor]] = {}
     within = torch.arange(length + 1)
+
+    def keep(bucket: Bucket) -> None:
+        if bucket.step + 1 in shown:
+            at = (bucket.step + 1, *bucket.M.shape[-2:])
+            momenta.setdefault(at, []).extend(bucket.M.clone())
+
+    optimizer.register_polar_hook(keep)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group.setdefault("first_lr", group["lr"])
-            group["lr"] = group["first_lr"] * min(1.0, (1 - step / steps) / 0.6)
-        windows = torch.randint(len(tokens) - length - 1, (sequences, 1), generator=where) + within
-        batch = tokens[windows]
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * min(1.0, (1 - step / steps) / 0.6)
+        starts = torch.randint(len(tokens) - length - 1, (sequences, 1), generator=where)
+        batch = tokens[starts + within]
         (model.loss(batch[:, :-1], batch[:, 1:]) / (sequences * length)).backward()
-        if step in shown:
-            found = momenta.setdefault(str(step + 1), [])
-            handle = optimizer.register_polar_hook(
-                lambda bucket, to=found: to.extend(bucket.M.clone())
-            )
-            optimizer.step()
-            handle.remove()
-        else:
-            optimizer.step()
+        optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        starts = torch.arange(0, len(held_out) - length - 1, length)[:64, None] + within
-        batch = held_out[starts]
+        batch = held_out[torch.arange(0, len(held_out) - length - 1, length)[:128, None] + within]
         loss = model.loss(batch[:, :-1], batch[:, 1:]) / batch[:, 1:].numel()
-    return float(loss), optimizer
+    return float(loss), optimizer, momenta
 
 
 def main() -> None:
@@ -520,13 +516,16 @@ def main() -> None:
     small = commands.add_parser("spectra")
     small.add_argument("--maps", default="full,rank-equal,rank-energy")
     small.add_argument("--steps", type=int, default=200)
+    small.add_argument("--width", type=int, default=128)
+    small.add_argument("--seeds", default="0")
     options = parser.parse_args()
     if options.command == "table":
         lines = options.records.read_text(encoding="utf-8").splitlines()
         print("\n".join(table([json.loads(line) for line in lines])))
         return
     if options.command == "spectra":
-        spectra(options.steps, options.maps.split(","))
+        for seed in map(int, options.seeds.split(",")):
+            spectra(options.steps, options.maps.split(","), options.width, seed)
         return
     polars = {name: polar for name, (_, polar) in maps().items()}
     needed = options.steps * frontier.SEQUENCES * frontier.LENGTH + 1
