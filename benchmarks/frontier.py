@@ -26,7 +26,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,10 +156,12 @@ def run(
     steps: int,
     width: int = WIDTH,
     polar: Any = None,
+    measured: Callable[[Any], dict[str, Any]] = lambda optimizer: {},
 ) -> dict[str, Any]:
     """Train a GPT of :data:`LAYERS` layers once, on the device of the tokens.
 
-    ``name`` and ``polar`` are those of :func:`optimizer_of`.
+    ``name`` and ``polar`` are those of :func:`optimizer_of`. What ``measured`` returns for the optimizer
+    after the last step is added to the record.
     """
     import torch
 
@@ -208,7 +210,7 @@ def run(
         windows = torch.arange(count, device=device).split(SEQUENCES)
         total = sum(float(summed(part, val).double()) for part in windows)
     row = {"map": name, "seed": seed, "lr": lr, "steps": steps, "width": width}
-    row |= {"perplexity": math.exp(total / (count * LENGTH))}
+    row |= {"perplexity": math.exp(total / (count * LENGTH))} | measured(optimizer)
     return row | ({"ms": statistics.median(times)} if times else {}) | made_with(name, device)
 
 
