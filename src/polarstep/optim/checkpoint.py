@@ -20,6 +20,7 @@ from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.optim.collect import State
+from polarstep.optim.elementwise import counter_device
 from polarstep.optim.groups import Group, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.plain import decoded_group, encoded_group
@@ -122,7 +123,7 @@ class Checkpointed(Optimizer):
         for p, of_parameter in self.state.items():
             # torch leaves AdamW's counter on the device the checkpoint was read to.
             if isinstance(of_parameter.get("step"), Tensor):
-                of_parameter["step"] = of_parameter["step"].to(p.device)
+                of_parameter["step"] = of_parameter["step"].to(counter_device(p))
 
 
 def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
