@@ -73,8 +73,9 @@ def _remedy(name: str, value: Any, known: Collection[str]) -> str:
     if name in REMEDIES:
         return REMEDIES[name]
     if name in ADAMW:
-        own = f'a group {{"params": …, "algorithm": "adamw", "{name}": {value!r}}}'
-        return f"it is AdamW's; give {f'others=polarstep.AdamW({name}={value!r})' if 'others' in known else own}"
+        group = f'a group {{"params": …, "algorithm": "adamw", "{name}": {value!r}}}'
+        rule = f"others=polarstep.AdamW({name}={value!r})"
+        return f"it is AdamW's; give {rule if 'others' in known else group}"
     if SYNONYMS.get(name) in known:
         return f"did you mean {SYNONYMS[name]}?"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)

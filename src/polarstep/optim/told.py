@@ -75,29 +75,31 @@ class Told:
     def _tell_of_one_rate(self, groups: Sequence[Group]) -> None:
         """AdamW or SGD has the learning rate of Muon, and was made with a smaller one.
 
-        A script that writes ``group["lr"]`` for all groups does this, and ``OneCycleLR`` with one number.
+        A loop that writes the same ``group["lr"]`` to all groups does this, and ``OneCycleLR`` with one
+        number. A rate in a tensor is not read, as that would wait for the device.
         """
-        muon = [group for group in groups if group["algorithm"] == "muon"]
-        for group in groups:
-            made = self._made_with.get(group.get("name", ""))
-            if group["algorithm"] == "muon" or made is None or isinstance(group["lr"], Tensor):
+        known = [
+            (group, self._made_with[group["name"]])
+            for group in groups
+            if group.get("name") in self._made_with and not isinstance(group["lr"], Tensor)
+        ]
+        muon = [(group, made) for group, made in known if group["algorithm"] == "muon"]
+        for group, made in known:
+            if group["algorithm"] == "muon" or group["lr"] <= made:
                 continue
-            alike = [
-                other
-                for other in muon
-                if not isinstance(other["lr"], Tensor)
-                and other["lr"] == group["lr"]
-                and self._made_with.get(other.get("name", ""), made) != made
-            ]
-            if alike and group["lr"] > made:
-                self._one_rate = True
-                warnings.warn(
-                    f"the groups {alike[0]['name']!r} (Muon) and {group['name']!r} "
-                    f"({ELEMENTWISE[group['algorithm']].__name__}) both have lr={group['lr']:g} now; they were made with "
-                    f"{self._made_with[alike[0]['name']]:g} and {made:g}. Expected a schedule that "
-                    "multiplies each group's own rate by a factor, as LambdaLR does; OneCycleLR takes a "
-                    "list with a rate for each group. If one rate for all is meant, make the optimizer "
-                    "with it",
-                    stacklevel=LEVEL,
-                )
-                return
+            for other, made_too in muon:
+                if other["lr"] == group["lr"] and made_too != made:
+                    self._one_rate = True
+                    _warn_of_one_rate(other, made_too, group, made)
+                    return
+
+
+def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float) -> None:
+    rule = ELEMENTWISE[other["algorithm"]].__name__
+    warnings.warn(
+        f"the groups {muon['name']!r} (Muon) and {other['name']!r} ({rule}) both have "
+        f"lr={muon['lr']:g} now; they were made with {made:g} and {other_made:g}. Expected a schedule "
+        "that multiplies each group's own rate by a factor, as LambdaLR does; OneCycleLR takes a list "
+        "with a rate for each group. If one rate for all is meant, make the optimizer with it",
+        stacklevel=LEVEL + 1,
+    )
