@@ -148,8 +148,8 @@ def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
 def _fitted(table: Sequence[Sequence[str]], width: int) -> Sequence[int]:
     """The widths of the columns with which a table of ``width`` has the fewest lines.
 
-    Of equally long tables the one with the fewest folded cells is taken. Where none is narrow enough,
-    every column is as narrow as it may be.
+    Of equally long tables the one is taken in which the fewest sizes, rates and maps are folded, then the
+    fewest cells of any kind. Where none is narrow enough, every column is as narrow as it may be.
     """
     if _width(_widths(table)) <= width:
         return _widths(table)
@@ -160,7 +160,8 @@ def _fitted(table: Sequence[Sequence[str]], width: int) -> Sequence[int]:
         if _width(widths) > width:
             continue
         heights = [lines for _, lines in choice]
-        cost = (sum(map(max, zip(*heights, strict=True))), sum(map(sum, heights)))
+        folds = [sum(lines) for lines in heights]
+        cost = (sum(map(max, zip(*heights, strict=True))), sum(folds[1:-1]), sum(folds))
         if best is None or cost < best[0]:
             best = (cost, widths)
     return [column[0][0] for column in columns] if best is None else best[1]
