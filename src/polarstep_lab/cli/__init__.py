@@ -6,8 +6,8 @@ summaries below and imports none of them.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any, NamedTuple
+from importlib import import_module, metadata
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -104,6 +104,20 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    """Print the version of the installed package, which is known without importing torch."""
+    if asked:
+        typer.echo(f"polarstep {metadata.version('polarstep')}")
+        raise typer.Exit
+
+
 @app.callback()
-def polarstep() -> None:
+def polarstep(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Muon with exact, inexact and randomized polar steps."""
