@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from polarstep.storage import StorageError
+from polarstep_lab.drawing.panels import Drawing
 from polarstep_lab.report.blocks import Block
 from polarstep_lab.report.content import blocks_of
-from polarstep_lab.report.drawing import Drawing
 from polarstep_lab.report.folder import write_folder
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import html_page, markdown

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from polarstep_lab.estimates import listed
 from polarstep_lab.report.beside_paper import paper_blocks
 from polarstep_lab.report.blocks import Block, Commands, Heading, Text
-from polarstep_lab.report.estimates import listed
 from polarstep_lab.report.gradient_noise import noise_blocks
 from polarstep_lab.report.inexactness import gamma_blocks
 from polarstep_lab.report.randomized import Pair, randomized_blocks, verdict

@@ -8,17 +8,17 @@ ablation are such rows too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
 
 from polarstep_lab.ablations import longest_short_side
 from polarstep_lab.config import ConfigError, RunConfig
+from polarstep_lab.estimates import MISSING, Difference, joined, listed, number
 from polarstep_lab.paper import METHODS
-from polarstep_lab.report.blocks import Block, Table, part, tabulate
-from polarstep_lab.report.estimates import MISSING, Difference, joined, listed, number
+from polarstep_lab.report.blocks import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
+from polarstep_lab.report.tables import difference_cells
 
 __all__ = ["Pair", "pairs_of", "randomized_blocks", "randomized_table", "verdict"]
 
@@ -93,17 +93,18 @@ def randomized_blocks(section: Section) -> list[Block]:
 
 def randomized_table(section: Section) -> Table | None:
     """The randomized rows next to full space; ``None`` where there are not both."""
-    pairs = pairs_of(section)
-    columns: dict[str, Callable[[Pair], str]] = {
-        "Randomized": lambda pair: pair.label,
-        "Full space": lambda pair: pair.full.label,
-        "Difference": lambda pair: pair.difference.text(section.metric.decimals),
-        "Pairs": lambda pair: str(pair.difference.pairs or "means"),
-        "GFLOPs": lambda pair: pair.gflops,
-        "Optimizer": lambda pair: _times(pair.times["optimizer_ms"]),
-        "Step": lambda pair: _times(pair.times["step_ms"]),
-    }
-    return tabulate("Randomized next to full space", pairs, columns) if pairs else None
+    lines = [
+        {
+            "Randomized": pair.label,
+            "Full space": pair.full.label,
+            **difference_cells(pair.difference, section.metric),
+            "GFLOPs": pair.gflops,
+            "Optimizer": _times(pair.times["optimizer_ms"]),
+            "Step": _times(pair.times["step_ms"]),
+        }
+        for pair in pairs_of(section)
+    ]
+    return Table.of("Randomized next to full space", lines)
 
 
 def _times(ratio: float) -> str:

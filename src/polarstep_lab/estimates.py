@@ -139,12 +139,9 @@ def number(value: float | None, digits: int = 4) -> str:
     """
     if value is None or value != value:
         return MISSING
-    if value != 0 and not 1e-4 <= abs(value) < 1e6:
-        return f"{value:.{digits - 1}e}"
-    decimals = 0
-    while decimals < digits + 3 and abs(value) * 10**decimals < 10 ** (digits - 1):
-        decimals += 1
-    return f"{value:.{decimals if value else digits - 1}f}"
+    if 10**digits <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:#.{digits}g}".removesuffix(".")
 
 
 def _with_spread(value: float, spread: float | None, decimals: int) -> str:

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from polarstep_lab.report.palette import CHROME, Look, themed
+from polarstep_lab.drawing.palette import CHROME, Look, themed
 
 __all__ = ["Drawing", "Panel", "Series", "paint_panels", "paint_series", "style_axes"]
 
@@ -109,17 +109,21 @@ class Panel:
 
 
 def paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: Any = True) -> None:
-    """All panels in a grid of so many columns, and below them the names of all series, once."""
+    """All panels in a grid of so many columns, and below them the names of all series, once.
+
+    Panels that share their y axis with a neighbour on the left have no label of their own for it.
+    """
     columns = min(columns, len(panels))
     grid = figure.subplots(math.ceil(len(panels) / columns), columns, squeeze=False, sharey=sharey)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     names: dict[str, Any] = {}
-    for axes, panel in zip(grid.flat, panels, strict=False):
+    for place, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         for series in panel.series:
             paint_series(axes, series)
         axes.set(xscale=panel.xscale, yscale=panel.yscale)
-        style_axes(axes, panel.xlabel, panel.ylabel, panel.title)
+        ylabel = "" if sharey and place % columns else panel.ylabel
+        style_axes(axes, panel.xlabel, ylabel, panel.title)
         panel.finish(axes)
         handles, labels = axes.get_legend_handles_labels()
         names |= dict(zip(labels, handles, strict=True))
