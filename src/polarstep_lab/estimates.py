@@ -9,9 +9,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
-from scipy import special
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["MISSING", "Difference", "Estimate", "joined", "listed", "number", "paired", "plural"]
 
@@ -40,6 +41,8 @@ class Difference:
         """
         if self.error is None:
             return None
+        from scipy import special  # takes a while, and means alone can be shown without it
+
         return self.error * float(special.stdtrit(self.freedom, 0.975))
 
     @property
@@ -124,6 +127,7 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Difference | None:
     A seed fixes the initial weights and the order of the data, so that a lucky seed is lucky on both
     sides.
 
+    >>> import pandas as pd
     >>> paired(pd.Series({1: 3.0, 2: 5.0, 9: 0.0}), pd.Series({1: 2.0, 2: 3.0}))
     Difference(value=1.5, error=0.5, freedom=1, pairs=2)
     """

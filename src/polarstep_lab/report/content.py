@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from polarstep_lab.estimates import listed
 from polarstep_lab.report.beside_paper import paper_blocks
@@ -35,14 +36,18 @@ def blocks_of(section: Section) -> list[Block]:
     )
     rows = [(row.label, row.commands) for row in section.rows]
     rows += [(r.label + section.whose(a), r.commands) for a in section.ablations for r in a.rows]
-    blocks = [*body, Heading("Commands"), Commands(rows)]
-    return [b for b in blocks if b is not None and not (isinstance(b, Text) and not b.text)]
+    return _shown([*body, Heading("Commands"), Commands(rows)])
 
 
 def brief_blocks(section: Section) -> list[Block]:
     """What a front page has of a section: the comparison, and the randomized steps in words."""
-    texts = (comparison_caption(section), verdict(section))
-    return [comparison_table(section), *(Text(text) for text in texts if text)]
+    texts = Text(comparison_caption(section)), Text(verdict(section))
+    return _shown([comparison_table(section), *texts])
+
+
+def _shown(blocks: Sequence[Block | None]) -> list[Block]:
+    """The blocks without those that have nothing to say."""
+    return [b for b in blocks if b is not None and not (isinstance(b, Text) and not b.text)]
 
 
 def headline(section: Section) -> Text:

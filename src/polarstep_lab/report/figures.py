@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -239,7 +240,7 @@ def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[st
     return Panel(series, "", name, same[0].axis, yscale=scale, finish=finish)
 
 
-def _points(label: str, look: Look, rows: dict[float, Row]) -> Series:
+def _points(label: str, look: Look, rows: Mapping[Any, Row]) -> Series:
     """The metric of rows ± one standard deviation, by their places."""
     means = np.array([row.metric.mean for row in rows.values() if row.metric])
     spread = np.array([row.metric.std or 0.0 for row in rows.values() if row.metric])

@@ -149,7 +149,7 @@ def _conditions(run: RunRecord) -> dict[str, str]:
     commit = str(run.environment.get("git_commit") or "")
     changed = " with changes" * commit.endswith("+")
     on_gpu = str(run.environment.get("device", "")).startswith("cuda")
-    decided = {
+    decided: dict[str, dict[Any, Any]] = {  # by name and value in the config
         "compile": {None: on_gpu and run.identity.benchmark == "nanogpt"},
         "precision": {"auto": "bfloat16" if on_gpu else "float32"},
     }

@@ -10,12 +10,21 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Interrupt", "ctrl_c_blocked", "unblock_ctrl_c"]
+__all__ = ["Interrupt", "Interrupted", "ctrl_c_blocked", "unblock_ctrl_c"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(Exception):
+    """The run was stopped by a signal, after writing its checkpoint."""
+
+    def __init__(self, directory: Path, step: int, steps: int) -> None:
+        super().__init__(f"stopped after step {step} of {steps}; the checkpoint is in {directory}")
+        self.directory, self.step, self.steps = directory, step, steps
 
 
 class Interrupt:
