@@ -83,7 +83,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Estimate | None:
-        """The estimate of the finite ones among ``values``; ``None`` where there are none.
+        """The estimate from the finite values; ``None`` where no value is finite.
 
         The standard library rounds both correctly, so the digits are the same on every machine.
 
@@ -140,6 +140,8 @@ def number(value: float | None, digits: int = 4) -> str:
 
     >>> number(2135.7551), number(0.0118), number(3.0), number(None)
     ('2136', '0.01180', '3.000', '—')
+    >>> number(0.0), number(123456.7), number(9.99996), number(1.23456e-5), number(2e6)
+    ('0.000', '123457', '10.00', '1.235e-05', '2.000e+06')
     """
     if value is None or value != value:
         return MISSING

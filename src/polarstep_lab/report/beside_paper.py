@@ -26,7 +26,7 @@ from polarstep_lab.report.rows import Row, Section
 __all__ = ["Beside", "beside_the_paper", "paper_blocks"]
 
 REFERENCE = "Muon (Nesterov)"
-"""The method that costs are given relative to where models differ."""
+"""Relative costs are in parts of the cost of this method."""
 _SAME_COST = 5e-4  # as relative difference: the paper's figures have four decimals
 
 
@@ -123,10 +123,10 @@ def _shown(value: float, form: str) -> str:
 
 
 def _reasons(row: Row, section: Section, paper: Published, comparable: bool) -> list[Reason]:
-    """What is known to differ for a row and bears on a figure that differs.
+    """The known differences from the authors' runs that may explain a figure of this row.
 
-    Older records do not say which data they are of. Others of the section that name the same shards
-    speak for them, where these agree.
+    Older records do not name the data of their run. If other rows of the section were trained on the
+    same shards and all name the same data, that name is used.
     """
     off = row.off_the_paper
     metric = not comparable or (off is not None and (off.clear or off.error is None))

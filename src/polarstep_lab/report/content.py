@@ -25,7 +25,7 @@ _AS_MANY = 0.999  # FLOPs that differ by less than a thousandth are as many
 
 
 def blocks_of(section: Section) -> list[Block]:
-    """All parts of a section. Where its runs were made to be watched, what was seen comes first."""
+    """All parts of a section. Noise, γ and ν come first where the runs were made to measure them."""
     seen = [*noise_blocks(section), *gamma_blocks(section)]
     runs = [*comparison_blocks(section), *randomized_blocks(section), *paper_blocks(section)]
     runs += ablation_blocks(section)
@@ -46,7 +46,7 @@ def brief_blocks(section: Section) -> list[Block]:
 
 
 def _shown(blocks: Sequence[Block | None]) -> list[Block]:
-    """The blocks without those that have nothing to say."""
+    """The blocks that have something to show: no missing figure or table, no empty text."""
     return [b for b in blocks if b is not None and not (isinstance(b, Text) and not b.text)]
 
 

@@ -34,7 +34,7 @@ from polarstep_lab.report.rows import AblationSet, Row, Section
 __all__ = ["Curve", "ablation_figure", "cost_figure", "curve_of", "trajectory_figure", "zoom"]
 
 FAR_OFF = 4.0
-"""A method this many times worse than the median one is named below a figure, not drawn in it."""
+"""A method this many times worse than the median method is named in the caption and not drawn."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Curve:
         return math.nan if self.points.empty else float(self.points["mean"].iloc[-1])
 
     def series(self, against: str) -> list[Series]:
-        """The mean with its band, and dotted the runs that did not finish."""
+        """The mean with its band, and a dotted line for each run that did not finish."""
         points, look = self.points.reset_index(names="steps"), look_of(self.row.method)
         mean, std = points["mean"], points["std"]
         found = [
@@ -69,7 +69,7 @@ class Curve:
 
 
 def curve_of(row: Row, benchmark: str) -> Curve:
-    """The trajectory of a row."""
+    """The trajectory of a row, from the validations of its runs."""
     found = {index: _validations(run, benchmark) for index, run in row.runs["record"].items()}
     found = {index: log for index, log in found.items() if not log.empty}
     finished = [found[index] for index in row.finished.index if index in found]
@@ -88,7 +88,7 @@ def curve_of(row: Row, benchmark: str) -> Curve:
 
 
 def _validations(run: RunRecord, benchmark: str) -> pd.DataFrame:
-    """Values and training seconds of the validations of a run by step, the finite ones."""
+    """Value and training seconds of each validation of a run, by step, where the value is finite."""
     columns = ["step", "loss", "perplexity", "seconds"]
     frame = pd.DataFrame([vars(row) for row in run.rows("val")], columns=columns)
     frame = frame.set_index("step").astype(float)
@@ -241,7 +241,7 @@ def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[st
 
 
 def _points(label: str, look: Look, rows: Mapping[Any, Row]) -> Series:
-    """The metric of rows ± one standard deviation, by their places."""
+    """The mean metric of each row with bars of one standard deviation, by its place on the x axis."""
     means = np.array([row.metric.mean for row in rows.values() if row.metric])
     spread = np.array([row.metric.std or 0.0 for row in rows.values() if row.metric])
     return Series(label, look, [*rows], means, means - spread, means + spread)

@@ -78,8 +78,8 @@ def _judged(frame: pd.DataFrame) -> pd.Series:
 def _timed(members: pd.DataFrame) -> pd.Series:
     """Which runs of a section count for its times: those that ran alone, or else all that finished.
 
-    Runs that share a device slow one another down, and the first steps of a run, all that one that did
-    not finish may have, are its slowest.
+    Runs that share a device slow one another down. A run that did not finish may have its first steps
+    alone, which are the slowest.
     """
     finished = members["status"] == "finished"
     alone = finished & members["alone"]
@@ -168,7 +168,7 @@ def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[A
 
 
 def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
-    """The settings in which ``row`` differs from its base, those left out that the axis changes."""
+    """The settings in which ``row`` differs from its base, apart from those that the axis changes."""
     ours = settings_in(row.config)
     theirs = settings_in(_with_value(base.config, axis, row.value))
     return [

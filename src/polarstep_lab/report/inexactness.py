@@ -33,7 +33,7 @@ _CAPTION = (
     "alone, which records do not keep."
 )
 _SYMBOLS = {"gamma": "γ", "nu": "ν"}
-_LEAST = {"gamma": 1e-3, "nu": 0.01}  # the shortest axes: rounding must not look like something
+_LEAST = {"gamma": 1e-3, "nu": 0.01}  # the shortest axes: rounding errors must not fill a panel
 _AT_MOST = 8  # panels that can still be read side by side
 
 
@@ -161,7 +161,7 @@ def _polar_map(row: Row) -> str:
 
 
 def _decimal(value: float) -> str:
-    """Four decimals: less is rounding.
+    """``value`` with four decimals; further decimals are rounding errors of the measurement.
 
     >>> _decimal(0.02761), _decimal(-4e-5), _decimal(1998.4756)
     ('0.0276', '0.0000', '1998')

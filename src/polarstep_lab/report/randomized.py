@@ -31,7 +31,7 @@ _CAPTION = (
 
 @dataclass(frozen=True)
 class Pair:
-    """A row and another that its metric, FLOPs and times are compared with."""
+    """A row, and the row ``full`` that its metric, FLOPs and times are compared with."""
 
     label: str
     row: Row
@@ -112,7 +112,7 @@ def _times(ratio: float) -> str:
 
 
 def verdict(section: Section) -> str:
-    """Which randomized steps take less time, and what the one with the fastest optimizer gives up.
+    """Which randomized steps take less time, and what the fastest randomized optimizer gives up.
 
     Outside the optimizer all rows compute the same. How much the time of that part varies between runs
     is noise, and a whole step is called faster or slower only where it differs by more.
@@ -150,7 +150,7 @@ def verdict(section: Section) -> str:
 
 
 def _sketches_nothing(row: Row) -> bool:
-    """Whether the sketch of a row is as wide as the largest matrix has rows."""
+    """Whether the sketch of a row has at least as many columns as every matrix has rows."""
     try:
         config = RunConfig.from_dict(row.config)
     except ConfigError:  # a record of another version: its model cannot be built

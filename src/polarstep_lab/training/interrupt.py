@@ -66,9 +66,10 @@ class Interrupt:
 
 @contextmanager
 def ctrl_c_blocked() -> Iterator[None]:
-    """Processes that are started in here do not see Ctrl-C; this process sees it afterwards.
+    """A context that holds Ctrl-C back from this process and from processes that it starts.
 
-    A started process sees it when it calls :func:`unblock_ctrl_c`, a Ctrl-C from before included.
+    This process sees a Ctrl-C when the context ends, a started process when it calls
+    :func:`unblock_ctrl_c`.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -81,6 +82,6 @@ def ctrl_c_blocked() -> Iterator[None]:
 
 
 def unblock_ctrl_c() -> None:
-    """Let this process see Ctrl-C; one that is pending raises KeyboardInterrupt here."""
+    """Let this process see Ctrl-C; a Ctrl-C that came before raises KeyboardInterrupt here."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
