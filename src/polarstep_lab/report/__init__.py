@@ -27,7 +27,7 @@ def write_report(
     title: str = _TITLE,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Path:
-    """Write the report of all runs below ``paths`` into the folder ``out``; return the path of its page."""
+    """Write the report of all runs below ``paths`` into the folder ``out``; return its page."""
     write_folder(out, report_files(paths, title, progress))
     return out / "index.html"
 

@@ -55,10 +55,8 @@ def beside_the_paper(section: Section) -> Beside | None:
     setting = in_table_2(section.recipe, section.benchmark)
     if setting is None:
         return None
-    rows: dict[str, Row] = {}  # in the paper's setting first, then with the most seeds
-    for row in sorted(section.rows, key=lambda row: (row.paper is None, -len(row.finished))):
-        rows.setdefault(row.method, row)
-    rows = {method: rows[method] for method in setting.rows if method in rows}
+    found = section.by_method
+    rows = {method: found[method] for method in setting.rows if method in found}
     comparable = any(row.paper for row in rows.values())
     means = pd.Series({method: row.metric.mean for method, row in rows.items() if row.metric})
     if len(means) < (1 if comparable else 2):

@@ -66,10 +66,9 @@ def pairs_of(section: Section) -> list[Pair]:
 
     None where runs were made to be watched: watching takes most of their time.
     """
-    rows: dict[str, Row] = {}  # of several rows of a method, the one with the most seeds
-    for row in sorted(section.rows, key=lambda row: -len(row.finished)):
-        if row.metric and not section.watched:
-            rows.setdefault(row.method, row)
+    if section.watched:
+        return []
+    rows = {method: row for method, row in section.by_method.items() if row.metric}
     muons = [m for m in METHODS if m.algorithm == "muon" and m.name in rows]
     pairs = []
     for method in (m for m in muons if m.randomized):

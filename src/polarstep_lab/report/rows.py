@@ -247,6 +247,12 @@ class Section:
         """The rows of the comparison, then those of the ablations."""
         return (*self.rows, *(row for ablation in self.ablations for row in ablation.rows))
 
+    @property
+    def by_method(self) -> dict[str, Row]:
+        """One row for each method: a row in the paper's setting, or else the row with the most seeds."""
+        best_first = sorted(self.rows, key=lambda row: (row.paper is None, -len(row.finished)))
+        return {row.method: row for row in reversed(best_first)}
+
     def whose(self, ablation: AblationSet) -> str:
         """What follows the name of a row where several methods had the same axis varied."""
         same = [other for other in self.ablations if other.axis == ablation.axis]
