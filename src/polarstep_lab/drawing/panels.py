@@ -11,8 +11,8 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -22,7 +22,7 @@ from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, Str
 
 from polarstep_lab.drawing.palette import CHROME, Look, themed
 
-__all__ = ["Drawing", "Panel", "Series", "paint_panels", "paint_series", "style_axes"]
+__all__ = ["Drawing", "Panel", "Series", "paint_series", "style_axes"]
 
 INK, INK_SOFT, RULE, PAGE, _, ALARM = (look.light for look in CHROME)
 
@@ -81,6 +81,21 @@ class Drawing:
         rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
         return themed(f"{opening}>{rest}")
 
+    @classmethod
+    def of_panels(
+        cls,
+        name: str,
+        title: str,
+        caption: str,
+        size: tuple[float, float],
+        panels: Sequence[Panel],
+        columns: int,
+        sharey: bool | Literal["row"] = True,
+    ) -> Drawing | None:
+        """The figure of ``panels`` in a grid of so many columns; ``None`` without panels."""
+        paint = partial(_paint_panels, panels=panels, columns=columns, sharey=sharey)
+        return cls(name, title, caption, size, paint) if panels else None
+
 
 @dataclass(frozen=True)
 class Series:
@@ -108,7 +123,7 @@ class Panel:
     finish: Callable[[Axes], object] = lambda axes: None
 
 
-def paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: Any = True) -> None:
+def _paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: Any) -> None:
     """All panels in a grid of so many columns, and below them the names of all series, once.
 
     Panels that share their y axis with a neighbour on the left have no label of their own for it.

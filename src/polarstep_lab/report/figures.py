@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from polarstep_lab.drawing.panels import (
     Drawing,
     Panel,
     Series,
-    paint_panels,
     paint_series,
 )
 from polarstep_lab.estimates import listed
@@ -157,7 +155,7 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
         caption += " Seconds are those of runs that had the device to themselves."
     if any(curve.broken for curve in curves):
         caption += " Thin dotted lines are runs that did not finish; × marks where one diverged."
-    return Drawing(name, "Trajectories", caption, (10.5, 4.9), lambda f: paint_panels(f, panels, 2))
+    return Drawing.of_panels(name, "Trajectories", caption, (10.5, 4.9), panels, columns=2)
 
 
 def cost_figure(section: Section, name: str) -> Drawing | None:
@@ -183,9 +181,7 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     better = "up" if section.metric.higher_is_better else "down"
     caption = f"Better is {better} and to the left; bars are one standard deviation over seeds."
     caption += f" Far above the axis: {listed(far_off)}." if far_off else ""
-    paint = partial(paint_panels, panels=panels, columns=2)
-    drawing = Drawing(name, "Quality against cost", caption, (10.5, 4.4), paint)
-    return drawing if panels else None
+    return Drawing.of_panels(name, "Quality against cost", caption, (10.5, 4.4), panels, columns=2)
 
 
 def ablation_figure(section: Section, name: str) -> Drawing | None:
@@ -208,8 +204,7 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
         "taken on."
     )
     size = (10.5, 1.2 + 2.9 * lines)
-    drawing = Drawing(name, "Ablations", caption, size, lambda f: paint_panels(f, panels, columns))
-    return drawing if panels else None
+    return Drawing.of_panels(name, "Ablations", caption, size, panels, columns)
 
 
 def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[str, Look]) -> Panel:

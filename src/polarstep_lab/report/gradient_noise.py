@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from polarstep_lab.drawing.palette import CHROME, Look, ordinal_looks
-from polarstep_lab.drawing.panels import ALARM, Drawing, Panel, Series, paint_panels
+from polarstep_lab.drawing.panels import ALARM, Drawing, Panel, Series
 from polarstep_lab.estimates import MISSING, number
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Block, Table, part
@@ -116,8 +116,10 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
         Panel(growth, at, "α", "Growth of sums", finish=sum_axis),
         Panel(sizes, at, "Frobenius norm", "Noise and gradient", yscale="log", finish=step_axis),
     ]
-    paint = partial(paint_panels, panels=panels, columns=3, sharey=False)
-    return Drawing(name, "Noise of the gradient", _figure_caption(row, run), (13, 5), paint)
+    caption = _figure_caption(row, run)
+    return Drawing.of_panels(
+        name, "Noise of the gradient", caption, (13, 5), panels, columns=3, sharey=False
+    )
 
 
 def _figure_caption(row: Row, run: RunRecord) -> str:

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from polarstep.theory.bounds.polar import COVERED
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
-from polarstep_lab.drawing.panels import Drawing, Panel, Series, paint_panels
+from polarstep_lab.drawing.panels import Drawing, Panel, Series
 from polarstep_lab.estimates import MISSING, number
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Block, Table, part
@@ -122,8 +122,8 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
         caption += f" The first {_AT_MOST} of {len(watched)} monitored rows."
     if len(sound) < len(logs):
         caption += " An arrow marks what lies above the axis."
-    paint = partial(paint_panels, panels=panels, columns=len(shown), sharey="row")
-    return Drawing(name, "γ and ν along the run", caption, (10.5, 4.6), paint)
+    title, size = "γ and ν along the run", (10.5, 4.6)
+    return Drawing.of_panels(name, title, caption, size, panels, len(shown), sharey="row")
 
 
 def _band(log: pd.DataFrame, key: str, look: Look) -> Series:
