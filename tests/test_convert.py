@@ -240,6 +240,21 @@ def test_moments_of_their_adamw():
         torch.testing.assert_close(optimizer.state[W]["momentum_buffer"], C / share)
 
 
+def test_moments_before_the_first_step_are_counted_from_zero():
+    bias = Parameter(torch.zeros(4))
+    moments = {"exp_avg": torch.zeros(4), "exp_avg_sq": torch.zeros(4)}
+    group = torch.optim.AdamW([bias]).state_dict()["param_groups"][0]
+    for state in (moments | {"step": torch.tensor(0.0)}, moments):
+        theirs = {"state": {0: state}, "param_groups": [group]}
+        mine = Parameter(bias.detach().clone())
+        optimizer = ps.Muon([{"params": [mine], "algorithm": "adamw", "lr": 0.5}])
+        optimizer.load_state_dict(ps.convert.state_dict(theirs, optimizer))
+        mine.grad = torch.ones(4)
+        optimizer.step()
+        # AdamW's first step is lr·sign(G): the moments are divided by 1 − β, not by 1 − β².
+        torch.testing.assert_close(mine.detach(), torch.full((4,), -0.5))
+
+
 def test_a_rule_that_changed_starts_anew_and_says_so():
     W = Parameter(gaussian(4, 3).float())
     theirs = torch.optim.AdamW([W])
