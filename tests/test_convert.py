@@ -242,9 +242,9 @@ def test_moments_of_their_adamw():
 
 def test_moments_before_the_first_step_are_counted_from_zero():
     bias = Parameter(torch.zeros(4))
-    moments = {"exp_avg": torch.zeros(4), "exp_avg_sq": torch.zeros(4)}
     group = torch.optim.AdamW([bias]).state_dict()["param_groups"][0]
-    for state in (moments | {"step": torch.tensor(0.0)}, moments):
+    for counter in ({"step": torch.tensor(0.0)}, {}):
+        state = {"exp_avg": torch.zeros(4), "exp_avg_sq": torch.zeros(4)} | counter
         theirs = {"state": {0: state}, "param_groups": [group]}
         mine = Parameter(bias.detach().clone())
         optimizer = ps.Muon([{"params": [mine], "algorithm": "adamw", "lr": 0.5}])
