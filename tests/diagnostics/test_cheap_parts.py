@@ -136,3 +136,18 @@ def test_many_steps_are_certified_tightly_in_full_space():
     bound, exact = cheap_certificate(M, polar(M), polar), certify(M, polar(M))
     assert exact.gamma <= bound.gamma <= exact.gamma + 1e-2
     assert bound.nu <= 1e-9
+
+
+def test_a_certificate_does_not_depend_on_the_other_matrices_of_its_batch():
+    M, polar = gaussian(3000, 6, 8, dtype=torch.float32), ps.NewtonSchulz(5)
+    many, alone = (cheap_certificate(X, polar(X), polar) for X in (M, M[:1]))
+    torch.testing.assert_close(many.gamma[:1], alone.gamma, atol=1e-6, rtol=0)
+    torch.testing.assert_close(many.nu[:1], alone.nu, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("d0", [16, 64, 256])
+def test_the_room_for_rounding_is_the_same_share_of_every_size(d0):
+    """The identity loses nothing: γ is what is allowed for the rounding of a sum of d₀² products."""
+    identity = torch.eye(d0, dtype=torch.float64)
+    gamma = float(cheap_certificate(identity, identity).gamma)
+    assert 16 < gamma / torch.finfo(torch.float64).eps < 64
