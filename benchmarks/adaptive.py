@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -278,17 +277,14 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
         return
     polars = {name: polar for name, (_, polar) in maps().items()}
-    needed = options.steps * frontier.SEQUENCES * frontier.LENGTH + 1
-    data = frontier.tokens(options.train)
-    if len(data) < needed:
-        sys.exit(f"{options.train} has {len(data):,} tokens: expected {needed:,}; lower --steps")
-    data, held_out = data[:needed], frontier.tokens(options.val)
+    data, held_out = frontier.shards(options.train, options.val, options.steps, "cuda")
     for seed in map(int, options.seeds.split(",")):
         for name in options.maps.split(","):
             begin = time.perf_counter()
             row = frontier.run(
-                data, held_out, name, seed, options.lr, options.steps, polars[name], measured
-            )
+                data, held_out, name, seed, options.lr, options.steps,
+                polar=polars[name], measured=measured,
+            )  # fmt: skip
             print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")

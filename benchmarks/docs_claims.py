@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from docs_quality import (
@@ -25,6 +26,7 @@ from docs_quality import (
     quality,
     steps,
 )
+from polarstep_lab.methods import all_methods
 from polarstep_lab.records.record import RunRecord, find_runs
 
 CLAIMS: dict[str, Callable[[], str]] = {}
@@ -299,6 +301,102 @@ def cifar_sketches() -> str:
         lost = paired(values("results/cifar10", "cifar10", SKETCHED, *point), full)
         told.append(f"{-100 * lost.mean:.2f} ± {100 * lost.half:.2f} ({words})")
     return f"{', '.join(told)} points below full space on {len(full)} seeds"
+
+
+FRONTIER_10 = "results/cifar10-frontier"
+DEFAULT = "Muon (PolarExpress 5)"
+
+
+def cifar_frontier_rows(
+    folder: Path,
+) -> Iterator[tuple[str, float, Estimate | None, float]]:
+    """Method, mean accuracy, difference to full space in points, and the median ms of a step."""
+    place = str(folder.relative_to(ROOT))
+    full = values(place, "cifar10", DEFAULT)
+    methods = dict.fromkeys(run.identity.method for run in runs(place))
+    for name in (method.name for method in all_methods() if method.name in methods):
+        found = values(place, "cifar10", name)
+        points = {seed: 100 * value for seed, value in found.items()}
+        lost = paired(points, {seed: 100 * value for seed, value in full.items()})
+        ms = statistics.median(
+            run.result.optimizer_ms_per_step
+            for run in runs(place)
+            if run.result and run.identity.method == name
+        )
+        yield name, statistics.fmean(found.values()), None if name == DEFAULT else lost, ms
+
+
+@claim
+def cifar_deflated() -> str:
+    """What the deflated map costs on CIFAR-10 where it is made to sketch."""
+    rows = {name: found for name, _, found, _ in cifar_frontier_rows(ROOT / FRONTIER_10)}
+    told = [
+        f"{found.told(2)} points ({words})"
+        for name, words in (
+            ("Deflated Muon", "`Deflated`"),
+            ("Rand Muon (Nes.-Gaussian)", "the paper's `LowRank`"),
+            ("Auto Muon", "`auto`, the same map as full space"),
+        )
+        if (found := rows[name]) is not None
+    ]
+    return f"{', '.join(told)} against five PolarExpress steps in full space on the same seeds"
+
+
+@claim
+def cifar_routes() -> str:
+    """Which map the library runs on the filters of the CIFAR-10 network on a GPU, and why."""
+    import torch
+
+    from polarstep.polar.auto import DEFLATED
+    from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
+
+    gpu = torch.device("cuda")
+    with torch.device("meta"):
+        shapes = ConvNet(ConvNetConfig()).matrix_shapes()
+    reasons: dict[str, list[str]] = {}
+    for m, n in dict.fromkeys(shapes):
+        reason = DEFLATED.full_space_reason(m, n, gpu)
+        assert reason is not None, (m, n)
+        reasons.setdefault(reason, []).append(f"{m}×{n}")
+    told = [f"{' and '.join(found)} ({reason})" for reason, found in reasons.items()]
+    return f"full space on all {len(shapes)} filters: {', '.join(told)}"
+
+
+# How the gap to full space scales
+
+
+@claim
+def gap_over_tokens() -> str:
+    """Whether the gap closes, stays or grows with the tokens."""
+    return _scaled("tokens")
+
+
+@claim
+def gap_over_width() -> str:
+    """Whether the gap closes, stays or grows with the width."""
+    return _scaled("width")
+
+
+def _scaled(unit: str) -> str:
+    from scaling import DEFLATED, FRONTIER, LOW_RANK, fits, gaps, over_tokens, over_width, recorded
+
+    found = gaps(recorded(ROOT / "results/scaling/runs.jsonl", FRONTIER))
+    told = []
+    for name, words in ((DEFLATED, "`Deflated`"), (LOW_RANK, "`LowRank`")):
+        line = fits(found, name)[unit]
+        points = (over_tokens if unit == "tokens" else over_width)(found, name)
+        low, high = min(x for x, _ in points), max(x for x, _ in points)
+        verb = {"grows": "grows", "closes": "closes"}.get(line.verdict, "does not change clearly")
+        at = (
+            f"{low:.1f}M to {high:.1f}M tokens"
+            if unit == "tokens"
+            else f"width {low:g} to {high:g}"
+        )
+        told.append(
+            f"that of {words} {verb}: {signed(line.slope, 2)} ± {line.half:.2f} points for each "
+            f"doubling (n = {line.n} pairs of runs, {at})"
+        )
+    return "; ".join(told)
 
 
 # The short runs, at 6.6 million tokens

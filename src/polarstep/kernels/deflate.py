@@ -20,56 +20,77 @@ _BLOCK_ROWS, _BLOCK_BYTES, _WARPS, _STAGES = 32, 128, 2, 5
 
 
 @triton.jit
+def _sum_of_parts(sums, parts, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for start in range(0, parts, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + at, mask=at < parts, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
 def _inverse_size_kernel(
-    of_M, of_B, inverse, left, FACTOR: tl.constexpr, FLOOR: tl.constexpr,
-    PARTS_M: tl.constexpr, PARTS_B: tl.constexpr,
+    of_M, of_B, inverse, left, parts_M, parts_B,
+    FACTOR: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64)
-    whole = tl.sum(tl.load(of_M + batch * PARTS_M + tl.arange(0, PARTS_M)), axis=0)
-    head = tl.sum(tl.load(of_B + batch * PARTS_B + tl.arange(0, PARTS_B)), axis=0)
+    whole = _sum_of_parts(of_M + batch * parts_M, parts_M, BLOCK)
+    head = _sum_of_parts(of_B + batch * parts_B, parts_B, BLOCK)
     size = FACTOR * tl.sqrt(tl.maximum(whole - head, FLOOR * whole) / left)
     # A zero matrix has no rest; and 1/δ must be a number of float32.
     value = tl.where(size > 0, 1 / tl.where(size > 0, size, 1.0), 0.0)
     tl.store(inverse + batch, tl.minimum(value, 1e38).to(tl.float32))
 
 
-def inverse_rest_size(M: Tensor, B: Tensor, left: int, factor: float, floor: float) -> Tensor:
-    """1/δ of each matrix, as :func:`polarstep.polar.deflation.rest_size` defines δ, in float32."""
-    of_M, of_B = sums_of_squares(M), sums_of_squares(B)
+def inverse_rest_size(
+    M: Tensor,
+    B: Tensor,
+    left: int,
+    factor: float,
+    floor: float,
+    squares: Tensor | None = None,
+) -> Tensor:
+    """1/δ of each matrix, as :func:`polarstep.polar.deflation.rest_size` defines δ, in float32.
+
+    ``squares`` (batch, parts) adds up to ‖M‖²_F, in float64, where the momentum kernel has left it.
+    """
+    of_M, of_B = sums_of_squares(M) if squares is None else squares, sums_of_squares(B)
     inverse = torch.empty(len(M), dtype=torch.float32, device=M.device)
     _inverse_size_kernel[(len(M),)](
-        of_M, of_B, inverse, left,
-        FACTOR=factor, FLOOR=floor, PARTS_M=of_M.shape[1], PARTS_B=of_B.shape[1],
+        of_M, of_B, inverse, left, of_M.shape[1], of_B.shape[1],
+        FACTOR=factor, FLOOR=floor, BLOCK=512,
     )  # fmt: skip
     return inverse
 
 
 @triton.jit
-def _signs_kernel(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    h = at.to(tl.uint32)  # polarstep.products.base.signs
+def _sign_at(at):
+    """The entries of :func:`polarstep.products.base.signs`, by their place in memory."""
+    h = at.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     h = h ^ (h >> 16)
-    sign = (h & 1).to(tl.float32) * 2 - 1
-    tl.store(out + at, sign.to(out.dtype.element_ty), mask=at < SIZE)
+    return (h & 1).to(tl.float32) * 2 - 1
 
 
 @triton.jit
 def _times_few_kernel(
-    G, V, out, M, V_batch,
-    FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    G, V, out, M,
+    FIRST: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(1).to(tl.int64)
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     c = tl.arange(0, FEW)
     g = G + batch * M * M + (r % M)[:, None] * M + k[None, :]
-    v = V + batch * V_batch + k[:, None] * FEW + c[None, :]
+    v = k[:, None] * FEW + c[None, :]
     acc = tl.zeros((BM, FEW), dtype=tl.float32)
     for start in range(0, M, BK):
         x = tl.load(g, mask=k[None, :] < M - start, other=0.0).to(out.dtype.element_ty)
-        y = tl.load(v, mask=k[:, None] < M - start, other=0.0)
+        if FIRST:  # the same signs for all matrices
+            y = _sign_at(v).to(out.dtype.element_ty)
+        else:
+            y = tl.load(V + batch * M * FEW + v, mask=k[:, None] < M - start, other=0.0)
         acc = tl.dot(x, y, acc)
         g += BK
         v += BK * FEW
@@ -119,14 +140,13 @@ def scale_to_one(
     batch, M, _ = G.shape
     # Triton's interpreter multiplies no bfloat16.
     dtype = torch.bfloat16 if G.dtype.itemsize <= 2 and not interpreted() else torch.float32
-    U = torch.empty(M, SIGNS, dtype=dtype, device=G.device)
-    _signs_kernel[(triton.cdiv(U.numel(), 1024),)](U, SIZE=U.numel(), BLOCK=1024)
+    U = V = torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device)
     columns = _BLOCK_BYTES // G.element_size()
     for first in (True, False, False, False, False):
         V, U = U, torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device)
         _times_few_kernel[(triton.cdiv(M, _BLOCK_ROWS), batch)](
-            G, V, U, M, 0 if first else M * SIGNS,  # the same signs for all matrices
-            FEW=SIGNS, BM=_BLOCK_ROWS, BK=columns, num_warps=_WARPS, num_stages=_STAGES,
+            G, V, U, M,
+            FIRST=first, FEW=SIGNS, BM=_BLOCK_ROWS, BK=columns, num_warps=_WARPS, num_stages=_STAGES,
         )  # fmt: skip
     scale = torch.empty(batch, dtype=torch.float32, device=G.device)
     _scale_kernel[(batch,)](
