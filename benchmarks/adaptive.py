@@ -34,6 +34,7 @@ import frontier
 import polarstep as ps
 from adaptive_finders import Chosen, Measured, Renewed, filled, fitted, power_law
 from polarstep.optim.step import Bucket
+from polarstep.storage import read_lines
 
 
 def maps() -> dict[str, tuple[str, ps.PolarMap]]:
@@ -268,8 +269,7 @@ def main() -> None:
     small.add_argument("--seeds", default="0")
     options = parser.parse_args()
     if options.command == "table":
-        lines = options.records.read_text(encoding="utf-8").splitlines()
-        print("\n".join(table([json.loads(line) for line in lines])))
+        print("\n".join(table(read_lines(options.records))))
         return
     if options.command == "spectra":
         for seed in map(int, options.seeds.split(",")):
@@ -285,9 +285,8 @@ def main() -> None:
                 data, held_out, name, seed, options.lr, options.steps,
                 polar=polars[name], measured=measured,
             )  # fmt: skip
+            frontier.append(options.out, row)
             print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":
