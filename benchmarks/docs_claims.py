@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from docs_quality import (
@@ -25,6 +26,7 @@ from docs_quality import (
     quality,
     steps,
 )
+from polarstep_lab.methods import all_methods
 from polarstep_lab.records.record import RunRecord, find_runs
 
 CLAIMS: dict[str, Callable[[], str]] = {}
@@ -301,6 +303,102 @@ def cifar_sketches() -> str:
     return f"{', '.join(told)} points below full space on {len(full)} seeds"
 
 
+FRONTIER_10 = "results/cifar10-frontier"
+DEFAULT = "Muon (PolarExpress 5)"
+
+
+def cifar_frontier_rows(
+    folder: Path,
+) -> Iterator[tuple[str, float, Estimate | None, float]]:
+    """Method, mean accuracy, difference to full space in points, and the median ms of a step."""
+    place = str(folder.relative_to(ROOT))
+    full = values(place, "cifar10", DEFAULT)
+    methods = dict.fromkeys(run.identity.method for run in runs(place))
+    for name in (method.name for method in all_methods() if method.name in methods):
+        found = values(place, "cifar10", name)
+        points = {seed: 100 * value for seed, value in found.items()}
+        lost = paired(points, {seed: 100 * value for seed, value in full.items()})
+        ms = statistics.median(
+            run.result.optimizer_ms_per_step
+            for run in runs(place)
+            if run.result and run.identity.method == name
+        )
+        yield name, statistics.fmean(found.values()), None if name == DEFAULT else lost, ms
+
+
+@claim
+def cifar_deflated() -> str:
+    """What the deflated map costs on CIFAR-10 where it is made to sketch."""
+    rows = {name: found for name, _, found, _ in cifar_frontier_rows(ROOT / FRONTIER_10)}
+    told = [
+        f"{found.told(2)} points ({words})"
+        for name, words in (
+            ("Deflated Muon", "`Deflated`"),
+            ("Rand Muon (Nes.-Gaussian)", "the paper's `LowRank`"),
+            ("Auto Muon", "`auto`, the same map as full space"),
+        )
+        if (found := rows[name]) is not None
+    ]
+    return f"{', '.join(told)} against five PolarExpress steps in full space on the same seeds"
+
+
+@claim
+def cifar_routes() -> str:
+    """Which map the library runs on the filters of the CIFAR-10 network on a GPU, and why."""
+    import torch
+
+    from polarstep.polar.auto import DEFLATED
+    from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
+
+    gpu = torch.device("cuda")
+    with torch.device("meta"):
+        shapes = ConvNet(ConvNetConfig()).matrix_shapes()
+    reasons: dict[str, list[str]] = {}
+    for m, n in dict.fromkeys(shapes):
+        reason = DEFLATED.full_space_reason(m, n, gpu)
+        assert reason is not None, (m, n)
+        reasons.setdefault(reason, []).append(f"{m}×{n}")
+    told = [f"{' and '.join(found)} ({reason})" for reason, found in reasons.items()]
+    return f"full space on all {len(shapes)} filters: {', '.join(told)}"
+
+
+# How the gap to full space scales
+
+
+@claim
+def gap_over_tokens() -> str:
+    """Whether the gap closes, stays or grows with the tokens."""
+    return _scaled("tokens")
+
+
+@claim
+def gap_over_width() -> str:
+    """Whether the gap closes, stays or grows with the width."""
+    return _scaled("width")
+
+
+def _scaled(unit: str) -> str:
+    from scaling import DEFLATED, FRONTIER, LOW_RANK, fits, gaps, over_tokens, over_width, recorded
+
+    found = gaps(recorded(ROOT / "results/scaling/runs.jsonl", FRONTIER))
+    told = []
+    for name, words in ((DEFLATED, "`Deflated`"), (LOW_RANK, "`LowRank`")):
+        line = fits(found, name)[unit]
+        points = (over_tokens if unit == "tokens" else over_width)(found, name)
+        low, high = min(x for x, _ in points), max(x for x, _ in points)
+        verb = {"grows": "grows", "closes": "closes"}.get(line.verdict, "does not change clearly")
+        at = (
+            f"{low:.1f}M to {high:.1f}M tokens"
+            if unit == "tokens"
+            else f"width {low:g} to {high:g}"
+        )
+        told.append(
+            f"that of {words} {verb}: {signed(line.slope, 2)} ± {line.half:.2f} points for each "
+            f"doubling (n = {line.n} pairs of runs, {at})"
+        )
+    return "; ".join(told)
+
+
 # The short runs, at 6.6 million tokens
 
 FAST = {"power": 0, "keep": 1, "solver": "polar-express-sketch"}
@@ -351,6 +449,21 @@ def short_runs() -> str:
         f"excludes zero. And seven quintic steps are a weak baseline: at a rate of 0.03, on one seed, "
         f"full space had {alone['polar-express']:.1f} with PolarExpress and {alone['empirical']:.1f} "
         f"with Jordan's coefficients, where that sketch had {sketch[0.03][1]:.1f}."
+    )
+
+
+@claim
+def adamw_gap() -> str:
+    """How Muon compares with AdamW on few tokens."""
+    muon, adamw = (
+        values("results/gpt/table2", "nanogpt-small", method) for method in (FULL, "AdamW")
+    )
+    found = paired(muon, adamw)
+    ends = [statistics.fmean(each.values()) for each in (muon, adamw)]
+    return (
+        f"a validation perplexity of {ends[0]:.1f} where AdamW ends at {ends[1]:.1f}: "
+        f"{signed(found.mean)} ± {found.half:.1f} (n = {found.n}, 6.6M tokens, each at its tuned rates, "
+        f"which the same text chose)"
     )
 
 

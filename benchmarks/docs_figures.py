@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from docs_quality import TIMES, Weighed, million_tokens, perplexities, quality, steps, weighed
+from docs_quality import (
+    ROOT,
+    TIMES,
+    Weighed,
+    million_tokens,
+    peers,
+    perplexities,
+    quality,
+    steps,
+    weighed,
+)
 
 STYLE = (
     "text{font:14px sans-serif;fill:#666}.title{font-weight:bold}.small{font-size:12px}"
     ".low{fill:#3f6fb5}.other{fill:#a8a8a8}.axis{stroke:#888;stroke-width:1}"
     ".grid{stroke:#8884;stroke-width:1}.bar{stroke:#3f6fb5;stroke-width:2}"
-    ".bar.other{stroke:#8a8a8a}.hollow{fill:none;stroke:#3f6fb5;stroke-width:2}"
+    ".bar.other{stroke:#8a8a8a}.hollow{fill:none;stroke:#3f6fb5;stroke-width:2}.hollow.other{fill:none;stroke:#8a8a8a}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}.low{fill:#7aa7e8}.bar{stroke:#7aa7e8}"
-    ".hollow{stroke:#7aa7e8}}"
+    ".hollow:not(.other){stroke:#7aa7e8}}"
 )
 
 
@@ -74,32 +85,38 @@ class _Frame:
         )
 
 
+LOWEST, HIGHEST = -3.0, 10.0
+"""The perplexities that the figure of maps shows, in percent of full space's."""
+TICKS = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
+
+
 def frontier() -> str:
     """Perplexity against full space over the time of a step, on two sets of matrices."""
-    points = [each for each in weighed() if each.timed and each.trained]
-    width, height = 760, 430
-    shapes = [
-        _text(
-            0,
-            20,
-            f"Perplexity after {million_tokens():.1f}M tokens, against full space",
-            kind="title",
-        )
+    points = [
+        each
+        for each in (*weighed(), *peers())
+        if each.timed and each.trained and LOWEST < quality(each.trained).mean < HIGHEST
     ]
-    panels = (
-        ("nanoGPT", "on nanoGPT's 64 matrices", (0.55, 3.2), (0.6, 1, 2, 3)),
-        ("8B layer", "on a layer of an 8B model", (1.4, 30.0), (1.5, 3, 6, 12, 24)),
-    )
-    for place, (load, words, x, ticks) in enumerate(panels):
+    width, height = 760, 450
+    title = f"Perplexity after {million_tokens():.1f}M tokens, against full space"
+    shapes = [_text(0, 20, title, kind="title")]
+    panels = (("nanoGPT", "on nanoGPT's 64 matrices"), ("8B layer", "on a layer of an 8B model"))
+    for place, (load, words) in enumerate(panels):
         left = 52 + place * 372
-        frame = _Frame(left, 60, left + 320, height - 62, x, (-2.5, 10.0))
-        shapes += _axes(frame, words, ticks)
+        times = [steps()[each.timed, load]["ms"] for each in points]
         adamw = steps()["AdamW, fused", load]["ms"]
-        at, top = frame.at(adamw, 10.0)
+        x = (0.85 * min(adamw, *times), 1.25 * max(times))
+        frame = _Frame(left, 60, left + 320, height - 62, x, (LOWEST, HIGHEST))
+        shapes += _axes(
+            frame, [-2, 0, 2, 4, 6, 8], [tick for tick in TICKS if x[0] <= tick <= x[1]]
+        )
+        shapes.append(_below(frame, f"optimizer ms per step, {words}"))
+        at, top = frame.at(adamw, HIGHEST)
         shapes.append(f'<path d="M{at:.1f} {frame.bottom}V{top + 14:.1f}" class="axis"/>')
         shapes.append(_text(at - 3, top + 8, "AdamW", kind="small"))
         for each in points:
-            shapes += _point(frame, each, load)
+            shapes += _mark(frame, each, load)
+        shapes += _names(frame, [(*_place(frame, each, load), _short(each)) for each in points])
     seeds = len(perplexities()["full", 0.014])
     note = (
         f"Bars: 95% t-intervals over paired seeds, of {seeds} in full space. Hollow: one seed. "
@@ -109,14 +126,15 @@ def frontier() -> str:
     return _svg(width, height, "Perplexity over the time of an optimizer step", shapes)
 
 
-def _axes(frame: _Frame, words: str, ticks: tuple[float, ...]) -> list[str]:
+def _axes(frame: _Frame, values: Sequence[float], ticks: Sequence[float]) -> list[str]:
+    """Lines at ``values`` in percent, and numbers at ``ticks`` below."""
     shapes = []
-    for value in (-2, 0, 2, 4, 6, 8):
+    for value in values:
         _, y = frame.at(frame.x[0], value)
         kind = "axis" if value == 0 else "grid"
         shapes.append(f'<path d="M{frame.left} {y:.1f}H{frame.right}" class="{kind}"/>')
         sign = "−" if value < 0 else "+" if value > 0 else ""
-        label = f"{sign}{abs(value)}%"
+        label = f"{sign}{abs(value):g}%"
         shapes.append(_text(frame.left - 6, y + 4, label, kind="small", anchor="end"))
     shapes.append(
         f'<path d="M{frame.left} {frame.top}V{frame.bottom}H{frame.right}" '
@@ -125,40 +143,148 @@ def _axes(frame: _Frame, words: str, ticks: tuple[float, ...]) -> list[str]:
     for tick in ticks:
         x, _ = frame.at(tick, 0)
         shapes.append(_text(x, frame.bottom + 17, f"{tick:g}", kind="small", anchor="middle"))
-    middle = (frame.left + frame.right) / 2
-    label = f"optimizer ms per step, {words}"
-    shapes.append(_text(middle, frame.bottom + 36, label, kind="small", anchor="middle"))
     return shapes
 
 
-def _point(frame: _Frame, each: Weighed, load: str) -> list[str]:
-    """A mark with its interval and its name."""
+def _below(frame: _Frame, words: str) -> str:
+    """What the numbers below a frame are."""
+    middle = (frame.left + frame.right) / 2
+    return _text(middle, frame.bottom + 36, words, kind="small", anchor="middle")
+
+
+def _place(frame: _Frame, each: Weighed, load: str) -> tuple[float, float]:
     assert each.timed is not None
     assert each.trained is not None
-    ms = steps()[each.timed, load]["ms"]
+    return frame.at(steps()[each.timed, load]["ms"], quality(each.trained).mean)
+
+
+def _mark(frame: _Frame, each: Weighed, load: str) -> list[str]:
+    """A circle with its interval, blue for maps that sketch."""
+    assert each.trained is not None
     found = quality(each.trained)
-    x, y = frame.at(ms, found.mean)
+    x, y = _place(frame, each, load)
     other = "" if each.columns else " other"
     shapes = []
     if found.n > 1 and found.half > 0:
-        low, high = (frame.at(ms, end)[1] for end in (found.low, found.high))
+        low, high = (
+            frame.at(frame.x[0], min(max(end, LOWEST), HIGHEST))[1]
+            for end in (found.low, found.high)
+        )
         shapes.append(f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" class="bar{other}"/>')
-    hollow = found.n == 1
-    kind = "hollow" if hollow else f"{'other' if other else 'low'}"
+    kind = f"hollow{other}" if found.n == 1 else "other" if other else "low"
     shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" class="{kind}"/>')
-    name = each.title.split(", trained")[0].replace("`", "").replace('polar="auto": ', "")
-    right, down, anchor = LABELS.get(name, (10, 4, "start"))
-    shapes.append(_text(x + right, y + down, name, kind="small", anchor=anchor))
     return shapes
 
 
-LABELS = {
-    "full space": (0, 22, "middle"),
-    "Deflated, warm": (-10, 4, "end"),
-    "Deflated, h = 1": (4, 28, "end"),
-}
-"""Where the name of a map stands beside its mark, so that names do not meet."""
+def _short(each: Weighed) -> str:
+    """The name of a map or a peer beside its mark."""
+    name = each.title.split(", trained")[0].replace("`", "").replace('polar="auto": ', "")
+    return SHORT.get(name, name)
 
+
+SHORT = {
+    "full space, NormalizedRows": "full space + rows",
+    "Deflated, warm, NormalizedRows": "Deflated + rows",
+    "torch.optim.Muon": "torch",
+    "Muon of K. Jordan": "Jordan",
+    "Muon of dion": "dion",
+    "NorMuon of dion": "NorMuon",
+    "Dion2 (a quarter of the rows)": "Dion2",
+    "Dion3 (a quarter of the rows)": "Dion3",
+    "SOAP of pytorch_optimizer": "SOAP",
+}
+"""Names in the figure that are shorter than in the tables."""
+
+
+def _names(frame: _Frame, marks: Sequence[tuple[float, float, str]]) -> list[str]:
+    """A name beside each mark, at the first place where it meets no mark and no other name."""
+    taken = [(x - 8, y - 8, x + 8, y + 8) for x, y, _ in marks]
+    shapes = []
+    for x, y, name in marks:
+        long = 6.2 * len(name)
+        places = [(10, 4, "start"), (-10, 4, "end"), (0, 22, "middle"), (0, -12, "middle")]
+        places += [
+            (side * 10, down, "start" if side > 0 else "end")
+            for down in (16, -9, 28, -21, 40, -33, 52, -45, 64, -57, 76, -69)
+            for side in (1, -1)
+        ]
+        boxes = []
+        for right, down, anchor in places:
+            from_left = {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * long
+            left, bottom = x + right - from_left, y + down + 3
+            boxes.append((left, bottom - 13, left + long, bottom))
+        free = (
+            k
+            for k, box in enumerate(boxes)
+            if box[0] > frame.left
+            and box[2] < frame.right + 12
+            and frame.top + 10 < box[1]
+            and box[3] < frame.bottom
+            and not any(_meet(box, other) for other in taken)
+        )
+        best = next(free, 0)
+        taken.append(boxes[best])
+        right, down, anchor = places[best]
+        shapes.append(_text(x + right, y + down, name, kind="small", anchor=anchor))
+    return shapes
+
+
+Box = tuple[float, float, float, float]
+
+
+def _meet(a: Box, b: Box) -> bool:
+    """Whether two boxes of left, top, right, bottom have a point in common."""
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def gaps() -> str:
+    """The gap to full space over tokens and over width, with the fitted lines."""
+    import scaling as study
+
+    found = study.gaps(study.recorded(ROOT / GAPS, study.FRONTIER))
+    over = {"tokens": study.over_tokens, "width": study.over_width}
+    known = [gap for name in found for of in over.values() for _, gap in of(found, name)]
+    width, height = 760, 380
+    shapes = [_text(0, 20, "Perplexity against full space", kind="title")]
+    y = (min(-1.0, min(known) - 1), max(known) + 1)
+    panels = (
+        ("tokens", [study.million(steps) for steps in study.LENGTHS], "million tokens, width 768"),
+        ("width", [float(w) for w in study.WIDTHS], f"width, {million_tokens():.1f}M tokens"),
+    )
+    for place, (unit, ticks, words) in enumerate(panels):
+        left = 52 + place * 372
+        frame = _Frame(left, 50, left + 320, height - 62, (0.8 * ticks[0], 1.25 * ticks[-1]), y)
+        shapes += _axes(frame, range(math.ceil(y[0] / 2) * 2, int(y[1]) + 1, 2), [])
+        for tick in ticks:
+            at, _ = frame.at(tick, 0)
+            label = f"{tick:.0f}"
+            shapes.append(_text(at, frame.bottom + 17, label, kind="small", anchor="middle"))
+        shapes.append(_below(frame, words))
+        for name, kind, title in (
+            (study.DEFLATED, "low", "Deflated"),
+            (study.LOW_RANK, "other", "LowRank"),
+        ):
+            points = over[unit](found, name)
+            for x, gap in points:
+                at, up = frame.at(x, gap)
+                shapes.append(f'<circle cx="{at:.1f}" cy="{up:.1f}" r="4" class="{kind}"/>')
+            if not points:
+                continue
+            end = max(x for x, _ in points)
+            if line := study.fits(found, name).get(unit):
+                begin = min(x for x, _ in points)
+                (x0, y0), (x1, y1) = (frame.at(x, line.at(x)) for x in (begin, end))
+                path = f"M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"
+                other = "" if kind == "low" else " other"
+                shapes.append(f'<path d="{path}" class="bar{other}"/>')
+            at, up = frame.at(end, max(gap for x, gap in points if x == end))
+            shapes.append(_text(at, up - 10, title, kind="small", anchor="end"))
+    note = "A point is a pair of runs with one seed; lines are fitted to the logarithm."
+    shapes.append(_text(0, height - 8, note, kind="small"))
+    return _svg(width, height, "Perplexity against full space over tokens and width", shapes)
+
+
+GAPS = "results/scaling/runs.jsonl"
 FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
     "docs/assets/frontier.svg": frontier,

@@ -1,6 +1,9 @@
 """Perplexity over cost: polar maps in one training loop, against full space at the same learning rate.
 
     python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full,flat-48-warm --seeds 0,1,2
+    python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full --seeds 3 --lr 0.01,0.014,0.02
+    python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full --seeds 0,1,2 --lr best
+    python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps adamw,peer:torch-muon --seeds 0
     python benchmarks/frontier.py table results/frontier/runs.jsonl > results/frontier/summary.md
 
 A GPT of 5 layers × 768 sees every token once: 1500 steps of 16 × 1024 tokens are 24.6 million.
@@ -8,6 +11,11 @@ Momentum rises from 0.85 to 0.95 over the first tenth; learning rates are consta
 to 5% over the last 60%. TRAIN.bin and VAL.bin are shards of GPT-2 tokens (``polarstep tokenize``
 writes them). A run takes half a minute on an H200. ``ms`` is the time of ``step()`` in this loop, with
 AdamW's part, on a host that is busy with the model; ``step_cost.py`` has the optimizer's alone.
+
+A run whose record is in ``--out`` is not made again, so the same command goes on where it stopped.
+``--lr best`` is the rate with the lowest perplexity on seed 3, which tables of chosen rates leave out.
+``adamw`` updates all matrices with AdamW. ``peer:NAME`` is an optimizer of another library
+(:mod:`polarstep_lab.peers`); embeddings, head and vectors have AdamW at the same rates as beside ours.
 """
 
 from __future__ import annotations
@@ -18,13 +26,23 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from polarstep.storage import JsonLines, read_lines
+
+if TYPE_CHECKING:
+    import torch
 
 STEPS, SEQUENCES, LENGTH = 1500, 16, 1024
+LAYERS, WIDTH, HEAD_WIDTH = 5, 768, 128
 FULL = "full"
 RATE = 0.014  # the best of 0.01, 0.014 and 0.02 for full space on one seed of an earlier loop
+CHOICE = 3
+"""The seed on which a rate is chosen; the seeds that are reported are others."""
+EMBEDDING, OTHERS = 0.3, 0.004
+"""AdamW's rates for the embedding, and for head and vectors."""
 # Student's t at 97.5% for 1 to 9 degrees of freedom.
 T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
@@ -81,37 +99,90 @@ def maps() -> dict[str, tuple[str, Any]]:
     return found
 
 
-def run(train: Any, val: Any, name: str, seed: int, lr: float, steps: int) -> dict[str, Any]:
-    """Train once; ``name`` may end in ``+rows`` for normalized rows."""
+def optimizer_of(
+    name: str, model: Any, lr: float, seed: int, polar: Any = None
+) -> tuple[torch.optim.Optimizer, str | None]:
+    """The optimizer that a name stands for, and what it calls the momentum of the hidden matrices.
+
+    ``name`` is a map of :func:`maps`, ``adamw`` or ``peer:NAME``. A map may end in ``+rows`` for
+    normalized rows. ``polar`` stands in the place of the map. Without a momentum that follows the
+    schedule there is no name for it.
+    """
     import torch
 
     import polarstep as ps
+
+    base, *rows = name.split("+")
+    other = base == "adamw" or base.startswith("peer:")
+    ours = ps.muon_for(
+        model,
+        lr=lr,
+        polar=None if other else polar or maps()[base][1],
+        transform=ps.NormalizedRows() if rows else None,
+        embeddings=ps.AdamW(lr=EMBEDDING),
+        heads=ps.AdamW(lr=OTHERS),
+        vectors=ps.AdamW(lr=OTHERS),
+        seed=seed,
+    )
+    if not other:
+        return ours, "momentum"
+    if base == "adamw":
+        groups = [
+            {
+                "params": group["params"],
+                "lr": group["lr"],
+                "betas": group.get("betas", ps.AdamW().betas),
+                "weight_decay": 0.0,
+            }
+            for group in ours.param_groups
+        ]
+        fused = True if next(model.parameters()).is_cuda else None
+        return torch.optim.AdamW(groups, fused=fused), None
+    from polarstep_lab.config import OptimizerConfig
+    from polarstep_lab.peers import find_peer
+    from polarstep_lab.peers.together import beside_adamw
+
+    peer = find_peer(base.removeprefix("peer:"))
+    momentum = ps.AdamW().betas[0] if peer.algorithm == "adamw" else 0.95
+    return beside_adamw(peer, ours, OptimizerConfig(lr=lr, momentum=momentum)), peer.momentum
+
+
+def run(
+    train: Any,
+    val: Any,
+    name: str,
+    seed: int,
+    lr: float,
+    steps: int,
+    width: int = WIDTH,
+    polar: Any = None,
+    measured: Callable[[Any], dict[str, Any]] = lambda optimizer: {},
+) -> dict[str, Any]:
+    """Train a GPT of :data:`LAYERS` layers once, on the device of the tokens.
+
+    ``name`` and ``polar`` are those of :func:`optimizer_of`. What ``measured`` returns for the optimizer
+    after the last step is added to the record.
+    """
+    import torch
+
     from polarstep_lab.models.gpt import GPT, GPTConfig
     from polarstep_lab.training.compiled_model import compiled
 
-    device = torch.device("cuda")
-    config = GPTConfig(50304, 768, 5, 6, LENGTH)
+    device = train.device
+    on_gpu = device.type == "cuda"
+    config = GPTConfig(50304, width, LAYERS, width // HEAD_WIDTH, LENGTH)
     model = GPT(config, torch.Generator().manual_seed(seed)).to(device)
-    base, *rows = name.split("+")
-    optimizer = ps.muon_for(
-        model,
-        lr=lr,
-        polar=maps()[base][1],
-        transform=ps.NormalizedRows() if rows else None,
-        embeddings=ps.AdamW(lr=0.3),
-        heads=ps.AdamW(lr=0.004),
-        vectors=ps.AdamW(lr=0.004),
-        seed=seed,
-    )
-    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer, key = optimizer_of(name, model, lr, seed, polar)
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
     shuffle = torch.Generator().manual_seed(1000 + seed)
     order = torch.randperm(steps * SEQUENCES, generator=shuffle).to(device)
     within = torch.arange(LENGTH + 1, device=device)
+    wrap = {"wrap": compiled} if on_gpu else {}
 
     def summed(windows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         batch = tokens[(windows * LENGTH)[:, None] + within].long()
-        with torch.autocast("cuda", torch.bfloat16):
-            return model.loss(batch[:, :-1], batch[:, 1:], compiled)
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            return model.loss(batch[:, :-1], batch[:, 1:], **wrap)
 
     times = []
     for step in range(steps):
@@ -119,11 +190,11 @@ def run(train: Any, val: Any, name: str, seed: int, lr: float, steps: int) -> di
         factor = 1.0 if done < 0.4 else 1 - (done - 0.4) / 0.6 * 0.95
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
-            if group["algorithm"] == "muon":
-                group["momentum"] = 0.85 + 0.1 * min(1.0, done / 0.1)
+            if key in group and group.get("algorithm", "muon") == "muon":
+                group[key] = 0.85 + 0.1 * min(1.0, done / 0.1)
         loss = summed(order[SEQUENCES * step : SEQUENCES * (step + 1)], train)
         (loss / (SEQUENCES * LENGTH)).backward()
-        if step % 100 == 50:
+        if on_gpu and step % 100 == 50:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             begin.record()
@@ -138,17 +209,50 @@ def run(train: Any, val: Any, name: str, seed: int, lr: float, steps: int) -> di
     with torch.no_grad():
         windows = torch.arange(count, device=device).split(SEQUENCES)
         total = sum(float(summed(part, val).double()) for part in windows)
-    perplexity = math.exp(total / (count * LENGTH))
-    row = {"map": name, "seed": seed, "lr": lr, "steps": steps, "perplexity": perplexity}
-    return row | {"ms": statistics.median(times)}
+    row = {"map": name, "seed": seed, "lr": lr, "steps": steps, "width": width}
+    row |= {"perplexity": math.exp(total / (count * LENGTH))} | measured(optimizer)
+    return row | ({"ms": statistics.median(times)} if times else {}) | made_with(name, device)
+
+
+def made_with(name: str, device: torch.device) -> dict[str, Any]:
+    """The device and torch of a run, and the package of a peer with its version."""
+    import torch
+
+    on_gpu = device.type == "cuda"
+    found = {"device": torch.cuda.get_device_name(device) if on_gpu else "cpu"}
+    found["torch"] = torch.__version__
+    if name.startswith("peer:"):
+        from polarstep_lab.peers import find_peer, versions
+
+        package = find_peer(name.removeprefix("peer:")).package
+        found |= {key: version for key, version in versions().items() if key == package}
+    return found
+
+
+def best_rate(records: Sequence[Mapping[str, Any]], name: str, steps: int = STEPS) -> float | None:
+    """The rate with the lowest perplexity of a map on seed :data:`CHOICE`; ``None`` without a run."""
+    tried = {
+        record["lr"]: record["perplexity"]
+        for record in records
+        if (record["map"], record["seed"], record["steps"]) == (name, CHOICE, steps)
+    }
+    return min(tried, key=lambda lr: tried[lr]) if tried else None
+
+
+def others() -> dict[str, str]:
+    """In words, what stands for no map of ours: AdamW and the peers."""
+    from polarstep_lab.peers import PEERS
+
+    return {"adamw": "AdamW"} | {f"peer:{peer.name}": peer.title for peer in PEERS.values()}
 
 
 def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a row for each map and rate, with the mean of the paired differences to full space.
 
-    Differences are between runs of one seed and one rate. Rows of other rates than :data:`RATE` say so.
+    Differences are between runs of one seed and one rate, or to :data:`RATE` where full space was not
+    run at that rate. Rows of other rates than :data:`RATE` say so.
     """
-    names = EARLIER | {name: words for name, (words, _) in maps().items()}
+    names = EARLIER | {name: words for name, (words, _) in maps().items()} | others()
     found: dict[tuple[str, float], dict[int, float]] = {}
     for record in records:
         at = (record["map"], record.get("lr", RATE))
@@ -158,7 +262,7 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         base, *normal = name.split("+")
         words = names[base] + (", rows normalized" if normal else "")
         words += "" if lr == RATE else f", rate {lr:g}"
-        full = found[FULL, lr]
+        full = found.get((FULL, lr), found[FULL, RATE])
         ratios = [100 * (runs[s] / full[s] - 1) for s in sorted(set(runs) & set(full))]
         mean = statistics.fmean(ratios)
         interval = "one seed"
@@ -175,13 +279,36 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from (text for *_, text in sorted(rows))
 
 
-def tokens(path: Path) -> Any:
-    """A shard on the GPU."""
+def tokens(path: Path, device: str) -> Any:
+    """A shard on a device."""
     import torch
 
     from polarstep_lab.data.shards import open_shard
 
-    return torch.from_numpy(open_shard(path).astype("int32")).to("cuda")
+    return torch.from_numpy(open_shard(path).astype("int32")).to(device)
+
+
+def shards(train: Path, val: Path, steps: int, device: str) -> tuple[Any, Any]:
+    """The tokens that so many steps read, and the held-out tokens."""
+    needed = steps * SEQUENCES * LENGTH + 1
+    data = tokens(train, device)
+    if len(data) < needed:
+        sys.exit(f"{train} has {len(data):,} tokens: expected {needed:,}; lower --steps")
+    return data[:needed], tokens(val, device)
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a line to a file of records, on disk before this returns; a line cut short is replaced."""
+    complete = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+    log = JsonLines(path, complete)
+    log.write(row)
+    log.sync()
+    log.close()
+
+
+def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes a run: map, seed, rate, steps and width."""
+    return row["map"], row["seed"], row["lr"], row["steps"], row.get("width", WIDTH)
 
 
 def main() -> None:
@@ -193,27 +320,44 @@ def main() -> None:
     train.add_argument("val", type=Path)
     train.add_argument("--maps", default="full,low-rank,flat-48-warm,full+rows,flat-48-warm+rows")
     train.add_argument("--seeds", default="0,1,2")
-    train.add_argument("--lr", type=float, default=RATE)
+    train.add_argument("--lr", default=str(RATE), help=f"rates, or best: that of seed {CHOICE}")
     train.add_argument("--steps", type=int, default=STEPS)
+    train.add_argument("--width", type=int, default=WIDTH)
+    train.add_argument("--device", default="cuda")
     train.add_argument("--out", type=Path, default=Path("frontier.jsonl"))
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()
     if options.command == "table":
-        lines = options.records.read_text(encoding="utf-8").splitlines()
-        print("\n".join(table([json.loads(line) for line in lines])))
+        print("\n".join(table(read_lines(options.records))))
         return
-    needed = options.steps * SEQUENCES * LENGTH + 1
-    data = tokens(options.train)
-    if len(data) < needed:
-        sys.exit(f"{options.train} has {len(data):,} tokens: expected {needed:,}; lower --steps")
-    data, held_out = data[:needed], tokens(options.val)
+    data, held_out = shards(options.train, options.val, options.steps, options.device)
     for seed in map(int, options.seeds.split(",")):
         for name in options.maps.split(","):
-            begin = time.perf_counter()
-            row = run(data, held_out, name, seed, options.lr, options.steps)
-            print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            for lr in rates_of(name, options):
+                begin = time.perf_counter()
+                asked = {"map": name, "seed": seed, "lr": lr} | {
+                    "steps": options.steps,
+                    "width": options.width,
+                }
+                if identity(asked) in map(identity, read_lines(options.out)):
+                    print(f"{name}, seed {seed}, rate {lr:g}: in {options.out}", flush=True)
+                    continue
+                row = run(data, held_out, name, seed, lr, options.steps, options.width)
+                append(options.out, row)
+                print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def rates_of(name: str, options: argparse.Namespace) -> list[float]:
+    """The rates that a map is run with."""
+    if options.lr != "best":
+        return [float(rate) for rate in options.lr.split(",")]
+    chosen = best_rate(read_lines(options.out), name, options.steps)
+    if chosen is None:
+        sys.exit(
+            f"--lr best: {options.out} has no run of {name} on seed {CHOICE}, which chooses its rate; "
+            f"run it with --seeds {CHOICE} --lr 0.01,0.014,0.02 first"
+        )
+    return [chosen]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,7 @@ def main() -> None:
     train.add_argument("shards", type=Path, nargs="*", help="TRAIN.bin VAL.bin")
     train.add_argument("--variants", default=",".join(VARIANTS))
     train.add_argument("--seeds", default="0,1,2")
+    train.add_argument("--steps", type=int, help="fewer than the setting's")
     train.add_argument("--out", type=Path, default=Path("low-precision.jsonl"))
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()
@@ -185,6 +186,7 @@ def main() -> None:
         print("\n".join(table([json.loads(line) for line in lines])))
         return
     its = setting(options.shards)
+    its = replace(its, steps=options.steps or its.steps)
     for seed in map(int, options.seeds.split(",")):
         for name in options.variants.split(","):
             row = json.dumps(run(name, seed, its))

@@ -58,6 +58,10 @@ QUICK = {"small": ([(3, 256, 256), (2, 384, 128)], 24, 8)}
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
 
+# Maps that are also timed with normalized rows.
+WITH_ROWS = ("full space, PolarExpress 5", "Deflated 48, warm, one step")
+
+
 def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
     """Functions that make the polar maps to compare."""
 
@@ -113,6 +117,14 @@ def optimizers(
         yield "a loop of batches, 7", lambda: Batched(params, 7)
     for name, polar in maps(rank, oversample).items():
         yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
+    with_rows = {name: maps(rank, oversample)[name] for name in WITH_ROWS}
+    for name, polar in with_rows.items():
+        yield (
+            f"{name}, rows normalized",
+            lambda polar=polar: ps.Muon(
+                params, lr=1e-5, polar=polar(), transform=ps.NormalizedRows()
+            ),
+        )
 
 
 def peers(params: list[Tensor]) -> Iterator[tuple[str, Callable[[], torch.optim.Optimizer]]]:

@@ -18,12 +18,24 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from docs_claims import made
 from docs_figures import FIGURES
-from docs_quality import HELD, Weighed, quality, steps, weighed
+from docs_quality import (
+    HELD,
+    RATES,
+    Weighed,
+    at_chosen_rates,
+    chosen,
+    peers,
+    perplexities,
+    quality,
+    steps,
+    weighed,
+)
 from polarstep.storage import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,6 +144,67 @@ def frontier_table(summary: Path) -> str:
     return summary.read_text().rstrip("\n")
 
 
+def chosen_table(record: Path) -> str:
+    """Every map at the best of three rates, chosen on one seed and reported on others."""
+    from frontier import CHOICE, FULL, maps
+
+    rates = " | ".join(f"{rate:g}" for rate in RATES)
+    lines = [
+        f"| map | {rates} | chosen | other seeds, to full space |",
+        "|---|" + "--:|" * (len(RATES) + 2),
+    ]
+    words = maps()
+    for name in dict.fromkeys(name for name, _ in perplexities()):
+        found, rate = at_chosen_rates(name), chosen(name)
+        if found is None:
+            continue
+        base, *rows = name.split("+")
+        title = words[base][0] + (", rows normalized" if rows else "")
+        tried = [f"{perplexities()[name, each][CHOICE]:.2f}" for each in RATES]
+        told = "–" if name == FULL else found.told(unit="%")
+        lines.append(f"| {title} | {' | '.join(tried)} | {rate:g} | {told} |")
+    return "\n".join(lines)
+
+
+def scaling_table(record: Path, unit: str) -> str:
+    """The gap to full space over tokens or over width."""
+    from scaling import FRONTIER, recorded, table
+
+    return "\n".join(table(recorded(record, FRONTIER), unit))
+
+
+def peers_table(record: Path) -> str:
+    """Prices and perplexity of other libraries' optimizers, with those of ours to compare."""
+    loads = " | ".join(f"step, {load}" for load in HELD)
+    lines = [
+        f"| optimizer | {loads} | state, {next(iter(HELD))} | rate | perplexity, to full space |",
+        "|---|" + "--:|" * (len(HELD) + 3),
+    ]
+    ours = [each for each in weighed() if each.timed and each.trained]
+    for each in (*ours, *peers()):
+        assert each.timed is not None
+        assert each.trained is not None
+        times = [f"{steps()[each.timed, load]['ratio']:.2f}×" for load in HELD]
+        state = steps()[each.timed, next(iter(HELD))]["state_mib"]
+        cells = [*times, f"{state:.0f} MiB", f"{each.trained[1]:g}", _told(each)]
+        lines.append(f"| {each.title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def accuracies_table(folder: Path) -> str:
+    """Test accuracy of each method against full space on the same seeds, in points."""
+    from docs_claims import cifar_frontier_rows
+
+    lines = [
+        "| method | test accuracy | to full space, points | optimizer ms |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, mean, found, ms in cifar_frontier_rows(folder):
+        told = "–" if found is None else found.told(2)
+        lines.append(f"| {name} | {100 * mean:.2f}% | {told} | {ms:.2f} |")
+    return "\n".join(lines)
+
+
 def headline_table(record: Path) -> str:
     """The rows of :func:`weighed_table` whose perplexity is known, and AdamW's."""
     lines = weighed_table(record).splitlines()
@@ -213,6 +286,11 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "low-precision": low_precision_table,
     "headline": headline_table,
     "weighed": weighed_table,
+    "chosen": chosen_table,
+    "over-tokens": partial(scaling_table, unit="tokens"),
+    "over-width": partial(scaling_table, unit="width"),
+    "peers": peers_table,
+    "accuracies": accuracies_table,
     "choice": choice_table,
 }
 

@@ -22,13 +22,28 @@ OURS: tuple[Method, ...] = (
         polar="polar-express",
         normalize_rows=True,
     ),
+    Method(
+        "Rand Muon (Nes.-Gaussian, normalized rows)",
+        "rand-muon-rows",
+        "muon",
+        sketch="gaussian",
+        normalize_rows=True,
+    ),
     Method("Deflated Muon", "deflated", "muon", sketch="warm", polar="deflated"),
+    Method(
+        "Deflated Muon (normalized rows)",
+        "deflated-rows",
+        "muon",
+        sketch="warm",
+        polar="deflated",
+        normalize_rows=True,
+    ),
     Method("Auto Muon", "auto", "muon", polar="auto"),
     Method("Auto Muon (normalized rows)", "auto-rows", "muon", polar="auto", normalize_rows=True),
 )
 """Muon with maps that are not in Table 2: full space as :class:`polarstep.Muon` runs it by default, a
 sketched head whose rest is kept (:class:`polarstep.Deflated`), and the map chosen for each shape
-(:class:`polarstep.Auto`)."""
+(:class:`polarstep.Auto`). These maps and the paper's sketch are there with normalized rows, too."""
 
 
 def all_methods() -> tuple[Method, ...]:

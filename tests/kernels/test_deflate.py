@@ -87,6 +87,11 @@ def test_the_inverse_size_of_the_rest(
     assert got.shape == want.shape == (4, 1, 1)
     assert got[1] == 0
     assert torch.allclose(got.double(), want.double(), rtol=1e-5, atol=0)
+    # From sums of squares in 1,300 parts, as momentum leaves them.
+    squares = A.double().flatten(1).square().unflatten(1, (1300, 7)).sum(2)
+    for ops in (products.of(device), PLAIN):
+        again = ops.inverse_rest_size(torch.ones_like(A), B, 61, 1.5, 2.0**-12, squares)
+        assert torch.allclose(again.double(), want.double(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30, 1e-44])

@@ -13,16 +13,19 @@ STEPS = 4
 SHAPES = ((32, 48), (48, 32), (3, 32, 48))
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory):
+@pytest.fixture
+def mesh(device, tmp_path):
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_gloo_available():
         pytest.skip("needs torch.distributed with gloo")
+    if device.type == "cuda" and not distributed.is_nccl_available():
+        pytest.skip("needs torch.distributed with NCCL")
     from torch.distributed.device_mesh import init_device_mesh
 
-    store = tmp_path_factory.mktemp("world") / "store"
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
+    store = tmp_path / "store"
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, init_method=f"file://{store}", rank=0, world_size=1)
+    yield init_device_mesh(device.type, (1,))
     distributed.destroy_process_group()
 
 
@@ -31,11 +34,12 @@ def mesh(tmp_path_factory):
     [{}, {"polar": LowRank(12, 4, sketch=Warm(), always_sketch=True)}],
     ids=["full", "warm"],
 )
-def test_the_fused_step_of_plain_parameters(mesh, options) -> None:
+def test_the_fused_step_of_plain_parameters(device, mesh, options) -> None:
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
     def gradient(i: int, step: int) -> torch.Tensor:
-        return torch.randn(SHAPES[i], generator=torch.Generator().manual_seed(10 * step + i))
+        generator = torch.Generator().manual_seed(10 * step + i)
+        return torch.randn(SHAPES[i], generator=generator).to(device)
 
     plain = [Parameter(gradient(i, 99)) for i in range(len(SHAPES))]
     sharded = [Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in plain]

@@ -1,35 +1,232 @@
-"""The table of results/frontier is that of its records."""
+"""The studies of perplexity: tables are those of their records, and runs go on where they stopped."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
+import math
+import sys
 from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from polarstep.storage import read_lines
+from polarstep_lab.data.shards import write_shard
 
 ROOT = Path(__file__).parents[2]
 
 
-def frontier():
-    path = ROOT / "benchmarks" / "frontier.py"
-    spec = importlib.util.spec_from_file_location("frontier", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def modules():
+    """``frontier`` and ``scaling``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield importlib.import_module("frontier"), importlib.import_module("scaling")
 
 
-def test_the_table_comes_from_the_records():
+@pytest.fixture
+def frontier(modules):
+    return modules[0]
+
+
+@pytest.fixture
+def scaling(modules):
+    return modules[1]
+
+
+def test_the_table_comes_from_the_records(frontier):
     folder = ROOT / "results" / "frontier"
-    lines = (folder / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-    made = list(frontier().table([json.loads(line) for line in lines]))
+    made = list(frontier.table(read_lines(folder / "runs.jsonl")))
     assert (folder / "summary.md").read_text(encoding="utf-8").splitlines() == made
 
 
-def test_an_interval_is_students_over_paired_seeds():
-    def row(name, seed, perplexity):
-        return {"map": name, "seed": seed, "perplexity": perplexity}
+def row(name, seed, perplexity, lr=0.014, steps=1500, width=768):
+    return {"map": name, "seed": seed, "perplexity": perplexity} | {
+        "lr": lr,
+        "steps": steps,
+        "width": width,
+    }
 
+
+def test_an_interval_is_students_over_paired_seeds(frontier):
     rows = [row("full", s, 100.0 + s) for s in range(3)]
     rows += [row("joint-2", s, (100.0 + s) * (1.01 + 0.01 * s)) for s in range(3)]
-    text = "\n".join(frontier().table([*rows, row("low-rank", 7, 9e4), row("low-rank", 0, 9e4)]))
+    text = "\n".join(frontier.table([*rows, row("low-rank", 7, 9e4), row("low-rank", 0, 9e4)]))
     assert "| +2.0% (± 2.5) |" in text  # t = 4.30, standard deviation 1, three seeds
     assert "| diverged |" in text
+
+
+def test_a_rate_without_full_space_is_compared_with_the_best_of_full_space(frontier):
+    rows = [row("full", 0, 50.0), row("full", 0, 52.0, lr=0.02)]
+    rows += [row("adamw", 0, 55.0, lr=0.001), row("peer:dion3", 0, 53.04, lr=0.02)]
+    text = "\n".join(frontier.table(rows))
+    assert "| AdamW, rate 0.001 | 55.00 | +10.0% (one seed) |" in text
+    assert "| Dion3 (a quarter of the rows), rate 0.02 | 53.04 | +2.0% (one seed) |" in text
+
+
+def test_the_best_rate_is_that_of_the_seed_that_chooses(frontier):
+    rows = [row("full", 3, 57.0, lr=0.01), row("full", 3, 56.0, lr=0.02), row("full", 0, 1.0)]
+    assert frontier.best_rate(rows, "full") == 0.02
+    assert frontier.best_rate(rows, "low-rank") is None
+    assert frontier.best_rate(rows, "full", steps=3) is None
+
+
+@pytest.fixture
+def small(frontier, scaling, tmp_path, monkeypatch):
+    """Shards of 200 tokens, and constants for a run of a second on them."""
+    for module in (frontier, scaling):
+        monkeypatch.setattr(module, "SEQUENCES", 1)
+        monkeypatch.setattr(module, "LENGTH", 16)
+    monkeypatch.setattr(frontier, "HEAD_WIDTH", 16)
+    rng = np.random.default_rng(0)
+    for name in ("train", "val"):
+        write_shard(tmp_path / f"{name}.bin", rng.integers(0, 50257, 200))
+    return tmp_path
+
+
+def called(module, monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["script", *map(str, words)])
+    module.main()
+
+
+def test_a_run_is_made_once_and_its_rate_may_be_chosen(frontier, small, monkeypatch, capsys):
+    out = small / "runs.jsonl"
+    shards = (small / "train.bin", small / "val.bin")
+    where = ("--device", "cpu", "--width", 32, "--steps", 2, "--out", out)
+    names = "full,flat-24-warm+rows,adamw,peer:torch-muon"
+    first = ("--maps", names, "--seeds", 3, "--lr", "0.01,0.02")
+    called(frontier, monkeypatch, "run", *shards, *first, *where)
+    rows = read_lines(out)
+    assert [(r["map"], r["lr"]) for r in rows] == [
+        (name, lr) for name in names.split(",") for lr in (0.01, 0.02)
+    ]
+    assert all(math.isfinite(r["perplexity"]) and r["width"] == 32 for r in rows)
+    assert len({r["perplexity"] for r in rows}) == len(rows)
+
+    out.write_bytes(out.read_bytes()[:-30])  # killed while the last line was written
+    called(frontier, monkeypatch, "run", *shards, *first, *where)
+    again = read_lines(out)
+    assert again == rows
+    assert "full, seed 3, rate 0.01: in " in capsys.readouterr().out
+
+    best = ("--maps", "full", "--seeds", "3,0", "--lr", "best")
+    called(frontier, monkeypatch, "run", *shards, *best, *where)
+    (new,) = read_lines(out)[len(rows) :]
+    full = {r["perplexity"]: r["lr"] for r in rows if r["map"] == "full"}
+    assert (new["map"], new["seed"], new["lr"]) == ("full", 0, full[min(full)])
+
+    with pytest.raises(SystemExit, match=r"no run of low-rank on seed 3, .* --seeds 3"):
+        called(frontier, monkeypatch, "run", *shards, "--maps", "low-rank", "--lr", "best", *where)
+
+
+def test_too_short_a_shard_is_refused(frontier, small, monkeypatch):
+    shards = (small / "train.bin", small / "val.bin")
+    with pytest.raises(SystemExit, match="has 200 tokens: expected 3,201; lower --steps"):
+        called(frontier, monkeypatch, "run", *shards, "--device", "cpu", "--steps", 200)
+
+
+def test_the_plan_has_every_point_of_three_seeds_once(scaling):
+    planned = list(scaling.plan())
+    assert len(planned) == len(set(planned))
+    points = {(p.steps, p.width) for p in planned}
+    assert len(points) == len(scaling.LENGTHS) + len(scaling.WIDTHS) - 1
+    assert len(planned) == len(points) * 3 * 3
+    assert [scaling.million(steps) for steps in scaling.LENGTHS] == pytest.approx(
+        [6.1, 12.3, 24.6, 49.2, 72.7], abs=0.06
+    )
+    # The first four minutes tell of three lengths.
+    early, spent = set(), 0.0
+    for run in planned:
+        spent += run.seconds
+        if spent < 300:
+            early.add(run.steps)
+    assert early == {375, 750, 3000}
+
+
+@pytest.mark.parametrize("width", [384, 768, 1152])
+def test_the_maps_of_the_study_sketch_at_every_width(scaling, width):
+    made = scaling.maps(width)
+    cuda = torch.device("cuda")
+    for shape in ((width, width), (4 * width, width)):
+        for name in ("low-rank", "deflated"):
+            assert made[name].full_space_reason(*shape, cuda) is None
+    assert made["low-rank"].width / width == pytest.approx(208 / 768, abs=1e-3)
+
+
+def test_at_768_the_maps_are_those_of_the_frontier(frontier, scaling):
+    """So that the frontier's runs of 24.6 million tokens are points of the study."""
+    here, there = scaling.maps(768), frontier.maps()
+    assert here["full"] == there["full"][1]
+    for name, other in (("low-rank", "low-rank"), ("deflated", "flat-48-warm")):
+        ours, theirs = here[name], there[other][1]
+        settings = str(ours).replace("always_sketch=True", "always_sketch=False")
+        assert settings == str(theirs)
+        for shape in ((768, 768), (3072, 768)):
+            assert theirs.full_space_reason(*shape, torch.device("cuda")) is None
+
+
+def test_the_study_goes_on_and_ends_in_time(scaling, small, monkeypatch, capsys):
+    out, shards = small / "runs.jsonl", (small / "train.bin", small / "val.bin")
+    points = [scaling.Planned(2, width, name, 0) for width in (64, 96) for name in scaling.NAMES]
+    monkeypatch.setattr(scaling, "plan", lambda: iter(points))
+    monkeypatch.setattr(scaling, "LENGTHS", (2,))
+    monkeypatch.setattr(scaling, "MILLISECONDS", {64: 1.0, 96: 1e9})
+    monkeypatch.setattr(scaling, "FRONTIER", small / "none.jsonl")
+    command = ("run", *shards, "--device", "cpu", "--out", out)
+    called(scaling, monkeypatch, *command, "--seconds", 3600)
+    assert [(r["map"], r["width"]) for r in read_lines(out)] == [
+        (name, 64) for name in scaling.NAMES
+    ]
+    assert "would take 2000004 s of" in capsys.readouterr().out
+    called(scaling, monkeypatch, *command)
+    rows = read_lines(out)
+    assert [(r["map"], r["width"]) for r in rows] == [(p.map, p.width) for p in points]
+    assert len({r["perplexity"] for r in rows}) == len(rows)
+
+
+def test_gaps_are_paired_and_their_slope_is_least_squares(scaling):
+    rows = []
+    for doubling, steps in enumerate((375, 750, 1500)):
+        for seed, noise in enumerate((-0.1, 0.1)):
+            rows.append(row("full", seed, 50.0 + seed, steps=steps))
+            gap = 1 + 0.5 * doubling + noise
+            rows.append(row("deflated", seed, (50.0 + seed) * (1 + gap / 100), steps=steps))
+    rows.append(row("deflated", 9, 1.0))  # no run in full space beside it
+    found = scaling.gaps(rows)
+    assert found["deflated"][750, 768] == pytest.approx({0: 1.4, 1: 1.6})
+    line = scaling.fits(found, "deflated")["tokens"]
+    assert (line.slope, line.gap, line.n) == (pytest.approx(0.5), pytest.approx(2.0), 6)
+    # Six residuals of 0.1, four degrees of freedom, log2 x of −2, −1 and 0 twice each.
+    assert line.error == pytest.approx(math.sqrt(0.06 / 4 / 4))
+    assert line.half == pytest.approx(2.776 * line.error, rel=1e-3)
+    assert line.verdict == "grows"
+    assert line.at(scaling.million(375)) == pytest.approx(1.0)
+    assert "width" not in scaling.fits(found, "deflated")
+    text = "\n".join(scaling.table(rows, "tokens")).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| 12.3M | +1.5% ± 1.3 (n = 2) |" in text
+    assert "+0.50 points ± 0.17 (standard error 0.06): grows" in text
+    assert "72.7M" not in text
+
+
+def test_a_slope_of_two_points_has_no_error(scaling):
+    line = scaling.fit([(1.0, 3.0), (4.0, 1.0)], 2.0)
+    assert (line.slope, line.gap) == (-1.0, 2.0)
+    assert math.isnan(line.half)
+    assert line.verdict == "no change can be told"
+    assert scaling.fit([(1.0, 3.0), (1.0, 1.0)], 2.0) is None
+
+
+def test_runs_of_the_frontier_are_points_at_width_768(scaling, tmp_path):
+    rows = [row("flat-48-warm", 0, 57.0), row("full", 0, 56.0), row("joint-2", 0, 58.0)]
+    rows += [row("full", 0, 56.0, lr=0.02)]
+    for each in rows:
+        del each["width"]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    found = scaling.recorded(path, tmp_path / "none.jsonl")
+    assert [(r["map"], r["width"], r["lr"]) for r in found] == [
+        ("deflated", 768, 0.014),
+        ("full", 768, 0.014),
+    ]

@@ -24,8 +24,8 @@ from polarstep_lab.models.gpt import GPT
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
+from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import stale_tables, write_report
-from polarstep_lab.report.runs import setting_of
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 from polarstep_lab.training.optimizers import optimizer_gflops
@@ -176,7 +176,7 @@ def test_intervals_are_those_of_student(module):
     found = paired({1: 5.0, 2: 7.0, 3: 9.0, 8: 1.0}, {1: 4.0, 2: 5.0, 3: 6.0, 9: 2.0})
     assert (found.mean, found.n) == (2.0, 3)
     assert found.error == pytest.approx(1 / math.sqrt(3))
-    assert found.half == pytest.approx(4.303 / math.sqrt(3))
+    assert found.half == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)
     assert found.told(1, "%").replace("\N{NO-BREAK SPACE}", " ") == "+2.0% ± 2.5 (n = 3)"
     assert estimate([-0.4]).told(unit="%").replace("\N{NO-BREAK SPACE}", " ") == "−0.4% (one seed)"
 
@@ -254,3 +254,64 @@ def test_the_commands_under_a_table_make_the_runs_of_the_table():
 def test_a_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(StorageError, match="no run directories"):
         stale_tables([tmp_path], tmp_path)
+
+
+@pytest.fixture
+def quality(module, monkeypatch):
+    """``docs_quality``, and the runs and the times that it reads, which the test fills."""
+    found = importlib.import_module("docs_quality")
+    runs: dict[tuple[str, float], dict[int, float]] = {}
+    times: dict[tuple[str, str], dict[str, float]] = {}
+    monkeypatch.setattr(found, "perplexities", lambda: runs)
+    monkeypatch.setattr(found, "steps", lambda record=None: times)
+    return found, runs, times
+
+
+def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
+    found, runs, _ = quality
+    for rate, perplexity in ((0.01, 52.0), (0.014, 50.0), (0.02, 51.0)):
+        runs["full", rate] = {3: perplexity, 0: 100.0, 1: 100.0}
+        runs["low-rank", rate] = {3: 200 - perplexity, 0: 900.0}
+    runs["low-rank", 0.01] |= {0: 101.0, 1: 103.0, 3: 40.0}
+    assert (found.chosen("full"), found.chosen("low-rank")) == (0.014, 0.01)
+    gap = found.at_chosen_rates("low-rank")
+    assert (gap.mean, gap.n) == (pytest.approx(2.0), 2)  # seed 3 chose, and does not count
+    del runs["low-rank", 0.02]
+    assert found.chosen("low-rank") is None
+    assert found.at_chosen_rates("low-rank") is None
+
+
+def test_peers_are_shown_that_were_timed_and_trained(quality):
+    found, runs, times = quality
+    runs["full", 0.014] = {0: 50.0}
+    runs["peer:dion-muon", 0.014], runs["peer:dion-muon", 0.02] = {0: 52.0}, {0: 51.0}
+    runs["peer:soap", 0.002] = {0: 53.0}
+    for load in found.HELD:
+        for name in ("Muon of dion", "Muon of dion, CUDA graph", "torch.optim.Muon"):
+            times[name, load] = {"ms": 1.0}
+    (peer,) = found.peers()
+    assert (peer.title, peer.timed) == ("Muon of dion", "Muon of dion, CUDA graph")
+    assert peer.trained == ("peer:dion-muon", 0.02)
+
+
+def test_names_in_a_figure_do_not_meet(module):
+    figures = importlib.import_module("docs_figures")
+    frame = figures._Frame(50, 60, 370, 388, (0.5, 30.0), (-3.0, 10.0))
+    marks = [(*frame.at(1.0 + 0.1 * k, 0.3 * k), f"optimizer {k}") for k in range(6)]
+    drawn = [
+        (float(x), float(y), anchor, words)
+        for text in figures._names(frame, marks)
+        for x, y, anchor, words in re.findall(
+            r'x="(.*?)" y="(.*?)" text-anchor="(\w+)".*>(.*)<', text
+        )
+    ]
+    assert [words for *_, words in drawn] == [words for *_, words in marks]
+    boxes = []
+    for x, y, anchor, words in drawn:
+        left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * 6 * len(words)
+        boxes.append((left, y - 9, left + 6 * len(words), y + 2))
+    boxes += [(x - 6, y - 6, x + 6, y + 6) for x, y, _ in marks]
+    for first, second in itertools.combinations(boxes[: len(marks)], 2):
+        assert not figures._meet(first, second)
+    for name, mark in itertools.product(boxes[: len(marks)], boxes[len(marks) :]):
+        assert not figures._meet(name, mark)

@@ -16,30 +16,51 @@ from polarstep.products.base import SIGNS
 
 __all__ = ["inverse_rest_size", "scale_to_one"]
 
+# Blocks of G for products with few columns, which wait for memory: 32 rows of 128 bytes, by two warps, and
+# five blocks on their way at a time.
 _BLOCK_ROWS, _BLOCK_BYTES, _WARPS, _STAGES = 32, 128, 2, 5
 
 
 @triton.jit
+def _sum_of_parts(sums, parts, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for start in range(0, parts, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + at, mask=at < parts, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
 def _inverse_size_kernel(
-    of_M, of_B, inverse, left, FACTOR: tl.constexpr, FLOOR: tl.constexpr,
-    PARTS_M: tl.constexpr, PARTS_B: tl.constexpr,
+    of_M, of_B, inverse, left, parts_M, parts_B,
+    FACTOR: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64)
-    whole = tl.sum(tl.load(of_M + batch * PARTS_M + tl.arange(0, PARTS_M)), axis=0)
-    head = tl.sum(tl.load(of_B + batch * PARTS_B + tl.arange(0, PARTS_B)), axis=0)
+    whole = _sum_of_parts(of_M + batch * parts_M, parts_M, BLOCK)
+    head = _sum_of_parts(of_B + batch * parts_B, parts_B, BLOCK)
     size = FACTOR * tl.sqrt(tl.maximum(whole - head, FLOOR * whole) / left)
     # A zero matrix has no rest; and 1/δ must be a number of float32.
     value = tl.where(size > 0, 1 / tl.where(size > 0, size, 1.0), 0.0)
     tl.store(inverse + batch, tl.minimum(value, 1e38).to(tl.float32))
 
 
-def inverse_rest_size(M: Tensor, B: Tensor, left: int, factor: float, floor: float) -> Tensor:
-    """1/δ of each matrix, as :func:`polarstep.polar.deflation.rest_size` defines δ, in float32."""
-    of_M, of_B = sums_of_squares(M), sums_of_squares(B)
+def inverse_rest_size(
+    M: Tensor,
+    B: Tensor,
+    left: int,
+    factor: float,
+    floor: float,
+    squares: Tensor | None = None,
+) -> Tensor:
+    """1/δ of each matrix, as :func:`polarstep.polar.deflation.rest_size` defines δ, in float32.
+
+    ``squares`` (batch, parts) adds up to ‖M‖²_F, in float64, where the momentum kernel has left it.
+    """
+    of_M, of_B = sums_of_squares(M) if squares is None else squares, sums_of_squares(B)
     inverse = torch.empty(len(M), dtype=torch.float32, device=M.device)
     _inverse_size_kernel[(len(M),)](
-        of_M, of_B, inverse, left,
-        FACTOR=factor, FLOOR=floor, PARTS_M=of_M.shape[1], PARTS_B=of_B.shape[1],
+        of_M, of_B, inverse, left, of_M.shape[1], of_B.shape[1],
+        FACTOR=factor, FLOOR=floor, BLOCK=512,
     )  # fmt: skip
     return inverse
 

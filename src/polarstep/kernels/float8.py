@@ -13,8 +13,9 @@ from torch import Tensor
 
 from polarstep.kernels.descriptors import describe
 from polarstep.kernels.product import EIGHT_BIT_TILES, FLOAT8, before_rounding, rounded
+from polarstep.kernels.tiles import in_bands
 
-__all__ = ["flattened", "product_of_rows"]
+__all__ = ["flattened", "product_of_rows", "tile_of_rows"]
 
 _TILES = EIGHT_BIT_TILES | {"GROUP": 8}
 _FLATTEN, _FLATTEN_WARPS = (64, 128), 4
@@ -81,6 +82,23 @@ def flattened(
 
 
 @triton.jit
+def tile_of_rows(
+    A, B, batch, top, side, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    """The tile of ABᵀ whose first row is ``top`` and whose first column is ``side``.
+
+    A and B are descriptors of (batch·rows, K) memory. Past the end of its matrix a tile reads the next
+    matrix; those entries only reach rows and columns of the result that are not stored.
+    """
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for k in range(0, K, BK):
+        x = A.load([batch * M + top, k])
+        y = tl.trans(B.load([batch * N + side, k]))
+        acc = tl.dot(x, y, acc)
+    return acc
+
+
+@triton.jit
 def _rows_kernel(
     A, B, out, scale,
     M, N, K,
@@ -90,21 +108,9 @@ def _rows_kernel(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    # A and B are descriptors of (batch·rows, K) memory. Past the end of its matrix a tile reads the
-    # next matrix; those entries only reach rows and columns of the result that are not stored.
     batch = tl.program_id(1)
-    tile = tl.program_id(0)
-    # Tiles in bands of GROUP rows, so that tiles computed together share operands in cache.
-    rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
-    first = tile // (GROUP * cols) * GROUP
-    height = tl.minimum(rows - first, GROUP)
-    top = (first + (tile % (GROUP * cols)) % height) * BM
-    side = (tile % (GROUP * cols)) // height * BN
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for k in range(0, K, BK):
-        x = A.load([batch * M + top, k])
-        y = tl.trans(B.load([batch * N + side, k]))
-        acc = tl.dot(x, y, acc)
+    top, side = in_bands(tl.program_id(0), M, N, BM, BN, GROUP)
+    acc = tile_of_rows(A, B, batch, top, side, M, N, K, BM, BN, BK)
     acc *= alpha * tl.load(scale + batch)
     r = top + tl.arange(0, BM)
     c = side + tl.arange(0, BN)

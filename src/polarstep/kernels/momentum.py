@@ -2,7 +2,8 @@
 
 The kernel reads G and C once and writes C in place. It writes M, rounded to bfloat16, as one
 contiguous batch for the polar map, and the largest entry of every block of M, from which
-:mod:`polarstep.kernels.unit_size` finds matrices that must be scaled.
+:mod:`polarstep.kernels.unit_size` finds matrices that must be scaled. For maps that need ‖M‖_F it also
+writes the sum of squares of every block.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from polarstep.kernels.elements import ELEMENTS
 
-__all__ = ["momentum"]
+__all__ = ["momentum", "parts_of"]
 
 _BLOCK = 2048
 
@@ -28,6 +29,7 @@ def _momentum_kernel(
     strides,
     out,
     largest,
+    squares,
     size,
     columns,
     ELEMENT: tl.constexpr,
@@ -35,6 +37,7 @@ def _momentum_kernel(
     SKIP: tl.constexpr,
     STRIDED: tl.constexpr,
     LARGEST: tl.constexpr,
+    SQUARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     matrix = tl.program_id(1).to(tl.int64)
@@ -62,9 +65,18 @@ def _momentum_kernel(
         m = tl.where(ok, m, 0.0)
     if LARGEST > 0:  # the largest number of M's precision, where float32 has a larger one
         m = tl.where(tl.abs(m) < float("inf"), tl.clamp(m, -LARGEST, LARGEST), m)
-    tl.store(out + matrix * size + at, m.to(out.dtype.element_ty), mask=inside)
+    rounded = m.to(out.dtype.element_ty)
+    tl.store(out + matrix * size + at, rounded, mask=inside)
     block = matrix * tl.num_programs(0) + tl.program_id(0)
     tl.store(largest + block, tl.max(tl.abs(m), axis=0))
+    if SQUARES:  # entries outside are zero; squares of 1e-30 or 1e30 leave float32's range
+        exact = rounded.to(tl.float64)
+        tl.store(squares + block, tl.sum(exact * exact, axis=0))
+
+
+def parts_of(m: int, n: int) -> int:
+    """The number of blocks of an m×n matrix."""
+    return triton.cdiv(m * n, _BLOCK)
 
 
 def momentum(
@@ -77,10 +89,12 @@ def momentum(
     nesterov: bool,
     finite: Tensor | None = None,
     strides: Tensor | None = None,
+    squares: Tensor | None = None,
 ) -> Tensor:
     """Update the buffers at ``buffers`` from the gradients at ``gradients``; M goes to ``out``.
 
-    Returns max |M_ij| of each block of 2,048 entries, in float32, of shape (B, blocks).
+    Returns max |M_ij| of each block of 2,048 entries, in float32, of shape (B, blocks). The blocks'
+    ΣM²_ij go to ``squares``, if given: float64 numbers of the same shape.
 
     ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
     matrix, a multiple of 16 bytes; ``betas`` has one β per matrix. Where ``finite`` is zero,
@@ -90,7 +104,7 @@ def momentum(
     bfloat16.
     """
     size = out.shape[1] * out.shape[2]
-    grid = (triton.cdiv(size, _BLOCK), out.shape[0])
+    grid = (parts_of(out.shape[1], out.shape[2]), out.shape[0])
     largest = torch.empty(grid[::-1], dtype=torch.float32, device=out.device)
     _momentum_kernel[grid](
         gradients,
@@ -100,6 +114,7 @@ def momentum(
         gradients if strides is None else strides,
         out,
         largest,
+        largest if squares is None else squares,
         size,
         out.shape[2],
         ELEMENT=ELEMENTS[element],
@@ -107,6 +122,7 @@ def momentum(
         SKIP=finite is not None,
         STRIDED=strides is not None,
         LARGEST=torch.finfo(out.dtype).max if out.dtype.itemsize < 4 else 0.0,
+        SQUARES=squares is not None,
         BLOCK=_BLOCK,
         num_warps=8,
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from polarstep.kernels import interpreted
 from polarstep.kernels.descriptors import describable, describe
+from polarstep.kernels.tiles import in_bands
 from polarstep.kernels.trace import squared_norm
 
 __all__ = ["EIGHT_BIT_TILES", "FLOAT8", "LARGEST", "before_rounding", "product", "rounded"]
@@ -97,17 +98,12 @@ def _product_kernel(
         row = ((tl.sqrt((8 * tile + 1).to(tl.float32)) - 1) / 2).to(tl.int32)
         row = tl.where(row * (row + 1) // 2 > tile, row - 1, row)
         row = tl.where((row + 1) * (row + 2) // 2 <= tile, row + 1, row)
-        col = tile - row * (row + 1) // 2
+        top = row * BM
+        side = (tile - row * (row + 1) // 2) * BN
     else:
-        # Tiles in bands of GROUP rows, so that tiles computed together share operands in cache.
-        rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
-        band = tile // (GROUP * cols)
-        first = band * GROUP
-        height = tl.minimum(rows - first, GROUP)
-        row = first + (tile % (GROUP * cols)) % height
-        col = (tile % (GROUP * cols)) // height
-    r = row * BM + tl.arange(0, BM)
-    c = col * BN + tl.arange(0, BN)
+        top, side = in_bands(tile, M, N, BM, BN, GROUP)
+    r = top + tl.arange(0, BM)
+    c = side + tl.arange(0, BN)
     k = tl.arange(0, BK)
     # Rows past the end wrap around: their results are not stored, and no mask is needed.
     a = A + batch * A_batch + (r % M)[:, None] * A_row + k[None, :] * A_col
@@ -149,7 +145,7 @@ def _product_kernel(
     value = acc.to(out.dtype.element_ty)
     o = out + batch * O_batch
     tl.store(o + r[:, None] * O_row + c[None, :] * O_col, value, mask=inside)
-    if SYMMETRIC and row != col:
+    if SYMMETRIC and top != side:
         across = (c[:, None] < N) & (r[None, :] < M)
         tl.store(o + c[:, None] * O_row + r[None, :] * O_col, tl.trans(value), mask=across)
 

@@ -32,8 +32,9 @@ _MOST_PARTS = 8192
 
 @triton.jit
 def _to_unit_size_kernel(
-    M, largest, size, parts,
-    LEAST: tl.constexpr, MOST: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    M, largest, squares, size, parts,
+    LEAST: tl.constexpr, MOST: tl.constexpr, SQUARES: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     matrix = tl.program_id(1).to(tl.int64)
     found = tl.zeros((PARTS,), dtype=tl.float32)
@@ -52,19 +53,27 @@ def _to_unit_size_kernel(
             at = first + tl.arange(0, BLOCK)
             m = tl.load(M + matrix * size + at, mask=at < size, other=0.0).to(tl.float32)
             tl.store(M + matrix * size + at, (m * scale).to(M.dtype.element_ty), mask=at < size)
+        if SQUARES and tl.program_id(0) == 0:
+            exact = scale.to(tl.float64)
+            for start in range(0, parts, PARTS):
+                part = start + tl.arange(0, PARTS)
+                there = squares + matrix * parts + part
+                before = tl.load(there, mask=part < parts, other=0.0)
+                tl.store(there, before * (exact * exact), mask=part < parts)
 
 
-def to_unit_size(M: Tensor, largest: Tensor) -> None:
+def to_unit_size(M: Tensor, largest: Tensor, squares: Tensor | None = None) -> None:
     """Multiply each matrix of ``M`` (batch, m, n) by a power of two, in place, if it is out of range.
 
-    ``largest`` (batch, parts) has max |M_ij| of each part of a matrix. Entries that are 1e38 times
+    ``largest`` (batch, parts) has max |M_ij| of each part of a matrix, and ``squares``, of the same
+    shape, ΣM²_ij, which is multiplied by the square of that power. Entries that are 1e38 times
     smaller than the largest entry become zero.
     """
     batch, size = M.shape[0], M.shape[1] * M.shape[2]
     parts = largest.shape[1]
     programs = min(triton.cdiv(size, _BLOCK), triton.cdiv(_PROGRAMS, batch))
     _to_unit_size_kernel[(programs, batch)](
-        M, largest, size, parts,
-        LEAST=LEAST, MOST=MOST,
+        M, largest, largest if squares is None else squares, size, parts,
+        LEAST=LEAST, MOST=MOST, SQUARES=squares is not None,
         PARTS=min(triton.next_power_of_2(parts), _MOST_PARTS), BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from polarstep.optim.groups import Group, view_of
 from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.optim.scaling import corrected
 from polarstep.polar import Carry, Draw, Polar
+from polarstep.products.row_product import RowProduct
 
 __all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like"]
 
@@ -105,6 +106,7 @@ class TableBucket:
         self._numbers: Tensor | None = None
         self._drawn: tuple[int | str, ...] | None = None  # the key of _numbers
         self._finite: Tensor | None = None
+        self._squares: Tensor | None = None  # (count, parts): the squares of M, added up in parts
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +141,11 @@ class TableBucket:
             ]
             stacked = torch.stack(flags).to(torch.float32)
             self._finite = stacked if self._finite is None else self._finite.copy_(stacked)
+        if self._squares is None and its.polar.uses_norm:
+            from polarstep.kernels.momentum import parts_of
+
+            shape = (self.count, parts_of(its.m, its.n))
+            self._squares = torch.empty(shape, dtype=torch.float64, device=its.device)
         numbers, self.key = its.drawn_at(at)
         self.draws = numbers is not None
         if self.draws and self.key != self._drawn:
@@ -154,7 +161,7 @@ class TableBucket:
 
     def launch(self) -> Polar:
         """Momentum, polar, update: launches only, on tensors that keep their place."""
-        draw = Draw(self._numbers if self.draws else None, self._finite)
+        draw = Draw(self._numbers if self.draws else None, self._finite, self._squares)
         polar, left = step.launch(self.signature.polar, self, self._carry, draw)
         self._keep(left)
         return polar
@@ -179,14 +186,15 @@ class TableBucket:
             nesterov=its.nesterov,
             finite=self._finite,
             strides=strides if self.strided else None,
+            squares=self._squares,
         )
         if its.polar.ignores_scale:
-            to_unit_size(M, largest)
+            to_unit_size(M, largest, self._squares)
         return M
 
     def update(self, polar: Polar) -> None:
         """``X ← (1 − ηλ)X − η·scale·T`` in one pass over memory."""
-        from polarstep.kernels.update import update, update_from_factors
+        from polarstep.kernels.update import update, update_from_factors, update_from_rows
 
         _, _, X, distances = self.addresses
         strides = distances if self.strided else None
@@ -195,10 +203,12 @@ class TableBucket:
             size = corrected(size, polar, self.signature.polar)
         tables = (remains, size)
         element, finite, two = self.signature.dtype, self._finite, polar.two_factors
-        if two is None:
-            update(X, polar.dense, *tables, element=element, finite=finite, strides=strides)
-        else:
+        if two is not None:
             update_from_factors(X, *two, *tables, element=element, finite=finite, strides=strides)
+        elif isinstance(polar.T, RowProduct):
+            update_from_rows(X, polar.T, *tables, element=element, finite=finite, strides=strides)
+        else:
+            update(X, polar.dense, *tables, element=element, finite=finite, strides=strides)
 
     def _keep(self, left: Carry) -> None:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped."""

@@ -8,7 +8,7 @@ changes any.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,6 +20,7 @@ from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.optim.collect import State
+from polarstep.optim.elementwise import counter_device
 from polarstep.optim.groups import Group, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.plain import decoded_group, encoded_group
@@ -78,7 +79,10 @@ class Checkpointed(Optimizer):
         torch casts what it loads to the precision of the parameter. Momentum that is kept in another
         precision is loaded without that cast.
         """
+        _check_content(state_dict)
         _regroup(self.param_groups, state_dict["param_groups"])
+        if not self._optimizer_load_state_dict_pre_hooks:  # a hook may put the groups right
+            _check_sizes(self.param_groups, state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
         groups = [
             decoded_group(group, running.get(index))
@@ -122,7 +126,47 @@ class Checkpointed(Optimizer):
         for p, of_parameter in self.state.items():
             # torch leaves AdamW's counter on the device the checkpoint was read to.
             if isinstance(of_parameter.get("step"), Tensor):
-                of_parameter["step"] = of_parameter["step"].to(p.device)
+                of_parameter["step"] = of_parameter["step"].to(counter_device(p))
+
+
+def _check_content(state_dict: object) -> None:
+    """Raise if ``state_dict`` is not an optimizer's, as where a whole checkpoint is given."""
+    if isinstance(state_dict, Mapping) and {"state", "param_groups"} <= set(state_dict):
+        return
+    only = ""
+    if isinstance(state_dict, Mapping) and state_dict:
+        only = f", only {', '.join(map(repr, list(state_dict)[:6]))}"
+    raise TypeError(
+        f"state_dict is a {type(state_dict).__name__} without 'state' and 'param_groups'{only}: "
+        "expected what optimizer.state_dict() returned; in a checkpoint of a whole run it is one of the "
+        'entries, as checkpoint["optimizer"]'
+    )
+
+
+def _check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
+    """Raise if a checkpoint has other parameters than the optimizer, and say which."""
+    then, now = ([len(group["params"]) for group in each] for each in (saved, groups))
+    if then == now:
+        return
+    names_then, names_now = (
+        [name for group in each for name in group.get("param_names") or ()]
+        for each in (saved, groups)
+    )
+    told = []
+    for names, others, which in (
+        (names_then, names_now, "the checkpoint alone has"),
+        (names_now, names_then, "the optimizer alone has"),
+    ):
+        apart = [name for name in names if name not in set(others)]
+        if apart and names_then and names_now:
+            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+            told.append(f"{which} {apart[0]}{more}")
+    raise ValueError(
+        f"the checkpoint has groups of {', '.join(map(str, then))} parameters, and the optimizer groups "
+        f"of {', '.join(map(str, now))}{''.join(f'; {each}' for each in told)}. Expected the same "
+        "parameters in the same groups: build the model as it was, freeze and unfreeze the same layers, "
+        "and make the optimizer with the same arguments"
+    )
 
 
 def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:

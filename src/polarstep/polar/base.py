@@ -38,6 +38,7 @@ from torch import Tensor
 from polarstep import products
 from polarstep.distributed.layout import is_sharded
 from polarstep.products.base import product_like, unit_scaled
+from polarstep.products.row_product import RowProduct
 from polarstep.sketch.base import default_generator
 
 __all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap", "wide"]
@@ -74,6 +75,7 @@ class Draw:
 
     numbers: Tensor | None = None  # the random numbers of this step; None where none are needed
     finite: Tensor | None = None  # a flag per matrix; where it is zero, the carry must not change
+    squares: Tensor | None = None  # (batch, parts) that add up to ‖M‖²_F, for a map that uses_norm
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Polar:
     """T of a batch of matrices M, before it is multiplied out: dense, or as two factors."""
 
     M: Tensor  # (batch, m, n), tall or wide
-    T: Tensor | None = None  # (batch, m, n), in the precision the map ended in
+    T: Tensor | RowProduct | None = None  # (batch, m, n), in the precision the map ended in
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
     squared_norm: Callable[[], Tensor] | None = None
@@ -149,7 +151,7 @@ class Polar:
         """T in the precision the map ended in, in the memory layout of M."""
         if self.factors is None:
             assert self.T is not None
-            return self.T
+            return self.T if isinstance(self.T, Tensor) else self.T.multiplied_out()
         two = self.two_factors
         assert two is not None
         return product_like(self.M, *two)
@@ -194,6 +196,11 @@ class PolarMap(ABC):
     def ignores_scale(self) -> bool:
         """Whether T(cM) = T(M), which holds unless δ is a given number."""
         return True
+
+    @property
+    def uses_norm(self) -> bool:
+        """Whether a step uses :attr:`Draw.squares`, which a kernel then adds up on its way over M."""
+        return False
 
     @property
     def ignores_zeros(self) -> bool:

@@ -44,6 +44,11 @@ class Containing(PolarMap):
         return self.contained.ignores_scale
 
     @property
+    def uses_norm(self) -> bool:
+        """As for the map inside."""
+        return self.contained.uses_norm
+
+    @property
     def carries(self) -> tuple[str, ...]:
         """As for the map inside."""
         return self.contained.carries

@@ -15,6 +15,7 @@ from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
+from polarstep.products.row_product import RowProduct
 
 __all__ = ["Deflated"]
 
@@ -86,6 +87,11 @@ class Deflated(Containing):
         return self.head.ignores_scale and self.full.ignores_scale
 
     @property
+    def uses_norm(self) -> bool:
+        """With steps: δ comes from ‖M‖²_F − ‖B‖²_F."""
+        return self.rest is not None
+
+    @property
     def carries(self) -> tuple[str, ...]:
         """What the head carries, and without steps the vectors that ‖R‖_op is estimated from."""
         return self.head.carries if self.rest is not None else (*self.head.carries, "rest")
@@ -118,22 +124,29 @@ class Deflated(Containing):
         """The head by Algorithm 1, then X₀ and its steps."""
         ops, A = products.of(M.device), wide(M)
         polar, left = self.head.step(A, carry, draw)
+        T: Tensor | RowProduct
         squared: SquaredNorm | None
         assert polar.factors is not None
+        squares = draw.squares if polar.M is A else None
         A = polar.M  # the head may have scaled it, and B with it
         if self.rest is None:
             T, squared, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
         else:
-            T, squared = self._lifted(A, polar.factors, self.rest, ops)
+            T, squared = self._lifted(A, polar.factors, self.rest, ops, squares)
         T = T if M.shape[-2] <= M.shape[-1] else T.mT
         return Polar(M, T, squared_norm=squared), left
 
     def _lifted(
-        self, A: Tensor, head: Factors, steps: NewtonSchulz, ops: Products
-    ) -> tuple[Tensor, SquaredNorm | None]:
+        self,
+        A: Tensor,
+        head: Factors,
+        steps: NewtonSchulz,
+        ops: Products,
+        squares: Tensor | None,
+    ) -> tuple[Tensor | RowProduct, SquaredNorm | None]:
         """p(s·X₀), and after a single step its norm; more steps bring the norm to √m by themselves."""
         left, factor, floor = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
-        inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor)
+        inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor, squares)
         first, *others = steps.polynomials or ((1.0, 0.0),)
         T, squared = ops.flat_step(
             A,
@@ -147,7 +160,10 @@ class Deflated(Containing):
             most=1.5 * head.width + left / factor**2,
             float8=self.float8 and not others,
         )
-        return (ops.iterate(T, tuple(others)), None) if others else (T, squared)
+        if not others:
+            return T, squared
+        assert isinstance(T, Tensor)
+        return ops.iterate(T, tuple(others)), None
 
     def _scaled(
         self,

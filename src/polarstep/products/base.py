@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import squarings
 
 __all__ = [
@@ -223,13 +224,21 @@ class Products:
     # Matrices whose leading directions were found by a sketch (polarstep.polar.deflation).
 
     def inverse_rest_size(
-        self, A: Tensor, B: Tensor, left: int, factor: float, floor: float
+        self,
+        A: Tensor,
+        B: Tensor,
+        left: int,
+        factor: float,
+        floor: float,
+        squares: Tensor | None = None,
     ) -> Tensor:
         """1/δ of shape (batch, 1, 1), for the δ of :func:`polarstep.polar.deflation.rest_size`.
 
-        δ² = factor²·max(‖A‖²_F − ‖B‖²_F, floor·‖A‖²_F)/left. A zero matrix has 1/δ = 0.
+        δ² = factor²·max(‖A‖²_F − ‖B‖²_F, floor·‖A‖²_F)/left. A zero matrix has 1/δ = 0. ``squares``, of
+        shape (batch, parts), adds up to ‖A‖²_F, if it is known.
         """
-        whole, head = frobenius_norm(A).square(), frobenius_norm(B).square()
+        whole = frobenius_norm(A).square() if squares is None else squares.sum(1)[:, None, None]
+        head = frobenius_norm(B).square()
         size = factor * (torch.maximum(whole - head, floor * whole) / left).sqrt()
         most = torch.finfo(torch.promote_types(A.dtype, torch.float32)).max
         return torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 0).clamp_max(most)
@@ -288,7 +297,7 @@ class Products:
         *,
         most: float,
         float8: bool,
-    ) -> tuple[Tensor, Callable[[], Tensor]]:
+    ) -> tuple[Tensor | RowProduct, Callable[[], Tensor]]:
         """T = φ(s·X₀) for the X₀ of :meth:`flattened` and the s of :meth:`scale_to_one`; and ‖T‖²_F.
 
         ‖T‖²_F is a function to call, because few steps need it. ``float8`` allows products in eight bits

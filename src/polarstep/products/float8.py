@@ -26,9 +26,10 @@ from torch import Tensor
 
 from polarstep.kernels.deflate import scale_to_one
 from polarstep.kernels.descriptors import describable
-from polarstep.kernels.float8 import flattened, product_of_rows
+from polarstep.kernels.float8 import flattened
 from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, product
 from polarstep.products.base import Polynomial, squared_norm
+from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Squaring, squarings
 from polarstep.torch_compile import constant
 
@@ -90,8 +91,8 @@ def flat_step(
     polynomial: Polynomial,
     margin: float,
     most: float,
-) -> tuple[Tensor, Callable[[], Tensor]]:
-    """T = s·P(s²G)·X₀ for X₀ = A/δ + Q·head, in float16 and the memory layout of ``A``, and ‖T‖²_F.
+) -> tuple[RowProduct, Callable[[], Tensor]]:
+    """T = s·P(s²G)·X₀ for X₀ = A/δ + Q·head, not multiplied out, and ‖T‖²_F.
 
     ``inverse`` holds 1/δ for each matrix, ``margin`` is that of s, and ``most`` bounds ‖X₀‖²_F. The
     norm is a function to call, since few steps need it.
@@ -104,10 +105,7 @@ def flat_step(
     P, unit = _squared(G, s, chain, units(polynomial))
     # s²G has no unit, so neither has this s·X₀: it is √64 times X₀'s own.
     alpha = math.sqrt(UNIT_OF_G) / (unit * UNIT_OF_X)
-    if A.mT.is_contiguous() and not A.is_contiguous():
-        T = product_of_rows(Xt, P, s, alpha, torch.float16).mT
-    else:
-        T = product_of_rows(P, Xt, s, alpha, torch.float16)
+    T = RowProduct(P, Xt, s, alpha)
     wide = torch.bfloat16  # with the range of float32
     return T, lambda: (s / unit).square() * squared_norm(P.to(wide), G.to(wide))
 

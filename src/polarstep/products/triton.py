@@ -22,6 +22,7 @@ from polarstep.products import float8 as eight_bits
 from polarstep.products.base import Polynomial, Products, product_like, shrink_of
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
+from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import squarings
 
 __all__ = ["InterpretedTriton", "Triton"]
@@ -94,10 +95,16 @@ class _Kernels(Products):
         return X
 
     def inverse_rest_size(
-        self, A: Tensor, B: Tensor, left: int, factor: float, floor: float
+        self,
+        A: Tensor,
+        B: Tensor,
+        left: int,
+        factor: float,
+        floor: float,
+        squares: Tensor | None = None,
     ) -> Tensor:
-        """Three launches."""
-        return inverse_rest_size(A, B, left, factor, floor)[:, None, None]
+        """Two launches, and a third without ``squares``."""
+        return inverse_rest_size(A, B, left, factor, floor, squares)[:, None, None]
 
     def flattened(
         self, A: Tensor, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor
@@ -116,18 +123,10 @@ class _Kernels(Products):
     def _head(self, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor) -> Tensor:
         """``Z − (2I − QᵀQ)B/δ``, the factor of Q in X₀."""
         half = _in_halves(B.dtype)
-        E = -self.gram(Q.mT)
-        E.diagonal(dim1=-2, dim2=-1).add_(1)
+        E = product(Q.mT, Q, alpha=-1, identity=1, symmetric=True, out_dtype=B.dtype)  # I − QᵀQ
         # Z − (B + EB)/δ, the second term first.
         head = product(
-            E.to(B.dtype),
-            B,
-            D=B,
-            alpha=-1,
-            beta=-1,
-            scale=inverse,
-            powers=(1, 1, 0),
-            out_dtype=half,
+            E, B, D=B, alpha=-1, beta=-1, scale=inverse, powers=(1, 1, 0), out_dtype=half
         )
         return head.add_(X) if W is None else product(W, X, D=head, out_dtype=half)
 
@@ -144,7 +143,7 @@ class _Kernels(Products):
         *,
         most: float,
         float8: bool,
-    ) -> tuple[Tensor, Callable[[], Tensor]]:
+    ) -> tuple[Tensor | RowProduct, Callable[[], Tensor]]:
         """In eight bits where that is allowed and the matrices suit."""
         if not (float8 and eight_bits.suits(A, polynomial)):
             return super().flat_step(

@@ -635,11 +635,21 @@ def test_our_methods_run_the_maps_of_the_frontier(recipe):
     assert polar_and_transform("muon-polar-express-rows", recipe) == (maps["full"], rows)
     assert polar_and_transform("auto", recipe) == (ps.Auto("balanced"), None)
     assert polar_and_transform("auto-rows", recipe) == (ps.Auto("balanced"), rows)
+    paper, _ = polar_and_transform("rand-muon", recipe)
+    assert polar_and_transform("rand-muon-rows", recipe) == (paper, rows)
     deflated, transform = polar_and_transform("deflated", recipe)
+    assert polar_and_transform("deflated-rows", recipe) == (deflated, rows)
     warm = maps["flat-48-warm"]
     assert transform is None
     assert replace(deflated.head, always_sketch=False) == warm.head
     assert (deflated.rest, deflated.float8) == (warm.rest, warm.float8)
+
+
+@pytest.mark.parametrize("slug", ["muon-polar-express", "rand-muon", "deflated", "auto"])
+def test_normalized_rows_train_at_the_rate_of_their_map_on_cifar10(slug):
+    rows, without = (resolve("cifar10", name).optimizer for name in (f"{slug}-rows", slug))
+    assert rows == replace(without, normalize_rows=True)
+    assert not without.normalize_rows
 
 
 def test_auto_is_a_setting_an_axis_and_recorded():

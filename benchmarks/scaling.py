@@ -1,0 +1,303 @@
+"""How the perplexity gap to full space changes with the tokens of a run and the width of the model.
+
+    python benchmarks/scaling.py plan
+    python benchmarks/scaling.py run TRAIN.bin VAL.bin --out scaling.jsonl --seconds 540
+    python benchmarks/scaling.py table results/scaling/runs.jsonl > results/scaling/summary.md
+
+The loop is that of ``frontier.py``: a GPT of 5 layers, one pass, rate 0.014, with a schedule that is
+stretched to the length of the run. Runs are made in the order of ``plan``. A run whose record is in
+``--out``, or in ``results/frontier/runs.jsonl``, is not made again. With ``--seconds`` no run is started
+that would probably end later.
+
+Rank 48 of the deflated map is the same at every width, as with ``polar="auto"``; ℓ of the low-rank map
+is 27% of the width at every width. Both sketch at every width, although on a GPU the library takes full
+space below 768 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from docs_quality import estimate, student
+from frontier import FULL, LENGTH, RATE, SEQUENCES, STEPS, WIDTH, append, identity, run, shards
+from polarstep.storage import read_lines
+
+FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"
+LOW_RANK, DEFLATED = "low-rank", "deflated"
+NAMES = (FULL, DEFLATED, LOW_RANK)
+WORDS = {LOW_RANK: "`LowRank`, h = 0, ℓ = 27% of the width", DEFLATED: "`Deflated`, rank 48, warm"}
+IN_FRONTIER = {"flat-48-warm": DEFLATED}
+"""Names of the frontier's runs at width 768 that are maps of this study."""
+LENGTHS = (375, 750, STEPS, 3000, 4440)
+"""Steps of 16,384 tokens: 6.1, 12.3, 24.6, 49.2 and 72.7 million tokens."""
+WIDTHS = (384, WIDTH, 1152)
+MILLISECONDS = {384: 10.0, WIDTH: 20.0, 1152: 36.0}
+"""Of a step of training on one H200: measured at 768, in proportion to the FLOPs elsewhere."""
+START = 4.0
+"""Seconds that a run takes beside its steps. The first run of a width compiles for 20 seconds more."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of the study."""
+
+    steps: int
+    width: int
+    map: str
+    seed: int
+
+    @property
+    def seconds(self) -> float:
+        """The expected time of the run on one H200."""
+        return START + self.steps * MILLISECONDS[self.width] / 1000
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What the record of the run begins with."""
+        whole = {"map": self.map, "seed": self.seed, "lr": RATE}
+        return whole | {"steps": self.steps, "width": self.width}
+
+
+def plan() -> Iterator[Planned]:
+    """All runs, the most telling first: one seed of every point, then the other seeds."""
+    points = [(steps, WIDTH) for steps in LENGTHS] + [(STEPS, width) for width in WIDTHS]
+    order = [(375, WIDTH), (750, WIDTH), (3000, WIDTH), (STEPS, 1152), (STEPS, 384), (4440, WIDTH)]
+    order = list(dict.fromkeys([*order, *points]))
+    cheap = [(steps, width) for steps, width in order if steps * width <= STEPS * WIDTH]
+    dear = [point for point in order if point not in cheap]
+    for seeds, parts in (((0,), order), ((1, 2), cheap), ((1,), dear), ((2,), dear)):
+        for seed in seeds:
+            for steps, width in parts:
+                for name in NAMES:
+                    yield Planned(steps, width, name, seed)
+
+
+def maps(width: int) -> dict[str, Any]:
+    """The maps of the study for a model of this width."""
+    import polarstep as ps
+
+    inner = ps.NewtonSchulz(4, "polar-express-sketch")
+    ell = 208 * width // WIDTH
+    low = ps.LowRank(ell - 8, 8, power=0, inner=inner, always_sketch=True)
+    head = ps.LowRank(48, 8, sketch=ps.Warm(), inner=inner, always_sketch=True)
+    return {
+        FULL: ps.NewtonSchulz(5, "polar-express"),
+        LOW_RANK: low,
+        DEFLATED: ps.Deflated(head, ps.NewtonSchulz(1, "flat")),
+    }
+
+
+def recorded(*paths: Path) -> list[dict[str, Any]]:
+    """The records of this study in files of its own and of ``frontier.py``."""
+    rows = []
+    for path in paths:
+        for row in read_lines(path):
+            row = row | {"map": IN_FRONTIER.get(row["map"], row["map"])}
+            row.setdefault("width", WIDTH)
+            if row["map"] in NAMES and row["lr"] == RATE:
+                rows.append(row)
+    return rows
+
+
+Unit = Literal["tokens", "width"]
+Gaps = dict[str, dict[tuple[int, int], dict[int, float]]]
+
+
+def gaps(records: Iterable[Mapping[str, Any]]) -> Gaps:
+    """Perplexity against full space in percent, by map, then by steps and width, then by seed."""
+    found: dict[tuple[str, int, int], dict[int, float]] = {}
+    for row in records:
+        at = (row["map"], row["steps"], row["width"])
+        found.setdefault(at, {})[row["seed"]] = row["perplexity"]
+    result: Gaps = {}
+    for (name, steps, width), runs in sorted(found.items()):
+        full = found.get((FULL, steps, width), {})
+        both = sorted(set(runs) & set(full))
+        if name != FULL and both:
+            of_map = result.setdefault(name, {})
+            of_map[steps, width] = {seed: 100 * (runs[seed] / full[seed] - 1) for seed in both}
+    return result
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A line through gaps over the binary logarithm of x: the gap at ``middle``, and the slope.
+
+    ``slope`` is in points of percent for each doubling, ``error`` its standard error, ``half`` half its
+    95% t-interval; both are NaN with two points, which a line meets exactly.
+    """
+
+    gap: float
+    slope: float
+    error: float
+    half: float
+    middle: float
+    n: int
+
+    def at(self, x: float) -> float:
+        """The line's gap at x."""
+        return self.gap + self.slope * math.log2(x / self.middle)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the gap closes, grows or neither by the interval of the slope."""
+        if math.isnan(self.half) or abs(self.slope) <= self.half:
+            return "no change can be told"
+        return "grows" if self.slope > 0 else "closes"
+
+
+def fit(points: Sequence[tuple[float, float]], middle: float) -> Fit | None:
+    """Least squares over (x, gap), every seed a point; ``None`` without two different x."""
+    if len({x for x, _ in points}) < 2:
+        return None
+    logs = [math.log2(x / middle) for x, _ in points]
+    values = [gap for _, gap in points]
+    center, mean = statistics.fmean(logs), statistics.fmean(values)
+    spread = sum((x - center) ** 2 for x in logs)
+    slope = sum((x - center) * (y - mean) for x, y in zip(logs, values, strict=True)) / spread
+    gap = mean - slope * center
+    error = half = math.nan
+    if (freedom := len(points) - 2) > 0:
+        left = sum((y - gap - slope * x) ** 2 for x, y in zip(logs, values, strict=True))
+        error = math.sqrt(left / freedom / spread)
+        half = student(freedom) * error
+    return Fit(gap, slope, error, half, middle, len(points))
+
+
+def million(steps: float) -> float:
+    """The tokens of so many steps, in millions."""
+    return steps * SEQUENCES * LENGTH / 1e6
+
+
+def over_tokens(found: Gaps, name: str) -> list[tuple[float, float]]:
+    """(million tokens, gap) of every run of a map at width 768."""
+    return [
+        (million(steps), gap)
+        for (steps, width), seeds in found.get(name, {}).items()
+        for gap in seeds.values()
+        if width == WIDTH
+    ]
+
+
+def over_width(found: Gaps, name: str) -> list[tuple[float, float]]:
+    """(width, gap) of every run of a map on 24.6 million tokens."""
+    return [
+        (float(width), gap)
+        for (steps, width), seeds in found.get(name, {}).items()
+        for gap in seeds.values()
+        if steps == STEPS
+    ]
+
+
+def fits(found: Gaps, name: str) -> dict[Unit, Fit]:
+    """The fits of a map over tokens and over width, where there are records for them."""
+    both: dict[Unit, Fit | None] = {
+        "tokens": fit(over_tokens(found, name), million(STEPS)),
+        "width": fit(over_width(found, name), WIDTH),
+    }
+    return {key: made for key, made in both.items() if made is not None}
+
+
+def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
+    """Markdown: the gap of each map at each length, or at each width, and the slope of its fit."""
+    found = gaps(records)
+    names = [name for name in NAMES if name in found]
+    points = [(steps, WIDTH) for steps in LENGTHS]
+    title = f"tokens, at width {WIDTH}"
+    if unit == "width":
+        points = [(STEPS, width) for width in WIDTHS]
+        title = f"width, after {million(STEPS):.1f}M tokens"
+    yield f"| {title} | {' | '.join(WORDS[name] for name in names)} |"
+    yield "|---|" + "--:|" * len(names)
+    for steps, width in points:
+        cells = [found[name].get((steps, width)) for name in names]
+        if any(cells):
+            x = str(width) if unit == "width" else f"{million(steps):.1f}M"
+            made = [estimate([*c.values()]).told(unit="%") if c else "not run" for c in cells]
+            yield f"| {x} | {' | '.join(made)} |"
+    slopes = [fits(found, name).get(unit) for name in names]
+    if any(slopes):
+        yield f"| change for each doubling | {' | '.join(map(_slope, slopes))} |"
+
+
+def _slope(line: Fit | None) -> str:
+    if line is None:
+        return "not run"
+    sign = "−" if line.slope < 0 else "+"
+    text = f"{sign}{abs(line.slope):.2f} points"
+    if math.isnan(line.half):
+        return text
+    return f"{text} ± {line.half:.2f} (standard error {line.error:.2f}): {line.verdict}"
+
+
+def make(options: argparse.Namespace) -> None:
+    """Make the runs that are planned and not recorded."""
+    begin = time.perf_counter()
+    train, val = shards(options.train, options.val, max(LENGTHS), options.device)
+    for planned in plan():
+        if options.seeds and str(planned.seed) not in options.seeds.split(","):
+            continue
+        here = recorded(options.out, FRONTIER)
+        if identity(planned.row) in map(identity, here):
+            continue
+        spent = time.perf_counter() - begin
+        if options.seconds and spent + planned.seconds > options.seconds:
+            print(
+                f"{planned} would take {planned.seconds:.0f} s of {options.seconds - spent:.0f} s left"
+            )
+            return
+        needed = planned.steps * SEQUENCES * LENGTH + 1
+        polar = maps(planned.width)[planned.map]
+        row = run(
+            train[:needed],
+            val,
+            planned.map,
+            planned.seed,
+            RATE,
+            planned.steps,
+            planned.width,
+            polar,
+        )
+        append(options.out, row)
+        print(f"{json.dumps(row)}  {time.perf_counter() - begin - spent:.0f} s", flush=True)
+
+
+def main() -> None:
+    """The three commands."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("plan")
+    train = commands.add_parser("run")
+    train.add_argument("train", type=Path)
+    train.add_argument("val", type=Path)
+    train.add_argument("--seeds", default="", help="only these, as 0 or 1,2")
+    train.add_argument("--seconds", type=float, help="start no run that would end later")
+    train.add_argument("--device", default="cuda")
+    train.add_argument("--out", type=Path, default=Path("scaling.jsonl"))
+    commands.add_parser("table").add_argument("records", type=Path)
+    options = parser.parse_args()
+    if options.command == "table":
+        records = recorded(options.records, FRONTIER)
+        print("\n".join([*table(records, "tokens"), "", *table(records, "width")]))
+    elif options.command == "run":
+        make(options)
+    else:
+        total = 0.0
+        known = set(map(identity, recorded(FRONTIER)))
+        for planned in plan():
+            if identity(planned.row) not in known:
+                total += planned.seconds
+                print(f"{total:6.0f} s  {planned}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
