@@ -67,6 +67,14 @@ def test_a_layer_that_is_replaced_after_the_optimizer_was_made(by):
     assert warning.filename == __file__
 
 
+def test_a_model_whose_parameters_are_all_replaced_is_told_of_once():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    (warning,) = told(model, optimizer)
+    assert "no gradient for any of the optimizer's 6 parameters" in str(warning.message)
+
+
 def test_weights_that_are_tied_after_the_optimizer_was_made():
     model = mlp(8, 8, 8, 2)
     optimizer = muon_for(model)

@@ -54,7 +54,7 @@ class Told:
     def _tell_of_no_gradient(self, count: int) -> None:
         if count == 0:
             return
-        self._no_gradient = True
+        self._no_gradient = self._replaced = True
         warnings.warn(
             f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
             "updated. Expected gradients from backward(). If it has run, these are no longer the "
