@@ -26,8 +26,9 @@ def start(
     A child inherits an ignored SIGINT, which is what nohup and background jobs of a script have;
     Python then raises no KeyboardInterrupt.
     """
+    # PYTHONPATH comes first: a mutation run puts the changed package there.
     path = os.pathsep.join(
-        filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
+        filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "src"), str(ROOT)])
     )
     return subprocess.Popen(
         [sys.executable, *arguments],

@@ -24,17 +24,17 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
-    "run": Subcommand("experiments", "run", "Train one method on one recipe."),
+    "run": Subcommand("run", "run", "Train one method on one recipe."),
     "compare": Subcommand(
-        "experiments",
+        "suites",
         "compare",
         "Train several methods with several seeds: Table 2 and its trajectories.",
     ),
     "ablate": Subcommand(
-        "experiments", "ablate", "Vary one setting and keep the rest: the paper's ablations."
+        "suites", "ablate", "Vary one setting and keep the rest: the paper's ablations."
     ),
     "list": Subcommand(
-        "experiments", "list_", "List recipes, methods and ablations; or the runs below a folder."
+        "listing", "list_", "List recipes, methods and ablations; or the runs below a folder."
     ),
     "tokenize": Subcommand(
         "data", "tokenize", "Turn text files into token shards (nanoGPT's .bin format)."

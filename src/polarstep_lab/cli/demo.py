@@ -69,7 +69,7 @@ def _introduction(runs: int) -> str:
 
 def _results(folder: Path) -> Table:
     """The results in the order of Table 2, the best in bold."""
-    from polarstep_lab.report.estimates import MISSING, number
+    from polarstep_lab.estimates import MISSING, number
     from polarstep_lab.report.grouping import sections_of
     from polarstep_lab.report.runs import collect
 

@@ -296,8 +296,8 @@ def test_documented_commands_are_valid(words, monkeypatch):
         made.extend(runs)
         raise SystemExit(0)
 
-    for way in ("_run_all", "_run_suite"):
-        monkeypatch.setattr(f"polarstep_lab.cli.experiments.{way}", instead)
+    for way in ("run.run_one_by_one", "suites._run_suite"):
+        monkeypatch.setattr(f"polarstep_lab.cli.{way}", instead)
     letters = Characters(CharacterVocabulary.of("text"))
     monkeypatch.setattr("polarstep_lab.cli.data._tokenizer", lambda *_: letters)
     for name in ("book.txt", "*.txt"):

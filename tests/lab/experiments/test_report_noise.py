@@ -291,7 +291,7 @@ def test_a_zero_matrix_and_rounding_are_no_inexactness(tmp_path):
         {"step": 10, "parameter": "zero", "gamma": 1.0, "nu": 0.0, "stable_rank": 0.0},
     ]
     (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    log = gamma_of(only_row(tmp_path).records)
+    log = gamma_of(only_row(tmp_path).runs["record"])
     assert list(log["matrix"]) == ["a", "b [2]", "a"]
     assert list(log["step"]) == [0, 0, 10]
     ((line,),) = [gamma_table([only_row(tmp_path)]).rows]

@@ -13,12 +13,12 @@ import pytest
 from tests.lab.experiments.synthetic import write_comparison, write_run
 
 from polarstep.storage import StorageError
+from polarstep_lab.drawing.palette import CHROME, SERIES
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files, write_report
 from polarstep_lab.report.figures import curve_of, zoom
 from polarstep_lab.report.folder import MANIFEST
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.palette import CHROME, SERIES
 from polarstep_lab.report.runs import collect
 
 
