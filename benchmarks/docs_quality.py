@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
-TIMES = "results/step-cost/h200-deflated.json"
+TIMES = "results/step-cost/h200-steps.json"
 BASE = ("full", 0.014)
 """The map and the rate that all others are compared with, unless rates are chosen for each map.
 

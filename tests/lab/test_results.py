@@ -98,6 +98,7 @@ def test_an_edited_table_and_a_new_run_are_noticed(published, tmp_path, monkeypa
     assert stale_tables([published], published) == ["summary.md", "summary.csv", "runs.csv"]
 
 
+@pytest.mark.rendered
 def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
     """Bit for bit in its tables, but for where a run lies."""
     pages = {}

@@ -586,6 +586,7 @@ def test_many_seeds_are_one_command(cifar):
     assert command.endswith("--seed $seed --vary rank=16; done")
 
 
+@pytest.mark.rendered
 def test_a_page_of_350_runs_stays_small(tmp_path):
     write_table_2(tmp_path / "table2", "cifar10", seeds=50)
     files = report_files([tmp_path])
