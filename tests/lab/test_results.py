@@ -41,19 +41,20 @@ def test_the_reports_under_results_are_those_of_their_archives():
 
 
 def test_the_gflops_of_every_record_are_the_ledgers():
-    """They follow from the config alone, so that a repair of the ledger reaches older records too."""
+    """They follow from config and device, so that a repair of the ledger reaches older records too."""
     expected = {}
     for run in map(RunRecord.load, find_runs(PUBLISHED)):
         if run.result is None:
             continue
-        setting = setting_of(run)
+        device = torch.device(run.environment["device"])
+        setting = (setting_of(run), device)
         if setting not in expected:
             config = RunConfig.from_dict(run.identity.config)
             if config.rule.peer is not None:
                 continue  # not counted
             with torch.device("meta"):
                 model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
-            expected[setting] = optimizer_gflops(model, config)
+            expected[setting] = optimizer_gflops(model, config, device)
         found = run.result.optimizer_gflops_per_step
         assert found == pytest.approx(expected[setting], rel=1e-12), run.directory
     assert len(expected) > 50

@@ -196,7 +196,8 @@ def _times_text(shown: Sequence[Row]) -> str:
         return ""
     text = f"Times measured on {', '.join(sorted({d for row in rows for d in row.devices}))}"
     together = at_a_time(pd.concat([row.runs for row in rows]))
-    if together == 1:
+    # A run may also have shared its device with a program that leaves no record.
+    if together == 1 and all(len(row.alone) in (0, len(row.finished)) for row in rows):
         return f"{text}, one run at a time."
     least, *_, most = sorted([len(row.alone) for row in rows] * 2)
     if not most:

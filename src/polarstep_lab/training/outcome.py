@@ -38,7 +38,7 @@ def result_of(
         value=value,
         status=status,
         steps=step,
-        optimizer_gflops_per_step=optimizer_gflops(task.model, config),
+        optimizer_gflops_per_step=optimizer_gflops(task.model, config, task.device),
         optimizer_ms_per_step=_median([row.optimizer_ms for row in rows]),
         step_ms=_median([row.step_ms for row in rows]),
         message=message,

@@ -607,3 +607,5 @@ def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
         (found,) = section.rows
         assert sorted(found.timed["optimizer_ms_per_step"]) == expected
         assert len(found.finished) == 2
+        alone = "over the 1 seeds of a row that had it to themselves" in markdown((section,), ())
+        assert alone == shared
