@@ -33,12 +33,13 @@ def result_of(
     validation = None
     if last is not None:
         validation = last.perplexity if last.accuracy is None else last.accuracy
+    device = next(task.model.parameters()).device
     return Result(
         metric=task.metric,
         value=value,
         status=status,
         steps=step,
-        optimizer_gflops_per_step=optimizer_gflops(task.model, config, task.device),
+        optimizer_gflops_per_step=optimizer_gflops(task.model, config, device),
         optimizer_ms_per_step=_median([row.optimizer_ms for row in rows]),
         step_ms=_median([row.step_ms for row in rows]),
         message=message,
