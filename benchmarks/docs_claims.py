@@ -150,6 +150,20 @@ def cpu_speedup() -> str:
 
 
 @claim
+def cpu_auto() -> str:
+    """How many times as fast as full space ``polar="auto"`` is on a CPU."""
+    times = steps("results/step-cost/cpu-arm.json")
+    found = [
+        times[FULL_SPACE, load]["ms"] / times["auto", load]["ms"]
+        for load in ("nanoGPT", "one of each")
+    ]
+    return (
+        f'`polar="auto"` is {found[0]:.1f} times as fast as full space with PolarExpress 5 on a tenth '
+        f"of nanoGPT's matrices, and {found[1]:.1f} times on one of each shape"
+    )
+
+
+@claim
 def goals() -> str:
     """The prices against the goals that were set for them."""
     rows = steps("results/step-cost/h200.json")

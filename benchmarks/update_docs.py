@@ -239,7 +239,7 @@ def _told(each: Weighed) -> str:
 PLACES = (
     ("nanoGPT", "one H200", "h200-steps", "nanoGPT"),
     ("an 8B layer", "one H200", "h200-steps", "8B layer"),
-    ("a tenth of nanoGPT", "two cores of a CPU", "cpu-no-tiles", "nanoGPT"),
+    ("a tenth of nanoGPT", "two ARM cores", "cpu-arm", "nanoGPT"),
 )
 
 
