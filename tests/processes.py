@@ -19,20 +19,26 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def start(
-    *arguments: str, stdout: int | None = None, env: dict[str, str] | None = None
+    *arguments: str,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int = subprocess.PIPE,
+    env: dict[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """Run Python with ``arguments`` in a process group of its own, where SIGINT has its effect.
 
     A child inherits an ignored SIGINT, which is what nohup and background jobs of a script have;
     Python then raises no KeyboardInterrupt.
     """
+    # PYTHONPATH comes first: a mutation run puts the changed package there.
     path = os.pathsep.join(
-        filter(None, [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")])
+        filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "src"), str(ROOT)])
     )
     return subprocess.Popen(
         [sys.executable, *arguments],
+        stdin=stdin,
         stdout=stdout,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | (env or {}),
         start_new_session=True,

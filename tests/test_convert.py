@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,50 @@ def test_moments_of_their_adamw():
         torch.testing.assert_close(optimizer.state[W]["momentum_buffer"], C / share)
 
 
+def test_the_usual_coefficients_are_known_by_name():
+    W = Parameter(gaussian(4, 3).float())
+    usual = ps.convert.options(torch.optim.Muon([W]).state_dict())
+    assert usual["polar"] == POLAR
+    others = torch.optim.Muon([W], ns_coefficients=(3.0, -3.2, 1.2)).state_dict()
+    assert ps.convert.options(others)["polar"] == ps.NewtonSchulz(5, ((3.0, -3.2, 1.2),))
+
+
+def test_groups_with_other_options_are_refused():
+    one, two = (Parameter(gaussian(4, 3, seed=seed).float()) for seed in (1, 2))
+    alike = torch.optim.Muon([{"params": [one]}, {"params": [two]}], lr=0.1)
+    assert ps.convert.options(alike.state_dict())["lr"] == 0.1
+    other = torch.optim.Muon([{"params": [one]}, {"params": [two], "lr": 0.2}], lr=0.1)
+    with pytest.raises(ValueError, match=r"lr=0.1 and 0.2: expected the same for all"):
+        ps.convert.options(other.state_dict())
+
+
+def test_a_parameter_that_had_no_gradient_has_no_state():
+    params = fresh()
+    theirs = torch.optim.Muon(params)
+    params[0].grad = torch.ones_like(params[0])
+    theirs.step()
+    optimizer = ps.Muon(params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing was lost
+        content = ps.convert.state_dict(theirs.state_dict(), optimizer)
+    assert list(content["state"]) == [0]
+
+
+def test_moments_before_the_first_step_are_counted_from_zero():
+    bias = Parameter(torch.zeros(4))
+    group = torch.optim.AdamW([bias]).state_dict()["param_groups"][0]
+    for counter in ({"step": torch.tensor(0.0)}, {}):
+        state = {"exp_avg": torch.zeros(4), "exp_avg_sq": torch.zeros(4)} | counter
+        theirs = {"state": {0: state}, "param_groups": [group]}
+        mine = Parameter(bias.detach().clone())
+        optimizer = ps.Muon([{"params": [mine], "algorithm": "adamw", "lr": 0.5}])
+        optimizer.load_state_dict(ps.convert.state_dict(theirs, optimizer))
+        mine.grad = torch.ones(4)
+        optimizer.step()
+        # AdamW's first step is lr·sign(G): the moments are divided by 1 − β, not by 1 − β².
+        torch.testing.assert_close(mine.detach(), torch.full((4,), -0.5))
+
+
 def test_a_rule_that_changed_starts_anew_and_says_so():
     W = Parameter(gaussian(4, 3).float())
     theirs = torch.optim.AdamW([W])
@@ -311,3 +356,23 @@ def test_the_page_runs():
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), namespace)
+
+
+def test_what_is_no_checkpoint_of_another_optimizer():
+    W = torch.nn.Parameter(torch.eye(3))
+    theirs, ours = torch.optim.Muon([W]), ps.Muon([W])
+    with pytest.raises(
+        TypeError, match=r"theirs is a Muon without 'state' and 'param_groups': exp"
+    ):
+        ps.convert.options(theirs)
+    whole = {"model": {}, "optimizer": theirs.state_dict()}
+    with pytest.raises(TypeError, match=r"only 'model', 'optimizer'.*checkpoint\[\"optimizer\"\]"):
+        ps.convert.options(whole)
+    with pytest.raises(TypeError, match=r"only 'model', 'optimizer'.*checkpoint\[\"optimizer\"\]"):
+        ps.convert.state_dict(whole, ours)
+    with pytest.raises(
+        TypeError, match=r"is a torch\.optim[.\w]*\.Muon: expected the polarstep\.M"
+    ):
+        ps.convert.state_dict(theirs.state_dict(), theirs)
+    with pytest.raises(ValueError, match=r"polarstep's own.*optimizer\.load_state_dict as it is"):
+        ps.convert.options(ours.state_dict())

@@ -63,7 +63,7 @@ def test_a_capture_begins_and_ends() -> None:
     assert beside.calls == [("its memory", "thread_local"), ("end",)]
 
 
-@pytest.mark.parametrize(("free", "emptied"), [(2**30, False), (2**28, True)])
+@pytest.mark.parametrize(("free", "emptied"), [(2**30, False), (2**29, False), (2**28, True)])
 def test_cached_memory_is_given_back_where_there_is_less_than_that(
     monkeypatch: pytest.MonkeyPatch, free: int, emptied: bool
 ) -> None:
@@ -129,3 +129,10 @@ def test_a_capture_waits_for_what_was_launched(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Stream, "wait_stream", lambda self, other: waited.append(other))
     with captured(Graph()):  # type: ignore[arg-type]
         assert waited == ["the stream that was current"]
+
+
+def test_room_is_made_before_the_capture_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph()
+    monkeypatch.setattr(capture, "_make_room", lambda: graph.calls.append(("room",)))
+    with captured(graph):  # type: ignore[arg-type]
+        assert graph.calls == [("room",), (None, "thread_local")]

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from tests.spectra import SPECTRA, batch, gaussian
+from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
 from polarstep.diagnostics import certify, cheap, cheap_certificate
@@ -18,16 +19,16 @@ def nuclear(X):
 
 @pytest.mark.parametrize("first", ["rows", "columns", "strided"])
 @pytest.mark.parametrize("second", ["rows", "columns", "strided"])
-@pytest.mark.parametrize("shape", [(3, 5, 32), (3, 32, 5), (2, 6, 7), (1, 16, 16)])
-def test_inner_products_in_every_layout(first, second, shape):
+def test_inner_products_in_every_layout(first, second):
     def laid(X, layout):
         if layout == "columns":
             return X.mT.contiguous().mT
         return X if layout == "rows" else torch.stack([X, X], -1)[..., 0]
 
-    X, Y = gaussian(*shape), gaussian(*shape, seed=1)
-    found = cheap._inner_product(laid(X, first), laid(Y, second))
-    torch.testing.assert_close(found, (X * Y).sum((-2, -1)))
+    for shape in ((3, 5, 32), (3, 32, 5), (2, 6, 7), (1, 16, 16)):
+        X, Y = gaussian(*shape), gaussian(*shape, seed=1)
+        found = cheap._inner_product(laid(X, first), laid(Y, second))
+        torch.testing.assert_close(found, (X * Y).sum((-2, -1)))
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
@@ -79,6 +80,15 @@ def test_the_sketch_of_a_full_space_map_finds_leading_directions():
     assert nuclear(M).item() * (1 - 1e-9) <= found.item() < 4
 
 
+@pytest.mark.parametrize(("d0", "width"), [(384, 8), (960, 20)])
+def test_the_sketch_of_a_full_space_map_costs_two_products(d0, width):
+    X = gaussian(1, d0, 1000, dtype=torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        cheap._by_own_sketch(X, torch.linalg.matrix_norm(X))
+    two = 2 * (2 * d0 * 1000 * width)
+    assert two <= counter.get_total_flops() < 1.05 * two
+
+
 def test_an_unknown_map_is_bounded_by_its_rows_and_columns():
     T = torch.tensor([[[3.0, -4.0], [0.0, 1.0]], [[0.1, 0.0], [0.0, 0.1]]])
     found = cheap._largest_value(None, T, torch.ones(2))
@@ -126,3 +136,18 @@ def test_many_steps_are_certified_tightly_in_full_space():
     bound, exact = cheap_certificate(M, polar(M), polar), certify(M, polar(M))
     assert exact.gamma <= bound.gamma <= exact.gamma + 1e-2
     assert bound.nu <= 1e-9
+
+
+def test_a_certificate_does_not_depend_on_the_other_matrices_of_its_batch():
+    M, polar = gaussian(3000, 6, 8, dtype=torch.float32), ps.NewtonSchulz(5)
+    many, alone = (cheap_certificate(X, polar(X), polar) for X in (M, M[:1]))
+    torch.testing.assert_close(many.gamma[:1], alone.gamma, atol=1e-6, rtol=0)
+    torch.testing.assert_close(many.nu[:1], alone.nu, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("d0", [16, 64, 256])
+def test_the_room_for_rounding_is_the_same_share_of_every_size(d0):
+    """The identity loses nothing: γ is what is allowed for the rounding of a sum of d₀² products."""
+    identity = torch.eye(d0, dtype=torch.float64)
+    gamma = float(cheap_certificate(identity, identity).gamma)
+    assert 16 < gamma / torch.finfo(torch.float64).eps < 64

@@ -58,6 +58,15 @@ def test_layers_go_down_and_steps_across(drawn):
     assert not bar.spines["outline"].get_visible()
 
 
+def test_empty_cells_are_grey_unlike_the_page_and_every_value(drawn):
+    figure = drawn(ROWS)
+    (axes, _), page = figure.axes, figure.get_facecolor()
+    red, green, blue, _ = axes.get_facecolor()
+    assert red == green == blue != page[0]
+    colours = axes.images[0].cmap(np.linspace(0, 1, 256))[:, :3]
+    assert np.abs(colours - red).max(1).min() > 0.1
+
+
 @pytest.mark.parametrize(
     ("column", "limits"),
     [("gamma", (0.0, 0.75)), ("captured_energy", (0.0, 1.0)), ("stable_rank", (2.0, 4.0))],
@@ -80,6 +89,12 @@ def test_more_layers_make_a_higher_picture(drawn):
     few, many = (drawn([row(str(k), 1, 0.5) for k in range(n)]).get_size_inches() for n in (1, 50))
     assert few[0] == many[0]
     assert many[1] > 5 * few[1]
+
+
+def test_a_layer_takes_one_to_three_lines_of_its_label(drawn):
+    heights = [drawn([row(str(k), 1, 0.5) for k in range(n)]).get_size_inches()[1] for n in (1, 50)]
+    line = drawn(ROWS).axes[0].get_yticklabels()[0].get_fontsize() / 72
+    assert line < (heights[1] - heights[0]) / 49 < 3 * line
 
 
 def test_the_suffix_is_the_format_and_png_the_usual_one(drawn, tmp_path):

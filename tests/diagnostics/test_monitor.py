@@ -116,6 +116,24 @@ def test_stacked_parameters_have_a_row_per_matrix():
     assert len({row["update_ratio"] for row in monitor.rows}) == 1
 
 
+@pytest.mark.parametrize("tail", [True, False])
+def test_gradients_are_kept_for_a_tail_index_alone_and_for_one_step(tail):
+    X = torch.nn.Parameter(torch.eye(12))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    g, kept = rng.generator("gradients"), []
+    with Monitor(optimizer, every=3, tail=tail) as monitor:
+        for _ in range(7):
+            X.grad = torch.randn(12, 12, generator=g)
+            optimizer.step()
+            kept.append(X in monitor._previous)
+    assert kept == [tail and step in (2, 5) for step in range(7)]
+    assert [(row["step"], "tail_index" in row) for row in monitor.rows] == [
+        (0, False),
+        (3, tail),
+        (6, tail),
+    ]
+
+
 def test_tensorboard_and_select(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 

@@ -41,20 +41,23 @@ class Map:
                 ours.setdefault(line, []).extend(tests)
 
     def tests_for(self, file: str, line: int, most: int) -> list[str]:
-        """The tests that run the line, at most ``most``: the quickest of every function first.
+        """The tests that may notice a change of the line, at most ``most``.
 
-        A line that runs when its module is imported belongs to every test of the file, and so does
-        a line that coverage cannot see, as in a kernel. A line of a file that no test runs in its
-        own process may be run by the tests that start processes.
+        First come those that run the line, the quickest of every function first. A line that runs when
+        a module is imported belongs to every test: first to those that run other lines of its file.
+        So does a line that coverage cannot see, as in a kernel. Processes that tests start may run any
+        line: such tests come last.
         """
         of_file = self.lines.get(file, {})
-        tests = of_file.get(str(line)) or []
-        if not tests and (str(line) in self.imported.get(file, ()) or "/kernels/" in file):
-            tests = sorted({test for each in of_file.values() for test in each})
-        return _in_turn(tests or self.started_processes, self.seconds)[:most]
+        at_import = str(line) in self.imported.get(file, ())
+        near = {*of_file.get(str(line), ())}
+        if not near and (at_import or "/kernels/" in file):
+            near = {test for each in of_file.values() for test in each}
+        far = {*(self.seconds if at_import else self.started_processes)} - near
+        return [*_in_turn(near, self.seconds), *_in_turn(far, self.seconds)][:most]
 
 
-def _in_turn(tests: list[str], seconds: dict[str, float]) -> list[str]:
+def _in_turn(tests: set[str], seconds: dict[str, float]) -> list[str]:
     seen: dict[str, int] = {}
     turns = []
     for test in sorted(tests, key=lambda test: (seconds[test], test)):

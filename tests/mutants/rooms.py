@@ -61,15 +61,15 @@ ROOMS = {
     "sketch": _folder("sketch", 20),
     "theory": _folder("theory", 40),
     "polar": _folder("polar", 46),
-    "diagnostics": _folder("diagnostics", 25),
+    "diagnostics": _folder("diagnostics", 40),
     "optim": _folder("optim", 25),
     "matrix.py": _file("matrix", 15),
     "rng.py": _file("rng", 15),
     "storage.py": _file("storage", 15),
     "flops.py": _file("flops", 15),
-    "convert.py": _file("convert", 15),
+    "convert.py": _file("convert", 45),
     "torch_compile.py": _file("torch_compile", 10),
-    "cuda_graphs.py": _file("cuda_graphs", 10),
+    "cuda_graphs.py": _file("cuda_graphs", 20),
     # The next two take minutes for a mutant: processes are started, kernels are interpreted.
     "distributed": _folder("distributed", 20),
     "kernels": Room(

@@ -99,11 +99,11 @@ def test_every_file_of_the_package_is_in_one_room_or_needs_a_gpu():
 
 
 def test_tests_of_a_line_come_in_turns_and_the_quickest_first():
-    seconds = {"f[a]": 1.0, "f[b]": 0.1, "g": 0.5, "h": 9.0}
+    seconds = {"f[a]": 1.0, "f[b]": 0.1, "g": 0.5, "h": 9.0, "i": 0.2}
     known = Map(seconds, {"file": {"3": ["f[a]", "f[b]", "g"], "4": ["g"]}}, {"file": ["1"]}, ["h"])
-    assert known.tests_for("file", 3, 9) == ["f[b]", "g", "f[a]"]
+    assert known.tests_for("file", 3, 9) == ["f[b]", "g", "f[a]", "h"]  # h starts processes
     assert known.tests_for("file", 3, 2) == ["f[b]", "g"]
-    assert known.tests_for("file", 1, 9) == ["f[b]", "g", "f[a]"]  # runs at import
+    assert known.tests_for("file", 1, 9) == ["f[b]", "g", "f[a]", "i", "h"]  # runs at import
     assert known.tests_for("file", 7, 9) == ["h"]  # runs in another process, if at all
 
 
