@@ -868,9 +868,11 @@ def adaptive_small() -> str:
         ("ranks by energy", "rank-energy", "rank-equal"),
         ("ranks by share", "rank-share", "rank-equal"),
         ("bases by fall", "kept-fall", "kept-together"),
+        ("bases renewed in turn", "kept-age", "kept-together"),
     ):
         found = _adaptive(names[0], names[1], "small.jsonl", "loss", math.exp)
         told.append(f"{found.told(unit='%')} for {words}")
+    turn = _adaptive("kept-fall", "kept-age", "small.jsonl", "loss", math.exp)
     rows = [row for row in read_lines(ROOT / ADAPTIVE / "small.jsonl") if "captured" in row]
     last = max(row["step"] for row in rows)
     energies = []
@@ -883,7 +885,8 @@ def adaptive_small() -> str:
             )
     return (
         "of the energy of its 128×128 momentum matrices equal ranks, the rule and the best ranks "
-        f"capture {', and '.join(energies)}. Perplexity changed by {', '.join(told)}"
+        f"capture {', and '.join(energies)}. Perplexity changed by {', '.join(told[:-1])} and "
+        f"{told[-1]}. Bases by fall against bases renewed in turn: {turn.told(unit='%')}"
     )
 
 
