@@ -13,7 +13,7 @@ from tests.fuzz.configurations import Configuration, Group, Parameter
 from tests.fuzz.directories import Damage, after_damage
 from tests.fuzz.matrices import LAYOUTS, laid_out, random_batch
 
-from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, rng
+from polarstep import Kaczmarz, LowRank, Muon, NewtonSchulz, NormalizedRows, rng
 
 # Numbers of cases, not minutes: the same work on every machine.
 CASES = {"maps": 30, "configurations": 150, "checkpoints": 24, "damages": 2, "kills": 1}
@@ -189,3 +189,17 @@ def test_a_configuration_is_its_own_program():
     scope: dict[str, object] = {}
     exec(configurations.program(c, "differences").replace("print(", "result = ("), scope)
     assert scope["result"] == []
+
+
+def test_equal_columns_that_a_sketch_draws_are_noticed():
+    polar = LowRank(rank=2, oversample=1, sketch=Kaczmarz(), always_sketch=True)
+    apart = torch.randn(4, 5, 48, generator=rng.generator("columns"))
+    alike = apart[..., :1].expand(4, 5, 48)
+    for M in (apart, apart.mT, apart.half()):
+        assert not contracts.draws_equal_columns(polar, M, key=14).any()
+    for M in (alike, alike.mT, alike.half()):
+        assert contracts.draws_equal_columns(polar, M, key=14).all()
+    mixed = torch.cat([alike[:1], apart[:1]])
+    assert contracts.draws_equal_columns(polar, mixed, key=14).tolist() == [True, False]
+    other = LowRank(rank=2, oversample=1, always_sketch=True)
+    assert not contracts.draws_equal_columns(other, alike, key=14).any()

@@ -98,6 +98,11 @@ def test_rows_of_different_groups_or_shapes_are_not_collapsed():
     assert {"2.weight", "{0,4}.weight ×2", "6.weight"} <= set(names)
 
 
+def test_a_name_that_is_no_parameter_is_answered_with_the_nearest():
+    with pytest.raises(KeyError, match=r"'0\.wieght' is no parameter.*nearest names are 0\.weight"):
+        muon_for(mlp(8, 8, 8, 2)).routes["0.wieght"]
+
+
 def test_plain_muon_has_routes_too():
     params = [nn.Parameter(torch.randn(4, 6)) for _ in range(3)]
     bias = nn.Parameter(torch.zeros(4))

@@ -51,6 +51,37 @@ def test_a_layer_that_is_unfrozen_and_added():
     assert not torch.equal(before, model[0].weight)
 
 
+@pytest.mark.parametrize("by", ["module", "parameter"])
+def test_a_layer_that_is_replaced_after_the_optimizer_was_made(by):
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    if by == "module":
+        model[-1] = torch.nn.Linear(8, 5)
+    else:
+        model[-1].weight = torch.nn.Parameter(torch.ones(5, 8))
+        model[-1].bias = torch.nn.Parameter(torch.ones(5))
+    optimizer.zero_grad()
+    (warning,) = told(model, optimizer)
+    assert "4.weight and 1 more have been replaced in the model" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_model_whose_parameters_are_all_replaced_is_told_of_once():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    (warning,) = told(model, optimizer)
+    assert "no gradient for any of the optimizer's 6 parameters" in str(warning.message)
+
+
+def test_weights_that_are_tied_after_the_optimizer_was_made():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    model[0].weight = model[2].weight
+    assert not told(model, optimizer)
+
+
 def write_one_rate(optimizer, lr):
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -16,8 +16,8 @@ from polarstep.products.base import SIGNS
 
 __all__ = ["inverse_rest_size", "scale_to_one"]
 
-# Blocks of G for products with few columns, which wait for memory: 32 rows of 128 bytes, by two warps, and
-# five blocks on their way at a time.
+# Blocks of G for products with few columns, which wait for memory: 32 rows of 128 bytes for two warps,
+# and five blocks on their way at a time.
 _BLOCK_ROWS, _BLOCK_BYTES, _WARPS, _STAGES = 32, 128, 2, 5
 
 

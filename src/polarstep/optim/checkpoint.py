@@ -21,9 +21,10 @@ from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.optim.collect import State
 from polarstep.optim.elementwise import counter_device
-from polarstep.optim.groups import Group, restored
+from polarstep.optim.groups import Group, named_params, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.plain import decoded_group, encoded_group
+from polarstep.optim.resized import check_shapes
 from polarstep.optim.transforms import NormalizedRows
 from polarstep.polar import Finder, PolarMap, Warm
 from polarstep.sketch import Sketch
@@ -117,7 +118,7 @@ class Checkpointed(Optimizer):
         unpickled = "param_groups" not in self.__dict__
         now = [None] * len(groups) if unpickled else self.param_groups
         filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
-        _check_buffers(state.get("state", {}))
+        _check_buffers(groups, state.get("state", {}))
         for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
             group.update(options)
         if unpickled:
@@ -199,18 +200,13 @@ def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
     )
 
 
-def _check_buffers(state: State) -> None:
-    """Raise for momentum that cannot be that of its parameter; one that is None counts as missing."""
-    for p, of_parameter in state.items():
-        if not isinstance(p, Tensor) or not isinstance(of_parameter, dict):
-            continue
-        if of_parameter.get("momentum_buffer", ...) is None:
-            del of_parameter["momentum_buffer"]
-        buffer = of_parameter.get("momentum_buffer")
-        if buffer is not None and getattr(buffer, "shape", None) != p.shape:
-            found = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
-            raise ValueError(
-                f"momentum_buffer of a parameter of shape {tuple(p.shape)} is {found} in the "
-                "checkpoint: expected the same shape; the checkpoint is of another model, or of "
-                "one whose parameters came in another order"
-            )
+def _check_buffers(groups: Sequence[Group], state: State) -> None:
+    """Raise for a state that cannot be its parameter's; momentum that is None counts as missing."""
+    for group in groups:
+        for name, p in named_params(group):
+            of_parameter = state.get(p)
+            if not isinstance(of_parameter, dict):
+                continue
+            if of_parameter.get("momentum_buffer", ...) is None:
+                del of_parameter["momentum_buffer"]
+            check_shapes(name, p, of_parameter)

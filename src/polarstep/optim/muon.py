@@ -25,6 +25,7 @@ from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, c
 from polarstep.optim.misnamed import with_known_names
 from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.replay import ReplayedStep
+from polarstep.optim.resized import Sizes
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
@@ -186,6 +187,7 @@ class Muon(Checkpointed):
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         self._waiting = ()
         self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
+        self._sizes = Sizes()
         self._told = Told()
         self._places: Places | None = None  # of the parameters in muon_for's model
 
@@ -251,6 +253,7 @@ class Muon(Checkpointed):
     def _update(self) -> None:
         if self._places is not None:
             self._places.follow(self.param_groups, self.state)
+        self._sizes.check(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         if spread and in_a_graph():
             raise RuntimeError(
@@ -258,7 +261,7 @@ class Muon(Checkpointed):
                 "ranks must agree on its gradients at every step; capture forward and backward alone"
             )
         works = self._over_ranks.collected(self.param_groups, self.state, spread)
-        self._told.of_step(self.param_groups, works)
+        self._told.of_step(self.param_groups, works, self._places)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed

@@ -6,6 +6,7 @@ The table is built from the parameter groups at each access, so it shows the cur
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,9 @@ class Routes:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(name)
+        near = difflib.get_close_matches(name, [row.name for row in self.rows], n=3, cutoff=0.5)
+        nearest = f"; the nearest names are {', '.join(near)}" if near else ""
+        raise KeyError(f"{name!r} is no parameter of the optimizer{nearest}")
 
     def table(self, width: int = WIDTH) -> str:
         """The table in lines of at most ``width`` characters, which long cells are folded for."""

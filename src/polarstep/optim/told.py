@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from polarstep.optim.collect import Work
+from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, Group
 
 __all__ = ["Told"]
@@ -22,7 +23,7 @@ class Told:
     def __init__(self) -> None:
         self._made_with: dict[str, float] = {}  # the learning rate of each group when it was added
         self._frozen: dict[int, tuple[str, Tensor]] = {}  # by id, with the names in the model
-        self._no_gradient = self._one_rate = False
+        self._no_gradient = self._replaced = self._one_rate = False
 
     def added(self, group: Group) -> None:
         """Note a group that is now the optimizer's."""
@@ -35,10 +36,16 @@ class Told:
         """Note the parameters that :func:`polarstep.muon_for` found frozen and put in no group."""
         self._frozen = {id(p): (name, p) for group in groups for name, p in group["params"]}
 
-    def of_step(self, groups: Sequence[Group], works: Sequence[Work]) -> None:
+    def of_step(
+        self, groups: list[Group], works: Sequence[Work], places: Places | None = None
+    ) -> None:
         """Warn of what is wrong with a step on ``works``, if it has not been told before."""
-        if not self._no_gradient and not any(work.params for work in works):
-            self._tell_of_no_gradient(sum(len(group["params"]) for group in groups))
+        count = sum(len(group["params"]) for group in groups)
+        updated = sum(len(work.params) for work in works)
+        if not self._no_gradient and updated == 0:
+            self._tell_of_no_gradient(count)
+        elif not self._replaced and updated < count and places is not None:
+            self._tell_of_the_replaced(places.replaced(groups))
         if self._frozen:
             self._tell_of_the_unfrozen()
         if not self._one_rate:
@@ -47,13 +54,27 @@ class Told:
     def _tell_of_no_gradient(self, count: int) -> None:
         if count == 0:
             return
-        self._no_gradient = True
+        self._no_gradient = self._replaced = True
         warnings.warn(
             f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
             "updated. Expected gradients from backward(). If it has run, these are no longer the "
             "parameters of the model: get_peft_model, fully_shard, and to() or "
             "load_state_dict(assign=True) on some paths put new ones in their place. Make the optimizer "
             "after them, as muon_for(model)",
+            stacklevel=LEVEL,
+        )
+
+    def _tell_of_the_replaced(self, names: list[str]) -> None:
+        """The model has other parameters in the places of some."""
+        if not names:
+            return
+        self._replaced = True
+        more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
+        warnings.warn(
+            f"{names[0]}{more} been replaced in the model since muon_for was called, as by "
+            "resize_token_embeddings, a new head or load_state_dict(assign=True). The new parameter has "
+            "a gradient, but this optimizer still holds the old one. Make the optimizer after the last "
+            "call that replaces parameters",
             stacklevel=LEVEL,
         )
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import StorageError
+from polarstep.storage import StorageError, to_json
 from polarstep_lab.records import record
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, split_path, write_archive
 from polarstep_lab.records.mark import CONFIG
@@ -85,8 +85,11 @@ def pack(folders: Sequence[Path], out: Path, *, force: bool = False) -> Packed:
 
 
 def without_machine(files: Mapping[str, Any]) -> dict[str, Any]:
-    """The files of a run without absolute paths and without the name of this host."""
-    clean: dict[str, Any] = _stripped(files)
+    """The files of a run without absolute paths and without the name of this host.
+
+    A number that is not finite becomes ``null``, as in every log that is written.
+    """
+    clean: dict[str, Any] = _stripped(to_json(files))
     result = clean.get(record.RESULT)
     host = platform.node()
     if host and isinstance(result, dict) and isinstance(result.get("message"), str):

@@ -145,6 +145,7 @@ class MetricRow:
         for name in ("loss", "lr", "seconds", "step_ms", "optimizer_ms", "perplexity", "accuracy"):
             if name in known and known[name] is None:
                 known[name] = math.nan
+        _require_types(known)
         return cls(**known)
 
 
@@ -188,9 +189,12 @@ class Result:
             if values.get(name) is None:
                 values[name] = math.nan
         try:
+            _require_types(values)
             return cls(**values)
         except TypeError as error:
-            raise StorageError(f"{path} is not the result of a run: {error}") from error
+            raise StorageError(
+                f"{path} is not the result of a run ({error}): restore the file, or leave this run out"
+            ) from error
 
     def save(self, directory: Path) -> None:
         """Write ``result.json``."""
@@ -294,6 +298,26 @@ def _require_object(raw: Any, path: Path) -> dict[str, Any]:
             "damaged; restore it, or leave this run out"
         )
     return raw
+
+
+_TEXTS = ("kind", "metric", "status", "message")
+_MAY_BE_MISSING = ("tokens", "images", "validation")
+
+
+def _require_types(values: Mapping[str, Any]) -> None:
+    """Raise TypeError if a value of a row or a result, by its name, has another type than its field."""
+    for name, value in values.items():
+        if value is None and name in _MAY_BE_MISSING:
+            continue
+        if name in _TEXTS:
+            fits, words = isinstance(value, str), "text"
+        elif name == "extra":
+            fits, words = isinstance(value, Mapping), "an object"
+        else:
+            fits = isinstance(value, int | float) and not isinstance(value, bool)
+            words = "a number"
+        if not fits:
+            raise TypeError(f"{name} is {json.dumps(value)[:40]}, expected {words}")
 
 
 def _metric_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> tuple[MetricRow, ...]:

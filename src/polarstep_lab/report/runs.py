@@ -95,6 +95,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
     """The line of a run in the frame, but for its name."""
     identity, ablation, result = run.identity, run.identity.ablation, run.result
     began = _began(run)
+    # Added to the records of runs beside programs that leave no record of their own.
+    shared = run.environment.get("device_shared", False)
     own = ("benchmark", "recipe", "method", "seed", "command")
     return {
         **{key: getattr(result, key) for key in RUN_COLUMNS if hasattr(result, key)},
@@ -109,7 +111,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "besides": set_beside_axis(identity),
         "paper": _published(identity),
         "began": began,
-        "ended": began - 1 + run.seconds if run.seconds > 1 else math.nan,
+        # Without an end a run does not count as one that had its device to itself.
+        "ended": began - 1 + run.seconds if run.seconds > 1 and not shared else math.nan,
         "conditions": _conditions(run),
     }
 

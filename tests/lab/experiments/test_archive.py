@@ -62,6 +62,18 @@ def test_every_file_of_every_run_is_read_back_as_it_was(runs, tmp_path):
         )
 
 
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity"])
+def test_a_number_that_is_not_finite_is_packed_as_nothing(number, runs, tmp_path):
+    with (runs / "a" / "seed-0" / "metrics.jsonl").open("a") as file:
+        file.write(
+            f'{{"step": 99, "kind": "train", "loss": {number}, "lr": 0.1, "seconds": 9.0}}\n'
+        )
+    archive = pack([runs], tmp_path / "suite").archive
+    last = RunRecord.load(archive / "a/seed-0").metrics[-1]
+    assert last.step == 99
+    assert math.isnan(last.loss)
+
+
 @pytest.mark.rendered
 def test_the_report_is_that_of_the_directories_bit_for_bit(runs, tmp_path):
     pack([runs], tmp_path / "suite")

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 
 import pytest
 
@@ -106,6 +107,36 @@ def test_directories_that_are_no_runs(tmp_path):
         RunRecord.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StorageError, match="is not valid JSON"):
+        RunRecord.load(tmp_path)
+
+
+RESULT = {"metric": "test_accuracy", "value": 0.5, "status": "finished", "steps": 3, "step_ms": 1.0,
+          "optimizer_gflops_per_step": 1.0, "optimizer_ms_per_step": 1.0}  # fmt: skip
+ROW = {"step": 1, "kind": "train", "loss": 2.0, "lr": 0.1, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value", "expected"),
+    [
+        ("result.json", "value", "", "a number"),
+        ("result.json", "value", True, "a number"),
+        ("result.json", "steps", None, "a number"),
+        ("result.json", "status", 0, "text"),
+        ("result.json", "metric", [[]], "text"),
+        ("result.json", "extra", [], "an object"),
+        ("metrics.jsonl", "step", {}, "a number"),
+        ("metrics.jsonl", "loss", "x", "a number"),
+        ("metrics.jsonl", "kind", None, "text"),
+    ],
+)
+def test_a_value_of_another_type_is_named(file, field, value, expected, tmp_path):
+    identity().save(tmp_path)
+    whole = RESULT if file == "result.json" else ROW
+    (tmp_path / file).write_text(json.dumps(whole) + "\n")
+    RunRecord.load(tmp_path)
+    (tmp_path / file).write_text(json.dumps(whole | {field: value}) + "\n")
+    told = re.escape(f"{field} is {json.dumps(value)}, expected {expected}")
+    with pytest.raises(StorageError, match=rf"{re.escape(file)}.*{told}"):
         RunRecord.load(tmp_path)
 
 

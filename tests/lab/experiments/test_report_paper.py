@@ -592,3 +592,18 @@ def test_a_page_of_350_runs_stays_small(tmp_path):
     files = report_files([tmp_path])
     assert len(files["index.html"]) < 1_000_000
     assert sum(map(len, files.values())) < 3_000_000
+
+
+def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
+    """Its environment says so; the times of the row are those of its other runs."""
+    for seed, ms in ((0, 2.0), (1, 9.0)):
+        write_run(tmp_path / f"seed-{seed}", seed=seed, optimizer_ms=ms)
+    environment = tmp_path / "seed-1" / "environment.json"
+    known = json.loads(environment.read_text())
+    known["started"] = "2030-01-01T00:00:00+00:00"  # the two did not run at the same time
+    for shared, expected in ((False, [2.0, 9.0]), (True, [2.0])):
+        environment.write_text(json.dumps(known | {"device_shared": shared}))
+        (section,), _ = sections_of(collect([tmp_path]))
+        (found,) = section.rows
+        assert sorted(found.timed["optimizer_ms_per_step"]) == expected
+        assert len(found.finished) == 2
