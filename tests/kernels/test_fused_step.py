@@ -67,7 +67,8 @@ def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: 
         assert bool(opt._replayed.buckets) == fused
     assert close(*ends, device)
     for end, start in zip(ends[0], parameters(device), strict=True):
-        assert (end - start).norm() > 0.02 * start.norm()  # decay alone: 0.006, the last one 0.018
+        # Decay alone moves a weight by STEPS / 1000 of its norm, and the last one by three times that.
+        assert (end - start).norm() > STEPS / 300 * start.norm()
 
 
 def test_memory_of_earlier_maps_and_seeds_is_given_back(device: torch.device) -> None:
