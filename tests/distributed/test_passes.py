@@ -1,4 +1,4 @@
-"""A pass of the orthonormalization on shards: L⁻¹ of a Gram matrix G = LLᵀ, without any process."""
+"""What a rank makes of summed Gram matrices: L⁻¹ with G = LLᵀ, and W with T = WB. No process starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from tests.spectra import gaussian
 
-from polarstep.distributed.sharded import _inverse, _packed, _unpacked
+import polarstep as ps
+from polarstep.distributed.sharded import _inverse, _packed, _unpacked, _weight_of
 
 NO_FACTOR = 2.0
 
@@ -26,3 +27,15 @@ def test_zero_columns_stay_zero_and_the_others_become_orthonormal(is_first, zero
 def test_a_gram_matrix_without_a_factor_is_flagged():
     G = torch.diag(torch.tensor([1.0, -1.0, 1.0]))[None].double()
     assert _inverse(3, False)(_packed(G))[0, -1] == NO_FACTOR
+
+
+@pytest.mark.parametrize("delta", ["frobenius", "spectral"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_weight_is_that_of_the_inner_map_at_every_scale(delta, scale):
+    inner = ps.NewtonSchulz(5, delta=delta)
+    B = scale * gaussian(3, 4, 20)
+    B[1] = 0
+    W = _unpacked(_weight_of(inner, 0, 5, 4)(_packed(B @ B.mT)), 4, symmetric=True)
+    torch.testing.assert_close(W @ B, inner(B), atol=1e-9, rtol=0)
+    assert W.isfinite().all()
+    assert not W[1].any()
