@@ -385,7 +385,7 @@ def _weight_of(inner: NewtonSchulz, first: int, end: int, ell: int) -> Callable[
             G, scale = G / trace, torch.where(known, trace.rsqrt(), 0)
             if inner.delta in SQUARINGS:
                 norm = schatten_norm(G, SQUARINGS[inner.delta])
-                norm = norm * (1 + 4 * torch.finfo(G.dtype).eps)
+                norm = torch.where(known, norm * (1 + 4 * torch.finfo(G.dtype).eps), 1)
                 G, scale = G / norm.square(), scale / norm
         if first == end:  # no steps at all
             identity = torch.eye(ell, dtype=G.dtype, device=G.device)
