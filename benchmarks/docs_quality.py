@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from polarstep_lab.estimates import student
+
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
 TIMES = "results/step-cost/h200-steps.json"
@@ -91,14 +93,6 @@ def with_rows(timed: str) -> str | None:
     """The name of a map with normalized rows in the times; ``None`` where it was not timed."""
     name = f"{timed}, rows normalized"
     return name if any(name == each for each, _ in steps()) else None
-
-
-@cache
-def student(freedom: int) -> float:
-    """The two-sided 95% point of Student's t."""
-    from scipy import special
-
-    return float(special.stdtrit(freedom, 0.975))
 
 
 @dataclass(frozen=True)

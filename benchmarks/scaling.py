@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from docs_quality import estimate, student
+from docs_quality import estimate
 from frontier import FULL, LENGTH, RATE, SEQUENCES, STEPS, WIDTH, append, identity, run, shards
 from polarstep.storage import read_lines
+from polarstep_lab.estimates import student
 
 FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"
 LOW_RANK, DEFLATED = "low-rank", "deflated"

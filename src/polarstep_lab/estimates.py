@@ -14,9 +14,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MISSING", "Difference", "Estimate", "joined", "listed", "number", "paired", "plural"]
+__all__ = [
+    "MISSING", "Difference", "Estimate", "joined", "listed", "number", "paired", "plural", "student",
+]  # fmt: skip
 
 MISSING = "—"
+
+
+def student(freedom: float) -> float:
+    """The two-sided 95% point of Student's t.
+
+    >>> round(student(2), 3)
+    4.303
+    """
+    from scipy import special  # takes a while, and means alone can be shown without it
+
+    return float(special.stdtrit(freedom, 0.975))
 
 
 @dataclass(frozen=True)
@@ -39,11 +52,7 @@ class Difference:
         >>> Difference(1.0, 1.0, freedom=2).interval
         4.302652729...
         """
-        if self.error is None:
-            return None
-        from scipy import special  # takes a while, and means alone can be shown without it
-
-        return self.error * float(special.stdtrit(self.freedom, 0.975))
+        return None if self.error is None else self.error * student(self.freedom)
 
     @property
     def clear(self) -> bool:

@@ -25,9 +25,10 @@ from polarstep.optim import Muon
 from polarstep.polar import PolarMap
 from polarstep.theory import checks as check
 from polarstep.theory.schedules import Schedule
+from polarstep_lab.estimates import student
 from polarstep_lab.rates.problems import Ripples
 
-__all__ = ["Case", "Fit", "Line", "Noise", "Setup", "fit", "measure", "student", "trajectories"]
+__all__ = ["Case", "Fit", "Line", "Noise", "Setup", "fit", "measure", "trajectories"]
 
 
 class Noise(Protocol):
@@ -226,9 +227,3 @@ def _line(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     centred = y - y.mean(-1, keepdim=True)
     slope = (centred * x).sum(-1) / x.square().sum()
     return slope, centred - slope[..., None] * x
-
-
-def student(freedom: int) -> float:
-    """The two-sided 95% point of Student's t."""
-    table = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-    return table[freedom - 1] if freedom <= len(table) else 2.0
