@@ -197,8 +197,10 @@ SHORT = {
 
 
 def _names(frame: _Frame, marks: Sequence[tuple[float, float, str]]) -> list[str]:
-    """A name beside each mark, at the first place where it meets no mark and no other name."""
+    """A name beside each mark, at the first place where it meets no mark, name or line at zero."""
     taken = [(x - 8, y - 8, x + 8, y + 8) for x, y, _ in marks]
+    _, zero = frame.at(frame.x[0], 0)
+    taken.append((frame.left, zero - 1, frame.right, zero + 1))
     shapes = []
     for x, y, name in marks:
         long = 6.2 * len(name)

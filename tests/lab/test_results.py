@@ -315,6 +315,20 @@ def test_peers_are_shown_that_were_timed_and_trained(quality):
     assert peer.trained == ("peer:dion-muon", 0.02)
 
 
+def test_the_table_of_peers_has_price_memory_rate_and_perplexity(module, quality, monkeypatch):
+    found, runs, times = quality
+    runs["full", 0.014], runs["peer:torch-muon", 0.02] = {0: 50.0, 1: 50.0}, {0: 51.0, 1: 51.5}
+    shown = [found.Weighed("full space", "full space", ("full", 0.014))]
+    for name, ratio in (("full space", 4.0), ("torch.optim.Muon", 38.27)):
+        for load in found.HELD:
+            times[name, load] = {"ratio": ratio, "state_mib": 306.2}
+    monkeypatch.setattr(module, "weighed", lambda: shown)
+    monkeypatch.setattr(module, "steps", lambda record=None: times)
+    *_, full, peer = module.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    assert full == "| full space | 4.00× | 4.00× | 306 MiB | 0.014 | – |"
+    assert peer.startswith("| torch.optim.Muon | 38.27× | 38.27× | 306 MiB | 0.02 | +2.5% ± ")
+
+
 def test_names_in_a_figure_do_not_meet(module):
     figures = importlib.import_module("docs_figures")
     frame = figures._Frame(50, 60, 370, 388, (0.5, 30.0), (-3.0, 10.0))
