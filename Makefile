@@ -18,11 +18,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/polarstep demo
 
-# One thread for each of the two workers: two each on two cores would wait for one another.
+# Two workers. All tests of a file run on one of them, so that no fixture of a file is made twice; the
+# files come in the order of tests/conftest.py. One thread for each worker: two each on two cores would
+# wait for one another.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/lab/kernels -n 2 --dist worksteal
+	$(BIN)/python -m pytest $(TWO)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/lab/kernels $(TWO)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
     python benchmarks/adaptive.py run TRAIN.bin VAL.bin --maps rank-equal,rank-energy --seeds 0,1,2
     python benchmarks/adaptive.py table results/adaptive/runs.jsonl > results/adaptive/summary.md
-    python benchmarks/adaptive.py spectra
+    python benchmarks/adaptive.py spectra --maps full,rank-equal,rank-energy > small.jsonl
 
 Every step of a low-rank map knows the share α = ‖B‖²_F/‖M‖²_F of M that its basis has captured. The
 finders of ``adaptive_finders.py`` choose ranks and renew kept bases by it.
@@ -34,6 +34,7 @@ import frontier
 import polarstep as ps
 from adaptive_finders import Chosen, Measured, Renewed, filled, fitted, power_law
 from polarstep.optim.step import Bucket
+from polarstep.storage import read_lines
 
 
 def maps() -> dict[str, tuple[str, ps.PolarMap]]:
@@ -150,7 +151,7 @@ def captured(values: Tensor, mean: int) -> dict[str, tuple[float, float]]:
     only α at equal ranks.
     """
     energies = values.square()
-    whole = energies.sum(-1, keepdim=True)
+    whole = energies.sum(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
     shares, least, most = energies / whole, mean // 4, 2 * mean
     equal = torch.full((len(values),), mean)
     decay = fitted(shares[:, :mean].sum(-1), equal, values.shape[-1])
@@ -166,17 +167,17 @@ def captured(values: Tensor, mean: int) -> dict[str, tuple[float, float]]:
     for name, of in ranks.items():
         kept = torch.arange(values.shape[-1]) < of[:, None]
         found[name] = (
-            float((energies * kept).sum() / energies.sum()),
-            float((shares * kept).sum(-1).mean()),
+            round(float((energies * kept).sum() / energies.sum()), 4),
+            round(float((shares * kept).sum(-1).mean()), 4),
         )
     return found
 
 
-def spectra(steps: int, names: Sequence[str], width: int, seed: int) -> None:
-    """Train a small GPT with each map, and print its validation loss and the means of :func:`measured`.
+def spectra(steps: int, names: Sequence[str], width: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Train a small GPT with each map: records of its validation loss and of :func:`measured`.
 
-    After a run with ``full``, also what ranks could capture of its momentum. ℓ is a quarter of the width
-    for low-rank maps, and a sixteenth of it for the heads of deflated maps.
+    After a run with ``full``, also of what ranks could capture of its momentum. ℓ is a quarter of the
+    width for low-rank maps, and a sixteenth of it for the heads of deflated maps.
     """
     quarter, few = width // 4, width // 16
     flat = ps.NewtonSchulz(1, "flat")
@@ -188,17 +189,14 @@ def spectra(steps: int, names: Sequence[str], width: int, seed: int) -> None:
         polars[f"kept-{by}"] = renewed(by, quarter)
         polars[f"head-kept-{by}"] = ps.Deflated(renewed(by, few), flat)
     for name in names:
-        begin = time.perf_counter()
         loss, optimizer, momenta = small_run(polars[name], steps, width, seed)
-        seconds = time.perf_counter() - begin
         row = {"map": name, "seed": seed, "steps": steps, "width": width, "loss": loss}
-        print(f"{json.dumps(row | measured(optimizer))}  {seconds:.0f} s", flush=True)
+        yield row | measured(optimizer)
         for (step, m, n), matrices in momenta.items() if name == "full" else ():
             values = torch.linalg.svdvals(torch.stack(matrices))
             for mean in (few, quarter):
-                rules = captured(values, mean)
-                text = ", ".join(f"{rule} {a:.4f} {b:.4f}" for rule, (a, b) in rules.items())
-                print(f"step {step}, {len(values)} of {m}x{n}, mean {mean}: {text}", flush=True)
+                at = {"shape": f"{m}x{n}", "count": len(values), "step": step, "mean": mean}
+                yield at | {"captured": captured(values, mean)}
 
 
 def small_run(
@@ -248,7 +246,7 @@ def small_run(
     with torch.no_grad():
         batch = held_out[torch.arange(0, len(held_out) - length - 1, length)[:128, None] + within]
         loss = model.loss(batch[:, :-1], batch[:, 1:]) / batch[:, 1:].numel()
-    return float(loss), optimizer, momenta
+    return round(float(loss), 4), optimizer, momenta
 
 
 def main() -> None:
@@ -271,12 +269,12 @@ def main() -> None:
     small.add_argument("--seeds", default="0")
     options = parser.parse_args()
     if options.command == "table":
-        lines = options.records.read_text(encoding="utf-8").splitlines()
-        print("\n".join(table([json.loads(line) for line in lines])))
+        print("\n".join(table(read_lines(options.records))))
         return
     if options.command == "spectra":
         for seed in map(int, options.seeds.split(",")):
-            spectra(options.steps, options.maps.split(","), options.width, seed)
+            for row in spectra(options.steps, options.maps.split(","), options.width, seed):
+                print(json.dumps(row), flush=True)
         return
     polars = {name: polar for name, (_, polar) in maps().items()}
     data, held_out = frontier.shards(options.train, options.val, options.steps, "cuda")
@@ -287,9 +285,8 @@ def main() -> None:
                 data, held_out, name, seed, options.lr, options.steps,
                 polar=polars[name], measured=measured,
             )  # fmt: skip
+            frontier.append(options.out, row)
             print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from docs_quality import (
     quality,
     steps,
 )
+from polarstep.storage import read_lines
 from polarstep_lab.methods import all_methods
 from polarstep_lab.records.record import RunRecord, find_runs
 
@@ -149,6 +150,20 @@ def cpu_speedup() -> str:
 
 
 @claim
+def cpu_auto() -> str:
+    """How many times as fast as full space ``polar="auto"`` is on a CPU."""
+    times = steps("results/step-cost/cpu-arm.json")
+    found = [
+        times[FULL_SPACE, load]["ms"] / times["auto", load]["ms"]
+        for load in ("nanoGPT", "one of each")
+    ]
+    return (
+        f'`polar="auto"` is {found[0]:.1f} times as fast as full space with PolarExpress 5 on a tenth '
+        f"of nanoGPT's matrices, and {found[1]:.1f} times on one of each shape"
+    )
+
+
+@claim
 def goals() -> str:
     """The prices against the goals that were set for them."""
     rows = steps("results/step-cost/h200.json")
@@ -228,6 +243,15 @@ def rows_gain() -> str:
 
 
 @claim
+def auto_with_rows() -> str:
+    """Whether ``polar="auto"`` with normalized rows reaches full space for less time."""
+    return (
+        f"{versus_full(('flat-48-warm+rows', 0.014))} against full space without normalized rows, after "
+        f"{million_tokens():.1f}M tokens"
+    )
+
+
+@claim
 def deflated_gap() -> str:
     """How far the deflated map is from full space, at each rate that was tried."""
     eight = quality(("flat-48-warm", 0.014))
@@ -239,14 +263,16 @@ def deflated_gap() -> str:
             for s in sorted(perplexities()["full", 0.02])
         ]
     )
-    rows = quality(("flat-48-warm-16+rows", 0.014))
+    rows = quality(("flat-48-warm+rows", 0.014))
+    beside_rows = quality(("flat-48-warm+rows", 0.014), ("full+rows", 0.014))
     return (
         f"With products in eight bits, as on a Hopper GPU, it is {eight.told(unit='%')} against full "
         f"space, both at 0.014. In 16 bits at a rate of 0.02 it is {best.told(unit='%')} against full "
         f"space at its own best rate, 0.014, "
         f"and {beside.told(unit='%')} against full space at 0.02, whose own perplexity is "
         f"{full.told(unit='%')} there. With both at 0.014 it is {same.told(unit='%')}. With normalized "
-        f"rows it is {rows.told(unit='%')} against full space without them, all after "
+        f"rows, in eight bits, it is {rows.told(unit='%')} against full space without them, and "
+        f"{beside_rows.told(unit='%')} against full space with them, all after "
         f"{million_tokens():.1f}M tokens"
     )
 
@@ -305,6 +331,8 @@ def cifar_sketches() -> str:
 
 FRONTIER_10 = "results/cifar10-frontier"
 DEFAULT = "Muon (PolarExpress 5)"
+GOAL = 0.05
+"""Points of accuracy that a cheap map may lose on CIFAR-10."""
 
 
 def cifar_frontier_rows(
@@ -318,28 +346,54 @@ def cifar_frontier_rows(
         found = values(place, "cifar10", name)
         points = {seed: 100 * value for seed, value in found.items()}
         lost = paired(points, {seed: 100 * value for seed, value in full.items()})
+        # Of runs that had the GPU to themselves.
         ms = statistics.median(
             run.result.optimizer_ms_per_step
             for run in runs(place)
-            if run.result and run.identity.method == name
+            if run.result
+            and run.identity.method == name
+            and not run.environment.get("device_shared", False)
         )
         yield name, statistics.fmean(found.values()), None if name == DEFAULT else lost, ms
 
 
 @claim
 def cifar_deflated() -> str:
-    """What the deflated map costs on CIFAR-10 where it is made to sketch."""
+    """What the deflated map costs on CIFAR-10, where it is made to sketch."""
     rows = {name: found for name, _, found, _ in cifar_frontier_rows(ROOT / FRONTIER_10)}
-    told = [
-        f"{found.told(2)} points ({words})"
-        for name, words in (
-            ("Deflated Muon", "`Deflated`"),
-            ("Rand Muon (Nes.-Gaussian)", "the paper's `LowRank`"),
-            ("Auto Muon", "`auto`, the same map as full space"),
-        )
-        if (found := rows[name]) is not None
-    ]
-    return f"{', '.join(told)} against five PolarExpress steps in full space on the same seeds"
+    told = []
+    for name, words in (
+        ("Deflated Muon", "the deflated map"),
+        ("Deflated Muon (normalized rows)", "the deflated map with normalized rows"),
+        ("Rand Muon (Nes.-Gaussian)", "the paper's sketch"),
+        ("Rand Muon (Nes.-Gaussian, normalized rows)", "the paper's sketch with normalized rows"),
+        ("Muon (PolarExpress 5, normalized rows)", "full space with normalized rows"),
+    ):
+        found = rows[name]
+        assert found is not None
+        told.append(f"{signed(found.mean, 2)} ± {found.half:.2f} ({words})")
+        n = found.n
+    return (
+        f"{', '.join(told)} points of test accuracy against five PolarExpress steps in full space "
+        f"(n = {n})"
+    )
+
+
+@claim
+def cifar_goal() -> str:
+    """Whether ten seeds show that the deflated map is within 0.05 points of full space."""
+    rows = {name: found for name, _, found, _ in cifar_frontier_rows(ROOT / FRONTIER_10)}
+    found, control = rows["Deflated Muon"], rows["Auto Muon"]
+    assert found is not None
+    assert control is not None
+    reached = "is met" if found.low >= -GOAL else "is met by the mean and not by the interval"
+    if found.mean < -GOAL:
+        reached = "is missed"
+    return (
+        f"{reached}: the interval of the deflated map reaches from {signed(found.low, 2)} to "
+        f"{signed(found.high, 2)} points (n = {found.n}). Two rows of the same map, full space and "
+        f"`auto`, differ by {control.told(2)} points"
+    )
 
 
 @claim
@@ -449,6 +503,21 @@ def short_runs() -> str:
         f"excludes zero. And seven quintic steps are a weak baseline: at a rate of 0.03, on one seed, "
         f"full space had {alone['polar-express']:.1f} with PolarExpress and {alone['empirical']:.1f} "
         f"with Jordan's coefficients, where that sketch had {sketch[0.03][1]:.1f}."
+    )
+
+
+@claim
+def adamw_gap() -> str:
+    """How Muon compares with AdamW on few tokens."""
+    muon, adamw = (
+        values("results/gpt/table2", "nanogpt-small", method) for method in (FULL, "AdamW")
+    )
+    found = paired(muon, adamw)
+    ends = [statistics.fmean(each.values()) for each in (muon, adamw)]
+    return (
+        f"a validation perplexity of {ends[0]:.1f} where AdamW ends at {ends[1]:.1f}: "
+        f"{signed(found.mean)} ± {found.half:.1f} (n = {found.n}, 6.6M tokens, each at its tuned rates, "
+        f"which the same text chose)"
     )
 
 
@@ -735,6 +804,89 @@ def tuned_for_variance() -> str:
         f"{signed(right['fit']['average']['low'], 2)}. The smallest value of a run does not "
         f"distinguish the schedules: it falls like {slope(wrong, 'minimum')} and "
         f"{slope(right, 'minimum')}, flatter than either promise"
+    )
+
+
+# Ranks and renewals chosen from the captured share (adaptive.py)
+
+ADAPTIVE = "results/adaptive"
+
+
+def _adaptive(
+    name: str, fixed: str, file: str, key: str, change: Callable[[float], float]
+) -> Estimate:
+    """The change of a figure against the fixed setting on the same seeds, in percent."""
+    found: dict[str, dict[int, float]] = {name: {}, fixed: {}}
+    for row in read_lines(ROOT / ADAPTIVE / file):
+        if row.get("map") in found:
+            found[row["map"]][row["seed"]] = change(row[key])
+    seeds = sorted(set(found[name]) & set(found[fixed]))
+    return estimate([100 * (found[name][s] / found[fixed][s] - 1) for s in seeds])
+
+
+def _mean_share(name: str) -> float:
+    """The mean of α over matrices, steps and seeds."""
+    rows = [row for row in read_lines(ROOT / ADAPTIVE / "runs.jsonl") if row["map"] == name]
+    return statistics.fmean(x for row in rows for of in row["shares"].values() for x in of)
+
+
+@claim
+def adaptive_runs() -> str:
+    """What adaptive ranks and renewals change on a GPU."""
+    from frontier import LENGTH, SEQUENCES
+
+    rows = read_lines(ROOT / ADAPTIVE / "runs.jsonl")
+    tokens = rows[0]["steps"] * SEQUENCES * LENGTH / 1e6
+    ranks, bases = (
+        _adaptive(*names, "runs.jsonl", "perplexity", float).told(unit="%")
+        for names in (("rank-energy", "rank-equal"), ("kept-fall", "kept-together"))
+    )
+    least, most = (
+        find(x for row in rows if row["map"] == "rank-energy" for x in row["ranks"]["768x768"])
+        for find in (min, max)
+    )
+    slow, fast = (
+        find(x for row in rows if row["map"] == "kept-fall" for x in row["renewals"]["768x768"])
+        for find in (min, max)
+    )
+    return (
+        f"after {tokens:.1f}M tokens perplexity changed by {ranks} with ranks by energy, against equal "
+        f"ranks, and by {bases} with new bases by the fall of α, against new bases for all matrices at "
+        f"every fourth step. The 768×768 matrices had mean ranks from {least:.0f} to {most:.0f} in the "
+        f"place of 208, and a new basis at {100 * slow:.0f}% to {100 * fast:.0f}% of the steps in the "
+        f"place of 25%. The mean of α went from {_mean_share('rank-equal'):.3f} to "
+        f"{_mean_share('rank-energy'):.3f} with the ranks, and from "
+        f"{_mean_share('kept-together'):.3f} to {_mean_share('kept-fall'):.3f} with the bases"
+    )
+
+
+@claim
+def adaptive_small() -> str:
+    """What the rules change in a small GPT on a CPU, and what ranks could capture of its momentum."""
+    told = []
+    for words, *names in (
+        ("ranks by energy", "rank-energy", "rank-equal"),
+        ("ranks by share", "rank-share", "rank-equal"),
+        ("bases by fall", "kept-fall", "kept-together"),
+        ("bases renewed in turn", "kept-age", "kept-together"),
+    ):
+        found = _adaptive(names[0], names[1], "small.jsonl", "loss", math.exp)
+        told.append(f"{found.told(unit='%')} for {words}")
+    turn = _adaptive("kept-fall", "kept-age", "small.jsonl", "loss", math.exp)
+    rows = [row for row in read_lines(ROOT / ADAPTIVE / "small.jsonl") if "captured" in row]
+    last = max(row["step"] for row in rows)
+    energies = []
+    for row in rows:
+        if row["step"] == last and row["shape"] == "128x128":
+            its = row["captured"]
+            equal, rule, best = (100 * its[k][0] for k in ("equal", "by energy", "best for energy"))
+            energies.append(
+                f"{equal:.1f}%, {rule:.1f}% and {best:.1f}% for a mean of {row['mean']}"
+            )
+    return (
+        "of the energy of its 128×128 momentum matrices equal ranks, the rule and the best ranks "
+        f"capture {', and '.join(energies)}. Perplexity changed by {', '.join(told[:-1])} and "
+        f"{told[-1]}. Bases by fall against bases renewed in turn: {turn.told(unit='%')}"
     )
 
 

@@ -289,3 +289,5 @@ FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
     "docs/assets/frontier.svg": frontier,
 }
+if (ROOT / GAPS).exists():
+    FIGURES["docs/assets/gaps.svg"] = gaps

@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
-TIMES = "results/step-cost/h200-deflated.json"
+TIMES = "results/step-cost/h200-steps.json"
 BASE = ("full", 0.014)
 """The map and the rate that all others are compared with, unless rates are chosen for each map.
 
@@ -61,16 +61,17 @@ def weighed() -> tuple[Weighed, ...]:
 
     wide = tuple(sum(WORKLOADS[load][1:]) for load in HELD)
     assert len(wide) == 2
-    auto = ("flat-48-warm", 0.014)
+    full, deflated = "full space, PolarExpress 5", "Deflated 48, warm, one step"
+    auto = '`polar="auto"`: `Deflated`, warm'
     return (
         Weighed("AdamW, fused", "AdamW, fused", None),
-        Weighed("full space", "full space, PolarExpress 5", BASE),
-        Weighed("full space, `NormalizedRows`", None, ("full+rows", 0.014)),
-        Weighed('`polar="auto"`: `Deflated`, warm', "Deflated 48, warm, one step", auto, (56, 56)),
+        Weighed("full space", full, BASE),
+        Weighed("full space, `NormalizedRows`", with_rows(full), ("full+rows", 0.014)),
+        Weighed(auto, deflated, ("flat-48-warm", 0.014), (56, 56)),
         Weighed(
-            "… with `NormalizedRows`, trained in 16 bits",
-            None,
-            ("flat-48-warm-16+rows", 0.014),
+            f"{auto}, `NormalizedRows`",
+            with_rows(deflated),
+            ("flat-48-warm+rows", 0.014),
             (56, 56),
         ),
         Weighed(
@@ -84,6 +85,12 @@ def weighed() -> tuple[Weighed, ...]:
         Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
         Weighed("`LowRank`, the paper's", "LowRank, the paper's (h=1, q=7)", None, wide),
     )
+
+
+def with_rows(timed: str) -> str | None:
+    """The name of a map with normalized rows in the times; ``None`` where it was not timed."""
+    name = f"{timed}, rows normalized"
+    return name if any(name == each for each, _ in steps()) else None
 
 
 @cache

@@ -237,9 +237,9 @@ def _told(each: Weighed) -> str:
 
 # Where maps were timed: the matrices, the machine, the record, and the column in it.
 PLACES = (
-    ("nanoGPT", "one H200", "h200-deflated", "nanoGPT"),
-    ("an 8B layer", "one H200", "h200-deflated", "8B layer"),
-    ("a tenth of nanoGPT", "two cores of a CPU", "cpu-no-tiles", "nanoGPT"),
+    ("nanoGPT", "one H200", "h200-steps", "nanoGPT"),
+    ("an 8B layer", "one H200", "h200-steps", "8B layer"),
+    ("a tenth of nanoGPT", "two ARM cores", "cpu-arm", "nanoGPT"),
 )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,33 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("polarstep")
+
+# Files that take longest, in this order. Two workers take one file after the other: a long file among
+# the last would leave one of them with nothing to do.
+LONGEST = (
+    "distributed/test_trajectories.py",
+    "polar/test_contract.py",
+    "distributed/test_checkpoints.py",
+    "lab/experiments/test_ranks.py",
+    "distributed/test_ledger.py",
+    "fuzz/test_fuzz.py",
+    "lab/experiments/test_train.py",
+    "lab/experiments/test_noise.py",
+    "lab/experiments/test_tune.py",
+    "lab/experiments/test_on_ray.py",
+    "lab/cli/test_demo.py",
+    "lab/cli/test_experiments.py",
+    "lab/experiments/test_directory.py",
+    "kernels/test_warm.py",
+    "kernels/test_kernels.py",
+    "kernels/test_fused_step.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files of ``LONGEST`` first."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_collection_finish() -> None:

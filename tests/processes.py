@@ -19,7 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def start(
-    *arguments: str, stdout: int | None = None, env: dict[str, str] | None = None
+    *arguments: str,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int = subprocess.PIPE,
+    env: dict[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """Run Python with ``arguments`` in a process group of its own, where SIGINT has its effect.
 
@@ -32,8 +36,9 @@ def start(
     )
     return subprocess.Popen(
         [sys.executable, *arguments],
+        stdin=stdin,
         stdout=stdout,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | (env or {}),
         start_new_session=True,

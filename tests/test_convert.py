@@ -356,3 +356,23 @@ def test_the_page_runs():
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), namespace)
+
+
+def test_what_is_no_checkpoint_of_another_optimizer():
+    W = torch.nn.Parameter(torch.eye(3))
+    theirs, ours = torch.optim.Muon([W]), ps.Muon([W])
+    with pytest.raises(
+        TypeError, match=r"theirs is a Muon without 'state' and 'param_groups': exp"
+    ):
+        ps.convert.options(theirs)
+    whole = {"model": {}, "optimizer": theirs.state_dict()}
+    with pytest.raises(TypeError, match=r"only 'model', 'optimizer'.*checkpoint\[\"optimizer\"\]"):
+        ps.convert.options(whole)
+    with pytest.raises(TypeError, match=r"only 'model', 'optimizer'.*checkpoint\[\"optimizer\"\]"):
+        ps.convert.state_dict(whole, ours)
+    with pytest.raises(
+        TypeError, match=r"is a torch\.optim[.\w]*\.Muon: expected the polarstep\.M"
+    ):
+        ps.convert.state_dict(theirs.state_dict(), theirs)
+    with pytest.raises(ValueError, match=r"polarstep's own.*optimizer\.load_state_dict as it is"):
+        ps.convert.options(ours.state_dict())

@@ -33,7 +33,7 @@ def as_markdown(text: str) -> str:
 
 
 def _fenced(match: re.Match[str]) -> str:
-    """An example as a block of code with its own indentation."""
-    lines = match[0].rstrip("\n").split("\n")
+    """An example as a block of code with its own indentation; empty lines of output are empty."""
+    lines = re.sub(r"^ *<BLANKLINE>$", "", match[0], flags=re.MULTILINE).rstrip("\n").split("\n")
     indent = " " * (len(lines[0]) - len(lines[0].lstrip()))
     return "\n".join([f"{indent}```pycon", *lines, f"{indent}```", ""])

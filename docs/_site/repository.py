@@ -49,7 +49,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links to files of the repository lead to their places on the site."""
+    """Let links to files of the repository lead to their places on the site, and examples be read.
+
+    ``<BLANKLINE>`` in the output of an example is for the test that runs the page.
+    """
     name = _in_repository(page.file.src_uri)
 
     def moved(match: re.Match[str]) -> str:
@@ -59,7 +62,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         start = posixpath.dirname(page.file.src_uri) or "."
         return f"{match[1]}{posixpath.relpath(_on_site(target), start)}{match[3] or ''}"
 
-    parts = FENCED.split(markdown)
+    parts = FENCED.split(markdown.replace("\n<BLANKLINE>\n", "\n\n"))
     return "".join(part if part.startswith("```") else LINK.sub(moved, part) for part in parts)
 
 

@@ -89,6 +89,7 @@ def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str
     lr_scale spectral
     polar NewtonSchulz(steps=5, coefficients='jordan', delta='frobenius', dtype=None, form='auto')
     """
+    _check_checkpoint(theirs)
     found = [
         _options(group, source) for group in theirs["param_groups"] if _is_muons(group, theirs)
     ]
@@ -131,7 +132,13 @@ def state_dict(
         ValueError: if the parameters cannot be matched, or if a state has another shape than its
             parameter.
     """
-    checkpoints = [theirs] if isinstance(theirs, Mapping) else list(theirs)
+    if not isinstance(optimizer, Muon):
+        kind = type(optimizer)
+        raise TypeError(
+            f"optimizer is a {kind.__module__}.{kind.__name__}: expected the polarstep.Muon that goes "
+            "on, as made by polarstep.muon_for(model, **polarstep.convert.options(theirs))"
+        )
+    checkpoints: Sequence[Any] = theirs if isinstance(theirs, list | tuple) else [theirs]
     entries = [entry for each in checkpoints for entry in _entries(each, source)]
     places = [
         (name, p, group) for group in optimizer.param_groups for name, p in named_params(group)
@@ -199,12 +206,23 @@ class _Entry:
         return None
 
 
+def _check_checkpoint(theirs: object) -> None:
+    if isinstance(theirs, Mapping) and {"state", "param_groups"} <= set(theirs):
+        return
+    only = (
+        f", only {', '.join(map(repr, list(theirs)[:6]))}"
+        if isinstance(theirs, dict) and theirs
+        else ""
+    )
+    raise TypeError(
+        f"theirs is a {type(theirs).__name__} without 'state' and 'param_groups'{only}: expected what "
+        "state_dict() of the other optimizer returns, or a list of them; in a checkpoint of a whole run "
+        'it is one of the entries, as checkpoint["optimizer"]'
+    )
+
+
 def _entries(theirs: Mapping[str, Any], source: str | None) -> list[_Entry]:
-    if not isinstance(theirs, Mapping) or not {"state", "param_groups"} <= set(theirs):
-        raise TypeError(
-            f"theirs is a {type(theirs).__name__} without 'state' and 'param_groups': expected what "
-            "state_dict() of the other optimizer returns, or a list of them"
-        )
+    _check_checkpoint(theirs)
     entries = []
     for group in theirs["param_groups"]:
         names = group.get("param_names") or [None] * len(group["params"])
@@ -299,6 +317,11 @@ def _source(group: Group, source: str | None) -> str:
             raise ValueError(f"source={source!r}: expected one of {', '.join(FORMATS)}")
         return source
     keys = set(group)
+    if "algorithm" in keys and keys & {"polar", "nonfinite"}:
+        raise ValueError(
+            "the checkpoint is polarstep's own: expected another optimizer's; give it to "
+            "optimizer.load_state_dict as it is"
+        )
     if "ns_coefficients" in keys or {"betas", "amsgrad"} <= keys:
         return "torch"
     if {"mu", "epsilon"} <= keys:

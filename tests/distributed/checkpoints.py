@@ -21,10 +21,10 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.optim import resting as resting_module
 
-HALF = 2
+SAVED_AFTER = 1  # steps; "kept" then goes on with the basis that it saved
 # Steps of the networks whose gradient ends: with a gradient, until they are saved, and in all. With a
-# momentum of 0.4 they rest after 30 steps without a gradient, and after 50 if their peak is forgotten.
-MOVED, SAVED, ENDED = 3, 21, 45
+# momentum of 0.1 they rest after 12 steps without a gradient, and after 19 if their peak is forgotten.
+MOVED, SAVED, ENDED = 3, 10, 18
 CARRYING = ("full space", "warm", "kept", "rows")
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class WithUnused(Networks):
-    """The networks, and a matrix that gets no gradient until the second half."""
+    """The networks, and a matrix that gets no gradient until the steps after the save."""
 
     def __init__(self) -> None:
         super().__init__(CARRYING)
@@ -84,8 +84,8 @@ def go(
 
 def reference() -> list[Tensor]:
     model, optimizer = built(sharded=False)
-    go(model, optimizer, range(HALF))
-    go(model, optimizer, range(HALF, STEPS), late=True)
+    go(model, optimizer, range(SAVED_AFTER))
+    go(model, optimizer, range(SAVED_AFTER, STEPS), late=True)
     return whole(model)
 
 
@@ -112,7 +112,7 @@ class Resting(nn.Module):
             {"params": [self.matrix, self.experts]},
             {"params": [self.matrix_in_bits, self.experts_in_bits], "momentum_dtype": torch.int8},
         ]
-        self.optimizer = ps.Muon(groups, lr=0.1, momentum=0.4)
+        self.optimizer = ps.Muon(groups, lr=0.1, momentum=0.1)
 
     def go(self, steps: range) -> None:
         from torch.distributed.tensor import distribute_tensor
@@ -211,7 +211,7 @@ def gathers_in_order() -> bool:
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
-    """Save after half of the steps; load what was saved here, or at another number of ranks; go on."""
+    """Save after the first step; load what was saved here, or at another number of ranks; go on."""
     warnings.simplefilter("ignore")
     shared = folder.parent / "saved"
     if rank == 0:
@@ -224,11 +224,11 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
             told = StateDictOptions(**options)
             label = f"{name}-{plan}".replace(", ", "-")
             model, optimizer = built(plan, sharded=True)
-            go(model, optimizer, range(HALF), rank, ranks)
+            go(model, optimizer, range(SAVED_AFTER), rank, ranks)
             save(model, optimizer, told, shared / f"{label}-{ranks}")
             model, optimizer = built(plan, sharded=True)
             load(model, optimizer, told, shared / f"{label}-{source}")
-            go(model, optimizer, range(HALF, STEPS), rank, ranks, late=True)
+            go(model, optimizer, range(SAVED_AFTER, STEPS), rank, ranks, late=True)
             off = [(p - q).abs().max() for p, q in zip(whole(model), known, strict=True)]
             found[name, plan] = float(torch.stack(off).max())
     resting_module.EVERY = 2

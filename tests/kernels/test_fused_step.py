@@ -19,6 +19,8 @@ MAPS = [
     ps.LowRank(4, 2, power=0.5, sketch=ps.Kaczmarz(), always_sketch=True),
     ps.LowRank(4, 2, sketch=ps.Warm(), always_sketch=True),
 ]
+ON_GPU = torch.cuda.is_available()
+STEPS = 6 if ON_GPU else 3  # a GPU captures its steps after the fourth
 
 
 def parameters(device: torch.device) -> list[Tensor]:
@@ -58,14 +60,15 @@ def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: 
         opt = ps.Muon(
             groups(params), lr=0.1, weight_decay=0.01, polar=polar, nesterov=nesterov, fused=fused
         )
-        for step in range(6):
+        for step in range(STEPS):
             set_gradients(params, step)
             opt.step()
         ends.append([p.detach() for p in params])
         assert bool(opt._replayed.buckets) == fused
     assert close(*ends, device)
     for end, start in zip(ends[0], parameters(device), strict=True):
-        assert (end - start).norm() > 0.02 * start.norm()  # decay alone: 0.006, the last one 0.018
+        # Decay alone moves a weight by STEPS / 1000 of its norm, and the last one by three times that.
+        assert (end - start).norm() > STEPS / 300 * start.norm()
 
 
 def test_memory_of_earlier_maps_and_seeds_is_given_back(device: torch.device) -> None:
@@ -108,7 +111,7 @@ def test_a_sketch_as_wide_as_real_ones_moves_the_weights(
         precisions.update((bucket.M.dtype, bucket.factors.Q.dtype, bucket.factors.Z.dtype))
 
     opt.register_polar_hook(look)
-    for step in range(3):
+    for step in range(3 if ON_GPU else 2):
         before = p.detach().clone()
         set_gradients([p], step)
         opt.step()

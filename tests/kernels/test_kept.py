@@ -72,7 +72,7 @@ def test_a_run_resumes_within_a_basis(device: torch.device, steps: int) -> None:
         pytest.skip("there are no graphs to resume from")
     params, optimizer = run(device, steps)
     copies = gone_on_beside(
-        params, optimizer, list, set_gradients, range(steps, steps + 4), lr=0.1, polar=KEPT
+        params, optimizer, list, set_gradients, range(steps, steps + KEPT.keep), lr=0.1, polar=KEPT
     )
     assert all(map(torch.equal, params, copies))
 

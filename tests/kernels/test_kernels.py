@@ -95,9 +95,19 @@ def test_polynomial_times_a_matrix_of_any_norm(device: torch.device, scale: floa
         assert torch.linalg.matrix_norm(result - want, 2) <= 4e-2
 
 
-@pytest.mark.parametrize("way", ["_in_two_launches", "_side_by_side"])
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("m", [48, 144])
+# Every size with every number of steps and with both ways.
+@pytest.mark.parametrize(
+    ("m", "steps", "way"),
+    [
+        (m, steps, way)
+        for steps in range(1, 6)
+        for m, way in zip(
+            (48, 144) if steps % 2 else (144, 48),
+            ("_in_two_launches", "_side_by_side"),
+            strict=True,
+        )
+    ],
+)
 def test_gram_form_in_few_launches(device: torch.device, m: int, steps: int, way: str) -> None:
     from polarstep.polar.coefficients import polar_express
 
@@ -144,11 +154,20 @@ def test_what_is_too_large_for_one_launch_takes_two(device: torch.device) -> Non
     assert not one_launch(randn(1, 16, 8, device=device).half(), ((1.5, -0.5),))
 
 
+TILES = [(128, 128, 8), (128, 256, 3), (256, 128, 4), (64, 128, 2)]
+SIZES = [(2, 520, 64), (1, 520, 72), (2, 640, 520)]
+
+
+# Every size with all tiles; both layouts with every size and with all tiles.
 @pytest.mark.parametrize(
-    "tiles", [(128, 128, 8), (128, 256, 3), (256, 128, 4), (64, 128, 2)], ids=str
+    ("batch", "m", "k", "transposed", "tiles"),
+    [
+        (*size, (i + j) % 2 == 0, tiles)
+        for i, size in enumerate(SIZES)
+        for j, tiles in enumerate(TILES)
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize(("batch", "m", "k"), [(2, 520, 64), (1, 520, 72), (2, 640, 520)])
 def test_symmetric_product_by_descriptors(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,

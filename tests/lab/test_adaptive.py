@@ -12,6 +12,7 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep.polar import Carry, Draw
+from polarstep.storage import read_lines
 from polarstep_lab.data.corpus import corpus_tokens
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +219,12 @@ def test_a_small_gpt_trains_with_each_rule(adaptive):
         assert [len(of) for of in told["ranks"].values()] == [16, 4, 4]
         assert all(abs(sum(of) - 4 * len(of)) < 0.01 for of in told["ranks"].values())
         assert sorted({step for step, _, _ in momenta}) == [4, 10, 20]
+
+
+def test_the_summary_comes_from_the_records(adaptive):
+    folder = ROOT / "results" / "adaptive"
+    made = list(adaptive.table(read_lines(folder / "runs.jsonl")))
+    assert (folder / "summary.md").read_text(encoding="utf-8").splitlines() == made
 
 
 def test_the_table_has_paired_differences_to_the_fixed_setting(adaptive):

@@ -98,6 +98,7 @@ def test_the_command_prints_every_plan_of_both_maps(mesh: str) -> None:
         assert f"{found['chosen'].nbytes / 1e6:,.2f}" in printed
 
 
+@pytest.mark.rendered
 def test_the_figure_has_all_plans_from_1_to_1024_ranks(tmp_path: Path) -> None:
     assert RANKS == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
     run("8b", "--mesh", "fsdp", "--figure", str(tmp_path / "new" / "8b.png"))

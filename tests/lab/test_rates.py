@@ -145,6 +145,7 @@ def test_errors(call, words):
         call()
 
 
+@pytest.mark.rendered
 def test_command_writes_figure_and_record_and_keeps_earlier_ones(tmp_path):
     run = [
         "rates",

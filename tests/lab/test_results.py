@@ -24,8 +24,8 @@ from polarstep_lab.models.gpt import GPT
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
+from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import stale_tables, write_report
-from polarstep_lab.report.runs import setting_of
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 from polarstep_lab.training.optimizers import optimizer_gflops
@@ -41,19 +41,20 @@ def test_the_reports_under_results_are_those_of_their_archives():
 
 
 def test_the_gflops_of_every_record_are_the_ledgers():
-    """They follow from the config alone, so that a repair of the ledger reaches older records too."""
+    """They follow from config and device, so that a repair of the ledger reaches older records too."""
     expected = {}
     for run in map(RunRecord.load, find_runs(PUBLISHED)):
         if run.result is None:
             continue
-        setting = setting_of(run)
+        device = torch.device(run.environment["device"])
+        setting = (setting_of(run), device)
         if setting not in expected:
             config = RunConfig.from_dict(run.identity.config)
             if config.rule.peer is not None:
                 continue  # not counted
             with torch.device("meta"):
                 model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
-            expected[setting] = optimizer_gflops(model, config)
+            expected[setting] = optimizer_gflops(model, config, device)
         found = run.result.optimizer_gflops_per_step
         assert found == pytest.approx(expected[setting], rel=1e-12), run.directory
     assert len(expected) > 50
@@ -98,6 +99,7 @@ def test_an_edited_table_and_a_new_run_are_noticed(published, tmp_path, monkeypa
     assert stale_tables([published], published) == ["summary.md", "summary.csv", "runs.csv"]
 
 
+@pytest.mark.rendered
 def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
     """Bit for bit in its tables, but for where a run lies."""
     pages = {}
@@ -147,7 +149,10 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
 
 COMPARISONS = (
     "auto-price",
+    "auto-with-rows",
     "cifar-agreement",
+    "cifar-deflated",
+    "cifar-goal",
     "cifar-sketches",
     "deflated-gap",
     "gamma-and-training",
@@ -250,6 +255,23 @@ def test_the_commands_under_a_table_make_the_runs_of_the_table():
     assert checked > 370
 
 
+def test_the_command_under_our_maps_on_cifar10_makes_the_runs_of_the_table():
+    text = (ROOT / "docs/results.md").read_text()
+    (block,) = re.findall(r"<!-- accuracies: (\S+) -->(.*?)\n## ", text, re.DOTALL)
+    (command,) = COMMANDS.findall(block[1])
+    made = {
+        (run.identity.method, run.identity.seed): facts(run.config.to_dict())
+        for run in planned(command)
+    }
+    recorded = {
+        (run.identity.method, run.identity.seed): facts(
+            RunConfig.from_dict(run.identity.config).to_dict()
+        )
+        for run in map(RunRecord.load, find_runs([ROOT / block[0]]))
+    }
+    assert made == recorded
+
+
 def test_a_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(StorageError, match="no run directories"):
         stale_tables([tmp_path], tmp_path)
@@ -314,3 +336,37 @@ def test_names_in_a_figure_do_not_meet(module):
         assert not figures._meet(first, second)
     for name, mark in itertools.product(boxes[: len(marks)], boxes[len(marks) :]):
         assert not figures._meet(name, mark)
+
+
+def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkeypatch):
+    figures, claims = map(importlib.import_module, ("docs_figures", "docs_claims"))
+    study = importlib.import_module("scaling")
+    rows = [
+        {"map": name, "seed": seed, "lr": 0.014, "steps": steps, "width": width}
+        | {"perplexity": 50 * (1 + (gap + 0.2 * seed) / 100)}
+        for steps, width, gap_of_low_rank in ((375, 768, 4), (750, 768, 5), (1500, 384, 6))
+        for seed in (0, 1)
+        for name, gap in (("full", 0.0), ("deflated", 0.5), ("low-rank", gap_of_low_rank))
+    ]
+    rows += [row | {"width": 768} for row in rows if row["width"] == 384]
+    for row in rows:
+        if row["map"] == "full":
+            row["perplexity"] = 50.0
+    path = tmp_path / figures.GAPS
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(study, "FRONTIER", tmp_path / "none.jsonl")
+    for each in (figures, claims, module):
+        monkeypatch.setattr(each, "ROOT", tmp_path)
+    drawn = figures.gaps()
+    # Six pairs of runs over tokens and four over width, of each of two maps.
+    assert drawn.count("<circle") == 2 * (6 + 4)
+    assert drawn.count('class="bar') == 4
+    over_tokens, over_width = claims.gap_over_tokens(), claims.gap_over_width()
+    assert "`Deflated` does not change clearly: +0.00" in over_tokens.replace("−", "+")
+    assert "`LowRank` grows: +1.00" in over_tokens
+    assert "n = 6 pairs of runs, 6.1M to 24.6M tokens" in over_tokens
+    assert "n = 4 pairs of runs, width 384 to 768" in over_width
+    page = "<!-- over-width: results/scaling/runs.jsonl -->\n\n| old |\n\nmore\n"
+    text = module.filled(page, "docs/which.md").replace("\N{NO-BREAK SPACE}", " ")
+    assert "| 384 | +0.6% ± 1.3 (n = 2) | +6.1% ± 1.3 (n = 2) |" in text

@@ -1,10 +1,10 @@
-"""Train a sharded network (FSDP2): python sharded_worker.py RANK FOLDER, one process a rank."""
+"""Train a sharded network (FSDP2) on two ranks: main returns what each rank ended with."""
 
 from __future__ import annotations
 
 import copy
 import math
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +104,15 @@ def whole(model: nn.Module) -> list[Tensor]:
     return [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
+    """What a rank ended with, case by case, and under "refusals" what maps say to its shards."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS
-    )
-    mesh = init_device_mesh("cpu", (RANKS,))
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels would run if they were let
+    mesh = init_device_mesh("cpu", (ranks,))
     model = network()
+    found: dict[str, Any] = {}
     for number, name in enumerate(CASES):
         by_tensors.LARGEST_GATHERED = (
             2**29 if number % 2 else 1
@@ -126,20 +126,11 @@ def main(rank: int, folder: Path) -> None:
             for k, v in s.items()
             if "basis" in k
         ]
-        result = {
+        found[name] = {
             "params": whole(model),
             "bases": bases,
             "rows": rows,
             "shards": [p.to_local().shape[0] for p in model.parameters()],
             "routes": str(optimizer.routes),
         }
-        torch.save(result, folder / f"{number}.{rank}.pt")
-    torch.save(
-        [refusal(p) for p in model.parameters() if p.ndim > 1], folder / f"refusals.{rank}.pt"
-    )
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    return found | {"refusals": [refusal(p) for p in model.parameters() if p.ndim > 1]}

@@ -72,8 +72,17 @@ def test_bad_hyperparameters(options, error, message):
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        ([torch.zeros(3, 4, dtype=torch.int64)], TypeError, r"parameter 0 is int64: expected real"),
+        (
+            [torch.zeros(3, 4, dtype=torch.int64)],
+            TypeError,
+            r"parameter 0 is int64: expected parameters in float32",
+        ),
         ([torch.zeros(3, 4, dtype=torch.complex64)], TypeError, r"is complex.*torch.view_as_real"),
+        (
+            [torch.zeros(3, 4).to(torch.float8_e4m3fn)],
+            TypeError,
+            r"is float8_e4m3fn: expected parameters in float32.*train a copy in a wider precision",
+        ),
         (
             [torch.zeros(3, 4).to_sparse()],
             TypeError,
@@ -82,7 +91,7 @@ def test_bad_hyperparameters(options, error, message):
         (["weight"], TypeError, r"is a str: expected a tensor"),
         ({torch.zeros(3, 4)}, TypeError, r"in a set have no order.*give a list"),
     ],
-    ids=["integer", "complex", "sparse", "string", "set"],
+    ids=["integer", "complex", "eight bits", "sparse", "string", "set"],
 )
 def test_bad_parameters(params, error, message):
     with pytest.raises(error, match=message):
@@ -284,7 +293,7 @@ def test_momentum_that_cannot_be_the_parameters_is_refused(buffer):
     before = optimizer.state[W]["momentum_buffer"].clone()
     state = copy.deepcopy(optimizer.state_dict())
     state["state"][0]["momentum_buffer"] = buffer
-    with pytest.raises(ValueError, match=r"momentum_buffer of a parameter of shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0 is .*shape \(2, 3\)"):
         optimizer.load_state_dict(state)
     assert torch.equal(optimizer.state[W]["momentum_buffer"], before)
 

@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from tests.distributed.launch import launched, needs_gloo
 from tests.optim import sharded_worker as worker
-from tests.processes import PATIENCE
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
-    reason="needs torch.distributed with gloo",
-)
+pytestmark = needs_gloo
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
     """What each rank ended with, case by case."""
-    folder = tmp_path_factory.mktemp("sharded")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, worker.__file__, str(rank), str(folder)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"TRITON_INTERPRET": "1"},  # kernels would run if they were let
-        )
-        for rank in range(worker.RANKS)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=PATIENCE)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-    cases = {
-        name: [torch.load(folder / f"{number}.{rank}.pt") for rank in range(worker.RANKS)]
-        for number, name in enumerate(worker.CASES)
-    }
-    return cases, torch.load(folder / "refusals.0.pt")
+    return launched(worker.__name__, worker.RANKS, tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.mark.parametrize("name", worker.CASES)
 def test_shards_take_the_trajectory_of_the_whole(name, sharded):
-    ranks = sharded[0][name]
+    ranks = [there[name] for there in sharded]
     model = worker.network()
     optimizer, rows = worker.train(model, name)
     bases = [v for s in optimizer.state.values() for k, v in s.items() if "basis" in k]
@@ -73,12 +45,12 @@ def test_shards_take_the_trajectory_of_the_whole(name, sharded):
 
 
 def test_shards_are_not_given_to_the_kernels(sharded):
-    for ranks in sharded[0].values():
-        assert all("fused" not in there["routes"] for there in ranks)
+    for there in sharded:
+        assert all("fused" not in there[name]["routes"] for name in worker.CASES)
 
 
 def test_a_polar_map_refuses_shards(sharded):
     """Some of its operations would be lost on them without a word."""
-    assert len(sharded[1]) == 5
-    for message in sharded[1]:
+    assert len(sharded[0]["refusals"]) == 5
+    for message in sharded[0]["refusals"]:
         assert message.startswith("expected a whole matrix, got a DTensor; call M.full_tensor()")

@@ -54,6 +54,31 @@ def test_a_table_too_wide_for_120_columns_folds_and_loses_nothing():
         assert re.sub(r"\s", "", row.polar) in joined
 
 
+@pytest.mark.parametrize(("width", "lines"), [(80, 6), (120, 2)])
+def test_a_table_is_as_wide_as_asked_and_folded_into_few_lines(width, lines):
+    names = (
+        "base_model.model.model.layers.0.self_attention.projection_to_queries.lora_A.default.weight"
+    )
+    group = {
+        "params": [(names, nn.Parameter(torch.eye(3)))],
+        "lr_factor": 0.0884,
+        "reasons": ["adapter: LoRA A of the projection to queries 256×256, s = 5.65685"],
+    }
+    text = Muon([group]).routes.table(width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.splitlines().index("") <= 1 + lines  # the header, and the one row
+
+
+def test_a_terminal_has_its_own_width(monkeypatch):
+    optimizer = muon_for(Bag(a_module_with_a_long_name_that_holds_all_others=Block()))
+    assert str(optimizer.routes) == optimizer.routes.table(120)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "85")
+    assert str(optimizer.routes) == optimizer.routes.table(85) != optimizer.routes.table(120)
+    monkeypatch.setenv("COLUMNS", "20")
+    assert str(optimizer.routes) == optimizer.routes.table(80)
+
+
 def test_table_says_where_the_low_rank_map_runs_in_full_space():
     optimizer = muon_for(mlp(64, 8, 64, 64, 3), polar=LowRank(8, 4))
     assert "full space: ℓ=12 ≥ 8" in optimizer.routes["0.weight"].polar
@@ -71,6 +96,11 @@ def test_rows_of_different_groups_or_shapes_are_not_collapsed():
     optimizer = muon_for(mlp(8, 8, 8, 8, 4), rules=[("2.weight", {"lr": 0.5})])
     names = [line.split("  ")[0] for line in str(optimizer.routes).splitlines()]
     assert {"2.weight", "{0,4}.weight ×2", "6.weight"} <= set(names)
+
+
+def test_a_name_that_is_no_parameter_is_answered_with_the_nearest():
+    with pytest.raises(KeyError, match=r"'0\.wieght' is no parameter.*nearest names are 0\.weight"):
+        muon_for(mlp(8, 8, 8, 2)).routes["0.wieght"]
 
 
 def test_plain_muon_has_routes_too():

@@ -44,6 +44,18 @@ class _Sorted:
     whole: list[Tensor]  # sharded in a world of one
 
 
+def _check_process_group(group: Any) -> None:
+    if group is None:
+        return
+    if not torch.distributed.is_available() or not isinstance(
+        group, torch.distributed.ProcessGroup
+    ):
+        raise TypeError(
+            f"process_group={group!r}: expected the ranks that hold copies of the plain parameters, as "
+            "torch.distributed.group.WORLD after init_process_group; None if there are no copies"
+        )
+
+
 class Distribution:
     """How an optimizer's parameters are spread over ranks.
 
@@ -55,6 +67,7 @@ class Distribution:
 
     def __init__(self, plan: str = AUTO, process_group: Any = None) -> None:
         check_plan(plan)
+        _check_process_group(process_group)
         self.plan, self.process_group = plan, process_group
         self._choices: dict[Any, Choice] = {}
         # What was found for a parameter, by its id, with all that it depends on: hashing layouts and

@@ -16,6 +16,8 @@ from polarstep.products.base import SIGNS
 
 __all__ = ["inverse_rest_size", "scale_to_one"]
 
+# Blocks of G for products with few columns, which wait for memory: 32 rows of 128 bytes for two warps,
+# and five blocks on their way at a time.
 _BLOCK_ROWS, _BLOCK_BYTES, _WARPS, _STAGES = 32, 128, 2, 5
 
 
@@ -64,33 +66,31 @@ def inverse_rest_size(
 
 
 @triton.jit
-def _sign_at(at):
-    """The entries of :func:`polarstep.products.base.signs`, by their place in memory."""
-    h = at.to(tl.uint32)
+def _signs_kernel(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    h = at.to(tl.uint32)  # polarstep.products.base.signs
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     h = h ^ (h >> 16)
-    return (h & 1).to(tl.float32) * 2 - 1
+    sign = (h & 1).to(tl.float32) * 2 - 1
+    tl.store(out + at, sign.to(out.dtype.element_ty), mask=at < SIZE)
 
 
 @triton.jit
 def _times_few_kernel(
-    G, V, out, M,
-    FIRST: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    G, V, out, M, V_batch,
+    FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(1).to(tl.int64)
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     c = tl.arange(0, FEW)
     g = G + batch * M * M + (r % M)[:, None] * M + k[None, :]
-    v = k[:, None] * FEW + c[None, :]
+    v = V + batch * V_batch + k[:, None] * FEW + c[None, :]
     acc = tl.zeros((BM, FEW), dtype=tl.float32)
     for start in range(0, M, BK):
         x = tl.load(g, mask=k[None, :] < M - start, other=0.0).to(out.dtype.element_ty)
-        if FIRST:  # the same signs for all matrices
-            y = _sign_at(v).to(out.dtype.element_ty)
-        else:
-            y = tl.load(V + batch * M * FEW + v, mask=k[:, None] < M - start, other=0.0)
+        y = tl.load(v, mask=k[:, None] < M - start, other=0.0)
         acc = tl.dot(x, y, acc)
         g += BK
         v += BK * FEW
@@ -140,13 +140,14 @@ def scale_to_one(
     batch, M, _ = G.shape
     # Triton's interpreter multiplies no bfloat16.
     dtype = torch.bfloat16 if G.dtype.itemsize <= 2 and not interpreted() else torch.float32
-    U = V = torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device)
+    U = torch.empty(M, SIGNS, dtype=dtype, device=G.device)
+    _signs_kernel[(triton.cdiv(U.numel(), 1024),)](U, SIZE=U.numel(), BLOCK=1024)
     columns = _BLOCK_BYTES // G.element_size()
     for first in (True, False, False, False, False):
         V, U = U, torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device)
         _times_few_kernel[(triton.cdiv(M, _BLOCK_ROWS), batch)](
-            G, V, U, M,
-            FIRST=first, FEW=SIGNS, BM=_BLOCK_ROWS, BK=columns, num_warps=_WARPS, num_stages=_STAGES,
+            G, V, U, M, 0 if first else M * SIGNS,  # the same signs for all matrices
+            FEW=SIGNS, BM=_BLOCK_ROWS, BK=columns, num_warps=_WARPS, num_stages=_STAGES,
         )  # fmt: skip
     scale = torch.empty(batch, dtype=torch.float32, device=G.device)
     _scale_kernel[(batch,)](

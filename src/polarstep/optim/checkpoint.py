@@ -8,7 +8,7 @@ changes any.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,9 +20,11 @@ from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.optim.collect import State
-from polarstep.optim.groups import Group, restored
+from polarstep.optim.elementwise import counter_device
+from polarstep.optim.groups import Group, named_params, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.plain import decoded_group, encoded_group
+from polarstep.optim.resized import check_shapes
 from polarstep.optim.transforms import NormalizedRows
 from polarstep.polar import Finder, PolarMap, Warm
 from polarstep.sketch import Sketch
@@ -78,7 +80,10 @@ class Checkpointed(Optimizer):
         torch casts what it loads to the precision of the parameter. Momentum that is kept in another
         precision is loaded without that cast.
         """
+        _check_content(state_dict)
         _regroup(self.param_groups, state_dict["param_groups"])
+        if not self._optimizer_load_state_dict_pre_hooks:  # a hook may put the groups right
+            _check_sizes(self.param_groups, state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
         groups = [
             decoded_group(group, running.get(index))
@@ -113,7 +118,7 @@ class Checkpointed(Optimizer):
         unpickled = "param_groups" not in self.__dict__
         now = [None] * len(groups) if unpickled else self.param_groups
         filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
-        _check_buffers(state.get("state", {}))
+        _check_buffers(groups, state.get("state", {}))
         for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
             group.update(options)
         if unpickled:
@@ -122,7 +127,47 @@ class Checkpointed(Optimizer):
         for p, of_parameter in self.state.items():
             # torch leaves AdamW's counter on the device the checkpoint was read to.
             if isinstance(of_parameter.get("step"), Tensor):
-                of_parameter["step"] = of_parameter["step"].to(p.device)
+                of_parameter["step"] = of_parameter["step"].to(counter_device(p))
+
+
+def _check_content(state_dict: object) -> None:
+    """Raise if ``state_dict`` is not an optimizer's, as where a whole checkpoint is given."""
+    if isinstance(state_dict, Mapping) and {"state", "param_groups"} <= set(state_dict):
+        return
+    only = ""
+    if isinstance(state_dict, Mapping) and state_dict:
+        only = f", only {', '.join(map(repr, list(state_dict)[:6]))}"
+    raise TypeError(
+        f"state_dict is a {type(state_dict).__name__} without 'state' and 'param_groups'{only}: "
+        "expected what optimizer.state_dict() returned; in a checkpoint of a whole run it is one of the "
+        'entries, as checkpoint["optimizer"]'
+    )
+
+
+def _check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
+    """Raise if a checkpoint has other parameters than the optimizer, and say which."""
+    then, now = ([len(group["params"]) for group in each] for each in (saved, groups))
+    if then == now:
+        return
+    names_then, names_now = (
+        [name for group in each for name in group.get("param_names") or ()]
+        for each in (saved, groups)
+    )
+    told = []
+    for names, others, which in (
+        (names_then, names_now, "the checkpoint alone has"),
+        (names_now, names_then, "the optimizer alone has"),
+    ):
+        apart = [name for name in names if name not in set(others)]
+        if apart and names_then and names_now:
+            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
+            told.append(f"{which} {apart[0]}{more}")
+    raise ValueError(
+        f"the checkpoint has groups of {', '.join(map(str, then))} parameters, and the optimizer groups "
+        f"of {', '.join(map(str, now))}{''.join(f'; {each}' for each in told)}. Expected the same "
+        "parameters in the same groups: build the model as it was, freeze and unfreeze the same layers, "
+        "and make the optimizer with the same arguments"
+    )
 
 
 def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
@@ -155,18 +200,13 @@ def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
     )
 
 
-def _check_buffers(state: State) -> None:
-    """Raise for momentum that cannot be that of its parameter; one that is None counts as missing."""
-    for p, of_parameter in state.items():
-        if not isinstance(p, Tensor) or not isinstance(of_parameter, dict):
-            continue
-        if of_parameter.get("momentum_buffer", ...) is None:
-            del of_parameter["momentum_buffer"]
-        buffer = of_parameter.get("momentum_buffer")
-        if buffer is not None and getattr(buffer, "shape", None) != p.shape:
-            found = tuple(buffer.shape) if isinstance(buffer, Tensor) else type(buffer).__name__
-            raise ValueError(
-                f"momentum_buffer of a parameter of shape {tuple(p.shape)} is {found} in the "
-                "checkpoint: expected the same shape; the checkpoint is of another model, or of "
-                "one whose parameters came in another order"
-            )
+def _check_buffers(groups: Sequence[Group], state: State) -> None:
+    """Raise for a state that cannot be its parameter's; momentum that is None counts as missing."""
+    for group in groups:
+        for name, p in named_params(group):
+            of_parameter = state.get(p)
+            if not isinstance(of_parameter, dict):
+                continue
+            if of_parameter.get("momentum_buffer", ...) is None:
+                del of_parameter["momentum_buffer"]
+            check_shapes(name, p, of_parameter)

@@ -45,9 +45,9 @@ class AdamW:
 
     @staticmethod
     def new_state(p: Tensor) -> State:
-        """The initial state of ``torch.optim.AdamW(fused=True)``."""
+        """The initial state of ``torch.optim.AdamW``, fused where the device has a fused step."""
         return {
-            "step": torch.zeros((), dtype=torch.float32, device=p.device),
+            "step": torch.zeros((), dtype=torch.float32, device=counter_device(p)),
             "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
             "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
         }
@@ -61,6 +61,11 @@ class AdamW:
         found_inf: Tensor | None = None,
     ) -> None:
         """One step of every parameter, or no step at all if ``found_inf`` is one."""
+        fused = _has_fused(params[0])
+        if found_inf is not None and not fused:  # only the fused rule knows found_inf
+            if bool(found_inf):
+                return
+            found_inf = None
         beta1, beta2 = group["betas"]
         # OneCycleLR and CyclicLR cycle "momentum" in every group of an optimizer whose default it is,
         # where they would cycle β₁ of torch's own AdamW.
@@ -75,7 +80,7 @@ class AdamW:
                 v,
                 [],
                 [state["step"] for state in states],
-                fused=_has_fused(params[0]),
+                fused=fused,
                 found_inf=found_inf,
                 amsgrad=False,
                 beta1=beta1,
@@ -181,6 +186,14 @@ def _side_by_side(
         for written, held in zip((params, *states), (aligned[0], *aligned[2:]), strict=True):
             if held[i] is not written[i]:
                 written[i].copy_(held[i])
+
+
+def counter_device(p: Tensor) -> torch.device:
+    """Where AdamW's counter of steps lies: with ``p`` for a fused step, else on the CPU, as in torch.
+
+    A step that is not fused reads the counter, which would wait for the device.
+    """
+    return p.device if _has_fused(p) else torch.device("cpu")
 
 
 def _has_fused(p: Tensor) -> bool:

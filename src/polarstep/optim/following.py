@@ -1,7 +1,8 @@
 """Follow a model's parameters where ``fully_shard`` or ``to_empty`` puts new ones in their place.
 
 ``fully_shard(model)`` replaces every parameter by a ``DTensor``. An optimizer that was built before
-would hold the old parameters, which never get a gradient again.
+would hold the old parameters, which never get a gradient again. Other replacements, as that of an
+embedding by ``resize_token_embeddings``, are not followed, as the new parameter may have another shape.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polarstep.distributed.layout import is_sharded
+from polarstep.optim.groups import named_params
 
 __all__ = ["Places"]
 
@@ -22,10 +24,13 @@ class Places:
 
     def __init__(self, model: nn.Module) -> None:
         self._of: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
-        for module in model.modules():
+        self._model = weakref.ref(model)
+        self._paths: dict[int, tuple[str, str]] = {}  # path of the module, name in it
+        for path, module in model.named_modules():
             for name, p in module._parameters.items():
                 if p is not None:
                     self._of.setdefault(id(p), (weakref.ref(module), name))
+                    self._paths.setdefault(id(p), (path, name))
 
     def successor(self, p: Tensor) -> Tensor | None:
         """The parameter that has taken the place of ``p``; ``None`` if ``p`` is still there."""
@@ -35,6 +40,28 @@ class Places:
         if q is None or q is p:
             return None
         return q if p.is_meta or (is_sharded(q) and not is_sharded(p)) else None
+
+    def replaced(self, groups: list[dict[str, Any]]) -> list[str]:
+        """The parameters without a gradient where the model now has another one, with a gradient.
+
+        Where the other parameter is in one of ``groups``, the two have been tied, and all is well.
+        """
+        found = []
+        for group in groups:
+            for name, p in named_params(group):
+                q = self._now_at(p) if p.grad is None else None
+                if q is not None and q is not p and q.grad is not None:
+                    found.append((name, q))
+        held = {id(p) for group in groups for p in group["params"]} if found else set()
+        return [name for name, q in found if id(q) not in held]
+
+    def _now_at(self, p: Tensor) -> Tensor | None:
+        """The parameter that the model has under the name that ``p`` had."""
+        module = self._model()
+        path, name = self._paths.get(id(p), ("", ""))
+        for part in path.split(".") if path else ():
+            module = None if module is None else module._modules.get(part)
+        return None if module is None else module._parameters.get(name)
 
     def follow(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
         """Put successors into ``groups``, wherever a parameter has no gradient or no state yet."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polarstep.matrix import Layout, MatrixView
 from polarstep.optim.elementwise import Elementwise, check_at_least_zero, check_bool, group_of
+from polarstep.optim.misnamed import SYNONYMS
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Auto, PolarMap
@@ -46,20 +47,11 @@ NONFINITE = ("propagate", "skip")
 ROUNDINGS = ("nearest", "compensated")
 # In which momentum can be kept; None is the precision of the parameter.
 MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
+# The precisions a parameter may have; 8-bit floats have no arithmetic of their own in torch.
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
-# Names that other libraries, torch.optim.Muon among them, give to our options.
-SYNONYMS = {
-    "learning_rate": "lr",
-    "wd": "weight_decay",
-    "decay": "weight_decay",
-    "beta": "momentum",
-    "mu": "momentum",
-    "ns_steps": "polar",
-    "ns_coefficients": "polar",
-    "adjust_lr_fn": "lr_scale",
-}
 # The key under which a group keeps the option ``lr_scale``: timm's schedulers multiply a group's
 # learning rate by group["lr_scale"], a number of theirs. A group may be given either key.
 LR_SCALE = "shape_scale"
@@ -83,8 +75,8 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
     if "algorithm" not in group:
         raise ValueError(
             f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
-            "expected the state_dict() of a polarstep.Muon; from another optimizer's run take the "
-            "model's weights, and let momentum start anew"
+            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads those of other Muon "
+            "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
         )
     defaults = _defaults_of(group["algorithm"], muon_defaults)
     if now is not None and now["algorithm"] == group["algorithm"]:
@@ -204,11 +196,15 @@ def check_params(group: Group) -> None:
     for name, p in named_params(group):
         if not isinstance(p, Tensor):
             raise TypeError(f"{name} is a {type(p).__name__}: expected a tensor")
-        if not p.is_floating_point():
-            kind = "complex" if p.is_complex() else str(p.dtype).removeprefix("torch.")
+        if p.dtype not in DTYPES:
+            remedy = "leave it out"
+            if p.is_complex():
+                remedy += ", or keep it in the model as torch.view_as_real of it"
+            elif p.is_floating_point():
+                remedy += ", or train a copy in a wider precision"
             raise TypeError(
-                f"{name} is {kind}: expected real floating-point parameters; "
-                "leave it out, or view a complex parameter as real with torch.view_as_real"
+                f"{name} is {str(p.dtype).removeprefix('torch.')}: expected parameters in float32, "
+                f"float64, bfloat16 or float16; {remedy}"
             )
         if p.layout != torch.strided:
             raise TypeError(f"{name} has layout {p.layout}: expected a dense (strided) parameter")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
@@ -23,11 +22,14 @@ from polarstep.optim.elementwise import AdamW, Elementwise
 from polarstep.optim.elementwise_step import step_elementwise
 from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete
+from polarstep.optim.misnamed import with_known_names
 from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.replay import ReplayedStep
+from polarstep.optim.resized import Sizes
 from polarstep.optim.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
+from polarstep.optim.told import Told
 from polarstep.optim.transforms import Transform
 from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
@@ -116,6 +118,7 @@ class Muon(Checkpointed):
             [0.0000, 0.0000, 0.5000]])
     """
 
+    @with_known_names
     def __init__(
         self,
         params: ParamsT,
@@ -184,7 +187,8 @@ class Muon(Checkpointed):
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         self._waiting = ()
         self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
-        self._told = False  # whether a step without gradients has been pointed out
+        self._sizes = Sizes()
+        self._told = Told()
         self._places: Places | None = None  # of the parameters in muon_for's model
 
     @property
@@ -225,6 +229,7 @@ class Muon(Checkpointed):
             super().add_param_group(group)
         finally:
             self.defaults = defaults
+        self._told.added(group)
 
     @overload
     def step(self, closure: None = ...) -> None: ...
@@ -248,6 +253,7 @@ class Muon(Checkpointed):
     def _update(self) -> None:
         if self._places is not None:
             self._places.follow(self.param_groups, self.state)
+        self._sizes.check(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         if spread and in_a_graph():
             raise RuntimeError(
@@ -255,9 +261,7 @@ class Muon(Checkpointed):
                 "ranks must agree on its gradients at every step; capture forward and backward alone"
             )
         works = self._over_ranks.collected(self.param_groups, self.state, spread)
-        if not self._told and not any(work.params for work in works):
-            self._told = True
-            _tell_of_no_gradient(sum(len(group["params"]) for group in self.param_groups))
+        self._told.of_step(self.param_groups, works, self._places)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
@@ -287,17 +291,6 @@ class Muon(Checkpointed):
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
         return handle
-
-
-def _tell_of_no_gradient(count: int) -> None:
-    """Warn that a step has nothing to do."""
-    warnings.warn(
-        f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
-        "updated. Expected gradients from backward(). If it has run, these are no longer the parameters "
-        "of the model: get_peft_model, fully_shard, and to() or load_state_dict(assign=True) on some "
-        "paths put new ones in their place. Make the optimizer after them, as muon_for(model)",
-        stacklevel=6,  # the caller of step(), which torch has wrapped twice
-    )
 
 
 def _check_started(works: list[Work], state: State) -> None:

@@ -43,6 +43,11 @@ def apply_rules(
     rules: Sequence[tuple[Matcher, Target]], sites: Sequence[Site]
 ) -> dict[Site, tuple[Target, str]]:
     """For each parameter that a rule matches: the target of the first such rule, and its title."""
+    if isinstance(rules, str | Mapping) or not isinstance(rules, Sequence):
+        raise TypeError(
+            f"rules={rules!r}: expected a list of pairs (which, target), "
+            'as [("head.*", AdamW(lr=1e-3))]'
+        )
     chosen: dict[Site, tuple[Target, str]] = {}
     for i, rule in enumerate(rules):
         if not isinstance(rule, tuple) or len(rule) != 2:
@@ -91,6 +96,7 @@ def _check_target(title: str, target: Target) -> None:
 
 def apply_layouts(layouts: Mapping[str, Layout], sites: Sequence[Site]) -> dict[Site, Form]:
     """The form of each weight that a pattern in ``layouts`` matches, not cut."""
+    _check_mapping("layouts", layouts, '{"*.proj": "transposed"}')
     forms: dict[Site, Form] = {}
     for pattern, layout in layouts.items():
         title = f"layouts[{pattern!r}]"
@@ -106,6 +112,7 @@ def apply_splits(
     splits: Mapping[str, Parts], sites: Sequence[Site], forms: Mapping[Site, Form]
 ) -> dict[Site, tuple[Form, str]]:
     """The parts of each weight that a pattern in ``splits`` matches."""
+    _check_mapping("splits", splits, '{"*.qkv.weight": 3}')
     cuts: dict[Site, tuple[Form, str]] = {}
     for pattern, parts in splits.items():
         title = f"splits[{pattern!r}]"
@@ -116,6 +123,13 @@ def apply_splits(
             form.view(site.parameter, site.name)  # raises if the parts do not add up
             cuts.setdefault(site, (form, title))
     return cuts
+
+
+def _check_mapping(argument: str, given: object, example: str) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{argument}={given!r}: expected a dict by patterns of parameter names, as {example}"
+        )
 
 
 def _matrices(title: str, pattern: str, sites: Sequence[Site]) -> list[Site]:

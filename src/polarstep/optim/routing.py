@@ -7,6 +7,7 @@ possible.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from polarstep.optim.anatomy import Site, dissect
 from polarstep.optim.elementwise import AdamW, Elementwise, group_of
 from polarstep.optim.following import Places
 from polarstep.optim.groups import Group
+from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
 from polarstep.optim.overrides import (
     Matcher,
@@ -70,10 +72,14 @@ class _ModelMayFollow(Protocol[P]):
 def _model_may_follow(build: Callable[P, Muon]) -> _ModelMayFollow[P]:
     """Let ``build`` be called with options alone; the result takes the model and further options."""
 
+    known, checked = list(inspect.signature(build).parameters), with_known_names(build)
+
     @wraps(build)
     def call(*args: Any, **options: Any) -> Any:
-        given = bool(args) or "model" in options
-        return build(*args, **options) if given else partial(build, **options)
+        if args or "model" in options:
+            return checked(*args, **options)
+        check_names(build.__name__, options, known)
+        return partial(checked, **options)
 
     return call
 
@@ -144,11 +150,14 @@ def muon_for(
             parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
             for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
             Rules with a Muon target skip parameters of fewer than two dimensions.
-        momentum_dtype, rounding, plan, process_group: see :class:`polarstep.Muon`.
-        nonfinite: what happens to a parameter whose gradient is not finite, as in
-            :class:`polarstep.Muon`.
+        momentum_dtype: the precision in which Muon keeps its momentum. This and the arguments below
+            are :class:`polarstep.Muon`'s.
+        rounding: how parameters in bfloat16 and float16 are rounded, those of AdamW and SGD too.
+        nonfinite: what happens to a parameter whose gradient is not finite.
         seed: seed of the sketches.
-        fused: whether a GPU uses Triton kernels and a CUDA graph, as in :class:`polarstep.Muon`.
+        fused: whether a GPU uses Triton kernels and a CUDA graph.
+        plan: how ranks share the work on sharded and replicated parameters.
+        process_group: the ranks that hold copies of the plain parameters, as with DDP.
 
     Raises:
         ValueError: if no parameter would go to Muon, if a pattern matches no parameter, or if a
@@ -184,8 +193,8 @@ def muon_for(
     if not anatomy.sites:
         raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
     chosen = apply_rules(rules, anatomy.sites)
-    forms = apply_layouts(layouts or {}, anatomy.sites)
-    cuts = apply_splits(splits or {}, anatomy.sites, forms)
+    forms = apply_layouts({} if layouts is None else layouts, anatomy.sites)
+    cuts = apply_splits({} if splits is None else splits, anatomy.sites, forms)
     everything = []
     for site in anatomy.sites:
         found, form = find_role(site, anatomy), forms.get(site) or form_of(site)
@@ -229,6 +238,7 @@ def muon_for(
     optimizer._places = Places(model)
     optimizer._left_out = tuple(_left_out(anatomy.sites, routed))
     optimizer._waiting, optimizer._vectors = tuple(_groups(frozen)), vectors or others
+    optimizer._told.frozen(optimizer._waiting)
     return optimizer
 
 

@@ -6,8 +6,8 @@ summaries below and imports none of them.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any, NamedTuple
+from importlib import import_module, metadata
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -24,17 +24,17 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
-    "run": Subcommand("experiments", "run", "Train one method on one recipe."),
+    "run": Subcommand("run", "run", "Train one method on one recipe."),
     "compare": Subcommand(
-        "experiments",
+        "suites",
         "compare",
         "Train several methods with several seeds: Table 2 and its trajectories.",
     ),
     "ablate": Subcommand(
-        "experiments", "ablate", "Vary one setting and keep the rest: the paper's ablations."
+        "suites", "ablate", "Vary one setting and keep the rest: the paper's ablations."
     ),
     "list": Subcommand(
-        "experiments", "list_", "List recipes, methods and ablations; or the runs below a folder."
+        "listing", "list_", "List recipes, methods and ablations; or the runs below a folder."
     ),
     "tokenize": Subcommand(
         "data", "tokenize", "Turn text files into token shards (nanoGPT's .bin format)."
@@ -104,6 +104,20 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    """Print the version of the installed package, which is known without importing torch."""
+    if asked:
+        typer.echo(f"polarstep {metadata.version('polarstep')}")
+        raise typer.Exit
+
+
 @app.callback()
-def polarstep() -> None:
+def polarstep(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Muon with exact, inexact and randomized polar steps."""

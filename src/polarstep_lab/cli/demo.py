@@ -40,7 +40,8 @@ def demo(
         todo = runs if force else pending(runs)
         if len(todo) < len(runs):
             done = len(runs) - len(todo)
-            console.print(f"{done} of them are finished already; --force makes them again.")
+            were = "is" if done == 1 else "are"
+            console.print(f"{done} of them {were} finished already; --force makes them again.")
         team = workers or min(available_cores(), len(METHODS))
         failed = follow(run_in_processes(todo, team, force), len(todo), errors)
 
@@ -68,7 +69,7 @@ def _introduction(runs: int) -> str:
 
 def _results(folder: Path) -> Table:
     """The results in the order of Table 2, the best in bold."""
-    from polarstep_lab.report.estimates import MISSING, number
+    from polarstep_lab.estimates import MISSING, number
     from polarstep_lab.report.grouping import sections_of
     from polarstep_lab.report.runs import collect
 

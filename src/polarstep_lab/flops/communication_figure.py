@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from polarstep.polar import PolarMap
 from polarstep.storage import write_atomically
+from polarstep_lab.drawing.panels import Drawing, style_axes
 from polarstep_lab.flops.communication import Cost, MeshName, costs, maps_of, mesh_of
 from polarstep_lab.flops.workload import Workload
-from polarstep_lab.report.drawing import Drawing, style_axes
 
 __all__ = ["RANKS", "communication_figure", "write_figure"]
 

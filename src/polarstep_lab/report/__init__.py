@@ -1,4 +1,4 @@
-"""A page to send, made from the records of runs and from nothing else."""
+"""The report: a page of tables and figures, made from the records of runs alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from polarstep.storage import StorageError
+from polarstep_lab.drawing.panels import Drawing
 from polarstep_lab.report.blocks import Block
 from polarstep_lab.report.content import blocks_of
-from polarstep_lab.report.drawing import Drawing
 from polarstep_lab.report.folder import write_folder
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import html_page, markdown
@@ -27,7 +27,7 @@ def write_report(
     title: str = _TITLE,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Path:
-    """Make the report of all runs below ``paths`` in the folder ``out``; returns its page."""
+    """Write the report of all runs below ``paths`` into the folder ``out``; return its page."""
     write_folder(out, report_files(paths, title, progress))
     return out / "index.html"
 
@@ -54,7 +54,7 @@ def report_files(
 
 
 def stale_tables(paths: Sequence[Path | str], out: Path) -> list[str]:
-    """The tables in the folder ``out`` that are missing or not what the records say."""
+    """The names of the tables that are missing in ``out``, or are not what the records say."""
     runs, sections, notices = _read(paths)
     tables = _tables(runs, {section: blocks_of(section) for section in sections}, notices)
     return [

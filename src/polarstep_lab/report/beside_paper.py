@@ -10,16 +10,15 @@ import itertools
 import math
 import string
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
+from polarstep_lab.estimates import MISSING, Estimate, joined, number, plural
 from polarstep_lab.methods import find_method
 from polarstep_lab.paper import Published
-from polarstep_lab.report.blocks import Block, Heading, Text, tabulate
-from polarstep_lab.report.estimates import MISSING, Estimate, joined, number, plural
+from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.grouping import in_table_2
 from polarstep_lab.report.reasons import Facts, Reason, reasons
 from polarstep_lab.report.rows import Row, Section
@@ -27,7 +26,7 @@ from polarstep_lab.report.rows import Row, Section
 __all__ = ["Beside", "beside_the_paper", "paper_blocks"]
 
 REFERENCE = "Muon (Nesterov)"
-"""The method that costs are given relative to where models differ."""
+"""Relative costs are in parts of the cost of this method."""
 _SAME_COST = 5e-4  # as relative difference: the paper's figures have four decimals
 
 
@@ -36,7 +35,7 @@ class Beside:
     """A section next to the paper.
 
     ``lines`` has a line for each method of Table 2 that has a row: ``row``, ``paper`` (the published
-    figure), its ``difference``, ``place`` and ``paper_place`` among the methods, ``cost`` and
+    figure), ``place`` and ``paper_place`` among the methods, ``cost`` and
     ``paper_cost`` in parts of the reference's, and ``marks``, the letters of the ``notes``.
     """
 
@@ -56,10 +55,8 @@ def beside_the_paper(section: Section) -> Beside | None:
     setting = in_table_2(section.recipe, section.benchmark)
     if setting is None:
         return None
-    rows: dict[str, Row] = {}  # in the paper's setting first, then with the most seeds
-    for row in sorted(section.rows, key=lambda row: (row.paper is None, -len(row.finished))):
-        rows.setdefault(row.method, row)
-    rows = {method: rows[method] for method in setting.rows if method in rows}
+    found = section.by_method
+    rows = {method: found[method] for method in setting.rows if method in found}
     comparable = any(row.paper for row in rows.values())
     means = pd.Series({method: row.metric.mean for method, row in rows.items() if row.metric})
     if len(means) < (1 if comparable else 2):
@@ -73,7 +70,6 @@ def beside_the_paper(section: Section) -> Beside | None:
     columns = {
         "row": pd.Series(rows),
         "paper": {method: setting.rows[method] for method in rows},
-        "difference": {method: row.off_the_paper for method, row in rows.items()},
         "place": means.rank(**rank),
         "paper_place": paper["mean"].rank(**rank),
         "cost": gflops / gflops.get(REFERENCE, math.nan),
@@ -89,31 +85,33 @@ def beside_the_paper(section: Section) -> Beside | None:
     return Beside(comparable, summary, _order(lines, section), lines, notes, setting.source)
 
 
-def paper_blocks(section: Section) -> list[Block]:
+def paper_blocks(section: Section) -> list[Block | None]:
     """The section next to Table 2: digits where they compare, and else places and relative costs."""
     beside = beside_the_paper(section)
     if beside is None:
         return []
-    columns: dict[str, Callable[[Any], str]] = {"Method": lambda line: line.row.label}
-    columns |= {
-        "Place": lambda line: _shown(line.place, ".0f"),
-        "Place in the paper": lambda line: _shown(line.paper_place, ".0f"),
-        "GFLOPs": lambda line: number(line.row.gflops),
-        "Paper GFLOPs": lambda line: number(line.paper.gflops),
-        "Relative GFLOPs": lambda line: _shown(line.cost, ".2%"),
-        "in the paper": lambda line: _shown(line.paper_cost, ".2%"),
-    }
-    if any(line.marks or line.row.differs for line in beside.lines):
-        columns["Notes"] = lambda line: line.marks or "no reason known" * line.row.differs
+    lines = []
+    for line in beside.lines:
+        cells = {
+            "Method": line.row.label,
+            "Place": _shown(line.place, ".0f"),
+            "Place in the paper": _shown(line.paper_place, ".0f"),
+            "GFLOPs": number(line.row.gflops),
+            "Paper GFLOPs": number(line.paper.gflops),
+            "Relative GFLOPs": _shown(line.cost, ".2%"),
+            "in the paper": _shown(line.paper_cost, ".2%"),
+        }
+        if any(other.marks or other.row.differs for other in beside.lines):
+            cells["Notes"] = line.marks or "no reason known" * line.row.differs
+        lines.append(cells)
     relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
-    caption = joined(relative, beside.order, f"Source: {beside.source}.")
     notes = [f"({mark}) {r.topic}: {r.text}" for mark, r in beside.notes.items()]
     return [
         Heading("Next to the paper"),
         Text(beside.summary, "verdict" if beside.comparable else "verdict warned"),
-        tabulate("Next to the paper", beside.lines, columns),
-        Text(caption, "caption"),
-        *([Text("What is known to differ:", "known")] if notes else []),
+        Table.of("Next to the paper", lines),
+        Text(joined(relative, beside.order, f"Source: {beside.source}."), "caption"),
+        Text("What is known to differ:" if notes else "", "known"),
         *(Text(note, "note") for note in notes),
     ]
 
@@ -123,28 +121,29 @@ def _shown(value: float, form: str) -> str:
 
 
 def _reasons(row: Row, section: Section, paper: Published, comparable: bool) -> list[Reason]:
-    """What is known to differ for a row and bears on a figure that differs.
+    """The known differences from the authors' runs that may explain a figure of this row.
 
-    Older records do not say which data they are of. Others of the section that name the same shards
-    speak for them, where these agree.
+    Older records do not name the data of their run. If other rows of the section were trained on the
+    same shards and all name the same data, that name is used.
     """
     off = row.off_the_paper
     metric = not comparable or (off is not None and (off.clear or off.error is None))
     dearer = row.gflops and paper.gflops and abs(row.gflops / paper.gflops - 1) > _SAME_COST
     same = [o for o in section.all_rows if o.config.get("data") == row.config.get("data")]
     named = [
-        {run.environment.get("data") for r in rows for run in r.records} for rows in ([row], same)
+        {run.environment.get("data") for r in rows for run in r.runs["record"]}
+        for rows in ([row], same)
     ]
     known = next(filter(None, (names - {None, ""} for names in named)), set())
     data = str(known.pop()) if len(known) == 1 else ""
-    device = str(row.records[0].environment.get("device", ""))
+    device = str(row.first.environment.get("device", ""))
     found = reasons(Facts(find_method(row.method), section.benchmark, row.config, device, data))
     return [reason for reason in found if metric or (reason.cost and (dearer or not comparable))]
 
 
 def _agreement(lines: tuple[Any, ...], section: Section) -> str:
     """How many methods agree with the paper, and in which direction the others are off."""
-    judged = [d for line in lines if (d := line.difference) and d.error is not None]
+    judged = [d for line in lines if (d := line.row.off_the_paper) and d.error is not None]
     if not judged:
         return "One seed has no spread: whether a difference from the paper is one cannot be told."
     better = section.metric.higher_is_better

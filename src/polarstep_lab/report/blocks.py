@@ -1,23 +1,24 @@
-"""The parts that a report is made of; the page and the Markdown file show the same ones."""
+"""The parts that a report is made of. The page and the Markdown file show the same parts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from polarstep_lab.report.drawing import Drawing
-from polarstep_lab.report.palette import Look
+from polarstep_lab.drawing.palette import Look
+from polarstep_lab.drawing.panels import Drawing
 
-__all__ = ["Block", "Commands", "Heading", "Table", "Text", "part", "tabulate"]
+__all__ = ["Block", "Cells", "Commands", "Heading", "Table", "Text", "part"]
 
 _NUMBER = re.compile(r"[-+−±—\d∞].*|recipe|means|")
 
-Item = TypeVar("Item")
+Cells = Mapping[str, str]
+"""The cells of a row of a table, by the titles of their columns."""
 
 
 class Heading(NamedTuple):
-    """The title of what follows; that of a section has level 2."""
+    """The title of what follows; the title of a section has level 2."""
 
     text: str
     level: int = 3
@@ -31,7 +32,7 @@ class Text(NamedTuple):
 
 
 class Commands(NamedTuple):
-    """The commands that repeat each row, after the label of the row."""
+    """The label of each row, and the commands that repeat its runs."""
 
     rows: Sequence[tuple[str, str]]
 
@@ -48,6 +49,19 @@ class Table(NamedTuple):
     best: int | None = None
     looks: Sequence[Look] = ()
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        rows: Sequence[Cells],
+        best: int | None = None,
+        looks: Sequence[Look] = (),
+    ) -> Table | None:
+        """The table of these rows, which all have the same columns; ``None`` without rows."""
+        return (
+            cls(name, [*rows[0]], [[*row.values()] for row in rows], best, looks) if rows else None
+        )
+
     @property
     def numeric(self) -> list[bool]:
         """Which columns hold numbers, to be aligned on the right; the first never does."""
@@ -55,16 +69,7 @@ class Table(NamedTuple):
         return [False, *(all(map(_NUMBER.fullmatch, column)) for column in columns)]
 
 
-def tabulate(
-    name: str,
-    items: Iterable[Item],
-    columns: Mapping[str, Callable[[Item], str]],
-    best: int | None = None,
-    looks: Sequence[Look] = (),
-) -> Table:
-    """A table with a row for each item; ``columns`` has the cell of an item by the column's title."""
-    cells = [[cell(item) for cell in columns.values()] for item in items]
-    return Table(name, [*columns], cells, best, looks)
+Block = Heading | Text | Commands | Table | Drawing
 
 
 def part(
@@ -78,6 +83,3 @@ def part(
     parts: list[Block] = [Text(lead), table, Text(caption, "caption")] if table else []
     parts += [figure for figure in figures if figure]
     return [Heading(title), *parts] if parts else []
-
-
-Block = Heading | Text | Commands | Table | Drawing

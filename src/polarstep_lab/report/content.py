@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from polarstep_lab.estimates import listed
 from polarstep_lab.report.beside_paper import paper_blocks
 from polarstep_lab.report.blocks import Block, Commands, Heading, Text
-from polarstep_lab.report.estimates import listed
 from polarstep_lab.report.gradient_noise import noise_blocks
 from polarstep_lab.report.inexactness import gamma_blocks
 from polarstep_lab.report.randomized import Pair, randomized_blocks, verdict
@@ -24,7 +25,7 @@ _AS_MANY = 0.999  # FLOPs that differ by less than a thousandth are as many
 
 
 def blocks_of(section: Section) -> list[Block]:
-    """All parts of a section. Where its runs were made to be watched, what was seen comes first."""
+    """All parts of a section. Noise, γ and ν come first where the runs were made to measure them."""
     seen = [*noise_blocks(section), *gamma_blocks(section)]
     runs = [*comparison_blocks(section), *randomized_blocks(section), *paper_blocks(section)]
     runs += ablation_blocks(section)
@@ -35,14 +36,18 @@ def blocks_of(section: Section) -> list[Block]:
     )
     rows = [(row.label, row.commands) for row in section.rows]
     rows += [(r.label + section.whose(a), r.commands) for a in section.ablations for r in a.rows]
-    blocks = [*body, Heading("Commands"), Commands(rows)]
-    return [b for b in blocks if b is not None and not (isinstance(b, Text) and not b.text)]
+    return _shown([*body, Heading("Commands"), Commands(rows)])
 
 
 def brief_blocks(section: Section) -> list[Block]:
     """What a front page has of a section: the comparison, and the randomized steps in words."""
-    texts = (comparison_caption(section), verdict(section))
-    return [comparison_table(section), *(Text(text) for text in texts if text)]
+    texts = Text(comparison_caption(section)), Text(verdict(section))
+    return _shown([comparison_table(section), *texts])
+
+
+def _shown(blocks: Sequence[Block | None]) -> list[Block]:
+    """The blocks that have something to show: no missing figure or table, no empty text."""
+    return [b for b in blocks if b is not None and not (isinstance(b, Text) and not b.text)]
 
 
 def headline(section: Section) -> Text:

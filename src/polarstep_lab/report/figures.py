@@ -7,34 +7,32 @@ paper's figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.drawing import (
+from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
+from polarstep_lab.drawing.panels import (
     ALARM,
     INK_SOFT,
     RULE,
     Drawing,
     Panel,
     Series,
-    paint_panels,
     paint_series,
 )
-from polarstep_lab.report.estimates import listed
-from polarstep_lab.report.palette import Look, look_of, ordinal_looks
+from polarstep_lab.estimates import listed
+from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.rows import AblationSet, Row, Section
 
 __all__ = ["Curve", "ablation_figure", "cost_figure", "curve_of", "trajectory_figure", "zoom"]
 
 FAR_OFF = 4.0
-"""A method this many times worse than the median one is named below a figure, not drawn in it."""
+"""A method this many times worse than the median method is named in the caption and not drawn."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,12 @@ class Curve:
         return math.nan if self.points.empty else float(self.points["mean"].iloc[-1])
 
     def series(self, against: str) -> list[Series]:
-        """The mean with its band, and dotted the runs that did not finish."""
+        """The mean with its band, and a dotted line for each run that did not finish."""
         points, look = self.points.reset_index(names="steps"), look_of(self.row.method)
-        x, low, high = (
-            points[against],
-            points["mean"] - points["std"],
-            points["mean"] + points["std"],
-        )
-        found = [Series(self.row.label, look, x, points["mean"], low, high, band=True)]
+        mean, std = points["mean"], points["std"]
+        found = [
+            Series(self.row.label, look, points[against], mean, mean - std, mean + std, band=True)
+        ]
         for _, lost in self.broken:
             x = lost.reset_index(names="steps")[against]
             found += [Series("", replace(look, dash=":", marker=""), x, lost["value"])]
@@ -71,24 +67,26 @@ class Curve:
 
 
 def curve_of(row: Row, benchmark: str) -> Curve:
-    """The trajectory of a row."""
+    """The trajectory of a row, from the validations of its runs."""
     found = {index: _validations(run, benchmark) for index, run in row.runs["record"].items()}
-    found = {index: series for index, series in found.items() if not series.empty}
-    finished = [index for index in row.finished.index if index in found]
-    timed = [index for index in row.timed.index if index in found] or finished
+    found = {index: log for index, log in found.items() if not log.empty}
+    finished = [found[index] for index in row.finished.index if index in found]
+    timed = [found[index] for index in row.timed.index if index in found] or finished
     points = pd.DataFrame(columns=["mean", "std", "seconds"], dtype=float)
     if finished:
-        values = pd.DataFrame({index: found[index]["value"] for index in finished}).dropna()
-        seconds = pd.DataFrame({index: found[index]["seconds"] for index in timed})
-        spread = values.std(axis="columns") if finished[1:] else 0.0
-        points = pd.DataFrame({"mean": values.mean(axis="columns"), "std": spread})
-        points["seconds"] = seconds.median(axis="columns")
-    lost = row.runs["status"][[index for index in found if index not in finished]]
-    return Curve(row, points, tuple((status, found[index]) for index, status in lost.items()))
+        values = pd.concat([log["value"] for log in finished], axis="columns").dropna()
+        seconds = pd.concat([log["seconds"] for log in timed], axis="columns")
+        points = pd.DataFrame(
+            {"mean": values.mean(axis="columns"), "std": values.std(axis="columns")}
+        )
+        points = points.fillna({"std": 0.0}).assign(seconds=seconds.median(axis="columns"))
+    lost = row.runs["status"][[*found]]
+    broken = [(status, found[i]) for i, status in lost.items() if status != "finished"]
+    return Curve(row, points, tuple(broken))
 
 
 def _validations(run: RunRecord, benchmark: str) -> pd.DataFrame:
-    """Values and training seconds of the validations of a run by step, the finite ones."""
+    """Value and training seconds of each validation of a run, by step, where the value is finite."""
     columns = ["step", "loss", "perplexity", "seconds"]
     frame = pd.DataFrame([vars(row) for row in run.rows("val")], columns=columns)
     frame = frame.set_index("step").astype(float)
@@ -148,7 +146,7 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
     steps, seconds = ([s for c in curves for s in c.series(key)] for key in ("steps", "seconds"))
     panels = [
         Panel(steps, "Training step", quantity, yscale=scale, finish=finish),
-        Panel(seconds, "Seconds since the run began", yscale=scale),
+        Panel(seconds, "Seconds since the run began", quantity, yscale=scale),
     ]
     caption = f"{quantity}, mean over the seeds that finished; the band is one standard deviation."
     if window:
@@ -157,7 +155,7 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
         caption += " Seconds are those of runs that had the device to themselves."
     if any(curve.broken for curve in curves):
         caption += " Thin dotted lines are runs that did not finish; × marks where one diverged."
-    return Drawing(name, "Trajectories", caption, (10.5, 4.9), lambda f: paint_panels(f, panels, 2))
+    return Drawing.of_panels(name, "Trajectories", caption, (10.5, 4.9), panels, columns=2)
 
 
 def cost_figure(section: Section, name: str) -> Drawing | None:
@@ -178,14 +176,12 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
             if cost and not math.isnan(cost) and scored[row].mean <= limit
         ]
         if len(series) > 1:
-            quality = "" if panels else section.metric.name
+            quality = section.metric.name
             panels.append(Panel(series, label, quality, xscale="log", yscale=_scale(section)))
     better = "up" if section.metric.higher_is_better else "down"
     caption = f"Better is {better} and to the left; bars are one standard deviation over seeds."
     caption += f" Far above the axis: {listed(far_off)}." if far_off else ""
-    paint = partial(paint_panels, panels=panels, columns=2)
-    drawing = Drawing(name, "Quality against cost", caption, (10.5, 4.4), paint)
-    return drawing if panels else None
+    return Drawing.of_panels(name, "Quality against cost", caption, (10.5, 4.4), panels, columns=2)
 
 
 def ablation_figure(section: Section, name: str) -> Drawing | None:
@@ -196,62 +192,51 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
     finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
     settings = dict.fromkeys(ablation.of for ablation in finished)
     looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False)[::-1], strict=True))
-    panels: list[Panel] = []
-    axes = dict.fromkeys(ablation.axis for ablation in finished)
-    lines = math.ceil(len(axes) / 4)
-    columns = math.ceil(len(axes) / max(1, lines))
-    for axis in axes:
-        same = [ablation for ablation in finished if ablation.axis == axis]
-        quality = "" if len(panels) % columns else section.metric.name
-        panels.append(
-            _axis_panel(same, looks, Panel((), "", quality, axis, yscale=_scale(section)))
-        )
+    by_axis: dict[str, list[AblationSet]] = {}
+    for ablation in finished:
+        by_axis.setdefault(ablation.axis, []).append(ablation)
+    panels = [_axis_panel(section, same, looks) for same in by_axis.values()]
+    lines = math.ceil(len(panels) / 4)
+    columns = math.ceil(len(panels) / max(1, lines))
     caption = (
         "One setting varied, all else as in the recipe; all axes on one scale, mean ± one standard "
         "deviation. A dotted line is the recipe's own value, over the seeds that the differences are "
         "taken on."
     )
     size = (10.5, 1.2 + 2.9 * lines)
-    drawing = Drawing(name, "Ablations", caption, size, lambda f: paint_panels(f, panels, columns))
-    return drawing if panels else None
+    return Drawing.of_panels(name, "Ablations", caption, size, panels, columns)
 
 
-def _axis_panel(same: Sequence[AblationSet], looks: dict[str, Look], panel: Panel) -> Panel:
+def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[str, Look]) -> Panel:
     """The values of an axis, evenly spaced; joined where they are numbers."""
     values = [*dict.fromkeys(row.value for ablation in same for row in ablation.rows)]
     numeric = all(ablation.numeric for ablation in same)
     values = sorted(values) if numeric else values
+    names = [str(value) for value in values]
 
     def finish(axes: Axes) -> None:
         for ablation in same:
             if ablation.reference:
-                axes.axhline(
-                    ablation.reference.mean, color=looks[ablation.of].light, lw=0.8, ls=":"
-                )
-        turned: dict[str, Any] = {
-            "rotation": 28,
-            "ha": "right",
-            "rotation_mode": "anchor",
-        }  # long names
-        long = len("".join(map(str, values))) > 24
-        axes.set_xticks(
-            range(len(values)), map(str, values), fontsize=8, **(turned if long else {})
-        )
-        axes.set_xlim(-0.5, len(values) - 0.5)
+                look = looks[ablation.of]
+                axes.axhline(ablation.reference.mean, color=look.light, lw=0.8, ls=":")
+        axes.set_xticks(range(len(names)), names, fontsize=8)
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        if len("".join(names)) > 24:
+            axes.tick_params(axis="x", rotation=28)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
 
-    series = [
-        _points(
-            ablation.of,
-            looks[ablation.of] if numeric else replace(looks[ablation.of], dash="none"),
-            {values.index(row.value): row for row in ablation.rows if row.metric},
-        )
-        for ablation in same
-    ]
-    return replace(panel, series=series, finish=finish)
+    series = []
+    for ablation in same:
+        look = looks[ablation.of] if numeric else replace(looks[ablation.of], dash="none")
+        places = {values.index(row.value): row for row in ablation.rows if row.metric}
+        series.append(_points(ablation.of, look, places))
+    name, scale = section.metric.name, _scale(section)
+    return Panel(series, "", name, same[0].axis, yscale=scale, finish=finish)
 
 
-def _points(label: str, look: Look, rows: dict[float, Row]) -> Series:
-    """The metric of rows ± one standard deviation, by their places."""
+def _points(label: str, look: Look, rows: Mapping[Any, Row]) -> Series:
+    """The mean metric of each row with bars of one standard deviation, by its place on the x axis."""
     means = np.array([row.metric.mean for row in rows.values() if row.metric])
     spread = np.array([row.metric.std or 0.0 for row in rows.values() if row.metric])
     return Series(label, look, [*rows], means, means - spread, means + spread)

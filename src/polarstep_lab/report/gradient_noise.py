@@ -1,6 +1,6 @@
 """The noise of the gradient along a run: its table and its figure.
 
-The noise is that of ``noise.jsonl`` (:mod:`polarstep_lab.training.noise_study`). Tail indices are drawn
+The noise is read from ``noise.jsonl`` (:mod:`polarstep_lab.training.noise_log`). Tail indices are drawn
 as 1/α, in which their errors are normal and an infinite index is a point on the axis: up is heavier,
 and above the line at α = 2 there is no variance.
 """
@@ -8,20 +8,19 @@ and above the line at α = 2 there is no variance.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
+from polarstep_lab.drawing.palette import CHROME, Look, ordinal_looks
+from polarstep_lab.drawing.panels import ALARM, Drawing, Panel, Series
+from polarstep_lab.estimates import MISSING, number
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.blocks import Block, Table, part, tabulate
-from polarstep_lab.report.drawing import ALARM, Drawing, Panel, Series, paint_panels
-from polarstep_lab.report.estimates import MISSING, number
-from polarstep_lab.report.palette import CHROME, Look, ordinal_looks
+from polarstep_lab.report.blocks import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
 
 __all__ = ["noise_blocks", "noise_figure", "noise_table"]
@@ -52,20 +51,19 @@ def noise_table(rows: Sequence[Row]) -> Table | None:
     lines = []
     for row, run in ((row, run) for row in rows if (run := row.first_with("noise"))):
         ended = "" if run.status == "finished" else f", {run.status}"
-        for entries in filter(None, (_entries(run, unit) for unit in ("example", "batch"))):
-            growth = _indices(entries, "growth")
+        for entries in _by_unit(run).values():
+            tails, growth = _indices(entries, "tail"), _indices(entries, "growth")
             longest = growth[growth["examples"] == growth["examples"].max()]
-            found = {"tail": _smallest(_indices(entries, "tail")), "growth": _smallest(longest)}
-            lines.append({"label": row.label + ended, "run": run, "entry": entries[0], **found})
-    columns: dict[str, Callable[[Any], str]] = {
-        "Method": lambda line: line["label"],
-        "Gradient of one": lambda line: _unit_name(line["run"], line["entry"]),
-        "Points": lambda line: _points(line["run"]),
-        "Heaviest tail, α̂": lambda line: _at(line["tail"]),
-        "Gaussian": lambda line: _gaussian(line["tail"]),
-        "Slowest averaging, α": lambda line: _at(line["growth"]),
-    }
-    return tabulate("Noise of the gradient", lines, columns) if lines else None
+            cells = {
+                "Method": row.label + ended,
+                "Gradient of one": _unit_name(run, entries),
+                "Points": _points(run),
+                "Heaviest tail, α̂": _at(tails),
+                "Gaussian": _gaussian(tails),
+                "Slowest averaging, α": _at(longest),
+            }
+            lines.append(cells)
+    return Table.of("Noise of the gradient", lines)
 
 
 def noise_figure(row: Row, name: str) -> Drawing | None:
@@ -73,78 +71,61 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
     run = row.first_with("noise")
     if run is None:
         return None
-    log = run.logs["noise"]
-    unit = "example" if _entries(run, "example") else "batch"
-    steps = sorted({entry["step"] for entry in log})
+    log, by_unit = pd.DataFrame(run.logs["noise"]), _by_unit(run)
+    unit, hidden = next(iter(by_unit.items()))  # of single examples, where these were drawn
 
-    def step_axis(axes: Axes) -> None:
-        """Steps as they were measured: dense at the start, so evenly spaced in their cube root."""
-        axes.set_xscale("function", functions=(np.cbrt, lambda x: x**3))
-        axes.set_xlim(-1e-4 * steps[-1], 1.08 * steps[-1])
-        axes.xaxis.set_major_locator(FixedLocator(steps))
-        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.tick_params(axis="x", labelsize=8)
-
-    def alpha_axis(alphas: Sequence[float], low: float, high: float) -> Callable[[Axes], None]:
-        """An axis of 1/α labelled by α, with the line above which there is no variance."""
-
-        def finish(axes: Axes) -> None:
-            step_axis(axes)
-            top = axes.dataLim.y1
-            limit = min(1.05, max(high, top + 0.03) if math.isfinite(top) else high)
-            axes.set_ylim(low, limit)
-            axes.axhline(0.5, color=ALARM, lw=1.0, ls="--", zorder=1, label="no variance above")
-            ticks = [1 / alpha for alpha in alphas if low <= 1 / alpha <= limit]
-            axes.yaxis.set_major_locator(FixedLocator(ticks))
-            axes.yaxis.set_major_formatter(lambda y, _: "∞" if y == 0 else f"{1 / y:g}")
-
-        return finish
-
-    single = [e for e in log if e["unit"] == unit and e["parameter"] not in ("all", "hidden")]
+    single = log[(log["unit"] == unit) & ~log["parameter"].isin(["all", "hidden"])]
     found = _indices(single, "tail")
     spread = (1 / found["alpha"]).groupby(found["step"]).agg(["min", "max"])
-    hidden = _indices(_entries(run, unit), "tail")
-    known = hidden.dropna(subset=["gaussian"])
+    known = _indices(hidden, "tail").dropna(subset=["gaussian"])
     low, high = ([0.0 if q[i] is None else 1 / q[i] for q in known["gaussian"]] for i in (-1, 0))
-    x = spread.index
-    tails = [Series("single matrices", _PALE, x, None, spread["min"], spread["max"], band=True)]
-    tails += [
-        Series("Gaussian noise", _GREY, known["step"].astype(int), None, low, high, band=True)
+    tails = [
+        Series(
+            "single matrices", _PALE, spread.index, None, spread["min"], spread["max"], band=True
+        ),
+        Series("Gaussian noise", _GREY, known["step"], None, low, high, band=True),
     ]
-    tails += [_inverse(hidden, f"hidden, one {unit}", _INK)]
-    if unit == "example":
-        batches = _indices(_entries(run, "batch"), "tail")
-        tails += [_inverse(batches, "hidden, one batch", _DEEP)]
-    sums = _indices(_entries(run, unit), "growth").groupby("examples")
+    for look, (each, entries) in zip((_INK, _DEEP), by_unit.items(), strict=False):
+        tails += [_inverse(_indices(entries, "tail"), f"hidden, one {each}", look)]
+
+    sums = _indices(hidden, "growth").groupby("examples")
     growth = [
         _inverse(found, f"sums of {length} examples", look)
         for look, (length, found) in zip(ordinal_looks(len(sums)), sums, strict=True)
     ]
-    sizes = []
-    for look, each in ((_INK, "batch"), (_PALE, "example"), (_DEEP, "batch")):
-        entries = _entries(run, each)
-        norms = [entry["gradient" if look is _INK else "moments"] for entry in entries]
-        y = [(norm if look is _INK else norm["2"]) or math.nan for norm in norms]
-        label = "‖∇f‖" if look is _INK else f"(E‖ξ‖²)^½, one {each}"
-        sizes += [Series(label, look, [entry["step"] for entry in entries], y)] if entries else []
-    tail_axis = alpha_axis((1, 1.25, 1.5, 2, 3, 5, 10, math.inf), -0.02, 0.66)
-    growth_axis = alpha_axis((1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2), 0.45, 0.6)
+
+    norms = {"‖∇f‖": (_INK, by_unit["batch"]["gradient"])} if "batch" in by_unit else {}
+    looks = {"example": _PALE, "batch": _DEEP}
+    for each, entries in by_unit.items():
+        norms[f"(E‖ξ‖²)^½, one {each}"] = looks[each], entries["moments"].str["2"]
+    # A logarithmic axis has no place for zero.
+    sizes = [
+        Series(label, look, log["step"][norm.index], norm.astype(float).replace(0.0, math.nan))
+        for label, (look, norm) in norms.items()
+    ]
+
+    steps = sorted(set(log["step"]))
+    tail_alphas = (1, 1.25, 1.5, 2, 3, 5, 10, math.inf)
+    sum_alphas = (1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2)
+    tail_axis = partial(_alpha_axis, steps=steps, alphas=tail_alphas, low=-0.02, high=0.66)
+    sum_axis = partial(_alpha_axis, steps=steps, alphas=sum_alphas, low=0.45, high=0.6)
+    step_axis = partial(_step_axis, steps=steps)
     at = "Training step"
     panels = [
         Panel(tails, at, "α of ‖ξ‖ (Hill)", "Tail of the noise", finish=tail_axis),
-        Panel(growth, at, "α", "Growth of sums", finish=growth_axis),
+        Panel(growth, at, "α", "Growth of sums", finish=sum_axis),
         Panel(sizes, at, "Frobenius norm", "Noise and gradient", yscale="log", finish=step_axis),
     ]
-    paint = partial(paint_panels, panels=panels, columns=3, sharey=False)
-    return Drawing(name, "Noise of the gradient", _figure_caption(row, run, unit), (13, 5), paint)
+    caption = _figure_caption(row, run)
+    return Drawing.of_panels(
+        name, "Noise of the gradient", caption, (13, 5), panels, columns=3, sharey=False
+    )
 
 
-def _figure_caption(row: Row, run: RunRecord, unit: str) -> str:
+def _figure_caption(row: Row, run: RunRecord) -> str:
     drawn = " and ".join(
-        f"{entry['draws']} of one {_unit_name(run, entry)}"
-        for each in ("example", "batch")
-        for entry in _entries(run, each, "all")[:1]
+        f"{entries['draws'].iloc[0]} of one {_unit_name(run, entries)}"
+        for entries in _by_unit(run, "all").values()
     )
     ended = "" if run.status == "finished" else f", {run.status}, with {_points(run)} points"
     caption = (
@@ -154,46 +135,79 @@ def _figure_caption(row: Row, run: RunRecord, unit: str) -> str:
         "the α with which the noise of sums grows, from sums of a quarter as many terms. All norms are "
         "Frobenius norms."
     )
-    moments = [entry["moments"] for entry in _entries(run, unit) if entry["moments"]["1.25"]]
+    hidden = next(iter(_by_unit(run).values()))
+    moments = [moment for moment in hidden["moments"] if moment["1.25"]]
     if moments:  # where norms concentrate, σ hardly depends on α
         most = max(moment["2"] / moment["1.25"] for moment in moments) - 1
         caption += f" From α = 1.25 to α = 2 the moment (E‖ξ‖^α)^(1/α) grows by {most:.1%} at most."
     return caption
 
 
-def _entries(run: RunRecord, unit: str, parameter: str = "hidden") -> list[Any]:
-    """What was recorded for gradients of one ``unit``: over all hidden matrices, or one parameter."""
-    log = run.logs["noise"]
-    return [entry for entry in log if (entry["unit"], entry["parameter"]) == (unit, parameter)]
+def _step_axis(axes: Axes, steps: Sequence[int]) -> None:
+    """Label the steps that were measured: dense at the start, so evenly spaced in their cube root."""
+    axes.set_xscale("function", functions=(np.cbrt, lambda x: x**3))
+    axes.set_xlim(-1e-4 * steps[-1], 1.08 * steps[-1])
+    axes.xaxis.set_major_locator(FixedLocator(steps))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", labelsize=8)
 
 
-def _indices(entries: Sequence[Any], key: str) -> pd.DataFrame:
-    """The estimates of α under ``key``, a line for each, with the step and the ends of the interval.
+def _alpha_axis(
+    axes: Axes, steps: Sequence[int], alphas: Sequence[float], low: float, high: float
+) -> None:
+    """Label an axis of 1/α by α, and draw the line above which there is no variance."""
+    _step_axis(axes, steps)
+    top = axes.dataLim.y1
+    limit = min(1.05, max(high, top + 0.03) if math.isfinite(top) else high)
+    axes.set_ylim(low, limit)
+    axes.axhline(0.5, color=ALARM, lw=1.0, ls="--", zorder=1, label="no variance above")
+    ticks = [1 / alpha for alpha in alphas if low <= 1 / alpha <= limit]
+    axes.yaxis.set_major_locator(FixedLocator(ticks))
+    axes.yaxis.set_major_formatter(lambda y, _: "∞" if y == 0 else f"{1 / y:g}")
+
+
+# --- what a log holds -----------------------------------------------------------------------------
+
+
+def _by_unit(run: RunRecord, parameter: str = "hidden") -> dict[str, pd.DataFrame]:
+    """What was recorded over all hidden matrices, or of one parameter, by the unit of the gradients.
+
+    The units are ``"example"`` and ``"batch"``, in this order, as far as they were drawn.
+    """
+    log = pd.DataFrame(run.logs["noise"])
+    found = dict([*log[log["parameter"] == parameter].groupby("unit")])
+    return {unit: found[unit] for unit in ("example", "batch") if unit in found}
+
+
+def _indices(entries: pd.DataFrame, key: str) -> pd.DataFrame:
+    """The estimates of α under ``"tail"`` or ``"growth"``, a line for each, with their steps.
 
     A record writes infinity as ``null``.
     """
+    told = entries.reindex(columns=["step", key]).dropna()
     lines = [
-        {"step": entry["step"], **found}
-        for entry in entries
-        for found in (entry.get("growth") or () if key == "growth" else [entry.get(key) or {}])
-        if found
+        {"step": step, **found}
+        for step, estimates in zip(told["step"], told[key], strict=True)
+        for found in (estimates if key == "growth" else [estimates])
     ]
     columns = ["step", "examples", "alpha", "low", "high", "gaussian"]
     frame = pd.DataFrame(lines, columns=columns, dtype=object)
-    ends = ["alpha", "low", "high"]
-    return frame.assign(**frame[ends].astype(float).fillna(math.inf))
+    ends = frame[["alpha", "low", "high"]].astype(float).fillna(math.inf)
+    return frame.assign(step=frame["step"].astype(int), **ends)
 
 
 def _inverse(found: pd.DataFrame, label: str, look: Look) -> Series:
     """1/α with its interval, against the step."""
-    x, (y, low, high) = found["step"].astype(int), (1 / found[k] for k in ("alpha", "high", "low"))
-    return Series(label, look, x, y, low, high)
+    y, low, high = (1 / found[key] for key in ("alpha", "high", "low"))
+    return Series(label, look, found["step"], y, low, high)
 
 
-def _unit_name(run: RunRecord, entry: Any) -> str:
+def _unit_name(run: RunRecord, entries: pd.DataFrame) -> str:
     """What a gradient was taken of: an image, a sequence, or a batch of them."""
     noun = "image" if run.identity.benchmark == "cifar10" else "sequence"
-    return noun if entry["examples"] == 1 else f"batch of {entry['examples']}"
+    examples = entries["examples"].iloc[0]
+    return noun if examples == 1 else f"batch of {examples}"
 
 
 def _points(run: RunRecord) -> str:
@@ -204,21 +218,19 @@ def _points(run: RunRecord) -> str:
     return str(points) if planned in (None, points) else f"{points} of {planned}"
 
 
-def _smallest(found: pd.DataFrame) -> Any:
-    return None if found.empty else found.loc[found["alpha"].idxmin()]
-
-
-def _at(found: Any) -> str:
-    """An estimate of α with its interval and its step."""
-    if found is None:
+def _at(found: pd.DataFrame) -> str:
+    """The smallest α with its interval and its step."""
+    if found.empty:
         return MISSING
-    alpha, low, high = (_index(found[key]) for key in ("alpha", "low", "high"))
-    return f"{alpha} ({low} to {high}) at step {found['step']}"
+    least = found.loc[found["alpha"].idxmin()]
+    alpha, low, high = (_index(least[key]) for key in ("alpha", "low", "high"))
+    return f"{alpha} ({low} to {high}) at step {least['step']}"
 
 
-def _gaussian(found: Any) -> str:
-    """What the estimator says of Gaussian noise: from the lowest to the highest quantile."""
-    if found is None or not isinstance(quantiles := found["gaussian"], Sequence):
+def _gaussian(found: pd.DataFrame) -> str:
+    """What the estimator of the smallest α says of Gaussian noise: lowest to highest quantile."""
+    quantiles = None if found.empty else found["gaussian"][found["alpha"].idxmin()]
+    if not isinstance(quantiles, Sequence):
         return MISSING
     ends = [_index(math.inf if q is None else q) for q in (quantiles[0], quantiles[-1])]
     return " to ".join(dict.fromkeys(ends))

@@ -17,8 +17,9 @@ from polarstep_lab.ablations import AXES, apply_axis
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import TABLE_2, Setting
+from polarstep_lab.records.settings import settings_in
 from polarstep_lab.report.rows import AblationSet, Row, Section
-from polarstep_lab.report.runs import METRICS, Runs, settings_in
+from polarstep_lab.report.runs import METRICS, Runs
 
 __all__ = ["in_table_2", "sections_of"]
 
@@ -61,25 +62,24 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
     return tuple(sections), notices
 
 
-def _judged(frame: pd.DataFrame) -> list[str]:
+def _judged(frame: pd.DataFrame) -> pd.Series:
     """The key of the metric that each run is judged by.
 
     A run without a result counts with the other runs of its recipe; with those judged by the test where
     there are both kinds.
     """
-    told = (
-        frame.dropna(subset=["metric"]).groupby(["benchmark", "recipe"])["metric"].min().to_dict()
+    of_recipe = frame.groupby(["benchmark", "recipe"])["metric"].transform("min")
+    of_benchmark = frame["benchmark"].map(
+        {"cifar10": "test_accuracy", "nanogpt": "test_perplexity"}
     )
-    own = {"cifar10": "test_accuracy", "nanogpt": "test_perplexity"}
-    keys = zip(frame["metric"], frame["benchmark"], frame["recipe"], strict=True)
-    return [m if isinstance(m, str) else told.get((b, r), own[b]) for m, b, r in keys]
+    return frame["metric"].fillna(of_recipe).fillna(of_benchmark)
 
 
 def _timed(members: pd.DataFrame) -> pd.Series:
     """Which runs of a section count for its times: those that ran alone, or else all that finished.
 
-    Runs that share a device slow one another down, and the first steps of a run, all that one that did
-    not finish may have, are its slowest.
+    Runs that share a device slow one another down. A run that did not finish may have its first steps
+    alone, which are the slowest.
     """
     finished = members["status"] == "finished"
     alone = finished & members["alone"]
@@ -115,7 +115,7 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
             (m.named(row.polar.get("sketch")) for m in all_methods() if m.name == method), method
         )
         if settings[method] > 1:  # the label says by which overrides this row differs
-            overrides = row.records[0].identity.overrides
+            overrides = row.first.identity.overrides
             shown = [f"{key}={value}" for key, value in sorted(overrides.items()) if key != "seed"]
             label = ", ".join([label, *(shown or ["recipe's own settings"])])
         rows.append(replace(row, label=label))
@@ -159,7 +159,7 @@ def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[A
             most = max(plain, key=lambda row: elsewhere[row.setting])
             base = most if len(plain) == 1 or elsewhere[most.setting] > 1 else None
         varied = [row for row in ablation.rows if base and row is not base]
-        found = {row: beside_the_axis(row, base, ablation.axis) for row in varied if base}
+        found = {row: _beside_the_axis(row, base, ablation.axis) for row in varied if base}
         strays = {row: paths for row, paths in found.items() if paths}
         if varied and len(strays) == len(varied):
             base = None
@@ -167,8 +167,8 @@ def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[A
     return based
 
 
-def beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
-    """The settings in which ``row`` differs from its base, those left out that the axis changes."""
+def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
+    """The settings in which ``row`` differs from its base, apart from those that the axis changes."""
     ours = settings_in(row.config)
     theirs = settings_in(_with_value(base.config, axis, row.value))
     return [

@@ -8,7 +8,7 @@ up more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from polarstep.theory.bounds.polar import COVERED
+from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
+from polarstep_lab.drawing.panels import Drawing, Panel, Series
+from polarstep_lab.estimates import MISSING, number
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.blocks import Block, Table, part, tabulate
-from polarstep_lab.report.drawing import Drawing, Panel, Series, paint_panels
-from polarstep_lab.report.estimates import MISSING, number
-from polarstep_lab.report.palette import Look, look_of, ordinal_looks
+from polarstep_lab.report.blocks import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
 
 __all__ = ["gamma_blocks", "gamma_figure", "gamma_of", "gamma_table"]
@@ -33,7 +33,7 @@ _CAPTION = (
     "alone, which records do not keep."
 )
 _SYMBOLS = {"gamma": "γ", "nu": "ν"}
-_LEAST = {"gamma": 1e-3, "nu": 0.01}  # the shortest axes: rounding must not look like something
+_LEAST = {"gamma": 1e-3, "nu": 0.01}  # the shortest axes: rounding errors must not fill a panel
 _AT_MOST = 8  # panels that can still be read side by side
 
 
@@ -53,7 +53,7 @@ def gamma_blocks(section: Section) -> list[Block]:
     return part("How inexact each step was", gamma_table(section.all_rows), _CAPTION, figures)
 
 
-def gamma_of(runs: Sequence[RunRecord]) -> pd.DataFrame:
+def gamma_of(runs: Iterable[RunRecord]) -> pd.DataFrame:
     """``step``, ``matrix``, ``gamma`` and ``nu`` of monitored runs, a line for each sampled matrix.
 
     A zero matrix has no polar factor to miss: its lines are left out.
@@ -70,21 +70,25 @@ def gamma_of(runs: Sequence[RunRecord]) -> pd.DataFrame:
 
 def gamma_table(rows: Sequence[Row]) -> Table | None:
     """A line for each monitored row: which polar map, how inexact it was, and where most."""
-    logs = {row: gamma_of(row.records) for row in rows if row.first_with("gamma")}
-    logs = {row: log for row, log in logs.items() if log[["gamma", "nu"]].notna().any().all()}
-    worst = {row: log.loc[log["gamma"].idxmax()] for row, log in logs.items()}
-    columns: dict[str, Callable[[Row], str]] = {
-        "Method": lambda row: row.method,
-        "Polar map": _polar_map,
-        "Runs": lambda row: row.seeds_text,
-        "Sampled steps": lambda row: _steps(logs[row]["step"].unique()),
-        "γ, median": lambda row: _decimal(logs[row]["gamma"].median()),
-        "γ, largest": lambda row: _decimal(worst[row]["gamma"]),
-        "ν, largest": lambda row: _decimal(logs[row]["nu"].max()),
-        "ν, proved": lambda row: "0" if _covered(row.polar) else MISSING,
-        "Largest γ in": lambda row: f"{worst[row]['matrix']}, step {worst[row]['step']}",
-    }
-    return tabulate("How inexact each step was", logs, columns) if logs else None
+    lines = []
+    for row in rows:
+        log = gamma_of(row.runs["record"])
+        if log[["gamma", "nu"]].notna().any().all():
+            worst, steps = log.loc[log["gamma"].idxmax()], log["step"].unique()
+            sampled = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)}, last {max(steps)}"
+            cells = {
+                "Method": row.method,
+                "Polar map": _polar_map(row),
+                "Runs": row.seeds_text,
+                "Sampled steps": sampled,
+                "γ, median": _decimal(log["gamma"].median()),
+                "γ, largest": _decimal(worst["gamma"]),
+                "ν, largest": _decimal(log["nu"].max()),
+                "ν, proved": "0" if _covered(row.polar) else MISSING,
+                "Largest γ in": f"{worst['matrix']}, step {worst['step']}",
+            }
+            lines.append(cells)
+    return Table.of("How inexact each step was", lines)
 
 
 def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
@@ -107,8 +111,7 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
             ended = f"\n({run.status})" * (run.status != "finished")
             title = label.replace(" (", "\n(", 1) + ended if key == "gamma" else ""
             finish = partial(_finish, top=log[key].max(), limit=limit)
-            axis = symbol if log is logs[0] else ""
-            panels.append(Panel([_band(log, key, look)], "", axis, title, finish=finish))
+            panels.append(Panel([_band(log, key, look)], "", symbol, title, finish=finish))
     seeds = ", ".join(map(str, sorted({run.identity.seed for *_, run in shown})))
     caption = (
         f"{f'{methods.pop()}. ' if len(methods) == 1 else ''}What each polar step gave up (γ) and by "
@@ -119,8 +122,8 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
         caption += f" The first {_AT_MOST} of {len(watched)} monitored rows."
     if len(sound) < len(logs):
         caption += " An arrow marks what lies above the axis."
-    paint = partial(paint_panels, panels=panels, columns=len(shown), sharey="row")
-    return Drawing(name, "γ and ν along the run", caption, (10.5, 4.6), paint)
+    title, size = "γ and ν along the run", (10.5, 4.6)
+    return Drawing.of_panels(name, title, caption, size, panels, len(shown), sharey="row")
 
 
 def _band(log: pd.DataFrame, key: str, look: Look) -> Series:
@@ -143,10 +146,6 @@ def _covered(polar: Mapping[str, Any]) -> bool:
     return sketched and polar.get("rest", "dropped") == "dropped" and polar.get("solver") in COVERED
 
 
-def _steps(steps: Sequence[int]) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)}, last {max(steps)}"
-
-
 def _polar_map(row: Row) -> str:
     """Polynomial, steps, rank, sketch and rest by the config; the label where the config has none."""
     polar = row.polar
@@ -162,7 +161,7 @@ def _polar_map(row: Row) -> str:
 
 
 def _decimal(value: float) -> str:
-    """Four decimals: less is rounding.
+    """``value`` with four decimals; further decimals are rounding errors of the measurement.
 
     >>> _decimal(0.02761), _decimal(-4e-5), _decimal(1998.4756)
     ('0.0276', '0.0000', '1998')

@@ -17,11 +17,11 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
+from polarstep_lab.drawing.palette import ALL_LOOKS
+from polarstep_lab.drawing.panels import Drawing
+from polarstep_lab.estimates import plural
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.content import brief_blocks
-from polarstep_lab.report.drawing import Drawing
-from polarstep_lab.report.estimates import plural
-from polarstep_lab.report.palette import ALL_LOOKS
 from polarstep_lab.report.rows import Section
 from polarstep_lab.report.runs import STATUSES, Runs
 

@@ -8,17 +8,17 @@ ablation are such rows too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
 
 from polarstep_lab.ablations import longest_short_side
 from polarstep_lab.config import ConfigError, RunConfig
+from polarstep_lab.estimates import MISSING, Difference, joined, listed, number
 from polarstep_lab.paper import METHODS
-from polarstep_lab.report.blocks import Block, Table, part, tabulate
-from polarstep_lab.report.estimates import MISSING, Difference, joined, listed, number
+from polarstep_lab.report.blocks import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
+from polarstep_lab.report.tables import difference_cells
 
 __all__ = ["Pair", "pairs_of", "randomized_blocks", "randomized_table", "verdict"]
 
@@ -31,7 +31,7 @@ _CAPTION = (
 
 @dataclass(frozen=True)
 class Pair:
-    """A row and another that its metric, FLOPs and times are compared with."""
+    """A row, and the row ``full`` that its metric, FLOPs and times are compared with."""
 
     label: str
     row: Row
@@ -66,10 +66,9 @@ def pairs_of(section: Section) -> list[Pair]:
 
     None where runs were made to be watched: watching takes most of their time.
     """
-    rows: dict[str, Row] = {}  # of several rows of a method, the one with the most seeds
-    for row in sorted(section.rows, key=lambda row: -len(row.finished)):
-        if row.metric and not section.watched:
-            rows.setdefault(row.method, row)
+    if section.watched:
+        return []
+    rows = {method: row for method, row in section.by_method.items() if row.metric}
     muons = [m for m in METHODS if m.algorithm == "muon" and m.name in rows]
     pairs = []
     for method in (m for m in muons if m.randomized):
@@ -93,17 +92,18 @@ def randomized_blocks(section: Section) -> list[Block]:
 
 def randomized_table(section: Section) -> Table | None:
     """The randomized rows next to full space; ``None`` where there are not both."""
-    pairs = pairs_of(section)
-    columns: dict[str, Callable[[Pair], str]] = {
-        "Randomized": lambda pair: pair.label,
-        "Full space": lambda pair: pair.full.label,
-        "Difference": lambda pair: pair.difference.text(section.metric.decimals),
-        "Pairs": lambda pair: str(pair.difference.pairs or "means"),
-        "GFLOPs": lambda pair: pair.gflops,
-        "Optimizer": lambda pair: _times(pair.times["optimizer_ms"]),
-        "Step": lambda pair: _times(pair.times["step_ms"]),
-    }
-    return tabulate("Randomized next to full space", pairs, columns) if pairs else None
+    lines = [
+        {
+            "Randomized": pair.label,
+            "Full space": pair.full.label,
+            **difference_cells(pair.difference, section.metric),
+            "GFLOPs": pair.gflops,
+            "Optimizer": _times(pair.times["optimizer_ms"]),
+            "Step": _times(pair.times["step_ms"]),
+        }
+        for pair in pairs_of(section)
+    ]
+    return Table.of("Randomized next to full space", lines)
 
 
 def _times(ratio: float) -> str:
@@ -111,7 +111,7 @@ def _times(ratio: float) -> str:
 
 
 def verdict(section: Section) -> str:
-    """Which randomized steps take less time, and what the one with the fastest optimizer gives up.
+    """Which randomized steps take less time, and what the fastest randomized optimizer gives up.
 
     Outside the optimizer all rows compute the same. How much the time of that part varies between runs
     is noise, and a whole step is called faster or slower only where it differs by more.
@@ -149,7 +149,7 @@ def verdict(section: Section) -> str:
 
 
 def _sketches_nothing(row: Row) -> bool:
-    """Whether the sketch of a row is as wide as the largest matrix has rows."""
+    """Whether the sketch of a row has at least as many columns as every matrix has rows."""
     try:
         config = RunConfig.from_dict(row.config)
     except ConfigError:  # a record of another version: its model cannot be built

@@ -13,46 +13,12 @@ from typing import Any, NamedTuple
 
 from polarstep_lab.paper import Method
 from polarstep_lab.recipes.cifar10 import CIFAR_TUNED
-from polarstep_lab.report.runs import settings_in
+from polarstep_lab.records.settings import settings_in
 
 __all__ = ["Facts", "Reason", "reasons"]
 
-PAPER_GPT = {"layers": 11, "width": 768, "rank": 200, "steps": 1490}
-PAPER_HELD_OUT = 5000
-
-_QUINTIC = (
-    "These runs use the quintic that the paper prints, (15, −10, 3)/8. The authors' code runs "
-    '(2, −3/2, 1/2) as its "theoretical" quintic (here: quintic-2).'
-)
-_PRECISION = (
-    "Weights, gradients and momentum are float32 here, {}. The authors' network is float16 throughout, "
-    "batch norm apart, and so is what Muon takes its polar factor of."
-)
-_SAME_SPLIT = (
-    "The same {:,} training images are held out in every run. The authors draw theirs anew for each "
-    "seed, so that their spread over seeds contains that of the split."
-)
-_OTHER_SPLIT = (
-    "{:,} training images are held out here, {:,} by the authors: the networks see different amounts of "
-    "data."
-)
-_TUNED = (
-    "Learning rate and momentum ({:.3g}, {:.3g}) are tuned on our held-out images; the authors' scripts "
-    "have others."
-)
-_KACZMARZ = "Learning rate and momentum are those of the Gaussian row, not tuned for Kaczmarz."
-_TEXT = "The text is that of the shards {}, not FineWeb10B: a perplexity belongs to its text."
-_SIZE = "The GPT has {} layers, {} wide; the paper's has {layers}, {width} wide."
-_RANK = "The sketch keeps rank {} of {} ({:.0%}); the paper's keeps {rank} of {width} ({:.0%})."
-_PLAIN = (
-    "The GPT here is a plain one. The paper's modded-nanogpt also has value and bigram embeddings, ties "
-    "embedding and head for most of training, and masks attention between documents."
-)
-_NORMUON = (
-    "Muon here is the paper's equation (1); in the authors' code it sits inside NorMuon with cautious "
-    "weight decay."
-)
-_BUDGET = "Training is {:,} steps over {:,.1f} million tokens; the paper's is {steps:,} steps."
+_LAYERS, _WIDTH, _RANK, _STEPS = 11, 768, 200, 1490  # of the paper's GPT
+_HELD_OUT = 5000  # of the paper's CIFAR-10
 
 
 @dataclass(frozen=True)
@@ -81,44 +47,88 @@ class Reason(NamedTuple):
 def reasons(run: Facts) -> Iterator[Reason]:
     """What is known to differ between a run and what the authors ran."""
     if run.method.algorithm == "muon" and run.get("optimizer.polar.solver") == "quintic":
-        yield Reason("polynomial", _QUINTIC)
+        text = (
+            "These runs use the quintic that the paper prints, (15, −10, 3)/8. The authors' code runs "
+            '(2, −3/2, 1/2) as its "theoretical" quintic (here: quintic-2).'
+        )
+        yield Reason("polynomial", text)
     yield from _of_cifar10(run) if run.benchmark == "cifar10" else _of_nanogpt(run)
 
 
 def _of_cifar10(run: Facts) -> Iterator[Reason]:
     precision = run.get("runtime.precision")
     rounded = precision == "bfloat16" or (precision == "auto" and run.device.startswith("cuda"))
-    ours = "products in bfloat16" if rounded else "all else too"
-    yield Reason("precision", _PRECISION.format(ours))
+    text = (
+        "Weights, gradients and momentum are float32 here, "
+        f"{'products in bfloat16' if rounded else 'all else too'}. The authors' network is float16 "
+        "throughout, batch norm apart, and so is what Muon takes its polar factor of."
+    )
+    yield Reason("precision", text)
     held_out = run.get("data.held_out")
-    if held_out is not None:
-        said = _SAME_SPLIT if held_out == PAPER_HELD_OUT else _OTHER_SPLIT
-        yield Reason("data", said.format(held_out, PAPER_HELD_OUT))
-    tuned = (run.get("optimizer.lr"), run.get("optimizer.momentum"))
+    if held_out == _HELD_OUT:
+        text = (
+            f"The same {held_out:,} training images are held out in every run. The authors draw theirs "
+            "anew for each seed, so that their spread over seeds contains that of the split."
+        )
+        yield Reason("data", text)
+    elif held_out is not None:
+        text = (
+            f"{held_out:,} training images are held out here, {_HELD_OUT:,} by the authors: the "
+            "networks see different amounts of data."
+        )
+        yield Reason("data", text)
+    lr, momentum = run.get("optimizer.lr"), run.get("optimizer.momentum")
     theirs = CIFAR_TUNED.get(run.method.slug)
-    if theirs and tuned != theirs and None not in tuned:
-        yield Reason("tuning", _TUNED.format(*tuned))
+    if theirs and theirs != (lr, momentum) and None not in (lr, momentum):
+        text = (
+            f"Learning rate and momentum ({lr:.3g}, {momentum:.3g}) are tuned on our held-out images; "
+            "the authors' scripts have others."
+        )
+        yield Reason("tuning", text)
     elif theirs and run.method.sketch == "kaczmarz":
-        yield Reason("tuning", _KACZMARZ)
+        text = "Learning rate and momentum are those of the Gaussian row, not tuned for Kaczmarz."
+        yield Reason("tuning", text)
 
 
 def _of_nanogpt(run: Facts) -> Iterator[Reason]:
     patterns = [str(pattern) for pattern in run.get("data.train") or ()]
     if not all("fineweb" in pattern.lower() for pattern in patterns):
         names = run.data or ", ".join(pattern.rsplit("/", 1)[-1] for pattern in patterns)
-        yield Reason("data", _TEXT.format(names))
+        text = (
+            f"The text is that of the shards {names}, not FineWeb10B: a perplexity belongs to its "
+            "text."
+        )
+        yield Reason("data", text)
     layers, width = run.get("model.layers"), run.get("model.width")
-    if layers is not None and (layers, width) != (PAPER_GPT["layers"], PAPER_GPT["width"]):
-        yield Reason("model", _SIZE.format(layers, width, **PAPER_GPT), cost=True)
-    rank, share = run.get("optimizer.polar.rank"), PAPER_GPT["rank"] / PAPER_GPT["width"]
-    if run.method.randomized and rank and width and rank / width != share:
-        said = _RANK.format(rank, width, rank / width, share, **PAPER_GPT)
-        yield Reason("model", said, cost=True)
-    yield Reason("model", _PLAIN, cost=True)
+    if layers is not None and (layers, width) != (_LAYERS, _WIDTH):
+        text = (
+            f"The GPT has {layers} layers, {width} wide; the paper's has {_LAYERS}, {_WIDTH} wide."
+        )
+        yield Reason("model", text, cost=True)
+    rank = run.get("optimizer.polar.rank")
+    if run.method.randomized and rank and width and rank / width != _RANK / _WIDTH:
+        text = (
+            f"The sketch keeps rank {rank} of {width} ({rank / width:.0%}); the paper's keeps {_RANK} "
+            f"of {_WIDTH} ({_RANK / _WIDTH:.0%})."
+        )
+        yield Reason("model", text, cost=True)
+    text = (
+        "The GPT here is a plain one. The paper's modded-nanogpt also has value and bigram embeddings, "
+        "ties embedding and head for most of training, and masks attention between documents."
+    )
+    yield Reason("model", text, cost=True)
     if run.method.algorithm == "muon":
-        yield Reason("optimizer", _NORMUON)
+        text = (
+            "Muon here is the paper's equation (1); in the authors' code it sits inside NorMuon with "
+            "cautious weight decay."
+        )
+        yield Reason("optimizer", text)
     stages = run.get("data.stages") or ()
     steps = sum(stage["steps"] for stage in stages)
-    if stages and steps != PAPER_GPT["steps"]:
-        tokens = sum(s["steps"] * s["sequences"] * s["sequence_length"] for s in stages)
-        yield Reason("budget", _BUDGET.format(steps, tokens / 1e6, **PAPER_GPT))
+    if stages and steps != _STEPS:
+        tokens = sum(s["steps"] * s["sequences"] * s["sequence_length"] for s in stages) / 1e6
+        text = (
+            f"Training is {steps:,} steps over {tokens:,.1f} million tokens; the paper's is "
+            f"{_STEPS:,} steps."
+        )
+        yield Reason("budget", text)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polarstep_lab.estimates import Difference, Estimate, paired
 from polarstep_lab.paper import Published
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.estimates import Difference, Estimate, paired
 from polarstep_lab.report.runs import STATUSES, Metric
 
 __all__ = ["AblationSet", "Row", "Section"]
@@ -49,21 +49,20 @@ class Row:
         return self.runs["ablation_value"].iloc[0]
 
     @property
-    def records(self) -> tuple[RunRecord, ...]:
-        """The records of all runs, in order of seed."""
-        return tuple(self.runs["record"])
+    def first(self) -> RunRecord:
+        """The record of the first run; what a seed does not change is the same in the others."""
+        record: RunRecord = self.runs["record"].iloc[0]
+        return record
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The config that all runs of the row share, but for the seed."""
-        return self.records[0].identity.config
+        return self.first.identity.config
 
     @property
     def polar(self) -> Mapping[str, Any]:
         """What the config says of the polar map; empty where it says nothing."""
-        optimizer = self.config.get("optimizer")
-        polar = optimizer.get("polar") if isinstance(optimizer, Mapping) else None
-        return polar if isinstance(polar, Mapping) else {}
+        return (self.config.get("optimizer") or {}).get("polar") or {}
 
     @property
     def devices(self) -> list[str]:
@@ -76,18 +75,16 @@ class Row:
         return self.runs[self.runs["status"] == "finished"]
 
     @property
-    def counts(self) -> dict[str, int]:
-        """How many runs ended in which way."""
-        found = self.runs["status"].value_counts()
-        return {status: int(found[status]) for status in STATUSES if status in found}
+    def counts(self) -> pd.Series:
+        """How many runs ended in which way, by status."""
+        return self.runs["status"].value_counts().reindex(STATUSES, fill_value=0)
 
     @property
     def seeds_text(self) -> str:
         """How many seeds the metric rests on, and how many runs of the row are not in it."""
-        lost = {status: count for status, count in self.counts.items() if status != "finished"}
-        others = ", ".join(f"{count} {status}" for status, count in lost.items())
-        finished = len(self.finished)
-        return f"{finished} of {len(self.runs)} ({others})" if lost else str(finished)
+        finished, lost = self.counts["finished"], self.counts.drop("finished")
+        others = ", ".join(f"{count} {status}" for status, count in lost[lost > 0].items())
+        return f"{finished} of {len(self.runs)} ({others})" if others else str(finished)
 
     @cached_property
     def by_seed(self) -> pd.Series:
@@ -152,7 +149,7 @@ class Row:
 
     def first_with(self, log: str) -> RunRecord | None:
         """The first run that recorded ``"gamma"`` or ``"noise"``; ``None`` where no run did."""
-        return next((run for run in self.records if run.logs.get(log)), None)
+        return next((run for run in self.runs["record"] if run.logs.get(log)), None)
 
     @property
     def commands(self) -> str:
@@ -249,6 +246,12 @@ class Section:
     def all_rows(self) -> tuple[Row, ...]:
         """The rows of the comparison, then those of the ablations."""
         return (*self.rows, *(row for ablation in self.ablations for row in ablation.rows))
+
+    @property
+    def by_method(self) -> dict[str, Row]:
+        """One row for each method: a row in the paper's setting, or else the row with the most seeds."""
+        best_first = sorted(self.rows, key=lambda row: (row.paper is None, -len(row.finished)))
+        return {row.method: row for row in reversed(best_first)}
 
     def whose(self, ablation: AblationSet) -> str:
         """What follows the name of a row where several methods had the same axis varied."""

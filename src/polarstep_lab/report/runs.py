@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,10 +16,10 @@ from polarstep.storage import StorageError
 from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
+from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setting_of
 
 __all__ = [
-    "METRICS", "RUN_COLUMNS", "STATUSES", "Metric", "Runs", "at_a_time", "collect", "keeps_setting",
-    "ran_alone", "setting_of", "settings_in",
+    "METRICS", "RUN_COLUMNS", "STATUSES", "Metric", "Runs", "at_a_time", "collect", "ran_alone",
 ]  # fmt: skip
 
 STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
@@ -51,8 +51,6 @@ RUN_COLUMNS = [
 _MORE_COLUMNS = ["record", "setting", "besides", "paper", "began", "ended", "conditions"]
 _FLOATS = ("value", *RUN_COLUMNS[11:15], "began", "ended")
 _DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
-_HARMLESS = ("seed", "runtime.", "data.root", "evaluation.every")
-"""Overrides that say where and how to run, not what: the setting is still the paper's."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +95,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
     """The line of a run in the frame, but for its name."""
     identity, ablation, result = run.identity, run.identity.ablation, run.result
     began = _began(run)
+    # Added to the records of runs beside programs that leave no record of their own.
+    shared = run.environment.get("device_shared", False)
     own = ("benchmark", "recipe", "method", "seed", "command")
     return {
         **{key: getattr(result, key) for key in RUN_COLUMNS if hasattr(result, key)},
@@ -108,52 +108,16 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "device": _device(run),
         "record": run,
         "setting": setting_of(run),
-        "besides": _besides(identity),
+        "besides": set_beside_axis(identity),
         "paper": _published(identity),
         "began": began,
-        "ended": began - 1 + run.seconds if run.seconds > 1 else math.nan,
+        # Without an end a run does not count as one that had its device to itself.
+        "ended": began - 1 + run.seconds if run.seconds > 1 and not shared else math.nan,
         "conditions": _conditions(run),
     }
 
 
 # --- what was run ---------------------------------------------------------------------------------
-
-
-def setting_of(run: RunRecord) -> str:
-    """What determines a run apart from its seed, as a string to compare.
-
-    On which device and how often it logged is not part of it; times are kept apart by device.
-    """
-    return json.dumps(settings_in(run.identity.config), sort_keys=True, default=str)
-
-
-def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a config that determine its result, by dotted path.
-
-    >>> settings_in({"seed": 1, "data": {"batch": 8}, "runtime": {"device": "cpu", "compile": None}})
-    {'data.batch': 8, 'runtime.compile': None}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        inner = settings_in(value) if isinstance(value, Mapping) else {}
-        found |= {f"{key}.{name}": v for name, v in inner.items()} if inner else {key: value}
-    kept = ("runtime.precision", "runtime.compile")
-    return {
-        k: v for k, v in found.items() if k in kept or not f"{k}.".startswith(("seed.", "runtime."))
-    }
-
-
-def _besides(run: RunIdentity) -> str:
-    """What was set for an ablation beside the value that it varies, but for how it was run."""
-    if run.ablation is None:
-        return ""
-    shown = [
-        f"{key.removeprefix('optimizer.polar.')}={value}"
-        for key, value in sorted(run.overrides.items())
-        if not f"{key}.".startswith(("runtime.", "seed."))
-        and key.split(".")[-1] != run.ablation.axis
-    ]
-    return ", ".join(shown)
 
 
 def _published(run: RunIdentity) -> Published | None:
@@ -166,27 +130,6 @@ def _published(run: RunIdentity) -> Published | None:
         return None
     axis, value = run.ablation.axis, run.ablation.value
     return ABLATIONS.get(axis, {}).get(value) if isinstance(value, int | str) else None
-
-
-def keeps_setting(overrides: Mapping[str, object]) -> bool:
-    """Whether a recipe with these settings overridden is still the recipe.
-
-    Shards may lie anywhere, but must be FineWeb's: on other text a perplexity is another quantity.
-
-    >>> keeps_setting({"data.root": "x", "runtime.device": "cpu"}), keeps_setting({"optimizer.lr": 1})
-    (True, False)
-    >>> keeps_setting({"data.train": ["f/fineweb_train_*.bin"]}), keeps_setting({"data.val": "w.bin"})
-    (True, False)
-    """
-
-    def is_fineweb(patterns: object) -> bool:
-        given = patterns if isinstance(patterns, list | tuple) else [patterns]
-        return all("fineweb" in str(pattern).lower() for pattern in given)
-
-    return all(
-        key.startswith(_HARMLESS) or (key in ("data.train", "data.val") and is_fineweb(value))
-        for key, value in overrides.items()
-    )
 
 
 # --- how it was timed -----------------------------------------------------------------------------
@@ -208,19 +151,16 @@ def _conditions(run: RunRecord) -> dict[str, str]:
     """
     commit = str(run.environment.get("git_commit") or "")
     changed = " with changes" * commit.endswith("+")
-    found: dict[str, Any] = {
-        "device": _device(run),
-        "commit": commit[:7] + changed or "not recorded",
-    }
-    runtime = run.identity.config.get("runtime") or {}
     on_gpu = str(run.environment.get("device", "")).startswith("cuda")
+    decided: dict[str, dict[Any, Any]] = {  # by name and value in the config
+        "compile": {None: on_gpu and run.identity.benchmark == "nanogpt"},
+        "precision": {"auto": "bfloat16" if on_gpu else "float32"},
+    }
+    found = {"device": _device(run), "commit": commit[:7] + changed or "not recorded"}
+    runtime = run.identity.config.get("runtime") or {}
     for name in ("compile", "precision", "micro_batch", "cuda_graph"):
         if name in runtime:
-            value = runtime[name]
-            if name == "compile" and value is None:
-                value = on_gpu and run.identity.benchmark == "nanogpt"
-            elif value == "auto":
-                value = "bfloat16" if on_gpu else "float32"
+            value = decided.get(name, {}).get(runtime[name], runtime[name])
             found[f"runtime.{name}"] = value if isinstance(value, str) else json.dumps(value)
     return found
 

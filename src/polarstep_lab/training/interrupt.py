@@ -10,12 +10,21 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Interrupt", "ctrl_c_blocked", "unblock_ctrl_c"]
+__all__ = ["Interrupt", "Interrupted", "ctrl_c_blocked", "unblock_ctrl_c"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(Exception):
+    """The run was stopped by a signal, after writing its checkpoint."""
+
+    def __init__(self, directory: Path, step: int, steps: int) -> None:
+        super().__init__(f"stopped after step {step} of {steps}; the checkpoint is in {directory}")
+        self.directory, self.step, self.steps = directory, step, steps
 
 
 class Interrupt:
@@ -57,9 +66,10 @@ class Interrupt:
 
 @contextmanager
 def ctrl_c_blocked() -> Iterator[None]:
-    """Processes that are started in here do not see Ctrl-C; this process sees it afterwards.
+    """A context that holds Ctrl-C back from this process and from processes that it starts.
 
-    A started process sees it when it calls :func:`unblock_ctrl_c`, a Ctrl-C from before included.
+    This process sees a Ctrl-C when the context ends, a started process when it calls
+    :func:`unblock_ctrl_c`.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -72,6 +82,6 @@ def ctrl_c_blocked() -> Iterator[None]:
 
 
 def unblock_ctrl_c() -> None:
-    """Let this process see Ctrl-C; one that is pending raises KeyboardInterrupt here."""
+    """Let this process see Ctrl-C; a Ctrl-C that came before raises KeyboardInterrupt here."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -227,11 +227,11 @@ def normalize_filters(filters: list[Tensor]) -> None:
     torch._foreach_div_([local(p) for p in filters], norms)
 
 
-def optimizer_gflops(model: Model, config: RunConfig) -> float:
+def optimizer_gflops(model: Model, config: RunConfig, device: torch.device | None = None) -> float:
     """GFLOPs per optimizer step in the paper's convention, from the shapes of the model.
 
-    With ``optimizer.polar.auto`` they are those of the maps that are chosen on a CPU. NaN for a peer,
-    whose work is not counted.
+    With ``optimizer.polar.auto`` they are those of the maps that are chosen on ``device``, by default a
+    CPU. NaN for a peer, whose work is not counted.
     """
     polar, rule = config.optimizer.polar, config.rule
     if rule.peer is not None:
@@ -256,9 +256,11 @@ def optimizer_gflops(model: Model, config: RunConfig) -> float:
     if rule.algorithm != "muon":
         return sum(ledger(work, config.method).values()) / 1e9
     if polar.auto is not None:
-        auto = ps.Auto(polar.auto)
+        auto, on = ps.Auto(polar.auto), device or torch.device("cpu")
         spent = muon_ledger(
-            work, nesterov=rule.nesterov, polar=lambda _, m, n: {"polar map": auto.flops(m, n)}
+            work,
+            nesterov=rule.nesterov,
+            polar=lambda _, m, n: {"polar map": auto.on(m, n, on).flops(m, n)},
         )
         return sum(spent.values()) / 1e9
     sketch = None if polar.rank is None else "gaussian" if warm else polar.sketch

@@ -64,8 +64,8 @@ def test_runs_that_diverge_or_fail_are_told_and_do_not_stop_the_others(tmp_path,
 
 
 def test_ctrl_c_keeps_checkpoints_and_the_runs_go_on_to_the_same_end(tmp_path):
-    stages = [{"steps": 240, "sequences": 2, "sequence_length": 16}]
-    longer = TINY | {"data.stages": stages, "evaluation.every": 50}
+    stages = [{"steps": 40, "sequences": 2, "sequence_length": 16}]
+    longer = TINY | {"data.stages": stages, "evaluation.every": 15}
     runs = comparison_runs(RECIPE, METHODS[4:5], [1], longer, tmp_path / "whole")
     list(run_in_processes(runs, workers=1))
     script = tmp_path / "cut.py"
@@ -78,7 +78,7 @@ from polarstep_lab.suites.suite import comparison_runs
 
 class CtrlC(parallel.Messenger):
     def advance(self, step):
-        if step == 100:
+        if step == 20:
             os.killpg(0, signal.SIGINT)  # to this worker and its parent, as a terminal does
 
 parallel.Messenger = CtrlC  # the worker imports this file too
@@ -93,7 +93,7 @@ if __name__ == "__main__":
     assert pending(cut) == cut
     assert (cut[0].directory / "checkpoint.pt").exists()
     steps = [event.step for event in run_in_processes(cut, workers=1) if event.steps]
-    assert steps[0] == 100  # it went on, rather than starting anew
+    assert steps[0] == 20  # it went on, rather than starting anew
     values = [RunRecord.load(each[0].directory).result.value for each in (runs, cut)]
     assert values[0] == values[1]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import polarstep
 import polarstep_lab
 from polarstep_lab.cli import SUBCOMMANDS, app
 
@@ -24,7 +25,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], [], ["rnu"]], ids=str)
+@pytest.mark.parametrize("arguments", [["--help"], [], ["rnu"], ["--version"]], ids=str)
 def test_the_overview_imports_nothing_heavy(arguments):
     done = python(
         f"""
@@ -37,7 +38,16 @@ main()
     )
     assert done.stdout.splitlines()[-1] == "loaded []"
     said = done.stdout + done.stderr
+    if arguments == ["--version"]:
+        assert said.startswith("polarstep ")
+        return
     assert "'run'" in said if arguments == ["rnu"] else all(name in said for name in SUBCOMMANDS)
+
+
+def test_the_version_is_that_of_the_package():
+    shown = CliRunner().invoke(app, ["--version"])
+    assert shown.exit_code == 0
+    assert shown.output == f"polarstep {polarstep.__version__}\n"
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)

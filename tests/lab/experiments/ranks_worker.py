@@ -51,6 +51,10 @@ WARM = {"optimizer__polar__sketch": "warm", "data__stages": LONG}
 KEPT = {"optimizer__polar__keep": 3, "data__stages": LONG}
 
 
+# An odd number of images to validate on.
+IMAGES: dict[str, Any] = {"data__held_out": 41, "data__epochs": 1.0}
+
+
 def cases(folder: Path) -> dict[str, tuple[Parallel, RunConfig]]:
     """Runs that two ranks make from the first step to the last."""
     images = folder / "data"
@@ -59,9 +63,9 @@ def cases(folder: Path) -> dict[str, tuple[Parallel, RunConfig]]:
         "gpt-fsdp": ("fsdp", tiny_gpt("rand-muon", **GPT, runtime__micro_batch=1)),
         "stages-ddp": ("ddp", tiny_gpt("muon", data__stages=TWO_STAGES)),
         "adamw-fsdp": ("fsdp", tiny_gpt("adamw", data__stages=TWO_STAGES)),
-        "cnn-ddp": ("ddp", tiny_cnn(images, "rand-muon", data__held_out=41)),
-        "cnn-fsdp": ("fsdp", tiny_cnn(images, "muon", data__held_out=41)),
-        "cnn-sgd-ddp": ("ddp", tiny_cnn(images, "sgd", data__held_out=41)),
+        "cnn-ddp": ("ddp", tiny_cnn(images, "rand-muon", **IMAGES)),
+        "cnn-fsdp": ("fsdp", tiny_cnn(images, "muon", **IMAGES)),
+        "cnn-sgd-ddp": ("ddp", tiny_cnn(images, "sgd", **IMAGES)),
         "noise-ddp": ("ddp", tiny_cnn(images, "muon", data__epochs=0.5, **NOISE)),
         "diverged-ddp": ("ddp", tiny_gpt("sgd", optimizer__lr=1e30)),
     }

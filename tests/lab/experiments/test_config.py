@@ -705,6 +705,16 @@ def test_lists_of_methods_may_hold_groups_and_keep_the_order():
     assert len(found) == len(OURS) + 1
 
 
+def test_gflops_of_auto_are_those_of_the_map_on_the_device():
+    """On a GPU the filters of the CIFAR-10 network are in full space; on a CPU the wide ones are not."""
+    auto, full = (resolve("cifar10", slug) for slug in ("auto", "muon-polar-express"))
+    with torch.device("meta"):
+        model = ConvNet(auto.model)
+    on_gpu = optimizer_gflops(model, auto, torch.device("cuda"))
+    assert on_gpu == pytest.approx(optimizer_gflops(model, full), rel=0.01)
+    assert optimizer_gflops(model, auto) < 0.5 * on_gpu
+
+
 def test_gflops_of_our_methods():
     gflops = {}
     for slug in ("muon-polar-express", "muon-polar-express-rows", "deflated", "auto", "auto-rows"):

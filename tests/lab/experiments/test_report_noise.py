@@ -57,6 +57,7 @@ def only_row(path: Path):
     return section.rows[0]
 
 
+@pytest.mark.rendered
 def test_the_figure_has_every_panel_and_says_what_was_drawn(tmp_path):
     write_noise(write_run(tmp_path / "a", method="Muon (Nesterov)"), rows_of())
     figure = noise_figure(only_row(tmp_path), "noise")
@@ -69,6 +70,7 @@ def test_the_figure_has_every_panel_and_says_what_was_drawn(tmp_path):
         assert f">{step}<" in figure.files[0]
 
 
+@pytest.mark.rendered
 def test_infinite_indices_silent_points_and_runs_without_examples_are_drawn(tmp_path):
     rows = rows_of(units=("batch",), alpha=12.0)
     for row in rows:
@@ -86,6 +88,7 @@ def test_infinite_indices_silent_points_and_runs_without_examples_are_drawn(tmp_
     assert "nan" not in figure.files[0].lower().replace("dominant", "")
 
 
+@pytest.mark.rendered
 def test_an_unfinished_run_is_shown_with_what_it_has(tmp_path):
     planned = {"runtime": {"noise": {"points": 5}}}
     write_noise(write_run(tmp_path / "a", status=None, gamma=True, overrides=planned), rows_of())
@@ -212,6 +215,7 @@ def test_the_noise_table_has_the_heaviest_point_of_each_unit(tmp_path):
     assert batch[3] == "4.00 (3.20 to 5.20) at step 0"
 
 
+@pytest.mark.rendered
 def test_a_run_that_blew_up_leaves_the_others_their_scale(tmp_path):
     write_solver(tmp_path, "quintic", [0.1, 0.2], nu=0.05)
     write_solver(tmp_path, "polar-express", [0.0], nu=1998.4756, status="diverged")
@@ -225,6 +229,7 @@ def test_a_run_that_blew_up_leaves_the_others_their_scale(tmp_path):
     assert "(diverged)" in lines.files[0]
 
 
+@pytest.mark.rendered
 def test_an_axis_stands_beside_the_recipes_own_value(tmp_path):
     write_solver(tmp_path, "quintic", [0.1, 0.2])
     write_solver(tmp_path, "cubic", [0.3, 0.4], ablation=Ablation("solver", "cubic"))
@@ -258,6 +263,7 @@ def test_the_page_shows_noise_where_there_is_some(tmp_path):
 
 
 @pytest.mark.parametrize("nu", [1e-7, 0.2])
+@pytest.mark.rendered
 def test_every_solver_has_its_panel_and_rounding_stays_invisible(tmp_path, nu):
     for index, solver in enumerate(("cubic", "empirical", "polar-express", "quintic")):
         folder = write_run(
@@ -291,7 +297,7 @@ def test_a_zero_matrix_and_rounding_are_no_inexactness(tmp_path):
         {"step": 10, "parameter": "zero", "gamma": 1.0, "nu": 0.0, "stable_rank": 0.0},
     ]
     (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    log = gamma_of(only_row(tmp_path).records)
+    log = gamma_of(only_row(tmp_path).runs["record"])
     assert list(log["matrix"]) == ["a", "b [2]", "a"]
     assert list(log["step"]) == [0, 0, 10]
     ((line,),) = [gamma_table([only_row(tmp_path)]).rows]

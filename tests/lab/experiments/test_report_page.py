@@ -13,12 +13,12 @@ import pytest
 from tests.lab.experiments.synthetic import write_comparison, write_run
 
 from polarstep.storage import StorageError
+from polarstep_lab.drawing.palette import CHROME, SERIES
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files, write_report
 from polarstep_lab.report.figures import curve_of, zoom
 from polarstep_lab.report.folder import MANIFEST
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.palette import CHROME, SERIES
 from polarstep_lab.report.runs import collect
 
 
@@ -53,6 +53,7 @@ class Outline(HTMLParser):
         self.text += data
 
 
+@pytest.mark.rendered
 def test_the_same_records_give_the_same_bytes(runs, files):
     assert report_files([runs]) == files
 
@@ -134,6 +135,7 @@ def test_the_headline_of_ablations_alone_is_about_settings(tmp_path):
 HOSTILE = "x|y <script>alert(1)</script>\n# [a](b) `c` **d** &amp;"
 
 
+@pytest.mark.rendered
 def test_text_from_records_cannot_become_html_or_break_a_table(tmp_path):
     folder = write_run(tmp_path / HOSTILE.replace("/", ""), recipe=HOSTILE, method=HOSTILE)
     write_run(tmp_path / "other", recipe=HOSTILE, method="AdamW", final=31.0)
@@ -216,6 +218,7 @@ def test_a_band_is_one_deviation_and_a_lost_run_stays_out_of_it(runs):
     assert [status for status, _ in curve.broken] == ["diverged"]
 
 
+@pytest.mark.rendered
 def test_a_run_monitored_without_a_finite_value_still_has_its_figure(tmp_path):
     folder = write_run(tmp_path / "a", gamma=True)
     row = {"step": 0, "parameter": "a", "gamma": None, "nu": None}

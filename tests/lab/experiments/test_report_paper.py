@@ -20,12 +20,12 @@ from tests.lab.experiments.synthetic import (
 )
 
 from polarstep.storage import read_json, write_json
+from polarstep_lab.estimates import Estimate
 from polarstep_lab.paper import ABLATIONS, METHODS, TABLE_2
 from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
 from polarstep_lab.report.beside_paper import beside_the_paper
-from polarstep_lab.report.estimates import Estimate
 from polarstep_lab.report.figures import curve_of, trajectory_figure
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import brief_lines
@@ -55,12 +55,12 @@ def test_digits_are_compared_where_the_setting_is_the_papers(cifar):
     assert beside.comparable
     for line in beside.lines:
         paper, ours = TABLE_2["cifar10"].rows[line.row.method], line.row.metric
-        assert line.difference.value == pytest.approx(ours.mean - paper.mean)
+        assert line.row.off_the_paper.value == pytest.approx(ours.mean - paper.mean)
         expected = math.sqrt(ours.std**2 / ours.n + paper.std**2 / 50)
-        assert line.difference.error == pytest.approx(expected)
-        t = line.difference.interval / expected  # a few degrees of freedom: more than two
+        assert line.row.off_the_paper.error == pytest.approx(expected)
+        t = line.row.off_the_paper.interval / expected  # a few degrees of freedom: more than two
         assert 2 < t < 3
-        assert line.row.differs == (abs(line.difference.value) > t * expected)
+        assert line.row.differs == (abs(line.row.off_the_paper.value) > t * expected)
     assert any(
         line.row.differs for line in beside.lines
     )  # they were moved by two to three deviations
@@ -146,7 +146,7 @@ def test_another_model_and_other_text_are_not_compared_in_digits(tmp_path):
     beside = beside_the_paper(found)
     assert not beside.comparable
     assert beside.summary.startswith("Not comparable in digits")
-    assert all(line.difference is None for line in beside.lines)
+    assert all(line.row.off_the_paper is None for line in beside.lines)
     assert {line.row.method: line.paper_place for line in beside.lines}["Muon (Polyak)"] == 1
     reference = next(line for line in beside.lines if line.row.method == "Muon (Nesterov)")
     assert reference.cost == reference.paper_cost == 1
@@ -561,14 +561,14 @@ def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(t
     beside = beside_the_paper(section(tmp_path))
     assert [line.place for line in beside.lines][1] == 1
     assert math.isnan(beside.lines[0].place)
-    assert beside.lines[0].difference is None
+    assert beside.lines[0].row.off_the_paper is None
     assert beside.order == ""
     assert "Next to the paper" in report_files([tmp_path])["index.html"].decode()
 
 
 def test_seconds_of_a_run_are_in_the_tables(cifar):
     found, root = cifar
-    seconds = [run.seconds for run in found.rows[0].records]
+    seconds = [run.seconds for run in found.rows[0].runs["record"]]
     assert found.rows[0].times["run_seconds"] == statistics.median(seconds)
     assert "| Run s |" in markdown((found,), ())
     lines = list(csv.DictReader(io.StringIO(report_files([root])["runs.csv"].decode())))
@@ -586,8 +586,26 @@ def test_many_seeds_are_one_command(cifar):
     assert command.endswith("--seed $seed --vary rank=16; done")
 
 
+@pytest.mark.rendered
 def test_a_page_of_350_runs_stays_small(tmp_path):
     write_table_2(tmp_path / "table2", "cifar10", seeds=50)
     files = report_files([tmp_path])
     assert len(files["index.html"]) < 1_000_000
     assert sum(map(len, files.values())) < 3_000_000
+
+
+def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
+    """Its environment says so; the times of the row are those of its other runs."""
+    for seed, ms in ((0, 2.0), (1, 9.0)):
+        write_run(tmp_path / f"seed-{seed}", seed=seed, optimizer_ms=ms)
+    environment = tmp_path / "seed-1" / "environment.json"
+    known = json.loads(environment.read_text())
+    known["started"] = "2030-01-01T00:00:00+00:00"  # the two did not run at the same time
+    for shared, expected in ((False, [2.0, 9.0]), (True, [2.0])):
+        environment.write_text(json.dumps(known | {"device_shared": shared}))
+        (section,), _ = sections_of(collect([tmp_path]))
+        (found,) = section.rows
+        assert sorted(found.timed["optimizer_ms_per_step"]) == expected
+        assert len(found.finished) == 2
+        alone = "over the 1 seeds of a row that had it to themselves" in markdown((section,), ())
+        assert alone == shared

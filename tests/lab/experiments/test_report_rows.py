@@ -178,6 +178,7 @@ def test_ablations_are_sorted_by_value_and_apart_from_the_comparison(tmp_path):
     assert len(section.rows) == 1
 
 
+@pytest.mark.rendered
 def test_an_axis_varied_with_several_settings_is_several_ablations(tmp_path):
     """Each has its own base, where its other setting is a value of another axis."""
     lr = {"optimizer.lr": 0.03}

@@ -216,12 +216,12 @@ def test_kill_at_chosen_moments(moment, tmp_path, monkeypatch):
     train(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         if moment == "before the first checkpoint":
-            patch.setattr("polarstep_lab.training.train.save_checkpoint", kill)
+            patch.setattr("polarstep_lab.training.loop.save_checkpoint", kill)
         elif moment == "between log and checkpoint":
             saved = iter(range(3))
             real = checkpoint.save_checkpoint
             patch.setattr(
-                "polarstep_lab.training.train.save_checkpoint",
+                "polarstep_lab.training.loop.save_checkpoint",
                 lambda *a: real(*a) if next(saved, None) is not None else kill(),
             )
         else:

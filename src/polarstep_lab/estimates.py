@@ -9,9 +9,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
-from scipy import special
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["MISSING", "Difference", "Estimate", "joined", "listed", "number", "paired", "plural"]
 
@@ -40,6 +41,8 @@ class Difference:
         """
         if self.error is None:
             return None
+        from scipy import special  # takes a while, and means alone can be shown without it
+
         return self.error * float(special.stdtrit(self.freedom, 0.975))
 
     @property
@@ -80,7 +83,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Estimate | None:
-        """The estimate of the finite ones among ``values``; ``None`` where there are none.
+        """The estimate from the finite values; ``None`` where no value is finite.
 
         The standard library rounds both correctly, so the digits are the same on every machine.
 
@@ -124,6 +127,7 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Difference | None:
     A seed fixes the initial weights and the order of the data, so that a lucky seed is lucky on both
     sides.
 
+    >>> import pandas as pd
     >>> paired(pd.Series({1: 3.0, 2: 5.0, 9: 0.0}), pd.Series({1: 2.0, 2: 3.0}))
     Difference(value=1.5, error=0.5, freedom=1, pairs=2)
     """
@@ -136,15 +140,14 @@ def number(value: float | None, digits: int = 4) -> str:
 
     >>> number(2135.7551), number(0.0118), number(3.0), number(None)
     ('2136', '0.01180', '3.000', '—')
+    >>> number(0.0), number(123456.7), number(9.99996), number(1.23456e-5), number(2e6)
+    ('0.000', '123457', '10.00', '1.235e-05', '2.000e+06')
     """
     if value is None or value != value:
         return MISSING
-    if value != 0 and not 1e-4 <= abs(value) < 1e6:
-        return f"{value:.{digits - 1}e}"
-    decimals = 0
-    while decimals < digits + 3 and abs(value) * 10**decimals < 10 ** (digits - 1):
-        decimals += 1
-    return f"{value:.{decimals if value else digits - 1}f}"
+    if 10**digits <= abs(value) < 1e6:
+        return f"{value:.0f}"
+    return f"{value:#.{digits}g}".removesuffix(".")
 
 
 def _with_spread(value: float, spread: float | None, decimals: int) -> str:

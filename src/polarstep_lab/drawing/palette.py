@@ -78,7 +78,7 @@ _VARIABLES = {look.light: look.variable for look in ALL_LOOKS}
 
 
 def look_of(method: str) -> Look:
-    """The look of a method; one that nobody knows is drawn like secondary text."""
+    """The look of a method; an unknown method is drawn like secondary text."""
     return (SERIES | _BESIDE).get(method, replace(CHROME[1], dash=":", marker="P"))
 
 

@@ -11,8 +11,8 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -20,9 +20,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from polarstep_lab.report.palette import CHROME, Look, themed
+from polarstep_lab.drawing.palette import CHROME, Look, themed
 
-__all__ = ["Drawing", "Panel", "Series", "paint_panels", "paint_series", "style_axes"]
+__all__ = ["Drawing", "Panel", "Series", "paint_series", "style_axes"]
 
 INK, INK_SOFT, RULE, PAGE, _, ALARM = (look.light for look in CHROME)
 
@@ -81,6 +81,21 @@ class Drawing:
         rest = re.sub(r"<metadata>.*?</metadata>", "", rest, flags=re.DOTALL)
         return themed(f"{opening}>{rest}")
 
+    @classmethod
+    def of_panels(
+        cls,
+        name: str,
+        title: str,
+        caption: str,
+        size: tuple[float, float],
+        panels: Sequence[Panel],
+        columns: int,
+        sharey: bool | Literal["row"] = True,
+    ) -> Drawing | None:
+        """The figure of ``panels`` in a grid of so many columns; ``None`` without panels."""
+        paint = partial(_paint_panels, panels=panels, columns=columns, sharey=sharey)
+        return cls(name, title, caption, size, paint) if panels else None
+
 
 @dataclass(frozen=True)
 class Series:
@@ -108,18 +123,22 @@ class Panel:
     finish: Callable[[Axes], object] = lambda axes: None
 
 
-def paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: Any = True) -> None:
-    """All panels in a grid of so many columns, and below them the names of all series, once."""
+def _paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: Any) -> None:
+    """All panels in a grid of so many columns, and below them the names of all series, once.
+
+    Panels that share their y axis with a neighbour on the left have no label of their own for it.
+    """
     columns = min(columns, len(panels))
     grid = figure.subplots(math.ceil(len(panels) / columns), columns, squeeze=False, sharey=sharey)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     names: dict[str, Any] = {}
-    for axes, panel in zip(grid.flat, panels, strict=False):
+    for place, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False)):
         for series in panel.series:
             paint_series(axes, series)
         axes.set(xscale=panel.xscale, yscale=panel.yscale)
-        style_axes(axes, panel.xlabel, panel.ylabel, panel.title)
+        ylabel = "" if sharey and place % columns else panel.ylabel
+        style_axes(axes, panel.xlabel, ylabel, panel.title)
         panel.finish(axes)
         handles, labels = axes.get_legend_handles_labels()
         names |= dict(zip(labels, handles, strict=True))

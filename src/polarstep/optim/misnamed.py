@@ -1,0 +1,83 @@
+"""Errors for keyword arguments that :class:`polarstep.Muon` and :func:`polarstep.muon_for` do not have.
+
+Python's own error names the argument alone. People who come from another optimizer bring its names
+along, and each of them has an equivalent here, or is not needed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["SYNONYMS", "check_names", "with_known_names"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Names that other libraries, torch.optim.Muon among them, give to our options.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    "decay": "weight_decay",
+    "beta": "momentum",
+    "mu": "momentum",
+    "ns_steps": "polar",
+    "ns_coefficients": "polar",
+    "adjust_lr_fn": "lr_scale",
+    "layout": "layouts",
+    "split_sizes": "splits",
+    "split_columns": "splits",
+    "split_repeats": "splits",
+    "params": "model",
+}
+# What to write instead, where a name alone does not say it.
+REMEDIES = {
+    "ns_steps": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
+    "ns_coefficients": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
+    "adjust_lr_fn": 'give lr_scale="spectral" for "original", "rms" for "match_rms_adamw"',
+    "foreach": "leave it out, as matrices of one shape are always updated together",
+    "capturable": "leave it out, as a step can be captured in a CUDA graph without it",
+    "differentiable": "leave it out, as no gradient flows through a step",
+    "maximize": "leave it out, and negate the loss",
+    "amsgrad": "leave it out, as AdamW here is without it",
+}
+# Options that AdamW has and Muon has not.
+ADAMW = ("betas", "eps")
+
+
+def with_known_names(build: Callable[P, R]) -> Callable[P, R]:
+    """``build``, with an error that names the remedy for a keyword argument it does not have."""
+    known = [name for name in inspect.signature(build).parameters if name != "self"]
+
+    @wraps(build)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        check_names(build.__qualname__.partition(".")[0], options, known)
+        return build(*args, **options)
+
+    return call
+
+
+def check_names(title: str, options: dict[str, Any], known: Collection[str]) -> None:
+    """Raise a ``TypeError`` for the first of ``options`` whose name is not among ``known``."""
+    for name, value in options.items():
+        if name not in known:
+            raise TypeError(
+                f"{name}={value!r} is no argument of {title}: {_remedy(name, value, known)}"
+            )
+
+
+def _remedy(name: str, value: Any, known: Collection[str]) -> str:
+    if name in REMEDIES:
+        return REMEDIES[name]
+    if name in ADAMW:
+        group = f'a group {{"params": …, "algorithm": "adamw", "{name}": {value!r}}}'
+        rule = f"others=polarstep.AdamW({name}={value!r})"
+        return f"it is AdamW's; give {rule if 'others' in known else group}"
+    if SYNONYMS.get(name) in known:
+        return f"did you mean {SYNONYMS[name]}?"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    listed = ", ".join(each for each in known if each != "params")
+    return f"did you mean {close[0]}?" if close else f"expected some of {listed}"

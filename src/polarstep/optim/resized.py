@@ -1,0 +1,56 @@
+"""Refuse a step on a parameter that has another shape than its state.
+
+``resize_token_embeddings`` gives a parameter new data of another size, and a checkpoint may be of a
+model with another vocabulary. torch's fused rules and our kernels take sizes from the parameter and
+addresses from the state, so they would read and write memory that is not theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from polarstep.optim.groups import Group, named_params
+
+__all__ = ["Sizes", "check_shapes"]
+
+# Entries of the state that have the shape of their parameter, with every rule.
+SHAPED_ALIKE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "rounding_error")
+
+
+class Sizes:
+    """The sizes that parameters had when their state was last compared with them.
+
+    Comparing every tensor at every step would take longer than to read the sizes of the parameters.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[int] = []
+
+    def check(self, groups: Iterable[Group], state: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Raise for a parameter whose state has another shape, if some size has changed."""
+        groups = list(groups)
+        sizes = [p.numel() for group in groups for p in group["params"]]
+        if sizes == self._known:
+            return
+        for group in groups:
+            for name, p in named_params(group):
+                check_shapes(name, p, state.get(p, {}))
+        self._known = sizes
+
+
+def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any]) -> None:
+    """Raise for the first tensor in the state of ``p`` that cannot be that of ``p``."""
+    for key in SHAPED_ALIKE:
+        kept = of_parameter.get(key)
+        if kept is not None and getattr(kept, "shape", None) != p.shape:
+            found = tuple(kept.shape) if isinstance(kept, Tensor) else type(kept).__name__
+            raise ValueError(
+                f"{key} of {name} is {found}, and the parameter has shape {tuple(p.shape)}: expected "
+                "the same shape. Either the parameter was resized after a step, as by "
+                "resize_token_embeddings: make a new optimizer, or let this parameter start anew by "
+                "optimizer.state.pop(parameter). Or the checkpoint is of another model, or of one whose "
+                "parameters came in another order"
+            )

@@ -1,0 +1,126 @@
+"""Mistakes that a step would pass over in silence. Each is told once, as a warning with the remedy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from polarstep.optim.collect import Work
+from polarstep.optim.following import Places
+from polarstep.optim.groups import ELEMENTWISE, Group
+
+__all__ = ["Told"]
+
+# Frames between a warning and the caller of step(), which torch has wrapped twice.
+LEVEL = 7
+
+
+class Told:
+    """What an optimizer has told its user, and what it must know to notice a mistake."""
+
+    def __init__(self) -> None:
+        self._made_with: dict[str, float] = {}  # the learning rate of each group when it was added
+        self._frozen: dict[int, tuple[str, Tensor]] = {}  # by id, with the names in the model
+        self._no_gradient = self._replaced = self._one_rate = False
+
+    def added(self, group: Group) -> None:
+        """Note a group that is now the optimizer's."""
+        if not isinstance(group["lr"], Tensor):
+            self._made_with[group["name"]] = group["lr"]
+        for p in group["params"]:
+            self._frozen.pop(id(p), None)
+
+    def frozen(self, groups: Iterable[Group]) -> None:
+        """Note the parameters that :func:`polarstep.muon_for` found frozen and put in no group."""
+        self._frozen = {id(p): (name, p) for group in groups for name, p in group["params"]}
+
+    def of_step(
+        self, groups: list[Group], works: Sequence[Work], places: Places | None = None
+    ) -> None:
+        """Warn of what is wrong with a step on ``works``, if it has not been told before."""
+        count = sum(len(group["params"]) for group in groups)
+        updated = sum(len(work.params) for work in works)
+        if not self._no_gradient and updated == 0:
+            self._tell_of_no_gradient(count)
+        elif not self._replaced and updated < count and places is not None:
+            self._tell_of_the_replaced(places.replaced(groups))
+        if self._frozen:
+            self._tell_of_the_unfrozen()
+        if not self._one_rate:
+            self._tell_of_one_rate(groups)
+
+    def _tell_of_no_gradient(self, count: int) -> None:
+        if count == 0:
+            return
+        self._no_gradient = self._replaced = True
+        warnings.warn(
+            f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
+            "updated. Expected gradients from backward(). If it has run, these are no longer the "
+            "parameters of the model: get_peft_model, fully_shard, and to() or "
+            "load_state_dict(assign=True) on some paths put new ones in their place. Make the optimizer "
+            "after them, as muon_for(model)",
+            stacklevel=LEVEL,
+        )
+
+    def _tell_of_the_replaced(self, names: list[str]) -> None:
+        """The model has other parameters in the places of some."""
+        if not names:
+            return
+        self._replaced = True
+        more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
+        warnings.warn(
+            f"{names[0]}{more} been replaced in the model since muon_for was called, as by "
+            "resize_token_embeddings, a new head or load_state_dict(assign=True). The new parameter has "
+            "a gradient, but this optimizer still holds the old one. Make the optimizer after the last "
+            "call that replaces parameters",
+            stacklevel=LEVEL,
+        )
+
+    def _tell_of_the_unfrozen(self) -> None:
+        """Parameters that were frozen have gradients now, and no group."""
+        names = [name for name, p in self._frozen.values() if p.grad is not None]
+        if not names:
+            return
+        self._frozen = {}
+        more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
+        warnings.warn(
+            f"{names[0]}{more} a gradient, but no group of this optimizer: frozen parameters are left "
+            "out when muon_for is called. Unfrozen later, they must be added, by "
+            'optimizer.add_param_group({"params": [...]}); each gets the rule it would have had. If '
+            'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
+            stacklevel=LEVEL,
+        )
+
+    def _tell_of_one_rate(self, groups: Sequence[Group]) -> None:
+        """AdamW or SGD has the learning rate of Muon, and was made with a smaller one.
+
+        A loop that writes the same ``group["lr"]`` to all groups does this, and ``OneCycleLR`` with one
+        number. A rate in a tensor is not read, as that would wait for the device.
+        """
+        known = [
+            (group, self._made_with[group["name"]])
+            for group in groups
+            if group.get("name") in self._made_with and not isinstance(group["lr"], Tensor)
+        ]
+        muon = [(group, made) for group, made in known if group["algorithm"] == "muon"]
+        for group, made in known:
+            if group["algorithm"] == "muon" or group["lr"] <= made:
+                continue
+            for other, made_too in muon:
+                if other["lr"] == group["lr"] and made_too != made:
+                    self._one_rate = True
+                    _warn_of_one_rate(other, made_too, group, made)
+                    return
+
+
+def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float) -> None:
+    rule = ELEMENTWISE[other["algorithm"]].__name__
+    warnings.warn(
+        f"the groups {muon['name']!r} (Muon) and {other['name']!r} ({rule}) both have "
+        f"lr={muon['lr']:g} now; they were made with {made:g} and {other_made:g}. Expected a schedule "
+        "that multiplies each group's own rate by a factor, as LambdaLR does; OneCycleLR takes a list "
+        "with a rate for each group. If one rate for all is meant, make the optimizer with it",
+        stacklevel=LEVEL + 1,
+    )

@@ -1,0 +1,88 @@
+"""``polarstep list``: recipes, methods and ablations, or the runs below a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from polarstep_lab.ablations import AXES
+from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.methods import METHODS, all_methods, find_method
+from polarstep_lab.recipes import RECIPES
+from polarstep_lab.records.record import RunRecord, find_runs
+
+__all__ = ["list_"]
+
+
+def list_(
+    folder: Annotated[
+        Path | None, typer.Argument(help="List the runs below this folder instead.")
+    ] = None,
+) -> None:
+    """List recipes, methods and ablations; or the runs below a folder."""
+    console = Console()
+    if folder is not None:
+        with clear_errors(""):
+            _list_runs(folder, console)
+        return
+    needs = Column("needs", overflow="fold")
+    recipes = Table("recipe", "what", needs, title="Recipes", title_justify="left")
+    for recipe in RECIPES.values():
+        recipes.add_row(recipe.name, recipe.summary, recipe.needs)
+    methods = Table("method", "row of Table 2", title="Methods", title_justify="left")
+    for method in METHODS:
+        methods.add_row(method.slug, method.name)
+    beside = Table("method", "row", title="Methods beside Table 2", title_justify="left")
+    for method in all_methods()[len(METHODS) :]:
+        beside.add_row(method.slug, method.name)
+    axes = Table(
+        "axis",
+        "",
+        "nanogpt",
+        "cifar10",
+        title="Ablations",
+        title_justify="left",
+    )
+    for axis in AXES:
+        values = [", ".join(map(str, found)) for found in (axis.nanogpt, axis.cifar10)]
+        axes.add_row(
+            axis.name, axis.symbol, *(["½ to 2 × the recipe's"] * 2 if axis.around else values)
+        )
+    console.print(recipes, methods, beside, axes)
+    relative = " and ".join(axis.name for axis in AXES if axis.relative)
+    *some, last = [axis.name for axis in AXES if axis.ours]
+    ours = f"{', '.join(some)} and {last}"
+    others = [f"{axis.name} also takes {', '.join(axis.also)}" for axis in AXES if axis.also]
+    console.print(
+        f"Other recipes vary {relative} in the same proportion to their own. "
+        f"Not the paper's: {ours}; {'; '.join(others)} (--values).",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _list_runs(folder: Path, console: Console) -> None:
+    table = Table(title=f"Runs in {folder}", title_justify="left")
+    table.add_column("run", overflow="fold", min_width=16)
+    for header in ("method", "seed", "status", "steps", "value"):
+        table.add_column(header, no_wrap=True)
+    recipe = ""
+    for directory in find_runs([folder]):
+        run = RunRecord.load(directory)
+        identity = run.identity
+        if identity.recipe != recipe:
+            recipe = identity.recipe
+            table.add_row(recipe, style="bold")
+        table.add_row(
+            str(directory.relative_to(folder)),
+            find_method(identity.method).slug,
+            str(identity.seed),
+            run.status,
+            str(run.metrics[-1].step if run.metrics else 0),
+            f"{run.result.value:.4f}" if run.result else "",
+        )
+    console.print(table)

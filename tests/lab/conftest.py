@@ -1,0 +1,34 @@
+"""Figures are painted in every test, and rendered in those that look at them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BLANK = {
+    "svg": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>',
+    "png": b"\x89PNG\r\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write blank files instead of figures, unless the test is marked as ``rendered``.
+
+    A report takes a second or more for each of its figures, nine tenths of it to render what was
+    painted. Fixtures of a whole file are made before this one, and render.
+    """
+    if request.node.get_closest_marker("rendered") is not None:
+        return
+    figure = pytest.importorskip("matplotlib.figure")
+
+    def savefig(self: Any, file: io.BytesIO | Path | str, *, format: str, **options: Any) -> None:
+        if isinstance(file, str | Path):
+            Path(file).write_bytes(BLANK[format])
+        else:
+            file.write(BLANK[format])
+
+    monkeypatch.setattr(figure.Figure, "savefig", savefig)

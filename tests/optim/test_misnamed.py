@@ -1,0 +1,73 @@
+"""Arguments of other optimizers are refused with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.optim.sample_models import mlp
+from torch.nn import Parameter
+
+from polarstep import Muon, muon_for
+from polarstep.distributed.step import Distribution
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ({"foreach": True}, r"foreach=True is no argument of \w+: leave it out"),
+        ({"capturable": True}, r"capturable=True .*: leave it out"),
+        ({"maximize": True}, r"negate the loss"),
+        ({"ns_steps": 5}, r"give polar=polarstep\.NewtonSchulz\(steps, coefficients\)"),
+        ({"adjust_lr_fn": "match_rms_adamw"}, r'lr_scale="spectral" .* "rms" for'),
+        ({"wd": 0.1}, r"did you mean weight_decay\?"),
+        ({"learning_rate": 0.1}, r"did you mean lr\?"),
+        ({"momentun": 0.9}, r"did you mean momentum\?"),
+        ({"zebra": 1}, r"zebra=1 is no argument of \w+: expected some of .*lr, momentum, nesterov"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_unknown_arguments_of_muon_and_muon_for(option, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        Muon([Parameter(torch.eye(3))], **option)
+    with pytest.raises(TypeError, match=remedy):
+        muon_for(mlp(8, 8, 8, 2), **option)
+    with pytest.raises(TypeError, match=remedy):  # before there is a model
+        muon_for(**option)
+    with pytest.raises(TypeError, match=remedy):  # with the model
+        muon_for(lr=0.1)(mlp(8, 8, 8, 2), **option)
+
+
+def test_the_options_of_adamw_are_sent_to_its_rule():
+    with pytest.raises(TypeError, match=r"others=polarstep\.AdamW\(betas=\(0\.9, 0\.99\)\)"):
+        muon_for(mlp(8, 8, 8, 2), betas=(0.9, 0.99))
+    with pytest.raises(
+        TypeError, match=r'a group \{"params": …, "algorithm": "adamw", "eps": 1e-10\}'
+    ):
+        Muon([Parameter(torch.eye(3))], eps=1e-10)
+
+
+def test_muon_for_has_its_own_names_for_cuts_and_layouts():
+    with pytest.raises(TypeError, match=r"split_sizes=.*did you mean splits\?"):
+        muon_for(mlp(8, 8, 8, 2), split_sizes=(4, 4))
+    with pytest.raises(TypeError, match=r"layout='conv'.*did you mean layouts\?"):
+        muon_for(mlp(8, 8, 8, 2), layout="conv")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splits": 3}, r"splits=3: expected a dict by patterns of parameter names"),
+        ({"layouts": "conv"}, r"layouts='conv': expected a dict by patterns"),
+        ({"rules": {"0.weight": "muon"}}, r"rules=\{.*\}: expected a list of pairs"),
+        ({"rules": "0.weight"}, r"rules='0\.weight': expected a list of pairs"),
+    ],
+)
+def test_arguments_of_muon_for_of_another_type(options, message):
+    with pytest.raises(TypeError, match=message):
+        muon_for(mlp(8, 8, 8, 2), **options)
+
+
+def test_a_process_group_that_is_none():
+    with pytest.raises(TypeError, match=r"process_group='nccl': expected the ranks.*group\.WORLD"):
+        muon_for(mlp(8, 8, 8, 2), process_group="nccl")
+    assert Distribution(process_group=None).process_group is None

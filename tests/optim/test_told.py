@@ -1,0 +1,133 @@
+"""Mistakes that a step would pass over in silence are told once, with the remedy."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tests.optim.sample_models import mlp
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+from polarstep import AdamW, Muon, muon_for
+
+
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).square().mean().backward()
+    optimizer.step()
+
+
+def told(model, optimizer, steps=3, before=lambda k: None):
+    """The warnings of a few steps."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for k in range(steps):
+            before(k)
+            step(model, optimizer)
+    return [each for each in found if issubclass(each.category, UserWarning)]
+
+
+def test_a_layer_that_is_unfrozen_and_not_added():
+    model = mlp(8, 8, 8, 2)
+    model[0].requires_grad_(False)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    model[0].requires_grad_(True)
+    (warning,) = told(model, optimizer)  # once in three steps
+    assert "0.weight and 1 more have a gradient, but no group" in str(warning.message)
+    assert 'optimizer.add_param_group({"params": [...]})' in str(warning.message)
+    assert warning.filename == __file__  # where step() was called
+
+
+def test_a_layer_that_is_unfrozen_and_added():
+    model = mlp(8, 8, 8, 2)
+    model[0].requires_grad_(False)
+    optimizer = muon_for(model)
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    before = model[0].weight.detach().clone()
+    assert not told(model, optimizer)
+    assert not torch.equal(before, model[0].weight)
+
+
+@pytest.mark.parametrize("by", ["module", "parameter"])
+def test_a_layer_that_is_replaced_after_the_optimizer_was_made(by):
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    if by == "module":
+        model[-1] = torch.nn.Linear(8, 5)
+    else:
+        model[-1].weight = torch.nn.Parameter(torch.ones(5, 8))
+        model[-1].bias = torch.nn.Parameter(torch.ones(5))
+    optimizer.zero_grad()
+    (warning,) = told(model, optimizer)
+    assert "4.weight and 1 more have been replaced in the model" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_model_whose_parameters_are_all_replaced_is_told_of_once():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
+    (warning,) = told(model, optimizer)
+    assert "no gradient for any of the optimizer's 6 parameters" in str(warning.message)
+
+
+def test_weights_that_are_tied_after_the_optimizer_was_made():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    model[0].weight = model[2].weight
+    assert not told(model, optimizer)
+
+
+def write_one_rate(optimizer, lr):
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def test_one_rate_written_to_all_groups():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model, lr=0.02)
+    (warning,) = told(model, optimizer, 5, lambda k: write_one_rate(optimizer, 0.004 * k))
+    assert "'hidden' (Muon) and 'head' (AdamW) both have lr=0.004" in str(warning.message)
+    assert "made with 0.02 and 0.0003" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_one_number_for_the_peak_of_a_cycle():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model, lr=0.02)
+    cycle = OneCycleLR(optimizer, 0.02, total_steps=10)
+    (warning,) = told(model, optimizer, 4, lambda k: cycle.step() if k else None)
+    assert "OneCycleLR takes a list with a rate for each group" in str(warning.message)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: LambdaLR(optimizer, lambda k: 3.0 * k),
+        lambda optimizer: OneCycleLR(
+            optimizer, [5 * group["lr"] for group in optimizer.param_groups], total_steps=10
+        ),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3, eta_min=1e-6),
+    ],
+)
+def test_schedules_that_keep_the_ratio_or_end_at_one_small_rate_are_fine(schedule):
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model, lr=0.02)
+    scheduler = schedule(optimizer)
+    assert not told(model, optimizer, 6, lambda k: scheduler.step() if k else None)
+
+
+def test_one_rate_that_is_meant():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model, lr=1e-3, lr_scale="rms", others=AdamW(lr=1e-3))
+    assert not told(model, optimizer, 5, lambda k: write_one_rate(optimizer, 0.004 * k))
+
+
+def test_an_optimizer_without_parameters_has_nothing_to_miss():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Muon([{"params": []}]).step()
