@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.polar.coefficients import polar_express, resolve
-from polarstep.products.base import Products
+from polarstep.products.base import Head, Products
 
 PLAIN = Products()
 
@@ -144,9 +144,9 @@ def test_the_flattened_matrix(device: torch.device, layout: str, weighted: bool)
     inverse = torch.tensor([0.5, 0.8], device=device)[:, None, None]
     A, Q, B, X = (Y.half() for Y in (A, Q, B, X))
     given = A if layout == "wide" else A.mT.contiguous().mT
-    got = products.of(device).flattened(given, Q, B, X, W, inverse)
-    fine = [Y.double() for Y in (A, Q, B, X)]
-    want = PLAIN.flattened(*fine, None if W is None else W.double(), inverse)
+    got = products.of(device).flattened(given, Head(Q, B, X, W), inverse)
+    fine = Head(Q.double(), B.double(), X.double(), None if W is None else W.double())
+    want = PLAIN.flattened(A.double(), fine, inverse)
     assert got.dtype == torch.float16
     assert (got.mT if layout == "transposed" else got).is_contiguous()
     assert torch.linalg.matrix_norm(got.double() - want, 2).max() < 2e-2

@@ -15,7 +15,7 @@ from polarstep import products
 from polarstep.optim.step import Bucket
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, resolve
-from polarstep.products.base import Products
+from polarstep.products.base import Head, Products
 from polarstep.products.row_product import RowProduct
 
 FLAT = resolve("flat", 1)[0]
@@ -48,7 +48,7 @@ def flat_step(A: Tensor, Q: Tensor, Z: Tensor, *, float8: bool = True) -> tuple[
     left, factor, floor = deflation.rest_size(A.shape[-2], Q.shape[-1], 2.0**-10)
     inverse = Products().inverse_rest_size(A, B, left, factor, floor).float()
     T, squared = ops.flat_step(
-        A, Q, B, Z, None, inverse, FLAT, deflation.MARGIN_OF_SCALE,
+        A, Head(Q, B, Z), inverse, FLAT, deflation.MARGIN_OF_SCALE,
         most=1.5 * Q.shape[-1] + left / factor**2, float8=float8,
     )  # fmt: skip
     return T if isinstance(T, Tensor) else T.multiplied_out(), squared()
@@ -227,7 +227,7 @@ def test_a_plain_device_ignores_float8() -> None:
     A, Q, Z = A.float(), Q.float(), Z.float()
     inverse = torch.ones(1, 1, 1)
     results = [
-        Products().flat_step(A, Q, Q.mT @ A, Z, None, inverse, FLAT, 1.1, most=1.0, float8=on)[0]
+        Products().flat_step(A, Head(Q, Q.mT @ A, Z), inverse, FLAT, 1.1, most=1.0, float8=on)[0]
         for on in (True, False)
     ]
     assert torch.equal(*results)

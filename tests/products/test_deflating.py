@@ -11,7 +11,7 @@ from tests.spectra import gaussian, orthogonal, with_singular_values
 from polarstep import rng
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, polar_express, resolve
-from polarstep.products.base import SIGNS, Products, signs
+from polarstep.products.base import SIGNS, Head, Products, signs
 
 OPS = Products()
 
@@ -70,8 +70,8 @@ def test_the_flattened_matrix_is_its_formula(layout, weighted, dtype):
     expected = Q @ (W @ X if weighted else X) + (A - Q @ B) * inverse
     given = A.to(dtype)
     given = given if layout == "wide" else given.mT.contiguous().mT
-    factors = [F.to(dtype) for F in (Q, B, X)]
-    found = OPS.flattened(given, *factors, W.to(dtype) if weighted else None, inverse)
+    head = Head(Q.to(dtype), B.to(dtype), X.to(dtype), W.to(dtype) if weighted else None)
+    found = OPS.flattened(given, head, inverse)
     assert found.dtype == dtype
     assert (found.mT if layout == "transposed" else found).is_contiguous()
     tolerance = 1e-12 if dtype == torch.float64 else 1e-4
@@ -88,7 +88,7 @@ def test_a_basis_that_is_orthonormal_but_roughly_leaves_little_of_the_head():
     rough = (1 - 2**-8) * Q
     B = rough.mT @ M
     one = torch.ones(1, 1, 1, dtype=torch.float64)
-    found = OPS.flattened(M, rough, B, Z, None, one)
+    found = OPS.flattened(M, Head(rough, B, Z), one)
     error = torch.linalg.matrix_norm(found - exact, 2)
     without = torch.linalg.matrix_norm(rough @ Z + (M - rough @ B) - exact, 2)
     assert error < 0.1

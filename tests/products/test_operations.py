@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from polarstep import products, rng
 from polarstep.polar.coefficients import resolve
 from polarstep.products.base import (
+    Head,
     Products,
     frobenius_norm,
     largest_entry,
@@ -352,8 +353,9 @@ def test_a_flat_step_is_its_parts(ops, weighted):
     Z = torch.linalg.svd(B, full_matrices=False).Vh
     inverse = torch.tensor([0.2, 0.3], dtype=torch.float64)[:, None, None]
     polynomial = (1.875, -1.25, 0.375)
-    T, size = ops.flat_step(A, Q, B, Z, W, inverse, polynomial, 1.2, most=20.0, float8=False)
-    X = ops.flattened(A, Q, B, Z, W, inverse)
+    head = Head(Q, B, Z, W)
+    T, size = ops.flat_step(A, head, inverse, polynomial, 1.2, most=20.0, float8=False)
+    X = ops.flattened(A, head, inverse)
     s = ops.scale_to_one(X @ X.mT, 1.2)
     expected = by_singular_values(s * X, (polynomial,))
     torch.testing.assert_close(T, expected, atol=1e-10, rtol=0)

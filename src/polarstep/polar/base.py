@@ -37,7 +37,7 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.distributed.layout import is_sharded
-from polarstep.products.base import product_like, unit_scaled
+from polarstep.products.base import Head, product_like, unit_scaled
 from polarstep.products.row_product import RowProduct
 from polarstep.sketch.base import default_generator
 
@@ -118,6 +118,11 @@ class Factors:
         if W is not None:
             X = products.of(X.device).apply(W, X, self.projected.dtype)
         return X[:, : self.width]
+
+    @property
+    def as_computed(self) -> Head:
+        """Q, B, X and W with their padding, each in its own precision."""
+        return Head(self.columns, self.projected, self.lift.X, self.lift.W)
 
     @cached_property
     def two(self) -> tuple[Tensor, Tensor]:

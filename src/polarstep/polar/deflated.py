@@ -150,10 +150,7 @@ class Deflated(Containing):
         first, *others = steps.polynomials or ((1.0, 0.0),)
         T, squared = ops.flat_step(
             A,
-            head.columns,
-            head.projected,
-            head.lift.X,
-            head.lift.W,
+            head.as_computed,
             inverse,
             first,
             deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(steps.polynomials),
@@ -184,7 +181,7 @@ class Deflated(Containing):
         vectors = None if known is None else known.mT
         found = deflation.rest_norm(A, head.Q, head.B, norm, frobenius, vectors)
         inverse = 1 / found.delta
-        T = ops.flattened(A, head.columns, head.projected, head.lift.X, head.lift.W, inverse)
+        T = ops.flattened(A, head.as_computed, inverse)
         left = Carry(left)
         left["rest"] = found.vectors.mT.to(dtype)
         return T, lambda: head.width + (frobenius * inverse).square().flatten(), left

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from polarstep.products.squarings import squarings
 
 __all__ = [
     "SIGNS",
+    "Head",
     "Polynomial",
     "Products",
     "frobenius_norm",
@@ -33,6 +35,17 @@ __all__ = [
 ]
 
 Polynomial = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The factors of a low-rank map of wide matrices A: T = QZ with Z = WX."""
+
+    Q: Tensor  # (batch, m, ℓ)
+    B: Tensor  # (batch, ℓ, n): QᵀA
+    X: Tensor  # (batch, ℓ, n)
+    W: Tensor | None = None  # (batch, ℓ, ℓ); without it Z = X
+
 
 # The columns of signs(): the least that a GPU multiplies at full rate.
 SIGNS = 16
@@ -243,20 +256,18 @@ class Products:
         most = torch.finfo(torch.promote_types(A.dtype, torch.float32)).max
         return torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 0).clamp_max(most)
 
-    def flattened(
-        self, A: Tensor, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor
-    ) -> Tensor:
-        """``X₀ = A/δ + Q(Z − B/δ)`` with Z = WX, for ``inverse`` = 1/δ, in the memory layout of ``A``.
+    def flattened(self, A: Tensor, head: Head, inverse: Tensor) -> Tensor:
+        """``X₀ = A/δ + Q(Z − B/δ)`` for ``inverse`` = 1/δ, in the memory layout of ``A``.
 
         A − QB cancels A's leading directions, whose singular values may be a hundred δ. In 16 bits QᵀQ
         is not I to the digits that this takes. So B is replaced by (2I − QᵀQ)B, one Newton step
         towards (QᵀQ)⁻¹B: QᵀQ = I − E leaves E²B of the leading directions instead of EB.
         """
         dtype = torch.promote_types(A.dtype, torch.float32)
-        Q, B, inverse = Q.to(dtype), B.to(dtype), inverse.to(dtype)
-        Z = (X if W is None else W.to(X.dtype) @ X).to(dtype)
-        head = Z - (2 * B - (Q.mT @ Q) @ B) * inverse
-        return (A.to(dtype) * inverse + product_like(A, Q, head)).to(A.dtype)
+        Q, B, inverse = head.Q.to(dtype), head.B.to(dtype), inverse.to(dtype)
+        Z = (head.X if head.W is None else head.W.to(head.X.dtype) @ head.X).to(dtype)
+        factor = Z - (2 * B - (Q.mT @ Q) @ B) * inverse
+        return (A.to(dtype) * inverse + product_like(A, Q, factor)).to(A.dtype)
 
     def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
         """s = 1/(margin·√λ) for an estimate λ of ‖G‖_op, G = XXᵀ: ‖sX‖_op ≈ 1/margin, or a little more.
@@ -287,10 +298,7 @@ class Products:
     def flat_step(
         self,
         A: Tensor,
-        Q: Tensor,
-        B: Tensor,
-        X: Tensor,
-        W: Tensor | None,
+        head: Head,
         inverse: Tensor,
         polynomial: Polynomial,
         margin: float,
@@ -303,7 +311,7 @@ class Products:
         ‖T‖²_F is a function to call, because few steps need it. ``float8`` allows products in eight bits
         on devices that have them. ``most`` is a bound on ‖X₀‖²_F.
         """
-        X = self.flattened(A, Q, B, X, W, inverse)
+        X = self.flattened(A, head, inverse)
         G = self.symmetric(X, X)
         P = self.scaled_polynomial(G, polynomial, self.scale_to_one(G, margin))
         return product_like(X, P, X), partial(squared_norm, P, G)

@@ -19,7 +19,7 @@ from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
 from polarstep.kernels.product import product
 from polarstep.products import float8 as eight_bits
-from polarstep.products.base import Polynomial, Products, product_like, shrink_of
+from polarstep.products.base import Head, Polynomial, Products, product_like, shrink_of
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
 from polarstep.products.row_product import RowProduct
@@ -106,37 +106,33 @@ class _Kernels(Products):
         """Two launches, and a third without ``squares``."""
         return inverse_rest_size(A, B, left, factor, floor, squares)[:, None, None]
 
-    def flattened(
-        self, A: Tensor, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor
-    ) -> Tensor:
+    def flattened(self, A: Tensor, head: Head, inverse: Tensor) -> Tensor:
         """Three launches beside QᵀQ, and float16 where ``A`` is bfloat16: X₀ has a norm near one."""
         if A.dtype.itemsize != 2:
-            return super().flattened(A, Q, B, X, W, inverse)
+            return super().flattened(A, head, inverse)
         at, half = inverse.reshape(-1), _in_halves(A.dtype)
-        head = self._head(Q, B, X, W, at)
-        L, R, D = Q.to(half), head, A
+        L, R, D = head.Q.to(half), self._factor(head, at), A
         if A.mT.is_contiguous() and not A.is_contiguous():
-            L, R, D = head.mT, L.mT, A.mT
+            L, R, D = R.mT, L.mT, A.mT
         X0 = product(L, R, D=D, scale=at, powers=(0, 1, 0), out_dtype=half)
         return X0 if D is A else X0.mT
 
-    def _head(self, Q: Tensor, B: Tensor, X: Tensor, W: Tensor | None, inverse: Tensor) -> Tensor:
+    def _factor(self, head: Head, inverse: Tensor) -> Tensor:
         """``Z − (2I − QᵀQ)B/δ``, the factor of Q in X₀."""
-        half = _in_halves(B.dtype)
+        Q, B, half = head.Q, head.B, _in_halves(head.B.dtype)
         E = product(Q.mT, Q, alpha=-1, identity=1, symmetric=True, out_dtype=B.dtype)  # I − QᵀQ
         # Z − (B + EB)/δ, the second term first.
-        head = product(
+        rest = product(
             E, B, D=B, alpha=-1, beta=-1, scale=inverse, powers=(1, 1, 0), out_dtype=half
         )
-        return head.add_(X) if W is None else product(W, X, D=head, out_dtype=half)
+        if head.W is None:
+            return rest.add_(head.X)
+        return product(head.W, head.X, D=rest, out_dtype=half)
 
     def flat_step(
         self,
         A: Tensor,
-        Q: Tensor,
-        B: Tensor,
-        X: Tensor,
-        W: Tensor | None,
+        head: Head,
         inverse: Tensor,
         polynomial: Polynomial,
         margin: float,
@@ -146,12 +142,9 @@ class _Kernels(Products):
     ) -> tuple[Tensor | RowProduct, Callable[[], Tensor]]:
         """In eight bits where that is allowed and the matrices suit."""
         if not (float8 and eight_bits.suits(A, polynomial)):
-            return super().flat_step(
-                A, Q, B, X, W, inverse, polynomial, margin, most=most, float8=float8
-            )
-        at, half = inverse.reshape(-1), _in_halves(A.dtype)
-        head = self._head(Q, B, X, W, at)
-        return eight_bits.flat_step(A, Q.to(half), head, at, polynomial, margin, most)
+            return super().flat_step(A, head, inverse, polynomial, margin, most=most, float8=float8)
+        at, Q = inverse.reshape(-1), head.Q.to(_in_halves(A.dtype))
+        return eight_bits.flat_step(A, Q, self._factor(head, at), at, polynomial, margin, most)
 
     def scaled_polynomial(self, G: Tensor, polynomial: Polynomial, scale: Tensor) -> Tensor:
         """s·P(s²G) with the powers of s multiplied to each squaring's numbers, on the way."""
