@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.distributed.trajectories import MAPS, STEPS, Networks, batch, optimizer_of, whole
+from tests.distributed.trajectories import MAPS, Networks, batch, optimizer_of, whole
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,7 +21,8 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.optim import resting as resting_module
 
-SAVED_AFTER = 1  # steps; "kept" then goes on with the basis that it saved
+# Steps before a run is saved, and in all. "kept" goes on with the basis that it saved, then makes another.
+SAVED_AFTER, ENDS_AFTER = 1, 3
 # Steps of the networks whose gradient ends: with a gradient, until they are saved, and in all. With a
 # momentum of 0.1 they rest after 12 steps without a gradient, and after 19 if their peak is forgotten.
 MOVED, SAVED, ENDED = 3, 10, 18
@@ -85,7 +86,7 @@ def go(
 def reference() -> list[Tensor]:
     model, optimizer = built(sharded=False)
     go(model, optimizer, range(SAVED_AFTER))
-    go(model, optimizer, range(SAVED_AFTER, STEPS), late=True)
+    go(model, optimizer, range(SAVED_AFTER, ENDS_AFTER), late=True)
     return whole(model)
 
 
@@ -228,7 +229,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
             save(model, optimizer, told, shared / f"{label}-{ranks}")
             model, optimizer = built(plan, sharded=True)
             load(model, optimizer, told, shared / f"{label}-{source}")
-            go(model, optimizer, range(SAVED_AFTER, STEPS), rank, ranks, late=True)
+            go(model, optimizer, range(SAVED_AFTER, ENDS_AFTER), rank, ranks, late=True)
             off = [(p - q).abs().max() for p, q in zip(whole(model), known, strict=True)]
             found[name, plan] = float(torch.stack(off).max())
     resting_module.EVERY = 2

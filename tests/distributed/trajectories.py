@@ -21,7 +21,7 @@ from polarstep.polar import Warm
 
 __all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "reference"]
 
-STEPS = 3  # "kept" makes a basis, uses it again, and makes the next
+STEPS = 4
 BATCH = 48
 # Rows: even, 9 (empty on the last of four ranks), 18 (uneven on four), square, even.
 SIZES = (8, 32, 9, 18, 18, 12)
