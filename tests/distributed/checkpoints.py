@@ -21,7 +21,7 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.optim import resting as resting_module
 
-# Steps before a run is saved, and in all. "kept" goes on with the basis that it saved, then makes another.
+# Steps before a run is saved, and in all: "kept" goes on with its saved basis, then makes another.
 SAVED_AFTER, ENDS_AFTER = 1, 3
 # Steps of the networks whose gradient ends: with a gradient, until they are saved, and in all. With a
 # momentum of 0.1 they rest after 12 steps without a gradient, and after 19 if their peak is forgotten.
