@@ -100,6 +100,7 @@ def _parameter(
     ELEMENT: tl.constexpr, SKIP: tl.constexpr, STRIDED: tl.constexpr,
 ):  # fmt: skip
     """The address of X, 1 − ηλ, η·scale, and the entries from row to row."""
+    # The hint is on the pointer: see _update_kernel.
     X = tl.multiple_of(tl.load(weights + matrix).to(tl.pointer_type(ELEMENT)), 16)
     decay = tl.load(decays + matrix)
     if SKIP:

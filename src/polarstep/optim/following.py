@@ -25,12 +25,12 @@ class Places:
     def __init__(self, model: nn.Module) -> None:
         self._of: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._model = weakref.ref(model)
-        self._paths: dict[int, tuple[str, str]] = {}  # path of the module, name in it
+        self._paths: dict[int, tuple[list[str], str]] = {}  # path of the module, name in it
         for path, module in model.named_modules():
             for name, p in module._parameters.items():
                 if p is not None:
                     self._of.setdefault(id(p), (weakref.ref(module), name))
-                    self._paths.setdefault(id(p), (path, name))
+                    self._paths.setdefault(id(p), (path.split(".") if path else [], name))
 
     def successor(self, p: Tensor) -> Tensor | None:
         """The parameter that has taken the place of ``p``; ``None`` if ``p`` is still there."""
@@ -58,8 +58,8 @@ class Places:
     def _now_at(self, p: Tensor) -> Tensor | None:
         """The parameter that the model has under the name that ``p`` had."""
         module = self._model()
-        path, name = self._paths.get(id(p), ("", ""))
-        for part in path.split(".") if path else ():
+        path, name = self._paths.get(id(p), ([], ""))
+        for part in path:
             module = None if module is None else module._modules.get(part)
         return None if module is None else module._parameters.get(name)
 
