@@ -48,6 +48,22 @@ def builtins_are_looked_up_once() -> None:
         interpreter._patch_builtin = patch_builtin
 
 
+@pytest.fixture(scope="session", autouse=True)
+def num_warps_are_powers_of_two() -> None:
+    """Refuse a launch whose ``num_warps`` Triton's compiler would refuse; the interpreter drops it."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    from triton.runtime import interpreter
+
+    launch = interpreter.GridExecutor.__call__
+
+    def checked(executor: Any, *args: Any, num_warps: int = 4, **options: Any) -> None:
+        assert num_warps in (1, 2, 4, 8, 16, 32), f"num_warps={num_warps} is no power of two"
+        launch(executor, *args, **options)
+
+    interpreter.GridExecutor.__call__ = checked
+
+
 @pytest.fixture(autouse=True)
 def device() -> torch.device:
     if torch.cuda.is_available():

@@ -1,0 +1,35 @@
+"""Which tensors are read through tensor descriptors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polarstep.kernels import descriptors
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_them"), [((8, 9), False), ((9, 0), True), ((10, 0), True)], ids=str
+)
+def test_hopper_is_the_first_gpu_with_descriptors(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    has_them: bool,
+) -> None:
+    monkeypatch.setattr(descriptors, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert descriptors.describable(torch.zeros(4, 8, device=device)) == has_them
+
+
+def test_addresses_and_rows_are_multiples_of_16_bytes(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors, "interpreted", lambda: True)
+    whole = torch.zeros(64, device=device)
+    X = whole[:32].view(4, 8)
+    assert descriptors.describable(X)
+    assert descriptors.describable(X, whole[32:].view(8, 4))
+    assert not descriptors.describable(whole[1:33].view(4, 8))
+    assert not descriptors.describable(X, whole[:35].view(5, 7))
+    assert not descriptors.describable(whole[:40].half().view(4, 10), X)
