@@ -33,3 +33,20 @@ def test_addresses_and_rows_are_multiples_of_16_bytes(
     assert not descriptors.describable(whole[1:33].view(4, 8))
     assert not descriptors.describable(X, whole[:35].view(5, 7))
     assert not descriptors.describable(whole[:40].half().view(4, 10), X)
+
+
+def test_a_large_symmetric_product_needs_both_operands_described(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polarstep.kernels.product import DESCRIPTORS_FROM, _suits_descriptors
+
+    monkeypatch.setattr(descriptors, "interpreted", lambda: True)
+    X, odd = (
+        torch.zeros(1, DESCRIPTORS_FROM, k, dtype=torch.float16, device=device) for k in (16, 18)
+    )
+    assert _suits_descriptors(X, X.mT)
+    assert not _suits_descriptors(odd, odd.mT)  # rows of 36 bytes
+    assert not _suits_descriptors(X[:, 1:], X[:, 1:].mT)  # too few rows
+    assert not _suits_descriptors(X.float(), X.float().mT)
+    wide = torch.zeros(1, DESCRIPTORS_FROM, 32, dtype=torch.float16, device=device)
+    assert not _suits_descriptors(X, wide[..., ::2].mT)  # contiguous in neither layout
