@@ -73,7 +73,7 @@ ROOMS = {
     # The next two take minutes for a mutant: processes are started, kernels are interpreted.
     "distributed": _folder("distributed", 20),
     "kernels": Room(
-        "tests/kernels", 15, ("kernels", *IN_THE_INTERPRETER), {"TRITON_INTERPRET": "1"}
+        "tests/kernels", 100, ("kernels", *IN_THE_INTERPRETER), {"TRITON_INTERPRET": "1"}
     ),
 }
 
