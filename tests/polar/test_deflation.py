@@ -68,7 +68,7 @@ def test_a_basis_a_little_too_long_leaves_room_for_a_small_rest(dtype):
     Q = Q * (1 + eps**0.5 / 256)
     norm = deflation.frobenius_norm(M)
     found = deflation.rest_frobenius(norm, Q.mT @ M)
-    assert found >= torch.linalg.matrix_norm((M.double() - Q.double() @ (Q.double().mT @ M.double())))
+    assert found >= torch.linalg.matrix_norm(M.double() - Q.double() @ (Q.double().mT @ M.double()))
 
 
 def test_the_rest_is_orthogonal_to_the_basis_and_has_the_energy_left():
