@@ -107,13 +107,25 @@ def test_a_product_of_rows(device: torch.device, M: int, N: int, K: int) -> None
 
 
 @pytest.mark.parametrize("skip", [True, False])
-@pytest.mark.parametrize(("m", "n", "k"), [(144, 80, 96), (128, 256, 128)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "is_long"),
+    [(144, 80, 96, False), (144, 80, 96, True), (128, 256, 128, False)],
+    ids=["small", "as long rows", "larger"],
+)
 def test_an_update_by_a_product_of_rows(
-    device: torch.device, m: int, n: int, k: int, skip: bool
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    m: int,
+    n: int,
+    k: int,
+    is_long: bool,
+    skip: bool,
 ) -> None:
     """``X ← decay·X − step·T`` without T, in parts of wider matrices too."""
-    from polarstep.kernels.update import update_from_rows
+    from polarstep.kernels import update as module
 
+    if is_long:  # with the tiles for sums of 2,048 numbers
+        monkeypatch.setattr(module, "_LONG_ROWS", k)
     A = float8(randn(2, m, k, device=device), 4)
     B = float8(randn(2, n, k, device=device, seed=1), 2)
     T = RowProduct(A, B, torch.tensor([0.5, 3.0], device=device), 0.125)
@@ -124,7 +136,7 @@ def test_an_update_by_a_product_of_rows(
         whole = [randn(m, n + wider, device=device, seed=5 + i) for i in range(2)]
         X = [W[:, :n] for W in whole]
         before = [W.double() for W in whole]
-        update_from_rows(
+        module.update_from_rows(
             torch.tensor([x.data_ptr() for x in X], device=device), T, decay, step,
             element=torch.float32, finite=finite,
             strides=torch.tensor([n + wider] * 2, device=device) if wider else None,

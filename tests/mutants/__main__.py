@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from tests.mutants import record, table
 from tests.mutants.child import (
+    CRASHED,
     TIMED_OUT,
     Thinned,
     import_what_tests_import,
@@ -132,12 +133,12 @@ def _trial(
         )
         names = told.read_text().splitlines() if told.exists() else []
     # 1: a test failed; 2, 3, 4: a test file, pytest itself or conftest.py tripped over the mutant.
-    if status not in (0, 1, 2, 3, 4, TIMED_OUT):
+    if status not in (0, 1, 2, 3, 4, TIMED_OUT, CRASHED):
         raise SystemExit(f"pytest ended with status {status} on {file}:{mutant.line} {mutant.now}")
     if status == 0:
         return None, len(names)
-    if status == TIMED_OUT:
-        return "the limit of time", len(names)
+    if status in (TIMED_OUT, CRASHED):
+        return "the limit of time" if status == TIMED_OUT else "a crash", len(names)
     return names[-1] if status == 1 else "the import of the tests", len(names)
 
 

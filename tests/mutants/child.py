@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 __all__ = [
+    "CRASHED",
     "TIMED_OUT",
     "Thinned",
     "import_what_tests_import",
@@ -23,7 +24,8 @@ __all__ = [
     "use_package_in",
 ]
 
-TIMED_OUT = -1
+TIMED_OUT, CRASHED = -1, -2
+OUT_OF_TIME = (signal.SIGXCPU, signal.SIGKILL)  # past the soft limit of CPU time, and the hard one
 MOST_MEMORY = 24 * 2**30  # of addresses; a mutant may ask for any amount
 PARAMETERS = 12  # of a test function; some functions have thousands of them
 
@@ -68,8 +70,9 @@ class Thinned:
 def in_child(
     work: Callable[[], int], *, cpu_seconds: int = 7200, seconds: float = 7200, quiet: bool = True
 ) -> int:
-    """The exit status of ``work`` in a process of its own, or ``TIMED_OUT``.
+    """The exit status of ``work`` in a process of its own, or ``TIMED_OUT``, or ``CRASHED``.
 
+    A kernel that reads memory out of bounds crashes its process, unless a test notices it first.
     The limit that a mutant should meet is that of CPU time, which does not depend on how busy the
     machine is. The limit of the clock ends a child that waits for ever.
     """
@@ -94,7 +97,9 @@ def in_child(
         finished, status = os.waitpid(child, os.WNOHANG)
         if finished:
             _end_group(child)
-            return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else TIMED_OUT
+            if os.WIFEXITED(status):
+                return os.WEXITSTATUS(status)
+            return TIMED_OUT if os.WTERMSIG(status) in OUT_OF_TIME else CRASHED
         time.sleep(0.02)
     _end_group(child)
     os.waitpid(child, 0)

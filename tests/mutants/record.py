@@ -29,7 +29,7 @@ class Verdict:
     was: str
     now: str
     nth: int
-    killed_by: str | None  # the test that noticed it, or that it took too long
+    killed_by: str | None  # the test that noticed it, or that it took too long or crashed
     ran: int  # how many tests ran, the last of which noticed it
     source: str  # digest of the file that was changed
     tests: str  # digest of the room's tests

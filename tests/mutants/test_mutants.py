@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.mutants import record, table
+from tests.mutants.child import CRASHED, TIMED_OUT, in_child
 from tests.mutants.coverage_map import Map
 from tests.mutants.operators import mutants_of, mutated
 from tests.mutants.record import Verdict
@@ -105,6 +108,21 @@ def test_tests_of_a_line_come_in_turns_and_the_quickest_first():
     assert known.tests_for("file", 3, 2) == ["f[b]", "g"]
     assert known.tests_for("file", 1, 9) == ["f[b]", "g", "f[a]", "i", "h"]  # runs at import
     assert known.tests_for("file", 7, 9) == ["h"]  # runs in another process, if at all
+
+
+def test_a_child_ends_by_itself_or_by_a_limit_or_by_a_crash():
+    def killed_by(its: signal.Signals) -> int:
+        def work() -> int:
+            os.kill(os.getpid(), its)
+            return 0
+
+        return in_child(work)
+
+    assert in_child(lambda: 3) == 3
+    assert killed_by(signal.SIGXCPU) == TIMED_OUT
+    assert (
+        killed_by(signal.SIGTERM) == CRASHED
+    )  # which faulthandler does not report, unlike SIGSEGV
 
 
 VERDICT = Verdict(
