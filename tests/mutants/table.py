@@ -47,7 +47,8 @@ def _row(name: str, possible: int, verdicts: list[Verdict]) -> str:
     nothing = sum(_changes_nothing(each) for each in verdicts)
     killed = sum(each.killed_by is not None for each in verdicts)
     numbers = f"{possible:,} | {len(verdicts)} | {nothing} | {killed}"
-    return f"| {name} | {numbers} | {_score(verdicts):.0%} |"
+    percent = 100 * killed // max(1, len(verdicts) - nothing)  # 100% is all of them
+    return f"| {name} | {numbers} | {percent}% |"
 
 
 def _score(verdicts: list[Verdict]) -> float:
