@@ -147,11 +147,9 @@ class Deflating(ABC):
         norm = torch.where(whole > 0, whole, 1).sqrt()
         scale = (1 / norm).to(dtype)
 
-        # Y = RV/‖A‖_F and RᵀY/‖A‖_F, then W = RᵀU/‖A‖_F for U = YN with orthonormal columns.
         Y = (exact @ V - D @ (B @ V)) * scale
-        W = (exact.mT @ Y - B.mT @ (D.mT @ Y)) * scale
-        N = _orthonormalizing(Y)
-        W = W.double() @ N
+        U = (Y.double() @ _orthonormalizing(Y)).to(dtype)
+        W = ((exact.mT @ U - B.mT @ (D.mT @ U)) * scale).double()  # as if ‖A‖_F = 1
         seen = torch.linalg.matrix_norm(W, keepdim=True)
         # A zero matrix, or one with a NaN, leaves no trace in what is carried on.
         usable = (seen > 0) & torch.isfinite(seen)
