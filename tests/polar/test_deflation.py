@@ -66,6 +66,19 @@ def mixed(dtype=torch.float64):
 # The norm of the rest
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_basis_a_little_too_long_leaves_room_for_a_small_rest(dtype):
+    eps = torch.finfo(dtype).eps
+    spectrum = torch.cat([torch.ones(ELL), torch.full((M_ROWS - ELL,), eps**0.5)])
+    M = with_singular_values(spectrum, M_ROWS, N_COLS).to(dtype)[None]
+    Q, _ = head(M)
+    Q = Q * (1 + eps**0.5 / 256)
+    found = norm_of_rest(M, Q, Q.mT @ M)
+    norm = torch.linalg.matrix_norm(M.double() - Q.double() @ (Q.double().mT @ M.double()))
+    assert float(found.energy) >= float(norm * found.inverse) ** 2
+    assert float(delta(found)) >= 0.8 * eps**0.5
+
+
 def test_the_rest_is_orthogonal_to_the_basis_and_has_the_energy_left():
     M = mixed()
     Q, B = head(M)
@@ -75,7 +88,7 @@ def test_the_rest_is_orthogonal_to_the_basis_and_has_the_energy_left():
     energy = R.square().sum((-2, -1)) * found.inverse.flatten() ** 2
     assert (energy > 0).sum() == 5  # all but zero
     assert (found.energy >= energy).all()
-    torch.testing.assert_close(found.energy, energy, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(found.energy, energy, atol=0, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

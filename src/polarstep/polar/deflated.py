@@ -170,7 +170,8 @@ class Deflated(Containing):
     ) -> tuple[FlatProduct, SquaredNorm, Tensor]:
         """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
 
-        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0, with ‖Z‖²_F ≈ ℓ.
+        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0, with ‖Z‖²_F ≈ ℓ. R has at most m − ℓ singular values,
+        none of them far above δ, while ‖R‖_F is not known for a rest that is small beside M.
         """
         dual = ops.dual(head.as_computed)
         found = deflation.rest_norm(
@@ -183,7 +184,8 @@ class Deflated(Containing):
             finite=draw.finite,
         )
         T = ops.flat_product(A, dual, found.inverse)
-        return T, lambda: head.width + found.energy, found.vectors
+        left = A.shape[-2] - head.width
+        return T, lambda: head.width + found.energy.clamp_max(left), found.vectors
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count of the path that is taken."""

@@ -40,6 +40,8 @@ has shape (batch, 1, 1). Nothing here draws random numbers or makes the host wai
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -131,8 +133,11 @@ def rest_norm(
     rules = RestRules(
         margin=MARGIN,
         fresh=FRESH,
-        # Rounding of many entries is random: in 16 bits a sum of many squares has far less than ε of it.
-        room=8 * precision if fine else precision / 64,
+        # Rounding of many entries is random, so that in 16 bits a sum of many squares has far less than ε
+        # of it. In 32 and 64 bits the room covers a Q made by products, whose columns may be longer than
+        # one by ten thousand ε. A rest that the room hides is smaller than M by 2⁻⁹ or 2⁻¹⁶, and δ comes
+        # from w then.
+        room=math.sqrt(precision) / 64 if fine else precision / 64,
         # Dividing by less would make rounding errors of M visible in M/δ. There is nothing else to see.
         least=64 * precision if fine else precision / 4,
     )
