@@ -179,7 +179,9 @@ def test_a_resumed_fused_run_goes_on_bit_for_bit(device: torch.device, polar: ps
 
 
 @WITH_STATE
-def test_a_hook_sees_the_step_and_does_not_change_it(device: torch.device, polar: ps.PolarMap) -> None:
+def test_a_hook_sees_the_step_and_does_not_change_it(
+    device: torch.device, polar: ps.PolarMap
+) -> None:
     ends = []
     for watched in (True, False):
         params = parameters(device)

@@ -39,9 +39,9 @@ def rows_times_few(
 ):  # fmt: skip
     """Rows ``r`` of AV in float32, for A (rows, K) and V (K, few), and with SQUARES the sum of A².
 
-    Rows past the end wrap around; the caller must not store them. Factors are multiplied in the precision
-    of V. With SPLIT it is that of A, and each entry of V is the sum of two such numbers, so that V keeps
-    twice as many bits.
+    Rows past the end wrap around; the caller must not store them. Factors are multiplied in V's
+    precision. With SPLIT they are multiplied in A's precision, and each entry of V is the sum of two such
+    numbers, so that V keeps twice as many bits.
     """
     k = tl.arange(0, BK)
     c = tl.arange(0, FEW)

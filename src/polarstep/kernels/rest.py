@@ -106,13 +106,9 @@ def _rest_kernel(
     scale = _over_norm(tl.load(whole + batch))
     y = acc * scale - (second if IN_P else second * scale)
     y = tl.where((r < rows)[:, None], y, 0.0)
-    tl.store(
-        out + batch * rows * FEW + r[:, None] * FEW + c[None, :], y, mask=(r < rows)[:, None]
-    )
+    tl.store(out + batch * rows * FEW + r[:, None] * FEW + c[None, :], y, mask=(r < rows)[:, None])
     at = moments + (batch * tl.num_programs(0) + block) * FEW * FEW
-    tl.store(
-        at + c[:, None] * FEW + c[None, :], tl.dot(tl.trans(y), y, input_precision="ieee")
-    )
+    tl.store(at + c[:, None] * FEW + c[None, :], tl.dot(tl.trans(y), y, input_precision="ieee"))
 
 
 @triton.jit
@@ -288,6 +284,7 @@ def rest_norm(
         n, of_Y.shape[1], of_W.shape[1], of_B.shape[1],
         MARGIN=rules.margin, FRESH=rules.fresh, ROOM=rules.room, LEAST=rules.least, SHIFT=SHIFT,
         LENGTH=math.sqrt(3 / n), SKIP=finite is not None and not first,
-        COUNT=few, ROOT=math.sqrt(few - 1), FEW=SIGNS, ROWS=_LAST_ROWS, STEP=_LAST_STEP, PARTS=_PARTS, num_warps=1,
+        COUNT=few, ROOT=math.sqrt(few - 1), FEW=SIGNS,
+        ROWS=_LAST_ROWS, STEP=_LAST_STEP, PARTS=_PARTS, num_warps=1,
     )  # fmt: skip
     return RestNorm(inverse[:, None, None], energy, vectors)

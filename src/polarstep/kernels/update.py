@@ -215,9 +215,7 @@ def _rows_kernel(
         _ask_for_tile(X, top, side, M, N, stride, LINE, BM, BN)
     T = tile_of_rows(A, B, matrix, top, side, M, N, K, BM, BN, BK)
     step *= alpha * tl.load(scale + matrix)
-    _apply_tile(
-        X, top, side, T, X, 0.0, decay, step, M, N, stride, False, ELEMENT, EVEN, BM, BN
-    )
+    _apply_tile(X, top, side, T, X, 0.0, decay, step, M, N, stride, False, ELEMENT, EVEN, BM, BN)
 
 
 def update(

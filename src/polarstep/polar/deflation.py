@@ -5,9 +5,12 @@ on M because a few leading singular values tower over the others. Q holds these 
 
     X₀ = QZ + R/δ = M/δ + Q(Z − B/δ)
 
-is nearly flat for a δ of the size of R. (In 16 bits Q is not quite orthonormal, and R = M − DB with the D
-of :meth:`polarstep.products.Products.dual`; then QᵀR = 0 up to rounding.) It can be the step itself (T = X₀), or a polynomial step or two
+is nearly flat for a δ of the size of R. It can be the step itself (T = X₀), or a polynomial step or two
 on the singular values of X₀ lift it to the polar factor: T = p(s·X₀).
+
+In 16 bits the columns of Q are not quite orthonormal, and M − QB keeps some of the leading directions.
+Steps take R = M − DB then, with the D of :meth:`polarstep.products.Products.dual`, for which QᵀR = 0
+holds to the square of that error.
 
 QᵀR = 0, so head and rest have orthogonal columns and ‖X₀‖²_op ≤ max(‖Z‖², ‖R/δ‖²) + ‖ZRᵀ‖/δ
 (:func:`polarstep.theory.bounds.deflated.deflated_nu`). The last term is zero where Q spans singular
@@ -133,10 +136,10 @@ def rest_norm(
     rules = RestRules(
         margin=MARGIN,
         fresh=FRESH,
-        # Rounding of many entries is random, so that in 16 bits a sum of many squares has far less than ε
-        # of it. In 32 and 64 bits the room covers a Q made by products, whose columns may be longer than
-        # one by ten thousand ε. A rest that the room hides is smaller than M by 2⁻⁹ or 2⁻¹⁶, and δ comes
-        # from w then.
+        # Rounding of many entries is random, so that in 16 bits a sum of many squares has far less of it
+        # than ε. In 32 and 64 bits the room covers a Q made by products, whose columns may be longer
+        # than one by ten thousand ε. A rest that the room hides is smaller than M by 2⁻⁹ or 2⁻¹⁶, and δ
+        # comes from w then.
         room=math.sqrt(precision) / 64 if fine else precision / 64,
         # Dividing by less would make rounding errors of M visible in M/δ. There is nothing else to see.
         least=64 * precision if fine else precision / 4,
