@@ -87,8 +87,8 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
     """Remove the carries that stand for nothing; ranks that share a parameter decide together.
 
     A momentum that a NaN gradient has made NaN for good leaves carries of nothing but NaN, too. They
-    stay: without them the parameter would be stepped apart from others of its shape, whose last digits may
-    depend on the number of matrices that are multiplied together.
+    stay: without them the parameter would be stepped apart from others of its shape, whose last digits
+    may depend on the number of matrices that are multiplied together.
     """
     found: dict[tuple[int, ...], list[tuple[Tensor, str, bool]]] = {}
     for group in groups:
