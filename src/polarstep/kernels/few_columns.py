@@ -40,8 +40,8 @@ def rows_times_few(
     """Rows ``r`` of AV in float32, for A (rows, K) and V (K, few), and with SQUARES the sum of A².
 
     Rows past the end wrap around; the caller must not store them. Factors are multiplied in V's
-    precision. With SPLIT they are multiplied in A's precision, and each entry of V is the sum of two such
-    numbers, so that V keeps twice as many bits.
+    precision. With SPLIT they are multiplied in A's precision, and each entry of V is the sum of two
+    such numbers, so that V keeps twice as many bits.
     """
     k = tl.arange(0, BK)
     c = tl.arange(0, FEW)
