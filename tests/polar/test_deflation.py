@@ -172,6 +172,32 @@ def test_known_squares_are_the_norm_of_the_matrix():
     assert (more.energy > 1.5 * known.energy).all()
 
 
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-5])
+def test_delta_is_above_its_floor_for_any_spectrum_and_vectors(spread):
+    """The inequality of the docstring, with vectors of which some are ``spread`` times as long."""
+    g = rng.generator("floor of the rest", str(spread))
+    sigma = torch.rand(200, M_ROWS, generator=g, dtype=torch.float64) ** 4
+    M = torch.stack(
+        [with_singular_values(each, M_ROWS, N_COLS, seed=i) for i, each in enumerate(sigma)]
+    )
+    V = torch.randn(200, N_COLS, 16, generator=g, dtype=torch.float64)
+    V[..., 4:] *= spread
+    D, B = M.new_zeros(200, M_ROWS, 1), M.new_zeros(200, 1, N_COLS)  # R = M
+    found = norm_of_rest(M, D, B, vectors=V.mT)
+    r = torch.linalg.svd(M).Vh[:, :1].mT
+    P = torch.linalg.qr(V).Q
+    x = P @ (P.mT @ r)
+    kappa, x = x.square().sum(-2)[:, 0], x / x.norm(dim=-2, keepdim=True)
+    c = torch.linalg.lstsq(V, x).solution
+    Y, Rx = M @ V, (M @ x).square().sum((-2, -1))
+    added = 2.0**-20 * Y.square().sum((-2, -1)) * c.square().sum((-2, -1)) / Rx
+    floor = bounds.subspace_norm_floor(kappa) / (1 + added).sqrt()
+    assert (delta(found) >= floor * operator_norm(M) * (1 - 1e-9)).all()
+    # With vectors of one length the Cholesky factor takes nothing, and here the floor says something.
+    assert (added.median() < 1e-4) == (spread == 1)
+    assert spread < 1 or floor.median() > 0.5
+
+
 def test_a_nan_does_not_stay_in_the_vectors():
     M = gaussian(3, M_ROWS, N_COLS)
     Q, B = head(M)
