@@ -199,11 +199,11 @@ def test_a_hook_sees_the_step_and_does_not_change_it(
 def test_tables_are_written_again_only_when_something_changed(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polarstep.optim import replay
+    from polarstep.optim import replay_plan
 
     written = []
-    table = replay.shared_table
-    monkeypatch.setattr(replay, "shared_table", lambda *a: written.append(a[2]) or table(*a))
+    table = replay_plan.shared_table
+    monkeypatch.setattr(replay_plan, "shared_table", lambda *a: written.append(a[2]) or table(*a))
     params = parameters(device)[:2]
     opt = ps.Muon(params, lr=0.1, momentum=0.5, polar=MAPS[0])
     set_gradients(params, 0)
