@@ -22,6 +22,7 @@ from docs_quality import (
     estimate,
     million_tokens,
     paired,
+    peers,
     perplexities,
     quality,
     steps,
@@ -211,9 +212,43 @@ def torch_muon() -> str:
     """How much of the time of torch's Muon is the host's."""
     times = [
         steps(f"results/step-cost/{record}.json")["torch.optim.Muon", "nanoGPT"]["ms"]
-        for record in ("h200", "h200-deflated")
+        for record in ("h200", "h200-deflated", "h200-peers")
     ]
-    return f"{times[0]:.0f} ms on one host and {times[1]:.0f} ms on another"
+    told = [f"{ms:.0f} ms" for ms in times]
+    return f"{', '.join(told[:-1])} and {told[-1]} on {len(told)} hosts"
+
+
+@claim
+def peers_price() -> str:
+    """What other libraries' optimizers cost beside ours, in one run."""
+    rows = steps()
+    dion = {peer.title: peer for peer in peers()}["Muon of dion"]
+    assert dion.timed is not None
+
+    def both(name: str) -> str:
+        first, second = (f"{rows[name, load]['ratio']:.1f}" for load in ("nanoGPT", "8B layer"))
+        return f"{first} times AdamW's step on nanoGPT's matrices and {second} times on an 8B layer"
+
+    return (
+        f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}; our "
+        f'full space, {both(FULL_SPACE)}; `polar="auto"`, {both("auto")}'
+    )
+
+
+@claim
+def rows_price() -> str:
+    """What normalized rows cost."""
+    told = []
+    for load, words in (("nanoGPT", "nanoGPT's matrices"), ("8B layer", "an 8B layer")):
+        pairs = [
+            f"{ratio(f'{name}, rows normalized', load)} instead of {ratio(name, load)}"
+            for name in (FULL_SPACE, AUTO)
+        ]
+        told.append(
+            f"{pairs[0]} times AdamW's step in full space and {pairs[1]} times with "
+            f'`polar="auto"` on {words}'
+        )
+    return ", ".join(told)
 
 
 # Quality after 24.6 million tokens
@@ -588,8 +623,8 @@ def solver_ablation() -> str:
 
 @claim
 def wiki_runs() -> str:
-    """The sketches on the model with the paper's matrices."""
-    folder, recipe = "results/gpt", "nanogpt-wiki"
+    """The sketches on the model with the paper's matrices, in runs of a fifth of its steps."""
+    folder, recipe = "results/gpt/paper-model", "nanogpt-wiki"
     full = values(folder, recipe, FULL)
     rows = {
         "the paper's sketch": (None, None),
@@ -603,18 +638,18 @@ def wiki_runs() -> str:
     ]
     return (
         f"{', '.join(told)} in perplexity against seven quintic steps in full space (n = {len(full)}, "
-        f"{_longest_wiki_run() / 1e6:.1f}M tokens)"
+        f"{_longest_wiki_run(folder) / 1e6:.1f}M tokens)"
     )
 
 
-def _longest_wiki_run() -> int:
-    """The tokens of the longest recorded runs of ``nanogpt-wiki``."""
+def _longest_wiki_run(folder: str = "results/gpt") -> int:
+    """The tokens of the longest runs of ``nanogpt-wiki`` below a folder."""
     return max(
         sum(
             stage["steps"] * stage["sequences"] * stage["sequence_length"]
             for stage in run.identity.config["data"]["stages"]
         )
-        for run in runs("results/gpt")
+        for run in runs(folder)
         if run.identity.recipe == "nanogpt-wiki"
     )
 
@@ -650,18 +685,39 @@ def _tokens(recipe: str) -> int:
 
 @claim
 def wiki_length() -> str:
-    """How much of the recipe the recorded runs of ``nanogpt-wiki`` are."""
+    """How much of the recipe the short runs of ``nanogpt-wiki`` are."""
     from polarstep_lab.recipes import resolve
 
-    steps_run = max(
-        run.result.steps
-        for run in runs("results/gpt")
-        if run.result and run.identity.recipe == "nanogpt-wiki"
-    )
+    steps_run = max(run.result.steps for run in runs("results/gpt/paper-model") if run.result)
     steps_of_recipe = sum(stage.steps for stage in resolve("nanogpt-wiki", "muon").data.stages)
-    if steps_run == steps_of_recipe:
-        return f"run to the end of its {steps_run} steps"
     return f"cut to {steps_run} of the recipe's {steps_of_recipe} steps"
+
+
+@claim
+def long_run() -> str:
+    """Test perplexity after one pass over the text, each method against full space."""
+    import docs_long_run as study
+
+    names = {method.slug: method.name for method in all_methods()}
+    told = [
+        f"{names[slug]} {found.told(unit='%')}"
+        for slug in study.runs()
+        if slug != study.BASE and (found := study.gap(slug)) is not None
+    ]
+    full = estimate([*study.tests(study.BASE).values()])
+    return (
+        f"five PolarExpress steps in full space end at {full.told(2).removeprefix('+')} in test "
+        f"perplexity after {study.million_tokens():.1f}M tokens. Against them: {'; '.join(told)}"
+    )
+
+
+@claim
+def long_run_missing() -> str:
+    """Which methods have no run of that length."""
+    import docs_long_run as study
+
+    names = [f"`{method.slug}`" for method in study.missing()]
+    return f"Not run: {', '.join(names)}" if names else "Every method of this page was run"
 
 
 @claim

@@ -149,6 +149,12 @@ class Fit:
         return self.gap + self.slope * math.log2(x / self.middle)
 
     @property
+    def told(self) -> str:
+        """The slope with half its interval, as ``+0.86 ± 0.46``."""
+        text = f"{'−' if self.slope < 0 else '+'}{abs(self.slope):.2f}"
+        return text if math.isnan(self.half) else f"{text} ± {self.half:.2f}"
+
+    @property
     def verdict(self) -> str:
         """Whether the gap closes, grows or neither by the interval of the slope."""
         if math.isnan(self.half) or abs(self.slope) <= self.half:
@@ -233,11 +239,9 @@ def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
 def _slope(line: Fit | None) -> str:
     if line is None:
         return "not run"
-    sign = "−" if line.slope < 0 else "+"
-    text = f"{sign}{abs(line.slope):.2f} points"
     if math.isnan(line.half):
-        return text
-    return f"{text} ± {line.half:.2f} (standard error {line.error:.2f}): {line.verdict}"
+        return f"{line.told} points"
+    return f"{line.told} points (standard error {line.error:.2f}): {line.verdict}"
 
 
 def make(options: argparse.Namespace) -> None:

@@ -206,7 +206,7 @@ def test_gaps_are_paired_and_their_slope_is_least_squares(scaling):
     assert "width" not in scaling.fits(found, "deflated")
     text = "\n".join(scaling.table(rows, "tokens")).replace("\N{NO-BREAK SPACE}", " ")
     assert "| 12.3M | +1.5% ± 1.3 (n = 2) |" in text
-    assert "+0.50 points ± 0.17 (standard error 0.06): grows" in text
+    assert "+0.50 ± 0.17 points (standard error 0.06): grows" in text
     assert "72.7M" not in text
 
 

@@ -302,31 +302,70 @@ def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
     assert found.at_chosen_rates("low-rank") is None
 
 
-def test_peers_are_shown_that_were_timed_and_trained(quality):
+def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
     found, runs, times = quality
     runs["full", 0.014] = {0: 50.0}
     runs["peer:dion-muon", 0.014], runs["peer:dion-muon", 0.02] = {0: 52.0}, {0: 51.0}
     runs["peer:soap", 0.002] = {0: 53.0}
+    forms = {
+        "Muon of dion": 2.0,
+        "Muon of dion, CUDA graph": 1.0,
+        "Muon of dion, CUDA graph, Triton": 1.5,
+    }
     for load in found.HELD:
-        for name in ("Muon of dion", "Muon of dion, CUDA graph", "torch.optim.Muon"):
-            times[name, load] = {"ms": 1.0}
-    (peer,) = found.peers()
-    assert (peer.title, peer.timed) == ("Muon of dion", "Muon of dion, CUDA graph")
-    assert peer.trained == ("peer:dion-muon", 0.02)
+        for name, ms in (forms | {"torch.optim.Muon": 9.0}).items():
+            times[name, load] = {"ms": ms}
+    torch_muon, dion, soap = found.peers()
+    assert (dion.title, dion.timed) == ("Muon of dion", "Muon of dion, CUDA graph")
+    assert dion.trained == ("peer:dion-muon", 0.02)
+    assert (torch_muon.timed, torch_muon.trained) == ("torch.optim.Muon", None)
+    assert (soap.timed, soap.trained) == (None, ("peer:soap", 0.002))
 
 
-def test_the_table_of_peers_has_price_memory_rate_and_perplexity(module, quality, monkeypatch):
+def test_the_table_of_peers_says_what_is_missing(module, quality, monkeypatch):
     found, runs, times = quality
     runs["full", 0.014], runs["peer:torch-muon", 0.02] = {0: 50.0, 1: 50.0}, {0: 51.0, 1: 51.5}
+    runs["peer:soap", 0.002] = {0: 53.0}
     shown = [found.Weighed("full space", "full space", ("full", 0.014))]
-    for name, ratio in (("full space", 4.0), ("torch.optim.Muon", 38.27)):
+    for name, ratio in (("full space", 4.0), ("torch.optim.Muon", 38.27), ("Muon of dion", 8.0)):
         for load in found.HELD:
-            times[name, load] = {"ratio": ratio, "state_mib": 306.2}
+            times[name, load] = {
+                "ms": ratio / 2,
+                "ratio": ratio,
+                "state_mib": 306.2,
+                "extra_mib": 26.3,
+            }
     monkeypatch.setattr(module, "weighed", lambda: shown)
     monkeypatch.setattr(module, "steps", lambda record=None: times)
-    *_, full, peer = module.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ").splitlines()
-    assert full == "| full space | 4.00× | 4.00× | 306 MiB | 0.014 | – |"
-    assert peer.startswith("| torch.optim.Muon | 38.27× | 38.27× | 306 MiB | 0.02 | +2.5% ± ")
+    text = module.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
+    _, _, full, torch_muon, dion, soap = text.splitlines()
+    assert full == "| full space | 2.00 ms, 4.00× | 2.00 ms, 4.00× | 306 + 26 | 0.014 | – |"
+    assert torch_muon.startswith(
+        "| torch.optim.Muon | 19.14 ms, 38.27× | 19.14 ms, 38.27× | 306 + 26 |"
+    )
+    assert "| 0.02 | +2.5% ± " in torch_muon
+    assert dion == "| Muon of dion | 4.00 ms, 8.00× | 4.00 ms, 8.00× | 306 + 26 | – | not run |"
+    assert soap == (
+        "| SOAP of pytorch_optimizer | not timed | not timed | not measured | 0.002 | +6.0% (one seed) |"
+    )
+
+
+def test_one_seed_chooses_no_map(module, quality, monkeypatch):
+    found, runs, times = quality
+    runs["full", 0.014], runs["low-rank", 0.014] = {0: 50.0, 1: 50.0}, {0: 52.0, 1: 52.5}
+    runs["flat-48-warm", 0.014] = {0: 40.0}
+    shown = [
+        found.Weighed(name, name, (name, 0.014)) for name in ("full", "low-rank", "flat-48-warm")
+    ]
+    for _, _, _, load in module.PLACES:
+        for name, ratio in (("full", 4.0), ("low-rank", 1.5), ("flat-48-warm", 1.2)):
+            times[name, load] = {"ratio": ratio}
+    monkeypatch.setattr(module, "weighed", lambda: shown)
+    monkeypatch.setattr(module, "steps", lambda record=None: times)
+    text = module.TABLES["choice"](ROOT / "results/step-cost")
+    assert "| 1.5× | low-rank |" in text
+    assert "| 4.0× | full |" in text
+    assert "flat-48-warm" not in text
 
 
 def test_names_in_a_figure_do_not_meet(module):
