@@ -357,6 +357,8 @@ def commands_of(records: Iterable[Any]) -> Iterator[str]:
     for (recipe, slug, settings), found in seeds.items():
         count = len(found)
         told = str(count) if found == set(range(count)) else ",".join(map(str, sorted(found)))
+        if count == 1 and found != {0}:
+            told += ","  # this seed, not a number of seeds
         groups.setdefault((recipe, told, settings), []).append(slug)
     for (recipe, told, settings), slugs in groups.items():
         line = f"polarstep compare {recipe}"
