@@ -721,6 +721,27 @@ def long_run_missing() -> str:
 
 
 @claim
+def long_run_time() -> str:
+    """What part of a whole step of the long run is the optimizer's."""
+    import docs_long_run as study
+
+    told = []
+    for slug, words in (
+        (study.BASE, "full space"),
+        ("deflated", "the deflated map"),
+        ("rand-muon", "the paper's sketch"),
+        ("peer:torch-muon", "`torch.optim.Muon`"),
+    ):
+        if found := study.times(slug):
+            optimizer, whole = found
+            told.append(f"{optimizer / whole:.1%} for {words}")
+    return (
+        f"the optimizer's part of a whole step is {', '.join(told)}. A map can save no more than that "
+        "of the time of this training"
+    )
+
+
+@claim
 def papers_gap() -> str:
     """What rank 200 costs in the paper's own table."""
     from polarstep_lab.paper import TABLE_2

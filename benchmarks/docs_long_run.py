@@ -84,18 +84,30 @@ def seconds(run: RunRecord) -> list[tuple[float, float]]:
     ]
 
 
+def times(slug: str) -> tuple[float, float] | None:
+    """Median ms of the optimizer and of a whole step, of runs that had the GPU to themselves."""
+    alone = [
+        run.result
+        for run in runs().get(slug, {}).values()
+        if run.result and not run.environment.get("device_shared", False)
+    ]
+    if not alone:
+        return None
+    return (
+        statistics.median(result.optimizer_ms_per_step for result in alone),
+        statistics.median(result.step_ms for result in alone),
+    )
+
+
 def table() -> Iterator[str]:
     """Markdown: perplexity, difference to full space, times and memory of every method that was run."""
     yield "| method | test perplexity | to full space | optimizer ms | whole step, ms | MiB |"
     yield "|---|--:|--:|--:|--:|--:|"
     names = {method.slug: method.name for method in all_methods()}
-    for slug, seeds in runs().items():
-        values = [*tests(slug).values()]
-        title = _row_of_times(slug)
-        cells = [_level(values), _gap(slug)]
-        for kind in ("optimizer_ms_per_step", "step_ms"):
-            cells.append(_median(seeds, kind))
-        cells.append(memory(steps().get((title, "nanoGPT"))))
+    for slug in runs():
+        cells = [_level([*tests(slug).values()]), _gap(slug)]
+        cells += [f"{ms:.1f}" for ms in times(slug) or ()] or ["not timed"] * 2
+        cells.append(memory(steps().get((_row_of_times(slug), "nanoGPT"))))
         yield f"| {names[slug]} | {' | '.join(cells)} |"
 
 
@@ -114,13 +126,3 @@ def _level(values: list[float]) -> str:
 def _gap(slug: str) -> str:
     found = gap(slug)
     return "–" if slug == BASE or found is None else found.told(unit="%")
-
-
-def _median(seeds: dict[int, RunRecord], kind: str) -> str:
-    """The median time over runs that had the GPU to themselves."""
-    times = [
-        getattr(run.result, kind)
-        for run in seeds.values()
-        if not run.environment.get("device_shared", False)
-    ]
-    return f"{statistics.median(times):.1f}" if times else "not timed"
