@@ -236,6 +236,26 @@ def peers_price() -> str:
 
 
 @claim
+def peers_quality() -> str:
+    """Perplexity of other libraries' optimizers in the same loop, and which run ended lowest."""
+    from frontier import others
+
+    told = [
+        f"{each.title} has {quality(each.trained).told(unit='%')}"
+        for each in peers()
+        if each.trained
+    ]
+    first = {key: runs[0] for key, runs in perplexities().items() if 0 in runs}
+    lowest = min(first, key=lambda key: first[key])
+    rows, full = first["full+rows", 0.014], first[BASE]
+    return (
+        f"Against full space {', '.join(told)}, after {million_tokens():.1f}M tokens. On the same seed "
+        f"full space with normalized rows has {signed(100 * (rows / full - 1))}%, and the lowest of all "
+        f"runs is that of {others().get(lowest[0], lowest[0])}"
+    )
+
+
+@claim
 def rows_price() -> str:
     """What normalized rows cost."""
     told = []
@@ -467,25 +487,64 @@ def gap_over_width() -> str:
 
 
 def _scaled(unit: str) -> str:
-    from scaling import DEFLATED, FRONTIER, LOW_RANK, fits, gaps, over_tokens, over_width, recorded
+    import scaling as study
 
-    found = gaps(recorded(ROOT / "results/scaling/runs.jsonl", FRONTIER))
+    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
     told = []
-    for name, words in ((DEFLATED, "`Deflated`"), (LOW_RANK, "`LowRank`")):
-        line = fits(found, name)[unit]
-        points = (over_tokens if unit == "tokens" else over_width)(found, name)
-        low, high = min(x for x, _ in points), max(x for x, _ in points)
-        verb = {"grows": "grows", "closes": "closes"}.get(line.verdict, "does not change clearly")
-        at = (
-            f"{low:.1f}M to {high:.1f}M tokens"
-            if unit == "tokens"
-            else f"width {low:g} to {high:g}"
+    for name, words in ((study.DEFLATED, "`Deflated`"), (study.LOW_RANK, "`LowRank`")):
+        line = study.fits(found, name)[unit]
+        points = (study.over_tokens if unit == "tokens" else study.over_width)(found, name)
+        places = sorted({x for x, _ in points})
+        verb = f"{line.verdict} by this fit"
+        if line.verdict not in ("grows", "closes"):
+            verb = "does not change clearly"
+        at = f"{places[0]:.1f}M to {places[-1]:.1f}M tokens"
+        if unit == "width":
+            at = f"width {places[0]:g} to {places[-1]:g}, {million_tokens():.1f}M tokens"
+        alone = sum([x for x, _ in points].count(place) == 1 for place in places)
+        text = (
+            f"the gap of {words} {verb}, {signed(line.slope, 2)} ± {line.half:.2f} points for each "
+            f"doubling (n = {line.n} pairs of runs, {at}"
         )
-        told.append(
-            f"that of {words} {verb}: {signed(line.slope, 2)} ± {line.half:.2f} points for each "
-            f"doubling (n = {line.n} pairs of runs, {at})"
-        )
+        if alone:
+            of = "lengths" if unit == "tokens" else "widths"
+            text += f"; {alone} of {len(places)} {of} have one seed"
+        if len(places) > 2:
+            low, high = study.without_one(points)
+            text += f"; {signed(low, 2)} to {signed(high, 2)} with any one of them left out"
+        told.append(f"{text})")
     return "; ".join(told)
+
+
+@claim
+def widest_gap() -> str:
+    """The deflated map in the widest model that was run."""
+    import scaling as study
+
+    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
+    told = [
+        estimate([*found[study.DEFLATED][study.STEPS, width].values()]).told(unit="%")
+        for width in (study.WIDTHS[-1], study.WIDTH)
+    ]
+    return (
+        f"at width {study.WIDTHS[-1]} the gap of `Deflated` is {told[0]}, where at width {study.WIDTH} "
+        f"it is {told[1]}, both after {million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def closest_map() -> str:
+    """How near the best cheap map comes to full space, and in which runs."""
+    import scaling as study
+
+    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
+    gaps = {at: each for at, each in found[study.DEFLATED].items() if at[1] == study.WIDTH}
+    longest = max(gaps)
+    return (
+        f"{quality(('flat-48-warm', 0.014)).told(unit='%')} in perplexity after {million_tokens():.1f}M "
+        f"tokens, and {estimate([*gaps[longest].values()]).told(unit='%')} after "
+        f"{study.million(longest[0]):.1f}M, at width {study.WIDTH}"
+    )
 
 
 # The short runs, at 6.6 million tokens

@@ -281,7 +281,9 @@ def gaps() -> str:
             if not points:
                 continue
             end = max(x for x, _ in points)
-            top = frame.at(end, max(gap for x, gap in points if x == end))[1]
+            spots = [frame.at(*point) for point in points]
+            # The name lies above the points in the right half of the frame.
+            top = min(up for at, up in spots if at > (frame.left + frame.right) / 2)
             if line := study.fits(found, name).get(unit):
                 title += f": {line.told}"
                 begin = min(x for x, _ in points)
@@ -289,7 +291,7 @@ def gaps() -> str:
                 path = f"M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"
                 other = "" if kind == "low" else " other"
                 shapes.append(f'<path d="{path}" class="bar{other}"/>')
-                top = min(top, y0, y1)
+                top = min(top, y1)
             shapes.append(_text(frame.right, top - 10, title, kind="small", anchor="end"))
     note = (
         "A point is a pair of runs with one seed. Lines are fitted to the logarithm: points of percent "

@@ -180,6 +180,22 @@ def fit(points: Sequence[tuple[float, float]], middle: float) -> Fit | None:
     return Fit(gap, slope, error, half, middle, len(points))
 
 
+def without_one(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The smallest and the largest slope of a fit that leaves out all points of one x.
+
+    Raises ``ValueError`` where fewer than three different x are left to leave out from.
+    """
+    places = sorted({x for x, _ in points})
+    if len(places) < 3:
+        raise ValueError(f"points at {len(places)} places: expected three or more")
+    slopes = []
+    for left_out in places:
+        line = fit([point for point in points if point[0] != left_out], places[0])
+        assert line is not None
+        slopes.append(line.slope)
+    return min(slopes), max(slopes)
+
+
 def million(steps: float) -> float:
     """The tokens of so many steps, in millions."""
     return steps * SEQUENCES * LENGTH / 1e6

@@ -257,7 +257,7 @@ PLACES = (
 
 
 WIDTH_OF_RUNS = 768
-"""The width of the GPT whose perplexity is known; no wider one was trained with these maps."""
+"""The width of the GPT whose perplexity the tables have."""
 
 
 def choice_table(folder: Path) -> str:

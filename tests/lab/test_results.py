@@ -155,15 +155,20 @@ COMPARISONS = (
     "cifar-deflated",
     "cifar-goal",
     "cifar-sketches",
+    "closest-map",
     "deflated-gap",
     "gamma-and-training",
+    "gap-over-tokens",
+    "gap-over-width",
     "kept-basis-loss",
     "low-rank-loss",
+    "peers-quality",
     "rank-ablation",
     "rows-gain",
     "short-runs",
     "solver-ablation",
     "warm-loss",
+    "widest-gap",
     "wiki-runs",
 )
 
@@ -419,10 +424,14 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
     assert drawn.count("<circle") == 2 * (6 + 4)
     assert drawn.count('class="bar') == 4
     over_tokens, over_width = claims.gap_over_tokens(), claims.gap_over_width()
-    assert "`Deflated` does not change clearly: +0.00" in over_tokens.replace("−", "+")
-    assert "`LowRank` grows: +1.00" in over_tokens
-    assert "n = 6 pairs of runs, 6.1M to 24.6M tokens" in over_tokens
-    assert "n = 4 pairs of runs, width 384 to 768" in over_width
+    assert "`Deflated` does not change clearly, +0.00" in over_tokens.replace("−", "+")
+    assert "`LowRank` grows by this fit, +1.00" in over_tokens
+    assert "n = 6 pairs of runs, 6.1M to 24.6M tokens; +1.00 to +1.00 with any" in over_tokens
+    assert "n = 4 pairs of runs, width 384 to 768, 24.6M tokens)" in over_width
+    assert "one seed" not in over_tokens
+    kept = [row for row in rows if (row["seed"], row["steps"]) != (1, 375)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert "6.1M to 24.6M tokens; 1 of 3 lengths have one seed;" in claims.gap_over_tokens()
     page = "<!-- over-width: results/scaling/runs.jsonl -->\n\n| old |\n\nmore\n"
     text = module.filled(page, "docs/which.md").replace("\N{NO-BREAK SPACE}", " ")
     assert "| 384 | +0.6% ± 1.3 (n = 2) | +6.1% ± 1.3 (n = 2) |" in text
