@@ -291,7 +291,9 @@ def gaps() -> str:
                 path = f"M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"
                 other = "" if kind == "low" else " other"
                 shapes.append(f'<path d="{path}" class="bar{other}"/>')
-                top = min(top, y1)
+                # … and above the line, from where the name begins.
+                begins = max(0.0, (frame.right - 130 - x0) / (x1 - x0))
+                top = min(top, y1, y0 + (y1 - y0) * begins)
             shapes.append(_text(frame.right, top - 10, title, kind="small", anchor="end"))
     note = (
         "A point is a pair of runs with one seed. Lines are fitted to the logarithm: points of percent "

@@ -189,6 +189,7 @@ def peers_table(record: Path) -> str:
     for each in (*ours, *others):
         rows = [steps().get((each.timed, load)) if each.timed else None for load in HELD]
         times = [f"{row['ms']:.2f} ms, {row['ratio']:.2f}×" if row else "not timed" for row in rows]
+        times = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in times]
         rate = f"{each.trained[1]:g}" if each.trained else "–"
         title = each.timed if each in others and each.timed else each.title
         lines.append(
