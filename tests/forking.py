@@ -9,6 +9,7 @@ had started it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -45,27 +46,30 @@ IMPORTED_ONCE = (
 )
 
 
-def fork(*arguments: str, env: dict[str, str] | None = None) -> Forked:
+def fork(
+    *arguments: str, env: dict[str, str] | None = None, imported: tuple[str, ...] = IMPORTED_ONCE
+) -> Forked:
     """Run Python with ``arguments``, which begin with ``-m``, ``-c`` or the path of a script.
 
-    The process has a session of its own, in which SIGINT has its effect.
+    The process has a session of its own, in which SIGINT has its effect. Of the modules ``imported``,
+    and of what they import, the process has copies in memory.
     """
     request = {"arguments": arguments, "environment": environment(env), "folder": os.getcwd()}
     reply, answer = socket.socketpair()
-    out, errors = tempfile.TemporaryFile("a+"), tempfile.TemporaryFile("a+")
+    written = tempfile.TemporaryFile("a+"), tempfile.TemporaryFile("a+")  # noqa: SIM115
     with answer:
-        descriptors = [answer.fileno(), out.fileno(), errors.fileno()]
-        socket.send_fds(_server(), [json.dumps(request).encode()], descriptors)
-    return Forked(arguments, reply, out, errors)
+        descriptors = [answer.fileno(), *(file.fileno() for file in written)]
+        socket.send_fds(_server(imported), [json.dumps(request).encode() + b"\n"], descriptors)
+    return Forked(arguments, reply, written)
 
 
 class Forked:
     """A forked process, with the methods of ``subprocess.Popen`` that tests use."""
 
     def __init__(
-        self, arguments: tuple[str, ...], reply: socket.socket, out: IO[str], errors: IO[str]
+        self, arguments: tuple[str, ...], reply: socket.socket, written: tuple[IO[str], IO[str]]
     ) -> None:
-        self.arguments, self._reply, self._out, self._errors = arguments, reply, out, errors
+        self.arguments, self._reply, self._written = arguments, reply, written
         self.returncode: int | None = None
         self._reply.settimeout(PATIENCE)
         self.pid = self._number()
@@ -89,11 +93,10 @@ class Forked:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What the process has written when it ends: to standard output, and to standard error."""
         self.wait(timeout)
-        texts = []
-        for file in (self._out, self._errors):
-            file.seek(0)
-            texts.append(file.read())
-        return texts[0], texts[1]
+        out, errors = self._written
+        out.seek(0)
+        errors.seek(0)
+        return out.read(), errors.read()
 
     def kill(self) -> None:
         """Send SIGKILL, unless the process has ended."""
@@ -108,11 +111,11 @@ class Forked:
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """The way to the server, which ends when this process does and the way is closed."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _server(imported: tuple[str, ...]) -> socket.socket:
+    """The way to a server, which ends when this process does and the way is closed."""
+    ours, theirs = socket.socketpair()
     with theirs:
-        start("-m", __name__, stdin=theirs.fileno(), stderr=subprocess.DEVNULL)
+        start("-m", __name__, *imported, stdin=theirs.fileno(), stderr=subprocess.DEVNULL)
     return ours
 
 
@@ -125,6 +128,8 @@ def _serve(requests: socket.socket) -> dict[str, object] | None:
                 pass
         if not message:
             return None
+        while not message.endswith(b"\n"):
+            message += requests.recv(2**20)
         if os.fork() == 0:
             os.dup2(os.open(os.devnull, os.O_RDONLY), requests.detach())
             _watch_or_become(*descriptors)
@@ -169,8 +174,15 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str) -> None
         runpy.run_path(kind, run_name="__main__")
 
 
-def _main() -> None:
-    for name in IMPORTED_ONCE:
+def _close_errors() -> None:
+    """Let nobody read what Triton's bindings write of leaks while the interpreter is taken down."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _main(*imported: str) -> None:
+    atexit.register(_close_errors)  # before all others, and so called after them
+    for name in imported:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the collector would otherwise write to, and so copy, every page that is shared
@@ -180,4 +192,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    _main(*sys.argv[1:])

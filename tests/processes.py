@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["PATIENCE", "environment", "start", "wait_until"]
+__all__ = ["PATIENCE", "ROOT", "environment", "start", "wait_until"]
 
 PATIENCE = 600.0
 """Seconds until a process counts as hanging; far more than a busy machine needs."""
