@@ -1,7 +1,7 @@
 """Kernels run compiled where there is a GPU, and through Triton's interpreter where there is none.
 
 The interpreter must be asked for before Triton is imported, so it has a process of its own:
-``TRITON_INTERPRET=1 pytest tests/kernels``, which ``make test`` runs after all the other tests.
+``TRITON_INTERPRET=1 pytest tests/kernels``, which ``make test`` runs beside all the other tests.
 """
 
 from __future__ import annotations
