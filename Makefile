@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint format fuzz mutants docs dist benchmark results clean
+.PHONY: demo test test-others test-kernels lint format fuzz mutants docs dist benchmark results clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,14 +18,22 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/polarstep demo
 
-# Two workers. All tests of a file run on one of them, so that no fixture of a file is made twice; the
-# files come in the order of tests/conftest.py. One thread for each worker: two each on two cores would
-# wait for one another.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# All tests on two cores, by three processes with one thread each. The kernels need Triton's interpreter
+# and so a process of their own, which has work whenever a worker of the others waits for something.
+# Bytecode is written even where the environment says otherwise, as tests start many interpreters.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
-	$(BIN)/python -m pytest $(TWO)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels tests/lab/kernels $(TWO)
+	@$(MAKE) --no-print-directory --jobs=2 test-others test-kernels
+
+# Two workers. All tests of a file run on one of them, so that no fixture of a file is made twice; the
+# files come in the order of tests/conftest.py.
+test-others: $(STAMP)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
+
+test-kernels: $(STAMP)
+	@TRITON_INTERPRET=1 $(PYTEST) tests/kernels tests/lab/kernels > $(VENV)/kernels.txt 2>&1; \
+		status=$$?; cat $(VENV)/kernels.txt; exit $$status
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

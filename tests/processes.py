@@ -10,12 +10,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["PATIENCE", "start", "wait_until"]
+__all__ = ["PATIENCE", "ROOT", "environment", "start", "wait_until"]
 
 PATIENCE = 600.0
 """Seconds until a process counts as hanging; far more than a busy machine needs."""
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment(changes: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child process: one thread, and this checkout's package and tests."""
+    # PYTHONPATH comes first: a mutation run puts the changed package there.
+    path = os.pathsep.join(
+        filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "src"), str(ROOT)])
+    )
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | (changes or {})
 
 
 def start(
@@ -30,17 +39,13 @@ def start(
     A child inherits an ignored SIGINT, which is what nohup and background jobs of a script have;
     Python then raises no KeyboardInterrupt.
     """
-    # PYTHONPATH comes first: a mutation run puts the changed package there.
-    path = os.pathsep.join(
-        filter(None, [os.environ.get("PYTHONPATH"), str(ROOT / "src"), str(ROOT)])
-    )
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | (env or {}),
+        env=environment(env),
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )

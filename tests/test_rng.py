@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.captures import as_if_captured
+from tests.forking import fork
+from tests.processes import PATIENCE
 
 from polarstep.rng import generator, key_to_seed
 
@@ -26,8 +25,8 @@ def test_a_number_and_its_digits_are_different_keys():
 
 def test_the_same_in_another_process():
     code = "from polarstep.rng import key_to_seed; print(key_to_seed(0, '768x768', 41))"
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    assert int(there.stdout) == key_to_seed(0, "768x768", 41)
+    there, _ = fork("-c", code).communicate(timeout=PATIENCE)
+    assert int(there) == key_to_seed(0, "768x768", 41)
 
 
 def test_streams_are_unrelated(untouched_rng):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.distributed.trajectories import MAPS, Networks, batch, optimizer_of, whole
+from tests.distributed.trajectories import MAPS, SIZES, Networks, batch, optimizer_of, whole
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -41,10 +41,10 @@ class WithUnused(Networks):
     """The networks, and a matrix that gets no gradient until the steps after the save."""
 
     def __init__(self) -> None:
-        super().__init__(CARRYING)
-        self.unused = nn.Linear(12, 10, bias=False, dtype=torch.float64)
+        super().__init__(CARRYING, SIZES[:-1])  # without the square matrix
+        self.unused = nn.Linear(18, 10, bias=False, dtype=torch.float64)
         with torch.no_grad():
-            self.unused.weight.copy_(torch.linspace(-1, 1, 120).view(10, 12))
+            self.unused.weight.copy_(torch.linspace(-1, 1, 180).view(10, 18))
         self.late = False
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ __all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "refer
 
 STEPS = 4
 BATCH = 48
-# Rows: even, 9 (empty on the last of four ranks), 18 (uneven on four), square, even.
-SIZES = (8, 32, 9, 18, 18, 12)
+# Rows: even, 9 (empty on the last of four ranks), 18 (uneven on four), 18 of a square matrix.
+SIZES = (8, 32, 9, 18, 18)
 
 
 def sketched(**options: Any) -> ps.LowRank:
@@ -55,18 +55,18 @@ MAPS: dict[str, dict[str, Any]] = {
 class Networks(nn.Module):
     """A network for each map, in one module, as tensor parallelism and FSDP take it."""
 
-    def __init__(self, maps: tuple[str, ...] = tuple(MAPS)) -> None:
+    def __init__(self, maps: tuple[str, ...] = tuple(MAPS), sizes: tuple[int, ...] = SIZES) -> None:
         super().__init__()
         self.maps = maps
-        self.each = nn.ModuleList(network() for _ in maps)
+        self.each = nn.ModuleList(network(sizes) for _ in maps)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([network(x) for network in self.each])
 
 
-def network() -> nn.Sequential:
+def network(sizes: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, (a, b) in enumerate(pairwise(SIZES)):
+    for i, (a, b) in enumerate(pairwise(sizes)):
         layer = nn.Linear(a, b, bias=False, dtype=torch.float64)
         g = rng.generator("layer", i)
         layer.weight.data = torch.randn(b, a, generator=g, dtype=torch.float64) / a**0.5

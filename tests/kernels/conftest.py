@@ -1,11 +1,12 @@
 """Kernels run compiled where there is a GPU, and through Triton's interpreter where there is none.
 
 The interpreter must be asked for before Triton is imported, so it has a process of its own:
-``TRITON_INTERPRET=1 pytest tests/kernels``, which ``make test`` runs after all the other tests.
+``TRITON_INTERPRET=1 pytest tests/kernels``, which ``make test`` runs beside all the other tests.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -62,6 +63,37 @@ def num_warps_are_powers_of_two() -> None:
         launch(executor, *args, **options)
 
     interpreter.GridExecutor.__call__ = checked
+
+
+@pytest.fixture(scope="session", autouse=True)
+def overflows_are_not_looked_for() -> None:
+    """Spare Triton's interpreter two fifths of its time.
+
+    For each sum and product of integers it computes whether the result overflows. It says so only if
+    its ``debug`` is set, which it is not.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    from triton.runtime import interpreter
+
+    builder = getattr(interpreter, "interpreter_builder", None)
+    if builder is not None and not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def types_are_looked_up_once() -> None:
+    """Spare Triton's interpreter a table of all types that it makes to look up one of them."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    from triton.runtime import interpreter
+
+    known = getattr(interpreter, "_get_np_dtype", None)
+    if known is not None:
+        of_number = functools.cache(known)
+        interpreter._get_np_dtype = lambda given: (
+            known(given) if given.scalar.is_ptr() else of_number(given.scalar)
+        )
 
 
 @pytest.fixture(autouse=True)

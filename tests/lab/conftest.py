@@ -1,12 +1,14 @@
-"""Figures are painted in every test, and rendered in those that look at them."""
+"""What tests do in place of the package because it takes long: render figures, start workers."""
 
 from __future__ import annotations
 
 import io
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forking import IMPORTED_ONCE
 
 BLANK = {
     "svg": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>',
@@ -32,3 +34,15 @@ def blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
             file.write(BLANK[format])
 
     monkeypatch.setattr(figure.Figure, "savefig", savefig)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the workers of suites and studies from an interpreter that has torch imported.
+
+    The package starts an interpreter for each, which imports torch for four seconds. What a forked
+    worker writes to standard error is lost.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED_ONCE))
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)

@@ -1,4 +1,4 @@
-"""Train a few networks from a checkpoint, in a process of its own: python resume_worker.py FOLDER."""
+"""Train a few networks from a checkpoint, in a process of its own with FOLDER and THREADS."""
 
 from __future__ import annotations
 
@@ -80,4 +80,5 @@ def resume(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[2]))
     resume(Path(sys.argv[1]))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 import textwrap
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from tests.forking import fork
 from tests.optim.sample_models import Bag, SmallGPT, mlp
+from tests.processes import PATIENCE
 from tests.spectra import gaussian
 from torch import nn
 from torch.nn import Parameter
@@ -162,14 +162,9 @@ def test_a_checkpoint_opens_where_polarstep_is_not_installed(tmp_path):
         except ImportError:
             print(len(content["state"]), content["param_groups"][0]["name"])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.stdout.split() == [str(len(list(model.parameters()))), "hidden"], done.stderr
+    process = fork("-c", textwrap.dedent(script), imported=("torch",))
+    out, errors = process.communicate(timeout=PATIENCE)
+    assert out.split() == [str(len(list(model.parameters()))), "hidden"], errors
     again = muon_for(model, **options)
     again.load_state_dict(torch.load(path, weights_only=True)["optimizer"])
     assert again.param_groups[0]["shape_scale"] is by_width

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 
 import pytest
 import torch
+from tests.forking import fork
 from tests.optim import resume_worker as worker
+from tests.processes import PATIENCE
 from tests.spectra import gaussian
 from torch.nn import Parameter
 
@@ -26,10 +26,9 @@ def resumed(tmp_path_factory):
         worker.train(params, optimizer, 0, worker.HALF)
         half = {"params": [p.data for p in params], "optimizer": optimizer.state_dict()}
         torch.save(half, folder / f"{number}.half.pt")
-    threads = f"import torch; torch.set_num_threads({torch.get_num_threads()}); "
-    run = f"import runpy, sys; sys.argv[1:] = [{str(folder)!r}]; "
-    run += f"runpy.run_path({worker.__file__!r}, run_name='__main__')"
-    subprocess.run([sys.executable, "-c", threads + run], check=True)
+    process = fork("-m", worker.__name__, str(folder), str(torch.get_num_threads()))
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
     return {
         name: torch.load(folder / f"{number}.whole.pt") for number, name in enumerate(worker.CASES)
     }

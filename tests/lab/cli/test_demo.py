@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.forking import fork
 from tests.lab.experiments.small import SMALLEST_GPT as TINY
-from tests.processes import PATIENCE, start
+from tests.processes import PATIENCE
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
@@ -26,6 +27,7 @@ def invoke(tmp_path, monkeypatch):
     return lambda *arguments: CliRunner().invoke(app, ["demo", *map(str, arguments)])
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_it_compares_all_methods_and_ends_with_the_path_of_the_report(invoke, tmp_path):
     result = invoke("--workers", 2)
     assert result.exit_code == 0, result.stderr
@@ -63,6 +65,7 @@ def test_runs_that_diverge_or_fail_are_told_and_do_not_stop_the_others(tmp_path,
     assert "Traceback" not in capfd.readouterr().err  # the message says what to do
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_ctrl_c_keeps_checkpoints_and_the_runs_go_on_to_the_same_end(tmp_path):
     stages = [{"steps": 40, "sequences": 2, "sequence_length": 16}]
     longer = TINY | {"data.stages": stages, "evaluation.every": 15}
@@ -86,7 +89,7 @@ if __name__ == "__main__":
     runs = comparison_runs({RECIPE!r}, METHODS[4:5], [1], {longer!r}, Path({str(tmp_path / "cut")!r}))
     list(parallel.run_in_processes(runs, workers=1))
 """)
-    process = start(str(script))
+    process = fork(str(script))
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0, errors
     cut = comparison_runs(RECIPE, METHODS[4:5], [1], longer, tmp_path / "cut")
@@ -117,7 +120,7 @@ if __name__ == "__main__":
 else:  # the worker imports this file before anything else of ours
     os.killpg(0, signal.SIGINT)  # to this worker and its parent, as a terminal does
 """)
-    process = start(str(script))
+    process = fork(str(script))
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert errors == "stopped\n"

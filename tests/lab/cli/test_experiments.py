@@ -112,6 +112,7 @@ def test_compare_makes_all_methods_and_seeds_and_resumes():
     assert "holds a run with other settings" in said(other)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_several_workers_make_the_same_runs():
     few = [*SMALL, "--seeds", "2", "-m", "adamw,muon"]
     polarstep("compare", "nanogpt-toy", *few, "--out", "alone")
@@ -125,6 +126,7 @@ def test_several_workers_make_the_same_runs():
     assert together == pytest.approx(alone, rel=0.01)  # the number of threads rounds differently
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_fails_is_told_and_the_others_go_on():
     few = [*SMALL, "-m", "adamw,muon", "--out", "all"]
     bad = ["--set", "data.val=no.bin", "--workers", "2"]

@@ -1,13 +1,11 @@
-"""Train on several ranks.
+"""Train on several ranks: ``python -m tests.lab.experiments.ranks_worker JOBS FOLDER`` is one of them.
 
-``torchrun … ranks_worker.py JOBS FOLDER`` starts each rank as a user does. ``python -m … JOBS FOLDER
-RANKS`` starts one interpreter and forks the ranks, which saves most of the time that imports take.
-``python -m … alone FOLDER`` makes the runs that the others are compared with.
+``… JOBS FOLDER RANKS`` forks all ranks, and ``… alone FOLDER`` makes the runs that the others are
+compared with.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -202,8 +200,6 @@ def main() -> None:
         work(jobs, folder)
         return
     count = int(sys.argv[3])
-    # The first step of any optimizer imports torch._dynamo, for two seconds: here once for all ranks.
-    importlib.import_module("torch._dynamo")
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     multiprocessing.start_processes(
         forked, (count, store.port, jobs, folder), nprocs=count, start_method="fork"

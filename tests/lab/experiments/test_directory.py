@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.forking import fork
 from tests.lab.experiments.small import TINY_GPT, tiny_gpt
+from tests.processes import PATIENCE, ROOT
 from typer.testing import CliRunner
 
-import polarstep as package
 from polarstep.storage import StorageError
 from polarstep_lab.cli import app
 from polarstep_lab.records import record
@@ -29,7 +27,6 @@ from polarstep_lab.records.directory import (
 from polarstep_lab.records.record import Result, RunIdentity, RunRecord
 from polarstep_lab.training.train import identify, train
 
-ROOT = Path(__file__).parents[3]
 SMALL = [
     part
     for key, value in TINY_GPT.items()
@@ -59,12 +56,6 @@ def run_command(out: Path, *more: str) -> list[str]:
 def content(directory: Path) -> dict[str, bytes]:
     found = (path for path in directory.rglob("*") if path.is_file())
     return {str(path.relative_to(directory)): path.read_bytes() for path in found}
-
-
-def environment() -> dict[str, str]:
-    """For a process of its own: this source, one thread."""
-    source = str(Path(package.__file__).parents[1])
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{source}:{ROOT}"}
 
 
 # --- which folders are ours -------------------------------------------------------------------------
@@ -119,6 +110,7 @@ def test_force_says_what_it_removes_and_removes_the_run_alone(tmp_path):
         assert (out / kept).exists()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_runs_in_processes_of_their_own_say_what_they_remove(tmp_path):
     out = str(tmp_path / "all")
     compare = ["compare", "nanogpt-toy", "-m", "adamw,sgd", *SMALL, "--out", out]
@@ -287,8 +279,8 @@ for child in children:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="starts its processes with fork")
 def test_of_twenty_starts_in_one_directory_one_runs_and_is_recorded(tmp_path):
     directory = tmp_path / "run"
-    script = [sys.executable, "-c", RACE, str(directory), "20"]
-    subprocess.run(script, cwd=ROOT, env=environment(), check=True, timeout=600)
+    process = fork("-c", RACE, str(directory), "20")
+    assert process.wait(PATIENCE) == 0
     outcomes = {int(path.stem): path.read_text() for path in tmp_path.glob("*.outcome")}
     winners = [seed for seed, outcome in outcomes.items() if outcome == "finished"]
     assert len(outcomes) == 20
@@ -345,8 +337,8 @@ for number in range(rounds):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="starts its processes with fork")
 def test_of_many_claims_with_force_one_succeeds_and_the_others_name_it(tmp_path):
     """The holder waits until all others were refused."""
-    script = [sys.executable, "-c", CLAIM, str(tmp_path), "4", "20"]
-    subprocess.run(script, cwd=ROOT, env=environment(), check=True, timeout=600)
+    process = fork("-c", CLAIM, str(tmp_path), "4", "20")
+    assert process.wait(PATIENCE) == 0
     for number in range(20):
         (has,) = (tmp_path / f"told-{number}").glob("*.has")
         assert RunIdentity.load(tmp_path / f"run-{number}").seed == int(has.stem)
@@ -359,9 +351,7 @@ def test_a_run_under_way_is_not_replaced_and_a_killed_one_is(tmp_path):
     out = tmp_path / "run"
     steps = 'data.stages=[{"steps": 100000, "sequences": 2, "sequence_length": 32}]'
     long = run_command(out, "--set", steps, "--set", "runtime.checkpoint_seconds=0")
-    first = subprocess.Popen(
-        [sys.executable, "-m", "polarstep", *long], env=environment(), stderr=subprocess.DEVNULL
-    )
+    first = fork("-m", "polarstep", *long)
     try:
         while not (out / record.PREVIOUS_CHECKPOINT).exists():
             assert first.poll() is None
@@ -373,8 +363,8 @@ def test_a_run_under_way_is_not_replaced_and_a_killed_one_is(tmp_path):
             )
         assert first.poll() is None
     finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
+        first.kill()
+        first.wait(PATIENCE)
     killed = RunRecord.load(out)
     assert killed.identity.config["data"]["stages"][0]["steps"] == 100000
     assert killed.rows("train")

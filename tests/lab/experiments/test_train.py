@@ -6,7 +6,6 @@ import json
 import math
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.forking import fork
 from tests.lab.experiments.small import fake_cifar10, tiny_cnn, tiny_gpt
+from tests.processes import PATIENCE
 
 from polarstep.storage import StorageError
 from polarstep_lab.config import RunConfig
@@ -172,21 +173,20 @@ STAGE = {"steps": 60, "sequences": 4, "sequence_length": 32, "lr": 1.0}
 
 
 def test_sigkill_at_random_moments_then_resume_equals_one_run(tmp_path):
-    root = Path(__file__).parents[3]
     script = KILLED.replace("STAGE", repr(STAGE))
     moments = random.Random(int.from_bytes(random.SystemRandom().randbytes(4)))
     parts, log = tmp_path / "parts", tmp_path / "parts" / record.METRICS
     kills = 0
     while kills < 2:
-        process = subprocess.Popen([sys.executable, "-c", script, str(parts)], cwd=root)
+        process = fork("-c", script, str(parts))
         while not log.exists() and process.poll() is None:
             time.sleep(0.01)
         before = log.stat().st_size
         while log.stat().st_size <= before and process.poll() is None:
             time.sleep(0.002)  # the process is training again
         time.sleep(moments.uniform(0.0, 0.15))
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() in (-signal.SIGKILL, 0)
+        process.kill()
+        assert process.wait(PATIENCE) in (-signal.SIGKILL, 0)
         kills += 1
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums over threads round differently

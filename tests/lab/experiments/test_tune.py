@@ -7,14 +7,14 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import pytest
 from optuna.trial import TrialState
+from tests.forking import fork
 from tests.lab.experiments.objectives import Arrives, Bowl, Dies
+from tests.processes import PATIENCE, start
 
 from polarstep.storage import StorageError
 from polarstep_lab.config import ConfigError
@@ -122,6 +122,7 @@ def test_ctrl_c_gives_the_trial_back(journal, tmp_path):
     assert len(set(tried)) == 6
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_killed_worker_loses_only_its_trial(journal, tmp_path):
     objective = Dies(tmp_path / "marker")
     with pytest.raises(ChildProcessError, match="exit codes"):
@@ -135,27 +136,22 @@ def test_a_killed_worker_loses_only_its_trial(journal, tmp_path):
     assert not study.get_trials(states=(TrialState.RUNNING,))
 
 
-def tuning_in_a_group(spec, objective):
-    """A process that tunes with two workers, all three in a process group of their own.
-
-    It answers to SIGINT even where this process ignores it.
-    """
+def tuning_in_a_group(spec, objective, begin=fork):
+    """A process that tunes with two workers, all three in a process group of their own."""
     script = f"""
-import signal, sys
+import sys
 from pathlib import Path
 from polarstep_lab.tune import tune
+from tests.forking import fork
 from tests.lab.experiments.objectives import Arrives, Bowl
 from tests.lab.experiments.test_tune import SPACE, StudySpec
-signal.signal(signal.SIGINT, signal.default_int_handler)
 PosixPath = Path
 try:
     tune(StudySpec({spec.storage!r}, "nanogpt-toy", "muon", SPACE), {objective!r}, 100, 2)
 except KeyboardInterrupt:
     sys.exit(130)
 """
-    return subprocess.Popen(
-        [sys.executable, "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True
-    )
+    return begin("-c", script)
 
 
 def wait_for_lines(log, lines):
@@ -196,10 +192,10 @@ def test_ctrl_c_while_workers_start_prints_no_traceback(journal, tmp_path):
 @posix
 def test_a_study_whose_processes_were_all_killed_is_continued(journal, tmp_path):
     log = tmp_path / "log"
-    process = tuning_in_a_group(journal, Bowl(log, seconds=0.2))
+    process = tuning_in_a_group(journal, Bowl(log, seconds=0.2), start)
     wait_for_lines(log, 3)
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=300)
+    process.communicate(timeout=PATIENCE)  # until all three have closed standard error
     running = open_study(journal).get_trials(states=(TrialState.RUNNING,))
     progress = tune(journal, Bowl(), trials=10)
     assert (progress.done, progress.running) == (10, 0)
@@ -208,6 +204,7 @@ def test_a_study_whose_processes_were_all_killed_is_continued(journal, tmp_path)
     assert lost <= {trial.params["optimizer.lr"] for trial in ended}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_several_workers_share_one_study(journal, tmp_path):
     log = tmp_path / "log"
     progress = tune(journal, Bowl(log, workers=2), trials=8, workers=2)
