@@ -33,6 +33,7 @@ __all__ = [
     "complete",
     "is_by_norm",
     "is_transposed",
+    "labelled_params",
     "named_params",
     "restored",
     "scale_of",
@@ -223,6 +224,16 @@ def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
     if len(names) != len(params):
         names = [f"parameter {i}" for i in range(len(params))]
     return zip(names, params, strict=True)
+
+
+def labelled_params(groups: Sequence[Group]) -> Iterator[list[tuple[str, Tensor]]]:
+    """For each group its parameters, with names that differ between groups too.
+
+    A parameter without a name of its own is told by its group as well, if there are several groups.
+    """
+    for index, group in enumerate(groups):
+        prefix = f"group {index}, " if len(groups) > 1 and not group.get("param_names") else ""
+        yield [(f"{prefix}{name}", p) for name, p in named_params(group)]
 
 
 def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:
