@@ -225,7 +225,7 @@ def test_a_step_that_raised_leaves_no_hook_and_no_row():
     with Monitor(optimizer, every=2, tail=False) as monitor:
         X.grad = torch.randn(4, 4, generator=rng.generator("gradient"))
         optimizer.param_groups[0]["lr"] = -1.0
-        with pytest.raises(ValueError, match="lr=-1.0"):
+        with pytest.raises(ValueError, match=r"lr=-1\.0"):
             optimizer.step()
         optimizer.param_groups[0]["lr"] = 0.1
         for _ in range(4):
