@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tests.spectra import gaussian, matrix
 from torch import nn
 
 import polarstep as ps
-from polarstep.optim.scaling import SCALES, resolve_scale
+from polarstep.optim.scaling import SCALES, LrScale, resolve_scale
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
@@ -131,3 +132,8 @@ def test_scales_of_an_empty_matrix_are_numbers():
         "rms": 0.0,
     }
     assert resolve_scale(lambda m, n: m - n)(7, 4, 2) == 3
+
+
+def test_an_editor_completes_every_name():
+    names, _ = get_args(LrScale)
+    assert get_args(names) == tuple(SCALES)

@@ -20,7 +20,6 @@ indicates a heavy tail; it proves nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -84,7 +83,7 @@ class Monitor:
                 f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, which has polar "
                 "steps to measure; polarstep.muon_for(model) makes one"
             )
-        if not isinstance(every, Integral) or isinstance(every, bool):
+        if not isinstance(every, int) or isinstance(every, bool):
             raise TypeError(f"every={every!r}: expected a whole number of steps, such as 100")
         if every < 1:
             raise ValueError(f"every={every}: expected a number of steps ≥ 1, such as 100")

@@ -21,7 +21,8 @@ from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.optim.collect import State
 from polarstep.optim.elementwise import counter_device
-from polarstep.optim.groups import Group, named_params, restored
+from polarstep.optim.elementwise_step import check_buffers
+from polarstep.optim.groups import ELEMENTWISE, Group, named_params, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.resized import check_shapes
@@ -209,4 +210,6 @@ def _check_buffers(groups: Sequence[Group], state: State) -> None:
                 continue
             if of_parameter.get("momentum_buffer", ...) is None:
                 del of_parameter["momentum_buffer"]
+            if of_parameter and group["algorithm"] in ELEMENTWISE:
+                check_buffers(name, of_parameter, ELEMENTWISE[group["algorithm"]])
             check_shapes(name, p, of_parameter)

@@ -12,6 +12,7 @@ from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import as_listed, named_uniquely, sorted_by_rule, with_names
@@ -19,9 +20,17 @@ from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.checkpoint import Checkpointed
 from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.elementwise import AdamW, Elementwise
-from polarstep.optim.elementwise_step import step_elementwise
+from polarstep.optim.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.optim.following import Places
-from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete
+from polarstep.optim.groups import (
+    ELEMENTWISE,
+    LR_SCALE,
+    Group,
+    Nonfinite,
+    Rounding,
+    check_params,
+    complete,
+)
 from polarstep.optim.misnamed import with_known_names
 from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.replay import ReplayedStep
@@ -135,12 +144,12 @@ class Muon(Checkpointed):
         split_repeats: int = 1,
         lr_factor: float = 1.0,
         momentum_dtype: torch.dtype | None = None,
-        rounding: str = "nearest",
+        rounding: Rounding = "nearest",
         transform: Transform | None = None,
-        nonfinite: str = "propagate",
+        nonfinite: Nonfinite = "propagate",
         seed: int = 0,
         fused: bool = True,
-        plan: str = "auto",
+        plan: AskedPlan = "auto",
         process_group: Any = None,
     ) -> None:
         defaults = {
@@ -178,7 +187,7 @@ class Muon(Checkpointed):
     _waiting: tuple[Group, ...] | None
     _pickled = ("_left_out", "_vectors")
 
-    def _start(self, plan: str = "auto", process_group: Any = None) -> None:
+    def _start(self, plan: AskedPlan = "auto", process_group: Any = None) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
@@ -269,13 +278,15 @@ class Muon(Checkpointed):
             _check_started(works, self.state)
             _check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
+        others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
+        for work in others:
+            prepare_elementwise(work, self.state)
         update = self._over_ranks.update_shares if spread else self._over_ranks.update_alone
         update(muon, self.state, replayed, self._plain, hooks)
         for work in muon:
             work.group["step"] += 1
-        for work in works:
-            if work.group["algorithm"] in ELEMENTWISE:
-                step_elementwise(work, self.state)
+        for work in others:
+            step_elementwise(work, self.state)
         self._over_ranks.tell_of_failure()
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")

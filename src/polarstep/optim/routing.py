@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
 from polarstep.optim.adapters import find_adapter
 from polarstep.optim.anatomy import Site, dissect
 from polarstep.optim.elementwise import AdamW, Elementwise, group_of
 from polarstep.optim.following import Places
-from polarstep.optim.groups import Group
+from polarstep.optim.groups import Group, Nonfinite, Rounding
 from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
 from polarstep.optim.overrides import (
@@ -104,11 +105,11 @@ def muon_for(
     layouts: Mapping[str, Layout] | None = None,
     rules: Sequence[tuple[Matcher, Target]] = (),
     momentum_dtype: torch.dtype | None = None,
-    rounding: str = "nearest",
-    nonfinite: str = "propagate",
+    rounding: Rounding = "nearest",
+    nonfinite: Nonfinite = "propagate",
     seed: int = 0,
     fused: bool = True,
-    plan: str = "auto",
+    plan: AskedPlan = "auto",
     process_group: Any = None,
 ) -> Muon:
     """Muon for the hidden matrices of ``model``, AdamW or SGD for everything else, in one optimizer.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from polarstep.polar import Polar, PolarMap
 
 __all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_scale"]
 
-LrScale = str | Callable[[int, int], float]
+LrScale = Literal["none", "spectral", "rms"] | Callable[[int, int], float]
 
 # The root mean square of the entries of an update by "rms", in units of η: that of AdamW's updates.
 RMS = 0.2

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def newton_schulz_gamma(
     singular_values: Tensor,
     steps: int,
     delta: Tensor | float | None = None,
-    coefficients: str = "quintic",
+    coefficients: Literal["cubic", "quintic"] = "quintic",
 ) -> Tensor:
     """γ of q Newton–Schulz steps, exactly: Proposition 1. ν is 0.
 
