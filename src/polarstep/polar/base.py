@@ -355,8 +355,10 @@ def _check(M: Tensor) -> None:
             f"expected a tensor of shape (..., m, n), got shape {tuple(M.shape)}; "
             "a vector has no polar factor: view it as a 1×n matrix with M[None]"
         )
-    if not M.is_floating_point():
-        raise TypeError(f"expected a real floating-point tensor, got {M.dtype}; cast it first")
+    if not M.is_floating_point() or M.dtype.itemsize < 2:
+        raise TypeError(
+            f"expected a real floating-point tensor of at least 16 bits, got {M.dtype}; cast it first"
+        )
     if M.layout != torch.strided:
         raise TypeError(f"expected a dense tensor, got layout {M.layout}; call M.to_dense() first")
     if is_sharded(M):
