@@ -325,7 +325,7 @@ def test_full_alignment_within_rounding_of_rank_one(solver):
         (torch.zeros(3, 3).to_sparse(), TypeError, r"sparse.*to_dense"),
         ([[1.0]], TypeError, "got list"),
     ],
-    ids=["vector", "integers", "complex", "sparse", "list"],
+    ids=["vector", "integers", "complex", "eight bits", "sparse", "list"],
 )
 def test_bad_input(solver, bad, error, message):
     with pytest.raises(error, match=message):

@@ -46,17 +46,25 @@ torch.serialization.add_safe_globals(
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 
+STARTED_WITH = "_started_with"  # its key in a pickle
+
+
 class Checkpointed(Optimizer):
     """An optimizer whose groups hold polar maps, and whose momentum may have a precision of its own.
 
     A subclass names in :attr:`_pickled` what a pickle holds besides the state, the groups and the
-    defaults, and sets everything else of its own in :meth:`_start`.
+    defaults, and sets everything else of its own in :meth:`_start`. The arguments with which a copy
+    calls :meth:`_start` are :meth:`_started_with`.
     """
 
     _pickled: tuple[str, ...] = ()
 
     def _start(self) -> None:
         """Set the attributes that neither a checkpoint nor a pickle holds."""
+
+    def _started_with(self) -> dict[str, Any]:
+        """The arguments of :meth:`_start` that a pickle holds."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """The state and the groups, as torch has them, with every option as plain data."""
@@ -109,7 +117,8 @@ class Checkpointed(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
-        return super().__getstate__() | {name: getattr(self, name) for name in self._pickled}
+        own = {name: getattr(self, name) for name in self._pickled}
+        return super().__getstate__() | own | {STARTED_WITH: self._started_with()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
@@ -122,8 +131,10 @@ class Checkpointed(Optimizer):
         _check_buffers(groups, state.get("state", {}))
         for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
             group.update(options)
+        state = dict(state)
+        started_with = state.pop(STARTED_WITH, {})
         if unpickled:
-            self._start()
+            self._start(**started_with)
         super().__setstate__(state)
         for p, of_parameter in self.state.items():
             # torch leaves AdamW's counter on the device the checkpoint was read to.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
@@ -112,6 +113,9 @@ class Muon(Checkpointed):
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
+    ``copy.deepcopy((model, optimizer))`` goes on as the original does, without its hooks and its
+    process group; a pickle also forgets what :func:`polarstep.muon_for` knew of frozen parameters.
+
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
     ``weights_only=True``, its default. The class of a map of your own must be defined before
@@ -199,6 +203,17 @@ class Muon(Checkpointed):
         self._sizes = Sizes()
         self._told = Told()
         self._places: Places | None = None  # of the parameters in muon_for's model
+
+    def _started_with(self) -> dict[str, Any]:
+        return {"plan": self._distribution.plan}  # a process group cannot be pickled
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
+        """A copy that also knows the rules of frozen parameters, which a pickle does not hold."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin._waiting = copy.deepcopy(self._waiting, memo)
+        twin._told.frozen(twin._waiting or ())
+        return twin
 
     @property
     def routes(self) -> Routes:
