@@ -137,3 +137,20 @@ def test_scales_of_an_empty_matrix_are_numbers():
 def test_an_editor_completes_every_name():
     names, _ = get_args(LrScale)
     assert get_args(names) == tuple(SCALES)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "message"),
+    [
+        (lambda m, n: float("nan"), ValueError, r"lr_scale\(4, 6\) is nan: expected a finite"),
+        (lambda m, n: -1.0, ValueError, r"lr_scale\(4, 6\) is -1\.0"),
+        (lambda m, n: "0.2", ValueError, r"lr_scale\(4, 6\) is '0\.2'"),
+        (lambda m: 1.0, TypeError, "positional argument"),
+    ],
+    ids=["nan", "negative", "text", "of one argument"],
+)
+def test_a_function_that_gives_no_factor_is_refused_at_once(scale, error, message):
+    W = nn.Parameter(torch.zeros(4, 6))
+    with pytest.raises(error, match=message):
+        ps.Muon([W], lr_scale=scale)
+    ps.Muon([nn.Parameter(torch.zeros(0, 6))], lr_scale=lambda m, n: n / m)  # nothing to update

@@ -319,6 +319,11 @@ def _check_model(model: nn.Module) -> None:
             f"model is a {type(model).__name__}: expected a torch.nn.Module; "
             "parameters by themselves go to polarstep.Muon(params)"
         )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            f"model is a {type(model).__name__}, in which TorchScript has hidden the types of layers: "
+            "expected the module it was made from; its parameters are the same, so give that to muon_for"
+        )
     for name, p in model.named_parameters():
         if is_lazy(p):
             raise ValueError(
