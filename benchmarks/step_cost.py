@@ -294,7 +294,8 @@ def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
     graphs = replayed._plan.graphs
     makes = [graph for kind, found in graphs.items() if any(kind) for graph in found]
     keeps = [graph for kind, found in graphs.items() if not any(kind) for graph in found]
-    launched = makes + (keeps or makes) * (_cycle(optimizer) - 1)
+    # A map without random numbers has no step that draws any.
+    launched = (makes or keeps) + (keeps or makes) * (_cycle(optimizer) - 1)
     return lambda: [graph.replay() for graph in launched]
 
 

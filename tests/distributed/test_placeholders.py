@@ -1,4 +1,4 @@
-"""Entries that stand for a state that does not exist yet are like those that training leaves."""
+"""Entries that stand for a state that does not exist yet: made like the real ones, and dropped alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from tests.spectra import gaussian
 
 import polarstep as ps
-from polarstep.distributed.unstarted import placeholders
+from polarstep.distributed.unstarted import drop_placeholders, placeholders
 
 STEPS = 65  # the peak of a momentum is first taken at step 64
 
@@ -27,3 +27,32 @@ def test_placeholders_are_like_the_state_after_training(kept, given, shape):
     assert {name: (X.dtype, X.shape) for name, X in state.items()} == {
         name: (X.dtype, X.shape) for name, X in expected.items() if isinstance(X, torch.Tensor)
     }
+
+
+CARRIES = {"polar": ps.LowRank(8, sketch=ps.Warm(), always_sketch=True)}
+
+
+@pytest.mark.parametrize("kept", [None, torch.int8], ids=str)
+def test_a_carry_of_nan_beside_a_momentum_of_nan_stays(kept):
+    p = torch.nn.Parameter(gaussian(64, 128).float())
+    optimizer = ps.Muon([p], **CARRIES, transform=ps.NormalizedRows(), momentum_dtype=kept)
+    for broken in (False, True):
+        p.grad = gaussian(64, 128, seed=1).float()
+        p.grad[0, 0] = torch.nan if broken else 0.0
+        optimizer.step()
+    assert optimizer.state[p]["basis"].isnan().all()
+    assert optimizer.state[p]["rows"].isnan().any()
+    before = set(optimizer.state[p])
+    drop_placeholders(optimizer.param_groups, optimizer.state)
+    assert set(optimizer.state[p]) == before
+
+
+@pytest.mark.parametrize("kept", [None, torch.int8], ids=str)
+def test_placeholders_are_dropped(kept):
+    p = torch.nn.Parameter(gaussian(64, 128).float())
+    optimizer = ps.Muon([p], **CARRIES, transform=ps.NormalizedRows(), momentum_dtype=kept)
+    (group,) = optimizer.param_groups
+    state = {p: placeholders(group, p, {})}
+    assert {"basis", "rows"} <= set(state[p])
+    drop_placeholders([group], state)
+    assert not {"basis", "rows"} & set(state[p])

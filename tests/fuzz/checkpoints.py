@@ -95,7 +95,7 @@ COPIES = {
 def _parts(a: Run, b: Run):
     for i, (p, q) in enumerate(zip(a.tensors, b.tensors, strict=True)):
         yield f"parameter {i}", p.detach(), q.detach()
-        ours, others = _started(a.optimizer.state[p]), _started(b.optimizer.state[q])
+        ours, others = a.optimizer.state[p], b.optimizer.state[q]
         yield f"the names in the state of parameter {i}", sorted(ours), sorted(others)
         for name in ours:
             yield f"{name} of parameter {i}", ours[name], others.get(name)
@@ -104,19 +104,6 @@ def _parts(a: Run, b: Run):
     ):
         for key in g.keys() - {"params"}:
             yield f"{key} of group {i}", g[key], h.get(key)
-
-
-def _started(state: dict[str, Any]) -> dict[str, Any]:
-    """The state without what a map remembers of nothing but NaN.
-
-    In a checkpoint such a tensor stands for a map that has not begun (``distributed/unstarted.py``), and
-    loading leaves it out. Otherwise it only comes of a momentum that is NaN for good.
-    """
-    return {
-        name: value
-        for name, value in state.items()
-        if "momentum" in name or not isinstance(value, torch.Tensor) or not value.isnan().all()
-    }
 
 
 def _are_the_same(a: Any, b: Any) -> bool:

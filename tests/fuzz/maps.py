@@ -23,6 +23,7 @@ __all__ = [
     "facts_of",
     "largest_norm",
     "may_use_gram",
+    "most_steps",
     "random_map",
     "reference",
     "settles",
@@ -134,6 +135,11 @@ def settles(polar: PolarMap) -> bool:
 
     ends = [part.polynomials[-1] for part in _iterations(polar) if part.polynomials]
     return all(is_flat_at_one(polynomial) for polynomial in ends)
+
+
+def most_steps(polar: PolarMap) -> int:
+    """The number of polynomials of the longest iteration inside a map."""
+    return max((len(part.polynomials) for part in _iterations(polar)), default=0)
 
 
 def _iterations(polar: PolarMap) -> list[NewtonSchulz]:

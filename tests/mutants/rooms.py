@@ -16,6 +16,7 @@ ON_A_GPU = {"optim/replay.py", "products/cuda.py"}
 # These run on a GPU, or in Triton's interpreter; tests/kernels has their tests.
 IN_THE_INTERPRETER = (
     "optim/by_tables.py",
+    "optim/replay_plan.py",
     "polar/small.py",
     "products/float8.py",
     "products/triton.py",

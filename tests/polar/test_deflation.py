@@ -59,6 +59,18 @@ def mixed(dtype=torch.float64):
 # The norm of the rest
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_basis_a_little_too_long_leaves_room_for_a_small_rest(dtype):
+    eps = torch.finfo(dtype).eps
+    spectrum = torch.cat([torch.ones(ELL), torch.full((M_ROWS - ELL,), eps**0.5)])
+    M = with_singular_values(spectrum, M_ROWS, N_COLS).to(dtype)[None]
+    Q, _ = head(M)
+    Q = Q * (1 + eps**0.5 / 256)
+    norm = deflation.frobenius_norm(M)
+    found = deflation.rest_frobenius(norm, Q.mT @ M)
+    assert found >= torch.linalg.matrix_norm(M.double() - Q.double() @ (Q.double().mT @ M.double()))
+
+
 def test_the_rest_is_orthogonal_to_the_basis_and_has_the_energy_left():
     M = mixed()
     Q, B = head(M)

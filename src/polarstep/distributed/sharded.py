@@ -32,12 +32,20 @@ from polarstep import flops, products
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, Span
 from polarstep.distributed.ledger import FINAL_PASSES, Side
+from polarstep.distributed.summed import (
+    basis_of,
+    inverse_root_of,
+    lifted_by,
+    packed,
+    shape_of,
+    unpacked,
+    weight_of,
+)
 from polarstep.optim.by_tensors import Target
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
 from polarstep.polar.finders import Fresh, Kept
-from polarstep.polar.newton_schulz import SQUARINGS, schatten_norm
 from polarstep.polar.orthonormal import orthonormalize
 
 __all__ = ["Shards", "sharded_step"]
@@ -163,7 +171,7 @@ class _OnShards:
             to_short, last = (count - i) % 2 == 1, i == count - 1
             Y = (self.A if to_short else self.A.mT) @ S
             if to_short == self.is_long:  # the side that was multiplied away is the one that is cut
-                S = yield from self._at_owners(Y, _orthonormal(self.polar, rough=not last))
+                S = yield from self._at_owners(Y, basis_of(self.polar, rough=not last))
             else:
                 S = yield from self._cholesky_qr(Y, rough=not last)
         return S
@@ -173,14 +181,14 @@ class _OnShards:
         B, inner = Q.mT @ self.A, self.polar.inner
         assert isinstance(inner, NewtonSchulz)
         if not self.is_long:
-            return (yield from self._at_owners(B, _inner_of(inner)))
+            return (yield from self._at_owners(B, lifted_by(inner)))
         polynomials, epsilon = inner.polynomials, gram.rounding(B.dtype)
         starts = [0, *gram.restarts(polynomials, epsilon, settling=False), len(polynomials)]
         for first, end in pairwise(starts):
-            G = _packed(self._gram(B.mT))
-            weight = _weight_of(inner, first, end, B.shape[-2])
+            G = packed(self._gram(B.mT))
+            weight = weight_of(inner, first, end, B.shape[-2])
             W = yield from self._at_owners(G, weight, dtype=self.sums)
-            B = _unpacked(W, B.shape[-2], symmetric=True).to(B.dtype) @ B
+            B = unpacked(W, B.shape[-2], symmetric=True).to(B.dtype) @ B
         return B
 
     def leave(self, state: State, Q: Tensor, Z: Tensor, numbers: Tensor | None) -> None:
@@ -282,10 +290,12 @@ class _OnShards:
         passes = 1 if rough else MOST_PASSES if looks else FINAL_PASSES
         flags = Y.new_zeros(len(Y))
         for number in range(passes):
-            G = _packed(self._gram(Q))
-            found = yield from self._at_owners(G, _inverse(ell, number == 0), dtype=self.sums)
+            G = packed(self._gram(Q))
+            found = yield from self._at_owners(
+                G, inverse_root_of(ell, number == 0), dtype=self.sums
+            )
             flags = found[:, -1]
-            Q = (Q.to(self.sums) @ _unpacked(found[:, :-1], ell).mT).to(Y.dtype)
+            Q = (Q.to(self.sums) @ unpacked(found[:, :-1], ell).mT).to(Y.dtype)
             if looks and number + 1 >= FINAL_PASSES and not bool(flags.any()):
                 break
         bad = flags > (1.5 if rough else 0.5)
@@ -322,7 +332,7 @@ class _OnShards:
         yield
         arrived = coming.wait()
         dtype = dtype or self.A.dtype
-        shape = _shape_of(f, X)
+        shape = shape_of(f, X)
         size, mine = math.prod(shape), []
         if own:
             total = torch.stack(arrived).sum(0).view(own, *X.shape[1:])
@@ -335,104 +345,6 @@ class _OnShards:
         coming = wire.send([mine] * len(ranks), sizes, dtype, X.device, ranks)
         yield
         return torch.cat([part.view(-1, *shape) for part in coming.wait()])
-
-
-@dataclass(frozen=True)
-class _Small:
-    """A function of summed small matrices; ``extra`` numbers are added to each packed matrix."""
-
-    call: Callable[[Tensor], Tensor]
-    extra: int = 0
-
-    def __call__(self, X: Tensor) -> Tensor:
-        return self.call(X)
-
-
-def _shape_of(f: Callable[[Tensor], Tensor], X: Tensor) -> tuple[int, ...]:
-    extra = f.extra if isinstance(f, _Small) else 0
-    return (*X.shape[1:-1], X.shape[-1] + extra)
-
-
-def _orthonormal(polar: LowRank, *, rough: bool) -> Callable[[Tensor], Tensor]:
-    """A basis of summed columns, as one process makes it."""
-    return lambda Y: orthonormalize(
-        products.of(Y.device).workable(Y), polar.finder.orth, rough=rough
-    )
-
-
-def _inner_of(inner: NewtonSchulz) -> Callable[[Tensor], Tensor]:
-    """Z = inner(B) of summed matrices B."""
-
-    def lifted(B: Tensor) -> Tensor:
-        lift = inner.lift(products.of(B.device).workable(B))
-        return lift.X if lift.W is None else torch.bmm(lift.W, lift.X.to(lift.W.dtype))
-
-    return lifted
-
-
-def _weight_of(inner: NewtonSchulz, first: int, end: int, ell: int) -> Callable[[Tensor], Tensor]:
-    """W, packed, with inner(B) = WB for steps ``first`` to ``end``, from the packed BBᵀ."""
-    polynomials = inner.polynomials
-    is_last = end == len(polynomials)
-
-    def weight(packed: Tensor) -> Tensor:
-        G = _unpacked(packed, ell, symmetric=True)
-        scale = torch.ones_like(G[:, :1, :1])
-        if first == 0:
-            trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-            known = trace > 0
-            trace = torch.where(known, trace, 1)
-            G, scale = G / trace, torch.where(known, trace.rsqrt(), 0)
-            if inner.delta in SQUARINGS:
-                norm = schatten_norm(G, SQUARINGS[inner.delta])
-                norm = torch.where(known, norm * (1 + 4 * torch.finfo(G.dtype).eps), 1)
-                G, scale = G / norm.square(), scale / norm
-        if first == end:  # no steps at all
-            identity = torch.eye(ell, dtype=G.dtype, device=G.device)
-            return _packed(scale * identity)
-        W = products.of(G.device).accumulated(G, polynomials[first:end])
-        shrink = gram.overshoot(polynomials[first:end], G.dtype) if is_last else 0.0
-        return _packed(W * scale * (1 - shrink))
-
-    return weight
-
-
-def _inverse(ell: int, is_first: bool) -> Callable[[Tensor], Tensor]:
-    """L⁻¹, packed, with G = LLᵀ for the packed G, and a flag: 1 if another pass is needed, 2 if no L."""
-
-    def inverse(packed: Tensor) -> Tensor:
-        G = _unpacked(packed, ell, symmetric=True)
-        identity = torch.eye(ell, dtype=G.dtype, device=G.device)
-        trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)
-        diagonal = G.diagonal(dim1=-2, dim2=-1)
-        diagonal.add_(diagonal == 0)  # zero columns stay zero
-        far = torch.linalg.matrix_norm(G - identity) > 0.5
-        if is_first:
-            diagonal.add_((10 * torch.finfo(G.dtype).eps * trace)[:, None])
-        L, info = torch.linalg.cholesky_ex(G)
-        failed = info > 0
-        L = torch.where(failed[:, None, None], identity, L)
-        inverse = torch.linalg.solve_triangular(L, identity.expand_as(L), upper=False)
-        flag = torch.where(failed, 2, far.to(G.dtype))
-        return torch.cat([_packed(inverse), flag[:, None].to(G.dtype)], dim=1)
-
-    return _Small(inverse, extra=1)
-
-
-def _packed(X: Tensor) -> Tensor:
-    """The lower triangle of (batch, ℓ, ℓ) matrices as (batch, ℓ(ℓ + 1)/2)."""
-    rows, cols = torch.tril_indices(X.shape[-1], X.shape[-1], device=X.device)
-    return X[:, rows, cols]
-
-
-def _unpacked(packed: Tensor, ell: int, *, symmetric: bool = False) -> Tensor:
-    """The inverse of :func:`_packed`; zero or symmetric above the diagonal."""
-    rows, cols = torch.tril_indices(ell, ell, device=packed.device)
-    X = packed.new_zeros(len(packed), ell, ell)
-    X[:, rows, cols] = packed
-    if symmetric:
-        X[:, cols, rows] = packed
-    return X
 
 
 def _stamp(part: Tensor) -> tuple[int, int]:

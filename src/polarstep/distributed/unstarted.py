@@ -5,7 +5,7 @@ with gradients of zero. But a parameter that never had a gradient has no state, 
 momentum (:mod:`polarstep.optim.resting`) is first taken at step 64. So a checkpoint that is made where
 torch.distributed is initialized has all entries of every parameter: zeros for momenta, peaks and
 averages, which is what they start from, and NaN for what a map carries. On loading, a carry of nothing
-but NaN is dropped.
+but NaN beside a momentum of nothing but zeros is dropped.
 """
 
 from __future__ import annotations
@@ -84,7 +84,12 @@ def _filled(
 
 
 def drop_placeholders(groups: list[Group], state: State) -> None:
-    """Remove carries of nothing but NaN; ranks that share a parameter decide together."""
+    """Remove the carries that stand for nothing; ranks that share a parameter decide together.
+
+    A momentum that a NaN gradient has made NaN for good leaves carries of nothing but NaN, too. They
+    stay: without them the parameter would be stepped apart from others of its shape, whose last digits
+    may depend on the number of matrices that are multiplied together.
+    """
     found: dict[tuple[int, ...], list[tuple[Tensor, str, bool]]] = {}
     for group in groups:
         if group["algorithm"] != "muon":
@@ -93,11 +98,12 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
         if group["transform"] is not None:
             names |= {*group["transform"].carries}
         for p in group["params"]:
-            layout = Layout.of(p)
-            for key, value in state.get(p, {}).items():
+            layout, known_of_p = Layout.of(p), state.get(p, {})
+            started = _has_started(known_of_p)
+            for key, value in known_of_p.items():
                 if key.partition(".")[0] in names and isinstance(value, Tensor):
                     part = local(value)
-                    known = not bool(torch.isnan(part).all()) if part.numel() else False
+                    known = started or (part.numel() > 0 and not bool(torch.isnan(part).all()))
                     ranks = (0,) if layout is None else layout.ranks
                     found.setdefault(ranks, []).append((p, key, known))
     for ranks, entries in found.items():
@@ -107,3 +113,9 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
         ):
             if not known:
                 del state[p][key]
+
+
+def _has_started(known: dict[str, Any]) -> bool:
+    """Whether this rank's part of the momentum has an entry other than zero."""
+    stored = [known[name] for name in ("momentum_buffer", "momentum_scale") if name in known]
+    return any(isinstance(each, Tensor) and bool((local(each) != 0).any()) for each in stored)

@@ -102,8 +102,8 @@ def routes_of(
                 if group["transform"] is not None:
                     polar += f", {group['transform'].describe()}"
                 plan = plan_of(group, p)
-                is_local = plan is not None and plan.startswith("local")
-                if can_tabulate(group, local(p).detach() if is_local else p, None):
+                alone = plan is None or plan.startswith("local")
+                if alone and can_tabulate(group, p if plan is None else local(p).detach(), None):
                     polar += ", fused"
                 polar += _precision(group, p)
                 if plan is not None:

@@ -71,18 +71,21 @@ class NormalizedRows(Transform):
         return ("rows",)
 
     def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """T' and v."""
+        """T' and v.
+
+        T is read twice and T' written once: ‖T'‖_F follows from the lengths of the rows alone.
+        """
         dtype = torch.promote_types(T.dtype, torch.float32)
-        X = T.to(dtype)
-        mean = X.square().mean(-1)
+        length = torch.linalg.vector_norm(T, dim=-1, dtype=dtype)
+        v = (1 - self.beta2) * length.square() / T.shape[-1]
         known = carry.get("rows")
-        v = (1 - self.beta2) * mean
         if known is not None:
             v = v + self.beta2 * known.to(dtype)
-        scaled = X * _inverse_root(v)[..., None]
-        before, after = (Y.square().sum((-2, -1), keepdim=True) for Y in (X, scaled))
-        scaled = scaled * (before.sqrt() * _inverse_root(after))
-        return scaled.to(T.dtype), Carry(rows=v.to(M.dtype))
+        scale = _inverse_root(v)
+        before, after = (each.square().sum(-1, keepdim=True) for each in (length, length * scale))
+        factor = scale * (before.sqrt() * _inverse_root(after))
+        scaled = torch.mul(T, factor[..., None], out=torch.empty_like(T))
+        return scaled, Carry(rows=v.to(M.dtype))
 
     def describe(self) -> str:
         """What happens to T."""

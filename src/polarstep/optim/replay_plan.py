@@ -1,0 +1,210 @@
+"""The plan of a step on a GPU: its buckets, the tables that its kernels read, and its captured graphs.
+
+There is no arithmetic here. A plan says which parameters the kernels can update in place, and which
+bucket (:mod:`polarstep.optim.by_tables`) each matrix belongs to. It is kept from step to step, so
+that a step of a thousand parameters does not spend its time in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep.kernels.pointers import shared_table
+from polarstep.optim.by_tables import TableBucket, addresses
+from polarstep.optim.carried import entry, recalled
+from polarstep.optim.collect import Member, State, Work
+from polarstep.optim.groups import Group, is_by_norm, scale_of
+from polarstep.optim.low_precision import momentum_of
+
+__all__ = ["Plan", "Run", "can_capture", "fill_tables", "goes_on", "key_of"]
+
+# A step is captured after this many steps of its kind, when all its kernels are compiled. Launching
+# the kernels one by one takes milliseconds of Python.
+STEPS_BEFORE_CAPTURE = 1
+
+Run = tuple[TableBucket, list[Member]]
+Shape = tuple[int, int, torch.device]
+
+
+@dataclass
+class Plan:
+    """The buckets of a step, valid as long as ``key`` is the same, and the captured graphs."""
+
+    key: tuple[Any, ...]
+    fused: list[list[int]]  # indices of parameters, per work
+    runs: list[Run]
+    offsets: list[int]  # each run's step minus the first work's step
+    addresses: list[int] = field(default_factory=list)  # of X, G and C of every parameter
+    scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
+    tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
+    carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
+    places: list[tuple[int, ...]] = field(default_factory=list)  # TableBucket.place of every run
+    # Since ``places`` last changed, for each kind of step (which buckets draw random numbers): how
+    # many such steps there were, and their graphs, one for each device.
+    steps: dict[tuple[bool, ...], int] = field(default_factory=dict)
+    graphs: dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]] = field(default_factory=dict)
+
+    @cached_property
+    def params(self) -> list[Tensor]:
+        """The parameters behind the buckets."""
+        return list({id(m.param): m.param for _, members in self.runs for m in members}.values())
+
+    @cached_property
+    def entries(self) -> list[tuple[Tensor, str]]:
+        """The parameters and keys under which the optimizer's state holds the buckets' carries."""
+        return [
+            (member.param, entry(name, member.block))
+            for bucket, members in self.runs
+            for name in bucket.signature.polar.carries
+            for member in members
+        ]
+
+    def carried_in(self, state: State) -> list[int]:
+        """The ids of the tensors that ``state`` now holds under :attr:`entries`."""
+        return [id(state[p].get(key)) for p, key in self.entries]
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The groups of the parameters."""
+        return list({id(m.group): m.group for _, members in self.runs for m in members}.values())
+
+    @cached_property
+    def shapes(self) -> list[list[Shape]]:
+        """The shapes of the matrices in each group, and their devices."""
+        found: dict[int, dict[Shape, None]] = {id(group): {} for group in self.groups}
+        for bucket, members in self.runs:
+            for m in members:
+                found[id(m.group)][_shape(bucket)] = None
+        return [list(shapes) for shapes in found.values()]
+
+    @cached_property
+    def devices(self) -> list[torch.device]:
+        """The devices of the buckets."""
+        return list({bucket.signature.device: None for bucket, _ in self.runs})
+
+    def runs_on(self, device: torch.device) -> list[Run]:
+        """The buckets on one device."""
+        return [run for run in self.runs if run[0].signature.device == device]
+
+
+def can_capture(plan: Plan, kind: tuple[bool, ...]) -> bool:
+    """Whether later steps of this kind will make the same launches, with all kernels compiled.
+
+    A step that draws no numbers has no kernel that a step with numbers lacks. The first step of a
+    map with state is not captured: it puts its carry into new memory, which a replay would not do.
+    """
+    if any(its.polar.carries and not its.resumed for its in (b.signature for b, _ in plan.runs)):
+        return False
+    covered = any(
+        all(draws or not wanted for wanted, draws in zip(kind, other, strict=True))
+        for other in plan.graphs
+    )
+    compiled = covered or plan.steps[kind] > STEPS_BEFORE_CAPTURE
+    return compiled and all(device.type == "cuda" for device in plan.devices)
+
+
+def fill_tables(plan: Plan, works: list[Work], state: State) -> None:
+    """Refill the buckets' tables of addresses and scalars where anything has changed."""
+    grads = {id(p): G for work in works for p, G in zip(work.params, work.grads, strict=True)}
+    lying = [
+        tensor.data_ptr()
+        for p in plan.params
+        for tensor in (p, grads[id(p)], momentum_of(p, state[p], p.dtype))
+    ]
+    if lying != plan.addresses:
+        plan.addresses = lying
+        first = {id(p): lying[3 * i : 3 * i + 3] for i, p in enumerate(plan.params)}
+
+        def addresses_of(bucket: TableBucket, members: list[Member]) -> list[list[int]]:
+            X, G, C = (
+                [at for m in members for at in addresses(m, first[id(m.param)][which])]
+                for which in range(3)
+            )
+            strides = [m.view.cols for m in members for _ in range(m.count)]
+            bucket.strided = any(stride != bucket.signature.n for stride in strides)
+            return [G, C, X, strides]
+
+        for bucket, part in _tabulated(plan, addresses_of, torch.int64):
+            bucket.addresses = part
+    scalars = [
+        (float(group["lr"]), group["momentum"], group["weight_decay"], _scales(group, shapes))
+        for group, shapes in zip(plan.groups, plan.shapes, strict=True)
+    ]
+    if scalars != plan.scalars:
+        plan.scalars = scalars
+        by_group = dict(zip(map(id, plan.groups), scalars, strict=True))
+
+        def scalars_of(bucket: TableBucket, members: list[Member]) -> list[list[float]]:
+            rows: list[list[float]] = [[], [], []]
+            for member in members:
+                lr, beta, decay, scales = by_group[id(member.group)]
+                step = lr * scales[_shape(bucket)]
+                for row, value in zip(rows, (beta, 1 - lr * decay, step), strict=True):
+                    row += [value] * member.count
+            return rows
+
+        for bucket, part in _tabulated(plan, scalars_of, torch.float32):
+            bucket.scalars = part
+
+
+def _tabulated(
+    plan: Plan,
+    rows_of: Callable[[TableBucket, list[Member]], Sequence[Sequence[float]]],
+    dtype: torch.dtype,
+) -> Iterator[tuple[TableBucket, Tensor]]:
+    """The table of every bucket, on its device, with one copy to each device."""
+    for device in plan.devices:
+        there = plan.runs_on(device)
+        table = plan.tables.get((device, dtype), torch.empty(0, device=device))
+        plan.tables[device, dtype], parts = shared_table(
+            table, [rows_of(*run) for run in there], dtype
+        )
+        yield from zip([bucket for bucket, _ in there], parts, strict=True)
+
+
+def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, float]:
+    """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
+    return {(m, n, device): scale_of(group, device)(m, n) for m, n, device in shapes}
+
+
+def _shape(bucket: TableBucket) -> Shape:
+    its = bucket.signature
+    return its.m, its.n, its.device
+
+
+def key_of(work: Work, first: Work) -> tuple[Any, ...]:
+    """What a plan depends on: parameters, their memory layout, and the options that decide buckets.
+
+    Ids alone are not enough: ``model.to(...)`` may change precision and layout and keep the id.
+    """
+    group = work.group
+    return (
+        id(group),
+        *(group[option] for option in ("polar", "transform", "seed", "nesterov", "fused")),
+        is_by_norm(group),
+        group["step"] - first.group["step"],
+        isinstance(group["lr"], Tensor),
+        work.finite is not None,
+        *((id(p), p.dtype, p.device, p.stride()) for p in work.params),
+        *work.views,
+    )
+
+
+def goes_on(plan: Plan, state: State) -> bool:
+    """Whether ``state`` has carries for exactly the buckets that were planned to resume."""
+    if plan.carried and plan.carried == plan.carried_in(state):
+        return all(bucket.signature.resumed for bucket, _ in plan.runs if bucket.carries)
+    for bucket, members in plan.runs:
+        its = bucket.signature
+        for member in members if bucket.carries else ():
+            of_parameter, count = state[member.param], member.count
+            known = recalled(of_parameter, member.block, its.polar, count, its.m, its.n)
+            if (known is not None) != its.resumed:
+                return False
+    return True
