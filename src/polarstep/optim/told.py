@@ -46,7 +46,7 @@ class Told:
         elif not self._replaced and updated < count and places is not None:
             self._tell_of_the_replaced(places.replaced(groups))
         if self._frozen:
-            self._tell_of_the_unfrozen()
+            self._tell_of_the_unfrozen(groups)
         if not self._one_rate:
             self._tell_of_one_rate(groups)
 
@@ -77,8 +77,14 @@ class Told:
             stacklevel=_callers_level(),
         )
 
-    def _tell_of_the_unfrozen(self) -> None:
+    def _tell_of_the_unfrozen(self, groups: Iterable[Group]) -> None:
         """Parameters that were frozen have gradients now, and no group."""
+        if all(p.grad is None for _, p in self._frozen.values()):
+            return
+        # Lightning writes to optimizer.param_groups itself when it resumes a run.
+        for group in groups:
+            for p in group["params"]:
+                self._frozen.pop(id(p), None)
         names = [name for name, p in self._frozen.values() if p.grad is not None]
         if not names:
             return
