@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.autocast import autocast_off
 from polarstep.diagnostics.certificate import Certificate
 from polarstep.diagnostics.measures import check_step
 from polarstep.polar import PolarMap
@@ -41,6 +42,7 @@ __all__ = ["certified", "cheap_certificate"]
 
 
 @torch.no_grad()
+@autocast_off()
 def certified(
     polar: PolarMap, M: Tensor, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Certificate]:
@@ -62,6 +64,7 @@ def certified(
 
 
 @torch.no_grad()
+@autocast_off()
 def cheap_certificate(
     M: Tensor, T: Tensor, polar: PolarMap | None = None, factors: Factors | None = None
 ) -> Certificate:

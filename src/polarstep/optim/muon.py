@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
+from polarstep.autocast import autocast_off
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
@@ -275,6 +276,10 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
+        with autocast_off():  # a step chooses its own precision
+            self._update_groups()
+
+    def _update_groups(self) -> None:
         if self._places is not None:
             self._places.follow(self.param_groups, self.state)
         self._sizes.check(self.param_groups, self.state)

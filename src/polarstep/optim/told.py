@@ -13,7 +13,7 @@ from polarstep.optim.collect import Work
 from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, Group
 
-__all__ = ["Told"]
+__all__ = ["Told", "callers_level"]
 
 
 class Told:
@@ -60,7 +60,7 @@ class Told:
             "parameters of the model: get_peft_model, fully_shard, and to() or "
             "load_state_dict(assign=True) on some paths put new ones in their place. Make the optimizer "
             "after them, as muon_for(model)",
-            stacklevel=_callers_level(),
+            stacklevel=callers_level(),
         )
 
     def _tell_of_the_replaced(self, names: list[str]) -> None:
@@ -74,7 +74,7 @@ class Told:
             "resize_token_embeddings, a new head or load_state_dict(assign=True). The new parameter has "
             "a gradient, but this optimizer still holds the old one. Make the optimizer after the last "
             "call that replaces parameters",
-            stacklevel=_callers_level(),
+            stacklevel=callers_level(),
         )
 
     def _tell_of_the_unfrozen(self, groups: Iterable[Group]) -> None:
@@ -95,7 +95,7 @@ class Told:
             "out when muon_for is called. Unfrozen later, they must be added, by "
             'optimizer.add_param_group({"params": [...]}); each gets the rule it would have had. If '
             'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
-            stacklevel=_callers_level(),
+            stacklevel=callers_level(),
         )
 
     def _tell_of_one_rate(self, groups: Sequence[Group]) -> None:
@@ -120,7 +120,7 @@ class Told:
                     return
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """The ``stacklevel`` with which a warning shows the line that called step().
 
     torch wraps step() twice, and once more if the optimizer has a scheduler.
@@ -143,5 +143,5 @@ def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float)
         f"lr={muon['lr']:g} now; they were made with {made:g} and {other_made:g}. Expected a schedule "
         "that multiplies each group's own rate by a factor, as LambdaLR does; OneCycleLR takes a list "
         "with a rate for each group. If one rate for all is meant, make the optimizer with it",
-        stacklevel=_callers_level(),
+        stacklevel=callers_level(),
     )
