@@ -149,8 +149,16 @@ def test_an_editor_completes_every_name():
     ],
     ids=["nan", "negative", "text", "of one argument"],
 )
-def test_a_function_that_gives_no_factor_is_refused_at_once(scale, error, message):
-    W = nn.Parameter(torch.zeros(4, 6))
+def test_a_function_that_gives_no_factor_is_refused_before_anything_changes(scale, error, message):
+    X, Y, empty = (nn.Parameter(torch.zeros(*shape)) for shape in ((4, 6), (4, 6), (0, 6)))
+    groups = [{"params": [X]}, {"params": [Y], "lr_scale": scale}]
+    optimizer = ps.Muon([*groups, {"params": [empty], "lr_scale": lambda m, n: n / m}])
+    for p in (X, Y, empty):
+        p.grad = torch.ones_like(p)
     with pytest.raises(error, match=message):
-        ps.Muon([W], lr_scale=scale)
-    ps.Muon([nn.Parameter(torch.zeros(0, 6))], lr_scale=lambda m, n: n / m)  # nothing to update
+        optimizer.step()
+    assert not X.any()
+    assert not optimizer.state
+    optimizer.param_groups[1]["lr_scale"] = "none"
+    optimizer.step()
+    assert X.all()

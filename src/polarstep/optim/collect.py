@@ -18,11 +18,13 @@ from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
 from polarstep.optim.groups import (
+    LR_SCALE,
     Group,
     check_options,
     is_by_norm,
     is_transposed,
     named_params,
+    scale_of,
     view_of,
 )
 from polarstep.optim.transforms import followed
@@ -175,7 +177,21 @@ def collect(
     views = []
     if group["algorithm"] == "muon":
         views = [view_of(group, p, name) for name, p in zip(names, params, strict=True)]
+        _check_scale(group, params, views)
     return Work(group, names, params, grads, finite, views)
+
+
+def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) -> None:
+    """Raise if a user's function of shapes is no scale, before the step has changed anything."""
+    if callable(group[LR_SCALE]):
+        shapes = {
+            (p.device, m, n)
+            for p, view in zip(params, views, strict=True)
+            if p.numel() > 0
+            for _, m, n in view.shapes
+        }
+        for device, m, n in shapes:
+            scale_of(group, device)(m, n)
 
 
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:

@@ -236,11 +236,7 @@ def check_params(group: Group) -> None:
         if p.layout != torch.strided:
             raise TypeError(f"{name} has layout {p.layout}: expected a dense (strided) parameter")
         if group["algorithm"] == "muon":
-            view = view_of(group, p, name)
-            if callable(group[LR_SCALE]) and p.numel() > 0:
-                scale = scale_of(group, p.device)
-                for _, m, n in view.shapes:
-                    scale(m, n)  # an error of a user's function belongs here, not into a step
+            view_of(group, p, name)
 
 
 def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
