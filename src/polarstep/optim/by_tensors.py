@@ -63,6 +63,8 @@ class PlainStep:
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...], skip: set[int]
     ) -> None:
         """Update every parameter of ``works`` whose id is not in ``skip``."""
+        if skip and all(id(p) in skip for work in works for p in work.params):
+            return
         targets: dict[int, Target] = {}
 
         def selected(work: Work, index: int) -> bool:

@@ -65,9 +65,8 @@ class ReplayedStep:
             (bucket, _of_now(members, works), first + offset)
             for (bucket, members), offset in zip(plan.runs, plan.offsets, strict=True)
         ]
-        recalls = not plan.carried or plan.carried != plan.carried_in(state)
         for bucket, members, at in now:
-            bucket.prepare(members, state, at, recalls=recalls)
+            bucket.prepare(members, state, at, recalls=plan.recalls)
         places = [bucket.place() for bucket, _ in plan.runs]
         if places != plan.places:
             plan.places, plan.steps, plan.graphs = places, {}, {}
@@ -87,7 +86,7 @@ class ReplayedStep:
                 self._launch(plan, device)
         for bucket, members, _ in now:
             bucket.settle(members, state)
-        if plan.entries and (recalls or not plan.carried):
+        if plan.entries and plan.recalls:
             plan.carried = plan.carried_in(state)
 
     def _launch(self, plan: Plan, device: torch.device) -> None:

@@ -44,6 +44,7 @@ class Plan:
     scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
+    recalls: bool = True  # whether this step's carries are other tensors than the last step's
     places: list[tuple[int, ...]] = field(default_factory=list)  # TableBucket.place of every run
     # Since ``places`` last changed, for each kind of step (which buckets draw random numbers): how
     # many such steps there were, and their graphs, one for each device.
@@ -56,18 +57,22 @@ class Plan:
         return list({id(m.param): m.param for _, members in self.runs for m in members}.values())
 
     @cached_property
-    def entries(self) -> list[tuple[Tensor, str]]:
+    def entries(self) -> list[tuple[Tensor, list[str]]]:
         """The parameters and keys under which the optimizer's state holds the buckets' carries."""
-        return [
-            (member.param, entry(name, member.block))
-            for bucket, members in self.runs
-            for name in bucket.signature.polar.carries
-            for member in members
-        ]
+        found: dict[int, tuple[Tensor, list[str]]] = {}
+        for bucket, members in self.runs:
+            for member in members if bucket.carries else ():
+                _, keys = found.setdefault(id(member.param), (member.param, []))
+                keys += [entry(name, member.block) for name in bucket.signature.polar.carries]
+        return list(found.values())
 
     def carried_in(self, state: State) -> list[int]:
         """The ids of the tensors that ``state`` now holds under :attr:`entries`."""
-        return [id(state[p].get(key)) for p, key in self.entries]
+        found: list[int] = []
+        for p, keys in self.entries:
+            known = state[p]  # hashing a parameter takes longer than looking up its keys
+            found += [id(known.get(key)) for key in keys]
+        return found
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -197,8 +202,12 @@ def key_of(work: Work, first: Work) -> tuple[Any, ...]:
 
 
 def goes_on(plan: Plan, state: State) -> bool:
-    """Whether ``state`` has carries for exactly the buckets that were planned to resume."""
-    if plan.carried and plan.carried == plan.carried_in(state):
+    """Whether ``state`` has carries for exactly the buckets that were planned to resume.
+
+    Also notes whether they are the tensors that the last step left.
+    """
+    plan.recalls = not plan.carried or plan.carried != plan.carried_in(state)
+    if not plan.recalls:
         return all(bucket.signature.resumed for bucket, _ in plan.runs if bucket.carries)
     for bucket, members in plan.runs:
         its = bucket.signature
