@@ -22,6 +22,7 @@ from docs_quality import (
     estimate,
     million_tokens,
     paired,
+    peers,
     perplexities,
     quality,
     steps,
@@ -211,9 +212,63 @@ def torch_muon() -> str:
     """How much of the time of torch's Muon is the host's."""
     times = [
         steps(f"results/step-cost/{record}.json")["torch.optim.Muon", "nanoGPT"]["ms"]
-        for record in ("h200", "h200-deflated")
+        for record in ("h200", "h200-deflated", "h200-peers")
     ]
-    return f"{times[0]:.0f} ms on one host and {times[1]:.0f} ms on another"
+    told = [f"{ms:.0f} ms" for ms in times]
+    return f"{', '.join(told[:-1])} and {told[-1]} on {len(told)} hosts"
+
+
+@claim
+def peers_price() -> str:
+    """What other libraries' optimizers cost beside ours, in one run."""
+    rows = steps()
+    dion = {peer.title: peer for peer in peers()}["Muon of dion"]
+    assert dion.timed is not None
+
+    def both(name: str) -> str:
+        first, second = (f"{rows[name, load]['ratio']:.1f}" for load in ("nanoGPT", "8B layer"))
+        return f"{first} times AdamW's step on nanoGPT's matrices and {second} times on an 8B layer"
+
+    return (
+        f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}; our "
+        f'full space, {both(FULL_SPACE)}; `polar="auto"`, {both("auto")}'
+    )
+
+
+@claim
+def peers_quality() -> str:
+    """Perplexity of other libraries' optimizers in the same loop, and which run ended lowest."""
+    from frontier import others
+
+    told = [
+        f"{each.title} has {quality(each.trained).told(unit='%')}"
+        for each in peers()
+        if each.trained
+    ]
+    first = {key: runs[0] for key, runs in perplexities().items() if 0 in runs}
+    lowest = min(first, key=lambda key: first[key])
+    rows, full = first["full+rows", 0.014], first[BASE]
+    return (
+        f"Against full space {', '.join(told)}, after {million_tokens():.1f}M tokens. On the same seed "
+        f"full space with normalized rows has {signed(100 * (rows / full - 1))}%, and the lowest of all "
+        f"runs is that of {others().get(lowest[0], lowest[0])}"
+    )
+
+
+@claim
+def rows_price() -> str:
+    """What normalized rows cost."""
+    told = []
+    for load, words in (("nanoGPT", "nanoGPT's matrices"), ("8B layer", "an 8B layer")):
+        pairs = [
+            f"{ratio(f'{name}, rows normalized', load)} instead of {ratio(name, load)}"
+            for name in (FULL_SPACE, AUTO)
+        ]
+        told.append(
+            f"{pairs[0]} times AdamW's step in full space and {pairs[1]} times with "
+            f'`polar="auto"` on {words}'
+        )
+    return ", ".join(told)
 
 
 # Quality after 24.6 million tokens
@@ -432,25 +487,64 @@ def gap_over_width() -> str:
 
 
 def _scaled(unit: str) -> str:
-    from scaling import DEFLATED, FRONTIER, LOW_RANK, fits, gaps, over_tokens, over_width, recorded
+    import scaling as study
 
-    found = gaps(recorded(ROOT / "results/scaling/runs.jsonl", FRONTIER))
+    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
     told = []
-    for name, words in ((DEFLATED, "`Deflated`"), (LOW_RANK, "`LowRank`")):
-        line = fits(found, name)[unit]
-        points = (over_tokens if unit == "tokens" else over_width)(found, name)
-        low, high = min(x for x, _ in points), max(x for x, _ in points)
-        verb = {"grows": "grows", "closes": "closes"}.get(line.verdict, "does not change clearly")
-        at = (
-            f"{low:.1f}M to {high:.1f}M tokens"
-            if unit == "tokens"
-            else f"width {low:g} to {high:g}"
+    for name, words in ((study.DEFLATED, "`Deflated`"), (study.LOW_RANK, "`LowRank`")):
+        line = study.fits(found, name)[unit]
+        points = (study.over_tokens if unit == "tokens" else study.over_width)(found, name)
+        places = sorted({x for x, _ in points})
+        verb = f"{line.verdict} by this fit"
+        if line.verdict not in ("grows", "closes"):
+            verb = "does not change clearly"
+        at = f"{places[0]:.1f}M to {places[-1]:.1f}M tokens"
+        if unit == "width":
+            at = f"width {places[0]:g} to {places[-1]:g}, {million_tokens():.1f}M tokens"
+        alone = sum([x for x, _ in points].count(place) == 1 for place in places)
+        text = (
+            f"the gap of {words} {verb}, {signed(line.slope, 2)} ± {line.half:.2f} points for each "
+            f"doubling (n = {line.n} pairs of runs, {at}"
         )
-        told.append(
-            f"that of {words} {verb}: {signed(line.slope, 2)} ± {line.half:.2f} points for each "
-            f"doubling (n = {line.n} pairs of runs, {at})"
-        )
+        if alone:
+            of = "lengths" if unit == "tokens" else "widths"
+            text += f"; {alone} of {len(places)} {of} have one seed"
+        if len(places) > 2:
+            low, high = study.without_one(points)
+            text += f"; {signed(low, 2)} to {signed(high, 2)} with any one of them left out"
+        told.append(f"{text})")
     return "; ".join(told)
+
+
+@claim
+def widest_gap() -> str:
+    """The deflated map in the widest model that was run."""
+    import scaling as study
+
+    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
+    told = [
+        estimate([*found[study.DEFLATED][study.STEPS, width].values()]).told(unit="%")
+        for width in (study.WIDTHS[-1], study.WIDTH)
+    ]
+    return (
+        f"at width {study.WIDTHS[-1]} the gap of `Deflated` is {told[0]}, where at width {study.WIDTH} "
+        f"it is {told[1]}, both after {million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def closest_map() -> str:
+    """How near the best cheap map comes to full space, and in which runs."""
+    import scaling as study
+
+    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
+    gaps = {at: each for at, each in found[study.DEFLATED].items() if at[1] == study.WIDTH}
+    longest = max(gaps)
+    return (
+        f"{quality(('flat-48-warm', 0.014)).told(unit='%')} in perplexity after {million_tokens():.1f}M "
+        f"tokens, and {estimate([*gaps[longest].values()]).told(unit='%')} after "
+        f"{study.million(longest[0]):.1f}M, at width {study.WIDTH}"
+    )
 
 
 # The short runs, at 6.6 million tokens
@@ -588,8 +682,8 @@ def solver_ablation() -> str:
 
 @claim
 def wiki_runs() -> str:
-    """The sketches on the model with the paper's matrices."""
-    folder, recipe = "results/gpt", "nanogpt-wiki"
+    """The sketches on the model with the paper's matrices, in runs of a fifth of its steps."""
+    folder, recipe = "results/gpt/paper-model", "nanogpt-wiki"
     full = values(folder, recipe, FULL)
     rows = {
         "the paper's sketch": (None, None),
@@ -603,18 +697,18 @@ def wiki_runs() -> str:
     ]
     return (
         f"{', '.join(told)} in perplexity against seven quintic steps in full space (n = {len(full)}, "
-        f"{_longest_wiki_run() / 1e6:.1f}M tokens)"
+        f"{_longest_wiki_run(folder) / 1e6:.1f}M tokens)"
     )
 
 
-def _longest_wiki_run() -> int:
-    """The tokens of the longest recorded runs of ``nanogpt-wiki``."""
+def _longest_wiki_run(folder: str = "results/gpt") -> int:
+    """The tokens of the longest runs of ``nanogpt-wiki`` below a folder."""
     return max(
         sum(
             stage["steps"] * stage["sequences"] * stage["sequence_length"]
             for stage in run.identity.config["data"]["stages"]
         )
-        for run in runs("results/gpt")
+        for run in runs(folder)
         if run.identity.recipe == "nanogpt-wiki"
     )
 
@@ -650,18 +744,60 @@ def _tokens(recipe: str) -> int:
 
 @claim
 def wiki_length() -> str:
-    """How much of the recipe the recorded runs of ``nanogpt-wiki`` are."""
+    """How much of the recipe the short runs of ``nanogpt-wiki`` are."""
     from polarstep_lab.recipes import resolve
 
-    steps_run = max(
-        run.result.steps
-        for run in runs("results/gpt")
-        if run.result and run.identity.recipe == "nanogpt-wiki"
-    )
+    steps_run = max(run.result.steps for run in runs("results/gpt/paper-model") if run.result)
     steps_of_recipe = sum(stage.steps for stage in resolve("nanogpt-wiki", "muon").data.stages)
-    if steps_run == steps_of_recipe:
-        return f"run to the end of its {steps_run} steps"
     return f"cut to {steps_run} of the recipe's {steps_of_recipe} steps"
+
+
+@claim
+def long_run() -> str:
+    """Test perplexity after one pass over the text, each method against full space."""
+    import docs_long_run as study
+
+    names = {method.slug: method.name for method in all_methods()}
+    told = [
+        f"{names[slug]} {found.told(unit='%')}"
+        for slug in study.runs()
+        if slug != study.BASE and (found := study.gap(slug)) is not None
+    ]
+    full = estimate([*study.tests(study.BASE).values()])
+    return (
+        f"five PolarExpress steps in full space end at {full.told(2).removeprefix('+')} in test "
+        f"perplexity after {study.million_tokens():.1f}M tokens. Against them: {'; '.join(told)}"
+    )
+
+
+@claim
+def long_run_missing() -> str:
+    """Which methods have no run of that length."""
+    import docs_long_run as study
+
+    names = [f"`{method.slug}`" for method in study.missing()]
+    return f"Not run: {', '.join(names)}" if names else "Every method of this page was run"
+
+
+@claim
+def long_run_time() -> str:
+    """What part of a whole step of the long run is the optimizer's."""
+    import docs_long_run as study
+
+    told = []
+    for slug, words in (
+        (study.BASE, "full space"),
+        ("deflated", "the deflated map"),
+        ("rand-muon", "the paper's sketch"),
+        ("peer:torch-muon", "`torch.optim.Muon`"),
+    ):
+        if found := study.times(slug):
+            optimizer, whole = found
+            told.append(f"{optimizer / whole:.1%} for {words}")
+    return (
+        f"the optimizer's part of a whole step is {', '.join(told)}. A map can save no more than that "
+        "of the time of this training"
+    )
 
 
 @claim

@@ -23,8 +23,10 @@ STYLE = (
     ".low{fill:#3f6fb5}.other{fill:#a8a8a8}.axis{stroke:#888;stroke-width:1}"
     ".grid{stroke:#8884;stroke-width:1}.bar{stroke:#3f6fb5;stroke-width:2}"
     ".bar.other{stroke:#8a8a8a}.hollow{fill:none;stroke:#3f6fb5;stroke-width:2}.hollow.other{fill:none;stroke:#8a8a8a}"
+    ".line{stroke:#3f6fb5;stroke-width:2;fill:none}.line.other{stroke:#8a8a8a;stroke-width:1.5;fill:none}"
+    ".line.full{stroke:#333;stroke-width:2.5}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}.low{fill:#7aa7e8}.bar{stroke:#7aa7e8}"
-    ".hollow:not(.other){stroke:#7aa7e8}}"
+    ".hollow:not(.other){stroke:#7aa7e8}.line{stroke:#7aa7e8}.line.full{stroke:#ddd}}"
 )
 
 
@@ -44,7 +46,7 @@ def _text(x: float, y: float, words: str, *, kind: str = "", anchor: str = "star
 def step_cost() -> str:
     """A bar for the time of each optimizer's step over AdamW's, on two sets of matrices."""
     names = [each.timed for each in weighed() if each.timed]
-    width, left, right, row, top = 760, 270, 60, 24, 34
+    width, left, right, row, top = 760, 310, 60, 24, 34
     loads = (("nanoGPT", "the 64 matrices of nanoGPT"), ("8B layer", "a layer of an 8B model"))
     ratios = {at: measured["ratio"] for at, measured in steps(TIMES).items()}
     longest = math.log(max(ratios[name, load] for name in names for load, _ in loads))
@@ -76,9 +78,12 @@ class _Frame:
     bottom: float
     x: tuple[float, float]
     y: tuple[float, float]
+    linear: bool = False
+    """Whether x is shown as it is, not by its logarithm."""
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        along = (math.log(x) - math.log(self.x[0])) / (math.log(self.x[1]) - math.log(self.x[0]))
+        first, last, here = (v if self.linear else math.log(v) for v in (*self.x, x))
+        along = (here - first) / (last - first)
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return self.left + along * (self.right - self.left), self.bottom - up * (
             self.bottom - self.top
@@ -97,7 +102,7 @@ def frontier() -> str:
         for each in (*weighed(), *peers())
         if each.timed and each.trained and LOWEST < quality(each.trained).mean < HIGHEST
     ]
-    width, height = 760, 450
+    width, height = 760, 560
     title = f"Perplexity after {million_tokens():.1f}M tokens, against full space"
     shapes = [_text(0, 20, title, kind="title")]
     panels = (("nanoGPT", "on nanoGPT's 64 matrices"), ("8B layer", "on a layer of an 8B model"))
@@ -227,6 +232,9 @@ def _names(frame: _Frame, marks: Sequence[tuple[float, float, str]]) -> list[str
         best = next(free, 0)
         taken.append(boxes[best])
         right, down, anchor = places[best]
+        if abs(down) > 22:  # too far from its mark to be told without a line
+            end = y + down - (10 if down > 0 else -4)
+            shapes.append(f'<path d="M{x:.1f} {y:.1f}L{x + right:.1f} {end:.1f}" class="grid"/>')
         shapes.append(_text(x + right, y + down, name, kind="small", anchor=anchor))
     return shapes
 
@@ -248,7 +256,7 @@ def gaps() -> str:
     known = [gap for name in found for of in over.values() for _, gap in of(found, name)]
     width, height = 760, 380
     shapes = [_text(0, 20, "Perplexity against full space", kind="title")]
-    y = (min(-1.0, min(known) - 1), max(known) + 1)
+    y = (min(-1.0, min(known) - 1), max(known) + 1.5)
     panels = (
         ("tokens", [study.million(steps) for steps in study.LENGTHS], "million tokens, width 768"),
         ("width", [float(w) for w in study.WIDTHS], f"width, {million_tokens():.1f}M tokens"),
@@ -273,23 +281,118 @@ def gaps() -> str:
             if not points:
                 continue
             end = max(x for x, _ in points)
+            spots = [frame.at(*point) for point in points]
+            # The name lies above the points in the right half of the frame.
+            top = min(up for at, up in spots if at > (frame.left + frame.right) / 2)
             if line := study.fits(found, name).get(unit):
+                title += f": {line.told}"
                 begin = min(x for x, _ in points)
                 (x0, y0), (x1, y1) = (frame.at(x, line.at(x)) for x in (begin, end))
                 path = f"M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"
                 other = "" if kind == "low" else " other"
                 shapes.append(f'<path d="{path}" class="bar{other}"/>')
-            at, up = frame.at(end, max(gap for x, gap in points if x == end))
-            shapes.append(_text(at, up - 10, title, kind="small", anchor="end"))
-    note = "A point is a pair of runs with one seed; lines are fitted to the logarithm."
+                # … and above the line, from where the name begins.
+                begins = max(0.0, (frame.right - 130 - x0) / (x1 - x0))
+                top = min(top, y1, y0 + (y1 - y0) * begins)
+            shapes.append(_text(frame.right, top - 10, title, kind="small", anchor="end"))
+    note = (
+        "A point is a pair of runs with one seed. Lines are fitted to the logarithm: points of percent "
+        "for each doubling, with 95% t-intervals."
+    )
     shapes.append(_text(0, height - 8, note, kind="small"))
     return _svg(width, height, "Perplexity against full space over tokens and width", shapes)
 
 
+HEIGHT_OF_TIMES = 1.3
+"""The highest perplexity of the figure over time, in parts of the one that full space ends with."""
+
+
+def over_time() -> str:
+    """Validation perplexity over the time of the long run, one line for each method."""
+    import docs_long_run as study
+    from polarstep_lab.methods import all_methods
+
+    lines = {}
+    for method in all_methods():
+        if found := study.tests(method.slug):
+            lines[method] = study.seconds(study.runs()[method.slug][min(found)])
+    (full,) = (points[-1][1] for method, points in lines.items() if method.slug == study.BASE)
+    ends = [points[-1][1] for points in lines.values()]
+    y = (0.97 * min(ends), HEIGHT_OF_TIMES * full)
+    last = max(points[-1][0] for points in lines.values()) / 60
+    inside = {method: _under(points, y[1]) for method, points in lines.items()}
+    first = min(part[0][0] for part in inside.values() if part) / 60
+    width, height = 760, 430
+    frame = _Frame(52, 50, 540, height - 72, (0.95 * first, 1.02 * last), y, linear=True)
+    shapes = [_text(0, 20, "Validation perplexity over the time of training", kind="title")]
+    step = 2 if y[1] - y[0] < 20 else 5
+    for value in range(math.ceil(y[0] / step) * step, int(y[1]) + 1, step):
+        _, at = frame.at(first, value)
+        shapes.append(f'<path d="M{frame.left} {at:.1f}H{frame.right}" class="grid"/>')
+        shapes.append(_text(frame.left - 6, at + 4, f"{value}", kind="small", anchor="end"))
+    shapes.append(
+        f'<path d="M{frame.left} {frame.top}V{frame.bottom}H{frame.right}" '
+        'class="axis" fill="none"/>'
+    )
+    unit = next(unit for unit in (0.25, 0.5, 1, 2, 5, 10, 20) if (last - first) / unit <= 8)
+    for k in range(math.ceil(frame.x[0] / unit), int(frame.x[1] / unit) + 1):
+        at, _ = frame.at(k * unit, y[0])
+        label = f"{k * unit:g}"
+        shapes.append(_text(at, frame.bottom + 17, label, kind="small", anchor="middle"))
+    shapes.append(_below(frame, "minutes after the first step"))
+    named = []
+    for method, part in inside.items():
+        if not part:
+            continue
+        spots = [frame.at(x / 60, value) for x, value in part]
+        path = "L".join(f"{x:.1f} {up:.1f}" for x, up in spots)
+        other = "" if method.sketch or method.polar in ("deflated", "auto") else " other"
+        kind = " full" if method.slug == study.BASE else other
+        shapes.append(f'<path d="M{path}" class="line{kind}"/>')
+        named.append((spots[-1][1], f"{_brief(method.name)}, {part[-1][1]:.1f}", spots[-1][0]))
+    named.sort()
+    room = frame.bottom - 13 * len(named)  # so that the lowest name is still inside the frame
+    below = -math.inf
+    for k, (at, words, x) in enumerate(named):
+        below = max(min(at, room + 13 * (k + 1)), below + 13)
+        shapes.append(
+            f'<path d="M{x + 3:.1f} {at:.1f}L{frame.right + 14} {below:.1f}" class="grid"/>'
+        )
+        shapes.append(_text(frame.right + 18, below + 4, words, kind="small"))
+    outside = [f"{m.name} ({lines[m][-1][1]:.1f})" for m, part in inside.items() if not part]
+    note = f"One seed of each method, {study.million_tokens():.1f}M tokens. "
+    note += "Blue: maps that sketch. Thick: full space."
+    note += f" Above the figure: {', '.join(outside)}." if outside else ""
+    shapes.append(_text(0, height - 8, note, kind="small"))
+    return _svg(width, height, "Validation perplexity over the time of training", shapes)
+
+
+def _under(points: Sequence[tuple[float, float]], top: float) -> list[tuple[float, float]]:
+    """The last part of a falling line that is not above ``top``, from where it crosses ``top`` on."""
+    above = [k for k, (_, value) in enumerate(points) if value > top]
+    if not above:
+        return [*points]
+    k = above[-1]
+    if k + 1 == len(points):
+        return []
+    (x0, y0), (x1, y1) = points[k], points[k + 1]
+    return [(x0 + (x1 - x0) * (y0 - top) / (y0 - y1), top), *points[k + 1 :]]
+
+
+def _brief(name: str) -> str:
+    """The name of a method beside its line."""
+    name = name.replace("PolarExpress 5", "full space").replace(", normalized rows", " + rows")
+    name = name.replace("normalized rows", "+ rows")
+    return SHORT.get(name, name)
+
+
 GAPS = "results/scaling/runs.jsonl"
+LONG_RUN = "results/gpt/wiki/records.jsonl"
 FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
     "docs/assets/frontier.svg": frontier,
 }
 if (ROOT / GAPS).exists():
     FIGURES["docs/assets/gaps.svg"] = gaps
+if (ROOT / LONG_RUN).exists():
+    FIGURES["docs/assets/over-time.svg"] = over_time

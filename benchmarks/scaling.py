@@ -149,6 +149,12 @@ class Fit:
         return self.gap + self.slope * math.log2(x / self.middle)
 
     @property
+    def told(self) -> str:
+        """The slope with half its interval, as ``+0.86 ± 0.46``."""
+        text = f"{'−' if self.slope < 0 else '+'}{abs(self.slope):.2f}"
+        return text if math.isnan(self.half) else f"{text} ± {self.half:.2f}"
+
+    @property
     def verdict(self) -> str:
         """Whether the gap closes, grows or neither by the interval of the slope."""
         if math.isnan(self.half) or abs(self.slope) <= self.half:
@@ -172,6 +178,22 @@ def fit(points: Sequence[tuple[float, float]], middle: float) -> Fit | None:
         error = math.sqrt(left / freedom / spread)
         half = student(freedom) * error
     return Fit(gap, slope, error, half, middle, len(points))
+
+
+def without_one(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The smallest and the largest slope of a fit that leaves out all points of one x.
+
+    Raises ``ValueError`` where fewer than three different x are left to leave out from.
+    """
+    places = sorted({x for x, _ in points})
+    if len(places) < 3:
+        raise ValueError(f"points at {len(places)} places: expected three or more")
+    slopes = []
+    for left_out in places:
+        line = fit([point for point in points if point[0] != left_out], places[0])
+        assert line is not None
+        slopes.append(line.slope)
+    return min(slopes), max(slopes)
 
 
 def million(steps: float) -> float:
@@ -233,11 +255,9 @@ def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
 def _slope(line: Fit | None) -> str:
     if line is None:
         return "not run"
-    sign = "−" if line.slope < 0 else "+"
-    text = f"{sign}{abs(line.slope):.2f} points"
     if math.isnan(line.half):
-        return text
-    return f"{text} ± {line.half:.2f} (standard error {line.error:.2f}): {line.verdict}"
+        return f"{line.told} points"
+    return f"{line.told} points (standard error {line.error:.2f}): {line.verdict}"
 
 
 def make(options: argparse.Namespace) -> None:

@@ -9,9 +9,9 @@
     python benchmarks/step_cost.py --quick              # small matrices, a few seconds on a laptop
 
 One run measures AdamW (fused), the peers that can be imported (polarstep_lab.peers; dion's from a
-checkout, ``POLARSTEP_PEERS=FOLDER``), with and without dion's CUDA graph, and ours with several polar
-maps, on the same parameters. The floor is the time that no implementation can go below: the bytes that
-must be moved and the products that must be computed, at the rates measured here.
+checkout, ``POLARSTEP_PEERS=FOLDER``), with and without dion's CUDA graph and Triton kernels, and ours
+with several polar maps, on the same parameters. The floor is the time that no implementation can go
+below: the bytes that must be moved and the products that must be computed, at the rates measured here.
 """
 
 from __future__ import annotations
@@ -141,10 +141,16 @@ def peers(params: list[Tensor]) -> Iterator[tuple[str, Callable[[], torch.optim.
         if peer.package == "dion":
             from dion.cuda_graph import CudaGraphOptimizer
 
-            yield (
-                f"{peer.title}, CUDA graph",
-                lambda made=made: CudaGraphOptimizer(made(params, lr=1e-5), warmup_steps=3),
-            )
+            for suffix, options in (
+                (", CUDA graph", {}),
+                (", CUDA graph, Triton", {"use_triton": True}),
+            ):
+                yield (
+                    f"{peer.title}{suffix}",
+                    lambda made=made, options=options: CudaGraphOptimizer(
+                        made(params, lr=1e-5, **options), warmup_steps=3
+                    ),
+                )
 
 
 class HandWritten(torch.optim.Optimizer):

@@ -27,9 +27,11 @@ from docs_figures import FIGURES
 from docs_quality import (
     HELD,
     RATES,
+    TIMES,
     Weighed,
     at_chosen_rates,
     chosen,
+    memory,
     peers,
     perplexities,
     quality,
@@ -41,6 +43,7 @@ from polarstep.storage import write_atomically
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "README.md",
+    "docs/experiments.md",
     "docs/log.md",
     "docs/precision.md",
     "docs/results.md",
@@ -174,21 +177,32 @@ def scaling_table(record: Path, unit: str) -> str:
 
 
 def peers_table(record: Path) -> str:
-    """Prices and perplexity of other libraries' optimizers, with those of ours to compare."""
+    """Prices, memory and perplexity of other libraries' optimizers, beside those of ours."""
+    first = next(iter(HELD))
     loads = " | ".join(f"step, {load}" for load in HELD)
     lines = [
-        f"| optimizer | {loads} | state, {next(iter(HELD))} | rate | perplexity, to full space |",
+        f"| optimizer | {loads} | MiB, {first} | rate | perplexity, to full space |",
         "|---|" + "--:|" * (len(HELD) + 3),
     ]
     ours = [each for each in weighed() if each.timed and each.trained]
-    for each in (*ours, *peers()):
-        assert each.timed is not None
-        assert each.trained is not None
-        times = [f"{steps()[each.timed, load]['ratio']:.2f}×" for load in HELD]
-        state = steps()[each.timed, next(iter(HELD))]["state_mib"]
-        cells = [*times, f"{state:.0f} MiB", f"{each.trained[1]:g}", _told(each)]
-        lines.append(f"| {each.title} | {' | '.join(cells)} |")
+    others = peers()
+    for each in (*ours, *others):
+        rows = [steps().get((each.timed, load)) if each.timed else None for load in HELD]
+        times = [f"{row['ms']:.2f} ms, {row['ratio']:.2f}×" if row else "not timed" for row in rows]
+        times = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in times]
+        rate = f"{each.trained[1]:g}" if each.trained else "–"
+        title = each.timed if each in others and each.timed else each.title
+        lines.append(
+            f"| {title} | {' | '.join(times)} | {memory(rows[0])} | {rate} | {_told(each)} |"
+        )
     return "\n".join(lines)
+
+
+def long_run_table(folder: Path) -> str:
+    """The methods on one pass over 73 million tokens."""
+    import docs_long_run
+
+    return "\n".join(docs_long_run.table())
 
 
 def accuracies_table(folder: Path) -> str:
@@ -237,20 +251,21 @@ def _told(each: Weighed) -> str:
 
 # Where maps were timed: the matrices, the machine, the record, and the column in it.
 PLACES = (
-    ("nanoGPT", "one H200", "h200-steps", "nanoGPT"),
-    ("an 8B layer", "one H200", "h200-steps", "8B layer"),
+    ("nanoGPT", "one H200", Path(TIMES).stem, "nanoGPT"),
+    ("an 8B layer", "one H200", Path(TIMES).stem, "8B layer"),
     ("a tenth of nanoGPT", "two ARM cores", "cpu-arm", "nanoGPT"),
 )
 
 
 WIDTH_OF_RUNS = 768
-"""The width of the GPT whose perplexity is known; no wider one was trained with these maps."""
+"""The width of the GPT whose perplexity the tables have."""
 
 
 def choice_table(folder: Path) -> str:
     """For each set of matrices and each budget the map with the lowest perplexity that fits it.
 
-    Maps that another map beats in both time and perplexity are left out.
+    Maps that another map beats in both time and perplexity are left out, and so are maps that were
+    trained with one seed: a single run decides nothing.
     """
     lines = [
         "| matrices | machine | from, × AdamW | map | perplexity, to full space |",
@@ -262,6 +277,7 @@ def choice_table(folder: Path) -> str:
             (rows[each.timed, load]["ratio"], quality(each.trained).mean, each)
             for each in weighed()
             if each.timed and each.trained and (each.timed, load) in rows
+            if quality(each.trained).n > 1
         ]
         kept: list[tuple[float, float, Weighed]] = []
         for row in sorted(known, key=lambda row: row[0]):
@@ -290,6 +306,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "over-tokens": partial(scaling_table, unit="tokens"),
     "over-width": partial(scaling_table, unit="width"),
     "peers": peers_table,
+    "long-run": long_run_table,
     "accuracies": accuracies_table,
     "choice": choice_table,
 }
@@ -341,6 +358,8 @@ def commands_of(records: Iterable[Any]) -> Iterator[str]:
     for (recipe, slug, settings), found in seeds.items():
         count = len(found)
         told = str(count) if found == set(range(count)) else ",".join(map(str, sorted(found)))
+        if count == 1 and found != {0}:
+            told += ","  # this seed, not a number of seeds
         groups.setdefault((recipe, told, settings), []).append(slug)
     for (recipe, told, settings), slugs in groups.items():
         line = f"polarstep compare {recipe}"

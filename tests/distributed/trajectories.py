@@ -43,6 +43,7 @@ MAPS: dict[str, dict[str, Any]] = {
     "warm": {"polar": sketched(sketch=Warm()), "nonfinite": "skip"},
     "kept": {"polar": sketched(keep=2)},
     "deflated": {"polar": ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic"))},
+    "rest scaled": {"polar": ps.Deflated(sketched())},
     "by its norm": {
         "polar": ps.Deflated(sketched(), ps.NewtonSchulz(1, "quintic")),
         "lr_scale": "rms",

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.polar.coefficients import polar_express, resolve
-from polarstep.products.base import Head, Products
+from polarstep.products.base import Products
+from polarstep.products.deflating import Head
 
 PLAIN = Products()
 

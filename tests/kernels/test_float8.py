@@ -15,7 +15,8 @@ from polarstep import products
 from polarstep.optim.step import Bucket
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, resolve
-from polarstep.products.base import Head, Products
+from polarstep.products.base import Products
+from polarstep.products.deflating import Head
 from polarstep.products.row_product import RowProduct
 
 FLAT = resolve("flat", 1)[0]

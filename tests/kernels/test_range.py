@@ -32,6 +32,8 @@ MAPS = {
     "deflated, scaled": ps.Deflated(ps.LowRank(4, 4, always_sketch=True), None),
     "auto": ps.Auto(),
 }
+# Maps that are tried with bfloat16 parameters, too.
+IN_16_BITS = ("full space", "whitened", "deflated", "deflated, scaled")
 # Gradients of usual size first. float32 loses digits below 1e-38, and C is up to 20 G.
 EXPONENTS = [0, -119, -41, 119]
 
@@ -70,9 +72,9 @@ def trained(
     ("dtype", "polar"),
     [
         *((torch.float32, polar) for polar in MAPS.values()),
-        *((torch.bfloat16, MAPS[name]) for name in ("full space", "whitened", "deflated")),
+        *((torch.bfloat16, MAPS[name]) for name in IN_16_BITS),
     ],
-    ids=[*MAPS, "full space in 16 bits", "whitened in 16 bits", "deflated in 16 bits"],
+    ids=[*MAPS, *(f"{name} in 16 bits" for name in IN_16_BITS)],
 )
 def test_steps_do_not_depend_on_the_scale_of_gradients(
     device: torch.device, dtype: torch.dtype, polar: ps.PolarMap

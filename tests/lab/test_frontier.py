@@ -42,6 +42,13 @@ def test_the_table_comes_from_the_records(frontier):
     assert (folder / "summary.md").read_text(encoding="utf-8").splitlines() == made
 
 
+def test_the_tables_of_gaps_come_from_the_records(scaling):
+    folder = ROOT / "results" / "scaling"
+    records = scaling.recorded(folder / "runs.jsonl", scaling.FRONTIER)
+    made = [*scaling.table(records, "tokens"), "", *scaling.table(records, "width")]
+    assert (folder / "summary.md").read_text(encoding="utf-8").splitlines() == made
+
+
 def row(name, seed, perplexity, lr=0.014, steps=1500, width=768):
     return {"map": name, "seed": seed, "perplexity": perplexity} | {
         "lr": lr,
@@ -206,8 +213,16 @@ def test_gaps_are_paired_and_their_slope_is_least_squares(scaling):
     assert "width" not in scaling.fits(found, "deflated")
     text = "\n".join(scaling.table(rows, "tokens")).replace("\N{NO-BREAK SPACE}", " ")
     assert "| 12.3M | +1.5% ± 1.3 (n = 2) |" in text
-    assert "+0.50 points ± 0.17 (standard error 0.06): grows" in text
+    assert "+0.50 ± 0.17 points (standard error 0.06): grows" in text
     assert "72.7M" not in text
+
+
+def test_a_slope_is_told_without_each_place_in_turn(scaling):
+    points = [(1.0, 0.0), (2.0, 1.0), (2.0, 3.0), (4.0, 1.0)]
+    # Without 1 the slope is −1, without 2 it is ½, without 4 it is 2.
+    assert scaling.without_one(points) == pytest.approx((-1.0, 2.0))
+    with pytest.raises(ValueError, match="points at 2 places: expected three or more"):
+        scaling.without_one(points[:3])
 
 
 def test_a_slope_of_two_points_has_no_error(scaling):

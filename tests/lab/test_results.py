@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.lab.experiments.synthetic import write_ablation, write_table_2
+from tests.lab.experiments.synthetic import write_ablation, write_run, write_table_2
 from typer.testing import CliRunner
 
 from polarstep.storage import StorageError
 from polarstep_lab.cli import app
+from polarstep_lab.cli.options import seeds_of
 from polarstep_lab.config import RunConfig
-from polarstep_lab.methods import find_method, find_methods
+from polarstep_lab.methods import all_methods, find_method, find_methods
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.records.archive import ARCHIVE
@@ -154,15 +155,20 @@ COMPARISONS = (
     "cifar-deflated",
     "cifar-goal",
     "cifar-sketches",
+    "closest-map",
     "deflated-gap",
     "gamma-and-training",
+    "gap-over-tokens",
+    "gap-over-width",
     "kept-basis-loss",
     "low-rank-loss",
+    "peers-quality",
     "rank-ablation",
     "rows-gain",
     "short-runs",
     "solver-ablation",
     "warm-loss",
+    "widest-gap",
     "wiki-runs",
 )
 
@@ -198,8 +204,7 @@ def planned(command):
     help_text = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200"}).stdout
     assert all(option in help_text for option in options), command
     overrides = dict(parse_assignment(text) for text in options.get("--set", []))
-    told = options.get("--seeds", ["1"])[-1]
-    seeds = [int(seed) for seed in told.split(",")] if "," in told else [*range(int(told))]
+    seeds = seeds_of(options.get("--seeds", ["1"])[-1])
     if words[0] == "ablate":
         method = find_method(options.get("--method", ["rand-muon"])[-1])
         return ablation_runs(words[1], method, words[2], [], seeds, overrides, Path("x"))
@@ -228,26 +233,29 @@ def facts(config):
     )
 
 
+def steps_of(config):
+    """The steps of a GPT's run; a recipe may be run to its end in one table, and cut in another."""
+    return sum(stage["steps"] for stage in config["data"].get("stages", []))
+
+
 def test_the_commands_under_a_table_make_the_runs_of_the_table():
     """Method, seed, steps and settings of every run in a table come from the commands under it."""
     text = (ROOT / "docs/results.md").read_text()
     checked = 0
     for folder, block in re.findall(r"<!-- results: (\S+) -->(.*?)<!-- end -->", text, re.DOTALL):
-        made = {
-            (run.identity.recipe, run.identity.method, run.identity.seed): facts(
-                json.loads(json.dumps(run.config.to_dict()))
-            )
-            for command in COMMANDS.findall(block)
-            for run in planned(command)
-        }
-        shown = set(re.findall(r"^\| ((?:AdamW|SGD|Muon|Rand).*?) \|", block, re.MULTILINE))
-        recipes = set(re.findall(r"^\*\*(\S+)\*\*, seeds", block, re.MULTILINE))
+        made = {}
+        for run in (run for command in COMMANDS.findall(block) for run in planned(command)):
+            config, who = json.loads(json.dumps(run.config.to_dict())), run.identity
+            made[who.recipe, who.method, who.seed, steps_of(config)] = facts(config)
+        names = {method.name for method in all_methods()}
+        shown = names & set(re.findall(r"^\| (.*?) \|", block, re.MULTILINE))
+        recipes = set(re.findall(r"^\*\*(\S+)\*\*.*?, seeds", block, re.MULTILINE))
         recorded = {}
         for run in map(RunRecord.load, find_runs([ROOT / folder])):
             who = run.identity
             if who.ablation is None and who.method in shown and who.recipe in recipes:
-                config = RunConfig.from_dict(who.config).to_dict()
-                recorded[who.recipe, who.method, who.seed] = facts(json.loads(json.dumps(config)))
+                config = json.loads(json.dumps(RunConfig.from_dict(who.config).to_dict()))
+                recorded[who.recipe, who.method, who.seed, steps_of(config)] = facts(config)
         assert made.keys() == recorded.keys(), folder
         for who, config in recorded.items():
             assert made[who] == config, who
@@ -302,31 +310,70 @@ def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
     assert found.at_chosen_rates("low-rank") is None
 
 
-def test_peers_are_shown_that_were_timed_and_trained(quality):
+def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
     found, runs, times = quality
     runs["full", 0.014] = {0: 50.0}
     runs["peer:dion-muon", 0.014], runs["peer:dion-muon", 0.02] = {0: 52.0}, {0: 51.0}
     runs["peer:soap", 0.002] = {0: 53.0}
+    forms = {
+        "Muon of dion": 2.0,
+        "Muon of dion, CUDA graph": 1.0,
+        "Muon of dion, CUDA graph, Triton": 1.5,
+    }
     for load in found.HELD:
-        for name in ("Muon of dion", "Muon of dion, CUDA graph", "torch.optim.Muon"):
-            times[name, load] = {"ms": 1.0}
-    (peer,) = found.peers()
-    assert (peer.title, peer.timed) == ("Muon of dion", "Muon of dion, CUDA graph")
-    assert peer.trained == ("peer:dion-muon", 0.02)
+        for name, ms in (forms | {"torch.optim.Muon": 9.0}).items():
+            times[name, load] = {"ms": ms}
+    torch_muon, dion, soap = found.peers()
+    assert (dion.title, dion.timed) == ("Muon of dion", "Muon of dion, CUDA graph")
+    assert dion.trained == ("peer:dion-muon", 0.02)
+    assert (torch_muon.timed, torch_muon.trained) == ("torch.optim.Muon", None)
+    assert (soap.timed, soap.trained) == (None, ("peer:soap", 0.002))
 
 
-def test_the_table_of_peers_has_price_memory_rate_and_perplexity(module, quality, monkeypatch):
+def test_the_table_of_peers_says_what_is_missing(module, quality, monkeypatch):
     found, runs, times = quality
     runs["full", 0.014], runs["peer:torch-muon", 0.02] = {0: 50.0, 1: 50.0}, {0: 51.0, 1: 51.5}
+    runs["peer:soap", 0.002] = {0: 53.0}
     shown = [found.Weighed("full space", "full space", ("full", 0.014))]
-    for name, ratio in (("full space", 4.0), ("torch.optim.Muon", 38.27)):
+    for name, ratio in (("full space", 4.0), ("torch.optim.Muon", 38.27), ("Muon of dion", 8.0)):
         for load in found.HELD:
-            times[name, load] = {"ratio": ratio, "state_mib": 306.2}
+            times[name, load] = {
+                "ms": ratio / 2,
+                "ratio": ratio,
+                "state_mib": 306.2,
+                "extra_mib": 26.3,
+            }
     monkeypatch.setattr(module, "weighed", lambda: shown)
     monkeypatch.setattr(module, "steps", lambda record=None: times)
-    *_, full, peer = module.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ").splitlines()
-    assert full == "| full space | 4.00× | 4.00× | 306 MiB | 0.014 | – |"
-    assert peer.startswith("| torch.optim.Muon | 38.27× | 38.27× | 306 MiB | 0.02 | +2.5% ± ")
+    text = module.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
+    _, _, full, torch_muon, dion, soap = text.splitlines()
+    assert full == "| full space | 2.00 ms, 4.00× | 2.00 ms, 4.00× | 306 + 26 | 0.014 | – |"
+    assert torch_muon.startswith(
+        "| torch.optim.Muon | 19.14 ms, 38.27× | 19.14 ms, 38.27× | 306 + 26 |"
+    )
+    assert "| 0.02 | +2.5% ± " in torch_muon
+    assert dion == "| Muon of dion | 4.00 ms, 8.00× | 4.00 ms, 8.00× | 306 + 26 | – | not run |"
+    assert soap == (
+        "| SOAP of pytorch_optimizer | not timed | not timed | not measured | 0.002 | +6.0% (one seed) |"
+    )
+
+
+def test_one_seed_chooses_no_map(module, quality, monkeypatch):
+    found, runs, times = quality
+    runs["full", 0.014], runs["low-rank", 0.014] = {0: 50.0, 1: 50.0}, {0: 52.0, 1: 52.5}
+    runs["flat-48-warm", 0.014] = {0: 40.0}
+    shown = [
+        found.Weighed(name, name, (name, 0.014)) for name in ("full", "low-rank", "flat-48-warm")
+    ]
+    for _, _, _, load in module.PLACES:
+        for name, ratio in (("full", 4.0), ("low-rank", 1.5), ("flat-48-warm", 1.2)):
+            times[name, load] = {"ratio": ratio}
+    monkeypatch.setattr(module, "weighed", lambda: shown)
+    monkeypatch.setattr(module, "steps", lambda record=None: times)
+    text = module.TABLES["choice"](ROOT / "results/step-cost")
+    assert "| 1.5× | low-rank |" in text
+    assert "| 4.0× | full |" in text
+    assert "flat-48-warm" not in text
 
 
 def test_names_in_a_figure_do_not_meet(module):
@@ -377,10 +424,88 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
     assert drawn.count("<circle") == 2 * (6 + 4)
     assert drawn.count('class="bar') == 4
     over_tokens, over_width = claims.gap_over_tokens(), claims.gap_over_width()
-    assert "`Deflated` does not change clearly: +0.00" in over_tokens.replace("−", "+")
-    assert "`LowRank` grows: +1.00" in over_tokens
-    assert "n = 6 pairs of runs, 6.1M to 24.6M tokens" in over_tokens
-    assert "n = 4 pairs of runs, width 384 to 768" in over_width
+    assert "`Deflated` does not change clearly, +0.00" in over_tokens.replace("−", "+")
+    assert "`LowRank` grows by this fit, +1.00" in over_tokens
+    assert "n = 6 pairs of runs, 6.1M to 24.6M tokens; +1.00 to +1.00 with any" in over_tokens
+    assert "n = 4 pairs of runs, width 384 to 768, 24.6M tokens)" in over_width
+    assert "one seed" not in over_tokens
+    kept = [row for row in rows if (row["seed"], row["steps"]) != (1, 375)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert "6.1M to 24.6M tokens; 1 of 3 lengths have one seed;" in claims.gap_over_tokens()
     page = "<!-- over-width: results/scaling/runs.jsonl -->\n\n| old |\n\nmore\n"
     text = module.filled(page, "docs/which.md").replace("\N{NO-BREAK SPACE}", " ")
     assert "| 384 | +0.6% ± 1.3 (n = 2) | +6.1% ± 1.3 (n = 2) |" in text
+
+
+@pytest.fixture
+def long_run(module, tmp_path, monkeypatch):
+    """``docs_long_run`` with an archive of its own: full space and the paper's sketch, of two seeds."""
+    found, figures = map(importlib.import_module, ("docs_long_run", "docs_figures"))
+    stages = [{"steps": 200, "sequences": 10, "sequence_length": 1000}]
+    for method, seed, final in (
+        ("Muon (PolarExpress 5)", 1, 40.0),
+        ("Muon (PolarExpress 5)", 2, 50.0),
+        ("Rand Muon (Nes.-Gaussian)", 1, 42.0),
+        ("Rand Muon (Nes.-Gaussian)", 2, 53.0),
+        ("AdamW", 1, 80.0),
+        ("SOAP of pytorch_optimizer", 1, 44.0),
+    ):
+        folder = write_run(
+            tmp_path / "runs" / f"{method}-{seed}",
+            method=method,
+            seed=seed,
+            final=final,
+            status="diverged" if method.startswith("SOAP") else "finished",
+            recipe="nanogpt-wiki",
+            settings={"data": {"stages": stages}},
+            metric="test_perplexity",
+        )
+        log = folder / "metrics.jsonl"
+        first = {"step": 1, "kind": "train", "loss": 9.0, "lr": 0.1, "seconds": 0.05}
+        log.write_text(json.dumps(first) + "\n" + log.read_text())
+    pack([tmp_path / "runs"], tmp_path / found.FOLDER)
+    monkeypatch.setattr(found, "ROOT", tmp_path)
+    monkeypatch.setattr(
+        found,
+        "steps",
+        lambda: {("AdamW, fused", "nanoGPT"): {"state_mib": 612.0, "extra_mib": 0.1}},
+    )
+    found.runs.cache_clear()
+    yield found, figures
+    found.runs.cache_clear()
+
+
+def test_the_long_run_names_what_is_missing_and_claims_nothing_from_one_seed(long_run, module):
+    found, _ = long_run
+    text = "\n".join(found.table()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| AdamW | 80.00 (one seed) | +100.0% (one seed) | 2.0 | 52.0 | 612 + 0 |" in text
+    assert re.search(r"\| Muon \(PolarExpress 5\) \| 45\.00 ± 63\.53 \(n = 2\) \| – \|", text)
+    # +5% and +6%: the t-interval of two seeds is 12.7 standard errors to either side.
+    assert "| +5.5% ± 6.4 (n = 2) |" in text
+    assert "| SOAP of pytorch_optimizer | diverged | – |" in text
+    assert "not measured" in text
+    missing = module.made("long-run-missing")
+    assert missing.startswith("Not run: `sgd`, ")
+    assert "`deflated`" in missing
+    assert "`adamw`" not in missing
+    claim = module.made("long-run").replace("\N{NO-BREAK SPACE}", " ")
+    assert "after 2.0M tokens" in claim
+    assert "Rand Muon (Nes.-Gaussian) +5.5% ± 6.4 (n = 2)" in claim
+
+
+def test_perplexity_over_time_has_a_line_for_each_method(long_run):
+    found, figures = long_run
+    drawn = figures.over_time()
+    assert len(re.findall(r'class="line', drawn)) == 2
+    assert drawn.count('class="line full"') == 1
+    assert "Above the figure: AdamW (80.0)" in drawn
+    times = found.seconds(found.runs()["adamw"][1])
+    assert times[-1] == (pytest.approx(200 * 0.05 - 0.05), pytest.approx(80.0))
+
+
+def test_a_line_is_cut_where_it_crosses_the_top(long_run):
+    _, figures = long_run
+    line = [(0.0, 90.0), (10.0, 70.0), (20.0, 50.0)]
+    assert figures._under(line, 60.0) == [(15.0, 60.0), (20.0, 50.0)]
+    assert figures._under(line, 100.0) == line
+    assert figures._under(line, 40.0) == []

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from polarstep import rng
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, polar_express, resolve
+from polarstep.products.deflating import first_vectors
 from polarstep.theory import bounds
 
 M_ROWS, N_COLS, ELL = 24, 40, 6
@@ -43,8 +44,14 @@ def head(M, ell=ELL, *, power=1, key=0):
 
 
 def norm_of_rest(M, Q, B, **options):
-    norm = deflation.frobenius_norm(M)
-    return deflation.rest_norm(M, Q, B, norm, deflation.rest_frobenius(norm, Q.mT @ M), **options)
+    """1/δ, and what goes with it."""
+    precision = max(torch.finfo(X.dtype).eps for X in (M, Q, B))
+    return deflation.rest_norm(M, Q, B, precision, **options)
+
+
+def delta(found):
+    """δ of each matrix, ∞ where R is nothing but rounding."""
+    return 1 / found.inverse.flatten()
 
 
 def rest(M, Q, B):
@@ -66,9 +73,10 @@ def test_a_basis_a_little_too_long_leaves_room_for_a_small_rest(dtype):
     M = with_singular_values(spectrum, M_ROWS, N_COLS).to(dtype)[None]
     Q, _ = head(M)
     Q = Q * (1 + eps**0.5 / 256)
-    norm = deflation.frobenius_norm(M)
-    found = deflation.rest_frobenius(norm, Q.mT @ M)
-    assert found >= torch.linalg.matrix_norm(M.double() - Q.double() @ (Q.double().mT @ M.double()))
+    found = norm_of_rest(M, Q, Q.mT @ M)
+    norm = torch.linalg.matrix_norm(M.double() - Q.double() @ (Q.double().mT @ M.double()))
+    assert float(found.energy) >= float(norm * found.inverse) ** 2
+    assert float(delta(found)) >= 0.8 * eps**0.5
 
 
 def test_the_rest_is_orthogonal_to_the_basis_and_has_the_energy_left():
@@ -76,9 +84,11 @@ def test_the_rest_is_orthogonal_to_the_basis_and_has_the_energy_left():
     Q, B = head(M)
     R = rest(M, Q, B)
     torch.testing.assert_close(Q.mT @ R, torch.zeros_like(B), atol=1e-13, rtol=0)
-    bound = deflation.rest_frobenius(deflation.frobenius_norm(M), B)
-    assert (bound >= deflation.frobenius_norm(R)).all()
-    torch.testing.assert_close(bound, deflation.frobenius_norm(R), atol=2e-7, rtol=0)
+    found = norm_of_rest(M, Q, B)
+    energy = R.square().sum((-2, -1)) * found.inverse.flatten() ** 2
+    assert (energy > 0).sum() == 5  # all but zero
+    assert (found.energy >= energy).all()
+    torch.testing.assert_close(found.energy, energy, atol=0, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -91,7 +101,7 @@ def test_delta_is_the_norm_with_its_margin(spectrum, power, dtype):
         Q, B = head(M, 12, power=power, key=step)
         found = norm_of_rest(M, Q, B, vectors=vectors)
         vectors = found.vectors
-        ratio = found.delta.flatten() / operator_norm(rest(M, Q, B))
+        ratio = delta(found) / operator_norm(rest(M, Q, B))
         # The first vectors know nothing of M; what they miss is within what a scaled rest tolerates.
         assert (ratio > (0.7 if step == 0 else 0.8)).all(), step
         assert (ratio < 1.1 * 16**0.125 + 1e-3).all(), step
@@ -109,9 +119,9 @@ def test_delta_on_real_momentum_from_the_first_step_on(momentum):
             found = norm_of_rest(M, Q, B, vectors=vectors)
             vectors = found.vectors
             norm = operator_norm(rest(M, Q, B))
-            assert (found.delta.flatten() >= 0.8 * norm).all()
+            assert (delta(found) >= 0.8 * norm).all()
             real = norm > 1e-4 * operator_norm(M)
-            assert (found.delta.flatten()[real] <= 1.4 * norm[real]).all()
+            assert (delta(found)[real] <= 1.4 * norm[real]).all()
             seen += int(real.sum())
     assert seen > 50
 
@@ -122,7 +132,8 @@ def test_where_the_basis_has_it_all_there_is_no_rest(spectrum, dtype):
     M = batch(spectrum, 3, 12, 20).to(dtype)
     Q, B = head(M, 5)
     found = norm_of_rest(M, Q, B)
-    assert found.delta.isinf().all()
+    assert (found.inverse == 0).all()
+    assert (found.energy == 0).all()
     assert found.vectors.isfinite().all()
     assert (found.vectors.abs().amax((-2, -1)) > 0).all()
 
@@ -145,11 +156,46 @@ class Reads(TorchDispatchMode):
 def test_the_norm_reads_the_matrix_twice():
     M = gaussian(2, M_ROWS, N_COLS)
     Q, B = head(M)
-    norm = deflation.frobenius_norm(M)
-    frobenius = deflation.rest_frobenius(norm, B)
+    squares = M.square().flatten(1)
     with Reads(M) as reads:
-        deflation.rest_norm(M, Q, B, norm, frobenius)
+        norm_of_rest(M, Q, B, squares=squares)
     assert reads.count == 2
+
+
+def test_known_squares_are_the_norm_of_the_matrix():
+    M = gaussian(2, M_ROWS, N_COLS)
+    Q, B = head(M)
+    known = norm_of_rest(M, Q, B, squares=M.square().sum(-1))
+    torch.testing.assert_close(known.inverse, norm_of_rest(M, Q, B).inverse)
+    # A larger norm of M leaves more energy to the rest.
+    more = norm_of_rest(M, Q, B, squares=2 * M.square().sum(-1))
+    assert (more.energy > 1.5 * known.energy).all()
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-5])
+def test_delta_is_above_its_floor_for_any_spectrum_and_vectors(spread):
+    """The inequality of the docstring, with vectors of which some are ``spread`` times as long."""
+    g = rng.generator("floor of the rest", str(spread))
+    sigma = torch.rand(200, M_ROWS, generator=g, dtype=torch.float64) ** 4
+    M = torch.stack(
+        [with_singular_values(each, M_ROWS, N_COLS, seed=i) for i, each in enumerate(sigma)]
+    )
+    V = torch.randn(200, N_COLS, 16, generator=g, dtype=torch.float64)
+    V[..., 4:] *= spread
+    D, B = M.new_zeros(200, M_ROWS, 1), M.new_zeros(200, 1, N_COLS)  # R = M
+    found = norm_of_rest(M, D, B, vectors=V.mT)
+    r = torch.linalg.svd(M).Vh[:, :1].mT
+    P = torch.linalg.qr(V).Q
+    x = P @ (P.mT @ r)
+    kappa, x = x.square().sum(-2)[:, 0], x / x.norm(dim=-2, keepdim=True)
+    c = torch.linalg.lstsq(V, x).solution
+    Y, Rx = M @ V, (M @ x).square().sum((-2, -1))
+    added = 2.0**-20 * Y.square().sum((-2, -1)) * c.square().sum((-2, -1)) / Rx
+    floor = bounds.subspace_norm_floor(kappa) / (1 + added).sqrt()
+    assert (delta(found) >= floor * operator_norm(M) * (1 - 1e-9)).all()
+    # With vectors of one length the Cholesky factor takes nothing, and here the floor says something.
+    assert (added.median() < 1e-4) == (spread == 1)
+    assert spread < 1 or floor.median() > 0.5
 
 
 def test_a_nan_does_not_stay_in_the_vectors():
@@ -159,11 +205,11 @@ def test_a_nan_does_not_stay_in_the_vectors():
     bad = M.clone()
     bad[1, 2, 3] = math.nan
     found = norm_of_rest(bad, Q, Q.mT @ bad)
-    assert found.delta[1].isnan().all()
+    assert found.inverse[1] == 0
     assert found.vectors.isfinite().all()
-    torch.testing.assert_close(found.delta[[0, 2]], clean.delta[[0, 2]])
+    torch.testing.assert_close(found.inverse[[0, 2]], clean.inverse[[0, 2]])
     again = norm_of_rest(M, Q, B, vectors=found.vectors)
-    assert (again.delta.flatten() >= 0.8 * operator_norm(rest(M, Q, B))).all()
+    assert (delta(again) >= 0.8 * operator_norm(rest(M, Q, B))).all()
 
 
 @pytest.mark.parametrize(
@@ -183,18 +229,16 @@ def test_a_rest_at_the_level_of_rounding_is_left_out(dtype, size, is_seen):
     M = with_singular_values(sigma, M_ROWS, N_COLS)[None]
     Q = torch.linalg.svd(M).U[..., :1]
     given, basis = M.to(dtype), Q.to(torch.promote_types(dtype, torch.float32))
-    norm = deflation.frobenius_norm(given)
     B = basis.mT @ given.to(basis.dtype)
-    found = deflation.rest_norm(given, basis, B, norm, deflation.rest_frobenius(norm, B))
-    assert bool(found.delta.isfinite()) == is_seen
+    assert bool(norm_of_rest(given, basis, B).inverse > 0) == is_seen
 
 
 def test_vectors_carried_in_16_bits_do_not_round_the_estimate():
     M = gaussian(3, M_ROWS, N_COLS, dtype=torch.float32)
     Q, B = head(M)
     vectors = norm_of_rest(M, Q, B).vectors
-    fine = norm_of_rest(M, Q, B, vectors=vectors).delta
-    coarse = norm_of_rest(M, Q, B, vectors=vectors.bfloat16()).delta
+    fine = norm_of_rest(M, Q, B, vectors=vectors).inverse
+    coarse = norm_of_rest(M, Q, B, vectors=vectors.bfloat16()).inverse
     assert coarse.dtype == torch.float32
     torch.testing.assert_close(coarse, fine, rtol=1e-3, atol=0)
 
@@ -202,9 +246,9 @@ def test_vectors_carried_in_16_bits_do_not_round_the_estimate():
 def test_vectors_start_without_a_pattern():
     """Columns are nearly orthonormal, so that they span what they are meant to, at every length."""
     for n in (8, 40, 768, 4096):
-        V = deflation.first_vectors(torch.zeros(2, n // 2, n))
-        assert V.shape == (2, n, min(n // 2, 16))
-        sigma = torch.linalg.svdvals(V[0].double() * math.sqrt(2))
+        V = first_vectors(n // 2, n, torch.device("cpu"))
+        assert V.shape == (1, *deflation.vectors_shape(n // 2, n)) == (1, min(n // 2, 16), n)
+        sigma = torch.linalg.svdvals(V[0].double())
         assert sigma[-1] > 0.3
         assert sigma[0] < 1.8
 
@@ -220,7 +264,7 @@ def test_orthogonal_blocks_cannot_hide_from_the_vectors():
         M = ((U * sigma) @ V.mT)[None]
         found = norm_of_rest(M, Q, Q.mT @ M, vectors=vectors)
         vectors = found.vectors
-        deltas.append(float(found.delta) / float(sigma.max()))
+        deltas.append(float(delta(found)) / float(sigma.max()))
     assert deltas[5] == pytest.approx(1.1, rel=0.05)
     assert deltas[-1] > 1
 

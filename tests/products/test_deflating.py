@@ -11,7 +11,9 @@ from tests.spectra import gaussian, orthogonal, with_singular_values
 from polarstep import rng
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, polar_express, resolve
-from polarstep.products.base import SIGNS, Head, Products, signs
+from polarstep.products.base import Products
+from polarstep.products.deflating import SIGNS, Head, signs
+from polarstep.products.flat_product import FlatProduct
 
 OPS = Products()
 
@@ -93,6 +95,36 @@ def test_a_basis_that_is_orthonormal_but_roughly_leaves_little_of_the_head():
     without = torch.linalg.matrix_norm(rough @ Z + (M - rough @ B) - exact, 2)
     assert error < 0.1
     assert without > 5
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_dual_of_a_head_is_the_same_map_and_leaves_no_head_in_the_rest(weighted):
+    """Columns of norm 1 − 2⁻⁸: QᵀQ = I − E, and Qᵀ(A − DB) is E²B instead of EB."""
+    A, Z = gaussian(2, 24, 40), gaussian(2, 6, 40, seed=1)
+    Q = (1 - 2**-8) * orthogonal(24, 1, 6).expand(2, -1, -1)
+    W = gaussian(2, 6, 6, seed=2) if weighted else None
+    head = Head(Q, Q.mT @ A, Z, W)
+    dual = OPS.dual(head)
+    E = 1 - (1 - 2**-8) ** 2
+    T = Q @ (Z if W is None else W @ Z)
+    torch.testing.assert_close(dual.Q @ (dual.W @ dual.X), T, rtol=2 * E**2, atol=1e-3)
+    torch.testing.assert_close(Q.mT @ (A - dual.Q @ dual.B), E**2 * head.B, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(Q.mT @ (A - Q @ head.B), E * head.B, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("layout", ["wide", "transposed"])
+def test_a_flat_product_is_multiplied_out_in_the_layout_of_its_matrix(layout, dtype):
+    A, L, R = (gaussian(2, *s).to(dtype) for s in ((12, 20), (12, 3), (3, 20)))
+    A = A if layout == "wide" else A.mT.contiguous().mT
+    inverse = torch.tensor([0.5, 3.0])
+    flat = FlatProduct(A, inverse, L, R)
+    T = flat.multiplied_out()
+    expected = A * inverse[:, None, None].to(dtype) + L @ R
+    assert T.dtype == dtype
+    assert (T.mT if layout == "transposed" else T).is_contiguous()
+    torch.testing.assert_close(T, expected)
+    torch.testing.assert_close(flat.mT.multiplied_out(), expected.mT)
 
 
 # The scale

@@ -11,23 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels import interpreted
-from polarstep.kernels.normalize import sums_of_squares
-from polarstep.products.base import SIGNS
+from polarstep.kernels.few_columns import hashed, times_few
+from polarstep.kernels.normalize import sum_of_parts, sums_of_squares
+from polarstep.products.deflating import SIGNS
 
 __all__ = ["inverse_rest_size", "scale_to_one"]
-
-# Blocks of G for products with few columns, which wait for memory: 32 rows of 128 bytes for two warps,
-# and five blocks on their way at a time.
-_BLOCK_ROWS, _BLOCK_BYTES, _WARPS, _STAGES = 32, 128, 2, 5
-
-
-@triton.jit
-def _sum_of_parts(sums, parts, BLOCK: tl.constexpr):
-    total = tl.zeros((BLOCK,), dtype=tl.float64)
-    for start in range(0, parts, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        total += tl.load(sums + at, mask=at < parts, other=0.0)
-    return tl.sum(total, axis=0)
 
 
 @triton.jit
@@ -36,8 +24,8 @@ def _inverse_size_kernel(
     FACTOR: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64)
-    whole = _sum_of_parts(of_M + batch * parts_M, parts_M, BLOCK)
-    head = _sum_of_parts(of_B + batch * parts_B, parts_B, BLOCK)
+    whole = sum_of_parts(of_M + batch * parts_M, parts_M, BLOCK)
+    head = sum_of_parts(of_B + batch * parts_B, parts_B, BLOCK)
     size = FACTOR * tl.sqrt(tl.maximum(whole - head, FLOOR * whole) / left)
     # A zero matrix has no rest; and 1/δ must be a number of float32.
     value = tl.where(size > 0, 1 / tl.where(size > 0, size, 1.0), 0.0)
@@ -68,34 +56,8 @@ def inverse_rest_size(
 @triton.jit
 def _signs_kernel(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    h = at.to(tl.uint32)  # polarstep.products.base.signs
-    h = (h ^ (h >> 16)) * 0x85EBCA6B
-    h = (h ^ (h >> 13)) * 0xC2B2AE35
-    h = h ^ (h >> 16)
-    sign = (h & 1).to(tl.float32) * 2 - 1
+    sign = (hashed(at) & 1).to(tl.float32) * 2 - 1  # polarstep.products.deflating.signs
     tl.store(out + at, sign.to(out.dtype.element_ty), mask=at < SIZE)
-
-
-@triton.jit
-def _times_few_kernel(
-    G, V, out, M, V_batch,
-    FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    batch = tl.program_id(1).to(tl.int64)
-    r = tl.program_id(0) * BM + tl.arange(0, BM)
-    k = tl.arange(0, BK)
-    c = tl.arange(0, FEW)
-    g = G + batch * M * M + (r % M)[:, None] * M + k[None, :]
-    v = V + batch * V_batch + k[:, None] * FEW + c[None, :]
-    acc = tl.zeros((BM, FEW), dtype=tl.float32)
-    for start in range(0, M, BK):
-        x = tl.load(g, mask=k[None, :] < M - start, other=0.0).to(out.dtype.element_ty)
-        y = tl.load(v, mask=k[:, None] < M - start, other=0.0)
-        acc = tl.dot(x, y, acc)
-        g += BK
-        v += BK * FEW
-    at = out + batch * M * FEW + r[:, None] * FEW + c[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=r[:, None] < M)
 
 
 @triton.jit
@@ -140,15 +102,10 @@ def scale_to_one(
     batch, M, _ = G.shape
     # Triton's interpreter multiplies no bfloat16.
     dtype = torch.bfloat16 if G.dtype.itemsize <= 2 and not interpreted() else torch.float32
-    U = torch.empty(M, SIGNS, dtype=dtype, device=G.device)
+    U = torch.empty(1, M, SIGNS, dtype=dtype, device=G.device)
     _signs_kernel[(triton.cdiv(U.numel(), 1024),)](U, SIZE=U.numel(), BLOCK=1024)
-    columns = _BLOCK_BYTES // G.element_size()
-    for first in (True, False, False, False, False):
-        V, U = U, torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device)
-        _times_few_kernel[(triton.cdiv(M, _BLOCK_ROWS), batch)](
-            G, V, U, M, 0 if first else M * SIGNS,  # the same signs for all matrices
-            FEW=SIGNS, BM=_BLOCK_ROWS, BK=columns, num_warps=_WARPS, num_stages=_STAGES,
-        )  # fmt: skip
+    for _ in range(5):
+        V, U = U, times_few(G, U, torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device))
     scale = torch.empty(batch, dtype=torch.float32, device=G.device)
     _scale_kernel[(batch,)](
         V, U, G, scale, M, otherwise,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["normalized", "sums_of_squares"]
+__all__ = ["normalized", "sum_of_parts", "sums_of_squares"]
 
 _BLOCK = 4096
 # Partial sums of all matrices together: enough programs to fill a GPU, yet few numbers to add up.
@@ -47,6 +47,16 @@ def _divide_kernel(
     y = tl.load(Y + batch * size + at, mask=inside, other=0.0).to(tl.float32)
     y *= lift.to(tl.float32)
     tl.store(out + batch * size + at, (y * inverse).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sum_of_parts(sums, parts, BLOCK: tl.constexpr):
+    """The sum of ``parts`` float64 numbers at ``sums``, always in the same order."""
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for start in range(0, parts, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + at, mask=at < parts, other=0.0)
+    return tl.sum(total, axis=0)
 
 
 def normalized(Y: Tensor, shrink: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -11,6 +11,8 @@ CUDA graph can replay. :meth:`TableBucket.settle` puts the carry into the optimi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -25,6 +27,7 @@ from polarstep.optim.groups import Group, view_of
 from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.optim.scaling import corrected
 from polarstep.polar import Carry, Draw, Polar
+from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 
 __all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like"]
@@ -202,13 +205,20 @@ class TableBucket:
         if self.signature.by_norm:
             size = corrected(size, polar, self.signature.polar)
         tables = (remains, size)
-        element, finite, two = self.signature.dtype, self._finite, polar.two_factors
+        where: dict[str, Any] = {
+            "element": self.signature.dtype,
+            "finite": self._finite,
+            "strides": strides,
+        }
+        T, two = polar.T, polar.two_factors
         if two is not None:
-            update_from_factors(X, *two, *tables, element=element, finite=finite, strides=strides)
-        elif isinstance(polar.T, RowProduct):
-            update_from_rows(X, polar.T, *tables, element=element, finite=finite, strides=strides)
+            update_from_factors(X, *two, *tables, **where)
+        elif isinstance(T, FlatProduct):
+            update_from_factors(X, T.L, T.R, *tables, plus=(T.A, T.inverse), **where)
+        elif isinstance(T, RowProduct):
+            update_from_rows(X, T, *tables, **where)
         else:
-            update(X, polar.dense, *tables, element=element, finite=finite, strides=strides)
+            update(X, polar.dense, *tables, **where)
 
     def _keep(self, left: Carry) -> None:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped."""

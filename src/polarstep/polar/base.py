@@ -38,8 +38,11 @@ from torch import Tensor
 from polarstep import products
 from polarstep.autocast import autocast_off_on
 from polarstep.distributed.layout import is_sharded
-from polarstep.products.base import Head, product_like, unit_scaled
+from polarstep.products.deflating import Head
+from polarstep.products.flat_product import FlatProduct
+from polarstep.products.plain import product_like
 from polarstep.products.row_product import RowProduct
+from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 
 __all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap", "wide"]
@@ -137,10 +140,14 @@ class Factors:
 
 @dataclass(frozen=True)
 class Polar:
-    """T of a batch of matrices M, before it is multiplied out: dense, or as two factors."""
+    """T of a batch of matrices M: dense, or before it is multiplied out.
+
+    A sketched map has ``factors``, and every other map has ``T``.
+    """
 
     M: Tensor  # (batch, m, n), tall or wide
-    T: Tensor | RowProduct | None = None  # (batch, m, n), in the precision the map ended in
+    # (batch, m, n), in the precision the map ended in
+    T: Tensor | RowProduct | FlatProduct | None = None
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
     squared_norm: Callable[[], Tensor] | None = None

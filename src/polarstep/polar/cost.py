@@ -24,7 +24,7 @@ from polarstep.polar.finders import Finder, Fresh, Kept, Warm
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import whitened_polynomials
-from polarstep.products.base import SIGNS
+from polarstep.products.deflating import SIGNS
 from polarstep.products.squarings import squarings
 
 __all__ = ["DEVICES", "Device", "adamw_seconds", "figures_of", "seconds"]

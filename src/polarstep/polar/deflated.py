@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
+from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 
 __all__ = ["Deflated"]
@@ -88,8 +89,8 @@ class Deflated(Containing):
 
     @property
     def uses_norm(self) -> bool:
-        """With steps: δ comes from ‖M‖²_F − ‖B‖²_F."""
-        return self.rest is not None
+        """True: δ comes from ‖M‖²_F − ‖B‖²_F, or is at most its root."""
+        return True
 
     @property
     def carries(self) -> tuple[str, ...]:
@@ -104,7 +105,7 @@ class Deflated(Containing):
         """Where the head can go on, and without steps vectors for the long side are there."""
         if not self.head.resumes(carry, m, n):
             return False
-        shape = (min(deflation.VECTORS, m, n), max(m, n))
+        shape = deflation.vectors_shape(m, n)
         return self.rest is not None or ("rest" in carry and carry["rest"].shape[1:] == shape)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
@@ -124,13 +125,15 @@ class Deflated(Containing):
         """The head by Algorithm 1, then X₀ and its steps."""
         ops, A = products.of(M.device), wide(M)
         polar, left = self.head.step(A, carry, draw)
-        T: Tensor | RowProduct
+        T: Tensor | RowProduct | FlatProduct
         squared: SquaredNorm | None
         assert polar.factors is not None
         squares = draw.squares if polar.M is A else None
         A = polar.M  # the head may have scaled it, and B with it
         if self.rest is None:
-            T, squared, left = self._scaled(A, polar.factors, carry, left, ops, M.dtype)
+            known = replace(draw, squares=squares)
+            T, squared, vectors = self._scaled(A, polar.factors, carry.get("rest"), known, ops)
+            left = Carry(left | {"rest": vectors.to(M.dtype)})
         else:
             T, squared = self._lifted(A, polar.factors, self.rest, ops, squares)
         T = T if M.shape[-2] <= M.shape[-1] else T.mT
@@ -163,28 +166,26 @@ class Deflated(Containing):
         return ops.iterate(T, tuple(others)), None
 
     def _scaled(
-        self,
-        A: Tensor,
-        head: Factors,
-        carry: Carry,
-        left: Carry,
-        ops: Products,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, SquaredNorm, Carry]:
-        """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the next estimate's vectors beside what the head leaves.
+        self, A: Tensor, head: Factors, vectors: Tensor | None, draw: Draw, ops: Products
+    ) -> tuple[FlatProduct, SquaredNorm, Tensor]:
+        """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
 
-        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0, with ‖Z‖²_F ≈ ℓ.
+        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0, with ‖Z‖²_F ≈ ℓ. R has at most m − ℓ singular values,
+        none of them far above δ, while ‖R‖_F is not known for a rest that is small beside M.
         """
-        norm = deflation.frobenius_norm(A)
-        frobenius = deflation.rest_frobenius(norm, head.B)
-        known = carry.get("rest")
-        vectors = None if known is None else known.mT
-        found = deflation.rest_norm(A, head.Q, head.B, norm, frobenius, vectors)
-        inverse = 1 / found.delta
-        T = ops.flattened(A, head.as_computed, inverse)
-        left = Carry(left)
-        left["rest"] = found.vectors.mT.to(dtype)
-        return T, lambda: head.width + (frobenius * inverse).square().flatten(), left
+        dual = ops.dual(head.as_computed)
+        found = deflation.rest_norm(
+            A,
+            dual.Q,
+            dual.B,
+            _precision(A, head),
+            squares=draw.squares,
+            vectors=vectors,
+            finite=draw.finite,
+        )
+        T = ops.flat_product(A, dual, found.inverse)
+        left = A.shape[-2] - head.width
+        return T, lambda: head.width + found.energy.clamp_max(left), found.vectors
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count of the path that is taken."""

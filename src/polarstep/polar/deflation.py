@@ -8,6 +8,10 @@ on M because a few leading singular values tower over the others. Q holds these 
 is nearly flat for a δ of the size of R. It can be the step itself (T = X₀), or a polynomial step or two
 on the singular values of X₀ lift it to the polar factor: T = p(s·X₀).
 
+In 16 bits the columns of Q are not quite orthonormal, and M − QB keeps some of the leading directions.
+Steps take R = M − DB then, with the D of :meth:`polarstep.products.Products.dual`, for which QᵀR = 0
+holds to the square of that error.
+
 QᵀR = 0, so head and rest have orthogonal columns and ‖X₀‖²_op ≤ max(‖Z‖², ‖R/δ‖²) + ‖ZRᵀ‖/δ
 (:func:`polarstep.theory.bounds.deflated.deflated_nu`). The last term is zero where Q spans singular
 vectors of M. Otherwise the rows of B and R overlap, and it is at most one if ‖Z‖, ‖R/δ‖ ≤ 1.
@@ -40,34 +44,28 @@ has shape (batch, 1, 1). Nothing here draws random numbers or makes the host wai
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate
-from polarstep.polar.orthonormal import orthonormalize
-from polarstep.products.base import frobenius_norm
+from polarstep.products.deflating import SIGNS, RestNorm, RestRules
 from polarstep.torch_compile import constant
 
 __all__ = [
     "MARGIN_OF_SCALE",
-    "RestNorm",
-    "first_vectors",
-    "frobenius_norm",
     "norm_floor",
-    "rest_frobenius",
     "rest_norm",
     "rest_size",
     "tolerant_scale",
+    "vectors_shape",
 ]
 
-# The number of vectors that rest_norm carries: the least that a GPU multiplies at full rate.
-VECTORS = 16
 # δ is this many times the norm that the carried vectors see; see rest_norm.
 MARGIN = 1.1
-# The carried vectors get this much of first_vectors at every step. A direction that is new in R then has
-# a fifth of the κ of rest_norm that vectors without any knowledge would give it.
+# The carried vectors get this much of the first vectors at every step. A direction that is new in R then
+# has a fifth of the κ of rest_norm that vectors without any knowledge would give it.
 FRESH = 0.5
 # δ for polynomial steps, in units of the root mean square of R's singular values.
 FACTOR = 1.5
@@ -78,56 +76,22 @@ TOLERATED_VALUE = 1.17
 TOLERATED_NORM = 2.6
 
 
-@dataclass(frozen=True)
-class RestNorm:
-    """What :func:`rest_norm` knows of ‖R‖_op, and what it carries on."""
-
-    delta: Tensor
-    """(batch, 1, 1): δ, the estimate with its margin; ∞ where R is nothing but rounding."""
-    vectors: Tensor
-    """(batch, n, b): for the next step's call."""
-
-
-def rest_frobenius(norm: Tensor, B: Tensor, precision: float | None = None) -> Tensor:
-    """‖R‖_F, or a little more: √(‖M‖²_F − ‖B‖²_F) with room for rounding; ``norm`` is ‖M‖_F.
-
-    Q need not be orthonormal: for S = QᵀQ ≤ I, ‖M − QB‖²_F = ‖M‖²_F − ⟨B, (2I − S)B⟩ ≤ ‖M‖²_F −
-    ‖B‖²_F.
-    ``precision`` is the ε of the product QᵀM, that of B's dtype unless given. Rounding of many entries
-    is random, so that in 16 bits a sum of many squares has far less than ε of it. In 32 and 64 bits the
-    room covers a Q made by products, whose columns may be longer than one by ten thousand ε. A rest that
-    the room hides is smaller than M by 2⁻⁹ or 2⁻¹⁶, and :func:`rest_norm` knows it from its vectors.
-    """
-    precision = torch.finfo(B.dtype).eps if precision is None else precision
-    room = math.sqrt(precision) / 64 if precision < 1e-5 else precision / 64
-    energy = norm.square() * (1 + room) - frobenius_norm(B).square()
-    return energy.clamp_min(0).sqrt()
-
-
-def first_vectors(M: Tensor) -> Tensor:
-    """(batch, n, b) vectors to start :func:`rest_norm` from, the same at every call; b = min(m, 16).
-
-    Entry (j, i) is cos(k²) with k = jb + i + 1, over √n: without a pattern, and without a generator.
-    The vectors are added to the carried ones at every step (:data:`FRESH`), so runs that go on from a
-    checkpoint need these very numbers.
-    """
-    m, n = M.shape[-2:]
-    count = min(m, VECTORS)
-    dtype = torch.promote_types(M.dtype, torch.float32)
-    k = torch.arange(1, n * count + 1, dtype=torch.float64, device=M.device)
-    block = (k.square().cos() / math.sqrt(n)).to(dtype)
-    return block.view(1, n, count).expand(len(M), n, count)
+def vectors_shape(m: int, n: int) -> tuple[int, int]:
+    """(b, max(m, n)): the shape of the vectors that :func:`rest_norm` carries on for an m×n matrix."""
+    return min(SIGNS, m, n), max(m, n)
 
 
 def rest_norm(
     M: Tensor,
-    Q: Tensor,
+    D: Tensor,
     B: Tensor,
-    norm: Tensor,
-    frobenius: Tensor,
+    precision: float,
+    *,
+    squares: Tensor | None = None,
     vectors: Tensor | None = None,
+    finite: Tensor | None = None,
 ) -> RestNorm:
-    """δ ≥ ‖R‖_op for R = M − QB from one step of subspace iteration; M is read twice.
+    """1/δ with δ ≥ ‖R‖_op for R = M − DB from one step of subspace iteration; M is read twice.
 
     ::
 
@@ -135,8 +99,9 @@ def rest_norm(
         W = RᵀU                      the V of the next step
         δ = min(1.1·w, ‖R‖_F)        w ≥ ‖W‖_op from the traces of (WᵀW)² and (WᵀW)⁴
 
-    R itself is not made: RV = MV − Q(BV). w needs b×b products only and is at most ‖W‖_S8; on recorded
-    momentum it is above ‖W‖_op by some percent.
+    R itself is not made: RV = MV − D(BV), and ‖R‖²_F ≤ ‖M‖²_F − ‖B‖²_F. U is not made either: U = YN for
+    Y = RV, with a b×b matrix N from the Cholesky factor of YᵀY, so that W = (RᵀY)N. w needs b×b products
+    only and is at most ‖W‖_S8; on recorded momentum it is above ‖W‖_op by some percent.
 
     **How far below ‖R‖_op can δ be?** Let κ be the part of R's leading right singular vector r that lies
     in span(V): κ = ‖P_V r‖². Let x be the unit vector along P_V r, rᵢ the other right singular vectors,
@@ -153,54 +118,34 @@ def rest_norm(
     sees half of ‖R‖_op at times there, because the directions that a sketch misses change with every
     sketch. On momentum of rank one that drifts they change so much that FRESH = 2⁻⁵ gave 0.3.
 
+    **What the Cholesky factor costs.** NNᵀ = (YᵀY + 2⁻²⁰‖Y‖²_F·I)⁻¹, because the factor of YᵀY alone
+    would make columns of rounding errors as long as all others. For x = Vc the first inequality then has
+    a factor 1/(1 + 2⁻²⁰‖Y‖²_F‖c‖²/‖Rx‖²) on its right. It is 0.99 where Rx is a hundredth of ‖Y‖_F‖c‖.
+
     Args:
         M: (batch, m, n) with m ≤ n.
-        Q: (batch, m, ℓ), the basis of the head.
+        D: (batch, m, ℓ), the basis of the head or its dual (:meth:`polarstep.products.Products.dual`).
         B: (batch, ℓ, n), QᵀM.
-        norm: ‖M‖_F, as :func:`frobenius_norm` returns it; a step knows it from its normalization.
-        frobenius: ‖R‖_F or more, as :func:`rest_frobenius` returns it.
-        vectors: what the last step returned, or ``None`` for :func:`first_vectors`.
+        precision: ε of the least precise of M, Q and B.
+        squares: (batch, parts) numbers that add up to ‖M‖²_F, where a step knows them.
+        vectors: (batch, b, n), what the last step returned, or ``None`` at the first step. They may be
+            overwritten, except for matrices whose ``finite`` is zero.
+        finite: a flag for each matrix, or ``None`` where all count.
     """
-    first = first_vectors(M)
-    V = first if vectors is None else vectors.to(first.dtype)
-    dtype, precision = V.dtype, max(torch.finfo(M.dtype).eps, torch.finfo(Q.dtype).eps)
-    Q, B = Q.to(dtype), B.to(dtype)
-    scale = torch.where(norm > 0, norm, 1).to(dtype)
-
-    Y = (M @ V.to(M.dtype)).to(dtype) - Q @ (B @ V)
-    U = orthonormalize(Y / scale).to(dtype)
-    W = ((M.mT @ U.to(M.dtype)).to(dtype) - B.mT @ (Q.mT @ U)) / scale  # as if ‖M‖_F = 1
-
-    seen = torch.linalg.vector_norm(W, dim=(-2, -1), keepdim=True)
-    # A zero matrix, or one with a NaN, leaves no trace in what is carried on.
-    usable = (seen > 0) & torch.isfinite(seen)
-    unit = torch.where(usable, W / torch.where(usable, seen, 1), 0)
-    largest = seen * _norm_from_moments(unit.mT @ unit).sqrt()
-    longest = torch.linalg.vector_norm(unit, dim=-2, keepdim=True).amax(-1, keepdim=True) * seen
-
-    # Dividing by less would make rounding errors of M visible in M/δ, and there is nothing else to see.
-    is_rounding = largest <= (64 * precision if precision < 1e-5 else precision / 4)
-    delta = torch.minimum(MARGIN * largest * norm, frobenius.clamp_min(longest * norm))
-    delta = torch.where(is_rounding, math.inf, delta)
-    # 1/δ must be finite for a rest in the denormals too.
-    delta = delta.clamp_min(torch.finfo(dtype).tiny).to(dtype)
-    vectors = unit * math.sqrt(V.shape[-1]) + FRESH * first
-    return RestNorm(delta, vectors)
-
-
-def _norm_from_moments(K: Tensor) -> Tensor:
-    """A bound on ‖K‖_op from above for symmetric b×b matrices K ≥ 0, from tr K² and tr K⁴.
-
-    Of b numbers λᵢ² with mean μ and standard deviation τ none is above μ + τ√(b − 1), because one
-    that is d above the mean has the others d below it in sum. This is exact where all λᵢ are equal,
-    and never above the Schatten norm (Σλᵢ⁴)^¼.
-    """
-    b = K.shape[-1]
-    squared = K @ K
-    mean = squared.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-    second = squared.square().sum((-2, -1), keepdim=True) / b
-    deviation = (second - mean.square()).clamp_min(0).sqrt()
-    return (mean + math.sqrt(b - 1) * deviation).sqrt()
+    fine = precision < 1e-5
+    rules = RestRules(
+        margin=MARGIN,
+        fresh=FRESH,
+        # Rounding of many entries is random, so that in 16 bits a sum of many squares has far less of it
+        # than ε. In 32 and 64 bits the room covers a Q made by products, whose columns may be longer
+        # than one by ten thousand ε. A rest that the room hides is smaller than M by 2⁻⁹ or 2⁻¹⁶, and δ
+        # comes from w then.
+        room=math.sqrt(precision) / 64 if fine else precision / 64,
+        # Dividing by less would make rounding errors of M visible in M/δ. There is nothing else to see.
+        least=64 * precision if fine else precision / 4,
+    )
+    ops = products.of(M.device)
+    return ops.rest_norm(M, D, B, rules, squares=squares, vectors=vectors, finite=finite)
 
 
 def rest_size(rows: int, width: int, precision: float) -> tuple[int, float, float]:

@@ -4,6 +4,7 @@ A polar map asks :func:`of` for the operations of its matrices' device and write
 them. This package has no mathematics, but every rule of precision, alignment and launches:
 
 * :mod:`~polarstep.products.base`: what every device can do, in torch's own operations;
+* :mod:`~polarstep.products.deflating`: the part of it that only deflated steps need;
 * :mod:`~polarstep.products.cpu`: half of a symmetric product, bfloat16 tiles, free value checks;
 * :mod:`~polarstep.products.cuda`: bfloat16 products with float32 sums;
 * :mod:`~polarstep.products.triton`: the kernels of :mod:`polarstep.kernels`.

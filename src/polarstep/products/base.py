@@ -6,16 +6,20 @@ Matrices come as batches ``(batch, m, n)``. A polynomial ``(a, b, c, …)`` stan
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from polarstep.products.row_product import RowProduct
-from polarstep.products.squarings import squarings
+from polarstep.products.deflating import SIGNS, Deflating, Head, signs, squared_norm
+from polarstep.products.plain import plain_product, product_like
+from polarstep.products.sizes import (
+    frobenius_norm,
+    largest_entry,
+    leaves_range,
+    shrink_of,
+    unit_scale,
+    unit_scaled,
+)
+from polarstep.products.squarings import Polynomial, squarings
 
 __all__ = [
     "SIGNS",
@@ -34,24 +38,8 @@ __all__ = [
     "unit_scaled",
 ]
 
-Polynomial = tuple[float, ...]
 
-
-@dataclass(frozen=True)
-class Head:
-    """The factors of a low-rank map of wide matrices A: T = QZ with Z = WX."""
-
-    Q: Tensor  # (batch, m, ℓ)
-    B: Tensor  # (batch, ℓ, n): QᵀA
-    X: Tensor  # (batch, ℓ, n)
-    W: Tensor | None = None  # (batch, ℓ, ℓ); without it Z = X
-
-
-# The columns of signs(): the least that a GPU multiplies at full rate.
-SIGNS = 16
-
-
-class Products:
+class Products(Deflating):
     """The operations of a device. An instance has no state."""
 
     # Whether reading a value is free of waiting, so that rare cases can be handled when they occur.
@@ -234,88 +222,6 @@ class Products:
                 X = torch.baddbmm(X, H, X, beta=a)
         return X
 
-    # Matrices whose leading directions were found by a sketch (polarstep.polar.deflation).
-
-    def inverse_rest_size(
-        self,
-        A: Tensor,
-        B: Tensor,
-        left: int,
-        factor: float,
-        floor: float,
-        squares: Tensor | None = None,
-    ) -> Tensor:
-        """1/δ of shape (batch, 1, 1), for the δ of :func:`polarstep.polar.deflation.rest_size`.
-
-        δ² = factor²·max(‖A‖²_F − ‖B‖²_F, floor·‖A‖²_F)/left. A zero matrix has 1/δ = 0. ``squares``, of
-        shape (batch, parts), adds up to ‖A‖²_F, if it is known.
-        """
-        whole = frobenius_norm(A).square() if squares is None else squares.sum(1)[:, None, None]
-        head = frobenius_norm(B).square()
-        size = factor * (torch.maximum(whole - head, floor * whole) / left).sqrt()
-        most = torch.finfo(torch.promote_types(A.dtype, torch.float32)).max
-        return torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 0).clamp_max(most)
-
-    def flattened(self, A: Tensor, head: Head, inverse: Tensor) -> Tensor:
-        """``X₀ = A/δ + Q(Z − B/δ)`` for ``inverse`` = 1/δ, in the memory layout of ``A``.
-
-        A − QB cancels A's leading directions, whose singular values may be a hundred δ. In 16 bits QᵀQ
-        is not I to the digits that this takes. So B is replaced by (2I − QᵀQ)B, one Newton step
-        towards (QᵀQ)⁻¹B: QᵀQ = I − E leaves E²B of the leading directions instead of EB.
-        """
-        dtype = torch.promote_types(A.dtype, torch.float32)
-        Q, B, inverse = head.Q.to(dtype), head.B.to(dtype), inverse.to(dtype)
-        Z = (head.X if head.W is None else head.W.to(head.X.dtype) @ head.X).to(dtype)
-        factor = Z - (2 * B - (Q.mT @ Q) @ B) * inverse
-        return (A.to(dtype) * inverse + product_like(A, Q, factor)).to(A.dtype)
-
-    def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
-        """s = 1/(margin·√λ) for an estimate λ of ‖G‖_op, G = XXᵀ: ‖sX‖_op ≈ 1/margin, or a little more.
-
-        λ is the largest ‖Gv‖/‖v‖ over 16 vectors v = G⁴v₀ with fixed entries of ±1 in v₀: five products
-        with few columns. :mod:`polarstep.polar.deflation` says how far λ can be below ‖G‖_op. s = 0
-        where G is zero or not finite. The result has shape (batch, 1, 1).
-        """
-        V = signs(G.shape[-1], G.device).to(torch.promote_types(G.dtype, torch.float32))
-        G, tiny = G.to(V.dtype), torch.finfo(V.dtype).tiny
-        size = torch.linalg.matrix_norm(G, keepdim=True)
-        G = G / size.clamp_min(tiny)  # squares of G⁴v₀ would leave the range of float32
-        V = V.expand(len(G), -1, -1)
-        for _ in range(4):
-            V = G @ V
-            V = V / torch.linalg.matrix_norm(V, keepdim=True).clamp_min(tiny)
-        lengths = torch.linalg.vector_norm(V, dim=-2).clamp_min(tiny)
-        ratios = torch.linalg.vector_norm(G @ V, dim=-2) / lengths
-        largest = ratios.amax(-1)[:, None, None] * size
-        known = (largest > 0) & torch.isfinite(largest)
-        return torch.where(known, 1 / (margin * torch.where(known, largest, 1).sqrt()), 0)
-
-    def scaled_polynomial(self, G: Tensor, polynomial: Polynomial, scale: Tensor) -> Tensor:
-        """``s·P(s²G)`` for ``scale`` = s of shape (batch, 1, 1), so that its product with X is φ(sX)."""
-        s = scale.to(G.dtype)
-        return s * self.polynomial(s * s * G, polynomial)
-
-    def flat_step(
-        self,
-        A: Tensor,
-        head: Head,
-        inverse: Tensor,
-        polynomial: Polynomial,
-        margin: float,
-        *,
-        most: float,
-        float8: bool,
-    ) -> tuple[Tensor | RowProduct, Callable[[], Tensor]]:
-        """T = φ(s·X₀) for the X₀ of :meth:`flattened` and the s of :meth:`scale_to_one`; and ‖T‖²_F.
-
-        ‖T‖²_F is a function to call, because few steps need it. ``float8`` allows products in eight bits
-        on devices that have them. ``most`` is a bound on ‖X₀‖²_F.
-        """
-        X = self.flattened(A, head, inverse)
-        G = self.symmetric(X, X)
-        P = self.scaled_polynomial(G, polynomial, self.scale_to_one(G, margin))
-        return product_like(X, P, X), partial(squared_norm, P, G)
-
     def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
         """Whether :meth:`first_step` saves a pass over memory for matrices of ``rows`` rows."""
         return False
@@ -360,91 +266,3 @@ class Products:
         trace = torch.where(known, trace, 1)
         W = self.polynomial(G / trace, polynomial) * torch.where(known, trace.rsqrt(), 0)
         return (W.to(Y.dtype) @ Y).to(dtype)
-
-
-def signs(rows: int, device: torch.device) -> Tensor:
-    """(1, rows, 16) entries of ±1 without a pattern, the same at every call.
-
-    The last bits of murmur3's finalizer of 0, 1, 2, …, which a kernel computes as well.
-    """
-    x = torch.arange(rows * SIGNS, device=device)
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-        x = (x ^ (x >> shift)) * factor & 0xFFFFFFFF
-    return ((x & 1) * 2 - 1).view(1, rows, SIGNS)
-
-
-def squared_norm(P: Tensor, G: Tensor) -> Tensor:
-    """An estimate of ‖PX‖²_F = tr(PGP) for G = XXᵀ, of shape (batch,), by two products with 16 columns.
-
-    It is the mean of vᵀPGPv over 16 vectors v with entries of ±1, of which only the off-diagonal
-    part of PGP has a variance. For T near the polar factor PGP is near the identity.
-    """
-    V = signs(G.shape[-1], G.device).to(P.dtype)
-    W = (P @ V).to(G.dtype)
-    dtype = torch.promote_types(G.dtype, torch.float32)
-    return (W.to(dtype) * (G @ W).to(dtype)).sum((-2, -1)) / V.shape[-1]
-
-
-def shrink_of(dtype: torch.dtype) -> float:
-    """The factor on a norm of one that keeps it at most one when it is rounded to ``dtype``."""
-    return 1 - torch.finfo(dtype).eps / 2 if dtype.itemsize < 4 else 1.0
-
-
-def product_like(X: Tensor, A: Tensor, B: Tensor) -> Tensor:
-    """``AB`` in the memory layout of ``X``, which has the same shape.
-
-    Tall matrices come as transposed views, and so should results made from them. Adding a result to
-    its parameter takes a CPU ten times as long if their memory layouts differ.
-    """
-    return (B.mT @ A.mT).mT if X.mT.is_contiguous() else A @ B
-
-
-# Sizes of matrices, by precision, that can be squared, summed and multiplied without loss.
-_SAFE = {torch.float64: (2.0**-480, 2.0**480)}
-_SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
-
-
-def leaves_range(size: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whether matrices in ``dtype`` must be scaled before products; ``size`` is a norm of theirs.
-
-    False for a size of zero and for NaN.
-    """
-    least, most = _SAFE.get(dtype, _SAFE_IN_FLOAT32)
-    return ((size < least) & (size > 0)) | (size > most)
-
-
-def largest_entry(X: Tensor) -> Tensor:
-    """max |X_ij| of shape (batch, 1, 1)."""
-    # torch's norm of order inf takes twenty times as long on a CPU.
-    return torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
-
-
-def frobenius_norm(X: Tensor) -> Tensor:
-    """‖X‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32."""
-    return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-
-
-def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
-    """``(sX, s)`` with a power of two ``s`` per matrix that puts its largest entry in [½, 1).
-
-    Without it, norms and Gram matrices of entries like 1e-30 or 1e30 leave the range of float32.
-    Scaling by a power of two is exact, so T(cM) = T(M) is kept. A zero matrix has s = 1.
-    """
-    s = unit_scale(X)
-    return X * s, s
-
-
-def unit_scale(X: Tensor) -> Tensor:
-    """The ``s`` of :func:`unit_scaled`, for ``X`` of shape (..., m, n)."""
-    largest = largest_entry(X)
-    _, exponent = torch.frexp(largest)
-    limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
-    return torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
-
-
-def plain_product(A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float) -> Tensor:
-    """``alpha·AB + beta·plus``, without use of symmetry."""
-    if plus is None:
-        C = torch.bmm(A, B)  # what A @ B calls, without its views
-        return C if alpha == 1 else alpha * C
-    return torch.baddbmm(plus, A, B, beta=beta, alpha=alpha)

@@ -28,9 +28,10 @@ from polarstep.kernels.deflate import scale_to_one
 from polarstep.kernels.descriptors import describable
 from polarstep.kernels.float8 import flattened
 from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, product
-from polarstep.products.base import Polynomial, squared_norm
+from polarstep.products.deflating import squared_norm
+from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
-from polarstep.products.squarings import Squaring, squarings
+from polarstep.products.squarings import Polynomial, Squaring, squarings
 from polarstep.torch_compile import constant
 
 __all__ = ["flat_step", "suits", "units"]
@@ -84,20 +85,14 @@ def units(polynomial: Polynomial) -> tuple[float, ...]:
 
 
 def flat_step(
-    A: Tensor,
-    Q: Tensor,
-    head: Tensor,
-    inverse: Tensor,
-    polynomial: Polynomial,
-    margin: float,
-    most: float,
+    flat: FlatProduct, polynomial: Polynomial, margin: float, most: float
 ) -> tuple[RowProduct, Callable[[], Tensor]]:
-    """T = s·P(s²G)·X₀ for X₀ = A/δ + Q·head, not multiplied out, and ‖T‖²_F.
+    """T = s·P(s²G)·X₀ for the X₀ of ``flat``, not multiplied out, and ‖T‖²_F.
 
-    ``inverse`` holds 1/δ for each matrix, ``margin`` is that of s, and ``most`` bounds ‖X₀‖²_F. The
-    norm is a function to call, since few steps need it.
+    ``margin`` is that of s, and ``most`` bounds ‖X₀‖²_F. The norm is a function to call, since few steps
+    need it.
     """
-    X, Xt = flattened(A, Q, head, inverse, UNIT_OF_X)
+    X, Xt = flattened(flat.A, flat.L, flat.R, flat.inverse, UNIT_OF_X)
     G = product(X, X.mT, alpha=UNIT_OF_G / UNIT_OF_X**2, symmetric=True)
     s = scale_to_one(G, margin, full_at=LARGEST, otherwise=SAFE / math.sqrt(UNIT_OF_G * most))
     chain = squarings(polynomial)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polarstep.products.base import Polynomial
+from polarstep.products.squarings import Polynomial
 
 __all__ = ["frobenius_norm", "iterate_in_place"]
 

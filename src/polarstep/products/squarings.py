@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Squaring", "squarings"]
+__all__ = ["Polynomial", "Squaring", "squarings"]
+
+Polynomial = tuple[float, ...]
 
 # Coefficients of degree eight are those of a nested polynomial up to this part of the largest.
 TOLERANCE = 1e-9
@@ -29,7 +31,7 @@ class Squaring:
     earlier: int
 
 
-def squarings(polynomial: tuple[float, ...]) -> tuple[Squaring, ...] | None:
+def squarings(polynomial: Polynomial) -> tuple[Squaring, ...] | None:
     """The squarings from G to ``P(G) = a₀I + a₁G + a₂G² + …``; ``None`` for other degrees.
 
     >>> len(squarings((3.0, -4.0, 2.0))), len(squarings((8.0, -56.0, 167.0, -202.0, 85.0)))
@@ -60,7 +62,7 @@ def _of_degree_four(q: tuple[float, ...], of: int) -> tuple[Squaring, Squaring]:
     return Squaring(1.0, p, gamma, of), last
 
 
-def _in_powers_of(p: float, polynomial: tuple[float, ...]) -> tuple[float, ...] | None:
+def _in_powers_of(p: float, polynomial: Polynomial) -> tuple[float, ...] | None:
     """q₀, …, q₄ with P(y) = Σqₖ(y² + py)ᵏ; ``None`` if P has no such form."""
     left, outer = list(polynomial), [0.0] * 5
     for k in (4, 3, 2, 1, 0):

@@ -18,12 +18,17 @@ from polarstep.kernels.deflate import inverse_rest_size, scale_to_one
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
 from polarstep.kernels.product import product
+from polarstep.kernels.rest import rest_norm
 from polarstep.products import float8 as eight_bits
-from polarstep.products.base import Head, Polynomial, Products, product_like, shrink_of
+from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
+from polarstep.products.deflating import Head, RestNorm, RestRules
+from polarstep.products.flat_product import FlatProduct
+from polarstep.products.plain import product_like
 from polarstep.products.row_product import RowProduct
-from polarstep.products.squarings import squarings
+from polarstep.products.sizes import shrink_of
+from polarstep.products.squarings import Polynomial, squarings
 
 __all__ = ["InterpretedTriton", "Triton"]
 
@@ -106,28 +111,47 @@ class _Kernels(Products):
         """Two launches, and a third without ``squares``."""
         return inverse_rest_size(A, B, left, factor, floor, squares)[:, None, None]
 
-    def flattened(self, A: Tensor, head: Head, inverse: Tensor) -> Tensor:
-        """Three launches beside QᵀQ, and float16 where ``A`` is bfloat16: X₀ has a norm near one."""
-        if A.dtype.itemsize != 2:
-            return super().flattened(A, head, inverse)
-        at, half = inverse.reshape(-1), _in_halves(A.dtype)
-        L, R, D = head.Q.to(half), self._factor(head, at), A
-        if A.mT.is_contiguous() and not A.is_contiguous():
-            L, R, D = R.mT, L.mT, A.mT
-        X0 = product(L, R, D=D, scale=at, powers=(0, 1, 0), out_dtype=half)
-        return X0 if D is A else X0.mT
-
-    def _factor(self, head: Head, inverse: Tensor) -> Tensor:
-        """``Z − (2I − QᵀQ)B/δ``, the factor of Q in X₀."""
-        Q, B, half = head.Q, head.B, _in_halves(head.B.dtype)
-        E = product(Q.mT, Q, alpha=-1, identity=1, symmetric=True, out_dtype=B.dtype)  # I − QᵀQ
-        # Z − (B + EB)/δ, the second term first.
-        rest = product(
-            E, B, D=B, alpha=-1, beta=-1, scale=inverse, powers=(1, 1, 0), out_dtype=half
-        )
+    def dual(self, head: Head) -> Head:
+        """Three launches, with results in float16 where the head is bfloat16: ‖D‖_op is near one."""
+        if head.B.dtype.itemsize != 2:
+            return super().dual(head)
+        Q, half = head.Q, _in_halves(head.B.dtype)
+        E = product(Q.mT, Q, alpha=-1, identity=1, symmetric=True, out_dtype=half)  # I − QᵀQ
+        D = product(Q, E, D=Q, out_dtype=half)  # Q + QE
         if head.W is None:
-            return rest.add_(head.X)
-        return product(head.W, head.X, D=rest, out_dtype=half)
+            W = product(Q.mT, Q, symmetric=True, out_dtype=half)
+        else:
+            W = product(E, head.W, alpha=-1, D=head.W, out_dtype=half)  # W − EW
+        return Head(D, head.B, head.X, W)
+
+    def rest_norm(
+        self,
+        A: Tensor,
+        D: Tensor,
+        B: Tensor,
+        rules: RestRules,
+        *,
+        squares: Tensor | None = None,
+        vectors: Tensor | None = None,
+        finite: Tensor | None = None,
+    ) -> RestNorm:
+        """Five launches, and a sixth without ``squares``."""
+        if A.dtype == torch.float64:
+            return super().rest_norm(
+                A, D, B, rules, squares=squares, vectors=vectors, finite=finite
+            )
+        return rest_norm(A, D, B, rules, squares, vectors, finite)
+
+    def flat_product(self, A: Tensor, dual: Head, inverse: Tensor) -> FlatProduct:
+        """One launch."""
+        if A.dtype.itemsize != 2:
+            return super().flat_product(A, dual, inverse)
+        assert dual.W is not None
+        at, half = inverse.reshape(-1), _in_halves(A.dtype)
+        R = product(
+            dual.W, dual.X, D=dual.B, beta=-1, scale=at, powers=(0, 1, 0), out_dtype=half
+        )  # W'X − B/δ
+        return FlatProduct(A, at, dual.Q, R)
 
     def flat_step(
         self,
@@ -143,8 +167,8 @@ class _Kernels(Products):
         """In eight bits where that is allowed and the matrices suit."""
         if not (float8 and eight_bits.suits(A, polynomial)):
             return super().flat_step(A, head, inverse, polynomial, margin, most=most, float8=float8)
-        at, Q = inverse.reshape(-1), head.Q.to(_in_halves(A.dtype))
-        return eight_bits.flat_step(A, Q, self._factor(head, at), at, polynomial, margin, most)
+        flat = self.flat_product(A, self.dual(head), inverse)
+        return eight_bits.flat_step(flat, polynomial, margin, most)
 
     def scaled_polynomial(self, G: Tensor, polynomial: Polynomial, scale: Tensor) -> Tensor:
         """s·P(s²G) with the powers of s multiplied to each squaring's numbers, on the way."""

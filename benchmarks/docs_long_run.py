@@ -1,0 +1,128 @@
+"""The long run: the methods on ``nanogpt-wiki``, one pass over 73 million tokens, from its archive.
+
+Full space is five PolarExpress steps. The figure is the test perplexity, on the half of the held-out
+text that no choice has seen. Methods of Table 2, ours and peers that have no run are named as missing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from functools import cache
+
+from docs_quality import ROOT, Estimate, estimate, memory, steps
+from polarstep_lab.methods import Method, all_methods
+from polarstep_lab.records.record import RunRecord, find_runs
+
+FOLDER = "results/gpt/wiki"
+BASE = "muon-polar-express"
+"""The method that all others are compared with."""
+TIMED = {
+    "adamw": "AdamW, fused",
+    "muon": "full space, quintic 7",
+    "rand-muon": "LowRank, the paper's (h=1, q=7)",
+    "muon-polar-express": "full space, PolarExpress 5",
+    "muon-polar-express-rows": "full space, PolarExpress 5, rows normalized",
+    "deflated": "Deflated 48, warm, one step",
+    "deflated-rows": "Deflated 48, warm, one step, rows normalized",
+    "auto": "auto",
+}
+"""Names in the step-cost record of methods whose map is timed there on the same 64 matrices."""
+
+
+@cache
+def runs() -> dict[str, dict[int, RunRecord]]:
+    """The runs that ended, by method and seed, in the order of ``polarstep list``."""
+    found: dict[str, dict[int, RunRecord]] = {}
+    for run in map(RunRecord.load, find_runs([ROOT / FOLDER])):
+        if run.result and run.result.status in ("finished", "diverged"):
+            found.setdefault(run.identity.method, {})[run.identity.seed] = run
+    return {each.slug: found[each.name] for each in all_methods() if each.name in found}
+
+
+def tests(slug: str) -> dict[int, float]:
+    """Test perplexity by seed."""
+    return {
+        seed: run.result.value
+        for seed, run in runs().get(slug, {}).items()
+        if run.result and run.result.status == "finished"
+    }
+
+
+def gap(slug: str) -> Estimate | None:
+    """Test perplexity against full space on the same seeds, in percent; ``None`` without a pair."""
+    ours, full = tests(slug), tests(BASE)
+    both = sorted(set(ours) & set(full))
+    return estimate([100 * (ours[seed] / full[seed] - 1) for seed in both]) if both else None
+
+
+def missing() -> list[Method]:
+    """The methods without a run."""
+    return [method for method in all_methods() if method.slug not in runs()]
+
+
+def million_tokens() -> float:
+    """The tokens of a run, in millions; the same for all of them."""
+    (length,) = {
+        sum(
+            stage["steps"] * stage["sequences"] * stage["sequence_length"]
+            for stage in run.identity.config["data"]["stages"]
+        )
+        for seeds in runs().values()
+        for run in seeds.values()
+    }
+    return length / 1e6
+
+
+def seconds(run: RunRecord) -> list[tuple[float, float]]:
+    """(time, validation perplexity) along a run; time begins after the first step, which compiles."""
+    begin = min(row.seconds for row in run.metrics if row.kind == "train")
+    return [
+        (row.seconds - begin, row.perplexity)
+        for row in run.metrics
+        if row.kind == "val" and row.step > 0 and row.perplexity is not None
+    ]
+
+
+def times(slug: str) -> tuple[float, float] | None:
+    """Median ms of the optimizer and of a whole step, of runs that had the GPU to themselves."""
+    alone = [
+        run.result
+        for run in runs().get(slug, {}).values()
+        if run.result and not run.environment.get("device_shared", False)
+    ]
+    if not alone:
+        return None
+    return (
+        statistics.median(result.optimizer_ms_per_step for result in alone),
+        statistics.median(result.step_ms for result in alone),
+    )
+
+
+def table() -> Iterator[str]:
+    """Markdown: perplexity, difference to full space, times and memory of every method that was run."""
+    yield "| method | test perplexity | to full space | optimizer ms | whole step, ms | MiB |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    names = {method.slug: method.name for method in all_methods()}
+    for slug in runs():
+        cells = [_level([*tests(slug).values()]), _gap(slug)]
+        cells += [f"{ms:.1f}" for ms in times(slug) or ()] or ["not timed"] * 2
+        cells.append(memory(steps().get((_row_of_times(slug), "nanoGPT"))))
+        yield f"| {names[slug]} | {' | '.join(cells)} |"
+
+
+def _row_of_times(slug: str) -> str:
+    """The name in the step-cost record; a peer's is its title."""
+    return TIMED.get(slug, next(m.name for m in all_methods() if m.slug == slug))
+
+
+def _level(values: list[float]) -> str:
+    """As ``39.21 ± 0.30 (n = 3)``."""
+    if not values:
+        return "diverged"
+    return estimate(values).told(2).removeprefix("+")
+
+
+def _gap(slug: str) -> str:
+    found = gap(slug)
+    return "–" if slug == BASE or found is None else found.told(unit="%")

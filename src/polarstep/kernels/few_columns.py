@@ -1,0 +1,124 @@
+"""Products with sixteen columns, which take as long as reading the matrix does.
+
+Estimates of norms are made of them: that of XXᵀ (:mod:`polarstep.kernels.deflate`) and that of the rest
+of a sketch (:mod:`polarstep.kernels.rest`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polarstep.products.deflating import SIGNS
+
+__all__ = ["blocks_of", "hashed", "rows_times_few", "strides_of", "tiles_of", "times_few"]
+
+# Blocks of a matrix that wait for memory: 32 lines of 128 bytes for two warps, and five blocks on their
+# way at a time.
+_LINES, _LINE, _WARPS, _STAGES = 32, 128, 2, 5
+
+
+@triton.jit
+def hashed(at):
+    """Murmur3's finalizer, as in :mod:`polarstep.products.deflating`: 32 bits without a pattern."""
+    h = at.to(tl.uint32)
+    h = (h ^ (h >> 16)) * 0x85EBCA6B
+    h = (h ^ (h >> 13)) * 0xC2B2AE35
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def rows_times_few(
+    A, V, r, rows, K, few,
+    A_row, A_col, V_row, V_col,
+    SPLIT: tl.constexpr, SQUARES: tl.constexpr,
+    FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Rows ``r`` of AV in float32, for A (rows, K) and V (K, few), and with SQUARES the sum of A².
+
+    Rows past the end wrap around; the caller must not store them. Factors are multiplied in V's
+    precision. With SPLIT they are multiplied in A's precision, and each entry of V is the sum of two
+    such numbers, so that V keeps twice as many bits.
+    """
+    k = tl.arange(0, BK)
+    c = tl.arange(0, FEW)
+    a = A + (r % rows)[:, None] * A_row + k[None, :] * A_col
+    v = V + k[:, None] * V_row + c[None, :] * V_col
+    acc = tl.zeros((BM, FEW), dtype=tl.float32)
+    squares = tl.zeros((BM, BK), dtype=tl.float64)
+    for start in range(0, K, BK):
+        x = tl.load(a, mask=k[None, :] < K - start, other=0.0)
+        y = tl.load(v, mask=(k[:, None] < K - start) & (c[None, :] < few), other=0.0)
+        if SQUARES:
+            exact = x.to(tl.float64)
+            squares += exact * exact
+        if SPLIT:
+            high = y.to(x.dtype)
+            low = (y - high.to(tl.float32)).to(x.dtype)
+            acc = tl.dot(x, high, acc)
+            acc = tl.dot(x, low, acc)
+        else:
+            acc = tl.dot(x.to(y.dtype), y, acc, input_precision="ieee")
+        a += BK * A_col
+        v += BK * V_row
+    total = 0.0
+    if SQUARES:
+        total = tl.sum(tl.sum(tl.where((r < rows)[:, None], squares, 0.0), axis=1), axis=0)
+    return acc, total
+
+
+@triton.jit
+def _times_few_kernel(
+    A, V, out,
+    rows, K, few,
+    A_batch, A_row, A_col,
+    V_batch, V_row, V_col,
+    SPLIT: tl.constexpr,
+    FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    batch = tl.program_id(1).to(tl.int64)
+    r = tl.program_id(0) * BM + tl.arange(0, BM)
+    acc, _ = rows_times_few(
+        A + batch * A_batch, V + batch * V_batch, r, rows, K, few,
+        A_row, A_col, V_row, V_col, SPLIT, False, FEW, BM, BK,
+    )  # fmt: skip
+    at = out + batch * rows * FEW + r[:, None] * FEW + tl.arange(0, FEW)[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=r[:, None] < rows)
+
+
+def times_few(A: Tensor, V: Tensor, out: Tensor, *, split: bool = False) -> Tensor:
+    """``AV`` for A (batch, rows, K) and V (batch, K, ≤ 16), written to ``out`` (batch, rows, 16).
+
+    Factors are multiplied in the precision of V, which may have a batch of one for all matrices. With
+    ``split``, V is float32 and A has 16 bits; both keep their digits.
+    """
+    batch, rows, K = A.shape
+    _times_few_kernel[(blocks_of(A), batch)](
+        A, V, out,
+        rows, K, V.shape[-1],
+        *A.stride(), *strides_of(V),
+        SPLIT=split, FEW=SIGNS, **tiles_of(A),
+    )  # fmt: skip
+    return out
+
+
+def strides_of(V: Tensor) -> tuple[int, int, int]:
+    """The strides of ``V``, of which that of the batch is zero where one V serves all matrices."""
+    batch, row, column = V.stride()
+    return (0 if len(V) == 1 else batch), row, column
+
+
+def blocks_of(A: Tensor) -> int:
+    """The number of blocks that the rows of ``A`` (batch, rows, K) are cut into."""
+    return triton.cdiv(A.shape[-2], tiles_of(A)["BM"])
+
+
+def tiles_of(A: Tensor) -> dict[str, Any]:
+    """The blocks in which ``A`` is read, in lines of 128 bytes along rows or along columns."""
+    line, tiles = _LINE // A.element_size(), {"num_warps": _WARPS, "num_stages": _STAGES}
+    if A.stride(-1) != 1 and A.stride(-2) == 1:
+        return {"BM": line, "BK": _LINES, **tiles}
+    return {"BM": _LINES, "BK": line, **tiles}

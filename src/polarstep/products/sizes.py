@@ -1,0 +1,64 @@
+"""Norms and largest entries of matrices, and scales that keep their squares within float32's range."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "frobenius_norm",
+    "largest_entry",
+    "leaves_range",
+    "shrink_of",
+    "unit_scale",
+    "unit_scaled",
+]
+
+# Sizes of matrices, by precision, that can be squared, summed and multiplied without loss.
+_SAFE = {torch.float64: (2.0**-480, 2.0**480)}
+_SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
+
+
+def frobenius_norm(X: Tensor) -> Tensor:
+    """‖X‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32."""
+    return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+
+
+def largest_entry(X: Tensor) -> Tensor:
+    """max |X_ij| of shape (batch, 1, 1)."""
+    # torch's norm of order inf takes twenty times as long on a CPU.
+    return torch.maximum(X.amax((-2, -1), keepdim=True), -X.amin((-2, -1), keepdim=True))
+
+
+def leaves_range(size: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether matrices in ``dtype`` must be scaled before products; ``size`` is a norm of theirs.
+
+    False for a size of zero and for NaN.
+    """
+    least, most = _SAFE.get(dtype, _SAFE_IN_FLOAT32)
+    return ((size < least) & (size > 0)) | (size > most)
+
+
+def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
+    """``(sX, s)`` with a power of two ``s`` per matrix that puts its largest entry in [½, 1).
+
+    Without it, norms and Gram matrices of entries like 1e-30 or 1e30 leave the range of float32.
+    Scaling by a power of two is exact, so T(cM) = T(M) is kept. A zero matrix has s = 1.
+    """
+    s = unit_scale(X)
+    return X * s, s
+
+
+def unit_scale(X: Tensor) -> Tensor:
+    """The ``s`` of :func:`unit_scaled`, for ``X`` of shape (..., m, n)."""
+    largest = largest_entry(X)
+    _, exponent = torch.frexp(largest)
+    limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
+    return torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
+
+
+def shrink_of(dtype: torch.dtype) -> float:
+    """The factor on a norm of one that keeps it at most one when it is rounded to ``dtype``."""
+    return 1 - torch.finfo(dtype).eps / 2 if dtype.itemsize < 4 else 1.0
