@@ -309,7 +309,8 @@ def test_names_match_parameters_whatever_their_order():
 
 
 W = Parameter(torch.zeros(4, 3))
-MUON = torch.optim.Muon([W]).state_dict()
+V = Parameter(torch.zeros(4, 3))
+MUON, TWO = (torch.optim.Muon(params).state_dict() for params in ([W], [W, V]))
 OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
 
 
@@ -336,6 +337,23 @@ OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
             ValueError,
             r"params\[0\] is not in the optimizer",
         ),
+        (
+            lambda: ps.convert.state_dict(TWO, ps.Muon([W, V]), params=[W, W]),
+            ValueError,
+            "1 different params: expected the 2 parameters of the checkpoint",
+        ),
+        (lambda: ps.convert.state_dict([], ps.Muon([W])), ValueError, "theirs is empty"),
+        (
+            lambda: ps.convert.options([MUON]),
+            TypeError,
+            "theirs is a list .*of several optimizers give that of Muon",
+        ),
+        (
+            lambda: ps.convert.options(MUON, source="moonlight"),
+            ValueError,
+            "has no 'wd', only .*: expected that of the format 'moonlight'; leave source= out",
+        ),
+        (lambda: ps.convert.options(MUON, source="dion"), ValueError, "has no 'adjust_lr', only"),
         (
             lambda: ps.convert.state_dict(
                 MUON | {"state": {0: {"momentum_buffer": torch.zeros(3, 4)}}}, ps.Muon([W])
@@ -376,3 +394,9 @@ def test_what_is_no_checkpoint_of_another_optimizer():
         ps.convert.state_dict(theirs.state_dict(), theirs)
     with pytest.raises(ValueError, match=r"polarstep's own.*optimizer\.load_state_dict as it is"):
         ps.convert.options(ours.state_dict())
+
+
+def test_the_muon_of_2024_had_no_weight_decay():
+    group = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "ns_steps": 5, "params": [0]}
+    found = ps.convert.options({"state": {}, "param_groups": [group]})
+    assert (found["weight_decay"], found["momentum"]) == (0.0, 0.9)

@@ -89,7 +89,7 @@ def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str
     lr_scale spectral
     polar NewtonSchulz(steps=5, coefficients='jordan', delta='frobenius', dtype=None, form='auto')
     """
-    _check_checkpoint(theirs)
+    _check_checkpoint(theirs, "of several optimizers give that of Muon")
     found = [
         _options(group, source) for group in theirs["param_groups"] if _is_muons(group, theirs)
     ]
@@ -139,6 +139,8 @@ def state_dict(
             "on, as made by polarstep.muon_for(model, **polarstep.convert.options(theirs))"
         )
     checkpoints: Sequence[Any] = theirs if isinstance(theirs, list | tuple) else [theirs]
+    if not checkpoints:
+        raise ValueError("theirs is empty: expected the state_dict() of at least one optimizer")
     entries = [entry for each in checkpoints for entry in _entries(each, source)]
     places = [
         (name, p, group) for group in optimizer.param_groups for name, p in named_params(group)
@@ -206,7 +208,7 @@ class _Entry:
         return None
 
 
-def _check_checkpoint(theirs: object) -> None:
+def _check_checkpoint(theirs: object, several: str = "or a list of them") -> None:
     if isinstance(theirs, Mapping) and {"state", "param_groups"} <= set(theirs):
         return
     only = (
@@ -216,8 +218,8 @@ def _check_checkpoint(theirs: object) -> None:
     )
     raise TypeError(
         f"theirs is a {type(theirs).__name__} without 'state' and 'param_groups'{only}: expected what "
-        "state_dict() of the other optimizer returns, or a list of them; in a checkpoint of a whole run "
-        'it is one of the entries, as checkpoint["optimizer"]'
+        f"state_dict() of the other optimizer returns, {several}; in a checkpoint of a whole run it is "
+        'one of the entries, as checkpoint["optimizer"]'
     )
 
 
@@ -244,12 +246,11 @@ def _order(
         given = list(params)
         index = {id(p): i for i, (_, p, _) in enumerate(places)}
         unknown = [i for i, p in enumerate(given) if id(p) not in index]
-        if unknown or len(given) != len(entries):
-            what = (
-                f"params[{unknown[0]}] is not in the optimizer"
-                if unknown
-                else f"{len(given)} params"
-            )
+        distinct = len({id(p) for p in given})
+        if unknown or distinct != len(entries):
+            what = f"{distinct} different params"
+            if unknown:
+                what = f"params[{unknown[0]}] is not in the optimizer"
             raise ValueError(
                 f"{what}: expected the {len(entries)} parameters of the checkpoint, each of them in the "
                 "optimizer; leave out no parameter, and make the optimizer of the same model"
@@ -299,15 +300,28 @@ def _options(group: Group, source: str | None) -> dict[str, Any]:
                 "set weight_decay by hand and convert the state alone"
             )
         polar = NewtonSchulz(5, "polar-express")
-        scale = {"spectral_norm": fan_ratio, "rms_norm": "rms", None: "none"}[group["adjust_lr"]]
+        known = {"spectral_norm": fan_ratio, "rms_norm": "rms", None: "none"}
+        scale = known[_option(group, "adjust_lr", name)]
+    # The Muon of 2024 had no weight decay at all.
+    decays = any(each.weight_decay in group for each in FORMATS.values())
     return {
-        "lr": group["lr"],
-        "momentum": group[its.beta],
+        "lr": _option(group, "lr", name),
+        "momentum": _option(group, its.beta, name),
         "nesterov": group.get("nesterov", True),
-        "weight_decay": group.get(its.weight_decay, 0.0),
+        "weight_decay": _option(group, its.weight_decay, name) if decays else 0.0,
         "lr_scale": scale,
         "polar": polar,
     }
+
+
+def _option(group: Group, key: str, source: str) -> Any:
+    """``group[key]``, or an error if a group of the format ``source`` would have it and this has not."""
+    if key not in group:
+        raise ValueError(
+            f"a group of the checkpoint has no {key!r}, only {', '.join(sorted(group))}: expected that "
+            f"of the format {source!r}; leave source= out, or name another of {', '.join(FORMATS)}"
+        )
+    return group[key]
 
 
 def _source(group: Group, source: str | None) -> str:

@@ -217,3 +217,66 @@ def test_certified_is_what_the_map_gives_bit_for_bit_and_bounds_it(solver, shape
     exact = certify(M, T)
     assert (cheap.gamma >= exact.gamma - 1e-6).all()
     assert (cheap.nu >= exact.nu - 1e-6).all()
+
+
+@pytest.mark.parametrize("name", [name for name in MAPS if MAPS[name].ignores_scale])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("scale", [1.0, 1e25])
+def test_matrices_that_are_not_finite_have_no_certificate_and_spoil_no_other(name, bad, scale):
+    M = scale * torch.stack([matrix("power-law", 40, 64).float()] * 3)
+    M[1, 3, 5] = bad
+    T, bound = certified(MAPS[name], M)
+    exact = certify(M, T)
+    for found in (bound, exact):
+        assert found.gamma.isnan().tolist() == [False, True, False]
+        assert found.nu.isnan().tolist() == [False, True, False]
+    # A map that lost the NaN on its way has no γ either.
+    unaware = torch.nan_to_num(T)
+    for function in (certify, cheap_certificate):
+        assert function(M, unaware).gamma.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3), (0, 3, 4)])
+def test_matrices_without_entries_are_like_zero_matrices(shape):
+    M = torch.empty(shape)
+    for name in ("quintic-5", "gaussian", "deflated"):
+        T, bound = certified(MAPS[name], M)
+        assert T.shape == shape
+        for found in (bound, certify(M, T)):
+            assert found.gamma.shape == found.nu.shape == shape[:-2]
+            assert found.worst == (0.0, 0.0)
+    found = measures.measure(M, M)
+    assert found.stable_rank.tolist() == measures.stable_rank(M).tolist()
+    assert not found.stable_rank.any()
+    assert not found.effective_rank.any()
+    assert (found.captured_energy == 1).all()
+
+
+@pytest.mark.parametrize(
+    "function", [certify, cheap_certificate, measures.measure, measures.captured_energy]
+)
+def test_what_cannot_be_a_step_is_refused(function):
+    M = matrix("power-law", 8, 6).float()
+    T = ps.Exact()(M)
+    with pytest.raises(ValueError, match=rf"T \(6, 8\) on cpu: .*{function.__name__}\(M, polar"):
+        function(M, T.mT)
+    with pytest.raises(ValueError, match=r"M has shape \(2, 8, 6\)"):
+        function(torch.stack([M, M]), T)  # would broadcast
+    with pytest.raises(TypeError, match=r"T is torch\.int32: .*call T\.float"):
+        function(M, T.int())
+    with pytest.raises(TypeError, match=r"M is torch\.complex64"):
+        function(M + 0j, T + 0j)
+    with pytest.raises(TypeError, match="M is a list"):
+        function(M.tolist(), T.tolist())
+    with pytest.raises(TypeError, match=r"call M\.to_dense"):
+        function(M.to_sparse(), T.to_sparse())
+    with pytest.raises(TypeError, match="meta device"):
+        function(M.to("meta"), T.to("meta"))
+    with pytest.raises(ValueError, match=r"M\[None\] is a vector"):
+        function(M[0], T[0])
+
+
+def test_floats_of_eight_bits_are_measured():
+    M = matrix("power-law", 8, 6).to(torch.float8_e4m3fn)
+    assert float(measures.stable_rank(M)) == float(measures.stable_rank(M.double()))
+    assert measures.captured_energy(M, M).isfinite()

@@ -201,3 +201,64 @@ def test_the_core_install_says_what_a_heatmap_needs(monkeypatch, tmp_path):
 def test_bad_interval():
     with pytest.raises(ValueError, match="every=0"):
         Monitor(ps.Muon([torch.nn.Parameter(torch.eye(3))]), every=0)
+
+
+def test_parameters_without_names_are_told_apart_by_their_groups():
+    X, Y = (torch.nn.Parameter(torch.eye(n)) for n in (4, 5))
+    optimizer = ps.Muon([{"params": [X]}, {"params": [Y]}], polar=ps.NewtonSchulz(5))
+    with Monitor(optimizer, every=1, tail=False) as monitor:
+        X.grad, Y.grad = (torch.randn(n, n, generator=rng.generator(n)) for n in (4, 5))
+        optimizer.step()
+    assert [(row["parameter"], row["shape"]) for row in monitor.rows] == [
+        ("group 0, parameter 0", [4, 4]),
+        ("group 1, parameter 0", [5, 5]),
+    ]
+    assert [row["parameter"] for row in monitor.rows] == [r.name for r in optimizer.routes]
+    assert [row["gamma"] for row in monitor.rows] == pytest.approx(
+        [float(certify(G, ps.NewtonSchulz(5)(G)).gamma) for G in (X.grad, Y.grad)], abs=1e-6
+    )
+
+
+def test_a_step_that_raised_leaves_no_hook_and_no_row():
+    X = torch.nn.Parameter(torch.eye(4))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    with Monitor(optimizer, every=2, tail=False) as monitor:
+        X.grad = torch.randn(4, 4, generator=rng.generator("gradient"))
+        optimizer.param_groups[0]["lr"] = -1.0
+        with pytest.raises(ValueError, match=r"lr=-1\.0"):
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.1
+        for _ in range(4):
+            optimizer.step()
+    assert [(row["step"], row["block"]) for row in monitor.rows] == [(0, 0), (2, 0)]
+    assert not optimizer._polar_hooks
+
+
+def test_cheap_rows_of_a_step_that_is_not_finite_say_so():
+    X = torch.nn.Parameter(torch.eye(4))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    with Monitor(optimizer, every=1, tail=False, exact=False) as monitor:
+        X.grad = torch.full((4, 4), math.nan)
+        optimizer.step()
+    assert [math.isnan(monitor.rows[0][column]) for column in ("gamma", "nu")] == [True, True]
+
+
+def test_rows_are_appended_after_the_last_complete_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1, "par')  # as a killed run leaves it
+    assert read_rows(path) == [{"step": 0}]
+    X = torch.nn.Parameter(torch.eye(4))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    with Monitor(optimizer, every=1, jsonl=path, tail=False):
+        X.grad = torch.eye(4)
+        optimizer.step()
+    assert [row.get("parameter") for row in read_rows(path)] == [None, "weight"]
+    with pytest.raises(FileNotFoundError):
+        read_rows(tmp_path / "another.jsonl")
+
+
+@pytest.mark.parametrize(("every", "error"), [(0, ValueError), (1.5, TypeError), ("2", TypeError)])
+def test_a_bad_number_of_steps_is_refused(every, error):
+    optimizer = ps.Muon([torch.nn.Parameter(torch.eye(4))])
+    with pytest.raises(error, match=f"every={every!r}: expected a .*number of steps"):
+        Monitor(optimizer, every=every)

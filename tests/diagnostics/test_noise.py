@@ -203,3 +203,18 @@ def test_a_model_held_still_is_as_before():
     assert model.training
     assert model[0].training
     assert not model[2].training
+
+
+def test_draws_and_names_that_cannot_be_are_refused(gaussian):
+    model = Drawn(StudentT(3.0))
+    mean = mean_gradient(model, model.backward, range(4), 1)
+    for batches, size in (([], 1), (range(4), 0)):
+        with pytest.raises(ValueError, match=f"{len(batches)} batches of size={size}: expected"):
+            mean_gradient(model, model.backward, batches, size)
+        with pytest.raises(ValueError, match="at least one batch"):
+            draw_noise(model, model.backward, batches, size, mean)
+    with pytest.raises(ValueError, match="backward left no gradient"):
+        mean_gradient(model, lambda i: None, range(4), 1)
+    for names, told in (("a", "names='a'"), ([], r"names=\[\]"), (["a", "c"], "'c'")):
+        with pytest.raises(ValueError, match=f"{told}: expected a list .* some of a, b$"):
+            gaussian.summary(names)

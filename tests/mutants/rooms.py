@@ -71,6 +71,7 @@ ROOMS = {
     "convert.py": _file("convert", 45),
     "torch_compile.py": _file("torch_compile", 10),
     "cuda_graphs.py": _file("cuda_graphs", 20),
+    "autocast.py": _file("autocast", 10),
     # The next two take minutes for a mutant: processes are started, kernels are interpreted.
     "distributed": _folder("distributed", 20),
     "kernels": Room(

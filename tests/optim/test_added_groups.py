@@ -79,38 +79,67 @@ def test_layers_that_were_frozen_get_the_rules_they_would_have_had():
     assert optimizer.routes["blocks.0.up.weight"].why == "hidden: Linear, added later"
 
 
-def test_lightning_unfreezes_a_backbone(tmp_path):
+@pytest.fixture
+def finetuned(tmp_path):
+    """A function that trains a small Lightning model, whose backbone is unfrozen in the second epoch."""
     lightning = pytest.importorskip("lightning.pytorch")
-    from lightning.pytorch.callbacks import BackboneFinetuning, LearningRateMonitor
+    from lightning.pytorch.callbacks import BackboneFinetuning
     from lightning.pytorch.loggers import CSVLogger
 
     class Task(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
+            torch.manual_seed(0)
             self.backbone, self.head = mlp(6, 8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
 
         def training_step(self, batch, _):
             return nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
+
+        def on_train_start(self) -> None:
+            if self.current_epoch > 1:  # resumed after the unfreezing
+                self.backbone.requires_grad_(True)
 
         def configure_optimizers(self):
             return muon_for(self, lr=0.02)
 
     x, y = gaussian(16, 6).float(), torch.arange(16) % 3
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
-    task = Task()
-    start = [p.detach().clone() for p in task.backbone.parameters()]
+
+    def fit(*callbacks, resume=None, **options):
+        task = Task()
+        lightning.Trainer(
+            max_epochs=3,
+            accelerator="cpu",
+            logger=CSVLogger(tmp_path),
+            default_root_dir=tmp_path,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=1,
+            callbacks=[BackboneFinetuning(1), *callbacks],
+            **options,
+        ).fit(task, data, ckpt_path=resume)
+        return task
+
+    return fit
+
+
+def test_lightning_resumes_after_a_backbone_was_unfrozen(finetuned, tmp_path):
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    whole = finetuned(ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* a gradient, but no group of this optimizer")
+        resumed = finetuned(resume=tmp_path / "epoch=1.ckpt", enable_checkpointing=False)
+    for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_lightning_unfreezes_a_backbone(finetuned):
+    from lightning.pytorch.callbacks import LearningRateMonitor
+
     monitor = LearningRateMonitor()
-    lightning.Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        logger=CSVLogger(tmp_path),
-        default_root_dir=tmp_path,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-        callbacks=[BackboneFinetuning(1), monitor],
-    ).fit(task, data)
+    task = finetuned(monitor, enable_checkpointing=False)
+    start = [p.detach() for p in type(task)().backbone.parameters()]
     assert all(
         not torch.equal(p, q) for p, q in zip(task.backbone.parameters(), start, strict=True)
     )

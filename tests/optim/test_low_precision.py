@@ -207,3 +207,41 @@ def test_the_table_says_so():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         Muon([Parameter(torch.zeros(3, 3))], **options)
+
+
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("rounding", ["nearest", "compensated"])
+@pytest.mark.parametrize("rule", [AdamW(), SGD()], ids=["AdamW", "SGD"])
+def test_a_model_may_change_its_precision_between_two_steps(to, rounding, rule):
+    torch.manual_seed(0)
+    model = SmallGPT("untied")
+    optimizer = muon_for(model, others=rule, rounding=rounding)
+    twin = copy.deepcopy(model)
+    beside = muon_for(twin, others=rule, rounding=rounding)
+    for step in range(4):
+        if step == 2:
+            model.to(to)
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            q.grad = gaussian(*q.shape, seed=step).float()
+            p.grad = q.grad.to(p.dtype)
+        optimizer.step()
+        beside.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p.float(), q, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="torch 2.9 has no grad_dtype")
+@pytest.mark.parametrize("given", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("held", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("algorithm", ["muon", "adamw", "sgd"])
+def test_a_gradient_may_have_a_precision_of_its_own(given, held, algorithm):
+    ends = []
+    for dtype in (given, held):
+        W = Parameter(gaussian(8, 6, seed=1).to(held))
+        W.grad_dtype = None
+        optimizer = Muon([{"params": [W], "algorithm": algorithm, "lr": 0.1}])
+        for step in range(2):
+            W.grad = gaussian(8, 6, seed=step + 2).bfloat16().to(dtype)
+            optimizer.step()
+        ends.append(W.detach().float())
+    torch.testing.assert_close(*ends, rtol=0.01, atol=0.01)

@@ -12,7 +12,7 @@ from tests.spectra import gaussian
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
-from polarstep import Exact, LowRank, Muon, NewtonSchulz, Warm, rng
+from polarstep import Exact, LowRank, Muon, NewtonSchulz, Warm, muon_for, rng
 
 
 def model(width=6):
@@ -215,6 +215,25 @@ def test_copies_go_on_alike(copier):
     assert torch.equal(weights(net), weights(twin_net))
     assert str(twin.routes) == str(optimizer.routes)
     assert repr(twin)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copy_keeps_its_plan(copier):
+    optimizer = Muon([torch.nn.Parameter(torch.eye(3))], plan="owner")
+    assert copier(optimizer)._distribution.plan == "owner"
+
+
+def test_a_copy_knows_the_rules_of_frozen_layers():
+    net = model()
+    net[-1].requires_grad_(False)
+    twin_net, twin = copy.deepcopy((net, muon_for(net)))
+    twin_net[-1].requires_grad_(True)
+    with pytest.warns(UserWarning, match=r"weight and 1 more have a gradient, but no group"):
+        train(twin_net, twin, 1)
+    twin.add_param_group({"params": list(twin_net[-1].parameters())})
+    last = len(net) - 1
+    assert twin.routes[f"{last}.weight"].algorithm == "AdamW"
+    assert twin.routes[f"{last}.weight"].why.startswith("head: the model's last layer")
 
 
 def test_a_compiled_model_trains():

@@ -116,6 +116,10 @@ def test_bad_parameters(params, error, message):
         ({"algorithm": "adamw", "betas": (0.9, 1.0)}, r"betas=.*expected two numbers in \[0, 1\)"),
         ({"algorithm": "adamw", "lr": -1}, r"lr=-1: expected a finite number ≥ 0"),
         ({"algorithm": "adamw", "nonfinite": "no"}, r"nonfinite='no': expected one of"),
+        ({"maximize": True}, r"option maximize=True in a group.*'muon': leave it out, and negate"),
+        ({"algorithm": "adamw", "amsgrad": True}, r"option amsgrad=True.*AdamW here is without it"),
+        ({"differentiable": True}, r"option differentiable=True.*no gradient flows through"),
+        ({"plan": "ownr"}, r"plan='ownr': expected one of auto, local, sharded, owner, replicated"),
         ({"algorithm": "sgd", "momentum": 1}, r"momentum=1: expected 0 ≤ momentum < 1"),
         ({"algorithm": "sgd", "momentum": 0}, r"nesterov=True needs momentum > 0; set nesterov"),
     ],
@@ -172,6 +176,10 @@ def test_rules_check_their_own():
         ("muon", "split_sizes", (2.0, 2.0), "expected the rows of each matrix, integers"),
         ("muon", "split_sizes", (3, 3), "sum to 6, but the weight has 4 rows"),
         ("muon", "algorithm", "adam", "algorithm='adam': expected one of muon, adamw, sgd"),
+        ("muon", "maximize", True, "option maximize=True .*negate the loss"),
+        ("muon", "plan", "ownr", "plan='ownr': expected one of auto, local"),
+        ("muon", "algorithm", "adamw", "algorithm='adamw' has no 'betas': expected all options of"),
+        ("adamw", "algorithm", "sgd", "algorithm='sgd' has no 'momentum': expected all options"),
         ("adamw", "betas", (0.9, 1.0), "expected two numbers in"),
         ("sgd", "momentum", 1.5, r"momentum=1\.5: expected 0 ≤ momentum < 1"),
     ],
@@ -313,3 +321,45 @@ def test_momentum_that_is_none_starts_anew():
 def test_a_sketch_on_the_meta_device_says_what_is_missing():
     with pytest.raises(TypeError, match=r"meta device has no random numbers.*to_empty"):
         LowRank(2, 1, always_sketch=True)(torch.zeros(8, 9, device="meta"))
+
+
+def test_options_of_torch_that_change_nothing_are_let_through():
+    W = matrix()
+    Muon([{"params": [W], "maximize": False, "foreach": True, "capturable": True}])
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw", "sgd"])
+@pytest.mark.parametrize("option", ["algorithm", "lr", "nonfinite", "weight_decay"])
+def test_an_option_that_was_taken_out_of_a_group_is_named(algorithm, option):
+    W = matrix()
+    optimizer = Muon([{"params": [W], "algorithm": algorithm}])
+    W.grad = torch.ones_like(W)
+    del optimizer.param_groups[0][option]
+    with pytest.raises(ValueError, match=f"has no '{option}': expected all options"):
+        optimizer.step()
+
+
+def test_the_state_of_another_rule_is_refused_before_anything_changes():
+    X, Y = matrix(), matrix()
+    optimizer = Muon([{"params": [X]}, {"params": [Y], "algorithm": "sgd"}])
+    for p in (X, Y):
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    before = copy.deepcopy(([X, Y], optimizer.state))
+    optimizer.param_groups[1].update(algorithm="adamw", betas=(0.9, 0.95), eps=1e-8)
+    told = r"state of parameter 0 has no 'exp_avg', only 'momentum_buffer': expected that of AdamW"
+    with pytest.raises(ValueError, match=told):
+        optimizer.step()
+    assert str(([X, Y], optimizer.state)) == str(before)
+    with pytest.raises(ValueError, match=told):
+        Muon([{"params": [X]}, {"params": [Y]}]).load_state_dict(optimizer.state_dict())
+    optimizer.state.pop(Y)  # the remedy
+    optimizer.step()
+    assert set(optimizer.state[Y]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_a_parameter_made_in_inference_mode_is_refused():
+    with torch.inference_mode():
+        W = Parameter(torch.eye(3))
+    with pytest.raises(TypeError, match=r"parameter 0 was made inside torch\.inference_mode"):
+        Muon([W])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from tests.solvers import SOLVERS
 from torch import Tensor
 from torch.nn import Parameter
 
-from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap
+from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap, Warm
 from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.plain import decoded, encoded
 
@@ -118,3 +120,38 @@ def test_a_checkpoint_with_objects_loads() -> None:
     optimizer = Muon([Parameter(torch.eye(3))])
     optimizer.load_state_dict(content)
     assert optimizer.param_groups[0]["polar"] == LowRank(2, 0)
+
+
+def test_numbers_of_numpy_become_pythons_own():
+    groups = [{"params": [Parameter(torch.eye(4))], "split_sizes": np.array([1, 3]).tolist()}]
+    groups += [{"params": [Parameter(torch.eye(4))], "algorithm": "adamw", "lr": np.float32(0.5)}]
+    groups[1]["betas"] = (np.float64(0.9), np.float64(0.95))
+    groups[0]["polar"] = LowRank(2, power=np.float32(1), sketch=Warm(noise=np.float32(0.25)))
+    optimizer = Muon(groups, lr=np.float64(0.02), weight_decay=np.float32(0.5), seed=np.int64(3))
+    optimizer.param_groups[0]["split_sizes"] = tuple(np.array([1, 3]))
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    content = torch.load(file)  # weights_only=True: refuses numbers of NumPy
+    options = content["param_groups"][0] | {"betas": content["param_groups"][1]["betas"]}
+    assert {
+        option: options[option] for option in ("lr", "weight_decay", "seed", "split_sizes", "betas")
+    } == {
+        "lr": 0.02,
+        "weight_decay": 0.5,
+        "seed": 3,
+        "split_sizes": (1, 3),
+        "betas": (0.9, 0.95),
+    }
+    optimizer.load_state_dict(content)
+    assert optimizer.param_groups[0]["polar"] == LowRank(2, power=1.0, sketch=Warm(noise=0.25))
+
+
+def test_a_class_of_another_version_is_told_from_one_that_is_not_imported():
+    for path, remedy in (
+        ("Curved", "install the polarstep that wrote the checkpoint"),
+        ("mine.maps.Curved", "import mine.maps"),
+    ):
+        text = json.dumps({"class": path, "options": {}})
+        with pytest.raises(ValueError, match=f"is a {path}: .*; {remedy} before load_state_dict"):
+            decoded(text)

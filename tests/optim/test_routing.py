@@ -218,6 +218,19 @@ ERRORS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript itself
+def test_a_scripted_model_is_trained_through_the_module_it_was_made_from():
+    model = mlp(4, 4, 4, 2)
+    scripted = torch.jit.script(model)
+    with pytest.raises(TypeError, match="expected the module it was made from; its parameters are"):
+        muon_for(scripted)
+    optimizer = muon_for(model)
+    before = scripted(torch.ones(2, 4)).sum()
+    before.backward()
+    optimizer.step()
+    assert scripted(torch.ones(2, 4)).sum() < before
+
+
 def test_splits_may_match_others_beside_muons():
     """A broad pattern, and a weight that is frozen for now, are no misunderstanding."""
     model = mlp(8, 8, 8, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tests.spectra import gaussian, matrix
 from torch import nn
 
 import polarstep as ps
-from polarstep.optim.scaling import SCALES, resolve_scale
+from polarstep.optim.scaling import SCALES, LrScale, resolve_scale
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
@@ -131,3 +132,33 @@ def test_scales_of_an_empty_matrix_are_numbers():
         "rms": 0.0,
     }
     assert resolve_scale(lambda m, n: m - n)(7, 4, 2) == 3
+
+
+def test_an_editor_completes_every_name():
+    names, _ = get_args(LrScale)
+    assert get_args(names) == tuple(SCALES)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "message"),
+    [
+        (lambda m, n: float("nan"), ValueError, r"lr_scale\(4, 6\) is nan: expected a finite"),
+        (lambda m, n: -1.0, ValueError, r"lr_scale\(4, 6\) is -1\.0"),
+        (lambda m, n: "0.2", ValueError, r"lr_scale\(4, 6\) is '0\.2'"),
+        (lambda m: 1.0, TypeError, "positional argument"),
+    ],
+    ids=["nan", "negative", "text", "of one argument"],
+)
+def test_a_function_that_gives_no_factor_is_refused_before_anything_changes(scale, error, message):
+    X, Y, empty = (nn.Parameter(torch.zeros(*shape)) for shape in ((4, 6), (4, 6), (0, 6)))
+    groups = [{"params": [X]}, {"params": [Y], "lr_scale": scale}]
+    optimizer = ps.Muon([*groups, {"params": [empty], "lr_scale": lambda m, n: n / m}])
+    for p in (X, Y, empty):
+        p.grad = torch.ones_like(p)
+    with pytest.raises(error, match=message):
+        optimizer.step()
+    assert not X.any()
+    assert not optimizer.state
+    optimizer.param_groups[1]["lr_scale"] = "none"
+    optimizer.step()
+    assert X.all()

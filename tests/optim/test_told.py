@@ -10,6 +10,7 @@ from tests.optim.sample_models import mlp
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from polarstep import AdamW, Muon, muon_for
+from polarstep.optim.following import EVERY, Places
 
 
 def step(model, optimizer):
@@ -34,6 +35,7 @@ def test_a_layer_that_is_unfrozen_and_not_added():
     optimizer = muon_for(model)
     assert not told(model, optimizer)
     model[0].requires_grad_(True)
+    LambdaLR(optimizer, lambda k: 1.0)  # wraps step() once more
     (warning,) = told(model, optimizer)  # once in three steps
     assert "0.weight and 1 more have a gradient, but no group" in str(warning.message)
     assert 'optimizer.add_param_group({"params": [...]})' in str(warning.message)
@@ -65,6 +67,39 @@ def test_a_layer_that_is_replaced_after_the_optimizer_was_made(by):
     (warning,) = told(model, optimizer)
     assert "4.weight and 1 more have been replaced in the model" in str(warning.message)
     assert warning.filename == __file__
+
+
+def test_a_layer_without_a_gradient_that_is_replaced_is_told_of_in_time():
+    model = mlp(8, 8, 8, 2)
+    spare = torch.nn.Linear(8, 8)
+    model.register_module("spare", spare)
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)  # spare gets no gradient
+    model.spare = torch.nn.Linear(8, 8)
+    model.forward = lambda x: model.spare(model[2](model[1](model[0](x))))
+    (warning,) = told(model, optimizer, EVERY)
+    assert "spare.weight and 1 more have been replaced in the model" in str(warning.message)
+
+
+def test_parameters_without_a_gradient_are_looked_at_once(monkeypatch):
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    looked = []
+    looks = Places.successor
+    monkeypatch.setattr(Places, "successor", lambda self, p: looked.append(p) or looks(self, p))
+    counts = []
+    for active in ([], [0], [0], [0], [0], [0, 2], [0, 2], [0], [0]):
+        looked.clear()
+        optimizer.zero_grad()
+        for i in active:
+            model[i].weight.grad = torch.ones_like(model[i].weight)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of no gradient at all
+            optimizer.step()
+        counts.append(len(looked))
+    # All until one is known to have been updated, then those that got a first gradient or lost one.
+    assert counts == [6, 6, 6, 0, 0, 1, 0, 1, 0]
 
 
 def test_a_model_whose_parameters_are_all_replaced_is_told_of_once():

@@ -1,14 +1,26 @@
 """Named coefficient sets: what they promise, how they are chosen, what is refused."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
-from polarstep.polar.coefficients import _SURVIVES, evaluate, names, resolve, survives_16_bits
+from polarstep.polar.coefficients import (
+    _SURVIVES,
+    Name,
+    evaluate,
+    names,
+    resolve,
+    survives_16_bits,
+)
 from polarstep.products.squarings import squarings
 
 UNIT = torch.linspace(0, 1, 200_001, dtype=torch.float64)
+
+
+def test_an_editor_completes_every_name():
+    assert get_args(Name) == names()
 
 
 def test_every_name_gives_exactly_the_steps_asked_for():

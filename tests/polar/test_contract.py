@@ -321,10 +321,11 @@ def test_full_alignment_within_rounding_of_rank_one(solver):
         (torch.zeros(3), ValueError, r"shape \(3,\).*M\[None\]"),
         (torch.zeros(3, 3, dtype=torch.int64), TypeError, "torch.int64; cast it"),
         (torch.zeros(3, 3, dtype=torch.complex64), TypeError, "torch.complex64"),
+        (torch.zeros(3, 3).to(torch.float8_e4m3fn), TypeError, "16 bits, got torch.float8_e4m3fn"),
         (torch.zeros(3, 3).to_sparse(), TypeError, r"sparse.*to_dense"),
         ([[1.0]], TypeError, "got list"),
     ],
-    ids=["vector", "integers", "complex", "sparse", "list"],
+    ids=["vector", "integers", "complex", "eight bits", "sparse", "list"],
 )
 def test_bad_input(solver, bad, error, message):
     with pytest.raises(error, match=message):

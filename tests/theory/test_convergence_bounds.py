@@ -89,6 +89,11 @@ def test_rho_is_zero_at_the_threshold():
             assert bounds.rho(alpha, 0.01, 16, B - 1, 0.3, 0.05) <= 0
     assert bounds.batch_threshold(1.5, 0.0, 16) == 0
     assert bounds.smallest_batch(1.5, 0.0, 16) == 1
+    assert bounds.batch_threshold(1.0001, 1.0, 16) == math.inf
+    with pytest.raises(
+        ValueError, match=r"no batch is large enough for alpha=1\.0001 and sigma1=1"
+    ):
+        bounds.smallest_batch(1.0001, 1.0, 16)
 
 
 def test_setting_refuses_a_small_batch_and_its_remedy_works():

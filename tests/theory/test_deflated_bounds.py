@@ -335,6 +335,8 @@ FLAT = torch.ones(8, dtype=torch.float64)
         (lambda: bounds.expected_deflated_gamma(FLAT, 2, 1), "p ≥ 2"),
         (lambda: bounds.expected_deflated_gamma(FLAT, 4, 5), r"ℓ ≤ min\(m, n\) = 8"),
         (lambda: bounds.deflated_nu(too_small=1.0), "too_small=1.0"),
+        (lambda: bounds.deflated_nu(overlap=-0.5), "overlap=-0.5"),
+        (lambda: bounds.deflated_nu(overlap=math.nan), "overlap=nan"),
         (lambda: bounds.subspace_norm_floor(1.5), "0 ≤ κ ≤ 1"),
     ],
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -55,7 +57,20 @@ def test_a_schedule_plugs_into_muon_in_one_line():
     assert schedules.universal(10, nesterov=False)["nesterov"] is False
 
 
-@pytest.mark.parametrize(("K", "alpha"), [(1, 1.5), (2.5, 1.5), (100, 1.0), (100, 2.01)])
+@pytest.mark.parametrize(
+    ("K", "alpha"),
+    [
+        (1, 1.5),
+        (2.5, 1.5),
+        (math.nan, 1.5),
+        (math.inf, 1.5),
+        (None, 1.5),
+        ("100", 1.5),
+        (100, 1.0),
+        (100, 2.01),
+        (100, "2"),
+    ],
+)
 def test_bad_horizon_or_tail_index(K, alpha):
     with pytest.raises(ValueError, match=r"K ≥ 2|1 < α ≤ 2"):
         schedules.from_tail_index(K, alpha)
@@ -153,9 +168,20 @@ def test_a_short_nanogpt_run_ends_its_momentum_in_a_fifth_of_its_steps():
         lambda: MomentumRamp(10, cooldown=-1),
         lambda: Stages(10, ()),
         lambda: MomentumRamp(10, start=1.0),
+        lambda: Trapezoid(math.nan),
+        lambda: Trapezoid(10, floor=math.nan),
+        lambda: MomentumRamp(10, warmup=math.nan),
         lambda: Annealed(_optimizer()),
     ],
 )
 def test_bad_curves_are_refused(bad):
     with pytest.raises(ValueError, match=r"expected|give a curve"):
         bad()
+
+
+@pytest.mark.parametrize("option", ["lr", "momentum"])
+def test_a_number_in_the_place_of_a_curve_is_refused(option):
+    with pytest.raises(
+        TypeError, match=rf"{option}=0\.5: expected a curve, a function of the step"
+    ):
+        Annealed(_optimizer(), **{option: 0.5})

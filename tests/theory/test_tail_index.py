@@ -117,11 +117,32 @@ def test_noise_norms_are_about_the_mean():
         (lambda: tail_index.hill(torch.rand(500), confidence=95), "0.95"),
         (lambda: tail_index.stable(torch.rand(50)), "at least 200"),
         (lambda: tail_index.stable(torch.ones(500)), "no continuous law"),
+        (lambda: tail_index.noise_norms(torch.ones(1, 3)), "at least two examples"),
+        (lambda: tail_index.noise_norms(torch.ones(3)), r"shape \(3,\): expected \(N, ...\)"),
     ],
 )
 def test_errors_say_what_would_do(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize("estimate", [tail_index.hill, tail_index.stable])
+def test_samples_that_are_no_real_numbers_are_refused(estimate):
+    with pytest.raises(
+        TypeError, match=r"torch\.complex64 on cpu: expected a tensor of real numbers"
+    ):
+        estimate(torch.ones(500) + 1j * torch.rand(500))
+    with pytest.raises(TypeError, match="the samples are no tensor"):
+        estimate([1.0] * 500)
+
+
+def test_batch_normalization_has_no_gradient_for_each_example():
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    data = torch.ones(5, 4), torch.zeros(5, 3)
+    with pytest.raises(ValueError, match=r"1 is a BatchNorm1d in training mode.*model\.eval"):
+        tail_index.per_sample_gradients(model, nn.functional.mse_loss, *data)
+    found = tail_index.per_sample_gradients(model.eval(), nn.functional.mse_loss, *data)
+    assert found["0.weight"].shape == (5, 3, 4)
 
 
 def test_growth_refuses_what_does_not_fit():

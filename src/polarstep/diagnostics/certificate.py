@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polarstep.diagnostics.measures import alignment_lost, singular_values
+from polarstep.diagnostics.measures import (
+    alignment_lost,
+    check_step,
+    excess_of_norm,
+    singular_values,
+)
 
 __all__ = ["Certificate", "certify"]
 
@@ -21,7 +26,9 @@ class Certificate:
 
     @property
     def worst(self) -> tuple[float, float]:
-        """The largest γ and the largest ν: the γ̄ and ν̄ that the theorems take."""
+        """The largest γ and the largest ν: the γ̄ and ν̄ that the theorems take; 0 without matrices."""
+        if self.gamma.numel() == 0:
+            return 0.0, 0.0
         return float(self.gamma.max()), float(self.nu.max())
 
     def __str__(self) -> str:
@@ -37,8 +44,8 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
     This costs two SVDs, which suits studies, tests and sampled steps;
     :func:`polarstep.diagnostics.cheap_certificate` is cheap enough for every step. γ is slightly
     negative where singular values of T exceed 1, as with the Jordan and PolarExpress coefficients.
-    A zero M has γ = 0. A matrix with a NaN or an infinity has γ = ν = NaN; the other matrices of
-    its batch are not affected.
+    A zero M, or one without entries, has γ = 0. γ is NaN where M or T has a NaN or an infinity, and ν
+    where T has; the other matrices of the batch are not affected.
 
     >>> import polarstep as ps
     >>> M = torch.diag(torch.tensor([3.0, 1.0]))
@@ -51,19 +58,7 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
         M: matrices of shape ``(..., m, n)``.
         T: the output of a polar map for M, of the same shape.
     """
-    for name, X in (("M", M), ("T", T)):
-        if not isinstance(X, Tensor):
-            raise TypeError(f"{name} is a {type(X).__name__}: expected a tensor (..., m, n)")
-        if not X.is_floating_point():
-            raise TypeError(
-                f"{name} is {X.dtype}: expected real floating-point matrices; call {name}.float()"
-            )
-    if M.shape != T.shape or M.ndim < 2:
-        raise ValueError(
-            f"M has shape {tuple(M.shape)} and T {tuple(T.shape)}: expected the same shape "
-            "(..., m, n), as in certify(M, polar(M))"
-        )
+    check_step(M, T, "certify")
     M, T = M.to(torch.float64), T.to(torch.float64)
     gamma = alignment_lost(M, T, singular_values(M))
-    nu = (singular_values(T)[..., 0] - 1).clamp_min(0)
-    return Certificate(gamma, nu)
+    return Certificate(gamma, excess_of_norm(singular_values(T)))

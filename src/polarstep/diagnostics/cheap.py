@@ -30,7 +30,9 @@ import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.autocast import autocast_off
 from polarstep.diagnostics.certificate import Certificate
+from polarstep.diagnostics.measures import check_step
 from polarstep.polar import PolarMap
 from polarstep.polar.base import Factors
 from polarstep.polar.orthonormal import orthonormalize
@@ -40,6 +42,7 @@ __all__ = ["certified", "cheap_certificate"]
 
 
 @torch.no_grad()
+@autocast_off()
 def certified(
     polar: PolarMap, M: Tensor, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Certificate]:
@@ -61,10 +64,11 @@ def certified(
 
 
 @torch.no_grad()
+@autocast_off()
 def cheap_certificate(
     M: Tensor, T: Tensor, polar: PolarMap | None = None, factors: Factors | None = None
 ) -> Certificate:
-    """Upper bounds on the γ and ν of :func:`polarstep.certify`.
+    """Upper bounds on the γ and ν of :func:`polarstep.certify`; NaN for a matrix that is not finite.
 
     Args:
         M: matrices of shape ``(..., m, n)``.
@@ -72,11 +76,10 @@ def cheap_certificate(
         polar: the map, where it is known; its polynomial sharpens both bounds.
         factors: the factors of T from the same step, or ``None``.
     """
-    if M.shape != T.shape or M.ndim < 2:
-        raise ValueError(
-            f"M has shape {tuple(M.shape)} and T {tuple(T.shape)}: expected the same shape "
-            "(..., m, n), as in cheap_certificate(M, polar(M), polar)"
-        )
+    check_step(M, T, "cheap_certificate")
+    if M.numel() == 0:
+        nothing = torch.zeros(M.shape[:-2], dtype=torch.float64, device=M.device)
+        return Certificate(nothing, nothing.clone())
     shape = M.shape[:-2]
     M, T = (X.reshape(-1, *X.shape[-2:]) for X in (M, T))
     M, T = (X.float() if X.dtype.itemsize < 4 else X for X in (M, T))
@@ -107,8 +110,9 @@ def cheap_certificate(
     # Rounding errors of the sum ⟨M, T⟩, and of the products that made B and T.
     slack = (16 * torch.finfo(M.dtype).eps * math.sqrt(d0) * largest + precision) * norm
     bound = 1 - (alignment - slack) / (nuclear + slack)
-    nonzero = norm > 0
-    gamma, nu = torch.where(nonzero, bound, 0.0), torch.where(nonzero, largest - 1, 0.0)
+    # A zero M has 0 for both. The norm of an M that is not finite is infinite or NaN, and so are both.
+    gamma, nu = (torch.where(norm == 0, 0.0, X) for X in (bound, largest - 1))
+    gamma, nu = (torch.where(norm.isfinite(), X, torch.nan) for X in (gamma, nu))
     return Certificate(gamma.reshape(shape).double(), nu.reshape(shape).double())
 
 

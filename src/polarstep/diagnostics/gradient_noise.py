@@ -93,6 +93,7 @@ def mean_gradient(
     ``scale`` turns the gradients of ``backward`` into those of the mean loss: it is 1/size where
     ``backward`` sums over the batch.
     """
+    _check_draws(batches, size)
     total: dict[str, Tensor] = {}
     for i in batches:
         for name, gradient in _gradient(model, backward, i).items():
@@ -100,6 +101,11 @@ def mean_gradient(
                 total[name].add_(gradient)
             else:
                 total[name] = gradient.to(torch.float32, copy=True)
+    if not total:
+        raise ValueError(
+            "backward left no gradient in the model's parameters: expected a function that adds the "
+            "gradients of batch i, as lambda i: loss(i).backward()"
+        )
     factor = scale / len(batches)
     return MeanGradient({name: g.mul_(factor) for name, g in total.items()}, len(batches) * size)
 
@@ -118,6 +124,7 @@ def draw_noise(
     None of these batches may be among the batches behind ``mean``: the correction of norms for the
     error of ``mean`` assumes that the two are independent.
     """
+    _check_draws(batches, size)
     names = tuple(mean.values)
     reference = [mean.values[name] for name in names]
     squares: list[Tensor] = []
@@ -248,6 +255,13 @@ class NoiseDraws:
         return growth(parts[: RATIO * len(sums)], sums)
 
     def _columns(self, names: Sequence[str]) -> Tensor:
+        unknown = [name for name in names if name not in self.names]
+        if isinstance(names, str) or unknown or not names:
+            what = f"names={names!r}" if isinstance(names, str) or not names else repr(unknown[0])
+            raise ValueError(
+                f"{what}: expected a list of parameters whose noise was drawn, some of "
+                f"{', '.join(self.names[:6])}{', …' if len(self.names) > 6 else ''}"
+            )
         return torch.tensor([self.names.index(name) for name in names])
 
 
@@ -269,6 +283,14 @@ def _gaussian_reference(count: int, rounded: int) -> tuple[float, float, float]:
     found = torch.tensor([hill(row).alpha for row in norms], dtype=torch.float64)
     low, middle, high = found.quantile(torch.tensor([0.025, 0.5, 0.975], dtype=torch.float64))
     return float(low), float(middle), float(high)
+
+
+def _check_draws(batches: Sequence[int], size: int) -> None:
+    if len(batches) == 0 or size < 1:
+        raise ValueError(
+            f"{len(batches)} batches of size={size}: expected at least one batch, of at least one "
+            "example each"
+        )
 
 
 def _entry(found: TailIndex) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import write_atomically
+from polarstep.storage import read_lines, write_atomically
 
 __all__ = ["heatmap", "read_rows"]
 
@@ -23,11 +23,12 @@ LABELS = {
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows that a :class:`~polarstep.diagnostics.Monitor` wrote to a JSONL file."""
-    import json
+    """The rows that a :class:`~polarstep.diagnostics.Monitor` wrote to a JSONL file.
 
-    with Path(path).open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+    The last line is left out if it is incomplete, as in the file of a run that was killed.
+    """
+    Path(path).stat()  # a file that does not exist is an error, not an empty list
+    return read_lines(Path(path))
 
 
 def heatmap(rows: Iterable[Mapping[str, Any]], path: str | Path, column: str = "gamma") -> None:

@@ -1,8 +1,9 @@
 """Numbers that describe a matrix or a step, each a pure function of tensors.
 
 All functions take matrices of shape ``(..., m, n)`` and return one float64 number per matrix. For a
-zero matrix both ranks are 0 and the captured energy is 1. For a matrix with a NaN or an infinity all
-are NaN; the other matrices of its batch are not affected.
+zero matrix, and for one without entries, both ranks are 0 and the captured energy is 1. A number is NaN
+where a matrix that it is computed from has a NaN or an infinity; the other matrices of the batch are not
+affected.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ __all__ = [
     "Measures",
     "alignment_lost",
     "captured_energy",
+    "check_matrices",
+    "check_step",
     "effective_rank",
+    "excess_of_norm",
     "measure",
     "singular_values",
     "stable_rank",
@@ -41,12 +45,13 @@ def measure(M: Tensor, T: Tensor) -> Measures:
 
     The same numbers as from :func:`polarstep.certify` and the functions below, with fewer SVDs.
     """
+    check_step(M, T, "measure")
     M, T = M.to(torch.float64), T.to(torch.float64)
     sigma = singular_values(M)
     U, reached, Vh = _svd(T)
     return Measures(
         gamma=alignment_lost(M, T, sigma),
-        nu=(reached[..., 0] - 1).clamp_min(0),
+        nu=excess_of_norm(reached),
         captured_energy=_captured(M, U, reached, Vh),
         stable_rank=_stable_rank(sigma),
         effective_rank=_effective_rank(sigma),
@@ -60,6 +65,7 @@ def stable_rank(M: Tensor) -> Tensor:
     >>> float(stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0]))))
     1.5
     """
+    check_matrices("M", M)
     return _stable_rank(singular_values(M))
 
 
@@ -70,6 +76,7 @@ def effective_rank(M: Tensor) -> Tensor:
     >>> round(float(effective_rank(torch.eye(4))), 6)
     4.0
     """
+    check_matrices("M", M)
     return _effective_rank(singular_values(M))
 
 
@@ -80,20 +87,66 @@ def captured_energy(M: Tensor, T: Tensor) -> Tensor:
     Q is recovered from T. If T = QZ with Z a polar factor of QᵀM, then with the singular vectors
     U and V of T, UUᵀMVVᵀ = QQᵀM, whichever side the sketch was on.
     """
+    check_step(M, T, "captured_energy")
     M = M.to(torch.float64)
     return _captured(M, *_svd(T))
 
 
 @torch.no_grad()
 def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
-    """‖update‖_F/‖weight‖_F over all of a parameter; infinite for a zero weight."""
-    return update.to(torch.float64).norm() / weight.to(torch.float64).norm()
+    """‖update‖_F/‖weight‖_F over all of a parameter; infinite for a zero weight, 0 for no update.
+
+    >>> weight = torch.zeros(2, 2)
+    >>> float(update_ratio(torch.eye(2), weight)), float(update_ratio(weight, weight))
+    (inf, 0.0)
+    """
+    moved = update.to(torch.float64).norm()
+    return torch.where(moved == 0, 0.0, moved / weight.to(torch.float64).norm())
+
+
+def check_matrices(name: str, X: Tensor) -> None:
+    """Raise if ``X``, the argument called ``name``, is not a tensor of real matrices."""
+    if not isinstance(X, Tensor):
+        raise TypeError(f"{name} is a {type(X).__name__}: expected a tensor (..., m, n)")
+    if not X.is_floating_point():
+        raise TypeError(
+            f"{name} is {X.dtype}: expected real floating-point matrices; call {name}.float()"
+        )
+    if X.layout != torch.strided:
+        raise TypeError(
+            f"{name} has layout {X.layout}: expected dense matrices; call {name}.to_dense()"
+        )
+    if X.is_meta:
+        raise TypeError(
+            f"{name} is on the meta device, which holds no numbers: expected its values"
+        )
+    if X.ndim < 2:
+        raise ValueError(
+            f"{name} has shape {tuple(X.shape)}: expected matrices (..., m, n); {name}[None] is a "
+            "vector as a matrix of one row"
+        )
+
+
+def check_step(M: Tensor, T: Tensor, function: str) -> None:
+    """Raise if ``T`` cannot be what a polar map made of ``M``; ``function`` is what was called."""
+    check_matrices("M", M)
+    check_matrices("T", T)
+    if M.shape != T.shape or M.device != T.device:
+        raise ValueError(
+            f"M has shape {tuple(M.shape)} on {M.device} and T {tuple(T.shape)} on {T.device}: expected "
+            f"the same shape (..., m, n) on one device, as in {function}(M, polar(M))"
+        )
 
 
 def alignment_lost(M: Tensor, T: Tensor, sigma: Tensor) -> Tensor:
     """γ = 1 − ⟨M, T⟩/‖M‖_* for the singular values ``sigma`` of M; a zero M has 0."""
     nuclear = sigma.sum(-1)
     return torch.where(nuclear == 0, 0.0, 1 - (M * T).sum((-2, -1)) / nuclear)
+
+
+def excess_of_norm(reached: Tensor) -> Tensor:
+    """ν = max(0, ‖T‖_op − 1) for the singular values ``reached`` of T."""
+    return (_largest(reached) - 1).clamp_min(0)
 
 
 def singular_values(M: Tensor) -> Tensor:
@@ -108,7 +161,13 @@ def _svd(M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.where(finite, U, torch.nan), torch.where(finite[..., 0], sigma, torch.nan), Vh
 
 
+def _largest(sigma: Tensor) -> Tensor:
+    """The largest singular value, 0 for a matrix without entries."""
+    return sigma[..., 0] if sigma.shape[-1] else sigma.new_zeros(sigma.shape[:-1])
+
+
 def _finite(M: Tensor) -> Tensor:
+    M = M.to(torch.float64)  # isfinite does not take floats of eight bits
     return M.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
 
 
@@ -117,7 +176,7 @@ def _safe(M: Tensor, finite: Tensor) -> Tensor:
 
 
 def _stable_rank(sigma: Tensor) -> Tensor:
-    largest = sigma[..., 0]
+    largest = _largest(sigma)
     return torch.where(largest == 0, 0.0, (sigma / largest[..., None]).square().sum(-1))
 
 

@@ -32,6 +32,7 @@ from polarstep.diagnostics.cheap import cheap_certificate
 from polarstep.diagnostics.measures import measure, update_ratio
 from polarstep.distributed.layout import whole
 from polarstep.optim import Muon
+from polarstep.optim.groups import labelled_params
 from polarstep.optim.step import Bucket
 from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
@@ -82,6 +83,8 @@ class Monitor:
                 f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, which has polar "
                 "steps to measure; polarstep.muon_for(model) makes one"
             )
+        if not isinstance(every, int) or isinstance(every, bool):
+            raise TypeError(f"every={every!r}: expected a whole number of steps, such as 100")
         if every < 1:
             raise ValueError(f"every={every}: expected a number of steps ≥ 1, such as 100")
         self.optimizer, self.every = optimizer, every
@@ -91,8 +94,11 @@ class Monitor:
         self._file = None
         if jsonl is not None:
             path = Path(jsonl)
-            self._file = JsonLines(path, path.stat().st_size if path.exists() else 0)
+            # Rows are appended to the complete lines; a run that was killed may have left half a line.
+            complete = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+            self._file = JsonLines(path, complete)
         self._step = max((group.get("step", 0) for group in optimizer.param_groups), default=0)
+        self._labels: dict[int, str] = {}  # the names of the chosen parameters, by their ids
         self._before: dict[Tensor, Tensor] = {}
         self._previous: dict[Tensor, Tensor] = {}
         self._pending: list[Row] = []
@@ -106,8 +112,7 @@ class Monitor:
         """Take the hooks off and close the file; the rows stay."""
         for handle in self._handles:
             handle.remove()
-        if self._polar is not None:
-            self._polar.remove()
+        self._stop_looking()
         if self._file is not None:
             self._file.sync()
             self._file.close()
@@ -132,15 +137,28 @@ class Monitor:
 
     @torch.no_grad()
     def _prepare(self, optimizer: object, args: object, kwargs: object) -> None:
+        self._stop_looking()  # a step that raised an error has not called _record
         if self._step % self.every:
             return
+        self._labels = {id(p): name for name, p in self._watched()}
         self._before = {p: p.detach().clone() for _, p in self._watched()}
         # Registered for sampled steps only: with a hook the optimizer cannot replay its graph.
         self._polar = self.optimizer.register_polar_hook(self._look)
 
+    def _stop_looking(self) -> None:
+        """Take the polar hook off, and forget what it has measured."""
+        if self._polar is not None:
+            self._polar.remove()
+        self._polar, self._pending = None, []
+
     @torch.no_grad()
     def _look(self, bucket: Bucket) -> None:
-        chosen = [i for i, name in enumerate(bucket.names) if self._chooses(name)]
+        # A plain tensor that stands in for a sharded parameter has no label, but the same name.
+        names = [
+            self._labels.get(id(p), name)
+            for p, name in zip(bucket.params, bucket.names, strict=True)
+        ]
+        chosen = [i for i, name in enumerate(names) if self._chooses(name)]
         if not chosen:
             return
         columns: dict[str, Tensor]
@@ -153,7 +171,7 @@ class Monitor:
         listed = {name: values.tolist() for name, values in columns.items()}
         count: dict[str, int] = {}
         for place, i in enumerate(chosen):
-            name = bucket.names[i]
+            name = names[i]
             block = count[name] = count.get(name, -1) + 1
             values = {column: listed[column][place] for column in listed}
             self._pending.append({"parameter": name, "block": block, **values})
@@ -162,11 +180,9 @@ class Monitor:
     def _record(self, optimizer: object, args: object, kwargs: object) -> None:
         step, self._step = self._step, self._step + 1
         if step % self.every == 0:
-            assert self._polar is not None
-            self._polar.remove()
-            self._polar = None
             self._finish(step)
-            self._before, self._pending = {}, []
+            self._stop_looking()
+            self._before = {}
         self._previous = {}
         if self._tail and self._step % self.every == 0:
             self._previous = {
@@ -212,11 +228,9 @@ class Monitor:
                     self._tensorboard.add_scalar(f"{column}/{name}", value, row["step"])
 
     def _watched(self) -> Iterator[tuple[str, Tensor]]:
-        for group in self.optimizer.param_groups:
-            names = group.get("param_names") or [
-                f"parameter {i}" for i in range(len(group["params"]))
-            ]
-            for name, p in zip(names, group["params"], strict=True):
+        """The chosen parameters; those without names are called as in the routing table."""
+        for params in labelled_params(self.optimizer.param_groups):
+            for name, p in params:
                 if self._chooses(name):
                     yield name, p
 

@@ -23,7 +23,7 @@ of matrix products, as ``torch.utils.flop_counter`` counts them on a CPU in floa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -33,12 +33,15 @@ from polarstep.polar.finders import Fresh, Kept
 from polarstep.sketch import Gaussian
 
 __all__ = [
+    "AUTO",
     "FINAL_PASSES",
     "PLANS",
     "WITHIN_A_COPY",
+    "AskedPlan",
     "Plan",
     "Side",
     "bytes_received",
+    "check_plan",
     "factor_width",
     "flops_per_rank",
     "product_flops",
@@ -47,7 +50,9 @@ __all__ = [
 ]
 
 Plan = Literal["local", "sharded", "owner", "replicated", "gather"]
-PLANS: tuple[Plan, ...] = ("local", "sharded", "owner", "replicated", "gather")
+PLANS: tuple[Plan, ...] = get_args(Plan)
+AskedPlan = Literal["auto"] | Plan  # what a user may ask for
+AUTO: AskedPlan = "auto"
 Side = Literal["rows", "columns"]  # what the ranks have cut
 # Plans whose ranks are those of one copy. The other plans use the ranks of all copies.
 WITHIN_A_COPY: tuple[Plan, ...] = ("sharded", "gather")
@@ -64,6 +69,12 @@ class _Chain:
     rough: int  # bases of sharded columns between two products: one pass each
     final: int  # passes for Q itself, where its rows are sharded
     small: int  # Gram matrices for the inner map
+
+
+def check_plan(plan: object) -> None:
+    """Raise for a plan that is not one of the five, nor ``"auto"``."""
+    if plan != AUTO and plan not in PLANS:
+        raise ValueError(f"plan={plan!r}: expected one of {', '.join((AUTO, *PLANS))}")
 
 
 def bytes_received(

@@ -11,15 +11,14 @@ from torch import Tensor
 from polarstep import products
 from polarstep.distributed import ledger
 from polarstep.distributed.layout import Layout, is_sharded
-from polarstep.distributed.ledger import PLANS, Plan, Side
+from polarstep.distributed.ledger import AUTO, AskedPlan, Plan, Side, check_plan
 from polarstep.matrix import MatrixView
 from polarstep.optim.collect import momentum_dtype
 from polarstep.polar import LowRank, PolarMap, Warm
 from polarstep.polar.orthonormal import resolved
 
-__all__ = ["AUTO", "Choice", "asked_of", "check_plan", "chosen", "cut_side", "wire_dtype"]
+__all__ = ["Choice", "asked_of", "chosen", "cut_side", "wire_dtype"]
 
-AUTO = "auto"
 # FLOPs that a device runs in the time in which a rank receives a byte: about 500 TFLOP/s in bfloat16
 # and 400 GB/s between the GPUs of a node, and 50 GFLOP/s and 2 GB/s between processes on CPUs.
 FLOPS_PER_BYTE = {"cuda": 1250.0, "cpu": 25.0}
@@ -40,14 +39,8 @@ class Choice:
         return f"{self.plan} on {self.ranks} ranks, {self.nbytes / 2**20:.3g} MB: {self.why}"
 
 
-def check_plan(plan: object) -> None:
-    """Raise for a plan that is not one of the five."""
-    if plan != AUTO and plan not in PLANS:
-        raise ValueError(f"plan={plan!r}: expected one of {', '.join((AUTO, *PLANS))}")
-
-
 def chosen(
-    p: Tensor, layout: Layout, view: MatrixView, polar: PolarMap, asked: str = AUTO
+    p: Tensor, layout: Layout, view: MatrixView, polar: PolarMap, asked: AskedPlan = AUTO
 ) -> Choice:
     """The plan for the matrices of ``p``: the one ``asked`` for where it is possible, else the cheapest.
 
@@ -158,8 +151,8 @@ def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> tor
     return fast if polar.rounds_input and fast.itemsize < dtype.itemsize else dtype
 
 
-def asked_of(group: dict[str, Any], plan: str) -> str:
+def asked_of(group: dict[str, Any], plan: AskedPlan) -> AskedPlan:
     """The plan that a group asks for, or ``plan``, the optimizer's."""
-    asked: str = group.get("plan") or plan
+    asked: AskedPlan = group.get("plan") or plan
     check_plan(asked)
     return asked

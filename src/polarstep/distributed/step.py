@@ -18,9 +18,10 @@ from torch import Tensor
 
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
+from polarstep.distributed.ledger import AUTO, AskedPlan, check_plan
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owner import Part, Spread, Trip, balanced, part_of
-from polarstep.distributed.plans import AUTO, Choice, asked_of, check_plan, chosen, cut_side
+from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
 from polarstep.distributed.sharded import Shards, sharded_step
 from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
 from polarstep.optim.carried import entry
@@ -65,7 +66,7 @@ class Distribution:
             has its plain parameters to itself.
     """
 
-    def __init__(self, plan: str = AUTO, process_group: Any = None) -> None:
+    def __init__(self, plan: AskedPlan = AUTO, process_group: Any = None) -> None:
         check_plan(plan)
         _check_process_group(process_group)
         self.plan, self.process_group = plan, process_group

@@ -99,11 +99,11 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
             names |= {*group["transform"].carries}
         for p in group["params"]:
             layout, known_of_p = Layout.of(p), state.get(p, {})
-            started = _has_started(known_of_p)
             for key, value in known_of_p.items():
                 if key.partition(".")[0] in names and isinstance(value, Tensor):
                     part = local(value)
-                    known = started or (part.numel() > 0 and not bool(torch.isnan(part).all()))
+                    known = part.numel() > 0 and not bool(torch.isnan(part).all())
+                    known = known or _has_started(known_of_p)
                     ranks = (0,) if layout is None else layout.ranks
                     found.setdefault(ranks, []).append((p, key, known))
     for ranks, entries in found.items():

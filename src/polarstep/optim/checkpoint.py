@@ -21,7 +21,8 @@ from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.optim.collect import State
 from polarstep.optim.elementwise import counter_device
-from polarstep.optim.groups import Group, named_params, restored
+from polarstep.optim.elementwise_step import check_buffers
+from polarstep.optim.groups import ELEMENTWISE, Group, named_params, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.resized import check_shapes
@@ -45,17 +46,25 @@ torch.serialization.add_safe_globals(
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 
+STARTED_WITH = "_started_with"  # its key in a pickle
+
+
 class Checkpointed(Optimizer):
     """An optimizer whose groups hold polar maps, and whose momentum may have a precision of its own.
 
     A subclass names in :attr:`_pickled` what a pickle holds besides the state, the groups and the
-    defaults, and sets everything else of its own in :meth:`_start`.
+    defaults, and sets everything else of its own in :meth:`_start`. The arguments with which a copy
+    calls :meth:`_start` are :meth:`_started_with`.
     """
 
     _pickled: tuple[str, ...] = ()
 
     def _start(self) -> None:
         """Set the attributes that neither a checkpoint nor a pickle holds."""
+
+    def _started_with(self) -> dict[str, Any]:
+        """The arguments of :meth:`_start` that a pickle holds."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """The state and the groups, as torch has them, with every option as plain data."""
@@ -108,7 +117,8 @@ class Checkpointed(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
-        return super().__getstate__() | {name: getattr(self, name) for name in self._pickled}
+        own = {name: getattr(self, name) for name in self._pickled}
+        return super().__getstate__() | own | {STARTED_WITH: self._started_with()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
@@ -121,8 +131,10 @@ class Checkpointed(Optimizer):
         _check_buffers(groups, state.get("state", {}))
         for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
             group.update(options)
+        state = dict(state)
+        started_with = state.pop(STARTED_WITH, {})
         if unpickled:
-            self._start()
+            self._start(**started_with)
         super().__setstate__(state)
         for p, of_parameter in self.state.items():
             # torch leaves AdamW's counter on the device the checkpoint was read to.
@@ -209,4 +221,6 @@ def _check_buffers(groups: Sequence[Group], state: State) -> None:
                 continue
             if of_parameter.get("momentum_buffer", ...) is None:
                 del of_parameter["momentum_buffer"]
+            if of_parameter and group["algorithm"] in ELEMENTWISE:
+                check_buffers(name, of_parameter, ELEMENTWISE[group["algorithm"]])
             check_shapes(name, p, of_parameter)

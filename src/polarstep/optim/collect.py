@@ -18,11 +18,13 @@ from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
 from polarstep.optim.carried import recalled
 from polarstep.optim.groups import (
+    LR_SCALE,
     Group,
     check_options,
     is_by_norm,
     is_transposed,
     named_params,
+    scale_of,
     view_of,
 )
 from polarstep.optim.transforms import followed
@@ -124,23 +126,22 @@ class Member:
 def check_gradients(group: Group) -> None:
     """Raise for the first bad option of a group, or the first gradient that cannot be used."""
     check_options(group)
-    _check((name, p, p.grad) for name, p in named_params(group))
+    for name, p in named_params(group):
+        if (grad := p.grad) is not None:
+            _check(name, p, grad)
 
 
-def _check(gradients: Iterable[tuple[str, Tensor, Tensor | None]]) -> None:
-    for name, p, grad in gradients:
-        if grad is None:
-            continue
-        if grad.layout != torch.strided:
-            raise TypeError(
-                f"{name} has a gradient of layout {grad.layout}: expected a dense gradient; "
-                "build its module with sparse=False"
-            )
-        if grad.shape != p.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(p.shape)}, but its gradient has shape "
-                f"{tuple(grad.shape)}; call zero_grad() after changing a parameter's shape"
-            )
+def _check(name: str, p: Tensor, grad: Tensor) -> None:
+    if grad.layout != torch.strided:
+        raise TypeError(
+            f"{name} has a gradient of layout {grad.layout}: expected a dense gradient; "
+            "build its module with sparse=False"
+        )
+    if grad.shape != p.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(p.shape)}, but its gradient has shape "
+            f"{tuple(grad.shape)}; call zero_grad() after changing a parameter's shape"
+        )
 
 
 def collect(
@@ -156,17 +157,17 @@ def collect(
     the parameters.
     """
     check_options(group)
-    given = [
-        (name, *stand_ins[id(p)]) if stand_ins and id(p) in stand_ins else (name, p, p.grad)
-        for name, p in named_params(group)
-    ]
-    _check(given)
     names, params, grads = [], [], []
-    for name, p, grad in given:
-        if grad is None:
-            if id(p) not in elsewhere:
-                continue
+    for name, p in named_params(group):
+        if stand_ins and id(p) in stand_ins:
+            p, grad = stand_ins[id(p)]
+        elif (given := p.grad) is not None:
+            grad = given
+        elif id(p) in elsewhere:
             grad = torch.zeros_like(p)
+        else:
+            continue
+        _check(name, p, grad)
         names.append(name)
         params.append(p)
         grads.append(placed_like(grad, p))
@@ -176,7 +177,21 @@ def collect(
     views = []
     if group["algorithm"] == "muon":
         views = [view_of(group, p, name) for name, p in zip(names, params, strict=True)]
+        _check_scale(group, params, views)
     return Work(group, names, params, grads, finite, views)
+
+
+def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) -> None:
+    """Raise if a user's function of shapes is no scale, before the step has changed anything."""
+    if callable(group[LR_SCALE]):
+        shapes = {
+            (p.device, m, n)
+            for p, view in zip(params, views, strict=True)
+            if p.numel() > 0
+            for _, m, n in view.shapes
+        }
+        for device, m, n in shapes:
+            scale_of(group, device)(m, n)
 
 
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:

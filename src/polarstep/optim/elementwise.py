@@ -34,6 +34,10 @@ class AdamW:
     weight_decay: float = 0.0
 
     algorithm: ClassVar[str] = "adamw"
+    buffers: ClassVar[tuple[str, ...]] = (
+        "exp_avg",
+        "exp_avg_sq",
+    )  # with the shape of the parameter
 
     def __post_init__(self) -> None:
         check_at_least_zero(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
@@ -102,6 +106,7 @@ class SGD:
     weight_decay: float = 0.0
 
     algorithm: ClassVar[str] = "sgd"
+    buffers: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
     def __post_init__(self) -> None:
         check_at_least_zero(lr=self.lr, weight_decay=self.weight_decay)

@@ -2,27 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from polarstep.distributed.layout import local
 from polarstep.optim.collect import State, Work
+from polarstep.optim.elementwise import Elementwise
 from polarstep.optim.groups import ELEMENTWISE
 from polarstep.optim.low_precision import is_compensated, put, rounding_error
 
-__all__ = ["step_elementwise"]
+__all__ = ["check_buffers", "prepare_elementwise", "step_elementwise"]
 
 
-def step_elementwise(work: Work, state: State) -> None:
-    """Update the parameters of ``work``, one by one if some may have to be skipped."""
+def prepare_elementwise(work: Work, state: State) -> None:
+    """Make the state of parameters that have none, and bring that of the others to their precision.
+
+    ``model.to(torch.bfloat16)`` between two steps changes parameters alone, and torch's rules need both
+    in one precision. Raises if a state is another rule's, before any parameter is changed.
+    """
     if not work.params:
         return
     rule = ELEMENTWISE[work.group["algorithm"]]
-    for p in work.params:
-        if not state[p]:
-            state[p].update(rule.new_state(p))
+    keeps_its_own = is_compensated(work.group, work.params[0])  # it computes in float32 anyway
+    for name, p in zip(work.names, work.params, strict=True):
+        of_parameter = state[p]
+        if not of_parameter:
+            of_parameter.update(rule.new_state(p))
+            continue
+        check_buffers(name, of_parameter, rule)
+        for key in () if keeps_its_own else rule.buffers:
+            if of_parameter[key].dtype != p.dtype:
+                of_parameter[key] = of_parameter[key].to(p.dtype)
+
+
+def check_buffers(name: str, of_parameter: dict[str, Any], rule: type[Elementwise]) -> None:
+    """Raise if the state of the parameter called ``name`` is not one of ``rule``."""
+    for key in rule.buffers:
+        if not isinstance(of_parameter.get(key), Tensor):
+            found = ", ".join(map(repr, of_parameter))
+            raise ValueError(
+                f"the state of {name} has no {key!r}, only {found}: expected that of {rule.__name__}. "
+                "If its group had another rule before, let the parameter start anew, by "
+                "optimizer.state.pop(parameter); else the checkpoint is incomplete"
+            )
+
+
+def step_elementwise(work: Work, state: State) -> None:
+    """Update the prepared parameters of ``work``, one by one if some may have to be skipped."""
+    if not work.params:
+        return
+    rule = ELEMENTWISE[work.group["algorithm"]]
     if is_compensated(work.group, work.params[0]):
         for index in range(len(work.params)):
             _step_compensated(work, index, state)
         return
-    params, grads = ([local(X) for X in each] for each in (work.params, work.grads))
+    params = [local(p) for p in work.params]
+    # A parameter in bfloat16 may have a gradient in float32 (Tensor.grad_dtype).
+    grads = [local(g).to(p.dtype) for g, p in zip(work.grads, params, strict=True)]
     states = [{k: local(X) for k, X in state[p].items()} for p in work.params]
     if work.finite is None:
         rule.update(work.group, params, grads, states)

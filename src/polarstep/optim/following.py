@@ -3,6 +3,10 @@
 ``fully_shard(model)`` replaces every parameter by a ``DTensor``. An optimizer that was built before
 would hold the old parameters, which never get a gradient again. Other replacements, as that of an
 embedding by ``resize_token_embeddings``, are not followed, as the new parameter may have another shape.
+
+A parameter that has been replaced gets no gradient, so a step looks only at parameters without one. To
+look at a thousand experts that no token reached would take longer than the rest of the step. So a step
+looks at those that had a gradient at the step before, and every :data:`EVERY`-th step at all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from polarstep.optim.groups import named_params
 
 __all__ = ["Places"]
 
+EVERY = 64
+
 
 class Places:
     """Where in a model each parameter of an optimizer lies. The model is not kept alive."""
@@ -31,6 +37,10 @@ class Places:
                 if p is not None:
                     self._of.setdefault(id(p), (weakref.ref(module), name))
                     self._paths.setdefault(id(p), (path.split(".") if path else [], name))
+        self._steps = 0
+        self._started: set[int] = set()  # ids of parameters that had a state when last looked at
+        self._idle: set[int] = set()  # parameters without a gradient or a state at the last step
+        self._to_look_at: set[int] = set()  # ids of the parameters to look at in this step
 
     def successor(self, p: Tensor) -> Tensor | None:
         """The parameter that has taken the place of ``p``; ``None`` if ``p`` is still there."""
@@ -41,36 +51,19 @@ class Places:
             return None
         return q if p.is_meta or (is_sharded(q) and not is_sharded(p)) else None
 
-    def replaced(self, groups: list[dict[str, Any]]) -> list[str]:
-        """The parameters without a gradient where the model now has another one, with a gradient.
-
-        Where the other parameter is in one of ``groups``, the two have been tied, and all is well.
-        """
-        found = []
-        for group in groups:
-            for name, p in named_params(group):
-                q = self._now_at(p) if p.grad is None else None
-                if q is not None and q is not p and q.grad is not None:
-                    found.append((name, q))
-        held = {id(p) for group in groups for p in group["params"]} if found else set()
-        return [name for name, q in found if id(q) not in held]
-
-    def _now_at(self, p: Tensor) -> Tensor | None:
-        """The parameter that the model has under the name that ``p`` had."""
-        module = self._model()
-        path, name = self._paths.get(id(p), ([], ""))
-        for part in path:
-            module = None if module is None else module._modules.get(part)
-        return None if module is None else module._parameters.get(name)
-
     def follow(self, groups: list[dict[str, Any]], state: dict[Tensor, Any]) -> None:
         """Put successors into ``groups``, wherever a parameter has no gradient or no state yet."""
+        self._choose(groups)
+        if not self._to_look_at:
+            return
         for group in groups:
             for i, p in enumerate(group["params"]):
-                if p.grad is not None and state.get(p):
+                if id(p) not in self._to_look_at:
                     continue
+                if state.get(p):
+                    self._started.add(id(p))
                 q = self.successor(p)
-                if q is None:
+                if q is None or (p.grad is not None and state.get(p)):
                     continue
                 if state.get(p):
                     names = group.get("param_names") or [f"parameter {i}"] * len(group["params"])
@@ -83,3 +76,44 @@ class Places:
                     q.grad = torch.zeros_like(q)
                 self._of[id(q)] = self._of.pop(id(p))
                 group["params"][i] = q
+
+    def replaced(self, groups: list[dict[str, Any]]) -> list[str]:
+        """The parameters without a gradient where the model now has another one, with a gradient.
+
+        Where the other parameter is in one of ``groups``, the two have been tied, and all is well. Only
+        the parameters that :meth:`follow` looked at in this step are considered.
+        """
+        if not self._to_look_at:
+            return []
+        found = []
+        for group in groups:
+            for name, p in named_params(group):
+                if id(p) not in self._to_look_at or p.grad is not None:
+                    continue
+                q = self._now_at(p)
+                if q is not None and q is not p and q.grad is not None:
+                    found.append((name, q))
+        held = {id(p) for group in groups for p in group["params"]} if found else set()
+        return [name for name, q in found if id(q) not in held]
+
+    def _choose(self, groups: list[dict[str, Any]]) -> None:
+        """Choose which parameters to look at in this step."""
+        # A parameter without a gradient counts as another than the same with a gradient, but no state.
+        idle = {
+            id(p) if without else -id(p)
+            for group in groups
+            for p in group["params"]
+            if (without := p.grad is None) or id(p) not in self._started
+        }
+        all_idle = len(idle) == sum(len(group["params"]) for group in groups)
+        chosen = idle if all_idle or self._steps % EVERY == 0 else idle - self._idle
+        self._to_look_at = {abs(each) for each in chosen}
+        self._idle, self._steps = idle, self._steps + 1
+
+    def _now_at(self, p: Tensor) -> Tensor | None:
+        """The parameter that the model has under the name that ``p`` had."""
+        module = self._model()
+        path, name = self._paths.get(id(p), ([], ""))
+        for part in path:
+            module = None if module is None else module._modules.get(part)
+        return None if module is None else module._parameters.get(name)

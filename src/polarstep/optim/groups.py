@@ -11,14 +11,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from polarstep.distributed.ledger import check_plan
 from polarstep.matrix import Layout, MatrixView
 from polarstep.optim.elementwise import Elementwise, check_at_least_zero, check_bool, group_of
-from polarstep.optim.misnamed import SYNONYMS
+from polarstep.optim.misnamed import REMEDIES, SYNONYMS
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Auto, PolarMap
@@ -27,12 +28,15 @@ __all__ = [
     "ELEMENTWISE",
     "LR_SCALE",
     "Group",
+    "Nonfinite",
+    "Rounding",
     "check_lr",
     "check_options",
     "check_params",
     "complete",
     "is_by_norm",
     "is_transposed",
+    "labelled_params",
     "named_params",
     "restored",
     "scale_of",
@@ -43,12 +47,14 @@ Group = dict[str, Any]
 
 # The elementwise rules by their name in group["algorithm"].
 ELEMENTWISE: dict[str, type[Elementwise]] = {rule.algorithm: rule for rule in get_args(Elementwise)}
-NONFINITE = ("propagate", "skip")
-ROUNDINGS = ("nearest", "compensated")
+Nonfinite = Literal["propagate", "skip"]
+Rounding = Literal["nearest", "compensated"]
 # In which momentum can be kept; None is the precision of the parameter.
 MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
 # The precisions a parameter may have; 8-bit floats have no arithmetic of their own in torch.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Options of torch's optimizers that would change a step, which no rule here has.
+WITHOUT = ("maximize", "amsgrad", "differentiable")
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
@@ -107,21 +113,37 @@ def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
 
 
 def check_options(group: Group) -> None:
-    """Raise a ``ValueError`` or ``TypeError`` for the first bad option of a group.
+    """Raise a ``ValueError`` or ``TypeError`` for the first bad or missing option of a group.
 
     Users may write to a group between steps, so every step calls this.
     """
+    try:
+        _check_options(group)
+    except KeyError as missing:
+        raise ValueError(
+            f"a group with algorithm={group.get('algorithm')!r} has no {missing}: expected all options "
+            "of its rule, which add_param_group fills in; a group that is to get another rule needs the "
+            "other rule's options too, as polarstep.AdamW() has them"
+        ) from None
+
+
+def _check_options(group: Group) -> None:
     algorithm = group["algorithm"]
     _check_algorithm(algorithm)
     check_lr(group["lr"])
     if not isinstance(group["lr"], Tensor) and -ROUNDING <= group["lr"] < 0:
         group["lr"] = 0.0
-    if group["nonfinite"] not in NONFINITE:
-        raise ValueError(
-            f"nonfinite={group['nonfinite']!r}: expected one of {', '.join(NONFINITE)}"
-        )
-    if group["rounding"] not in ROUNDINGS:
-        raise ValueError(f"rounding={group['rounding']!r}: expected one of {', '.join(ROUNDINGS)}")
+    for option, names in (("nonfinite", get_args(Nonfinite)), ("rounding", get_args(Rounding))):
+        if group[option] not in names:
+            raise ValueError(f"{option}={group[option]!r}: expected one of {', '.join(names)}")
+    if group.get("plan") is not None:
+        check_plan(group["plan"])
+    for option in WITHOUT:
+        if group.get(option):
+            raise ValueError(
+                f"option {option}={group[option]!r} in a group with algorithm={algorithm!r}: "
+                f"{REMEDIES[option]}"
+            )
     if algorithm == "muon":
         if "lr_scale" in group:
             group[LR_SCALE] = group.pop("lr_scale")
@@ -166,7 +188,7 @@ def _check_muon(group: Group) -> None:
         raise ValueError(
             f"layout={group['layout']!r}: expected one of {', '.join(get_args(Layout))}"
         )
-    if not isinstance(group["seed"], int):
+    if not isinstance(group["seed"], Integral):
         raise TypeError(f"seed={group['seed']!r}: expected an integer")
     for option, what in (("split_sizes", "rows"), ("split_columns", "columns")):
         split = group[option]
@@ -206,6 +228,11 @@ def check_params(group: Group) -> None:
                 f"{name} is {str(p.dtype).removeprefix('torch.')}: expected parameters in float32, "
                 f"float64, bfloat16 or float16; {remedy}"
             )
+        if p.is_inference():
+            raise TypeError(
+                f"{name} was made inside torch.inference_mode() and can never be updated: expected a "
+                "parameter made outside; build the model outside, or take copy.deepcopy of it there"
+            )
         if p.layout != torch.strided:
             raise TypeError(f"{name} has layout {p.layout}: expected a dense (strided) parameter")
         if group["algorithm"] == "muon":
@@ -223,6 +250,16 @@ def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
     if len(names) != len(params):
         names = [f"parameter {i}" for i in range(len(params))]
     return zip(names, params, strict=True)
+
+
+def labelled_params(groups: Sequence[Group]) -> Iterator[list[tuple[str, Tensor]]]:
+    """For each group its parameters, with names that differ between groups too.
+
+    A parameter without a name of its own is told by its group as well, if there are several groups.
+    """
+    for index, group in enumerate(groups):
+        prefix = f"group {index}, " if len(groups) > 1 and not group.get("param_names") else ""
+        yield [(f"{prefix}{name}", p) for name, p in named_params(group)]
 
 
 def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["SYNONYMS", "check_names", "with_known_names"]
+__all__ = ["REMEDIES", "SYNONYMS", "check_names", "with_known_names"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
@@ -11,7 +12,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
+from polarstep.autocast import autocast_off
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import as_listed, named_uniquely, sorted_by_rule, with_names
@@ -19,9 +22,17 @@ from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.checkpoint import Checkpointed
 from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.elementwise import AdamW, Elementwise
-from polarstep.optim.elementwise_step import step_elementwise
+from polarstep.optim.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.optim.following import Places
-from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, check_params, complete
+from polarstep.optim.groups import (
+    ELEMENTWISE,
+    LR_SCALE,
+    Group,
+    Nonfinite,
+    Rounding,
+    check_params,
+    complete,
+)
 from polarstep.optim.misnamed import with_known_names
 from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.replay import ReplayedStep
@@ -103,6 +114,9 @@ class Muon(Checkpointed):
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
+    ``copy.deepcopy((model, optimizer))`` goes on as the original does, without its hooks and its
+    process group; a pickle also forgets what :func:`polarstep.muon_for` knew of frozen parameters.
+
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
     ``weights_only=True``, its default. The class of a map of your own must be defined before
@@ -135,12 +149,12 @@ class Muon(Checkpointed):
         split_repeats: int = 1,
         lr_factor: float = 1.0,
         momentum_dtype: torch.dtype | None = None,
-        rounding: str = "nearest",
+        rounding: Rounding = "nearest",
         transform: Transform | None = None,
-        nonfinite: str = "propagate",
+        nonfinite: Nonfinite = "propagate",
         seed: int = 0,
         fused: bool = True,
-        plan: str = "auto",
+        plan: AskedPlan = "auto",
         process_group: Any = None,
     ) -> None:
         defaults = {
@@ -178,7 +192,7 @@ class Muon(Checkpointed):
     _waiting: tuple[Group, ...] | None
     _pickled = ("_left_out", "_vectors")
 
-    def _start(self, plan: str = "auto", process_group: Any = None) -> None:
+    def _start(self, plan: AskedPlan = "auto", process_group: Any = None) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
@@ -190,6 +204,17 @@ class Muon(Checkpointed):
         self._sizes = Sizes()
         self._told = Told()
         self._places: Places | None = None  # of the parameters in muon_for's model
+
+    def _started_with(self) -> dict[str, Any]:
+        return {"plan": self._distribution.plan}  # a process group cannot be pickled
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
+        """A copy that also knows the rules of frozen parameters, which a pickle does not hold."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin._waiting = copy.deepcopy(self._waiting, memo)
+        twin._told.frozen(twin._waiting or ())
+        return twin
 
     @property
     def routes(self) -> Routes:
@@ -251,6 +276,10 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
+        with autocast_off():  # a step chooses its own precision
+            self._update_groups()
+
+    def _update_groups(self) -> None:
         if self._places is not None:
             self._places.follow(self.param_groups, self.state)
         self._sizes.check(self.param_groups, self.state)
@@ -269,13 +298,15 @@ class Muon(Checkpointed):
             _check_started(works, self.state)
             _check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
+        others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
+        for work in others:
+            prepare_elementwise(work, self.state)
         update = self._over_ranks.update_shares if spread else self._over_ranks.update_alone
         update(muon, self.state, replayed, self._plain, hooks)
         for work in muon:
             work.group["step"] += 1
-        for work in works:
-            if work.group["algorithm"] in ELEMENTWISE:
-                step_elementwise(work, self.state)
+        for work in others:
+            step_elementwise(work, self.state)
         self._over_ranks.tell_of_failure()
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")

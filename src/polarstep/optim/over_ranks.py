@@ -21,6 +21,7 @@ from polarstep.optim.groups import Group
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
 from polarstep.optim.step import PolarHook
+from polarstep.optim.told import callers_level
 
 __all__ = ["StepOverRanks"]
 
@@ -113,5 +114,5 @@ class StepOverRanks:
                 f"{type(self._failure).__name__}: {self._failure}; the matrices of this rank were not "
                 "updated, and all ranks will raise this error at the next step",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=callers_level(),
             )

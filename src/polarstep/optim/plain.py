@@ -19,8 +19,10 @@ is stored by its name alone; the optimizer that loads the checkpoint must have i
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ from polarstep.sketch import Sketch
 __all__ = ["decoded", "decoded_group", "encoded", "encoded_group"]
 
 KINDS = (PolarMap, Finder, Sketch, Transform)
+PYTHONS_OWN: tuple[type[Any], ...] = (bool, int, float)
 
 
 def encoded_group(group: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +55,14 @@ def decoded_group(group: dict[str, Any], now: dict[str, Any] | None = None) -> d
 
 
 def encoded(value: Any) -> Any:
-    """A string of JSON for a map, a transform, a ``torch.dtype`` or a function; else ``value``."""
+    """A string of JSON for a map, a transform, a ``torch.dtype`` or a function; else ``value``.
+
+    Numbers of NumPy, as from ``numpy.logspace``, become Python's: ``torch.load`` refuses NumPy's.
+    """
+    if isinstance(value, tuple | list):
+        numbers = [_number(each) for each in value]
+        return value if all(map(operator.is_, numbers, value)) else type(value)(numbers)
+    value = _number(value)
     if isinstance(value, (*KINDS, torch.dtype)) or (callable(value) and hasattr(value, "__name__")):
         return json.dumps(_packed(value), ensure_ascii=False)
     return value
@@ -69,8 +79,16 @@ def decoded(value: Any, now: Any = None, option: str = "option") -> Any:
     return _unpacked(json.loads(value), now, option)
 
 
+def _number(value: Any) -> Any:
+    """``value``, as an ``int`` or a ``float`` if it is another kind of real number."""
+    if not isinstance(value, Real) or type(value) in PYTHONS_OWN:
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def _packed(value: Any) -> Any:
     """``value`` in the types of JSON."""
+    value = _number(value)
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, KINDS):
@@ -93,7 +111,7 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, KINDS):
         return "class" in _packed(value)
-    return value is None or isinstance(value, str | bool | int | float | torch.dtype)
+    return value is None or isinstance(value, str | Real | torch.dtype)
 
 
 def _unpacked(value: Any, now: Any, option: str) -> Any:
@@ -128,9 +146,11 @@ def _class_of(path: str, now: Any, option: str) -> Any:
         return type(now)
     found = [kind for base in KINDS for kind in _below(base) if _path(kind) == path]
     if not found:
+        module = path.rpartition(".")[0]
+        remedy = f"import {module}" if module else "install the polarstep that wrote the checkpoint"
         raise ValueError(
             f"{option} of the checkpoint is a {path}: expected a class that is defined in this process; "
-            f"import {path.rpartition('.')[0]} before load_state_dict"
+            f"{remedy} before load_state_dict"
         )
     return found[-1]
 

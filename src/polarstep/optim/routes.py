@@ -15,7 +15,7 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.distributed.layout import local
 from polarstep.optim.by_tables import can_tabulate
-from polarstep.optim.groups import ELEMENTWISE, Group, named_params, scale_of, view_of
+from polarstep.optim.groups import ELEMENTWISE, Group, labelled_params, scale_of, view_of
 from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.optim.route_table import WIDTH, printed, terminal_width
 
@@ -84,13 +84,11 @@ def routes_of(
     ``plan_of`` tells how ranks share the work on a parameter; ``None`` where they do not.
     """
     rows = []
-    for index, group in enumerate(groups):
+    for index, (group, params) in enumerate(zip(groups, labelled_params(groups), strict=True)):
         reasons = group.get("reasons") or []
-        if len(reasons) != len(group["params"]):
-            reasons = ["as given"] * len(group["params"])
-        for (name, p), why in zip(named_params(group), reasons, strict=True):
-            if len(groups) > 1 and not group.get("param_names"):
-                name = f"group {index}, {name}"
+        if len(reasons) != len(params):
+            reasons = ["as given"] * len(params)
+        for (name, p), why in zip(params, reasons, strict=True):
             matrix, polar = _shape(p), "–"
             factors: tuple[float, ...] = ()
             if group["algorithm"] == "muon":

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
 from polarstep.optim.adapters import find_adapter
 from polarstep.optim.anatomy import Site, dissect
 from polarstep.optim.elementwise import AdamW, Elementwise, group_of
 from polarstep.optim.following import Places
-from polarstep.optim.groups import Group
+from polarstep.optim.groups import Group, Nonfinite, Rounding
 from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
 from polarstep.optim.overrides import (
@@ -104,11 +105,11 @@ def muon_for(
     layouts: Mapping[str, Layout] | None = None,
     rules: Sequence[tuple[Matcher, Target]] = (),
     momentum_dtype: torch.dtype | None = None,
-    rounding: str = "nearest",
-    nonfinite: str = "propagate",
+    rounding: Rounding = "nearest",
+    nonfinite: Nonfinite = "propagate",
     seed: int = 0,
     fused: bool = True,
-    plan: str = "auto",
+    plan: AskedPlan = "auto",
     process_group: Any = None,
 ) -> Muon:
     """Muon for the hidden matrices of ``model``, AdamW or SGD for everything else, in one optimizer.
@@ -317,6 +318,11 @@ def _check_model(model: nn.Module) -> None:
         raise TypeError(
             f"model is a {type(model).__name__}: expected a torch.nn.Module; "
             "parameters by themselves go to polarstep.Muon(params)"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            f"model is a {type(model).__name__}, in which TorchScript has hidden the types of layers: "
+            "expected the module it was made from; its parameters are the same, so give that to muon_for"
         )
     for name, p in model.named_parameters():
         if is_lazy(p):

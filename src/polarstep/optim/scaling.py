@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Real
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from polarstep.polar import Polar, PolarMap
 
 __all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_scale"]
 
-LrScale = str | Callable[[int, int], float]
+LrScale = Literal["none", "spectral", "rms"] | Callable[[int, int], float]
 
 # The root mean square of the entries of an update by "rms", in units of η: that of AdamW's updates.
 RMS = 0.2
@@ -61,12 +63,23 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
     (4.0, 8.0)
     """
     if callable(scale):
-        return lambda m, n, rank: scale(m, n)
+        return lambda m, n, rank: _checked(scale, m, n)
     if scale not in SCALES:
         raise ValueError(
             f"lr_scale={scale!r}: expected one of {', '.join(SCALES)}, or a function (m, n) → factor"
         )
     return SCALES[scale]
+
+
+def _checked(scale: Callable[[int, int], float], m: int, n: int) -> float:
+    """``scale(m, n)``, or an error if it would turn a step round or make it infinite."""
+    value = scale(m, n)
+    if not isinstance(value, Real) or not 0 <= value < math.inf:
+        raise ValueError(
+            f"lr_scale({m}, {n}) is {value!r}: expected a finite number ≥ 0, the factor on lr for a "
+            f"{m}×{n} matrix"
+        )
+    return value
 
 
 def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:

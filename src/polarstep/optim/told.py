@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from types import FrameType
 
 from torch import Tensor
 
@@ -11,10 +13,7 @@ from polarstep.optim.collect import Work
 from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, Group
 
-__all__ = ["Told"]
-
-# Frames between a warning and the caller of step(), which torch has wrapped twice.
-LEVEL = 7
+__all__ = ["Told", "callers_level"]
 
 
 class Told:
@@ -47,7 +46,7 @@ class Told:
         elif not self._replaced and updated < count and places is not None:
             self._tell_of_the_replaced(places.replaced(groups))
         if self._frozen:
-            self._tell_of_the_unfrozen()
+            self._tell_of_the_unfrozen(groups)
         if not self._one_rate:
             self._tell_of_one_rate(groups)
 
@@ -61,7 +60,7 @@ class Told:
             "parameters of the model: get_peft_model, fully_shard, and to() or "
             "load_state_dict(assign=True) on some paths put new ones in their place. Make the optimizer "
             "after them, as muon_for(model)",
-            stacklevel=LEVEL,
+            stacklevel=callers_level(),
         )
 
     def _tell_of_the_replaced(self, names: list[str]) -> None:
@@ -75,11 +74,17 @@ class Told:
             "resize_token_embeddings, a new head or load_state_dict(assign=True). The new parameter has "
             "a gradient, but this optimizer still holds the old one. Make the optimizer after the last "
             "call that replaces parameters",
-            stacklevel=LEVEL,
+            stacklevel=callers_level(),
         )
 
-    def _tell_of_the_unfrozen(self) -> None:
+    def _tell_of_the_unfrozen(self, groups: Iterable[Group]) -> None:
         """Parameters that were frozen have gradients now, and no group."""
+        if all(p.grad is None for _, p in self._frozen.values()):
+            return
+        # Lightning writes to optimizer.param_groups itself when it resumes a run.
+        for group in groups:
+            for p in group["params"]:
+                self._frozen.pop(id(p), None)
         names = [name for name, p in self._frozen.values() if p.grad is not None]
         if not names:
             return
@@ -90,7 +95,7 @@ class Told:
             "out when muon_for is called. Unfrozen later, they must be added, by "
             'optimizer.add_param_group({"params": [...]}); each gets the rule it would have had. If '
             'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
-            stacklevel=LEVEL,
+            stacklevel=callers_level(),
         )
 
     def _tell_of_one_rate(self, groups: Sequence[Group]) -> None:
@@ -115,6 +120,22 @@ class Told:
                     return
 
 
+def callers_level() -> int:
+    """The ``stacklevel`` with which a warning shows the line that called step().
+
+    torch wraps step() twice, and once more if the optimizer has a scheduler.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _is_ours_or_torchs(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_ours_or_torchs(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package in ("polarstep", "torch")
+
+
 def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float) -> None:
     rule = ELEMENTWISE[other["algorithm"]].__name__
     warnings.warn(
@@ -122,5 +143,5 @@ def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float)
         f"lr={muon['lr']:g} now; they were made with {made:g} and {other_made:g}. Expected a schedule "
         "that multiplies each group's own rate by a factor, as LambdaLR does; OneCycleLR takes a list "
         "with a rate for each group. If one rate for all is meant, make the optimizer with it",
-        stacklevel=LEVEL + 1,
+        stacklevel=callers_level(),
     )

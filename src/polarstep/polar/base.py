@@ -3,7 +3,7 @@
 A polar map T takes matrices ``M`` of shape ``(..., m, n)`` and returns an approximation of the
 polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every map keeps these promises:
 
-* the input is not changed, and nothing global (no random generator either) is read or advanced;
+* the input is not changed, and nothing global (no random generator, no autocast) is read or changed;
 * ``T(0) = 0``, also for a zero matrix beside nonzero ones in a batch;
 * ``T(cM) = T(M)`` for ``c > 0`` over the whole range of M's precision, up to the digits that numbers
   near its ends have. T is finite for every finite M. (On a GPU the steps of an optimizer keep this
@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.autocast import autocast_off_on
 from polarstep.distributed.layout import is_sharded
 from polarstep.products.deflating import Head
 from polarstep.products.flat_product import FlatProduct
@@ -299,13 +300,20 @@ class PolarMap(ABC):
     def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Return T(M) for ``M`` of shape ``(..., m, n)``."""
         polar = self.from_nothing(M, generator)
-        return M.clone() if polar is None else polar.multiplied_out().to(M.dtype).reshape(M.shape)
+        if polar is None:
+            return M.clone()
+        with autocast_off_on(M.device):
+            return polar.multiplied_out().to(M.dtype).reshape(M.shape)
 
     def from_nothing(self, M: Tensor, generator: torch.Generator | None = None) -> Polar | None:
         """One step with an empty carry on ``M`` of shape ``(..., m, n)``; ``None`` if empty."""
         _check(M)
         if M.numel() == 0:
             return None
+        with autocast_off_on(M.device):
+            return self._from_nothing(M, generator)
+
+    def _from_nothing(self, M: Tensor, generator: torch.Generator | None) -> Polar:
         m, n = M.shape[-2:]
         X, polar = M.reshape(-1, m, n), self.on(m, n, M.device)
         numbers = None
@@ -362,8 +370,10 @@ def _check(M: Tensor) -> None:
             f"expected a tensor of shape (..., m, n), got shape {tuple(M.shape)}; "
             "a vector has no polar factor: view it as a 1×n matrix with M[None]"
         )
-    if not M.is_floating_point():
-        raise TypeError(f"expected a real floating-point tensor, got {M.dtype}; cast it first")
+    if not M.is_floating_point() or M.dtype.itemsize < 2:
+        raise TypeError(
+            f"expected a real floating-point tensor of at least 16 bits, got {M.dtype}; cast it first"
+        )
     if M.layout != torch.strided:
         raise TypeError(f"expected a dense tensor, got layout {M.layout}; call M.to_dense() first")
     if is_sharded(M):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from polarstep.polar.minimax import Polynomial, minimax, polar_express
 from polarstep.torch_compile import constant
 
 __all__ = [
+    "Name",
     "Polynomial",
     "evaluate",
     "extremes",
@@ -30,6 +32,18 @@ __all__ = [
     "resolve",
     "survives_16_bits",
     "validated",
+]
+
+Name = Literal[
+    "cubic",
+    "quintic",
+    "quintic-2",
+    "jordan",
+    "flat",
+    "polar-express",
+    "polar-express-sketch",
+    "polar-express-nanogpt",
+    "polar-express-cifar10",
 ]
 
 # The least l/u a quintic should be designed for, as given in the code listing of Amsel et al.

@@ -13,7 +13,7 @@ from torch import Tensor
 from polarstep import flops, products
 from polarstep.polar import coefficients, gram
 from polarstep.polar.base import Lift, PolarMap
-from polarstep.polar.coefficients import Polynomial
+from polarstep.polar.coefficients import Name, Polynomial
 from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
 from polarstep.products.base import leaves_range, unit_scale
@@ -58,7 +58,7 @@ class NewtonSchulz(PolarMap):
     """
 
     steps: int = 5
-    coefficients: str | tuple[tuple[float, ...], ...] = "quintic"
+    coefficients: Name | tuple[tuple[float, ...], ...] = "quintic"
     delta: Delta | float = "frobenius"
     dtype: torch.dtype | None = None
     form: Form = "auto"

@@ -13,6 +13,7 @@ their η and β are constant (:mod:`polarstep.theory.schedules`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,7 @@ class Trapezoid:
                 f"cooldown={self.cooldown}: expected a fraction of the {self.total:g} steps, 0 to 1; "
                 "0.4 cools down over the last 40%"
             )
-        if self.floor < 0:
+        if not 0 <= self.floor < math.inf:
             raise ValueError(
                 f"floor={self.floor}: expected a factor of the learning rate, 0 or more"
             )
@@ -144,6 +145,12 @@ class Annealed(LRScheduler):
     ) -> None:
         if lr is None and momentum is None:
             raise ValueError("nothing to anneal: give a curve for lr, for momentum or for both")
+        for name, curve in (("lr", lr), ("momentum", momentum)):
+            if curve is not None and not callable(curve):
+                raise TypeError(
+                    f"{name}={curve!r}: expected a curve, a function of the step, as "
+                    f"{'Trapezoid' if name == 'lr' else 'MomentumRamp'}(total=1000)"
+                )
         self.lr_curve, self.momentum_curve = lr, momentum
         for group in optimizer.param_groups:
             if last_epoch == -1 and "momentum" in group:
@@ -184,8 +191,8 @@ def nanogpt(optimizer: Optimizer, scheduled: int = 1450, extension: int = 40) ->
 
 
 def _check_steps(total: float, **ramps: float) -> None:
-    if total <= 0:
+    if not 0 < total < math.inf:
         raise ValueError(f"total={total}: expected a positive number of steps")
     for name, steps in ramps.items():
-        if steps < 0:
+        if not 0 <= steps < math.inf:
             raise ValueError(f"{name}={steps}: expected a number of steps, 0 or more")

@@ -7,6 +7,7 @@ fails and which values satisfy it.
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ __all__ = [
     "at_least_one_sample",
     "delta_covers",
     "horizon",
+    "is_whole",
     "momentum",
     "nonnegative",
     "oversampling",
@@ -26,11 +28,18 @@ __all__ = [
 ]
 
 
+def is_whole(value: object) -> bool:
+    """Whether ``value`` is a whole number, as 3 or 3.0; a truth value is none."""
+    if isinstance(value, bool) or not isinstance(value, Real | Tensor):
+        return False
+    return math.isfinite(value) and float(value).is_integer()
+
+
 def tail_index(alpha: float) -> float:
     """α ∈ (1, 2], the order of the moment in the assumption on the noise."""
-    if not 1 < alpha <= 2:
+    if not isinstance(alpha, Real | Tensor) or not 1 < alpha <= 2:
         raise ValueError(
-            f"alpha={alpha}: the assumption on the noise (a bounded α-th moment) needs 1 < α ≤ 2; "
+            f"alpha={alpha!r}: the assumption on the noise (a bounded α-th moment) needs 1 < α ≤ 2; "
             "take 2 for bounded variance, or an estimate from polarstep.theory.tail_index"
         )
     return float(alpha)
@@ -38,9 +47,9 @@ def tail_index(alpha: float) -> float:
 
 def horizon(K: int) -> int:
     """K ≥ 2 steps."""
-    if isinstance(K, bool) or int(K) != K or K < 2:
+    if not is_whole(K) or K < 2:
         raise ValueError(
-            f"K={K}: the schedules need a horizon of K ≥ 2 whole steps (at K = 1 they give η = 1 "
+            f"K={K!r}: the schedules need a horizon of K ≥ 2 whole steps (at K = 1 they give η = 1 "
             "and β = 0); give the number of optimizer steps of the run"
         )
     return int(K)
@@ -48,8 +57,8 @@ def horizon(K: int) -> int:
 
 def at_least_one_sample(B: int) -> int:
     """B ≥ 1 samples in a mini-batch."""
-    if isinstance(B, bool) or int(B) != B or B < 1:
-        raise ValueError(f"B={B}: a mini-batch has a whole number of samples, at least 1")
+    if not is_whole(B) or B < 1:
+        raise ValueError(f"B={B!r}: a mini-batch has a whole number of samples, at least 1")
     return int(B)
 
 
@@ -98,21 +107,23 @@ def spectrum(singular_values: Tensor) -> Tensor:
 def target_rank(s: int, sigma: Tensor) -> int:
     """1 ≤ s < r, the rank of every matrix of the batch."""
     r = int((sigma > 0).sum(-1).min())
-    if isinstance(s, bool) or s != int(s) or not 1 <= s < r:
+    if not is_whole(s) or not 1 <= s < r:
         remedy = (
             f"take s from 1 to {r - 1}"
             if r > 1
             else "a matrix of rank 1 needs no sketch: use the full-space bound newton_schulz_gamma"
         )
-        raise ValueError(f"s={s}: the target rank must satisfy 1 ≤ s < r = {r} = rank(M); {remedy}")
+        raise ValueError(
+            f"s={s!r}: the target rank must satisfy 1 ≤ s < r = {r} = rank(M); {remedy}"
+        )
     return int(s)
 
 
 def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
     """p ≥ 2, and ℓ = s + p ≤ d₀ where s and d₀ are given."""
-    if isinstance(p, bool) or p != int(p) or p < 2:
+    if not is_whole(p) or p < 2:
         raise ValueError(
-            f"p={p}: the Gaussian bounds need an oversampling of p ≥ 2, because E‖Ω₁†‖²_F = s/(p − 1) "
+            f"p={p!r}: the Gaussian bounds need an oversampling of p ≥ 2, because E‖Ω₁†‖²_F = s/(p − 1) "
             "is infinite below that; the paper takes p = 10"
         )
     if s is not None and d0 is not None and s + p > d0:
@@ -125,8 +136,8 @@ def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
 
 def power_iterations(h: float) -> float:
     """h ≥ 0; half-integers are the half iterations of :class:`polarstep.LowRank`."""
-    if not (h >= 0 and 2 * h == int(2 * h)):
-        raise ValueError(f"h={h}: expected 0, ½, 1, 1½, … power iterations")
+    if not isinstance(h, Real | Tensor) or not is_whole(2 * h) or h < 0:
+        raise ValueError(f"h={h!r}: expected 0, ½, 1, 1½, … power iterations")
     return float(h)
 
 

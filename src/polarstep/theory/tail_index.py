@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["TailIndex", "growth", "hill", "noise_norms", "per_sample_gradients", "stable"]
 
@@ -172,6 +173,13 @@ def per_sample_gradients(
     not changed. ``chunk_size`` limits how many gradients are computed at a time. Models that mix
     examples (batch normalization in training mode) have no per-sample gradients.
     """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            raise ValueError(
+                f"{name or 'the model'} is a {type(module).__name__} in training mode, which mixes the "
+                "examples of a batch: expected a model with a gradient for each example; call "
+                "model.eval(), or use another normalization"
+            )
     params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     rest = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
     buffers = {name: b.detach() for name, b in model.named_buffers()}
@@ -187,6 +195,11 @@ def per_sample_gradients(
 
 def noise_norms(gradients: Tensor) -> Tensor:
     """‖G^i − Ḡ‖_F of per-sample gradients ``(N, ...)``, the norms in the assumption on the noise."""
+    if gradients.ndim < 2 or len(gradients) < 2:
+        raise ValueError(
+            f"gradients have shape {tuple(gradients.shape)}: expected (N, ...) with at least two "
+            "examples, since noise is what an example differs by from the mean"
+        )
     flat = gradients.detach().flatten(1)
     return torch.linalg.vector_norm(flat - flat.mean(0), dim=1)
 
@@ -238,6 +251,11 @@ def _frequency(x: Tensor, level: float) -> float:
 
 
 def _clean(samples: Tensor) -> Tensor:
+    if not isinstance(samples, Tensor) or samples.is_complex() or samples.is_meta:
+        what = (
+            f"{samples.dtype} on {samples.device}" if isinstance(samples, Tensor) else "no tensor"
+        )
+        raise TypeError(f"the samples are {what}: expected a tensor of real numbers")
     x = samples.detach().flatten().to(torch.float64)
     if not bool(torch.isfinite(x).all()):
         raise ValueError(

@@ -51,7 +51,8 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
             "polar-express": f"polar-express-{benchmark}",
             "polar-express-default": "polar-express",
         }.get(config.solver, config.solver)
-        inner = ps.NewtonSchulz(config.steps, coefficients, delta=config.delta)
+        # A name that NewtonSchulz does not know is an error when the map is built.
+        inner = ps.NewtonSchulz(config.steps, coefficients, delta=config.delta)  # type: ignore[arg-type]
     if config.rank is None:
         return inner
     sketch = SKETCHES[config.sketch]()

@@ -44,11 +44,15 @@ def batch_threshold(
     """The threshold that B must exceed for ρ > 0 in both theorems.
 
     {2√π(1 + √d₀(1 + ν̄))·C_α^{1/α}·σ₁/(1 − γ̄)}^{α/(α−1)}, with γ̄ = ν̄ = 0 for the exact-polar
-    theorem. For σ₁ = 0 the threshold is 0: every batch size is allowed.
+    theorem. For σ₁ = 0 the threshold is 0: every batch size is allowed. Near α = 1 it may be larger than
+    any number of float64, and is infinite.
     """
     alpha = check.tail_index(alpha)
     noise = _noise_factor(alpha, d0, nu, C_alpha) * check.nonnegative("sigma1", sigma1)
-    return float((noise / (1 - _gamma(gamma))) ** (alpha / (alpha - 1)))
+    try:
+        return float((noise / (1 - _gamma(gamma))) ** (alpha / (alpha - 1)))
+    except OverflowError:  # the power grows without bound as α falls to 1
+        return math.inf
 
 
 def smallest_batch(
@@ -64,7 +68,13 @@ def smallest_batch(
     >>> smallest_batch(alpha=2, sigma1=0.1, d0=16), smallest_batch(alpha=1.5, sigma1=0.1, d0=16)
     (7, 23)
     """
-    return math.floor(batch_threshold(alpha, sigma1, d0, gamma, nu, C_alpha)) + 1
+    threshold = batch_threshold(alpha, sigma1, d0, gamma, nu, C_alpha)
+    if math.isinf(threshold):
+        raise ValueError(
+            f"no batch is large enough for alpha={alpha} and sigma1={sigma1}: expected an α further "
+            "from 1, or noise with a smaller σ₁"
+        )
+    return math.floor(threshold) + 1
 
 
 def rho(
@@ -304,7 +314,7 @@ def _gamma(gamma: float) -> float:
 
 def _noise_factor(alpha: float, d0: int, nu: float, C_alpha: float) -> float:
     """(1 + √d₀(1 + ν̄))·2√π·C_α^{1/α}, the factor of σ₁/B^{(α−1)/α} in ρ."""
-    if isinstance(d0, bool) or d0 != int(d0) or d0 < 1:
+    if not check.is_whole(d0) or d0 < 1:
         raise ValueError(f"d0={d0}: expected min(m, n), a whole number ≥ 1")
     nu, C_alpha = check.nonnegative("nu", nu), check.positive("C_alpha", C_alpha)
     return (1 + math.sqrt(d0) * (1 + nu)) * 2 * math.sqrt(math.pi) * C_alpha ** (1 / alpha)

@@ -62,7 +62,7 @@ def ideal_deflated_gamma(
     [0.0073, 0.0021]
     """
     sigma = check.spectrum(singular_values)
-    if isinstance(ell, bool) or ell != int(ell) or not 0 <= ell < sigma.shape[-1]:
+    if not check.is_whole(ell) or not 0 <= ell < sigma.shape[-1]:
         raise ValueError(
             f"ell={ell}: expected a whole number 0 ≤ ℓ < {sigma.shape[-1]}, the width of the head; with "
             "ℓ = min(m, n) there is no rest"
@@ -196,6 +196,11 @@ def deflated_nu(*, overlap: float | None = None, too_small: float = 0.0) -> floa
     """
     if not 0 <= too_small < 1:
         raise ValueError(f"too_small={too_small}: expected the part of ‖R‖_op that δ lacks, 0 to 1")
+    if overlap is not None and not overlap >= 0:
+        raise ValueError(
+            f"overlap={overlap}: expected ‖ZPᵀ‖_op, the overlap of the row spaces of head and rest, 0 "
+            "or more; None for the largest possible"
+        )
     b = 1 / (1 - too_small)
     c = b if overlap is None else min(overlap, b)
     return max(math.sqrt((1 + b * b) / 2 + math.hypot((1 - b * b) / 2, c)) - 1, 0.0)

@@ -134,6 +134,6 @@ def _averaged_noise(setting: Setting, beta: float) -> float:
 
 
 def _after_the_start(k: int) -> int:
-    if isinstance(k, bool) or k != int(k) or k < 1:
+    if not check.is_whole(k) or k < 1:
         raise ValueError(f"k={k}: expected a step k ≥ 1; at k = 0 the error is S₀ itself")
     return int(k)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def newton_schulz_gamma(
     singular_values: Tensor,
     steps: int,
     delta: Tensor | float | None = None,
-    coefficients: str = "quintic",
+    coefficients: Literal["cubic", "quintic"] = "quintic",
 ) -> Tensor:
     """γ of q Newton–Schulz steps, exactly: Proposition 1. ν is 0.
 
@@ -59,7 +60,7 @@ def newton_schulz_gamma(
             "never exceed one on [0, 1]; for any other polynomial measure γ and ν with "
             "polarstep.certify(M, T)"
         )
-    if isinstance(steps, bool) or steps != int(steps) or steps < 0:
+    if not check.is_whole(steps) or steps < 0:
         raise ValueError(f"steps={steps}: expected a whole number q ≥ 0 of Newton–Schulz steps")
     sigma = check.spectrum(singular_values)
     x = sigma / check.delta_covers(delta, sigma)[..., None]
