@@ -129,7 +129,10 @@ def _serve(requests: socket.socket) -> dict[str, object] | None:
         if not message:
             return None
         while not message.endswith(b"\n"):
-            message += requests.recv(2**20)
+            more = requests.recv(2**20)
+            if not more:  # who asked has ended in the middle of a request
+                return None
+            message += more
         if os.fork() == 0:
             os.dup2(os.open(os.devnull, os.O_RDONLY), requests.detach())
             _watch_or_become(*descriptors)
