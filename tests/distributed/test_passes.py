@@ -7,7 +7,7 @@ import torch
 from tests.spectra import gaussian
 
 import polarstep as ps
-from polarstep.distributed.sharded import _inverse, _packed, _unpacked, _weight_of
+from polarstep.distributed.summed import inverse_root_of, packed, unpacked, weight_of
 
 NO_FACTOR = 2.0
 
@@ -17,16 +17,16 @@ NO_FACTOR = 2.0
 def test_zero_columns_stay_zero_and_the_others_become_orthonormal(is_first, zero):
     Y = gaussian(3, 20, 4)
     Y[..., zero] = 0
-    found = _inverse(4, is_first)(_packed(Y.mT @ Y))
+    found = inverse_root_of(4, is_first)(packed(Y.mT @ Y))
     assert (found[:, -1] != NO_FACTOR).all()
-    Q = Y @ _unpacked(found[:, :-1], 4).mT
+    Q = Y @ unpacked(found[:, :-1], 4).mT
     expected = torch.eye(4, dtype=Y.dtype).index_fill(0, torch.tensor(zero, dtype=torch.long), 0)
     torch.testing.assert_close(Q.mT @ Q, expected.expand(3, 4, 4), atol=1e-12, rtol=0)
 
 
 def test_a_gram_matrix_without_a_factor_is_flagged():
     G = torch.diag(torch.tensor([1.0, -1.0, 1.0]))[None].double()
-    assert _inverse(3, False)(_packed(G))[0, -1] == NO_FACTOR
+    assert inverse_root_of(3, False)(packed(G))[0, -1] == NO_FACTOR
 
 
 @pytest.mark.parametrize("delta", ["frobenius", "spectral"])
@@ -35,7 +35,7 @@ def test_a_weight_is_that_of_the_inner_map_at_every_scale(delta, scale):
     inner = ps.NewtonSchulz(5, delta=delta)
     B = scale * gaussian(3, 4, 20)
     B[1] = 0
-    W = _unpacked(_weight_of(inner, 0, 5, 4)(_packed(B @ B.mT)), 4, symmetric=True)
+    W = unpacked(weight_of(inner, 0, 5, 4)(packed(B @ B.mT)), 4, symmetric=True)
     torch.testing.assert_close(W @ B, inner(B), atol=1e-9, rtol=0)
     assert W.isfinite().all()
     assert not W[1].any()

@@ -189,8 +189,9 @@ def test_an_interrupted_study_goes_on(ray: Place, tmp_path: Path) -> None:
         if now.running:
             raise KeyboardInterrupt
 
+    waits = Bowl(tmp_path / "log", workers=3)  # for a third worker, which there is not
     with pytest.raises(KeyboardInterrupt):
-        ray.tune(spec, Bowl(), 4, interrupt)
+        ray.tune(spec, waits, 4, interrupt)
     finished = ray.tune(spec, Bowl(), 4, lambda _: None)
     assert (finished.done, finished.running) == (4, 0)
 
