@@ -53,8 +53,10 @@ def close(a: list[Tensor], b: list[Tensor], device: torch.device) -> bool:
     return all((x - y).norm() < 0.05 * x.norm() for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("polar", MAPS, ids=str)
-@pytest.mark.parametrize("nesterov", [True, False])
+# M is made before any map sees it, so one map does for the momentum without Nesterov's step.
+@pytest.mark.parametrize(
+    ("polar", "nesterov"), [*((polar, True) for polar in MAPS), (MAPS[1], False)], ids=str
+)
 def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: bool) -> None:
     ends = []
     for fused in (True, False):

@@ -35,6 +35,8 @@ def ray() -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
         patch.setenv("OMP_NUM_THREADS", "1")
+        # Ray starts its workers at niceness 15: beside other tests they would hardly run at all.
+        patch.setenv("RAY_worker_niceness", "0")
         patch.delenv("RAY_ADDRESS", raising=False)
         with place_for("ray", workers=2, device="cpu") as place:
             yield place
