@@ -1,0 +1,112 @@
+"""Compile the kernels of whole steps for a Hopper GPU, where there is none. Nothing is launched.
+
+    python -m tests.hopper              # all maps, a minute or two
+    python -m tests.hopper auto rest    # these alone
+
+A step runs on a CPU as it would on a GPU, with two changes: a launch compiles its kernel, with the very
+arguments of the launch, and goes no further; and products in 16 bits by torch, which a CPU is slow at,
+return memory as it is. So the numbers mean nothing. What Triton's interpreter cannot tell is whether a
+kernel compiles: types that do not go together, shapes that tensor cores refuse.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import polarstep as ps
+from polarstep import kernels, products
+from polarstep.products.triton import Triton
+
+__all__ = ["MAPS", "main"]
+
+SHAPES = ((512, 512), (1024, 512))  # the fewest rows for which products run in eight bits
+INNER = {"inner": ps.NewtonSchulz(4, "polar-express-sketch"), "always_sketch": True}
+WARM = ps.LowRank(48, 8, sketch=ps.Warm(), **INNER)
+MAPS: dict[str, ps.PolarMap] = {
+    "auto": ps.Deflated(WARM, ps.NewtonSchulz(1, "flat")),
+    "16 bits": ps.Deflated(WARM, ps.NewtonSchulz(1, "flat"), float8=False),
+    "rest": ps.Deflated(ps.LowRank(48, 8, **INNER)),
+    "low rank": ps.LowRank(48, 8, **INNER),
+    "full": ps.NewtonSchulz(5, "polar-express"),
+}
+
+
+class _Hopper:
+    """As much of a driver of Triton as compiling needs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class _OnHopper(Triton):
+    def dtype(self, given: torch.dtype) -> torch.dtype:
+        return given if given == torch.float64 else torch.bfloat16
+
+
+class _WithoutProducts(TorchDispatchMode):
+    """Products in 16 bits return memory as it is."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_product = function.overloadpacket.__name__ in ("bmm", "mm", "baddbmm", "addmm")
+        if not is_product or args[-1].dtype.itemsize != 2:
+            return function(*args, **kwargs)
+        A, B = args[-2:]
+        return kwargs.get("out", A.new_empty(*A.shape[:-1], B.shape[-1]))
+
+
+def compiled(polar: ps.PolarMap) -> Counter[str]:
+    """The kernels of two steps with ``polar``, and how often each is launched."""
+    found: Counter[str] = Counter()
+    run = JITFunction.run
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        found[kernel.fn.__name__] += 1
+        return run(kernel, *args, grid=grid, warmup=True, **options)
+
+    JITFunction.run = compile_only
+    try:
+        params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
+        optimizer = ps.Muon(params, lr=0.01, polar=polar)
+        for _ in range(2):  # a warm map begins with a fresh sketch
+            for p in params:
+                p.grad = torch.ones_like(p)
+            with _WithoutProducts():
+                optimizer.step()
+        assert optimizer._replayed.buckets, "the step was not fused"
+    finally:
+        JITFunction.run = run
+    return found
+
+
+def main(*names: str) -> None:
+    """Compile for the maps of these names, or for all; a kernel that does not compile raises."""
+    driver.set_active(_Hopper())
+    kernels.available = lambda device: True
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    products._BY_KERNELS["cpu"] = _OnHopper()
+    for name in names or MAPS:
+        counts = compiled(MAPS[name]).most_common()
+        print(
+            f"{name}: " + ", ".join(f"{count} × {kernel}" for kernel, count in counts), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
