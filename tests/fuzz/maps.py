@@ -186,9 +186,19 @@ def _facts_of_polynomials(polynomials: tuple[tuple[float, ...], ...], eps: float
     for polynomial in polynomials:
         slope *= max(1.0, abs(polynomial[0]))
     p = _composed(polynomials, x)
+    highest = max(float(p.max()), _peak(polynomials, x, p))
     relative = (_composed(polynomials, x * (1 + 1e-7)) - p).abs() / 1e-7
-    highest = float(p.max()) * (1 + 1e-8)  # between two points of the grid p may be higher
     return Facts(max(1.0, highest), slope, max(1.0, float(relative.max())))
+
+
+def _peak(polynomials: tuple[tuple[float, ...], ...], x: Tensor, p: Tensor) -> float:
+    """The highest value of the polynomials around the highest points of a grid, by finer grids."""
+    x, order = x.sort()
+    top = p[order].topk(16).indices
+    fine = torch.linspace(0, 1, 2001, dtype=torch.float64)
+    left, right = x[(top - 1).clamp_min(0)], x[(top + 1).clamp_max(len(x) - 1)]
+    between = left[:, None] + (right - left)[:, None] * fine
+    return float(_composed(polynomials, between).max())
 
 
 def _composed(polynomials: tuple[tuple[float, ...], ...], x: Tensor) -> Tensor:
