@@ -186,7 +186,8 @@ def _facts_of_polynomials(polynomials: tuple[tuple[float, ...], ...], eps: float
     for polynomial in polynomials:
         slope *= max(1.0, abs(polynomial[0]))
     p = _composed(polynomials, x)
-    highest = max(float(p.max()), _peak(polynomials, x, p))
+    # Where ∏aₜ is large, rounding reaches the other singular values, in float64 too.
+    highest = max(float(p.max()), _peak(polynomials, x, p)) * (1 + 1e-8)
     relative = (_composed(polynomials, x * (1 + 1e-7)) - p).abs() / 1e-7
     return Facts(max(1.0, highest), slope, max(1.0, float(relative.max())))
 
