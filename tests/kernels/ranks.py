@@ -17,7 +17,8 @@ import polarstep as ps
 
 __all__ = ["MAPS", "PLANS", "main"]
 
-STEPS = 6 if torch.cuda.is_available() else 2  # a GPU captures its steps after the fourth
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STEPS = 6 if DEVICE == "cuda" else 2  # a GPU captures its steps after the fourth
 SHAPES = ((32, 48), (32, 48), (48, 32))
 SKETCH = {"always_sketch": True, "inner": ps.NewtonSchulz(3)}
 MAPS: dict[str, dict[str, Any]] = {
@@ -34,9 +35,8 @@ PLANS = (("copies", "local"), ("copies", "replicated"), ("parts", "owner"), ("pa
 
 def matrix(i: int, step: int) -> Tensor:
     """Parameter ``i`` at step -1, and its gradient at others."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.randn(SHAPES[i], generator=torch.Generator().manual_seed(10 * step + i + 10)).to(
-        device
+        DEVICE
     )
 
 
@@ -56,7 +56,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, str], dict[str,
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (ranks,))
+    mesh = init_device_mesh(DEVICE, (ranks,))
 
     def part(X: Tensor) -> Tensor:
         return X.chunk(ranks)[rank].clone()
