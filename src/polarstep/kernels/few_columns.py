@@ -30,23 +30,22 @@ def hashed(at):
 
 @triton.jit
 def rows_times_few(
-    A, V, r, rows, first, last, K, few,
+    A, V, r, rows, K, few,
     A_row, A_col, V_row, V_col,
     SPLIT: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Rows ``r`` of AV in float32, for A (rows, K) and V (K, few).
 
-    Of the sum over K only the terms from ``first`` to ``last`` count, which are multiples of BK where
-    they are not the ends. Rows past the end wrap around; the caller must not store them. Factors are
-    multiplied in V's precision. With SPLIT they are multiplied in A's precision, and each entry of V is
-    the sum of two such numbers, so that V keeps twice as many bits.
+    Rows past the end wrap around; the caller must not store them. Factors are multiplied in V's
+    precision. With SPLIT they are multiplied in A's precision, and each entry of V is the sum of two
+    such numbers, so that V keeps twice as many bits.
     """
     k = tl.arange(0, BK)
     c = tl.arange(0, FEW)
-    a = A + (r % rows)[:, None] * A_row + (first + k)[None, :] * A_col
-    v = V + (first + k)[:, None] * V_row + c[None, :] * V_col
+    a = A + (r % rows)[:, None] * A_row + k[None, :] * A_col
+    v = V + k[:, None] * V_row + c[None, :] * V_col
     acc = tl.zeros((BM, FEW), dtype=tl.float32)
-    for start in range(first, last, BK):
+    for start in range(0, K, BK):
         x = tl.load(a, mask=k[None, :] < K - start, other=0.0)
         y = tl.load(v, mask=(k[:, None] < K - start) & (c[None, :] < few), other=0.0)
         if SPLIT:
@@ -72,7 +71,7 @@ def _times_few_kernel(
     batch = tl.program_id(1).to(tl.int64)
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     acc = rows_times_few(
-        A + batch * A_batch, V + batch * V_batch, r, rows, 0, K, K, few,
+        A + batch * A_batch, V + batch * V_batch, r, rows, K, few,
         A_row, A_col, V_row, V_col, False, FEW, BM, BK,
     )  # fmt: skip
     at = out + batch * rows * FEW + r[:, None] * FEW + tl.arange(0, FEW)[None, :]

@@ -107,15 +107,16 @@ def _part_of_product(
     SPLIT: tl.constexpr, COLUMNS: tl.constexpr, FEW: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Store a part of AV for a block of rows: ``at_once`` blocks of A, of all along K.
+    """Store one part of AV for one block of rows: the sum over ``at_once`` blocks of A along K.
 
-    ``out`` has shape (parts, rows, FEW). V may have twice as many columns: then it is the sum of the
-    first half and the second.
+    ``out`` has shape (parts, rows, FEW). A V with twice as many columns stands for the sum of its first
+    half and its second.
     """
     part, r = program // blocks, (program % blocks) * BM + tl.arange(0, BM)
     first = part * at_once * BK
     acc = rows_times_few(
-        A, V, r, rows, first, tl.minimum(first + at_once * BK, K), K, few,
+        A + first.to(tl.int64) * A_col, V + first.to(tl.int64) * V_row,
+        r, rows, tl.minimum(at_once * BK, K - first), few,
         A_row, A_col, V_row, V_col, SPLIT, COLUMNS, BM, BK,
     )  # fmt: skip
     if COLUMNS > FEW:
@@ -206,16 +207,16 @@ def _rest_kernel(
     for part in tl.static_range(PARTS):
         y += tl.load(AV + (batch * PARTS + part) * rows * FEW + of_y, mask=inside, other=0.0)
 
-    l = L + batch * L_batch + r[:, None] * L_row + k[None, :] * L_col
+    of_x = L + batch * L_batch + r[:, None] * L_row + k[None, :] * L_col
     of_p = k[:, None] * FEW + c[None, :]
     second = tl.zeros((BM, FEW), dtype=tl.float32)
     squares = tl.zeros((BM,), dtype=tl.float32)
     for start in range(0, K, BK):
-        x = tl.load(l + start * L_col, mask=inside & (k < K - start)[None, :], other=0.0)
+        x = tl.load(of_x, mask=inside & (k < K - start)[None, :], other=0.0)
         p = tl.zeros((BK, FEW), dtype=tl.float32)
         for part in tl.static_range(PARTS_P):
-            at = P + ((batch * PARTS_P + part) * K + start) * FEW
-            p += tl.load(at + of_p, mask=(k < K - start)[:, None], other=0.0)
+            of_part = P + ((batch * PARTS_P + part) * K + start) * FEW
+            p += tl.load(of_part + of_p, mask=(k < K - start)[:, None], other=0.0)
         if FIRST:
             p *= scale
         else:
@@ -228,6 +229,7 @@ def _rest_kernel(
             second = tl.dot(x, low, second)
         else:
             second = tl.dot(x, p, second, input_precision="ieee")
+        of_x += BK * L_col
 
     y = y * scale - (second if FIRST else second * scale)
     y = tl.where(inside, y, 0.0)
@@ -371,6 +373,7 @@ def _rest(
         BM=_ROWS, BK=_COLUMNS, num_warps=_REST_WARPS, num_stages=_REST_STAGES,
     )  # fmt: skip
     return X, moments, of_L
+
 
 def rest_norm(
     A: Tensor,
