@@ -145,7 +145,7 @@ def _products_kernel(
     BM_L: tl.constexpr,
     BK_L: tl.constexpr,
 ):  # fmt: skip
-    """AV and LU in parts. The first program adds up ‖A‖²_F, or in the second launch makes N of YᵀY.
+    """Parts of AV and LU. The first program computes ‖A‖²_F in the first launch, N in the second.
 
     Programs of L come before those of A, so that none of them is the last to run.
     """
@@ -318,9 +318,9 @@ def _norm_kernel(
 def _products(
     A: Tensor, V: Tensor, L: Tensor, U: Tensor, numbers: Tensor, result: Tensor, *, first: bool
 ) -> tuple[Tensor, Tensor]:
-    """AV and LU, each of shape (batch, parts, rows, 16) and to be added up over the parts.
+    """AV and LU, each of shape (batch, parts, rows, 16), whose sums over the parts are the products.
 
-    With ``first``, ``result`` gets the sums of ``numbers``; otherwise the N of sums of YᵀY.
+    ``numbers`` are the parts of ‖A‖²_F with ``first``, and of YᵀY otherwise. ``result`` gets ‖A‖²_F or N.
     """
     batch, rows, K = A.shape
     tiles, of_L = tiles_of(A, _LINES, _LINE), tiles_of(L, _SMALL_LINES, _LINE)
@@ -348,7 +348,10 @@ def _products(
 
 
 def _cut(blocks: int, parts: int, least: int) -> tuple[int, int]:
-    """The blocks of a part and the number of parts: ``parts`` or fewer, of ``least`` blocks or more."""
+    """How many blocks a part has and how many parts there are, to cut ``blocks`` into ``parts`` at most.
+
+    A part has ``least`` blocks or more, except for the last part.
+    """
     at_once = max(least, triton.cdiv(blocks, parts))
     return at_once, triton.cdiv(blocks, at_once)
 
@@ -356,9 +359,10 @@ def _cut(blocks: int, parts: int, least: int) -> tuple[int, int]:
 def _rest(
     AV: Tensor, L: Tensor, P: Tensor, whole: Tensor, pairs: Tensor | None, *, first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """X = (AV − LP)·64/‖A‖_F; XᵀX, and without ``first`` ‖L‖²_F/‖A‖²_F, both as parts to be added up.
+    """X = (AV − LP)·64/‖A‖_F, and parts of XᵀX and ‖L‖²_F/‖A‖²_F (the latter not with ``first``).
 
-    AV and P are what :func:`_products` returns. ``pairs`` (batch, rows, 32) gets X as sums of two.
+    AV and P are what :func:`_products` returns. ``pairs`` (batch, rows, 32) gets X once more: each entry
+    is the sum of two 16-bit numbers, 16 columns apart.
     """
     batch, parts, rows, _ = AV.shape
     blocks = triton.cdiv(rows, _ROWS)
