@@ -320,7 +320,8 @@ def _products(
 ) -> tuple[Tensor, Tensor]:
     """AV and LU, each of shape (batch, parts, rows, 16), whose sums over the parts are the products.
 
-    ``numbers`` are the parts of ‖A‖²_F with ``first``, and of YᵀY otherwise. ``result`` gets ‖A‖²_F or N.
+    With ``first``, ``numbers`` are parts of ‖A‖²_F, and ``result`` gets ‖A‖²_F. Otherwise they are parts
+    of YᵀY, and ``result`` gets N.
     """
     batch, rows, K = A.shape
     tiles, of_L = tiles_of(A, _LINES, _LINE), tiles_of(L, _SMALL_LINES, _LINE)
