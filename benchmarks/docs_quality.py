@@ -7,15 +7,14 @@ Cost is the time of a whole ``step()`` (``results/step-cost``), quality the perp
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from polarstep_lab.estimates import student
+from polarstep_lab.estimates import Difference, Estimate
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
@@ -96,50 +95,41 @@ def with_rows(timed: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds, with the half-width of its 95% t-interval (NaN for one seed)."""
-
-    mean: float
-    half: float
-    n: int
+class Change(Difference):
+    """A mean over seeds as the pages write it; ``pairs`` is the number of seeds."""
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean."""
-        return self.half / student(self.n - 1)
-
-    @property
-    def low(self) -> float:
-        """The lower end of the interval."""
-        return self.mean - self.half
-
-    @property
-    def high(self) -> float:
-        """The upper end of the interval."""
-        return self.mean + self.half
+    def ends(self) -> tuple[float, float]:
+        """The ends of the 95% t-interval; there is none for one seed."""
+        assert self.interval is not None
+        return self.value - self.interval, self.value + self.interval
 
     def told(self, digits: int = 1, unit: str = "") -> str:
         """As ``+0.8% ± 0.6 (n = 4)``, or ``+0.5% (one seed)``, with spaces that do not break."""
-        sign = "−" if self.mean < 0 else "+"
-        mean = f"{sign}{abs(self.mean):.{digits}f}{unit}"
-        if self.n == 1:
+        sign = "−" if self.value < 0 else "+"
+        mean = f"{sign}{abs(self.value):.{digits}f}{unit}"
+        if self.interval is None:
             return f"{mean} (one\N{NO-BREAK SPACE}seed)"
-        interval = f"±\N{NO-BREAK SPACE}{self.half:.{digits}f}"
-        seeds = f"(n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{self.n})"
+        interval = f"±\N{NO-BREAK SPACE}{self.interval:.{digits}f}"
+        seeds = f"(n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{self.pairs})"
         return f"{mean}\N{NO-BREAK SPACE}{interval} {seeds}"
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def change(values: Iterable[float]) -> Change:
     """The mean of a few numbers, with its t-interval."""
-    if len(values) < 2:
-        return Estimate(values[0], math.nan, 1)
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return Estimate(statistics.fmean(values), student(len(values) - 1) * error, len(values))
+    found = Estimate.of(values)
+    assert found is not None, "no values"
+    return Change(**vars(found.from_zero))
 
 
-def paired(values: Mapping[int, float], base: Mapping[int, float]) -> Estimate:
+def paired(values: Mapping[int, float], base: Mapping[int, float]) -> Change:
     """The mean difference on the seeds that both have."""
-    return estimate([values[seed] - base[seed] for seed in sorted(set(values) & set(base))])
+    return change(values[seed] - base[seed] for seed in values.keys() & base.keys())
+
+
+def percent(values: Mapping[int, float], base: Mapping[int, float]) -> Change:
+    """The mean relative difference on the seeds that both have, in percent."""
+    return change(100 * (values[seed] / base[seed] - 1) for seed in values.keys() & base.keys())
 
 
 @cache
@@ -152,10 +142,9 @@ def perplexities() -> dict[tuple[str, float], dict[int, float]]:
     return found
 
 
-def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Estimate:
+def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Change:
     """Perplexity against that of ``base`` on the same seeds, in percent."""
-    runs, full = perplexities()[trained], perplexities()[base]
-    return estimate([100 * (runs[s] / full[s] - 1) for s in sorted(set(runs) & set(full))])
+    return percent(perplexities()[trained], perplexities()[base])
 
 
 def chosen(name: str) -> float | None:
@@ -168,7 +157,7 @@ def chosen(name: str) -> float | None:
     return min(tried, key=lambda rate: tried[rate])
 
 
-def at_chosen_rates(name: str) -> Estimate | None:
+def at_chosen_rates(name: str) -> Change | None:
     """A map against full space, each at its chosen rate, on the seeds that chose nothing, in percent."""
     from frontier import CHOICE, FULL
 
@@ -178,8 +167,8 @@ def at_chosen_rates(name: str) -> Estimate | None:
     runs, full = (
         perplexities().get((each, rate), {}) for each, rate in zip((name, FULL), rates, strict=True)
     )
-    seeds = sorted((set(runs) & set(full)) - {CHOICE})
-    return estimate([100 * (runs[s] / full[s] - 1) for s in seeds]) if seeds else None
+    others = {seed: value for seed, value in runs.items() if seed != CHOICE}
+    return percent(others, full) if others.keys() & full.keys() else None
 
 
 def best_run(name: str) -> tuple[str, float] | None:

@@ -5,7 +5,7 @@
 
 After a marker ``<!-- KIND: RECORD -->``, with a kind of :data:`TABLES`, a page has the table made from
 the record, up to the next blank line. Between ``<!-- claim: NAME -->`` and ``<!-- end -->`` is a claim
-of ``docs_claims.py``. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are the results of the
+of ``docs_claims``. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are the results of the
 archived runs below the folder, with the commands that repeat them; it is empty without runs. The figures
 in ``docs/assets`` are those of ``docs_figures.py``.
 """
@@ -207,7 +207,7 @@ def long_run_table(folder: Path) -> str:
 
 def accuracies_table(folder: Path) -> str:
     """Test accuracy of each method against full space on the same seeds, in points."""
-    from docs_claims import cifar_frontier_rows
+    from docs_claims.cifar10 import cifar_frontier_rows
 
     lines = [
         "| method | test accuracy | to full space, points | optimizer ms |",
@@ -246,7 +246,7 @@ def _told(each: Weighed) -> str:
     if each.trained is None:
         return "not run"
     found = quality(each.trained)
-    return found.told(unit="%") if found.half or found.n == 1 else "–"
+    return found.told(unit="%") if found.interval or found.pairs == 1 else "–"
 
 
 # Where maps were timed: the matrices, the machine, the record, and the column in it.
@@ -274,10 +274,10 @@ def choice_table(folder: Path) -> str:
     for matrices, machine, record, load in PLACES:
         rows = steps(f"{folder.relative_to(ROOT)}/{record}.json")
         known = [
-            (rows[each.timed, load]["ratio"], quality(each.trained).mean, each)
+            (rows[each.timed, load]["ratio"], quality(each.trained).value, each)
             for each in weighed()
             if each.timed and each.trained and (each.timed, load) in rows
-            if quality(each.trained).n > 1
+            if quality(each.trained).interval is not None
         ]
         kept: list[tuple[float, float, Weighed]] = []
         for row in sorted(known, key=lambda row: row[0]):

@@ -127,7 +127,7 @@ def test_a_number_outside_of_a_marked_block_is_found() -> None:
 def test_every_measured_number_is_made_from_a_record(page: str) -> None:
     found = unmarked_numbers((ROOT / page).read_text())
     assert not found, (
-        f"{page} has {found} in its text: make them claims of benchmarks/docs_claims.py, or say in "
+        f"{page} has {found} in its text: make them claims of benchmarks/docs_claims, or say in "
         "STATED why they are no measurements"
     )
 

@@ -181,14 +181,14 @@ def test_a_claim_that_compares_says_how_many_seeds_and_tokens(module, name):
 
 
 def test_intervals_are_those_of_student(module):
-    from docs_quality import estimate, paired
+    from docs_quality import change, paired
 
     found = paired({1: 5.0, 2: 7.0, 3: 9.0, 8: 1.0}, {1: 4.0, 2: 5.0, 3: 6.0, 9: 2.0})
-    assert (found.mean, found.n) == (2.0, 3)
+    assert (found.value, found.pairs) == (2.0, 3)
     assert found.error == pytest.approx(1 / math.sqrt(3))
-    assert found.half == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)
+    assert found.interval == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)
     assert found.told(1, "%").replace("\N{NO-BREAK SPACE}", " ") == "+2.0% ± 2.5 (n = 3)"
-    assert estimate([-0.4]).told(unit="%").replace("\N{NO-BREAK SPACE}", " ") == "−0.4% (one seed)"
+    assert change([-0.4]).told(unit="%").replace("\N{NO-BREAK SPACE}", " ") == "−0.4% (one seed)"
 
 
 COMMANDS = re.compile(r"polarstep (?:compare|ablate) (?:[^`\n\\]|\\\n)*")
@@ -304,7 +304,7 @@ def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
     runs["low-rank", 0.01] |= {0: 101.0, 1: 103.0, 3: 40.0}
     assert (found.chosen("full"), found.chosen("low-rank")) == (0.014, 0.01)
     gap = found.at_chosen_rates("low-rank")
-    assert (gap.mean, gap.n) == (pytest.approx(2.0), 2)  # seed 3 chose, and does not count
+    assert (gap.value, gap.pairs) == (pytest.approx(2.0), 2)  # seed 3 chose, and does not count
     del runs["low-rank", 0.02]
     assert found.chosen("low-rank") is None
     assert found.at_chosen_rates("low-rank") is None
@@ -377,12 +377,12 @@ def test_one_seed_chooses_no_map(module, quality, monkeypatch):
 
 
 def test_names_in_a_figure_do_not_meet(module):
-    figures = importlib.import_module("docs_figures")
-    frame = figures._Frame(50, 60, 370, 388, (0.5, 30.0), (-3.0, 10.0))
+    svg = importlib.import_module("docs_svg")
+    frame = svg.Frame(50, 60, 370, 388, (0.5, 30.0), (-3.0, 10.0))
     marks = [(*frame.at(1.0 + 0.1 * k, 0.3 * k), f"optimizer {k}") for k in range(6)]
     drawn = [
         (float(x), float(y), anchor, words)
-        for text in figures._names(frame, marks)
+        for text in frame.names(marks)
         for x, y, anchor, words in re.findall(
             r'x="(.*?)" y="(.*?)" text-anchor="(\w+)".*>(.*)<', text
         )
@@ -394,13 +394,13 @@ def test_names_in_a_figure_do_not_meet(module):
         boxes.append((left, y - 9, left + 6 * len(words), y + 2))
     boxes += [(x - 6, y - 6, x + 6, y + 6) for x, y, _ in marks]
     for first, second in itertools.combinations(boxes[: len(marks)], 2):
-        assert not figures._meet(first, second)
+        assert not svg.meet(first, second)
     for name, mark in itertools.product(boxes[: len(marks)], boxes[len(marks) :]):
-        assert not figures._meet(name, mark)
+        assert not svg.meet(name, mark)
 
 
 def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkeypatch):
-    figures, claims = map(importlib.import_module, ("docs_figures", "docs_claims"))
+    figures, claims = map(importlib.import_module, ("docs_figures", "docs_claims.scaling"))
     study = importlib.import_module("scaling")
     rows = [
         {"map": name, "seed": seed, "lr": 0.014, "steps": steps, "width": width}
