@@ -109,7 +109,7 @@ def paper_blocks(section: Section) -> list[Block | None]:
     return [
         Heading("Next to the paper"),
         Text(beside.summary, "verdict" if beside.comparable else "verdict warned"),
-        Table.of("Next to the paper", lines),
+        Table("Next to the paper", pd.DataFrame(lines)),
         Text(joined(relative, beside.order, f"Source: {beside.source}."), "caption"),
         Text("What is known to differ:" if notes else "", "known"),
         *(Text(note, "note") for note in notes),

@@ -137,7 +137,7 @@ def _ablations(members: pd.DataFrame) -> list[AblationSet]:
         setting = besides if settings[axis, method] > 1 else ""
         ablations.append(AblationSet(axis, method, tuple(rows), setting=setting))
     axes = [axis.name for axis in AXES]
-    return sorted(ablations, key=lambda ablation: (_place(ablation.axis, axes), ablation.of))
+    return sorted(ablations, key=lambda ablation: (_place(ablation.axis, axes), ablation.subject))
 
 
 def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[AblationSet]:

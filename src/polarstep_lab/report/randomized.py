@@ -90,8 +90,8 @@ def randomized_blocks(section: Section) -> list[Block]:
     return part(title, randomized_table(section), _CAPTION, lead=verdict(section))
 
 
-def randomized_table(section: Section) -> Table | None:
-    """The randomized rows next to full space; ``None`` where there are not both."""
+def randomized_table(section: Section) -> Table:
+    """The randomized rows next to full space; empty where there are not both."""
     lines = [
         {
             "Randomized": pair.label,
@@ -103,7 +103,7 @@ def randomized_table(section: Section) -> Table | None:
         }
         for pair in pairs_of(section)
     ]
-    return Table.of("Randomized next to full space", lines)
+    return Table("Randomized next to full space", pd.DataFrame(lines))
 
 
 def _times(ratio: float) -> str:

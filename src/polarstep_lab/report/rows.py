@@ -185,7 +185,7 @@ class AblationSet:
     strays: Mapping[Row, Sequence[str]] | None = None
 
     @property
-    def of(self) -> str:
+    def subject(self) -> str:
         """What was varied: the method, with its setting."""
         return f"{self.method}, {self.setting}" if self.setting else self.method
 
@@ -205,7 +205,7 @@ class AblationSet:
         return Estimate.of(values[values.index.isin(shared)]) or Estimate.of(values)
 
     @property
-    def named(self) -> dict[Row, str]:
+    def row_names(self) -> dict[Row, str]:
         """The rows with their values; before them the base as ``recipe``, where it is none of them."""
         rows = {row: str(row.value) for row in self.rows}
         return rows if self.base is None or self.base in rows else {self.base: "recipe", **rows}
@@ -253,10 +253,10 @@ class Section:
         best_first = sorted(self.rows, key=lambda row: (row.paper is None, -len(row.finished)))
         return {row.method: row for row in reversed(best_first)}
 
-    def whose(self, ablation: AblationSet) -> str:
-        """What follows the name of a row where several methods had the same axis varied."""
+    def label_in(self, ablation: AblationSet, row: Row) -> str:
+        """The label of a row of an ablation; with the method where several had the same axis varied."""
         same = [other for other in self.ablations if other.axis == ablation.axis]
-        return f" with {ablation.of}" if len(same) > 1 else ""
+        return f"{row.label} with {ablation.subject}" if len(same) > 1 else row.label
 
     @cached_property
     def watched(self) -> bool:
