@@ -119,8 +119,15 @@ def module(monkeypatch):
     return importlib.import_module("update_docs")
 
 
+@pytest.fixture
+def tables(module):
+    """The tables of the pages."""
+    return importlib.import_module("docs_tables")
+
+
 def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, module, monkeypatch):
-    monkeypatch.setattr(module, "ROOT", published.parent.parent)
+    for each in (module, importlib.import_module("docs_results")):
+        monkeypatch.setattr(each, "ROOT", published.parent.parent)
     page = "## Results\n\n<!-- results: results/cifar10 -->\nold\n<!-- end -->\n\nmore\n"
     text = module.filled(page, "docs/results.md")
     assert "old" not in text
@@ -330,7 +337,7 @@ def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
     assert (soap.timed, soap.trained) == (None, ("peer:soap", 0.002))
 
 
-def test_the_table_of_peers_says_what_is_missing(module, quality, monkeypatch):
+def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
     found, runs, times = quality
     runs["full", 0.014], runs["peer:torch-muon", 0.02] = {0: 50.0, 1: 50.0}, {0: 51.0, 1: 51.5}
     runs["peer:soap", 0.002] = {0: 53.0}
@@ -343,9 +350,9 @@ def test_the_table_of_peers_says_what_is_missing(module, quality, monkeypatch):
                 "state_mib": 306.2,
                 "extra_mib": 26.3,
             }
-    monkeypatch.setattr(module, "weighed", lambda: shown)
-    monkeypatch.setattr(module, "steps", lambda record=None: times)
-    text = module.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
+    monkeypatch.setattr(tables, "weighed", lambda: shown)
+    monkeypatch.setattr(tables, "steps", lambda record=None: times)
+    text = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
     _, _, full, torch_muon, dion, soap = text.splitlines()
     assert full == "| full space | 2.00 ms, 4.00× | 2.00 ms, 4.00× | 306 + 26 | 0.014 | – |"
     assert torch_muon.startswith(
@@ -358,19 +365,19 @@ def test_the_table_of_peers_says_what_is_missing(module, quality, monkeypatch):
     )
 
 
-def test_one_seed_chooses_no_map(module, quality, monkeypatch):
+def test_one_seed_chooses_no_map(tables, quality, monkeypatch):
     found, runs, times = quality
     runs["full", 0.014], runs["low-rank", 0.014] = {0: 50.0, 1: 50.0}, {0: 52.0, 1: 52.5}
     runs["flat-48-warm", 0.014] = {0: 40.0}
     shown = [
         found.Weighed(name, name, (name, 0.014)) for name in ("full", "low-rank", "flat-48-warm")
     ]
-    for _, _, _, load in module.PLACES:
+    for _, _, _, load in tables.PLACES:
         for name, ratio in (("full", 4.0), ("low-rank", 1.5), ("flat-48-warm", 1.2)):
             times[name, load] = {"ratio": ratio}
-    monkeypatch.setattr(module, "weighed", lambda: shown)
-    monkeypatch.setattr(module, "steps", lambda record=None: times)
-    text = module.TABLES["choice"](ROOT / "results/step-cost")
+    monkeypatch.setattr(tables, "weighed", lambda: shown)
+    monkeypatch.setattr(tables, "steps", lambda record=None: times)
+    text = tables.TABLES["choice"](ROOT / "results/step-cost")
     assert "| 1.5× | low-rank |" in text
     assert "| 4.0× | full |" in text
     assert "flat-48-warm" not in text

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from polarstep_lab.estimates import MISSING, Estimate, joined, number, plural
+from polarstep_lab.estimates import MISSING, joined, number, plural
 from polarstep_lab.methods import find_method
 from polarstep_lab.paper import Published
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
@@ -102,7 +102,7 @@ def paper_blocks(section: Section) -> list[Block | None]:
             "in the paper": _shown(line.paper_cost, ".2%"),
         }
         if any(other.marks or other.row.differs for other in beside.lines):
-            cells["Notes"] = line.marks or "no reason known" * line.row.differs
+            cells["Notes"] = line.marks or ("no reason known" if line.row.differs else "")
         lines.append(cells)
     relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
     notes = [f"({mark}) {r.topic}: {r.text}" for mark, r in beside.notes.items()]
@@ -160,8 +160,8 @@ def _order(lines: tuple[Any, ...], section: Section) -> str:
     """Which pairs of methods come in the paper's order, of those that the paper tells apart."""
     same, unclear, turned = 0, 0, []
     for a, b in itertools.combinations([line for line in lines if line.row.metric], 2):
-        theirs = [Estimate(line.paper.mean, line.paper.std, line.paper.seeds) for line in (a, b)]
-        paper, here = theirs[0].minus(theirs[1]), a.row.metric.minus(b.row.metric)
+        paper = a.paper.estimate.minus(b.paper.estimate)
+        here = a.row.metric.minus(b.row.metric)
         if paper.clear and not here.clear:
             unclear += 1
         elif paper.clear and (here.value > 0) == (paper.value > 0):
@@ -175,10 +175,10 @@ def _order(lines: tuple[Any, ...], section: Section) -> str:
         return ""
     parts = [
         f"Of {plural(pairs, 'pair')} of methods that the paper tells apart at 95%, {same or 'none'} "
-        f"come{'s' * (same < 2)} in the same order here"
+        f"come{'s' if same < 2 else ''} in the same order here"
     ]
-    parts += [f"{unclear} {'is' if unclear == 1 else 'are'} not told apart by these seeds"] * (
-        unclear > 0
-    )
-    parts += [f"{len(turned)} the other way round ({'; '.join(turned)})"] if turned else []
+    if unclear:
+        parts.append(f"{unclear} {'is' if unclear == 1 else 'are'} not told apart by these seeds")
+    if turned:
+        parts.append(f"{len(turned)} the other way round ({'; '.join(turned)})")
     return f"{', '.join(parts)}."

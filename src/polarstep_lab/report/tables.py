@@ -123,7 +123,7 @@ def _ablation_caption(section: Section) -> str:
 def _strays_text(section: Section, ablation: AblationSet) -> str:
     """Which rows have no difference because they differ from their base in more than the axis."""
     rows: dict[str, list[str]] = {}
-    for row, paths in (ablation.strays or {}).items():
+    for row, paths in ablation.strays.items():
         rows.setdefault(listed(paths), []).append(section.label_in(ablation, row))
     said = "No difference is shown for {}: the recipe's own row differs in {} too."
     return joined(*(said.format(listed(names), paths) for paths, names in rows.items()))
@@ -149,7 +149,7 @@ def _table(
             "Seeds": row.seeds_text,
             **beside.get(row, {}),
             "GFLOPs/step": number(row.gflops),
-            "Optimizer ms": number(row.times["optimizer_ms"]),
+            "Optimizer ms": number(row.times["optimizer_ms_per_step"]),
             "Step ms": number(row.times["step_ms"]),
             **({"Run s": number(row.times["run_seconds"], 3)} if whole_run else {}),
             **conditions[row],
@@ -169,7 +169,7 @@ def difference_cells(found: Difference | None, metric: Metric) -> dict[str, str]
 
 
 def _conditions(rows: Sequence[Row]) -> Mapping[Row, dict[str, str]]:
-    """Commit and settings of speed behind the times of each row, where rows differ in them."""
+    """The commit and the settings that each row was timed with, as far as the rows differ in them."""
 
     def told(row: Row) -> dict[str, str]:
         runs = pd.DataFrame([*row.timed["conditions"]]).drop(columns="device", errors="ignore")
@@ -187,7 +187,7 @@ def _paper_text(row: Row) -> str:
     """The published figure for a row, with a mark where ours is clearly another."""
     if not row.paper:
         return MISSING
-    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{'‡' * row.differs}"
+    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{'‡' if row.differs else ''}"
 
 
 def _times_text(shown: Sequence[Row]) -> str:
@@ -240,7 +240,7 @@ def _csv_line(section: Section, row: Row, ablation: AblationSet | None) -> dict[
         "seeds": row.metric.n if row.metric else 0,
         **row.counts,
         "optimizer_gflops_per_step": row.gflops,
-        **dict(zip(RUN_COLUMNS[12:15], row.times, strict=True)),
+        **row.times,
         "device": "; ".join(row.devices),
         "difference_to_base": difference and difference.value,
         "difference_error": difference and difference.error,
