@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterator
 from functools import cache
 
-from docs_quality import ROOT, Change, change, memory, percent, steps
+from differences import Change, change, percent
+from docs_quality import ROOT, memory, steps
 from polarstep_lab.methods import Method, all_methods
 from polarstep_lab.records.record import RunRecord, find_runs
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from docs_quality import change
+from differences import change
 from frontier import FULL, LENGTH, RATE, SEQUENCES, STEPS, WIDTH, append, identity, run, shards
 from polarstep.storage import read_lines
 from polarstep_lab.estimates import student

@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Callable
 
+from differences import Change, percent
 from docs_claims.words import claim
-from docs_quality import ROOT, Change, percent
+from docs_quality import ROOT
 from polarstep.storage import read_lines
 
 ADAPTIVE = "results/adaptive"

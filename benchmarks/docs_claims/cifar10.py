@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from differences import Change, paired
 from docs_claims.recorded import FULL, SKETCHED, accuracy, runs, values
 from docs_claims.words import claim, span
-from docs_quality import ROOT, Change, paired
+from docs_quality import ROOT
 from polarstep_lab.methods import all_methods
 
 

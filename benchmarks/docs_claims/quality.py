@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from differences import change, paired
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.words import claim, signed
-from docs_quality import BASE, ROOT, change, million_tokens, paired, peers, perplexities, quality
+from docs_quality import BASE, ROOT, million_tokens, peers, perplexities, quality
 
 
 def versus_full(trained: tuple[str, float]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from differences import change
 from docs_claims.words import claim, signed
-from docs_quality import ROOT, change, million_tokens
+from docs_quality import ROOT, million_tokens
 
 
 @claim

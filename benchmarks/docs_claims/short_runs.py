@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from differences import change, paired
 from docs_claims.recorded import FULL, SKETCHED, accuracy, runs, values
 from docs_claims.words import claim, signed, span
-from docs_quality import change, paired
 
 FAST = {"power": 0, "keep": 1, "solver": "polar-express-sketch"}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+from differences import change, paired
 from docs_claims.recorded import FULL, SKETCHED, runs, tokens_of, values
 from docs_claims.words import claim
-from docs_quality import ROOT, change, paired
+from docs_quality import ROOT
 from polarstep_lab.methods import all_methods
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from docs_quality import Change
+from differences import Change
 
 CLAIMS: dict[str, Callable[[], str]] = {}
 

@@ -188,7 +188,7 @@ def test_a_claim_that_compares_says_how_many_seeds_and_tokens(module, name):
 
 
 def test_intervals_are_those_of_student(module):
-    from docs_quality import change, paired
+    from differences import change, paired
 
     found = paired({1: 5.0, 2: 7.0, 3: 9.0, 8: 1.0}, {1: 4.0, 2: 5.0, 3: 6.0, 9: 2.0})
     assert (found.value, found.pairs) == (2.0, 3)
