@@ -86,7 +86,7 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "Deflated 48, Gaussian h=1, one step": lambda: ps.Deflated(
             ps.LowRank(48, 8, inner=INNER), ps.NewtonSchulz(1, "flat")
         ),
-        "auto": ps.Auto,
+        "auto": lambda: ps.Auto(),
         "auto, cheap": lambda: ps.Auto("cheap"),
         "full space, PolarExpress 5": lambda: ps.NewtonSchulz(5, "polar-express"),
         "full space, quintic 7": lambda: ps.NewtonSchulz(7),

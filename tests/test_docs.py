@@ -72,6 +72,7 @@ STATED = {
     "goals, not measurements": (
         "1.5 times AdamW's step",
         "5 and 12 times for full",
+        "2 and 4 times AdamW's step",
         "within 1.15 × AdamW",
         "a loss of 0.05 points at most",
     ),
