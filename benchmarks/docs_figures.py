@@ -16,7 +16,7 @@ from docs_quality import (
     steps,
     weighed,
 )
-from docs_svg import Frame, percent, svg, text
+from docs_svg import Box, Frame, percent, svg, text
 
 
 def step_cost() -> str:
@@ -74,7 +74,9 @@ def frontier() -> str:
         shapes.append(text(at - 3, top + 8, "AdamW", kind="small"))
         for each in points:
             shapes += _mark(frame, each, load)
-        shapes += frame.names([(*_place(frame, each, load), _short(each)) for each in points])
+        bars = [bar for each in points if (bar := _bar(frame, each, load))]
+        marks = [(*_place(frame, each, load), _short(each)) for each in points]
+        shapes += frame.names(marks, beside=bars)
     seeds = len(perplexities()["full", 0.014])
     note = (
         f"Bars: 95% t-intervals over paired seeds, of {seeds} in full space. Hollow: one seed. "
@@ -90,17 +92,27 @@ def _place(frame: Frame, each: Weighed, load: str) -> tuple[float, float]:
     return frame.at(steps()[each.timed, load]["ms"], quality(each.trained).value)
 
 
+def _bar(frame: Frame, each: Weighed, load: str) -> Box | None:
+    """The interval of a map in the frame, as far as it lies inside; ``None`` for one seed."""
+    assert each.trained is not None
+    found = quality(each.trained)
+    if not found.interval:
+        return None
+    x, _ = _place(frame, each, load)
+    low, high = (frame.at(frame.x[0], min(max(end, LOWEST), HIGHEST))[1] for end in found.ends)
+    return x - 1, high, x + 1, low
+
+
 def _mark(frame: Frame, each: Weighed, load: str) -> list[str]:
     """A circle with its interval, blue for maps that sketch."""
     assert each.trained is not None
-    found = quality(each.trained)
     x, y = _place(frame, each, load)
     other = "" if each.columns else " other"
     shapes = []
-    if found.interval:
-        low, high = (frame.at(frame.x[0], min(max(end, LOWEST), HIGHEST))[1] for end in found.ends)
-        shapes.append(f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" class="bar{other}"/>')
-    kind = f"hollow{other}" if found.pairs == 1 else "other" if other else "low"
+    if bar := _bar(frame, each, load):
+        shapes.append(f'<path d="M{x:.1f} {bar[3]:.1f}V{bar[1]:.1f}" class="bar{other}"/>')
+    one_seed = quality(each.trained).pairs == 1
+    kind = f"hollow{other}" if one_seed else "other" if other else "low"
     shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" class="{kind}"/>')
     return shapes
 

@@ -78,9 +78,14 @@ class Frame:
         middle = (self.left + self.right) / 2
         return [*shapes, text(middle, self.bottom + 36, words, kind="small", anchor="middle")]
 
-    def names(self, marks: Sequence[tuple[float, float, str]]) -> list[str]:
-        """A name beside each mark, at the first place where it meets no mark, name or line at zero."""
-        taken = [(x - 8, y - 8, x + 8, y + 8) for x, y, _ in marks]
+    def names(
+        self, marks: Sequence[tuple[float, float, str]], beside: Sequence[Box] = ()
+    ) -> list[str]:
+        """A name for each mark, at the first place where it meets no mark, name or line at zero.
+
+        Names do not meet the boxes ``beside`` either.
+        """
+        taken = [*beside, *((x - 8, y - 8, x + 8, y + 8) for x, y, _ in marks)]
         _, zero = self.at(self.x[0], 0)
         taken.append((self.left, zero - 1, self.right, zero + 1))
         shapes = []

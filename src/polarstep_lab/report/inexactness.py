@@ -38,7 +38,7 @@ _AT_MOST = 8  # panels that can still be read side by side
 
 
 def gamma_blocks(section: Section) -> list[Block]:
-    """A table of all monitored rows, and figures: of the methods, and of each ablation beside its base."""
+    """A table of all monitored rows, and figures of the methods and of each ablation with its base."""
     ablations = [a for a in section.ablations if any(row.first_with("gamma") for row in a.rows)]
     groups = [{row: row.label for row in section.rows if row.first_with("gamma")}]
     for ablation in ablations:
