@@ -23,17 +23,7 @@ from docs_results import results_tables
 from docs_tables import TABLES
 from polarstep.storage import write_atomically
 
-PAGES = (
-    "README.md",
-    "docs/experiments.md",
-    "docs/log.md",
-    "docs/precision.md",
-    "docs/results.md",
-    "docs/speed.md",
-    "docs/start.md",
-    "docs/theory.md",
-    "docs/which.md",
-)
+PAGES = ("README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
 RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CLAIM = re.compile(r"(<!-- claim: (\S+) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 MARKER = re.compile(r"(<!-- ([a-z-]+): (\S+) -->\n)\n(?:\|.*\n)*\n?")

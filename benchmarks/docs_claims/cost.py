@@ -143,6 +143,39 @@ def rows_price() -> str:
 
 
 @claim
+def scaled_rest_price() -> str:
+    """What ``Deflated`` without steps costs beside its head alone."""
+    rows = steps()
+    ratios = [
+        rows["Deflated, Gaussian h=1, rest scaled", load]["ms"]
+        / rows["LowRank, Gaussian h=1", load]["ms"]
+        for load in ("nanoGPT", "8B layer")
+    ]
+    return (
+        f"{ratios[0]:.2f} times the step of its `LowRank` head on nanoGPT's matrices, and "
+        f"{ratios[1]:.2f} times on an 8B layer"
+    )
+
+
+@claim
+def price_of_fixes() -> str:
+    """Steps of today's package over those of the version before, timed in turn."""
+    record = json.loads((ROOT / "results/step-cost/h200-before.json").read_text())
+    ratios = {
+        (row["optimizer"], row["workload"]): row["ms_ratio"]
+        for row in record["beside"]
+        if not row["optimizer"].startswith("AdamW")
+    }
+    largest = max(ratios, key=lambda at: ratios[at])
+    maps, loads = (len({at[i] for at in ratios}) for i in (0, 1))
+    return (
+        f"of {maps} maps on {loads} sets of matrices take {min(ratios.values()):.3f} to "
+        f"{ratios[largest]:.3f} times as long as before (medians of {record['rounds']} rounds); the "
+        f"largest is that of {largest[0]}, on the {largest[1]}"
+    )
+
+
+@claim
 def cpu_speedup() -> str:
     """How many times as fast as a loop of seven steps ``LowRank(200)`` is on a CPU."""
     found = []
