@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from differences import change, paired
+from docs_claims.cost import AUTO, FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.words import claim, signed
-from docs_quality import BASE, ROOT, million_tokens, peers, perplexities, quality
+from docs_quality import BASE, HELD, ROOT, million_tokens, peers, perplexities, quality
 
 
 def versus_full(trained: tuple[str, float]) -> str:
@@ -34,9 +35,12 @@ def rows_gain() -> str:
 @claim
 def auto_with_rows() -> str:
     """Whether ``polar="auto"`` with normalized rows reaches full space for less time."""
+    rows, full = f"{AUTO}, rows normalized", FULL_SPACE
+    prices = [f"{ratio(rows, load)} instead of {ratio(full, load)}" for load in HELD]
     return (
         f"{versus_full(('flat-48-warm+rows', 0.014))} against full space without normalized rows, after "
-        f"{million_tokens():.1f}M tokens"
+        f"{million_tokens():.1f}M tokens, for {prices[0]} times AdamW's step on nanoGPT's matrices and "
+        f"{prices[1]} times on an 8B layer"
     )
 
 
