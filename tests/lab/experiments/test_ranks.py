@@ -19,7 +19,7 @@ from tests.processes import PATIENCE, start, wait_until
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
-from polarstep_lab.config import ConfigError
+from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.records.record import TIME_FIELDS, Result, RunRecord
 from polarstep_lab.training.ranks import Ranks, launched
 from polarstep_lab.training.train import train
@@ -120,20 +120,30 @@ def test_two_ranks_have_the_results_of_one_process(name: str, made: Path) -> Non
                     assert a[key] == pytest.approx(b[key], rel=1e-3)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The runs of ``worker.interrupted`` by one process that nothing stopped."""
+    folders: dict[RunConfig, Path] = {}
+    for _, config in worker.interrupted().values():
+        if config not in folders:  # two of the runs differ in how ranks share them alone
+            folders[config] = tmp_path_factory.mktemp("whole")
+            train(config, folders[config])
+    return {name: folders[config] for name, (_, config) in worker.interrupted().items()}
+
+
 @pytest.mark.parametrize("name", worker.interrupted())
 @pytest.mark.parametrize("way", ["from-1-to-2", "from-2-to-4", "from-2-to-1", "from-4-to-1"])
 def test_a_run_goes_on_with_another_number_of_ranks(
-    name: str, way: str, made: Path, tmp_path: Path
+    name: str, way: str, made: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
     _, config = worker.interrupted()[name]
     directory = made / way / name
     if way.endswith("to-1"):
         directory = Path(shutil.copytree(directory, tmp_path / "stopped"))
         train(config, directory, resume=True)
-    train(config, tmp_path / "whole")
-    assert_equal_up_to_rounding(directory, tmp_path / "whole")
+    assert_equal_up_to_rounding(directory, whole[name])
     ours, theirs = (
-        torch.load(folder / "checkpoint.pt")["model"] for folder in (directory, tmp_path / "whole")
+        torch.load(folder / "checkpoint.pt")["model"] for folder in (directory, whole[name])
     )
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, atol=1e-4, rtol=0)

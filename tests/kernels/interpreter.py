@@ -1,0 +1,123 @@
+"""Triton's interpreter in less than half of its time, with the same results.
+
+Each function here replaces a part of the interpreter that repeats work. A version of Triton that does not
+have the part, or has another one, is left as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from typing import Any
+
+__all__ = ["hasten", "refuse_odd_numbers_of_warps"]
+
+
+@functools.cache
+def hasten() -> None:
+    """Spare the interpreter what it repeats at each launch, each call and each operation."""
+    replace_the_language_once()
+    do_not_look_for_overflows()
+    look_up_types_once()
+    make_types_of_blocks_once()
+
+
+def _takes(function: Any, *names: str) -> bool:
+    return function is not None and (*inspect.signature(function).parameters,) == names
+
+
+def replace_the_language_once() -> None:
+    """Replace the functions of triton.language here and for good.
+
+    The interpreter replaces them at each launch, and at each call of a function within a kernel. That
+    takes half of its time.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    replace, scope = (getattr(interpreter, name, None) for name in ("_patch_lang", "_LangPatchScope"))
+    if scope is None or not _takes(replace, "fn"):
+        return
+    # A function that sees both modules which a kernel, or a function of Triton's own, may see.
+    seeing = types.FunctionType((lambda: None).__code__, {"tl": language, "core": language.core})
+    replace(seeing)
+    nothing = scope()
+    interpreter._patch_lang = lambda fn: nothing
+
+
+def do_not_look_for_overflows() -> None:
+    """For each sum and product of integers the interpreter computes whether the result overflows.
+
+    It says so only if its ``debug`` is set, which it is not.
+    """
+    from triton.runtime import interpreter
+
+    builder = getattr(interpreter, "interpreter_builder", None)
+    if builder is not None and not builder.options.debug:
+        builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def look_up_types_once() -> None:
+    """To look up one type the interpreter makes a table of all types."""
+    from triton.runtime import interpreter
+
+    known = getattr(interpreter, "_get_np_dtype", None)
+    if known is not None:
+        of_number = functools.cache(known)
+        interpreter._get_np_dtype = lambda given: (
+            known(given) if given.scalar.is_ptr() else of_number(given.scalar)
+        )
+
+
+def make_types_of_blocks_once() -> None:
+    """The type of a block, and the shape of a tensor, are made once for each type of element and shape.
+
+    The interpreter makes and checks them for the result of every operation.
+    """
+    from triton.language import core
+
+    block_type, tensor = core.block_type, core.tensor
+    make_type, make_tensor = block_type.__init__, tensor.__init__
+    if not _takes(make_type, "self", "element_ty", "shape"):
+        return
+    if not _takes(make_tensor, "self", "handle", "type"):
+        return
+    of_types: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def type_once(self: Any, element_ty: Any, shape: Any) -> None:
+        space = getattr(element_ty, "address_space", None)
+        sizes = [size.value if isinstance(size, core.constexpr) else size for size in shape]
+        key = (element_ty.name, space, *sizes)
+        attributes = of_types.get(key)
+        if attributes is None:
+            make_type(self, element_ty, shape)
+            example = object.__new__(tensor)
+            make_tensor(example, None, self)
+            of_types[key] = self.__dict__ | {"of_tensors": example.__dict__}
+        else:
+            self.__dict__.update(attributes)
+
+    def tensor_once(self: Any, handle: Any, type: Any) -> None:
+        attributes = type.__dict__.get("of_tensors")
+        if attributes is None:
+            make_tensor(self, handle, type)
+        else:
+            self.__dict__.update(attributes, handle=handle, type=type)
+
+    block_type.__init__, tensor.__init__ = type_once, tensor_once
+
+
+@functools.cache
+def refuse_odd_numbers_of_warps() -> None:
+    """Refuse a launch whose ``num_warps`` Triton's compiler would refuse; the interpreter drops it."""
+    from triton.runtime import interpreter
+
+    launch = interpreter.GridExecutor.__call__
+
+    def checked(executor: Any, *args: Any, num_warps: int = 4, **options: Any) -> None:
+        assert num_warps in (1, 2, 4, 8, 16, 32), f"num_warps={num_warps} is no power of two"
+        launch(executor, *args, **options)
+
+    interpreter.GridExecutor.__call__ = checked
