@@ -17,10 +17,9 @@ pytest.importorskip("triton")
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreter() -> None:
-    """Triton's interpreter, faster and stricter, where it is asked for."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        hasten()
-        refuse_odd_numbers_of_warps()
+    """Make Triton's interpreter faster, and stricter, where it is asked for."""
+    hasten()
+    refuse_odd_numbers_of_warps()
 
 
 @pytest.fixture(autouse=True)
