@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 from tests.forking import Forked, fork
 from tests.lab.experiments import ranks_worker as worker
 from tests.lab.experiments.small import SMALLEST_GPT, fake_cifar10, tiny_gpt
-from tests.processes import PATIENCE, start, wait_until
+from tests.processes import PATIENCE, wait_until
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
@@ -33,7 +32,7 @@ ROUNDING = 2e-5
 """How far two runs may be apart whose sums differ in their order, relative to the loss."""
 
 
-def finish(process: Forked | subprocess.Popen[str]) -> tuple[str, str]:
+def finish(process: Forked) -> tuple[str, str]:
     """What a process has written to standard output and to standard error when it ends."""
     try:
         return process.communicate(timeout=PATIENCE)
@@ -189,7 +188,7 @@ def test_the_command_stops_at_ctrl_c_with_a_checkpoint(tmp_path: Path) -> None:
     arguments += ["--parallel", "fsdp", "--out", str(tmp_path / "run")]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     settings = settings_of(SMALLEST_GPT | many)
-    process = start(*torchrun, *arguments, *settings, stdout=subprocess.PIPE)
+    process = fork(*torchrun, *arguments, *settings)
     metrics = tmp_path / "run" / "metrics.jsonl"
     try:
         wait_until(
