@@ -41,7 +41,9 @@ def replace_the_language_once() -> None:
     from triton import language
     from triton.runtime import interpreter
 
-    replace, scope = (getattr(interpreter, name, None) for name in ("_patch_lang", "_LangPatchScope"))
+    replace, scope = (
+        getattr(interpreter, name, None) for name in ("_patch_lang", "_LangPatchScope")
+    )
     if scope is None or not _takes(replace, "fn"):
         return
     # A function that sees both modules which a kernel, or a function of Triton's own, may see.
