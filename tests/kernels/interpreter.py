@@ -1,7 +1,7 @@
 """Triton's interpreter in half of its time, with the same results.
 
-Most functions here replace a part of the interpreter that repeats work. A version of Triton that does not
-have such a part, or has another one in its place, is left as it is.
+Most functions here replace a part of the interpreter that repeats work. A version of Triton that does
+not have such a part, or has another one in its place, is left as it is.
 """
 
 from __future__ import annotations
