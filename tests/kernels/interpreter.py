@@ -107,8 +107,9 @@ def make_types_of_blocks_once() -> None:
 
     def tensor_once(self: Any, handle: Any, type: Any) -> None:
         attributes = type.__dict__.get("of_tensors")
-        if attributes is None:
+        if attributes is None:  # the type of a number, of which there are few
             make_tensor(self, handle, type)
+            type.of_tensors = self.__dict__ | {"handle": None}
         else:
             self.__dict__.update(attributes, handle=handle, type=type)
 
