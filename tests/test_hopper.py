@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 
 import pytest
-from tests.processes import PATIENCE, start
+from tests.forking import fork
+from tests.processes import PATIENCE
 
 pytest.importorskip("triton")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted")
 def test_the_kernels_of_a_step_in_eight_bits_compile() -> None:
-    process = start(
-        "-m", "tests.hopper", "auto", stdout=subprocess.PIPE, env={"TRITON_INTERPRET": "0"}
-    )
+    process = fork("-m", "tests.hopper", "auto")
     out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     name, _, counts = out.partition(": ")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.kernels.interpreter import hasten
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -56,6 +57,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, str], dict[str,
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
+    hasten()
     mesh = init_device_mesh(DEVICE, (ranks,))
 
     def part(X: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def trained(
 def test_float16_gradients_of_any_size_leave_finite_weights(solver: Solver, nesterov: bool) -> None:
     """C is up to 20 G at β = 0.95, and soon beyond float16: gradients of 5,000 once ended in NaN."""
     expected = None
-    for scale in (1.0, 1e4, 6e4):
+    for scale in (1.0, 6e4):
         steps = gradients(12, scale, torch.float16)
         X, optimizer, twin = trained(steps, torch.float16, polar=solver.map, nesterov=nesterov)
         assert X.dtype == torch.float16

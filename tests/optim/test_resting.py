@@ -29,15 +29,15 @@ def random(shape: tuple[int, ...], count: int = 5) -> list[Tensor]:
 @over_solvers(scale_invariant=True)
 @pytest.mark.parametrize("scale", [1.0, 1e-30])
 def test_it_ends_where_it_is_finite(solver: Solver, scale: float, monkeypatch) -> None:
-    """Checked at every 16th step, and with momentum that fades as fast as 64 steps of 0.8 do."""
-    monkeypatch.setattr("polarstep.optim.resting.EVERY", 16)
+    """Checked at every fourth step, and with momentum that fades as fast as 64 steps of 0.8 do."""
+    monkeypatch.setattr("polarstep.optim.resting.EVERY", 4)
     p = torch.nn.Parameter(torch.zeros(12, 20))
-    optimizer = ps.Muon([p], lr=1e-3, momentum=0.4, polar=solver.map)
+    optimizer = ps.Muon([p], lr=1e-3, momentum=0.03, polar=solver.map)
     start = [scale * G for G in random((12, 20))]
-    after = trained(p, optimizer, [*start, *[0.0] * 64])
+    after = trained(p, optimizer, [*start, *[0.0] * 16])
     assert all(bool(X.isfinite().all()) for X in after)
-    assert torch.equal(after[-1], after[-16])
-    assert not torch.equal(after[10], after[9])
+    assert torch.equal(after[-1], after[-4])
+    assert not torch.equal(after[6], after[5])
 
 
 def test_the_report_of_nan_before_step_900() -> None:

@@ -7,6 +7,7 @@ comes from.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 
 import numpy as np
@@ -78,10 +79,14 @@ def corpus_text(name: str = "tinyshakespeare") -> str:
     return file.read_text(encoding="utf-8")
 
 
+@cache
 def corpus_tokens(
     name: str = "tinyshakespeare",
 ) -> tuple[NDArray[np.uint16], NDArray[np.uint16], CharacterVocabulary]:
-    """Training tokens, validation tokens (the last tenth) and the vocabulary of a shipped text."""
+    """Training tokens, validation tokens (the last tenth) and the vocabulary of a shipped text.
+
+    Every run asks for both parts. They are encoded once, and shared: they are not to be written to.
+    """
     text = corpus_text(name)
     vocabulary = CharacterVocabulary.of(text)
     tokens = vocabulary.encode(text)

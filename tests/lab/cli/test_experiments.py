@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 from pathlib import Path
 
 import pytest
+from tests.forking import fork
 from tests.lab.experiments.small import TINY_GPT, fake_cifar10
-from tests.processes import PATIENCE, start, wait_until
+from tests.processes import PATIENCE, wait_until
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
@@ -267,10 +269,10 @@ def test_list_shows_what_there_is():
 def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on():
     long = 'data.stages=[{"steps": 100000, "sequences": 2, "sequence_length": 32}]'
     arguments = ["run", "nanogpt-toy", "-m", "rand-muon", *SMALL, *LOW_RANK, "--set", long]
-    process = start("-m", "polarstep", *arguments, "--out", "r")
+    process = fork("-m", "polarstep", *arguments, "--out", "r")
     log = Path("r/metrics.jsonl")
     wait_until(lambda: process.poll() is not None or (log.exists() and log.stat().st_size > 2000))
-    process.send_signal(signal.SIGINT)
+    os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     message = " ".join(errors.split())

@@ -35,6 +35,17 @@ def config_of(benchmark: str, tmp_path: Path, **overrides):
     return tiny_cnn(fake_cifar10(tmp_path / "data"), "rand-muon", **FEW_IMAGES, **overrides)
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The config and the directory of a measured run of each benchmark that nothing stopped."""
+    runs = {}
+    for benchmark in ("nanogpt", "cifar10"):
+        folder = tmp_path_factory.mktemp(benchmark)
+        runs[benchmark] = config_of(benchmark, folder, **MEASURED), folder / "run"
+        train(*runs[benchmark])
+    return runs
+
+
 @pytest.mark.parametrize("benchmark", ["nanogpt", "cifar10"])
 def test_measuring_changes_nothing(benchmark, tmp_path):
     torch.manual_seed(11)
@@ -47,11 +58,11 @@ def test_measuring_changes_nothing(benchmark, tmp_path):
 
 
 @pytest.mark.parametrize("benchmark", ["nanogpt", "cifar10"])
-def test_every_point_has_a_row_for_each_matrix_and_unit(benchmark, tmp_path):
-    config = config_of(benchmark, tmp_path, **MEASURED)
-    result = train(config, tmp_path / "run")
-    rows = RunRecord.load(tmp_path / "run").logs["noise"]
-    assert sorted({row["step"] for row in rows}) == points_along(result.steps, 4)
+def test_every_point_has_a_row_for_each_matrix_and_unit(benchmark, measured):
+    config, directory = measured[benchmark]
+    run = RunRecord.load(directory)
+    rows = run.logs["noise"]
+    assert sorted({row["step"] for row in rows}) == points_along(run.result.steps, 4)
     assert len({row["step"] for row in rows}) == 3  # two of the four points are step 0
     task = build_task(config, torch.device("cpu"))
     matrices = [n for n, p in task.model.named_parameters() if p.ndim > 1 and p.requires_grad]
@@ -69,11 +80,10 @@ def test_every_point_has_a_row_for_each_matrix_and_unit(benchmark, tmp_path):
     assert late["batch"] < late["example"]
 
 
-def test_the_rows_are_those_of_gradients_computed_by_hand(tmp_path):
+def test_the_rows_are_those_of_gradients_computed_by_hand(measured):
     """At step 0 of a run on text: gradients of fresh batches, one by one, around their mean."""
-    config = config_of("nanogpt", tmp_path, **MEASURED)
-    train(config, tmp_path / "run")
-    rows = RunRecord.load(tmp_path / "run").logs["noise"]
+    config, directory = measured["nanogpt"]
+    rows = RunRecord.load(directory).logs["noise"]
     task = build_task(config, torch.device("cpu"))
     from polarstep.rng import key_to_seed
 
@@ -94,9 +104,8 @@ def test_the_rows_are_those_of_gradients_computed_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("benchmark", ["nanogpt", "cifar10"])
-def test_a_resumed_run_has_the_noise_of_an_uninterrupted_one(benchmark, tmp_path):
-    config = config_of(benchmark, tmp_path, **MEASURED)
-    train(config, tmp_path / "whole")
+def test_a_resumed_run_has_the_noise_of_an_uninterrupted_one(benchmark, measured, tmp_path):
+    config, whole = measured[benchmark]
     for step in (1, 3):
         parts = tmp_path / f"stopped-at-{step}"
         with pytest.raises(Interrupted):
@@ -105,8 +114,8 @@ def test_a_resumed_run_has_the_noise_of_an_uninterrupted_one(benchmark, tmp_path
         with log.open("a") as file:  # a point measured after the checkpoint, and half another line
             file.write('{"step": 2, "unit": "batch"}\n{"step": 2, "un')
         train(config, parts, resume=True)
-        assert log.read_bytes() == (tmp_path / "whole" / record.NOISE).read_bytes(), step
-        assert_same_run(tmp_path / "whole", parts)
+        assert log.read_bytes() == (whole / record.NOISE).read_bytes(), step
+        assert_same_run(whole, parts)
 
 
 def test_a_run_killed_between_its_last_checkpoint_and_its_result_measures_once(tmp_path):
@@ -181,7 +190,8 @@ def test_draws_differ_by_seed_and_from_the_run(tmp_path):
 
 
 def test_infinite_ends_are_null_and_numbers_are_short(tmp_path):
-    config = tiny_gpt("muon", **MEASURED | {"runtime__noise__examples": 120})
+    many = {"runtime__noise__points": 2, "runtime__noise__examples": 120}
+    config = tiny_gpt("muon", **MEASURED | many)
     train(config, tmp_path / "run")
     lines = (tmp_path / "run" / record.NOISE).read_text().splitlines()
     rows = [json.loads(line) for line in lines]

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ import torch
 from tests.forking import Forked, fork
 from tests.lab.experiments import ranks_worker as worker
 from tests.lab.experiments.small import SMALLEST_GPT, fake_cifar10, tiny_gpt
-from tests.processes import PATIENCE, start, wait_until
+from tests.processes import PATIENCE, wait_until
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
-from polarstep_lab.config import ConfigError
+from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.records.record import TIME_FIELDS, Result, RunRecord
 from polarstep_lab.training.ranks import Ranks, launched
 from polarstep_lab.training.train import train
@@ -33,7 +32,7 @@ ROUNDING = 2e-5
 """How far two runs may be apart whose sums differ in their order, relative to the loss."""
 
 
-def finish(process: Forked | subprocess.Popen[str]) -> tuple[str, str]:
+def finish(process: Forked) -> tuple[str, str]:
     """What a process has written to standard output and to standard error when it ends."""
     try:
         return process.communicate(timeout=PATIENCE)
@@ -120,20 +119,30 @@ def test_two_ranks_have_the_results_of_one_process(name: str, made: Path) -> Non
                     assert a[key] == pytest.approx(b[key], rel=1e-3)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The runs of ``worker.interrupted`` by one process that nothing stopped."""
+    folders: dict[RunConfig, Path] = {}
+    for _, config in worker.interrupted().values():
+        if config not in folders:  # two of the runs differ in how ranks share them alone
+            folders[config] = tmp_path_factory.mktemp("whole")
+            train(config, folders[config])
+    return {name: folders[config] for name, (_, config) in worker.interrupted().items()}
+
+
 @pytest.mark.parametrize("name", worker.interrupted())
 @pytest.mark.parametrize("way", ["from-1-to-2", "from-2-to-4", "from-2-to-1", "from-4-to-1"])
 def test_a_run_goes_on_with_another_number_of_ranks(
-    name: str, way: str, made: Path, tmp_path: Path
+    name: str, way: str, made: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
     _, config = worker.interrupted()[name]
     directory = made / way / name
     if way.endswith("to-1"):
         directory = Path(shutil.copytree(directory, tmp_path / "stopped"))
         train(config, directory, resume=True)
-    train(config, tmp_path / "whole")
-    assert_equal_up_to_rounding(directory, tmp_path / "whole")
+    assert_equal_up_to_rounding(directory, whole[name])
     ours, theirs = (
-        torch.load(folder / "checkpoint.pt")["model"] for folder in (directory, tmp_path / "whole")
+        torch.load(folder / "checkpoint.pt")["model"] for folder in (directory, whole[name])
     )
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, atol=1e-4, rtol=0)
@@ -179,7 +188,7 @@ def test_the_command_stops_at_ctrl_c_with_a_checkpoint(tmp_path: Path) -> None:
     arguments += ["--parallel", "fsdp", "--out", str(tmp_path / "run")]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     settings = settings_of(SMALLEST_GPT | many)
-    process = start(*torchrun, *arguments, *settings, stdout=subprocess.PIPE)
+    process = fork(*torchrun, *arguments, *settings)
     metrics = tmp_path / "run" / "metrics.jsonl"
     try:
         wait_until(

@@ -125,7 +125,7 @@ def test_every_method_learns_images(method, tmp_path):
     # The recipe's rates are for 720 steps; AdamW, whose steps are as long as its rate, needs a
     # larger one to get anywhere in 40.
     rate = {"optimizer__lr": 0.03} if method.algorithm == "adamw" else {}
-    steps = {"data__batch_size": 16, "data__epochs": 4.0}
+    steps = {"data__batch_size": 8, "data__epochs": 2.0, "evaluation__every": 40}
     config = tiny_cnn(fake_cifar10(tmp_path / "data"), method.slug, **steps, **rate)
     result = train(config, tmp_path / "run")
     loaded = RunRecord.load(tmp_path / "run")
@@ -133,7 +133,7 @@ def test_every_method_learns_images(method, tmp_path):
     assert result.value > 0.25
     assert result.validation == loaded.rows("val")[-1].accuracy
     assert loaded.rows("val")[-1].loss < loaded.rows("val")[0].loss
-    assert loaded.rows("train")[-1].images == result.steps * 16 == 640
+    assert loaded.rows("train")[-1].images == result.steps * 8 == 320
 
 
 @pytest.mark.parametrize("method", ["rand-muon-kaczmarz", "adamw"])

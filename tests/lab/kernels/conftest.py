@@ -1,15 +1,5 @@
 """As in tests/kernels."""
 
-from tests.kernels.conftest import (
-    builtins_are_looked_up_once,
-    device,
-    overflows_are_not_looked_for,
-    types_are_looked_up_once,
-)
+from tests.kernels.conftest import device, interpreter
 
-__all__ = [
-    "builtins_are_looked_up_once",
-    "device",
-    "overflows_are_not_looked_for",
-    "types_are_looked_up_once",
-]
+__all__ = ["device", "interpreter"]
