@@ -110,9 +110,18 @@ def test_it_is_the_plain_estimate(
     assert (ratio[[0, 2, 3]] <= 1.1 * 16**0.125).all()
 
 
-@over_dtypes
-@pytest.mark.parametrize("layout", ["wide", "transposed"])
-@pytest.mark.parametrize(("most", "least"), [(16, 1), (3, 1), (1, 1), (16, 3)])
+@pytest.mark.parametrize(
+    ("most", "least", "layout", "dtype"),
+    [
+        (16, 1, "wide", torch.bfloat16),
+        (16, 1, "transposed", torch.float32),
+        (3, 1, "transposed", torch.bfloat16),
+        (1, 1, "wide", torch.float32),
+        (16, 3, "wide", torch.float32),
+        (16, 3, "transposed", torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_the_estimate_is_the_same_however_products_are_cut(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
