@@ -139,6 +139,7 @@ def test_the_estimate_is_the_same_however_products_are_cut(
     for name in ("_LEAST_BLOCKS", "_SMALL_BLOCKS"):
         monkeypatch.setattr(rest, name, least)
     monkeypatch.setattr(rest, "_MOST_PARTS", most)
+    monkeypatch.setattr(rest, "_PROGRAMS", 10_000)
     monkeypatch.setattr(rest, "_ROWS", 32)
     monkeypatch.setattr(rest, "_cut", lambda *given: parts.add(cut(*given)) or cut(*given))
     found = rest_norm(A, D, B, rules_of(dtype), None, None, None)
