@@ -6,14 +6,17 @@ bfloat16 arithmetic only sketches use it: elsewhere float32 is fast enough to ke
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from polarstep.products.base import Products, plain_product
+from polarstep.products.base import Head, Polynomial, Products, plain_product, signs, squared_norm
+from polarstep.products.row_product import RowProduct
+from polarstep.products.squarings import Squaring, squarings
 from polarstep.torch_compile import constant
 
 __all__ = ["Cpu", "has_tiles"]
@@ -60,26 +63,139 @@ class Cpu(Products):
         identity: float = 0.0,
     ) -> Tensor:
         """Computed in strips on and below the diagonal; the entries above are copied."""
-        m = A.shape[-2]
-        if m < self.symmetric_from:
-            if _copies_transposed() and B.shape[-2] * B.shape[-1] <= LARGEST_COPIED:
-                B = B.mT.contiguous().mT
-            return super().symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
-        C = A.new_empty(A.shape[0], m, m)
-        for first, end in _strips(m):
-            below = None if plus is None else plus[:, first:, first:end]
-            rows, columns = A[:, first:], B[:, first:end].mT
-            C[:, first:, first:end] = plain_product(rows, columns, below, alpha, beta)
-            C[:, first:end, end:] = C[:, end:, first:end].mT
+        if A.shape[-2] >= self.symmetric_from:
+            return _halved(A, B.mT, plus, alpha, beta, identity)
+        if _copies_transposed() and B.shape[-2] * B.shape[-1] <= LARGEST_COPIED:
+            B = B.mT.contiguous().mT
+        return super().symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
+
+    def commuting(
+        self,
+        A: Tensor,
+        B: Tensor,
+        *,
+        plus: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        identity: float = 0.0,
+    ) -> Tensor:
+        """As :meth:`symmetric`, without a transposed factor, with which products are slower on ARM."""
+        if A.shape[-2] >= self.symmetric_from:
+            return _halved(A, B, plus, alpha, beta, identity)
+        C = plain_product(A, B, plus, alpha, beta)
         if identity:
             C.diagonal(dim1=-2, dim2=-1).add_(identity)
         return C
+
+    def flat_step(
+        self,
+        A: Tensor,
+        head: Head,
+        inverse: Tensor,
+        polynomial: Polynomial,
+        margin: float,
+        *,
+        most: float,
+        float8: bool,
+    ) -> tuple[Tensor | RowProduct, Callable[[], Tensor]]:
+        """One matrix after the other, so that X₀, G and the polynomial of one are in memory at a time.
+
+        Reading a number is free, so δ and s are factors of the products instead of passes over memory.
+        """
+        chain = squarings(polynomial)
+        if chain is None or A.dtype.itemsize < 4 or torch.compiler.is_compiling():
+            return super().flat_step(
+                A, head, inverse, polynomial, margin, most=most, float8=float8
+            )
+        flat = self.flat_product(A, self.dual(head), inverse)
+        is_tall = A.mT.is_contiguous() and not A.is_contiguous()
+        T = torch.empty_like(A.mT).mT if is_tall else torch.empty_like(A)
+        start = signs(A.shape[-2], A.device).to(A.dtype)[0]
+        used: list[tuple[Tensor, Tensor]] = []
+        for i, out in enumerate(T):
+            X = torch.empty_like(out)
+            _write_like(X, flat.L[i], flat.R[i], flat.A[i], float(flat.inverse[i]))
+            G = self.symmetric(X[None], X[None])
+            P = self._scaled(G, chain, _scale_to_one(G[0], start, margin))
+            _write_like(out, P[0], X)
+            used.append((P, G))
+        return T, lambda: torch.cat([squared_norm(P, G) for P, G in used])
+
+    def _scaled(self, G: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
+        """``s·P(s²G)`` for the P of ``chain``; NaN where G is not finite."""
+        if s == 0:
+            return 0 * G
+        S = [G]
+        for k, each in enumerate(chain):
+            scale = s if k == len(chain) - 1 else 1.0
+            S.append(
+                self.commuting(
+                    S[-1],
+                    S[-1],
+                    plus=S[each.earlier],
+                    alpha=scale * each.square * (s**4 if k == 0 else 1.0),
+                    beta=scale * each.plus * (s**2 if each.earlier == 0 else 1.0),
+                    identity=scale * each.identity,
+                )
+            )
+        return S[-1]
 
     def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
         """FLOPs of the strips."""
         if m < self.symmetric_from:
             return super().symmetric_flops(m, k, dtype)
-        return sum(2 * (m - first) * (end - first) * k for first, end in _strips(m))
+        return sum(2 * end * (end - first) * k for first, end in _strips(m))
+
+
+def _halved(
+    A: Tensor, R: Tensor, plus: Tensor | None, alpha: float, beta: float, identity: float
+) -> Tensor:
+    """``alpha·AR + beta·plus + identity·I``, which must be symmetric."""
+    m = A.shape[-2]
+    C = A.new_empty(A.shape[0], m, m)
+    in_place = R.stride(-1) == 1 and not torch.compiler.is_compiling()
+    for first, end in _strips(m):
+        rows, columns, strip = A[:, first:end], R[..., :end], C[:, first:end, :end]
+        left = None if plus is None else plus[:, first:end, :end]
+        if in_place:
+            _write_product(strip, rows, columns, left, alpha, beta)
+        else:  # torch writes a product with a transposed factor faster to memory of its own
+            strip.copy_(plain_product(rows, columns, left, alpha, beta))
+        C[:, :first, first:end] = strip[..., :first].mT
+    if identity:
+        C.diagonal(dim1=-2, dim2=-1).add_(identity)
+    return C
+
+
+def _write_product(
+    C: Tensor, A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float
+) -> None:
+    """``C ← alpha·AB + beta·plus``, matrix by matrix, as torch's own batches are computed."""
+    for i, out in enumerate(C):
+        if plus is None:
+            torch.addmm(out, A[i], B[i], beta=0, alpha=alpha, out=out)
+        else:
+            torch.addmm(plus[i], A[i], B[i], beta=beta, alpha=alpha, out=out)
+
+
+def _write_like(out: Tensor, L: Tensor, R: Tensor, plus: Tensor | None = None, beta: float = 0) -> None:
+    """``out ← LR + beta·plus``, computed as (RᵀLᵀ)ᵀ where ``out`` is the transpose of a tall matrix."""
+    plus = out if plus is None else plus
+    if out.is_contiguous():
+        torch.addmm(plus, L, R, beta=beta, out=out)
+    else:
+        torch.addmm(plus.mT, R.mT, L.mT, beta=beta, out=out.mT)
+
+
+def _scale_to_one(G: Tensor, V: Tensor, margin: float) -> float:
+    """The s of :meth:`polarstep.products.Products.scale_to_one` for one G, from start vectors V."""
+    tiny = torch.finfo(G.dtype).tiny
+    for _ in range(4):
+        V = G @ V
+        V = V / torch.linalg.vector_norm(V).clamp_min(tiny)
+    lengths = torch.linalg.vector_norm(V, dim=0).clamp_min(tiny)
+    largest = float((torch.linalg.vector_norm(G @ V, dim=0) / lengths).amax())
+    return 1 / (margin * math.sqrt(largest)) if 0 < largest < math.inf else 0.0
 
 
 def _strips(m: int) -> Iterator[tuple[int, int]]:
