@@ -104,9 +104,7 @@ class Cpu(Products):
         """
         chain = squarings(polynomial)
         if chain is None or A.dtype.itemsize < 4 or torch.compiler.is_compiling():
-            return super().flat_step(
-                A, head, inverse, polynomial, margin, most=most, float8=float8
-            )
+            return super().flat_step(A, head, inverse, polynomial, margin, most=most, float8=float8)
         flat = self.flat_product(A, self.dual(head), inverse)
         is_tall = A.mT.is_contiguous() and not A.is_contiguous()
         T = torch.empty_like(A.mT).mT if is_tall else torch.empty_like(A)
@@ -114,31 +112,35 @@ class Cpu(Products):
         used: list[tuple[Tensor, Tensor]] = []
         for i, out in enumerate(T):
             X = torch.empty_like(out)
-            _write_like(X, flat.L[i], flat.R[i], flat.A[i], float(flat.inverse[i]))
+            _write_sum(X, flat.A[i], float(flat.inverse[i]), flat.L[i], flat.R[i])
             G = self.symmetric(X[None], X[None])
-            P = self._scaled(G, chain, _scale_to_one(G[0], start, margin))
-            _write_like(out, P[0], X)
+            squared = self.commuting(G, G)
+            s = _scale_to_one(G[0], squared[0], start, margin)
+            P = self._scaled(G, squared, chain, s)
+            _write_symmetric_times(out, P[0], X)
             used.append((P, G))
         return T, lambda: torch.cat([squared_norm(P, G) for P, G in used])
 
-    def _scaled(self, G: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
-        """``s·P(s²G)`` for the P of ``chain``; NaN where G is not finite."""
+    def _scaled(self, G: Tensor, squared: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
+        """``s·P(s²G)`` for the P of ``chain``, in the memory of ``squared`` = G²; NaN as G has it."""
         if s == 0:
             return 0 * G
-        S = [G]
-        for k, each in enumerate(chain):
-            scale = s if k == len(chain) - 1 else 1.0
+        first, *others = chain
+        S = [G, squared.mul_(first.square * s**4).add_(G, alpha=first.plus * s**2)]
+        S[1].diagonal(dim1=-2, dim2=-1).add_(first.identity)
+        for each in others:
+            scale = s if each is others[-1] else 1.0
             S.append(
                 self.commuting(
                     S[-1],
                     S[-1],
                     plus=S[each.earlier],
-                    alpha=scale * each.square * (s**4 if k == 0 else 1.0),
+                    alpha=scale * each.square,
                     beta=scale * each.plus * (s**2 if each.earlier == 0 else 1.0),
                     identity=scale * each.identity,
                 )
             )
-        return S[-1]
+        return S[-1] if others else S[-1].mul_(s)
 
     def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
         """FLOPs of the strips."""
@@ -178,20 +180,30 @@ def _write_product(
             torch.addmm(plus[i], A[i], B[i], beta=beta, alpha=alpha, out=out)
 
 
-def _write_like(out: Tensor, L: Tensor, R: Tensor, plus: Tensor | None = None, beta: float = 0) -> None:
-    """``out ← LR + beta·plus``, computed as (RᵀLᵀ)ᵀ where ``out`` is the transpose of a tall matrix."""
-    plus = out if plus is None else plus
+def _write_sum(out: Tensor, A: Tensor, beta: float, L: Tensor, R: Tensor) -> None:
+    """``out ← beta·A + LR``, computed as transposes where ``out`` is a tall matrix, transposed."""
     if out.is_contiguous():
-        torch.addmm(plus, L, R, beta=beta, out=out)
+        torch.addmm(A, L, R, beta=beta, out=out)
     else:
-        torch.addmm(plus.mT, R.mT, L.mT, beta=beta, out=out.mT)
+        torch.addmm(A.mT, R.mT, L.mT, beta=beta, out=out.mT)
 
 
-def _scale_to_one(G: Tensor, V: Tensor, margin: float) -> float:
-    """The s of :meth:`polarstep.products.Products.scale_to_one` for one G, from start vectors V."""
+def _write_symmetric_times(out: Tensor, P: Tensor, X: Tensor) -> None:
+    """``out ← PX`` for a symmetric P and X in the memory layout of ``out``."""
+    if out.is_contiguous():
+        torch.mm(P, X, out=out)
+    else:
+        torch.mm(X.mT, P, out=out.mT)
+
+
+def _scale_to_one(G: Tensor, squared: Tensor, V: Tensor, margin: float) -> float:
+    """The s of :meth:`polarstep.products.Products.scale_to_one` for one G, from start vectors V.
+
+    ``squared`` = G², which P(G) needs too, makes G⁴V of two products.
+    """
     tiny = torch.finfo(G.dtype).tiny
-    for _ in range(4):
-        V = G @ V
+    for _ in range(2):
+        V = squared @ V
         V = V / torch.linalg.vector_norm(V).clamp_min(tiny)
     lengths = torch.linalg.vector_norm(V, dim=0).clamp_min(tiny)
     largest = float((torch.linalg.vector_norm(G @ V, dim=0) / lengths).amax())
