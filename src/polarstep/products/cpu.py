@@ -103,11 +103,11 @@ class Cpu(Products):
         Reading a number is free, so δ and s are factors of the products instead of passes over memory.
         """
         chain = squarings(polynomial)
-        if chain is None or A.dtype.itemsize < 4 or torch.compiler.is_compiling():
+        if chain is None or A.dtype.itemsize < 4 or not _may_write(A, head.Q, head.X):
             return super().flat_step(A, head, inverse, polynomial, margin, most=most, float8=float8)
         flat = self.flat_product(A, self.dual(head), inverse)
-        is_tall = A.mT.is_contiguous() and not A.is_contiguous()
-        T = torch.empty_like(A.mT).mT if is_tall else torch.empty_like(A)
+        transposed = A.mT.is_contiguous() and not A.is_contiguous()
+        T = torch.empty_like(A.mT).mT if transposed else torch.empty_like(A)
         start = signs(A.shape[-2], A.device).to(A.dtype)[0]
         used: list[tuple[Tensor, Tensor]] = []
         for i, out in enumerate(T):
@@ -155,7 +155,7 @@ def _halved(
     """``alpha·AR + beta·plus + identity·I``, which must be symmetric."""
     m = A.shape[-2]
     C = A.new_empty(A.shape[0], m, m)
-    in_place = R.stride(-1) == 1 and not torch.compiler.is_compiling()
+    in_place = R.stride(-1) == 1 and _may_write(A, R, plus)
     for first, end in _strips(m):
         rows, columns, strip = A[:, first:end], R[..., :end], C[:, first:end, :end]
         left = None if plus is None else plus[:, first:end, :end]
@@ -167,6 +167,15 @@ def _halved(
     if identity:
         C.diagonal(dim1=-2, dim2=-1).add_(identity)
     return C
+
+
+def _may_write(*factors: Tensor | None) -> bool:
+    """Whether torch may write a product to given memory: not for autograd, nor under torch.compile."""
+    if torch.compiler.is_compiling():
+        return False
+    return not torch.is_grad_enabled() or not any(
+        factor is not None and factor.requires_grad for factor in factors
+    )
 
 
 def _write_product(
