@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from polarstep.products.base import Head, Polynomial, Products, plain_product, signs, squared_norm
+from polarstep.products.base import SIGNS, Head, Polynomial, Products, plain_product, signs
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Squaring, squarings
 from polarstep.torch_compile import constant
@@ -87,6 +87,27 @@ class Cpu(Products):
             C.diagonal(dim1=-2, dim2=-1).add_(identity)
         return C
 
+    def inverse_rest_size(
+        self,
+        A: Tensor,
+        B: Tensor,
+        left: int,
+        factor: float,
+        floor: float,
+        squares: Tensor | None = None,
+    ) -> Tensor:
+        """‖A‖²_F as a sum in float64 of squared norms of rows in float32, where float32 has the range.
+
+        That takes a third of the time of a norm in float64, and loses less than rounding A does.
+        """
+        if squares is None and A.dtype == torch.float32 and not torch.compiler.is_compiling():
+            rows = A.mT if A.stride(-1) != 1 else A
+            norms = torch.linalg.vector_norm(rows, dim=-1)
+            size = norms.amax(-1)
+            if bool(((size > 1e-15) & (size < 1e15)).all()):
+                squares = norms.double().square()
+        return super().inverse_rest_size(A, B, left, factor, floor, squares)
+
     def flat_step(
         self,
         A: Tensor,
@@ -109,7 +130,6 @@ class Cpu(Products):
         transposed = A.mT.is_contiguous() and not A.is_contiguous()
         T = torch.empty_like(A.mT).mT if transposed else torch.empty_like(A)
         start = signs(A.shape[-2], A.device).to(A.dtype)[0]
-        used: list[tuple[Tensor, Tensor]] = []
         for i, out in enumerate(T):
             X = torch.empty_like(out)
             _write_sum(X, flat.A[i], float(flat.inverse[i]), flat.L[i], flat.R[i])
@@ -118,8 +138,8 @@ class Cpu(Products):
             s = _scale_to_one(G[0], squared[0], start, margin)
             P = self._scaled(G, squared, chain, s)
             _write_symmetric_times(out, P[0], X)
-            used.append((P, G))
-        return T, lambda: torch.cat([squared_norm(P, G) for P, G in used])
+        # vᵀPGPv, of which other devices take the mean over 16 vectors v, is ‖Tᵀv‖².
+        return T, lambda: (T.mT @ start).square().sum((-2, -1)) / SIGNS
 
     def _scaled(self, G: Tensor, squared: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
         """``s·P(s²G)`` for the P of ``chain``, in the memory of ``squared`` = G²; NaN as G has it."""
