@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from differences import percent
 from polarstep.storage import JsonLines, read_lines
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ CHOICE = 3
 """The seed on which a rate is chosen; the seeds that are reported are others."""
 EMBEDDING, OTHERS = 0.3, 0.004
 """AdamW's rates for the embedding, and for head and vectors."""
-# Student's t at 97.5% for 1 to 9 degrees of freedom.
-T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 # Maps of runs that were made with an earlier form of the deflated map: δ was an estimate of ‖R‖_op by
@@ -99,26 +98,44 @@ def maps() -> dict[str, tuple[str, Any]]:
     return found
 
 
+OPTIONS = {"rows": "rows normalized", "fans": "rate times √(m/n)"}
+"""What may follow the name of a map after a plus, and what it means."""
+
+
+def parts_of(name: str) -> tuple[str, list[str]]:
+    """The name of a map, and the options that follow it: ``full+rows`` is ``full`` and ``rows``."""
+    base, *options = name.split("+")
+    if unknown := set(options) - set(OPTIONS):
+        sys.exit(f"--maps {name}: {unknown.pop()} is no option; expected {', '.join(OPTIONS)}")
+    return base, options
+
+
+def _by_fans(m: int, n: int) -> float:
+    """√(m/n), by which dion multiplies a rate; ours is √max(1, m/n)."""
+    return math.sqrt(m / n)
+
+
 def optimizer_of(
     name: str, model: Any, lr: float, seed: int, polar: Any = None
 ) -> tuple[torch.optim.Optimizer, str | None]:
     """The optimizer that a name stands for, and what it calls the momentum of the hidden matrices.
 
-    ``name`` is a map of :func:`maps`, ``adamw`` or ``peer:NAME``. A map may end in ``+rows`` for
-    normalized rows. ``polar`` stands in the place of the map. Without a momentum that follows the
-    schedule there is no name for it.
+    ``name`` is a map of :func:`maps`, ``adamw`` or ``peer:NAME``. A map may be followed by options of
+    :data:`OPTIONS`, as ``full+rows``. ``polar`` stands in the place of the map. Without a momentum that
+    follows the schedule there is no name for it.
     """
     import torch
 
     import polarstep as ps
 
-    base, *rows = name.split("+")
+    base, options = parts_of(name)
     other = base == "adamw" or base.startswith("peer:")
     ours = ps.muon_for(
         model,
         lr=lr,
         polar=None if other else polar or maps()[base][1],
-        transform=ps.NormalizedRows() if rows else None,
+        transform=ps.NormalizedRows() if "rows" in options else None,
+        lr_scale=_by_fans if "fans" in options else "spectral",
         embeddings=ps.AdamW(lr=EMBEDDING),
         heads=ps.AdamW(lr=OTHERS),
         vectors=ps.AdamW(lr=OTHERS),
@@ -259,21 +276,16 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         found.setdefault(at, {})[record["seed"]] = record["perplexity"]
     rows = []
     for (name, lr), runs in found.items():
-        base, *normal = name.split("+")
-        words = names[base] + (", rows normalized" if normal else "")
+        base, options = parts_of(name)
+        words = ", ".join([names[base], *(OPTIONS[option] for option in options)])
         words += "" if lr == RATE else f", rate {lr:g}"
         full = found.get((FULL, lr), found[FULL, RATE])
-        ratios = [100 * (runs[s] / full[s] - 1) for s in sorted(set(runs) & set(full))]
-        mean = statistics.fmean(ratios)
-        interval = "one seed"
-        if len(ratios) > 1:
-            half = T[len(ratios) - 2] * statistics.stdev(ratios) / math.sqrt(len(ratios))
-            interval = f"± {half:.1f}"
+        lost = percent(runs, full)
         values = ", ".join(f"{runs[s]:.2f}" for s in sorted(runs))
-        told = "–" if name == FULL else f"{mean:+.1f}% ({interval})"
-        if mean > 100:
+        told = "–" if name == FULL else lost.told(unit="%")
+        if lost.value > 100:
             told = "diverged"
-        rows.append((mean, words, f"| {words} | {values} | {told} |"))
+        rows.append((lost.value, words, f"| {words} | {values} | {told} |"))
     yield "| map | validation perplexity, by seed | to full space |"
     yield "|---|---|---|"
     yield from (text for *_, text in sorted(rows))

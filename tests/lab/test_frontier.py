@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import math
@@ -60,17 +61,44 @@ def row(name, seed, perplexity, lr=0.014, steps=1500, width=768):
 def test_an_interval_is_students_over_paired_seeds(frontier):
     rows = [row("full", s, 100.0 + s) for s in range(3)]
     rows += [row("joint-2", s, (100.0 + s) * (1.01 + 0.01 * s)) for s in range(3)]
-    text = "\n".join(frontier.table([*rows, row("low-rank", 7, 9e4), row("low-rank", 0, 9e4)]))
-    assert "| +2.0% (± 2.5) |" in text  # t = 4.30, standard deviation 1, three seeds
+    rows += [row("low-rank", 7, 9e4), row("low-rank", 0, 9e4)]
+    text = "\n".join(frontier.table(rows)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| +2.0% ± 2.5 (n = 3) |" in text  # t = 4.30, standard deviation 1, three seeds
     assert "| diverged |" in text
 
 
 def test_a_rate_without_full_space_is_compared_with_the_best_of_full_space(frontier):
     rows = [row("full", 0, 50.0), row("full", 0, 52.0, lr=0.02)]
     rows += [row("adamw", 0, 55.0, lr=0.001), row("peer:dion3", 0, 53.04, lr=0.02)]
-    text = "\n".join(frontier.table(rows))
+    text = "\n".join(frontier.table(rows)).replace("\N{NO-BREAK SPACE}", " ")
     assert "| AdamW, rate 0.001 | 55.00 | +10.0% (one seed) |" in text
     assert "| Dion3 (a quarter of the rows), rate 0.02 | 53.04 | +2.0% (one seed) |" in text
+
+
+def test_options_follow_a_map_after_a_plus(frontier):
+    text = "\n".join(frontier.table([row("full", 0, 50.0), row("full+rows+fans", 0, 49.0)]))
+    assert "| full space, PolarExpress 5, rows normalized, rate times √(m/n) | 49.00 |" in text
+    with pytest.raises(SystemExit, match="colums is no option; expected rows, fans"):
+        frontier.parts_of("full+colums")
+
+
+def test_rates_by_fans_are_those_of_dion(frontier):
+    model = torch.nn.Sequential(*(torch.nn.Linear(n, m) for n, m in ((4, 16), (16, 4), (4, 4))))
+    moved = {}
+    for name in ("full", "full+fans"):
+        optimizer, _ = frontier.optimizer_of(name, copy.deepcopy(model), 0.01, 0)
+        (group,) = (g for g in optimizer.param_groups if g["algorithm"] == "muon")
+        before = [p.detach().clone() for p in group["params"]]
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        for old, new in zip(before, group["params"], strict=True):
+            moved[name, tuple(old.shape)] = float((old - new.detach()).norm())
+    shapes = {shape for _, shape in moved}
+    assert shapes >= {(16, 4), (4, 16)}
+    for m, n in shapes:
+        ratio = moved["full+fans", (m, n)] / moved["full", (m, n)]
+        assert ratio == pytest.approx(min(1, m / n) ** 0.5, rel=1e-4)
 
 
 def test_the_best_rate_is_that_of_the_seed_that_chooses(frontier):

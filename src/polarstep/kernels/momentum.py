@@ -17,7 +17,7 @@ from polarstep.kernels.elements import ELEMENTS
 
 __all__ = ["momentum", "parts_of"]
 
-_BLOCK = 2048
+_BLOCK = 1024
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def momentum(
 ) -> Tensor:
     """Update the buffers at ``buffers`` from the gradients at ``gradients``; M goes to ``out``.
 
-    Returns max |M_ij| of each block of 2,048 entries, in float32, of shape (B, blocks). The blocks'
+    Returns max |M_ij| of each block of 1,024 entries, in float32, of shape (B, blocks). The blocks'
     ΣM²_ij go to ``squares``, if given: float64 numbers of the same shape.
 
     ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
