@@ -162,7 +162,9 @@ def test_flops_are_those_of_its_products(coefficients):
     counted = polar.flops(m, n) - flops.qr(m, ell)
     # Not counted are products with Q and B, which have ℓ or 16 on two sides, and orthonormalizations.
     small = 4 * (m + n) * ell * columns + 4 * ell**2 * (m + n) + 64 * columns**3 + 6 * m * ell**2
-    assert counted <= counter.get_total_flops() + 4 * ell**2 * m
+    # A CPU makes G⁴v of two products with G², and not of four with G.
+    saved = 0 if rest is None else 2 * flops.matmul(m, m, columns)
+    assert counted <= counter.get_total_flops() + 4 * ell**2 * m + saved
     assert counter.get_total_flops() <= counted + small
     beyond = polar.flops(m, n) - polar.head.flops(m, n)
     assert (

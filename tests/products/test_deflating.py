@@ -12,6 +12,7 @@ from polarstep import rng
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, polar_express, resolve
 from polarstep.products.base import Products
+from polarstep.products.cpu import Cpu
 from polarstep.products.deflating import SIGNS, Head, signs
 from polarstep.products.flat_product import FlatProduct
 
@@ -228,3 +229,49 @@ def test_signs_have_no_pattern(rows):
         assert sigma[0] < 1.25
         assert sigma[-1] > 0.75
     assert abs(float(V.double().mean())) < 4 / math.sqrt(rows * SIGNS)
+
+
+# A step of a CPU, matrix by matrix.
+
+
+def flat_step(ops, A, coefficients="flat"):
+    """T and ‖T‖²_F of one step with a head of six directions."""
+    Q, _ = torch.linalg.qr(A[..., :6])
+    B = Q.mT @ A
+    Z = torch.linalg.qr(B.mT)[0].mT * (B != 0).any(-1, keepdim=True)  # T(0) = 0
+    head = Head(Q, B, Z)
+    (polynomial,) = resolve(coefficients, 1)
+    inverse = ops.inverse_rest_size(A, B, A.shape[-2] - 6, 1.5, 64 * 2.0**-23)
+    T, squared = ops.flat_step(A, head, inverse, polynomial, 1.08, most=100.0, float8=False)
+    return T, squared()
+
+
+@pytest.mark.parametrize("coefficients", ["flat", "quintic", "cubic"])
+@pytest.mark.parametrize("rows", [40, 520])
+@pytest.mark.parametrize("tall", [False, True])
+def test_a_cpu_takes_the_step_of_other_devices(tall, rows, coefficients):
+    A = gaussian(2, rows + 30, rows).mT if tall else gaussian(2, rows, rows + 30)
+    T, squared = flat_step(Cpu(), A, coefficients)
+    expected, its_square = flat_step(OPS, A, coefficients)
+    torch.testing.assert_close(T, expected)
+    torch.testing.assert_close(squared, its_square)
+    assert T.stride() == expected.stride()
+
+
+def test_a_step_of_a_cpu_keeps_zero_and_shows_nan():
+    A = gaussian(3, 24, 40)
+    A[0] = 0
+    whole, _ = flat_step(Cpu(), A)
+    assert not whole[0].any()
+    A[1, 3, 4] = torch.nan
+    T, _ = flat_step(Cpu(), A)
+    assert T[1].isnan().any()
+    assert torch.equal(T[2], whole[2])
+
+
+def test_gradients_go_through_a_step_of_a_cpu():
+    A = gaussian(1, 24, 40).requires_grad_()
+    T, _ = flat_step(Cpu(), A)
+    T.square().sum().backward()
+    assert A.grad is not None
+    assert A.grad.isfinite().all()

@@ -30,6 +30,32 @@ def test_is_the_product_and_costs_what_it_says(m):
     torch.testing.assert_close(symmetric_product(X, X, alpha=0.5), 0.5 * G)
 
 
+@pytest.mark.parametrize("m", [1, 7, 511, 512, 700])
+def test_a_product_of_commuting_matrices_costs_what_it_says(m):
+    X = gaussian(2, m, m) / m
+    G = symmetric_product(X, X)
+    H = G @ G
+    counter = FlopCounterMode(display=False)
+    with counter:
+        C = Cpu().commuting(G, H, plus=G, alpha=0.5, beta=-2.0, identity=3.0)
+    torch.testing.assert_close(C, 0.5 * G @ H - 2 * G + 3 * torch.eye(m, dtype=G.dtype))
+    assert counter.get_total_flops() == 2 * symmetric_flops(m, m)
+    torch.testing.assert_close(Cpu().commuting(G, H, alpha=0.5), 0.5 * G @ H)
+    squared = Cpu().commuting(G, G, plus=G)
+    assert torch.equal(squared, squared.mT) or m < 512
+
+
+def test_gradients_go_through():
+    X = gaussian(1, 520, 30)
+    X = (X / torch.linalg.matrix_norm(X)).requires_grad_()
+    G = symmetric_product(X, X)
+    Cpu().commuting(G, G, plus=G).square().sum().backward()
+    Y = X.detach().requires_grad_()
+    H = Y @ Y.mT
+    (H @ H + H).square().sum().backward()
+    torch.testing.assert_close(X.grad, Y.grad)
+
+
 def test_of_commuting_matrices():
     X = gaussian(2, 520, 40)
     G = X @ X.mT / 520

@@ -78,7 +78,7 @@ def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
 def lies_like(tensor: Tensor, p: Tensor) -> bool:
     """Whether ``tensor`` has the dtype and strides of ``p`` and an aligned address of its own."""
     return (
-        not is_traceable_wrapper_subclass(tensor)
+        (type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor))
         and tensor.dtype == p.dtype
         and tensor.stride() == p.stride()
         and tensor.data_ptr() % ALIGNMENT == 0

@@ -25,7 +25,7 @@ from polarstep.optim.groups import (
     is_transposed,
     named_params,
     scale_of,
-    view_of,
+    views_of,
 )
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
@@ -157,7 +157,7 @@ def collect(
     the parameters.
     """
     check_options(group)
-    names, params, grads = [], [], []
+    names, params, grads, shapes = list[str](), list[Tensor](), list[Tensor](), list[torch.Size]()
     for name, p in named_params(group):
         if stand_ins and id(p) in stand_ins:
             p, grad = stand_ins[id(p)]
@@ -167,16 +167,19 @@ def collect(
             grad = torch.zeros_like(p)
         else:
             continue
-        _check(name, p, grad)
+        shape = p.shape
+        if grad.shape != shape or grad.layout != torch.strided:
+            _check(name, p, grad)
         names.append(name)
         params.append(p)
-        grads.append(placed_like(grad, p))
+        grads.append(placed_like(grad, p) if is_sharded(p) else grad)
+        shapes.append(shape)
     finite = None
     if group["nonfinite"] == "skip" and grads:
         finite = _are_finite([local(grad) for grad in grads])
     views = []
     if group["algorithm"] == "muon":
-        views = [view_of(group, p, name) for name, p in zip(names, params, strict=True)]
+        views = views_of(group, names, shapes)
         _check_scale(group, params, views)
     return Work(group, names, params, grads, finite, views)
 

@@ -264,26 +264,33 @@ def labelled_params(groups: Sequence[Group]) -> Iterator[list[tuple[str, Tensor]
 
 def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:
     """How a Muon group reads ``p`` as matrices."""
+    return views_of(group, [name], [p.shape])[0]
+
+
+def views_of(group: Group, names: list[str], shapes: list[torch.Size]) -> list[MatrixView]:
+    """How a Muon group reads parameters of these names and shapes as matrices."""
     layout, repeats = group["layout"], group["split_repeats"]
     split, columns = (
         None if sizes is None else tuple(sizes)
         for sizes in (group["split_sizes"], group["split_columns"])
     )
-    key = (p.shape, layout, split, columns, repeats)
-    if key not in _VIEWS:
-        _VIEWS[key] = MatrixView.of(
-            p.shape,
-            layout=layout,
-            split_sizes=split,
-            split_columns=columns,
-            split_repeats=repeats,
-            name=name,
-        )
-    return _VIEWS[key]
+    known = _VIEWS.setdefault((layout, split, columns, repeats), {})
+    for name, shape in zip(names, shapes, strict=True):
+        if shape not in known:
+            known[shape] = MatrixView.of(
+                shape,
+                layout=layout,
+                split_sizes=split,
+                split_columns=columns,
+                split_repeats=repeats,
+                name=name,
+            )
+    return [known[shape] for shape in shapes]
 
 
-# Read for every parameter at every step. A dict, as torch.compile traces through functools.cache.
-_VIEWS: dict[tuple[Any, ...], MatrixView] = {}
+# Read for every parameter at every step, by the options of the group and then by shape. A dict, as
+# torch.compile traces through functools.cache.
+_VIEWS: dict[tuple[Any, ...], dict[torch.Size, MatrixView]] = {}
 
 
 def is_transposed(group: Group) -> bool:

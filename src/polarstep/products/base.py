@@ -117,6 +117,19 @@ class Products(Deflating):
             C.diagonal(dim1=-2, dim2=-1).add_(identity)
         return C
 
+    def commuting(
+        self,
+        A: Tensor,
+        B: Tensor,
+        *,
+        plus: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        identity: float = 0.0,
+    ) -> Tensor:
+        """``alpha·AB + beta·plus + identity·I`` for symmetric (batch, m, m) matrices with AB = BA."""
+        return self.symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
+
     def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
         """FLOPs of :meth:`symmetric` on one pair of m×k matrices, two for a multiply-add."""
         return 2 * m * m * k
@@ -171,7 +184,7 @@ class Products(Deflating):
             for each in chain:
                 D, last = S[each.earlier], S[-1]
                 S.append(
-                    self.symmetric(
+                    self.commuting(
                         last,
                         last,
                         plus=D,
@@ -187,13 +200,13 @@ class Products(Deflating):
                 H.diagonal(dim1=-2, dim2=-1).add_(a)
             return H
         H, scale = self.but_for_the_last_product(G, polynomial)
-        return self.symmetric(H, G, plus=G, alpha=scale, beta=b, identity=a)
+        return self.commuting(H, G, plus=G, alpha=scale, beta=b, identity=a)
 
     def but_for_the_last_product(self, G: Tensor, polynomial: Polynomial) -> tuple[Tensor, float]:
         """H and s with ``P(G) = s·HG + bG + aI``, for a polynomial of degree five or more."""
         H, scale = G, polynomial[-1]
         for coefficient in polynomial[-2:1:-1]:  # H is symmetric in every round
-            H, scale = self.symmetric(H, G, plus=G, alpha=scale, beta=coefficient), 1.0
+            H, scale = self.commuting(H, G, plus=G, alpha=scale, beta=coefficient), 1.0
         return H, scale
 
     def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
@@ -204,9 +217,9 @@ class Products(Deflating):
         W: Tensor | None = None
         for t, polynomial in enumerate(polynomials):
             P = self.polynomial(G, polynomial)
-            W = P if W is None else self.symmetric(P, W)
+            W = P if W is None else self.commuting(P, W)
             if t + 1 < len(polynomials):
-                G = self.symmetric(self.symmetric(P, G), P)
+                G = self.commuting(self.commuting(P, G), P)
         assert W is not None
         return W
 

@@ -6,14 +6,17 @@ bfloat16 arithmetic only sketches use it: elsewhere float32 is fast enough to ke
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from polarstep.products.base import Products, plain_product
+from polarstep.products.base import SIGNS, Head, Polynomial, Products, plain_product, signs
+from polarstep.products.row_product import RowProduct
+from polarstep.products.squarings import Squaring, squarings
 from polarstep.torch_compile import constant
 
 __all__ = ["Cpu", "has_tiles"]
@@ -60,26 +63,180 @@ class Cpu(Products):
         identity: float = 0.0,
     ) -> Tensor:
         """Computed in strips on and below the diagonal; the entries above are copied."""
-        m = A.shape[-2]
-        if m < self.symmetric_from:
-            if _copies_transposed() and B.shape[-2] * B.shape[-1] <= LARGEST_COPIED:
-                B = B.mT.contiguous().mT
-            return super().symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
-        C = A.new_empty(A.shape[0], m, m)
-        for first, end in _strips(m):
-            below = None if plus is None else plus[:, first:, first:end]
-            rows, columns = A[:, first:], B[:, first:end].mT
-            C[:, first:, first:end] = plain_product(rows, columns, below, alpha, beta)
-            C[:, first:end, end:] = C[:, end:, first:end].mT
+        if A.shape[-2] >= self.symmetric_from:
+            return _halved(A, B.mT, plus, alpha, beta, identity)
+        if _copies_transposed() and B.shape[-2] * B.shape[-1] <= LARGEST_COPIED:
+            B = B.mT.contiguous().mT
+        return super().symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
+
+    def commuting(
+        self,
+        A: Tensor,
+        B: Tensor,
+        *,
+        plus: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        identity: float = 0.0,
+    ) -> Tensor:
+        """As :meth:`symmetric`, without a transposed factor, with which products are slower on ARM."""
+        if A.shape[-2] >= self.symmetric_from:
+            return _halved(A, B, plus, alpha, beta, identity)
+        C = plain_product(A, B, plus, alpha, beta)
         if identity:
             C.diagonal(dim1=-2, dim2=-1).add_(identity)
         return C
+
+    def inverse_rest_size(
+        self,
+        A: Tensor,
+        B: Tensor,
+        left: int,
+        factor: float,
+        floor: float,
+        squares: Tensor | None = None,
+    ) -> Tensor:
+        """‖A‖²_F as a sum in float64 of squared norms of rows in float32, where float32 has the range.
+
+        That takes a third of the time of a norm in float64, and loses less than rounding A does.
+        """
+        if squares is None and A.dtype == torch.float32 and not torch.compiler.is_compiling():
+            rows = A.mT if A.stride(-1) != 1 else A
+            norms = torch.linalg.vector_norm(rows, dim=-1)
+            size = norms.amax(-1)
+            if bool(((size > 1e-15) & (size < 1e15)).all()):
+                squares = norms.double().square()
+        return super().inverse_rest_size(A, B, left, factor, floor, squares)
+
+    def flat_step(
+        self,
+        A: Tensor,
+        head: Head,
+        inverse: Tensor,
+        polynomial: Polynomial,
+        margin: float,
+        *,
+        most: float,
+        float8: bool,
+    ) -> tuple[Tensor | RowProduct, Callable[[], Tensor]]:
+        """One matrix after the other, so that X₀, G and the polynomial of one are in memory at a time.
+
+        Reading a number is free, so δ and s are factors of the products instead of passes over memory.
+        """
+        chain = squarings(polynomial)
+        if chain is None or A.dtype.itemsize < 4 or not _may_write(A, head.Q, head.X):
+            return super().flat_step(A, head, inverse, polynomial, margin, most=most, float8=float8)
+        flat = self.flat_product(A, self.dual(head), inverse)
+        transposed = A.mT.is_contiguous() and not A.is_contiguous()
+        T = torch.empty_like(A.mT).mT if transposed else torch.empty_like(A)
+        start = signs(A.shape[-2], A.device).to(A.dtype)[0]
+        for i, out in enumerate(T):
+            X = torch.empty_like(out)
+            _write_sum(X, flat.A[i], float(flat.inverse[i]), flat.L[i], flat.R[i])
+            G = self.symmetric(X[None], X[None])
+            squared = self.commuting(G, G)
+            s = _scale_to_one(G[0], squared[0], start, margin)
+            P = self._scaled(G, squared, chain, s)
+            _write_symmetric_times(out, P[0], X)
+        # vᵀPGPv, of which other devices take the mean over 16 vectors v, is ‖Tᵀv‖².
+        return T, lambda: (T.mT @ start).square().sum((-2, -1)) / SIGNS
+
+    def _scaled(self, G: Tensor, squared: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
+        """``s·P(s²G)`` for the P of ``chain``, in the memory of ``squared`` = G²; NaN as G has it."""
+        if s == 0:
+            return 0 * G
+        first, *others = chain
+        S = [G, squared.mul_(first.square * s**4).add_(G, alpha=first.plus * s**2)]
+        S[1].diagonal(dim1=-2, dim2=-1).add_(first.identity)
+        for each in others:
+            scale = s if each is others[-1] else 1.0
+            S.append(
+                self.commuting(
+                    S[-1],
+                    S[-1],
+                    plus=S[each.earlier],
+                    alpha=scale * each.square,
+                    beta=scale * each.plus * (s**2 if each.earlier == 0 else 1.0),
+                    identity=scale * each.identity,
+                )
+            )
+        return S[-1] if others else S[-1].mul_(s)
 
     def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
         """FLOPs of the strips."""
         if m < self.symmetric_from:
             return super().symmetric_flops(m, k, dtype)
-        return sum(2 * (m - first) * (end - first) * k for first, end in _strips(m))
+        return sum(2 * end * (end - first) * k for first, end in _strips(m))
+
+
+def _halved(
+    A: Tensor, R: Tensor, plus: Tensor | None, alpha: float, beta: float, identity: float
+) -> Tensor:
+    """``alpha·AR + beta·plus + identity·I``, which must be symmetric."""
+    m = A.shape[-2]
+    C = A.new_empty(A.shape[0], m, m)
+    in_place = R.stride(-1) == 1 and _may_write(A, R, plus)
+    for first, end in _strips(m):
+        rows, columns, strip = A[:, first:end], R[..., :end], C[:, first:end, :end]
+        left = None if plus is None else plus[:, first:end, :end]
+        if in_place:
+            _write_product(strip, rows, columns, left, alpha, beta)
+        else:  # torch writes a product with a transposed factor faster to memory of its own
+            strip.copy_(plain_product(rows, columns, left, alpha, beta))
+        C[:, :first, first:end] = strip[..., :first].mT
+    if identity:
+        C.diagonal(dim1=-2, dim2=-1).add_(identity)
+    return C
+
+
+def _may_write(*factors: Tensor | None) -> bool:
+    """Whether torch may write a product to given memory: not for autograd, nor under torch.compile."""
+    if torch.compiler.is_compiling():
+        return False
+    return not torch.is_grad_enabled() or not any(
+        factor is not None and factor.requires_grad for factor in factors
+    )
+
+
+def _write_product(
+    C: Tensor, A: Tensor, B: Tensor, plus: Tensor | None, alpha: float, beta: float
+) -> None:
+    """``C ← alpha·AB + beta·plus``, matrix by matrix, as torch's own batches are computed."""
+    for i, out in enumerate(C):
+        if plus is None:
+            torch.addmm(out, A[i], B[i], beta=0, alpha=alpha, out=out)
+        else:
+            torch.addmm(plus[i], A[i], B[i], beta=beta, alpha=alpha, out=out)
+
+
+def _write_sum(out: Tensor, A: Tensor, beta: float, L: Tensor, R: Tensor) -> None:
+    """``out ← beta·A + LR``, computed as transposes where ``out`` is a tall matrix, transposed."""
+    if out.is_contiguous():
+        torch.addmm(A, L, R, beta=beta, out=out)
+    else:
+        torch.addmm(A.mT, R.mT, L.mT, beta=beta, out=out.mT)
+
+
+def _write_symmetric_times(out: Tensor, P: Tensor, X: Tensor) -> None:
+    """``out ← PX`` for a symmetric P and X in the memory layout of ``out``."""
+    if out.is_contiguous():
+        torch.mm(P, X, out=out)
+    else:
+        torch.mm(X.mT, P, out=out.mT)
+
+
+def _scale_to_one(G: Tensor, squared: Tensor, V: Tensor, margin: float) -> float:
+    """The s of :meth:`polarstep.products.Products.scale_to_one` for one G, from start vectors V.
+
+    ``squared`` = G², which P(G) needs too, makes G⁴V of two products.
+    """
+    tiny = torch.finfo(G.dtype).tiny
+    for _ in range(2):
+        V = squared @ V
+        V = V / torch.linalg.vector_norm(V).clamp_min(tiny)
+    lengths = torch.linalg.vector_norm(V, dim=0).clamp_min(tiny)
+    largest = float((torch.linalg.vector_norm(G @ V, dim=0) / lengths).amax())
+    return 1 / (margin * math.sqrt(largest)) if 0 < largest < math.inf else 0.0
 
 
 def _strips(m: int) -> Iterator[tuple[int, int]]:
