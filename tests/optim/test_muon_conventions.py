@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import warnings
 
 import pytest
 import torch
+from tests.optim.sample_models import mlp
 from tests.spectra import gaussian
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
@@ -345,3 +347,21 @@ def test_a_profiler_shows_the_step():
     with torch.profiler.profile() as profile:
         train(net, optimizer, 1)
     assert any("Optimizer.step#Muon.step" in event.key for event in profile.key_averages())
+
+
+def test_steps_inside_inference_mode_are_as_any_other():
+    """The state that such a step makes can be changed outside, and the parameters are the same."""
+    ends = []
+    for mode in (torch.inference_mode, contextlib.nullcontext):
+        model = mlp(8, 8, 8, 2)
+        for i, p in enumerate(model.parameters()):
+            p.data = gaussian(*p.shape, seed=i).float()
+        optimizer = muon_for(model)
+        for k in range(3):
+            for i, p in enumerate(model.parameters()):
+                p.grad = gaussian(*p.shape, seed=10 * k + i).float()
+            with mode() if k < 2 else contextlib.nullcontext():
+                optimizer.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+        assert not any(p.is_inference() for p in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))

@@ -363,3 +363,11 @@ def test_a_parameter_made_in_inference_mode_is_refused():
         W = Parameter(torch.eye(3))
     with pytest.raises(TypeError, match=r"parameter 0 was made inside torch\.inference_mode"):
         Muon([W])
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
+    shared = Parameter(torch.zeros(1, 3).expand(4, 3))
+    with pytest.raises(ValueError, match=r"strides \(0, 1\) for its shape \(4, 3\).*\.clone\(\)"):
+        Muon([{"params": [shared], "algorithm": algorithm}])
+    Muon([{"params": [Parameter(torch.zeros(1, 3).expand(1, 3))], "algorithm": algorithm}])

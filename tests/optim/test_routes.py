@@ -137,3 +137,13 @@ def test_the_reason_speaks_of_a_cut_only_where_there_is_one():
     optimizer = muon_for(mlp(4, 8, 4), splits={"*.weight": 2})
     assert optimizer.routes["0.weight"].why == "hidden: cut by splits['*.weight']"
     assert optimizer.routes["2.weight"].why == "head: the model's last layer"
+
+
+def test_routes_by_name_and_by_number():
+    optimizer = muon_for(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)))
+    routes = optimizer.routes
+    assert routes[0] is routes["0.weight"]
+    assert routes[-1] is routes.rows[-1]
+    assert "0.weight" in routes
+    assert routes[0] in routes
+    assert "7.weight" not in routes

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from polarstep.optim.orientation import stored_transposed
 
-__all__ = ["Anatomy", "Node", "Site", "Use", "dissect"]
+__all__ = ["Anatomy", "Node", "Site", "Use", "dissect", "unwrapped"]
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 RECURRENT = (nn.RNNBase, RNNCellBase)
@@ -287,6 +287,12 @@ def _has_layers(node: Node) -> bool:
 
 def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
     return [tuple(p.shape) for p in module.parameters()]
+
+
+def unwrapped(name: str) -> str:
+    """A parameter's name without the names of wrappers, as DDP's ``module`` at its start."""
+    parts = [part for part in name.split(".") if part not in WRAPPED]
+    return ".".join(parts[1:] if parts[0] == "module" and len(parts) > 1 else parts)
 
 
 def _join(prefix: str, name: str) -> str:

@@ -235,6 +235,14 @@ def check_params(group: Group) -> None:
             )
         if p.layout != torch.strided:
             raise TypeError(f"{name} has layout {p.layout}: expected a dense (strided) parameter")
+        if p.numel() and any(
+            step == 0 and size > 1 for size, step in zip(p.shape, p.stride(), strict=True)
+        ):
+            raise ValueError(
+                f"{name} has strides {tuple(p.stride())} for its shape {tuple(p.shape)}, so that several "
+                "entries are one number in memory, as after expand(): expected a number for each entry; "
+                "make the parameter of tensor.clone()"
+            )
         if group["algorithm"] == "muon":
             view_of(group, p, name)
 

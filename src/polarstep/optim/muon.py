@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
-from polarstep.autocast import autocast_off
+from polarstep.autocast import autocast_off, inference_mode_off
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
@@ -276,7 +276,9 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
-        with autocast_off():  # a step chooses its own precision
+        # A step chooses its own precision. What it keeps must be open to later steps, which tensors made
+        # inside torch.inference_mode() are not outside it.
+        with autocast_off(), inference_mode_off():
             self._update_groups()
 
     def _update_groups(self) -> None:
