@@ -286,8 +286,8 @@ def _check_keys(theirs: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the state of the checkpoint has the keys {', '.join(map(repr, keys[:3]))}, …, and its "
             f"groups name the parameters {', '.join(map(repr, listed[:3]))}, …: expected the same keys, "
-            "or every momentum would start anew; a file format that turns numbers into strings, as JSON, "
-            "needs them turned back"
+            "or every momentum would start anew; a file format that turns numbers into strings, as "
+            "JSON, needs them turned back"
         )
 
 
@@ -323,9 +323,9 @@ def _order(
         why = f" (the optimizer has no {missing!r}, so names do not match them)"
     if len(entries) != len(places):
         raise ValueError(
-            f"the checkpoint has {len(entries)} parameters and the optimizer {len(places)}{why}: expected "
-            "as many, in the same order; give params= in the order of the other optimizer's groups, or "
-            "a list of checkpoints if the other run had two optimizers"
+            f"the checkpoint has {len(entries)} parameters and the optimizer {len(places)}{why}: "
+            "expected as many, in the same order; give params= in the order of the other optimizer's "
+            "groups, or a list of checkpoints if the other run had two optimizers"
         )
     if any("role" in group for _, _, group in places):
         without = f"names{why}" if why else "no names of parameters"

@@ -147,3 +147,11 @@ def test_routes_by_name_and_by_number():
     assert "0.weight" in routes
     assert routes[0] in routes
     assert "7.weight" not in routes
+
+
+@pytest.mark.parametrize("width", [12, 2, 0, -1])
+def test_a_table_of_hardly_any_width_is_as_narrow_as_it_can_be(width):
+    routes = muon_for(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))).routes
+    assert routes.table(width) == routes.table(12)
+    with pytest.raises(TypeError, match="width='80': expected a number of characters"):
+        routes.table("80")

@@ -239,9 +239,9 @@ def check_params(group: Group) -> None:
             step == 0 and size > 1 for size, step in zip(p.shape, p.stride(), strict=True)
         ):
             raise ValueError(
-                f"{name} has strides {tuple(p.stride())} for its shape {tuple(p.shape)}, so that several "
-                "entries are one number in memory, as after expand(): expected a number for each entry; "
-                "make the parameter of tensor.clone()"
+                f"{name} has strides {tuple(p.stride())} for its shape {tuple(p.shape)}, so that "
+                "several entries are one number in memory, as after expand(): expected a number for "
+                "each entry; make the parameter of tensor.clone()"
             )
         if group["algorithm"] == "muon":
             view_of(group, p, name)

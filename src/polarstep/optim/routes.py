@@ -71,7 +71,12 @@ class Routes:
         raise KeyError(f"{name!r} is no parameter of the optimizer{nearest}")
 
     def table(self, width: int = WIDTH) -> str:
-        """The table in lines of at most ``width`` characters, which long cells are folded for."""
+        """The table in lines of at most ``width`` characters, which long cells are folded for.
+
+        A table has at least some 64 characters: each of its five columns has twelve.
+        """
+        if not isinstance(width, int):
+            raise TypeError(f"width={width!r}: expected a number of characters, as 80")
         return printed(self.rows, width)
 
     def __str__(self) -> str:
