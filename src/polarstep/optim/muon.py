@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -182,6 +182,11 @@ class Muon(Checkpointed):
             raise TypeError(
                 f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
                 "choose its hidden matrices, or give parameters"
+            )
+        if not isinstance(params, Iterable):
+            raise TypeError(
+                f"params is a {type(params).__name__}: expected parameters or groups of them, as "
+                "model.parameters() with its brackets"
             )
         self._start(plan, process_group)
         self._waiting = None
