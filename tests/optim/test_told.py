@@ -212,3 +212,16 @@ def test_parameters_that_another_optimizer_has_may_change_their_names():
     assert not told(model, optimizer)
     model[4] = torch.nn.Sequential(model[4])
     assert not told(model, optimizer, steps=2 * EVERY)
+
+
+def test_a_models_data_may_be_exchanged():
+    """torch refuses to exchange the data of a tensor that has a weak reference."""
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict(model.state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert not told(model, optimizer)

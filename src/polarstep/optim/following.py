@@ -32,13 +32,15 @@ class Places:
         self._of: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._model = weakref.ref(model)
         self._paths: dict[int, tuple[list[str], str]] = {}  # path of the module, name in it
-        # The parameters of the model at the start, frozen ones included, and their names.
-        self._known: dict[int, weakref.ref[Tensor]] = {}
+        # The parameters of the model at the start, frozen ones included, and their names. By their ids:
+        # a weak reference to a parameter would keep torch from exchanging its data (swap_tensors), and an
+        # id that a new parameter has got again only leaves out a warning.
+        self._known: set[int] = set()
         self._names: set[str] = set()
         for path, module in model.named_modules():
             for name, p in module._parameters.items():
                 if p is not None:
-                    self._known[id(p)] = weakref.ref(p)
+                    self._known.add(id(p))
                     self._names.add(f"{path}.{name}")
                     self._of.setdefault(id(p), (weakref.ref(module), name))
                     self._paths.setdefault(id(p), (path.split(".") if path else [], name))
@@ -118,12 +120,8 @@ class Places:
             for path, module in model.named_modules()
             for name, p in module._parameters.items()
             if p is not None and p.grad is not None and id(p) not in held
-            if f"{path}.{name}" not in self._names and not self._is_known(p)
+            if f"{path}.{name}" not in self._names and id(p) not in self._known
         ]
-
-    def _is_known(self, p: Tensor) -> bool:
-        known = self._known.get(id(p))
-        return known is not None and known() is p
 
     def _choose(self, groups: list[dict[str, Any]]) -> None:
         """Choose which parameters to look at in this step."""

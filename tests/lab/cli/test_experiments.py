@@ -366,3 +366,11 @@ def test_help_prints_the_whole_text_of_each_option(command):
     texts = [getattr(parameter, "help", None) or "" for parameter in found.params]
     assert any(texts)
     assert [Text.from_markup(text).plain for text in texts] == texts
+
+
+def test_folders_are_told_from_files_before_any_token_is_made():
+    Path("text.txt").write_text("some text")
+    outcome = polarstep("tokenize", ".", "-o", "shards", "--characters", status=1)
+    assert ". is no file: expected text files, as ./*.txt" in said(outcome)
+    outcome = polarstep("tokenize", "text.txt", "-o", "text.txt", "--characters", status=1)
+    assert "text.txt is a file: expected a folder for the shards" in said(outcome)
