@@ -99,26 +99,44 @@ def maps() -> dict[str, tuple[str, Any]]:
     return found
 
 
+OPTIONS = {"rows": "rows normalized", "fans": "rate times √(m/n)"}
+"""What may follow the name of a map after a plus, and what it means."""
+
+
+def parts_of(name: str) -> tuple[str, list[str]]:
+    """The name of a map, and the options that follow it: ``full+rows`` is ``full`` and ``rows``."""
+    base, *options = name.split("+")
+    if unknown := set(options) - set(OPTIONS):
+        sys.exit(f"--maps {name}: {unknown.pop()} is no option; expected {', '.join(OPTIONS)}")
+    return base, options
+
+
+def _by_fans(m: int, n: int) -> float:
+    """√(m/n), by which dion multiplies a rate; ours is √max(1, m/n)."""
+    return math.sqrt(m / n)
+
+
 def optimizer_of(
     name: str, model: Any, lr: float, seed: int, polar: Any = None
 ) -> tuple[torch.optim.Optimizer, str | None]:
     """The optimizer that a name stands for, and what it calls the momentum of the hidden matrices.
 
-    ``name`` is a map of :func:`maps`, ``adamw`` or ``peer:NAME``. A map may end in ``+rows`` for
-    normalized rows. ``polar`` stands in the place of the map. Without a momentum that follows the
-    schedule there is no name for it.
+    ``name`` is a map of :func:`maps`, ``adamw`` or ``peer:NAME``. A map may be followed by options of
+    :data:`OPTIONS`, as ``full+rows``. ``polar`` stands in the place of the map. Without a momentum that
+    follows the schedule there is no name for it.
     """
     import torch
 
     import polarstep as ps
 
-    base, *rows = name.split("+")
+    base, options = parts_of(name)
     other = base == "adamw" or base.startswith("peer:")
     ours = ps.muon_for(
         model,
         lr=lr,
         polar=None if other else polar or maps()[base][1],
-        transform=ps.NormalizedRows() if rows else None,
+        transform=ps.NormalizedRows() if "rows" in options else None,
+        lr_scale=_by_fans if "fans" in options else "spectral",
         embeddings=ps.AdamW(lr=EMBEDDING),
         heads=ps.AdamW(lr=OTHERS),
         vectors=ps.AdamW(lr=OTHERS),
@@ -259,8 +277,8 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         found.setdefault(at, {})[record["seed"]] = record["perplexity"]
     rows = []
     for (name, lr), runs in found.items():
-        base, *normal = name.split("+")
-        words = names[base] + (", rows normalized" if normal else "")
+        base, options = parts_of(name)
+        words = ", ".join([names[base], *(OPTIONS[option] for option in options)])
         words += "" if lr == RATE else f", rate {lr:g}"
         full = found.get((FULL, lr), found[FULL, RATE])
         ratios = [100 * (runs[s] / full[s] - 1) for s in sorted(set(runs) & set(full))]

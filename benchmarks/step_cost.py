@@ -86,7 +86,7 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "Deflated 48, Gaussian h=1, one step": lambda: ps.Deflated(
             ps.LowRank(48, 8, inner=INNER), ps.NewtonSchulz(1, "flat")
         ),
-        "auto": ps.Auto,
+        "auto": lambda: ps.Auto(),
         "auto, cheap": lambda: ps.Auto("cheap"),
         "full space, PolarExpress 5": lambda: ps.NewtonSchulz(5, "polar-express"),
         "full space, quintic 7": lambda: ps.NewtonSchulz(7),
@@ -198,12 +198,25 @@ class Batched(HandWritten):
 
 
 def whole_steps(
-    name: str, workload: Any, device: torch.device, *, others: bool = True
+    name: str,
+    workload: Any,
+    device: torch.device,
+    *,
+    others: bool = True,
+    only: list[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Median time of ``step()`` for every optimizer, and on a GPU the memory it takes."""
+    """Median time of ``step()`` for every optimizer, and on a GPU the memory it takes.
+
+    ``only``: names of optimizers of the table that are measured beside AdamW; ``None`` for all.
+    """
     shapes, rank, oversample = workload
     params = parameters(shapes, device)
-    found = _that_run(optimizers(params, rank, oversample, device, others=others))
+    made = optimizers(params, rank, oversample, device, others=others)
+    found = _that_run(
+        (label, make)
+        for label, make in made
+        if only is None or label in only or label.startswith("AdamW")
+    )
     measured = _one_by_one(found, device) if device.type == "cuda" else _in_turn(found)
     rows: list[dict[str, Any]] = []
     for row in measured:
@@ -578,6 +591,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw the figure of an earlier --json file")
     parser.add_argument("--quick", action="store_true", help="small matrices and few repeats")
     parser.add_argument("--workload", action="append", help="only this one; may be repeated")
+    parser.add_argument(
+        "--optimizer", action="append", help="only this one beside AdamW; may be repeated"
+    )
     parser.add_argument("--only-steps", action="store_true", help="AdamW and our optimizers alone")
     parser.add_argument("--beside", type=Path, help="a checkout whose package is measured in turn")
     parser.add_argument("--rounds", type=int, default=5, help="of --beside")
@@ -599,20 +615,26 @@ def main() -> None:
         print(machine(device))
         options = [f"--device={device}"]
         options += ["--quick"] * arguments.quick + ["--no-tiles"] * arguments.no_tiles
+        options += [f"--optimizer={name}" for name in arguments.optimizer or []]
         rows = beside(arguments.beside.resolve(), names, arguments.rounds, options)
         record = {"machine": machine(device), "rounds": arguments.rounds, "beside": rows}
     elif arguments.only_steps:
         record = {"package": str(Path(ps.__file__).resolve()), "steps": []}
         for name in names:
-            record["steps"] += whole_steps(name, workloads[name], device, others=False)
+            record["steps"] += whole_steps(
+                name, workloads[name], device, others=False, only=arguments.optimizer
+            )
     else:
-        record = everything({name: workloads[name] for name in names}, device, arguments.sweep)
+        chosen = {name: workloads[name] for name in names}
+        record = everything(chosen, device, arguments.sweep, only=arguments.optimizer)
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=1))
         print(f"wrote {arguments.json}")
 
 
-def everything(workloads: dict[str, Any], device: torch.device, sweep: bool) -> dict[str, Any]:
+def everything(
+    workloads: dict[str, Any], device: torch.device, sweep: bool, *, only: list[str] | None = None
+) -> dict[str, Any]:
     """The device's rates, and for each workload whole steps, their phases and the floor."""
     record = {"machine": machine(device), "steps": [], "phases": {}, "floor": {}}
     print(record["machine"])
@@ -621,7 +643,7 @@ def everything(workloads: dict[str, Any], device: torch.device, sweep: bool) -> 
         f"  memory {rate['bytes_per_ms'] / 1e9:.2f} TB/s, {rate['flops_per_ms'] / 1e9:.1f} TFLOP/s"
     )
     for name, workload in workloads.items():
-        record["steps"] += whole_steps(name, workload, device)
+        record["steps"] += whole_steps(name, workload, device, only=only)
         record["phases"][name] = phases(workload, device)
         record["floor"][name] = floor(workload, rate)
         shares = ", ".join(f"{k} {v:.3f}" for k, v in record["phases"][name].items())

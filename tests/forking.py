@@ -186,7 +186,9 @@ def _close_errors() -> None:
 def _main(*imported: str) -> None:
     atexit.register(_close_errors)  # before all others, and so called after them
     for name in imported:
-        importlib.import_module(name)
+        # A machine may lack what the laboratory needs. Who needs it fails with its own message.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the collector would otherwise write to, and so copy, every page that is shared
     request = _serve(socket.socket(fileno=0))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import products
+from polarstep.kernels import rest
 from polarstep.kernels.few_columns import times_few
 from polarstep.kernels.rest import rest_norm
 from polarstep.products.base import Products
@@ -68,20 +69,19 @@ def tolerance(device: torch.device) -> float:
 @over_dtypes
 @pytest.mark.parametrize(("rows", "K", "few"), [(40, 70, 16), (33, 64, 5), (130, 20, 16)])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_a_product_with_few_columns_keeps_their_digits(
+def test_a_product_with_few_columns(
     device: torch.device, rows: int, K: int, few: int, layout: str, dtype: torch.dtype
 ) -> None:
     A = randn(2, rows, K).to(device, dtype)
     A = A if layout == "rows" else A.mT.contiguous().mT
-    V = randn(2, K, few, seed=1).to(device)
+    V = randn(2, K, few, seed=1).to(device, dtype)
     out = torch.full((2, rows, SIGNS), math.nan, device=device)
-    got = times_few(A, V, out, split=dtype.itemsize == 2)
+    got = times_few(A, V, out)
     want = A.double() @ V.double()
     assert got is out
-    # Rounding V to 16 bits would be off by 1e-3.
     assert torch.allclose(got[..., :few].double(), want, atol=2e-5, rtol=2e-5)
     assert (got[..., few:] == 0).all()
-    one = times_few(A, V[:1], torch.empty_like(out), split=dtype.itemsize == 2)
+    one = times_few(A, V[:1], torch.empty_like(out))
     assert torch.allclose(one[1, :, :few].double(), A[1].double() @ V[0].double(), atol=2e-5)
 
 
@@ -108,6 +108,38 @@ def test_it_is_the_plain_estimate(
     ratio = 1 / (got.inverse.double().flatten() * norm_of_rest(A, D, B))
     assert (ratio[[0, 2, 3]] >= 0.95).all()
     assert (ratio[[0, 2, 3]] <= 1.1 * 16**0.125).all()
+
+
+@over_dtypes
+@pytest.mark.parametrize("layout", ["wide", "transposed"])
+@pytest.mark.parametrize(("most", "least"), [(16, 1), (3, 1), (1, 1), (16, 3)])
+def test_the_estimate_is_the_same_however_products_are_cut(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    least: int,
+    layout: str,
+    dtype: torch.dtype,
+) -> None:
+    """Cut into more parts than a step would, and also B and Dᵀ, with a last part that is shorter."""
+    A, D, B = sketched(70, 301, 12, dtype, device)
+    A = A if layout == "wide" else A.mT.contiguous().mT
+    usual = rest_norm(A, D, B, rules_of(dtype), None, None, None)
+    parts: set[tuple[int, ...]] = set()
+    cut = rest._cut
+    for name in ("_LEAST_BLOCKS", "_SMALL_BLOCKS"):
+        monkeypatch.setattr(rest, name, least)
+    monkeypatch.setattr(rest, "_MOST_PARTS", most)
+    monkeypatch.setattr(rest, "_ROWS", 32)
+    monkeypatch.setattr(rest, "_cut", lambda *given: parts.add(cut(*given)) or cut(*given))
+    found = rest_norm(A, D, B, rules_of(dtype), None, None, None)
+    assert max(count for _, count in parts) <= most
+    assert (max(count for _, count in parts) > 1) == (most > 1)
+    assert min(blocks for blocks, _ in parts) >= least
+    assert torch.allclose(found.inverse, usual.inverse, rtol=1e-5, atol=0)
+    assert torch.allclose(found.energy, usual.energy, rtol=2e-5, atol=0)
+    size = float(usual.vectors.abs().max())
+    assert torch.allclose(found.vectors, usual.vectors, atol=2e-3 * size)
 
 
 @over_dtypes

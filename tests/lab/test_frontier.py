@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import math
@@ -71,6 +72,32 @@ def test_a_rate_without_full_space_is_compared_with_the_best_of_full_space(front
     text = "\n".join(frontier.table(rows))
     assert "| AdamW, rate 0.001 | 55.00 | +10.0% (one seed) |" in text
     assert "| Dion3 (a quarter of the rows), rate 0.02 | 53.04 | +2.0% (one seed) |" in text
+
+
+def test_options_follow_a_map_after_a_plus(frontier):
+    text = "\n".join(frontier.table([row("full", 0, 50.0), row("full+rows+fans", 0, 49.0)]))
+    assert "| full space, PolarExpress 5, rows normalized, rate times √(m/n) | 49.00 |" in text
+    with pytest.raises(SystemExit, match="colums is no option; expected rows, fans"):
+        frontier.parts_of("full+colums")
+
+
+def test_rates_by_fans_are_those_of_dion(frontier):
+    model = torch.nn.Sequential(*(torch.nn.Linear(n, m) for n, m in ((4, 16), (16, 4), (4, 4))))
+    moved = {}
+    for name in ("full", "full+fans"):
+        optimizer, _ = frontier.optimizer_of(name, copy.deepcopy(model), 0.01, 0)
+        (group,) = (g for g in optimizer.param_groups if g["algorithm"] == "muon")
+        before = [p.detach().clone() for p in group["params"]]
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        for old, new in zip(before, group["params"], strict=True):
+            moved[name, tuple(old.shape)] = float((old - new.detach()).norm())
+    shapes = {shape for _, shape in moved}
+    assert shapes >= {(16, 4), (4, 16)}
+    for m, n in shapes:
+        ratio = moved["full+fans", (m, n)] / moved["full", (m, n)]
+        assert ratio == pytest.approx(min(1, m / n) ** 0.5, rel=1e-4)
 
 
 def test_the_best_rate_is_that_of_the_seed_that_chooses(frontier):

@@ -153,6 +153,15 @@ def test_a_deflated_step_adds_its_parts():
     assert found == seconds(head, m, n, FLOPS) + small + steps
 
 
+def test_a_scaled_rest_on_a_gpu_reads_the_matrix_three_times_more_than_its_head():
+    """Twice for ‖R‖_op and once in the update; D and Z' − B/δ take four launches, δ takes five."""
+    head = ps.LowRank(28, 4, 0, inner=ps.NewtonSchulz(1, "cubic"), always_sketch=True)
+    for device, expected in ((BYTES, 3 * 2 * 600 * 700), (LAUNCHES, 4 + 5)):
+        on = replace(device, itemsize=2)
+        more = seconds(ps.Deflated(head), 600, 700, on) - seconds(head, 600, 700, on)
+        assert more == expected
+
+
 def test_matrices_of_512_rows_and_more_reach_the_large_rate():
     polar, on = ps.NewtonSchulz(1, "cubic"), replace(FLOPS, rate=2)
     for m, rate in ((511, 1), (512, 2)):

@@ -6,15 +6,13 @@ of a sketch (:mod:`polarstep.kernels.rest`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from polarstep.products.deflating import SIGNS
 
-__all__ = ["blocks_of", "hashed", "rows_times_few", "strides_of", "tiles_of", "times_few"]
+__all__ = ["hashed", "rows_times_few", "strides_of", "tiles_of", "times_few"]
 
 # Blocks of a matrix that wait for memory: 32 lines of 128 bytes for two warps, and five blocks on their
 # way at a time.
@@ -34,10 +32,9 @@ def hashed(at):
 def rows_times_few(
     A, V, r, rows, K, few,
     A_row, A_col, V_row, V_col,
-    SPLIT: tl.constexpr, SQUARES: tl.constexpr,
-    FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Rows ``r`` of AV in float32, for A (rows, K) and V (K, few), and with SQUARES the sum of A².
+    """Rows ``r`` of AV in float32, for A (rows, K) and V (K, few).
 
     Rows past the end wrap around; the caller must not store them. Factors are multiplied in V's
     precision. With SPLIT they are multiplied in A's precision, and each entry of V is the sum of two
@@ -48,13 +45,9 @@ def rows_times_few(
     a = A + (r % rows)[:, None] * A_row + k[None, :] * A_col
     v = V + k[:, None] * V_row + c[None, :] * V_col
     acc = tl.zeros((BM, FEW), dtype=tl.float32)
-    squares = tl.zeros((BM, BK), dtype=tl.float64)
     for start in range(0, K, BK):
         x = tl.load(a, mask=k[None, :] < K - start, other=0.0)
         y = tl.load(v, mask=(k[:, None] < K - start) & (c[None, :] < few), other=0.0)
-        if SQUARES:
-            exact = x.to(tl.float64)
-            squares += exact * exact
         if SPLIT:
             high = y.to(x.dtype)
             low = (y - high.to(tl.float32)).to(x.dtype)
@@ -64,10 +57,7 @@ def rows_times_few(
             acc = tl.dot(x.to(y.dtype), y, acc, input_precision="ieee")
         a += BK * A_col
         v += BK * V_row
-    total = 0.0
-    if SQUARES:
-        total = tl.sum(tl.sum(tl.where((r < rows)[:, None], squares, 0.0), axis=1), axis=0)
-    return acc, total
+    return acc
 
 
 @triton.jit
@@ -76,31 +66,30 @@ def _times_few_kernel(
     rows, K, few,
     A_batch, A_row, A_col,
     V_batch, V_row, V_col,
-    SPLIT: tl.constexpr,
     FEW: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(1).to(tl.int64)
     r = tl.program_id(0) * BM + tl.arange(0, BM)
-    acc, _ = rows_times_few(
+    acc = rows_times_few(
         A + batch * A_batch, V + batch * V_batch, r, rows, K, few,
-        A_row, A_col, V_row, V_col, SPLIT, False, FEW, BM, BK,
+        A_row, A_col, V_row, V_col, False, FEW, BM, BK,
     )  # fmt: skip
     at = out + batch * rows * FEW + r[:, None] * FEW + tl.arange(0, FEW)[None, :]
     tl.store(at, acc.to(out.dtype.element_ty), mask=r[:, None] < rows)
 
 
-def times_few(A: Tensor, V: Tensor, out: Tensor, *, split: bool = False) -> Tensor:
+def times_few(A: Tensor, V: Tensor, out: Tensor) -> Tensor:
     """``AV`` for A (batch, rows, K) and V (batch, K, ≤ 16), written to ``out`` (batch, rows, 16).
 
-    Factors are multiplied in the precision of V, which may have a batch of one for all matrices. With
-    ``split``, V is float32 and A has 16 bits; both keep their digits.
+    Factors are multiplied in the precision of V, which may have a batch of one for all matrices.
     """
     batch, rows, K = A.shape
-    _times_few_kernel[(blocks_of(A), batch)](
+    tiles = tiles_of(A, _LINES, _LINE)
+    _times_few_kernel[(triton.cdiv(rows, tiles["BM"]), batch)](
         A, V, out,
         rows, K, V.shape[-1],
         *A.stride(), *strides_of(V),
-        SPLIT=split, FEW=SIGNS, **tiles_of(A),
+        FEW=SIGNS, **tiles, num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
     return out
 
@@ -111,14 +100,13 @@ def strides_of(V: Tensor) -> tuple[int, int, int]:
     return (0 if len(V) == 1 else batch), row, column
 
 
-def blocks_of(A: Tensor) -> int:
-    """The number of blocks that the rows of ``A`` (batch, rows, K) are cut into."""
-    return triton.cdiv(A.shape[-2], tiles_of(A)["BM"])
+def tiles_of(A: Tensor, lines: int, line: int) -> dict[str, int]:
+    """The sides BM×BK of the blocks in which ``A`` (batch, rows, K) is read.
 
-
-def tiles_of(A: Tensor) -> dict[str, Any]:
-    """The blocks in which ``A`` is read, in lines of 128 bytes along rows or along columns."""
-    line, tiles = _LINE // A.element_size(), {"num_warps": _WARPS, "num_stages": _STAGES}
+    A block has ``lines`` lines of ``line`` bytes, which run along rows or columns as ``A`` does in
+    memory.
+    """
+    length = line // A.element_size()
     if A.stride(-1) != 1 and A.stride(-2) == 1:
-        return {"BM": line, "BK": _LINES, **tiles}
-    return {"BM": _LINES, "BK": line, **tiles}
+        return {"BM": length, "BK": lines}
+    return {"BM": lines, "BK": length}

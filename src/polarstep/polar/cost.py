@@ -158,11 +158,13 @@ def _map(polar: PolarMap, m: int, n: int, on: Device) -> Cost:
         normalized = 2 * on.moved(1.5 * on.itemsize * m * n)
         return normalized + _iteration(polar.polynomials, m, n, on) + update
     if isinstance(polar, LowRank):
-        lift = on.product(2 * m * n * _padded(polar, on), 8 / on.itemsize * m * n)
-        return _sketched(polar, m, n, on) + lift
+        return _sketched(polar, m, n, on) + _lift(polar, m, n, on, also_read=0)
     if isinstance(polar, Deflated):
+        head = _sketched(polar.head, m, n, on)
+        if polar.rest is None and on.has_tensor_cores:
+            return head + _scaled_by_kernels(polar, m, n, on)
         rest = _scaled(m, n, on) if polar.rest is None else _steps(polar, polar.rest, m, n, on)
-        return _sketched(polar.head, m, n, on) + _flattened(polar, m, n, on) + rest + update
+        return head + _flattened(polar, m, n, on) + rest + update
     raise TypeError(
         f"the cost of a {type(polar).__name__} map is not known: expected NewtonSchulz, LowRank or "
         "Deflated"
@@ -217,6 +219,12 @@ def _sketched(polar: LowRank, m: int, n: int, on: Device) -> Cost:
     return _basis(polar.finder, m, n, width, on) + projected + _iteration(inner, width, n, on)
 
 
+def _lift(polar: LowRank, m: int, n: int, on: Device, *, also_read: int) -> Cost:
+    """An update that multiplies QZ out: reads and writes X, and reads ``also_read`` matrices like M."""
+    entries = (8 / on.itemsize + also_read) * m * n
+    return on.product(2 * m * n * _padded(polar, on), entries)
+
+
 def _basis(finder: Finder, m: int, n: int, width: int, on: Device) -> Cost:
     """Products of M or Mᵀ with ℓ columns, and an orthonormalization after each."""
     if isinstance(finder, Kept):
@@ -247,6 +255,17 @@ def _flattened(polar: Deflated, m: int, n: int, on: Device) -> Cost:
 def _scaled(m: int, n: int, on: Device) -> Cost:
     """An estimate of ‖R‖_op from two products with 16 columns."""
     return 2 * on.product(2 * m * n * SIGNS, m * n) + Cost(0, 16)
+
+
+def _scaled_by_kernels(polar: Deflated, m: int, n: int, on: Device) -> Cost:
+    """D and Z' − B/δ in four launches, δ in five that read M twice, and an update that adds M/δ to QZ.
+
+    ‖M‖_F comes with the momentum.
+    """
+    width = _padded(polar.head, on)
+    small = Cost(4 * width * width * n / on.narrow, 4)
+    norm = 2 * on.product(2 * m * n * SIGNS, m * n) + Cost(0, 3)
+    return small + norm + _lift(polar.head, m, n, on, also_read=1)
 
 
 def _steps(polar: Deflated, rest: NewtonSchulz, m: int, n: int, on: Device) -> Cost:

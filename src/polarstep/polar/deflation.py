@@ -103,6 +103,10 @@ def rest_norm(
     Y = RV, with a b×b matrix N from the Cholesky factor of YᵀY, so that W = (RᵀY)N. w needs b×b products
     only and is at most ‖W‖_S8; on recorded momentum it is above ‖W‖_op by some percent.
 
+    RᵀY is MᵀY − Bᵀ(DᵀY), of which DᵀY would be zero without rounding. In 16 bits it is not, and B is as
+    long as M's leading directions: without the second term δ was 11 times ‖R‖_op on a matrix with four
+    singular values of up to 100‖R‖_op, and 58 times with 300‖R‖_op.
+
     **How far below ‖R‖_op can δ be?** Let κ be the part of R's leading right singular vector r that lies
     in span(V): κ = ‖P_V r‖². Let x be the unit vector along P_V r, rᵢ the other right singular vectors,
     yᵢ = σᵢ²/‖R‖²_op and wᵢ = ⟨x, rᵢ⟩². Then ⟨x, r⟩² = κ, and
