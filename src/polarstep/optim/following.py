@@ -32,9 +32,9 @@ class Places:
         self._of: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._model = weakref.ref(model)
         self._paths: dict[int, tuple[list[str], str]] = {}  # path of the module, name in it
-        # The parameters of the model at the start, frozen ones included, and their names. By their ids:
-        # a weak reference to a parameter would keep torch from exchanging its data (swap_tensors), and an
-        # id that a new parameter has got again only leaves out a warning.
+        # The parameters of the model at the start, frozen ones included, and their names. Parameters are
+        # known by their ids: torch.utils.swap_tensors refuses a tensor that has a weak reference. An id
+        # that a new parameter has got again only leaves out a warning.
         self._known: set[int] = set()
         self._names: set[str] = set()
         for path, module in model.named_modules():
