@@ -255,6 +255,12 @@ BY_HEAD = in_a_model(GPTNeoXAttention("query_key_value", nn.Linear(WIDTH, 48), 1
         (GROUPED, {"*qkv*": {"colums": 4}}, ValueError, r'expected "rows", "columns" or "repeats"'),
         (GROUPED, {"*qkv*": {"repeats": 5}}, ValueError, r"repeats=5.*48 outputs"),
         (GROUPED, {"*qkv*": "3"}, TypeError, "number of equal parts, or the rows of each"),
+        (
+            BY_HEAD,
+            {"*query*": {"repeats": 4}},
+            ValueError,
+            r"repeats=4 and \"rows\": None: expected",
+        ),
         (BY_HEAD, {"*query*": 3}, ValueError, r"3 parts in turn, 4 times.*\"repeats\": 4"),
     ],
 )

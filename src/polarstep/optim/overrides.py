@@ -161,6 +161,11 @@ def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
             "give the number of heads that follow each other"
         )
     rows, columns = parts.get("rows"), parts.get("columns")
+    if repeats > 1 and rows in (None, 1):
+        raise ValueError(
+            f'{title} has repeats={repeats} and "rows": {rows}: expected the parts that come in turn, '
+            f'as {{"rows": 3, "repeats": {repeats}}} for q, k and v of each head'
+        )
     _check_count(title, rows, repeats, site)
     return Cut(
         _sizes(title, rows, outputs // repeats, "rows", site),
