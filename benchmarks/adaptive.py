@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ from torch import Tensor
 import frontier
 import polarstep as ps
 from adaptive_finders import Chosen, Measured, Renewed, filled, fitted, power_law
+from differences import percent
 from polarstep.optim.step import Bucket
 from polarstep.storage import read_lines
 
@@ -104,27 +104,17 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     for lr, steps, name in sorted(found, key=lambda at: (*at[:2], order.index(at[2]))):
         runs, fixed = found[lr, steps, name], first[name.rpartition("-")[0]]
         beside = found.get((lr, steps, fixed), {})
-        pairs = [
-            (runs[s]["perplexity"], beside[s]["perplexity"]) for s in sorted({*runs} & {*beside})
-        ]
-        told = "–" if name == fixed else _difference([100 * (a / b - 1) for a, b in pairs])
+        ours, theirs = (
+            {seed: run["perplexity"] for seed, run in of.items()} for of in (runs, beside)
+        )
+        told = "no pair" if ours.keys().isdisjoint(theirs) else percent(ours, theirs).told(2, "%")
+        told = "–" if name == fixed else told
         values = ", ".join(f"{runs[s]['perplexity']:.2f}" for s in sorted(runs))
         shares = [x for run in runs.values() for of in run["shares"].values() for x in of]
         words = names[name][0] + ("" if lr == frontier.RATE else f", rate {lr:g}")
         tokens = f"{steps * frontier.SEQUENCES * frontier.LENGTH / 1e6:.1f}M"
         cost = statistics.fmean(_cost(names[name][1], run["ranks"]) for run in runs.values())
         yield f"| {words} | {tokens} | {values} | {told} | {statistics.fmean(shares):.3f} | {cost:.3f} |"
-
-
-def _difference(percents: list[float]) -> str:
-    """The mean with a t-interval of 95%."""
-    if not percents:
-        return "no pair"
-    mean = f"{statistics.fmean(percents):+.2f}%"
-    if len(percents) == 1:
-        return f"{mean} (one seed)"
-    half = frontier.T[len(percents) - 2] * statistics.stdev(percents) / math.sqrt(len(percents))
-    return f"{mean} ± {half:.2f}"
 
 
 def _cost(polar: ps.PolarMap, ranks: dict[str, list[float]]) -> float:

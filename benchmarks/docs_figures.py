@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from docs_quality import (
     ROOT,
@@ -17,30 +16,7 @@ from docs_quality import (
     steps,
     weighed,
 )
-
-STYLE = (
-    "text{font:14px sans-serif;fill:#666}.title{font-weight:bold}.small{font-size:12px}"
-    ".low{fill:#3f6fb5}.other{fill:#a8a8a8}.axis{stroke:#888;stroke-width:1}"
-    ".grid{stroke:#8884;stroke-width:1}.bar{stroke:#3f6fb5;stroke-width:2}"
-    ".bar.other{stroke:#8a8a8a}.hollow{fill:none;stroke:#3f6fb5;stroke-width:2}.hollow.other{fill:none;stroke:#8a8a8a}"
-    ".line{stroke:#3f6fb5;stroke-width:2;fill:none}.line.other{stroke:#8a8a8a;stroke-width:1.5;fill:none}"
-    ".line.full{stroke:#333;stroke-width:2.5}"
-    "@media(prefers-color-scheme:dark){text{fill:#ddd}.low{fill:#7aa7e8}.bar{stroke:#7aa7e8}"
-    ".hollow:not(.other){stroke:#7aa7e8}.line{stroke:#7aa7e8}.line.full{stroke:#ddd}}"
-)
-
-
-def _svg(width: int, height: int, title: str, shapes: list[str]) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="{title}">'
-    )
-    return "\n".join([head, f"<style>{STYLE}</style>", *shapes, "</svg>\n"])
-
-
-def _text(x: float, y: float, words: str, *, kind: str = "", anchor: str = "start") -> str:
-    kind = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{words}</text>'
+from docs_svg import Box, Frame, percent, svg, text
 
 
 def step_cost() -> str:
@@ -52,7 +28,7 @@ def step_cost() -> str:
     longest = math.log(max(ratios[name, load] for name in names for load, _ in loads))
     shapes, y = [], 0
     for load, words in loads:
-        shapes.append(_text(0, y + 20, f"{words}: time of a step ÷ AdamW's", kind="title"))
+        shapes.append(text(0, y + 20, f"{words}: time of a step ÷ AdamW's", kind="title"))
         for i, name in enumerate(names):
             ratio, line = ratios[name, load], y + top + row * i
             # On a logarithmic scale, from half of AdamW's time on.
@@ -60,34 +36,12 @@ def step_cost() -> str:
             kind = "low" if name.startswith(("LowRank", "Deflated")) else "other"
             bar = f'width="{length:.1f}" height="{row - 7}" class="{kind}"'
             shapes += [
-                _text(left - 8, line + 15, name, anchor="end"),
+                text(left - 8, line + 15, name, anchor="end"),
                 f'<rect x="{left}" y="{line + 2}" {bar}/>',
-                _text(left + length + 6, line + 15, f"{ratio:.2f}×"),
+                text(left + length + 6, line + 15, f"{ratio:.2f}×"),
             ]
         y += top + row * len(names) + 14
-    return _svg(width, y, "Time of an optimizer step over AdamW's", shapes)
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """A plot's area, and where a value lies in it."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-    x: tuple[float, float]
-    y: tuple[float, float]
-    linear: bool = False
-    """Whether x is shown as it is, not by its logarithm."""
-
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        first, last, here = (v if self.linear else math.log(v) for v in (*self.x, x))
-        along = (here - first) / (last - first)
-        up = (y - self.y[0]) / (self.y[1] - self.y[0])
-        return self.left + along * (self.right - self.left), self.bottom - up * (
-            self.bottom - self.top
-        )
+    return svg(width, y, "Time of an optimizer step over AdamW's", shapes)
 
 
 LOWEST, HIGHEST = -3.0, 10.0
@@ -100,83 +54,65 @@ def frontier() -> str:
     points = [
         each
         for each in (*weighed(), *peers())
-        if each.timed and each.trained and LOWEST < quality(each.trained).mean < HIGHEST
+        if each.timed and each.trained and LOWEST < quality(each.trained).value < HIGHEST
     ]
     width, height = 760, 560
     title = f"Perplexity after {million_tokens():.1f}M tokens, against full space"
-    shapes = [_text(0, 20, title, kind="title")]
+    shapes = [text(0, 20, title, kind="title")]
     panels = (("nanoGPT", "on nanoGPT's 64 matrices"), ("8B layer", "on a layer of an 8B model"))
     for place, (load, words) in enumerate(panels):
         left = 52 + place * 372
         times = [steps()[each.timed, load]["ms"] for each in points]
         adamw = steps()["AdamW, fused", load]["ms"]
         x = (0.85 * min(adamw, *times), 1.25 * max(times))
-        frame = _Frame(left, 60, left + 320, height - 62, x, (LOWEST, HIGHEST))
-        shapes += _axes(
-            frame, [-2, 0, 2, 4, 6, 8], [tick for tick in TICKS if x[0] <= tick <= x[1]]
-        )
-        shapes.append(_below(frame, f"optimizer ms per step, {words}"))
+        frame = Frame(left, 60, left + 320, height - 62, x, (LOWEST, HIGHEST))
+        percents = {value: percent(value) for value in range(-2, 10, 2)}
+        ticks = {tick: f"{tick:g}" for tick in TICKS if x[0] <= tick <= x[1]}
+        shapes += frame.axes(percents, ticks, f"optimizer ms per step, {words}")
         at, top = frame.at(adamw, HIGHEST)
         shapes.append(f'<path d="M{at:.1f} {frame.bottom}V{top + 14:.1f}" class="axis"/>')
-        shapes.append(_text(at - 3, top + 8, "AdamW", kind="small"))
+        shapes.append(text(at - 3, top + 8, "AdamW", kind="small"))
         for each in points:
             shapes += _mark(frame, each, load)
-        shapes += _names(frame, [(*_place(frame, each, load), _short(each)) for each in points])
+        bars = [bar for each in points if (bar := _bar(frame, each, load))]
+        marks = [(*_place(frame, each, load), _short(each)) for each in points]
+        shapes += frame.names(marks, beside=bars)
     seeds = len(perplexities()["full", 0.014])
     note = (
         f"Bars: 95% t-intervals over paired seeds, of {seeds} in full space. Hollow: one seed. "
         "The GPT is 768 wide in both panels."
     )
-    shapes.append(_text(0, height - 8, note, kind="small"))
-    return _svg(width, height, "Perplexity over the time of an optimizer step", shapes)
+    shapes.append(text(0, height - 8, note, kind="small"))
+    return svg(width, height, "Perplexity over the time of an optimizer step", shapes)
 
 
-def _axes(frame: _Frame, values: Sequence[float], ticks: Sequence[float]) -> list[str]:
-    """Lines at ``values`` in percent, and numbers at ``ticks`` below."""
-    shapes = []
-    for value in values:
-        _, y = frame.at(frame.x[0], value)
-        kind = "axis" if value == 0 else "grid"
-        shapes.append(f'<path d="M{frame.left} {y:.1f}H{frame.right}" class="{kind}"/>')
-        sign = "−" if value < 0 else "+" if value > 0 else ""
-        label = f"{sign}{abs(value):g}%"
-        shapes.append(_text(frame.left - 6, y + 4, label, kind="small", anchor="end"))
-    shapes.append(
-        f'<path d="M{frame.left} {frame.top}V{frame.bottom}H{frame.right}" '
-        'class="axis" fill="none"/>'
-    )
-    for tick in ticks:
-        x, _ = frame.at(tick, 0)
-        shapes.append(_text(x, frame.bottom + 17, f"{tick:g}", kind="small", anchor="middle"))
-    return shapes
-
-
-def _below(frame: _Frame, words: str) -> str:
-    """What the numbers below a frame are."""
-    middle = (frame.left + frame.right) / 2
-    return _text(middle, frame.bottom + 36, words, kind="small", anchor="middle")
-
-
-def _place(frame: _Frame, each: Weighed, load: str) -> tuple[float, float]:
+def _place(frame: Frame, each: Weighed, load: str) -> tuple[float, float]:
     assert each.timed is not None
     assert each.trained is not None
-    return frame.at(steps()[each.timed, load]["ms"], quality(each.trained).mean)
+    return frame.at(steps()[each.timed, load]["ms"], quality(each.trained).value)
 
 
-def _mark(frame: _Frame, each: Weighed, load: str) -> list[str]:
-    """A circle with its interval, blue for maps that sketch."""
+def _bar(frame: Frame, each: Weighed, load: str) -> Box | None:
+    """The interval of a map in the frame, as far as it lies inside; ``None`` for one seed."""
     assert each.trained is not None
     found = quality(each.trained)
+    if not found.interval:
+        return None
+    x, _ = _place(frame, each, load)
+    low, high = (frame.at(frame.x[0], min(max(end, LOWEST), HIGHEST))[1] for end in found.ends)
+    return x - 1, high, x + 1, low
+
+
+def _mark(frame: Frame, each: Weighed, load: str) -> list[str]:
+    """A circle with its interval, blue for maps that sketch."""
+    assert each.trained is not None
     x, y = _place(frame, each, load)
     other = "" if each.columns else " other"
     shapes = []
-    if found.n > 1 and found.half > 0:
-        low, high = (
-            frame.at(frame.x[0], min(max(end, LOWEST), HIGHEST))[1]
-            for end in (found.low, found.high)
-        )
-        shapes.append(f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" class="bar{other}"/>')
-    kind = f"hollow{other}" if found.n == 1 else "other" if other else "low"
+    if bar := _bar(frame, each, load):
+        shapes.append(f'<path d="M{x:.1f} {bar[3]:.1f}V{bar[1]:.1f}" class="bar{other}"/>')
+    one_seed = quality(each.trained).pairs == 1
+    kind = f"hollow{other}" if one_seed else "other" if other else "low"
     shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" class="{kind}"/>')
     return shapes
 
@@ -201,52 +137,6 @@ SHORT = {
 """Names in the figure that are shorter than in the tables."""
 
 
-def _names(frame: _Frame, marks: Sequence[tuple[float, float, str]]) -> list[str]:
-    """A name beside each mark, at the first place where it meets no mark, name or line at zero."""
-    taken = [(x - 8, y - 8, x + 8, y + 8) for x, y, _ in marks]
-    _, zero = frame.at(frame.x[0], 0)
-    taken.append((frame.left, zero - 1, frame.right, zero + 1))
-    shapes = []
-    for x, y, name in marks:
-        long = 6.2 * len(name)
-        places = [(10, 4, "start"), (-10, 4, "end"), (0, 22, "middle"), (0, -12, "middle")]
-        places += [
-            (side * 10, down, "start" if side > 0 else "end")
-            for down in (16, -9, 28, -21, 40, -33, 52, -45, 64, -57, 76, -69)
-            for side in (1, -1)
-        ]
-        boxes = []
-        for right, down, anchor in places:
-            from_left = {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * long
-            left, bottom = x + right - from_left, y + down + 3
-            boxes.append((left, bottom - 13, left + long, bottom))
-        free = (
-            k
-            for k, box in enumerate(boxes)
-            if box[0] > frame.left
-            and box[2] < frame.right + 12
-            and frame.top + 10 < box[1]
-            and box[3] < frame.bottom
-            and not any(_meet(box, other) for other in taken)
-        )
-        best = next(free, 0)
-        taken.append(boxes[best])
-        right, down, anchor = places[best]
-        if abs(down) > 22:  # too far from its mark to be told without a line
-            end = y + down - (10 if down > 0 else -4)
-            shapes.append(f'<path d="M{x:.1f} {y:.1f}L{x + right:.1f} {end:.1f}" class="grid"/>')
-        shapes.append(_text(x + right, y + down, name, kind="small", anchor=anchor))
-    return shapes
-
-
-Box = tuple[float, float, float, float]
-
-
-def _meet(a: Box, b: Box) -> bool:
-    """Whether two boxes of left, top, right, bottom have a point in common."""
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
 def gaps() -> str:
     """The gap to full space over tokens and over width, with the fitted lines."""
     import scaling as study
@@ -255,7 +145,7 @@ def gaps() -> str:
     over = {"tokens": study.over_tokens, "width": study.over_width}
     known = [gap for name in found for of in over.values() for _, gap in of(found, name)]
     width, height = 760, 380
-    shapes = [_text(0, 20, "Perplexity against full space", kind="title")]
+    shapes = [text(0, 20, "Perplexity against full space", kind="title")]
     y = (min(-1.0, min(known) - 1), max(known) + 1.5)
     panels = (
         ("tokens", [study.million(steps) for steps in study.LENGTHS], "million tokens, width 768"),
@@ -263,13 +153,9 @@ def gaps() -> str:
     )
     for place, (unit, ticks, words) in enumerate(panels):
         left = 52 + place * 372
-        frame = _Frame(left, 50, left + 320, height - 62, (0.8 * ticks[0], 1.25 * ticks[-1]), y)
-        shapes += _axes(frame, range(math.ceil(y[0] / 2) * 2, int(y[1]) + 1, 2), [])
-        for tick in ticks:
-            at, _ = frame.at(tick, 0)
-            label = f"{tick:.0f}"
-            shapes.append(_text(at, frame.bottom + 17, label, kind="small", anchor="middle"))
-        shapes.append(_below(frame, words))
+        frame = Frame(left, 50, left + 320, height - 62, (0.8 * ticks[0], 1.25 * ticks[-1]), y)
+        percents = {value: percent(value) for value in _multiples(2, y)}
+        shapes += frame.axes(percents, {tick: f"{tick:.0f}" for tick in ticks}, words)
         for name, kind, title in (
             (study.DEFLATED, "low", "Deflated"),
             (study.LOW_RANK, "other", "LowRank"),
@@ -294,13 +180,18 @@ def gaps() -> str:
                 # … and above the line, from where the name begins.
                 begins = max(0.0, (frame.right - 130 - x0) / (x1 - x0))
                 top = min(top, y1, y0 + (y1 - y0) * begins)
-            shapes.append(_text(frame.right, top - 10, title, kind="small", anchor="end"))
+            shapes.append(text(frame.right, top - 10, title, kind="small", anchor="end"))
     note = (
         "A point is a pair of runs with one seed. Lines are fitted to the logarithm: points of percent "
         "for each doubling, with 95% t-intervals."
     )
-    shapes.append(_text(0, height - 8, note, kind="small"))
-    return _svg(width, height, "Perplexity against full space over tokens and width", shapes)
+    shapes.append(text(0, height - 8, note, kind="small"))
+    return svg(width, height, "Perplexity against full space over tokens and width", shapes)
+
+
+def _multiples(unit: float, between: tuple[float, float]) -> list[float]:
+    """The multiples of ``unit`` between two numbers."""
+    return [unit * k for k in range(math.ceil(between[0] / unit), int(between[1] / unit) + 1)]
 
 
 HEIGHT_OF_TIMES = 1.3
@@ -323,23 +214,12 @@ def over_time() -> str:
     inside = {method: _under(points, y[1]) for method, points in lines.items()}
     first = min(part[0][0] for part in inside.values() if part) / 60
     width, height = 760, 430
-    frame = _Frame(52, 50, 540, height - 72, (0.95 * first, 1.02 * last), y, linear=True)
-    shapes = [_text(0, 20, "Validation perplexity over the time of training", kind="title")]
-    step = 2 if y[1] - y[0] < 20 else 5
-    for value in range(math.ceil(y[0] / step) * step, int(y[1]) + 1, step):
-        _, at = frame.at(first, value)
-        shapes.append(f'<path d="M{frame.left} {at:.1f}H{frame.right}" class="grid"/>')
-        shapes.append(_text(frame.left - 6, at + 4, f"{value}", kind="small", anchor="end"))
-    shapes.append(
-        f'<path d="M{frame.left} {frame.top}V{frame.bottom}H{frame.right}" '
-        'class="axis" fill="none"/>'
-    )
+    frame = Frame(52, 50, 540, height - 72, (0.95 * first, 1.02 * last), y, linear=True)
+    shapes = [text(0, 20, "Validation perplexity over the time of training", kind="title")]
+    values = _multiples(2 if y[1] - y[0] < 20 else 5, y)
     unit = next(unit for unit in (0.25, 0.5, 1, 2, 5, 10, 20) if (last - first) / unit <= 8)
-    for k in range(math.ceil(frame.x[0] / unit), int(frame.x[1] / unit) + 1):
-        at, _ = frame.at(k * unit, y[0])
-        label = f"{k * unit:g}"
-        shapes.append(_text(at, frame.bottom + 17, label, kind="small", anchor="middle"))
-    shapes.append(_below(frame, "minutes after the first step"))
+    minutes = {value: f"{value:g}" for value in _multiples(unit, frame.x)}
+    shapes += frame.axes({v: f"{v:g}" for v in values}, minutes, "minutes after the first step")
     named = []
     for method, part in inside.items():
         if not part:
@@ -358,13 +238,13 @@ def over_time() -> str:
         shapes.append(
             f'<path d="M{x + 3:.1f} {at:.1f}L{frame.right + 14} {below:.1f}" class="grid"/>'
         )
-        shapes.append(_text(frame.right + 18, below + 4, words, kind="small"))
+        shapes.append(text(frame.right + 18, below + 4, words, kind="small"))
     outside = [f"{m.name} ({lines[m][-1][1]:.1f})" for m, part in inside.items() if not part]
     note = f"One seed of each method, {study.million_tokens():.1f}M tokens. "
     note += "Blue: maps that sketch. Thick: full space."
     note += f" Above the figure: {', '.join(outside)}." if outside else ""
-    shapes.append(_text(0, height - 8, note, kind="small"))
-    return _svg(width, height, "Validation perplexity over the time of training", shapes)
+    shapes.append(text(0, height - 8, note, kind="small"))
+    return svg(width, height, "Validation perplexity over the time of training", shapes)
 
 
 def _under(points: Sequence[tuple[float, float]], top: float) -> list[tuple[float, float]]:

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterator
 from functools import cache
 
-from docs_quality import ROOT, Estimate, estimate, memory, steps
+from differences import Change, change, percent
+from docs_quality import ROOT, memory, steps
 from polarstep_lab.methods import Method, all_methods
 from polarstep_lab.records.record import RunRecord, find_runs
 
@@ -49,11 +50,10 @@ def tests(slug: str) -> dict[int, float]:
     }
 
 
-def gap(slug: str) -> Estimate | None:
+def gap(slug: str) -> Change | None:
     """Test perplexity against full space on the same seeds, in percent; ``None`` without a pair."""
     ours, full = tests(slug), tests(BASE)
-    both = sorted(set(ours) & set(full))
-    return estimate([100 * (ours[seed] / full[seed] - 1) for seed in both]) if both else None
+    return percent(ours, full) if ours.keys() & full.keys() else None
 
 
 def missing() -> list[Method]:
@@ -120,7 +120,7 @@ def _level(values: list[float]) -> str:
     """As ``39.21 ± 0.30 (n = 3)``."""
     if not values:
         return "diverged"
-    return estimate(values).told(2).removeprefix("+")
+    return change(values).told(2).removeprefix("+")
 
 
 def _gap(slug: str) -> str:

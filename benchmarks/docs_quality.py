@@ -7,19 +7,20 @@ Cost is the time of a whole ``step()`` (``results/step-cost``), quality the perp
 from __future__ import annotations
 
 import json
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from polarstep_lab.estimates import student
+from differences import Change, percent
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
 TIMES = "results/step-cost/h200-peers.json"
+LATER = "results/step-cost/h200-later.json"
+"""Rows of ours that were timed again after their kernels had changed; they replace those of TIMES."""
 BASE = ("full", 0.014)
 """The map and the rate that all others are compared with, unless rates are chosen for each map.
 
@@ -95,53 +96,6 @@ def with_rows(timed: str) -> str | None:
     return name if any(name == each for each, _ in steps()) else None
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds, with the half-width of its 95% t-interval (NaN for one seed)."""
-
-    mean: float
-    half: float
-    n: int
-
-    @property
-    def error(self) -> float:
-        """The standard error of the mean."""
-        return self.half / student(self.n - 1)
-
-    @property
-    def low(self) -> float:
-        """The lower end of the interval."""
-        return self.mean - self.half
-
-    @property
-    def high(self) -> float:
-        """The upper end of the interval."""
-        return self.mean + self.half
-
-    def told(self, digits: int = 1, unit: str = "") -> str:
-        """As ``+0.8% ± 0.6 (n = 4)``, or ``+0.5% (one seed)``, with spaces that do not break."""
-        sign = "−" if self.mean < 0 else "+"
-        mean = f"{sign}{abs(self.mean):.{digits}f}{unit}"
-        if self.n == 1:
-            return f"{mean} (one\N{NO-BREAK SPACE}seed)"
-        interval = f"±\N{NO-BREAK SPACE}{self.half:.{digits}f}"
-        seeds = f"(n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{self.n})"
-        return f"{mean}\N{NO-BREAK SPACE}{interval} {seeds}"
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of a few numbers, with its t-interval."""
-    if len(values) < 2:
-        return Estimate(values[0], math.nan, 1)
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return Estimate(statistics.fmean(values), student(len(values) - 1) * error, len(values))
-
-
-def paired(values: Mapping[int, float], base: Mapping[int, float]) -> Estimate:
-    """The mean difference on the seeds that both have."""
-    return estimate([values[seed] - base[seed] for seed in sorted(set(values) & set(base))])
-
-
 @cache
 def perplexities() -> dict[tuple[str, float], dict[int, float]]:
     """Validation perplexity by map and rate, then by seed."""
@@ -152,10 +106,9 @@ def perplexities() -> dict[tuple[str, float], dict[int, float]]:
     return found
 
 
-def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Estimate:
+def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Change:
     """Perplexity against that of ``base`` on the same seeds, in percent."""
-    runs, full = perplexities()[trained], perplexities()[base]
-    return estimate([100 * (runs[s] / full[s] - 1) for s in sorted(set(runs) & set(full))])
+    return percent(perplexities()[trained], perplexities()[base])
 
 
 def chosen(name: str) -> float | None:
@@ -168,7 +121,7 @@ def chosen(name: str) -> float | None:
     return min(tried, key=lambda rate: tried[rate])
 
 
-def at_chosen_rates(name: str) -> Estimate | None:
+def at_chosen_rates(name: str) -> Change | None:
     """A map against full space, each at its chosen rate, on the seeds that chose nothing, in percent."""
     from frontier import CHOICE, FULL
 
@@ -178,8 +131,8 @@ def at_chosen_rates(name: str) -> Estimate | None:
     runs, full = (
         perplexities().get((each, rate), {}) for each, rate in zip((name, FULL), rates, strict=True)
     )
-    seeds = sorted((set(runs) & set(full)) - {CHOICE})
-    return estimate([100 * (runs[s] / full[s] - 1) for s in seeds]) if seeds else None
+    others = {seed: value for seed, value in runs.items() if seed != CHOICE}
+    return percent(others, full) if others.keys() & full.keys() else None
 
 
 def best_run(name: str) -> tuple[str, float] | None:
@@ -217,9 +170,13 @@ def peers() -> tuple[Weighed, ...]:
 
 @cache
 def steps(record: str = TIMES) -> dict[tuple[str, str], dict[str, Any]]:
-    """What ``step_cost.py`` measured, by optimizer and workload."""
-    rows = json.loads((ROOT / record).read_text(encoding="utf-8"))["steps"]
-    return {(row["optimizer"], row["workload"]): row for row in rows}
+    """What ``step_cost.py`` measured, by optimizer and workload.
+
+    Those of :data:`TIMES` are the newest of each optimizer. A ratio is to AdamW in the run of its row.
+    """
+    records = (TIMES, LATER) if record == TIMES else (record,)
+    rows = [json.loads((ROOT / each).read_text(encoding="utf-8"))["steps"] for each in records]
+    return {(row["optimizer"], row["workload"]): row for part in rows for row in part}
 
 
 def memory(row: Mapping[str, Any] | None) -> str:

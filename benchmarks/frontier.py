@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from differences import percent
 from polarstep.storage import JsonLines, read_lines
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ CHOICE = 3
 """The seed on which a rate is chosen; the seeds that are reported are others."""
 EMBEDDING, OTHERS = 0.3, 0.004
 """AdamW's rates for the embedding, and for head and vectors."""
-# Student's t at 97.5% for 1 to 9 degrees of freedom.
-T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 # Maps of runs that were made with an earlier form of the deflated map: δ was an estimate of ‖R‖_op by
@@ -281,17 +280,12 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         words = ", ".join([names[base], *(OPTIONS[option] for option in options)])
         words += "" if lr == RATE else f", rate {lr:g}"
         full = found.get((FULL, lr), found[FULL, RATE])
-        ratios = [100 * (runs[s] / full[s] - 1) for s in sorted(set(runs) & set(full))]
-        mean = statistics.fmean(ratios)
-        interval = "one seed"
-        if len(ratios) > 1:
-            half = T[len(ratios) - 2] * statistics.stdev(ratios) / math.sqrt(len(ratios))
-            interval = f"± {half:.1f}"
+        lost = percent(runs, full)
         values = ", ".join(f"{runs[s]:.2f}" for s in sorted(runs))
-        told = "–" if name == FULL else f"{mean:+.1f}% ({interval})"
-        if mean > 100:
+        told = "–" if name == FULL else lost.told(unit="%")
+        if lost.value > 100:
             told = "diverged"
-        rows.append((mean, words, f"| {words} | {values} | {told} |"))
+        rows.append((lost.value, words, f"| {words} | {values} | {told} |"))
     yield "| map | validation perplexity, by seed | to full space |"
     yield "|---|---|---|"
     yield from (text for *_, text in sorted(rows))

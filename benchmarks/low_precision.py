@@ -28,7 +28,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import polarstep as ps
-from polarstep_lab.estimates import student
+from differences import change
 from polarstep_lab.models.gpt import GPT, GPTConfig
 
 REFERENCE = "float32"
@@ -163,19 +163,10 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         runs = by_name[name]
         common = sorted(set(runs) & set(reference))
         gaps = [100 * math.expm1(runs[seed]["loss"] - reference[seed]["loss"]) for seed in common]
-        told = "–" if name == REFERENCE else _with_interval(gaps)
+        told = "–" if name == REFERENCE else change(gaps).told(2, "%")
         values = ", ".join(f"{math.exp(runs[seed]['loss']):.3f}" for seed in common)
         size = "–" if VARIANTS[name].stochastic else f"{runs[common[0]]['bytes']:.2f}"
         yield f"| {VARIANTS[name].words} | {values} | {told} | {size} |"
-
-
-def _with_interval(gaps: Sequence[float]) -> str:
-    """The mean of differences in percent, ± half its 95% t-interval."""
-    mean = f"{statistics.fmean(gaps):+.2f}".replace("-", "−")
-    if len(gaps) < 2:
-        return f"{mean}% (one seed)"
-    half = student(len(gaps) - 1) * statistics.stdev(gaps) / math.sqrt(len(gaps))
-    return f"{mean}% ± {half:.2f}"
 
 
 def main() -> None:

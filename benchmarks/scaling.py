@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from docs_quality import estimate
+from differences import change
 from frontier import FULL, LENGTH, RATE, SEQUENCES, STEPS, WIDTH, append, identity, run, shards
 from polarstep.storage import read_lines
 from polarstep_lab.estimates import student
@@ -245,7 +245,7 @@ def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
         cells = [found[name].get((steps, width)) for name in names]
         if any(cells):
             x = str(width) if unit == "width" else f"{million(steps):.1f}M"
-            made = [estimate([*c.values()]).told(unit="%") if c else "not run" for c in cells]
+            made = [change(c.values()).told(unit="%") if c else "not run" for c in cells]
             yield f"| {x} | {' | '.join(made)} |"
     slopes = [fits(found, name).get(unit) for name in names]
     if any(slopes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_a_number_outside_of_a_marked_block_is_found() -> None:
 def test_every_measured_number_is_made_from_a_record(page: str) -> None:
     found = unmarked_numbers((ROOT / page).read_text())
     assert not found, (
-        f"{page} has {found} in its text: make them claims of benchmarks/docs_claims.py, or say in "
+        f"{page} has {found} in its text: make them claims of benchmarks/docs_claims, or say in "
         "STATED why they are no measurements"
     )
 
@@ -144,6 +145,23 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
             if not target.startswith(("http", "mailto")):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_on_a_package_index_every_link_of_the_readme_is_absolute() -> None:
+    module = runpy.run_path(str(ROOT / "docs/_site/absolute_links.py"))
+    text = module["absolute"](README, "https://example.org/polarstep", "v1.2.3")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 20
+    assert all(link.startswith("https://") for link in links)
+    assert "(https://example.org/polarstep/blob/v1.2.3/docs/which.md)" in text
+    assert "(https://example.org/polarstep/raw/v1.2.3/docs/assets/frontier.svg)" in text
+    assert module["absolute"](text, "https://elsewhere.org", "v2") == text
+
+
+def test_the_newest_section_of_the_changes_is_the_version() -> None:
+    first = re.search(r"^## (\S+?),? ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None
+    assert first[1] == ps.__version__
 
 
 def test_the_version_is_the_same_everywhere() -> None:

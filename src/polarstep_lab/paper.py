@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from polarstep_lab.estimates import Estimate
+
 __all__ = [
     "ABLATED_METHOD",
     "ABLATIONS",
@@ -93,6 +95,11 @@ class Published:
     std: float
     seeds: int
     gflops: float | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The metric as an estimate, to compare with those of our runs."""
+        return Estimate(self.mean, self.std, self.seeds)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def resting(path: Path, source: str) -> dict[str, float]:
 
 
 def without_peak(path: Path) -> float:
-    """How far momentum is off that was loaded from a checkpoint without peaks, as of version 0.1."""
+    """How far momentum is off that was loaded from a checkpoint without peaks, as before release 0.1."""
     first, second = Resting(sharded=True), Resting(sharded=True)
     first.go(range(SAVED))
     _, content = get_state_dict(first, first.optimizer)

@@ -44,7 +44,10 @@ def _main(module: str, ranks: str, folder: str) -> None:
     importlib.import_module(module)
     count = int(ranks)
     multiprocessing.start_processes(
-        _rank, (module, count, folder), nprocs=count, start_method="fork"
+        _rank,
+        (module, count, folder),
+        nprocs=count,
+        start_method="spawn" if torch.cuda.is_available() else "fork",
     )
 
 

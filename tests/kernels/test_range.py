@@ -148,7 +148,7 @@ def test_to_unit_size(device: torch.device, dtype: torch.dtype) -> None:
 def test_momentum_tells_the_largest_entry_and_the_squares_of_each_block(
     device: torch.device,
 ) -> None:
-    from polarstep.kernels.momentum import momentum, parts_of
+    from polarstep.kernels.momentum import BLOCK, momentum, parts_of
 
     g = torch.Generator().manual_seed(0)
     G, C = (torch.randn(2, 50, 60, generator=g).to(device) for _ in range(2))
@@ -157,7 +157,7 @@ def test_momentum_tells_the_largest_entry_and_the_squares_of_each_block(
     betas = torch.tensor([0.5, 0.9], device=device)
     squares = torch.empty(2, parts_of(50, 60), dtype=torch.float64, device=device)
     largest = momentum(*tables, betas, M, element=torch.float32, nesterov=True, squares=squares)
-    blocks = torch.split(M.flatten(1).abs(), 2048, dim=1)
+    blocks = torch.split(M.flatten(1).abs(), BLOCK, dim=1)
     assert torch.equal(largest, torch.stack([block.amax(1) for block in blocks], dim=1))
     exact = torch.stack([block.double().square().sum(1) for block in blocks], dim=1)
     torch.testing.assert_close(squares, exact, rtol=1e-14, atol=0)

@@ -119,8 +119,15 @@ def module(monkeypatch):
     return importlib.import_module("update_docs")
 
 
+@pytest.fixture
+def tables(module):
+    """The tables of the pages."""
+    return importlib.import_module("docs_tables")
+
+
 def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, module, monkeypatch):
-    monkeypatch.setattr(module, "ROOT", published.parent.parent)
+    for each in (module, importlib.import_module("docs_results")):
+        monkeypatch.setattr(each, "ROOT", published.parent.parent)
     page = "## Results\n\n<!-- results: results/cifar10 -->\nold\n<!-- end -->\n\nmore\n"
     text = module.filled(page, "docs/results.md")
     assert "old" not in text
@@ -181,14 +188,14 @@ def test_a_claim_that_compares_says_how_many_seeds_and_tokens(module, name):
 
 
 def test_intervals_are_those_of_student(module):
-    from docs_quality import estimate, paired
+    from differences import change, paired
 
     found = paired({1: 5.0, 2: 7.0, 3: 9.0, 8: 1.0}, {1: 4.0, 2: 5.0, 3: 6.0, 9: 2.0})
-    assert (found.mean, found.n) == (2.0, 3)
+    assert (found.value, found.pairs) == (2.0, 3)
     assert found.error == pytest.approx(1 / math.sqrt(3))
-    assert found.half == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)
+    assert found.interval == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)
     assert found.told(1, "%").replace("\N{NO-BREAK SPACE}", " ") == "+2.0% ± 2.5 (n = 3)"
-    assert estimate([-0.4]).told(unit="%").replace("\N{NO-BREAK SPACE}", " ") == "−0.4% (one seed)"
+    assert change([-0.4]).told(unit="%").replace("\N{NO-BREAK SPACE}", " ") == "−0.4% (one seed)"
 
 
 COMMANDS = re.compile(r"polarstep (?:compare|ablate) (?:[^`\n\\]|\\\n)*")
@@ -304,7 +311,7 @@ def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
     runs["low-rank", 0.01] |= {0: 101.0, 1: 103.0, 3: 40.0}
     assert (found.chosen("full"), found.chosen("low-rank")) == (0.014, 0.01)
     gap = found.at_chosen_rates("low-rank")
-    assert (gap.mean, gap.n) == (pytest.approx(2.0), 2)  # seed 3 chose, and does not count
+    assert (gap.value, gap.pairs) == (pytest.approx(2.0), 2)  # seed 3 chose, and does not count
     del runs["low-rank", 0.02]
     assert found.chosen("low-rank") is None
     assert found.at_chosen_rates("low-rank") is None
@@ -330,7 +337,7 @@ def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
     assert (soap.timed, soap.trained) == (None, ("peer:soap", 0.002))
 
 
-def test_the_table_of_peers_says_what_is_missing(module, quality, monkeypatch):
+def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
     found, runs, times = quality
     runs["full", 0.014], runs["peer:torch-muon", 0.02] = {0: 50.0, 1: 50.0}, {0: 51.0, 1: 51.5}
     runs["peer:soap", 0.002] = {0: 53.0}
@@ -343,9 +350,9 @@ def test_the_table_of_peers_says_what_is_missing(module, quality, monkeypatch):
                 "state_mib": 306.2,
                 "extra_mib": 26.3,
             }
-    monkeypatch.setattr(module, "weighed", lambda: shown)
-    monkeypatch.setattr(module, "steps", lambda record=None: times)
-    text = module.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
+    monkeypatch.setattr(tables, "weighed", lambda: shown)
+    monkeypatch.setattr(tables, "steps", lambda record=None: times)
+    text = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
     _, _, full, torch_muon, dion, soap = text.splitlines()
     assert full == "| full space | 2.00 ms, 4.00× | 2.00 ms, 4.00× | 306 + 26 | 0.014 | – |"
     assert torch_muon.startswith(
@@ -358,31 +365,31 @@ def test_the_table_of_peers_says_what_is_missing(module, quality, monkeypatch):
     )
 
 
-def test_one_seed_chooses_no_map(module, quality, monkeypatch):
+def test_one_seed_chooses_no_map(tables, quality, monkeypatch):
     found, runs, times = quality
     runs["full", 0.014], runs["low-rank", 0.014] = {0: 50.0, 1: 50.0}, {0: 52.0, 1: 52.5}
     runs["flat-48-warm", 0.014] = {0: 40.0}
     shown = [
         found.Weighed(name, name, (name, 0.014)) for name in ("full", "low-rank", "flat-48-warm")
     ]
-    for _, _, _, load in module.PLACES:
+    for _, _, _, load in tables.PLACES:
         for name, ratio in (("full", 4.0), ("low-rank", 1.5), ("flat-48-warm", 1.2)):
             times[name, load] = {"ratio": ratio}
-    monkeypatch.setattr(module, "weighed", lambda: shown)
-    monkeypatch.setattr(module, "steps", lambda record=None: times)
-    text = module.TABLES["choice"](ROOT / "results/step-cost")
+    monkeypatch.setattr(tables, "weighed", lambda: shown)
+    monkeypatch.setattr(tables, "steps", lambda record=None: times)
+    text = tables.TABLES["choice"](ROOT / "results/step-cost")
     assert "| 1.5× | low-rank |" in text
     assert "| 4.0× | full |" in text
     assert "flat-48-warm" not in text
 
 
 def test_names_in_a_figure_do_not_meet(module):
-    figures = importlib.import_module("docs_figures")
-    frame = figures._Frame(50, 60, 370, 388, (0.5, 30.0), (-3.0, 10.0))
+    svg = importlib.import_module("docs_svg")
+    frame = svg.Frame(50, 60, 370, 388, (0.5, 30.0), (-3.0, 10.0))
     marks = [(*frame.at(1.0 + 0.1 * k, 0.3 * k), f"optimizer {k}") for k in range(6)]
     drawn = [
         (float(x), float(y), anchor, words)
-        for text in figures._names(frame, marks)
+        for text in frame.names(marks)
         for x, y, anchor, words in re.findall(
             r'x="(.*?)" y="(.*?)" text-anchor="(\w+)".*>(.*)<', text
         )
@@ -394,13 +401,13 @@ def test_names_in_a_figure_do_not_meet(module):
         boxes.append((left, y - 9, left + 6 * len(words), y + 2))
     boxes += [(x - 6, y - 6, x + 6, y + 6) for x, y, _ in marks]
     for first, second in itertools.combinations(boxes[: len(marks)], 2):
-        assert not figures._meet(first, second)
+        assert not svg.meet(first, second)
     for name, mark in itertools.product(boxes[: len(marks)], boxes[len(marks) :]):
-        assert not figures._meet(name, mark)
+        assert not svg.meet(name, mark)
 
 
 def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkeypatch):
-    figures, claims = map(importlib.import_module, ("docs_figures", "docs_claims"))
+    figures, claims = map(importlib.import_module, ("docs_figures", "docs_claims.scaling"))
     study = importlib.import_module("scaling")
     rows = [
         {"map": name, "seed": seed, "lr": 0.014, "steps": steps, "width": width}

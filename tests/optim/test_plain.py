@@ -114,7 +114,7 @@ def test_a_class_that_is_not_defined_here_is_named() -> None:
 
 
 def test_a_checkpoint_with_objects_loads() -> None:
-    """Version 0.1 stored the objects themselves."""
+    """Checkpoints from before release 0.1 store the objects themselves."""
     content = saved()
     content["param_groups"][0]["polar"] = LowRank(2, 0)
     optimizer = Muon([Parameter(torch.eye(3))])

@@ -211,6 +211,7 @@ def test_with_steps_it_carries_what_the_head_does():
         ({"head": ps.NewtonSchulz()}, "expected a LowRank map"),
         ({"rest": ps.Exact()}, "expected None or polynomial steps"),
         ({"full": HEAD}, "expected a full-space map without random numbers"),
+        ({"float8": "x"}, "float8='x': expected True or False; False keeps"),
     ],
 )
 def test_what_cannot_be_deflated(options, message):

@@ -47,6 +47,7 @@ from polarstep.optim.collect import Member, Signature, State
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
 from polarstep.polar.finders import Fresh, Kept
 from polarstep.polar.orthonormal import orthonormalize
+from polarstep.products.sizes import largest_entry, unit_scale_for
 
 __all__ = ["Shards", "sharded_step"]
 
@@ -124,15 +125,12 @@ def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Steps:
     Squares of entries like 1e-30 would leave the range of float32; T does not depend on the scale.
     """
     dtype = torch.promote_types(A.dtype, torch.float32)
-    most = torch.zeros(len(A), dtype=dtype, device=A.device)
+    most = torch.zeros(len(A), 1, 1, dtype=dtype, device=A.device)
     if A.numel():
-        most = torch.maximum(A.amax((-2, -1)), -A.amin((-2, -1))).to(dtype)
+        most = largest_entry(A).to(dtype)
     coming = wire.compare(most, ranks)
     yield
-    _, exponent = torch.frexp(coming.wait())
-    limit = math.frexp(torch.finfo(A.dtype).max)[1] - 2
-    s = torch.ldexp(torch.ones_like(most), -exponent.clamp(-limit, limit))
-    return A * s[:, None, None].to(A.dtype)
+    return A * unit_scale_for(coming.wait(), A.dtype).to(A.dtype)
 
 
 class _OnShards:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from polarstep.kernels.elements import ELEMENTS
 
-__all__ = ["momentum", "parts_of"]
+__all__ = ["BLOCK", "momentum", "parts_of"]
 
-_BLOCK = 2048
+BLOCK = 1024
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def _momentum_kernel(
 
 def parts_of(m: int, n: int) -> int:
     """The number of blocks of an m×n matrix."""
-    return triton.cdiv(m * n, _BLOCK)
+    return triton.cdiv(m * n, BLOCK)
 
 
 def momentum(
@@ -93,7 +93,7 @@ def momentum(
 ) -> Tensor:
     """Update the buffers at ``buffers`` from the gradients at ``gradients``; M goes to ``out``.
 
-    Returns max |M_ij| of each block of 2,048 entries, in float32, of shape (B, blocks). The blocks'
+    Returns max |M_ij| of each block of BLOCK entries, in float32, of shape (B, blocks). The blocks'
     ΣM²_ij go to ``squares``, if given: float64 numbers of the same shape.
 
     ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
@@ -123,7 +123,7 @@ def momentum(
         STRIDED=strides is not None,
         LARGEST=torch.finfo(out.dtype).max if out.dtype.itemsize < 4 else 0.0,
         SQUARES=squares is not None,
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK,
         num_warps=8,
     )
     return largest

@@ -36,11 +36,11 @@ __all__ = ["rest_norm"]
 # Y and W are multiplied by this number. Entries of Y are then far above float16's smallest numbers.
 _UNIT = tl.constexpr(64.0)
 # Products with A: blocks of 64 lines of 128 bytes, the fewest rows that four warps multiply without
-# taking them into registers, and three blocks on their way while the fourth is multiplied.
-_LINES, _LINE, _WARPS, _STAGES = 64, 128, 4, 4
-# A product with A is cut into about so many programs, eight for each of an H200's multiprocessors, but
+# taking them into registers, and two blocks on their way while the third is multiplied.
+_LINES, _LINE, _WARPS, _STAGES = 64, 128, 4, 3
+# A product with A is cut into about so many programs, two for each of an H200's multiprocessors, but
 # into no more than 16 parts of at least four blocks.
-_PROGRAMS, _MOST_PARTS, _LEAST_BLOCKS = 1056, 16, 4
+_PROGRAMS, _MOST_PARTS, _LEAST_BLOCKS = 264, 16, 4
 # Products with B and Dᵀ, which have few rows: lines of a block, and blocks that a program takes. With as
 # many lines as A has, Triton would merge the code of both products, and give them memory side by side.
 _SMALL_LINES, _SMALL_BLOCKS = 32, 32

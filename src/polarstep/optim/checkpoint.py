@@ -32,8 +32,8 @@ from polarstep.sketch import Sketch
 
 __all__ = ["Checkpointed"]
 
-# Checkpoints of version 0.1 hold polar maps and transforms as objects: let torch.load read them with
-# weights_only=True, its default.
+# Checkpoints from before release 0.1 may hold polar maps and transforms as objects: let torch.load read
+# them with weights_only=True, its default.
 torch.serialization.add_safe_globals(
     [
         part
@@ -42,7 +42,7 @@ torch.serialization.add_safe_globals(
         if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
     ]
 )
-# A transform, and Warm under its module path of version 0.1.
+# A transform, and Warm under its module path in those checkpoints.
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 

@@ -70,6 +70,10 @@ class Deflated(Containing):
                 f"full={self.full!r}: expected a full-space map without random numbers or state, as "
                 "NewtonSchulz(5, 'polar-express')"
             )
+        if not isinstance(self.float8, bool):
+            raise TypeError(
+                f"float8={self.float8!r}: expected True or False; False keeps the step in 16 bits"
+            )
 
     @property
     def contained(self) -> LowRank:

@@ -13,6 +13,7 @@ __all__ = [
     "leaves_range",
     "shrink_of",
     "unit_scale",
+    "unit_scale_for",
     "unit_scaled",
 ]
 
@@ -53,9 +54,16 @@ def unit_scaled(X: Tensor) -> tuple[Tensor, Tensor]:
 
 def unit_scale(X: Tensor) -> Tensor:
     """The ``s`` of :func:`unit_scaled`, for ``X`` of shape (..., m, n)."""
-    largest = largest_entry(X)
+    return unit_scale_for(largest_entry(X), X.dtype)
+
+
+def unit_scale_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """The powers of two, all finite in ``dtype``, that put each entry of ``largest`` in [½, 1).
+
+    The power for zero is one.
+    """
     _, exponent = torch.frexp(largest)
-    limit = math.frexp(torch.finfo(X.dtype).max)[1] - 2  # keeps s itself finite
+    limit = math.frexp(torch.finfo(dtype).max)[1] - 2
     return torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
 
 

@@ -1,4 +1,4 @@
-"""The module in which pickles of version 0.1 look for :class:`polarstep.Warm`."""
+"""The module in which pickles from before release 0.1 look for :class:`polarstep.Warm`."""
 
 from polarstep.polar.finders.warm import Warm
 

@@ -88,7 +88,7 @@ def _results(folder: Path) -> Table:
             row.label,
             row.metric.text(3) if row.metric else MISSING,
             number(row.gflops, 3),
-            number(row.times["optimizer_ms"], 3),
+            number(row.times["optimizer_ms_per_step"], 3),
             number(row.times["step_ms"], 3),
             *([row.seeds_text] if seeds else []),
             style="bold" if row is best else "",

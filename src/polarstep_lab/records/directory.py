@@ -1,49 +1,38 @@
-"""A run directory: the mark it is known by, the lock of the process that writes in it, its claim.
+"""A run directory: what state it is in, whether a run may write into it, and its claim by a run.
 
-- **Mark** (:mod:`polarstep_lab.records.mark`). What has no mark is foreign: nothing is written into a
-  foreign directory, and nothing is removed from it.
-- **Lock.** ``.lock``, held from before the first look into the directory until the run has ended.
-  The operating system drops the lock when the process dies, by SIGKILL too.
-- **Claim.** ``config.json``, written by the process that holds the lock.
-
-``--force`` removes the files of a run by name, and leaves other files in the directory alone.
+What has no mark (:mod:`polarstep_lab.records.mark`) is foreign: nothing is written into a foreign
+directory, and nothing is removed from it. The claim is ``config.json``, written by the process that
+holds the lock (:mod:`polarstep_lab.records.lock`). ``--force`` removes the files of a run by name, and
+leaves other files in the directory alone.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Literal
-
-try:
-    import fcntl
-except ImportError:  # Windows has no flock; there, two runs in one directory are not noticed.
-    fcntl = None  # type: ignore[assignment]
+from typing import Literal
 
 from polarstep.storage import StorageError, write_json
 from polarstep_lab.records import record
-from polarstep_lab.records.mark import CONFIG, FORMAT, MARK, VERSION, is_run_directory, read_object
+from polarstep_lab.records.mark import (
+    CONFIG,
+    FORMAT,
+    MARK,
+    VERSION,
+    read_object,
+    refuse_foreign,
+    some_of,
+)
 from polarstep_lab.records.record import Result, RunIdentity
 
 __all__ = [
-    "RunLock",
     "check_directory",
     "claim_directory",
     "files_of_run",
-    "is_run_directory",
     "state_of",
 ]
 
-LOCK = ".lock"
-PATIENCE = 2.0
-"""Seconds to wait for a process that has just taken the lock to write down who it is."""
 State = Literal["empty", "resumable", "finished"]
 
 _FILES = (
@@ -61,42 +50,17 @@ _FILES = (
 # --- the directory ------------------------------------------------------------------------------
 
 
-def _refuse_foreign(directory: Path) -> None:
-    """Raise where ``directory`` exists, is not empty, and is not a run directory."""
-    if not directory.exists():
-        return
-    if not directory.is_dir():
-        raise StorageError(f"{directory} is a file, expected a folder: choose another --out")
-    held = [path.name for path in directory.iterdir() if not _is_leftover(path)]
-    if held and not is_run_directory(directory):
-        raise StorageError(
-            f"{directory} exists and is not a run directory ({_some(held)}): nothing was changed, "
-            "and --force would not remove it; choose another one with --out"
-        )
-
-
-def _is_leftover(path: Path) -> bool:
-    """Whether a file is a lock, or what a kill left of a file that was being written."""
-    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".part"))
-
-
-def _some(names: list[str]) -> str:
-    """Up to four names, and how many there are beyond."""
-    shown = ", ".join(sorted(names)[:4])
-    return f"it holds {shown}" + (f" and {len(names) - 4} more" if names[4:] else "")
-
-
 def state_of(directory: Path) -> State:
     """Whether a directory is free, holds a run that can go on, or a run that has ended.
 
     A run that failed or was stopped can go on. A run that diverged would diverge again.
     """
-    _refuse_foreign(directory)
+    refuse_foreign(directory)
     if not (directory / CONFIG).exists():
         remains = [path.name for path in files_of_run(directory)]
         if remains:
             raise StorageError(
-                f"{directory} holds a run without its {CONFIG} ({_some(remains)}): restore "
+                f"{directory} holds a run without its {CONFIG} ({some_of(remains)}): restore "
                 "that file, add --force to remove what is left of the run, or give another --out"
             )
         return "empty"
@@ -108,116 +72,6 @@ def files_of_run(directory: Path) -> list[Path]:
     """The files in ``directory`` that a run wrote."""
     found = [path for pattern in _FILES for path in sorted(directory.glob(pattern))]
     return [path for path in found if path.is_file() or path.is_symlink()]
-
-
-# --- the lock -----------------------------------------------------------------------------------
-
-
-class RunLock:
-    """At most one process works in a run directory; the lock dies with the process.
-
-    A directory that does not exist is made. It is removed with the lock if nothing else came into it.
-    """
-
-    def __init__(self, directory: Path, label: str = "") -> None:
-        """Lock ``directory``; ``label`` tells others what runs there. Raises if it is locked."""
-        _refuse_foreign(directory)
-        self._directory = directory
-        self._made = [path for path in (directory, *directory.parents) if not path.exists()]
-        self._file: IO[bytes] | None = _locked_file(directory)
-        if self._file is not None:
-            with suppress(OSError):  # on a full disk the lock holds, and does not say whose it is
-                self._file.truncate(0)
-                self._file.write(json.dumps(_holder(label)).encode())
-
-    def release(self) -> None:
-        """Let others in, and remove the folders that were made and are still empty."""
-        if self._file is not None:
-            # Unlinked before it is unlocked: after that, the file may be another process's lock.
-            (self._directory / LOCK).unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
-        for folder in self._made:
-            with suppress(OSError):  # not empty
-                folder.rmdir()
-        self._made = []
-
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-def _locked_file(directory: Path) -> IO[bytes] | None:
-    """The lock file of ``directory``, locked; ``None`` where the system has no such locks."""
-    path = directory / LOCK
-    patience = time.monotonic() + PATIENCE
-    while True:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            if fcntl is None:
-                return None
-            file = path.open("ab", buffering=0)
-        except FileNotFoundError:
-            if time.monotonic() < patience:
-                continue  # another process removed the empty folder it had made
-            raise
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            holder = read_object(path)
-            if not holder and time.monotonic() < patience:
-                time.sleep(0.01)  # the process that has the lock is about to say who it is
-                continue
-            raise StorageError(
-                f"another process is running in {directory}{_describe(holder)}: wait for it to "
-                "end, or give another --out"
-            ) from None
-        except OSError as error:
-            file.close()
-            raise StorageError(
-                f"{path} cannot be locked ({error}), so that two runs in one directory would go "
-                "unnoticed: give an --out on a file system that has locks, as a local disk"
-            ) from error
-        if _is_at(file, path):
-            return file
-        file.close()  # the process that had the lock has just removed the file
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file is still the one at ``path``."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _holder(label: str) -> dict[str, object]:
-    """What the lock file says about the process that holds the lock."""
-    return {
-        "process": os.getpid(),
-        "host": platform.node(),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        "label": label,
-    }
-
-
-def _describe(holder: dict[str, object]) -> str:
-    """The content of a lock file in words."""
-    if not holder:
-        return ""
-    label = f"{holder.get('label')}, " if holder.get("label") else ""
-    return (
-        f" ({label}process {holder.get('process')} on {holder.get('host')}, since "
-        f"{holder.get('since')})"
-    )
 
 
 # --- the claim ----------------------------------------------------------------------------------
@@ -232,7 +86,7 @@ def check_directory(
     the way, and so is an unfinished run that was not asked to be resumed or has other settings.
     """
     if force:
-        _refuse_foreign(directory)
+        refuse_foreign(directory)
         return
     state = state_of(directory)
     if state == "empty":
@@ -265,8 +119,8 @@ def claim_directory(
 ) -> bool:
     """Make ``directory`` ready for a run; returns whether there is a run in it to go on with.
 
-    The caller holds the :class:`RunLock` of ``directory``. ``tell`` is called with what ``force``
-    removes, before anything is removed.
+    The caller holds the lock of ``directory``. ``tell`` is called with what ``force`` removes, before
+    anything is removed.
     """
     check_directory(directory, identity, resume=resume, force=force)
     for pattern in (MARK, *_FILES):

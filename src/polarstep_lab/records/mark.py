@@ -10,11 +10,23 @@ from pathlib import Path
 
 from polarstep.storage import StorageError, read_json
 
-__all__ = ["CONFIG", "FORMAT", "MARK", "VERSION", "is_foreign", "is_run_directory", "read_object"]
+__all__ = [
+    "CONFIG",
+    "FORMAT",
+    "LOCK",
+    "MARK",
+    "VERSION",
+    "is_foreign",
+    "is_run_directory",
+    "read_object",
+    "refuse_foreign",
+    "some_of",
+]
 
 MARK = ".polarstep-run.json"
 FORMAT, VERSION = "polarstep-run", 1
 CONFIG = "config.json"
+LOCK = ".lock"
 
 
 def is_run_directory(directory: Path) -> bool:
@@ -53,3 +65,28 @@ def read_object(path: Path) -> dict[str, object]:
     except (StorageError, OSError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Raise where ``directory`` exists, is not empty, and is not a run directory."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise StorageError(f"{directory} is a file, expected a folder: choose another --out")
+    held = [path.name for path in directory.iterdir() if not _is_leftover(path)]
+    if held and not is_run_directory(directory):
+        raise StorageError(
+            f"{directory} exists and is not a run directory ({some_of(held)}): nothing was changed, "
+            "and --force would not remove it; choose another one with --out"
+        )
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a file is a lock, or what a kill left of a file that was being written."""
+    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".part"))
+
+
+def some_of(names: list[str]) -> str:
+    """Up to four names, and how many there are beyond."""
+    shown = ", ".join(sorted(names)[:4])
+    return f"it holds {shown}" + (f" and {len(names) - 4} more" if names[4:] else "")

@@ -10,12 +10,12 @@ import itertools
 import math
 import string
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
-from polarstep_lab.estimates import MISSING, Estimate, joined, number, plural
+from polarstep_lab.estimates import MISSING, joined, number, plural
 from polarstep_lab.methods import find_method
 from polarstep_lab.paper import Published
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
@@ -31,18 +31,30 @@ _SAME_COST = 5e-4  # as relative difference: the paper's figures have four decim
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A section next to the paper.
+class Line:
+    """A method next to the paper; what is not known is NaN.
 
-    ``lines`` has a line for each method of Table 2 that has a row: ``row``, ``paper`` (the published
-    figure), ``place`` and ``paper_place`` among the methods, ``cost`` and
-    ``paper_cost`` in parts of the reference's, and ``marks``, the letters of the ``notes``.
+    ``place`` and ``paper_place`` are among the methods, ``cost`` and ``paper_cost`` in parts of the
+    reference's, and ``marks`` are the letters of the notes.
     """
+
+    row: Row
+    paper: Published
+    place: float
+    paper_place: float
+    cost: float
+    paper_cost: float
+    marks: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A section next to the paper, with a line for each method of Table 2 that has a row."""
 
     comparable: bool
     summary: str
     order: str
-    lines: tuple[Any, ...]
+    lines: tuple[Line, ...]
     notes: dict[str, Reason]
     source: str
 
@@ -64,19 +76,22 @@ def beside_the_paper(section: Section) -> Beside | None:
     paper = pd.DataFrame([vars(setting.rows[method]) for method in rows], index=[*rows])
     gflops = pd.Series({method: row.gflops for method, row in rows.items()}, dtype=float)
     rank = {"ascending": not section.metric.higher_is_better, "method": "first"}
+    numbers = pd.DataFrame(
+        {
+            "place": means.rank(**rank),
+            "paper_place": paper["mean"].rank(**rank),
+            "cost": gflops / gflops.get(REFERENCE, math.nan),
+            "paper_cost": paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan),
+        }
+    )
     told = {m: _reasons(row, section, setting.rows[m], comparable) for m, row in rows.items()}
     distinct = dict.fromkeys(reason for found in told.values() for reason in found)
     notes = dict(zip(string.ascii_lowercase, distinct, strict=False))
-    columns = {
-        "row": pd.Series(rows),
-        "paper": {method: setting.rows[method] for method in rows},
-        "place": means.rank(**rank),
-        "paper_place": paper["mean"].rank(**rank),
-        "cost": gflops / gflops.get(REFERENCE, math.nan),
-        "paper_cost": paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan),
-        "marks": {m: ", ".join(k for k, r in notes.items() if r in told[m]) for m in rows},
-    }
-    lines = tuple(pd.DataFrame(columns, index=[*rows]).itertuples())
+    marks = {m: ", ".join(k for k, r in notes.items() if r in told[m]) for m in rows}
+    lines = tuple(
+        Line(row=row, paper=setting.rows[m], marks=marks[m], **numbers.loc[m])
+        for m, row in rows.items()
+    )
     summary = _agreement(lines, section) if comparable else (
         f"Not comparable in digits: the paper's {section.metric.name.lower()} is that of another "
         f"model on other data ({setting.data}). What can be compared is the order of the methods and "
@@ -102,14 +117,14 @@ def paper_blocks(section: Section) -> list[Block | None]:
             "in the paper": _shown(line.paper_cost, ".2%"),
         }
         if any(other.marks or other.row.differs for other in beside.lines):
-            cells["Notes"] = line.marks or "no reason known" * line.row.differs
+            cells["Notes"] = line.marks or ("no reason known" if line.row.differs else "")
         lines.append(cells)
     relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
     notes = [f"({mark}) {r.topic}: {r.text}" for mark, r in beside.notes.items()]
     return [
         Heading("Next to the paper"),
         Text(beside.summary, "verdict" if beside.comparable else "verdict warned"),
-        Table.of("Next to the paper", lines),
+        Table("Next to the paper", pd.DataFrame(lines)),
         Text(joined(relative, beside.order, f"Source: {beside.source}."), "caption"),
         Text("What is known to differ:" if notes else "", "known"),
         *(Text(note, "note") for note in notes),
@@ -141,7 +156,7 @@ def _reasons(row: Row, section: Section, paper: Published, comparable: bool) -> 
     return [reason for reason in found if metric or (reason.cost and (dearer or not comparable))]
 
 
-def _agreement(lines: tuple[Any, ...], section: Section) -> str:
+def _agreement(lines: Sequence[Line], section: Section) -> str:
     """How many methods agree with the paper, and in which direction the others are off."""
     judged = [d for line in lines if (d := line.row.off_the_paper) and d.error is not None]
     if not judged:
@@ -156,12 +171,12 @@ def _agreement(lines: tuple[Any, ...], section: Section) -> str:
     return f"{text}; {' and '.join(ways)}." if ways else f"{text}."
 
 
-def _order(lines: tuple[Any, ...], section: Section) -> str:
+def _order(lines: Sequence[Line], section: Section) -> str:
     """Which pairs of methods come in the paper's order, of those that the paper tells apart."""
     same, unclear, turned = 0, 0, []
-    for a, b in itertools.combinations([line for line in lines if line.row.metric], 2):
-        theirs = [Estimate(line.paper.mean, line.paper.std, line.paper.seeds) for line in (a, b)]
-        paper, here = theirs[0].minus(theirs[1]), a.row.metric.minus(b.row.metric)
+    judged = [(line, line.row.metric) for line in lines if line.row.metric]
+    for (a, ours), (b, other) in itertools.combinations(judged, 2):
+        paper, here = a.paper.estimate.minus(b.paper.estimate), ours.minus(other)
         if paper.clear and not here.clear:
             unclear += 1
         elif paper.clear and (here.value > 0) == (paper.value > 0):
@@ -175,10 +190,10 @@ def _order(lines: tuple[Any, ...], section: Section) -> str:
         return ""
     parts = [
         f"Of {plural(pairs, 'pair')} of methods that the paper tells apart at 95%, {same or 'none'} "
-        f"come{'s' * (same < 2)} in the same order here"
+        f"come{'s' if same < 2 else ''} in the same order here"
     ]
-    parts += [f"{unclear} {'is' if unclear == 1 else 'are'} not told apart by these seeds"] * (
-        unclear > 0
-    )
-    parts += [f"{len(turned)} the other way round ({'; '.join(turned)})"] if turned else []
+    if unclear:
+        parts.append(f"{unclear} {'is' if unclear == 1 else 'are'} not told apart by these seeds")
+    if turned:
+        parts.append(f"{len(turned)} the other way round ({'; '.join(turned)})")
     return f"{', '.join(parts)}."

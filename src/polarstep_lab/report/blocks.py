@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import pandas as pd
 
 from polarstep_lab.drawing.palette import Look
 from polarstep_lab.drawing.panels import Drawing
 
-__all__ = ["Block", "Cells", "Commands", "Heading", "Table", "Text", "part"]
+__all__ = ["Block", "Commands", "Heading", "Table", "Text", "part"]
 
 _NUMBER = re.compile(r"[-+−±—\d∞].*|recipe|means|")
-
-Cells = Mapping[str, str]
-"""The cells of a row of a table, by the titles of their columns."""
 
 
 class Heading(NamedTuple):
@@ -37,36 +37,33 @@ class Commands(NamedTuple):
     rows: Sequence[tuple[str, str]]
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Table:
     """A table of texts. ``best`` is the row whose second cell is bold.
 
     On the page each row may have the look of its curve in the figures.
     """
 
     name: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    cells: pd.DataFrame
     best: int | None = None
     looks: Sequence[Look] = ()
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        rows: Sequence[Cells],
-        best: int | None = None,
-        looks: Sequence[Look] = (),
-    ) -> Table | None:
-        """The table of these rows, which all have the same columns; ``None`` without rows."""
-        return (
-            cls(name, [*rows[0]], [[*row.values()] for row in rows], best, looks) if rows else None
-        )
+    @property
+    def header(self) -> list[str]:
+        """The titles of the columns."""
+        return [*self.cells]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The texts, row by row."""
+        return self.cells.to_numpy().tolist()
 
     @property
     def numeric(self) -> list[bool]:
         """Which columns hold numbers, to be aligned on the right; the first never does."""
-        columns = zip(*(row[1:] for row in self.rows), strict=True)
-        return [False, *(all(map(_NUMBER.fullmatch, column)) for column in columns)]
+        numbers = self.cells.iloc[:, 1:].map(lambda cell: bool(_NUMBER.fullmatch(cell))).all()
+        return [False, *numbers]
 
 
 Block = Heading | Text | Commands | Table | Drawing
@@ -74,12 +71,12 @@ Block = Heading | Text | Commands | Table | Drawing
 
 def part(
     title: str,
-    table: Table | None,
+    table: Table,
     caption: str,
     figures: Sequence[Drawing | None] = (),
     lead: str = "",
 ) -> list[Block]:
     """A title, a sentence, a table with its caption, figures; nothing where nothing was measured."""
-    parts: list[Block] = [Text(lead), table, Text(caption, "caption")] if table else []
+    parts: list[Block] = [Text(lead), table, Text(caption, "caption")] if table.rows else []
     parts += [figure for figure in figures if figure]
     return [Heading(title), *parts] if parts else []

@@ -35,7 +35,7 @@ def blocks_of(section: Section) -> list[Block]:
         else [headline(section), *runs, *seen]
     )
     rows = [(row.label, row.commands) for row in section.rows]
-    rows += [(r.label + section.whose(a), r.commands) for a in section.ablations for r in a.rows]
+    rows += [(section.label_in(a, r), r.commands) for a in section.ablations for r in a.rows]
     return _shown([*body, Heading("Commands"), Commands(rows)])
 
 

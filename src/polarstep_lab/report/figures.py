@@ -163,7 +163,9 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     scored = {row: row.metric for row in section.rows if row.metric}
     costs = {
         "Optimizer GFLOPs per step (ledger)": {row: row.gflops for row in scored},
-        "Optimizer milliseconds per step (measured)": {r: r.times["optimizer_ms"] for r in scored},
+        "Optimizer milliseconds per step (measured)": {
+            r: r.times["optimizer_ms_per_step"] for r in scored
+        },
     }
     middle = float(np.median([metric.mean for metric in scored.values()] or [0.0]))
     limit = math.inf if section.metric.higher_is_better else FAR_OFF * middle
@@ -190,7 +192,7 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
     An axis that was varied for several methods or settings has a line for each.
     """
     finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
-    settings = dict.fromkeys(ablation.of for ablation in finished)
+    settings = dict.fromkeys(ablation.subject for ablation in finished)
     looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False)[::-1], strict=True))
     by_axis: dict[str, list[AblationSet]] = {}
     for ablation in finished:
@@ -217,7 +219,7 @@ def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[st
     def finish(axes: Axes) -> None:
         for ablation in same:
             if ablation.reference:
-                look = looks[ablation.of]
+                look = looks[ablation.subject]
                 axes.axhline(ablation.reference.mean, color=look.light, lw=0.8, ls=":")
         axes.set_xticks(range(len(names)), names, fontsize=8)
         axes.set_xlim(-0.5, len(names) - 0.5)
@@ -228,9 +230,9 @@ def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[st
 
     series = []
     for ablation in same:
-        look = looks[ablation.of] if numeric else replace(looks[ablation.of], dash="none")
+        look = looks[ablation.subject] if numeric else replace(looks[ablation.subject], dash="none")
         places = {values.index(row.value): row for row in ablation.rows if row.metric}
-        series.append(_points(ablation.of, look, places))
+        series.append(_points(ablation.subject, look, places))
     name, scale = section.metric.name, _scale(section)
     return Panel(series, "", name, same[0].axis, yscale=scale, finish=finish)
 

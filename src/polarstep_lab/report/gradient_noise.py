@@ -33,6 +33,7 @@ _CAPTION = (
     "speaks against a variance; one above 2 does not prove that there is one."
 )
 _LIKE_INFINITY = 1000.0
+_AT = "Training step"
 _INK, _GREY, *_ = CHROME
 _PALE, _DEEP = ordinal_looks(7)[2:5:2]
 
@@ -46,7 +47,7 @@ def noise_blocks(section: Section) -> list[Block]:
     return part("Noise of the gradient", noise_table(section.all_rows), _CAPTION, figures)
 
 
-def noise_table(rows: Sequence[Row]) -> Table | None:
+def noise_table(rows: Sequence[Row]) -> Table:
     """A line for each unit of noise of each row that measured it: one example, one batch."""
     lines = []
     for row, run in ((row, run) for row in rows if (run := row.first_with("noise"))):
@@ -63,7 +64,7 @@ def noise_table(rows: Sequence[Row]) -> Table | None:
                 "Slowest averaging, α": _at(longest),
             }
             lines.append(cells)
-    return Table.of("Noise of the gradient", lines)
+    return Table("Noise of the gradient", pd.DataFrame(lines))
 
 
 def noise_figure(row: Row, name: str) -> Drawing | None:
@@ -71,55 +72,60 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
     run = row.first_with("noise")
     if run is None:
         return None
-    log, by_unit = pd.DataFrame(run.logs["noise"]), _by_unit(run)
-    unit, hidden = next(iter(by_unit.items()))  # of single examples, where these were drawn
+    panels = [_tail_panel(run), _growth_panel(run), _size_panel(run)]
+    title, caption = "Noise of the gradient", _figure_caption(row, run)
+    return Drawing.of_panels(name, title, caption, (13, 5), panels, columns=3, sharey=False)
 
+
+def _tail_panel(run: RunRecord) -> Panel:
+    """Hill's index of the noise, of single examples where these were drawn, and of Gaussian noise."""
+    log, by_unit = pd.DataFrame(run.logs["noise"]), _by_unit(run)
+    unit, hidden = next(iter(by_unit.items()))
     single = log[(log["unit"] == unit) & ~log["parameter"].isin(["all", "hidden"])]
     found = _indices(single, "tail")
     spread = (1 / found["alpha"]).groupby(found["step"]).agg(["min", "max"])
     known = _indices(hidden, "tail").dropna(subset=["gaussian"])
     low, high = ([0.0 if q[i] is None else 1 / q[i] for q in known["gaussian"]] for i in (-1, 0))
+    ends = spread["min"], spread["max"]
     tails = [
-        Series(
-            "single matrices", _PALE, spread.index, None, spread["min"], spread["max"], band=True
-        ),
+        Series("single matrices", _PALE, spread.index, None, *ends, band=True),
         Series("Gaussian noise", _GREY, known["step"], None, low, high, band=True),
     ]
     for look, (each, entries) in zip((_INK, _DEEP), by_unit.items(), strict=False):
         tails += [_inverse(_indices(entries, "tail"), f"hidden, one {each}", look)]
+    alphas = (1, 1.25, 1.5, 2, 3, 5, 10, math.inf)
+    axis = partial(_alpha_axis, steps=_steps(run), alphas=alphas, low=-0.02, high=0.66)
+    return Panel(tails, _AT, "α of ‖ξ‖ (Hill)", "Tail of the noise", finish=axis)
 
+
+def _growth_panel(run: RunRecord) -> Panel:
+    """The α with which sums of examples grow, a line for each length of the sums."""
+    hidden = next(iter(_by_unit(run).values()))
     sums = _indices(hidden, "growth").groupby("examples")
     growth = [
         _inverse(found, f"sums of {length} examples", look)
         for look, (length, found) in zip(ordinal_looks(len(sums)), sums, strict=True)
     ]
+    alphas = (1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2)
+    axis = partial(_alpha_axis, steps=_steps(run), alphas=alphas, low=0.45, high=0.6)
+    return Panel(growth, _AT, "α", "Growth of sums", finish=axis)
 
+
+def _size_panel(run: RunRecord) -> Panel:
+    """The norms of the gradient and of the noise of each unit."""
+    by_unit = _by_unit(run)
     norms = {"‖∇f‖": (_INK, by_unit["batch"]["gradient"])} if "batch" in by_unit else {}
     looks = {"example": _PALE, "batch": _DEEP}
     for each, entries in by_unit.items():
         norms[f"(E‖ξ‖²)^½, one {each}"] = looks[each], entries["moments"].str["2"]
+    steps = pd.DataFrame(run.logs["noise"])["step"]
     # A logarithmic axis has no place for zero.
     sizes = [
-        Series(label, look, log["step"][norm.index], norm.astype(float).replace(0.0, math.nan))
+        Series(label, look, steps[norm.index], norm.astype(float).replace(0.0, math.nan))
         for label, (look, norm) in norms.items()
     ]
-
-    steps = sorted(set(log["step"]))
-    tail_alphas = (1, 1.25, 1.5, 2, 3, 5, 10, math.inf)
-    sum_alphas = (1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2)
-    tail_axis = partial(_alpha_axis, steps=steps, alphas=tail_alphas, low=-0.02, high=0.66)
-    sum_axis = partial(_alpha_axis, steps=steps, alphas=sum_alphas, low=0.45, high=0.6)
-    step_axis = partial(_step_axis, steps=steps)
-    at = "Training step"
-    panels = [
-        Panel(tails, at, "α of ‖ξ‖ (Hill)", "Tail of the noise", finish=tail_axis),
-        Panel(growth, at, "α", "Growth of sums", finish=sum_axis),
-        Panel(sizes, at, "Frobenius norm", "Noise and gradient", yscale="log", finish=step_axis),
-    ]
-    caption = _figure_caption(row, run)
-    return Drawing.of_panels(
-        name, "Noise of the gradient", caption, (13, 5), panels, columns=3, sharey=False
-    )
+    axis = partial(_step_axis, steps=_steps(run))
+    return Panel(sizes, _AT, "Frobenius norm", "Noise and gradient", yscale="log", finish=axis)
 
 
 def _figure_caption(row: Row, run: RunRecord) -> str:
@@ -180,6 +186,11 @@ def _by_unit(run: RunRecord, parameter: str = "hidden") -> dict[str, pd.DataFram
     return {unit: found[unit] for unit in ("example", "batch") if unit in found}
 
 
+def _steps(run: RunRecord) -> list[int]:
+    """The steps at which noise was measured."""
+    return sorted({entry["step"] for entry in run.logs["noise"]})
+
+
 def _indices(entries: pd.DataFrame, key: str) -> pd.DataFrame:
     """The estimates of α under ``"tail"`` or ``"growth"``, a line for each, with their steps.
 
@@ -212,7 +223,7 @@ def _unit_name(run: RunRecord, entries: pd.DataFrame) -> str:
 
 def _points(run: RunRecord) -> str:
     """At how many points of a run noise was measured, and of how many where it has not ended."""
-    points = len({entry["step"] for entry in run.logs["noise"]})
+    points = len(_steps(run))
     runtime = run.identity.config.get("runtime") or {}
     planned = (runtime.get("noise") or {}).get("points")
     return str(points) if planned in (None, points) else f"{points} of {planned}"

@@ -44,7 +44,8 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
         members = members.assign(timed=_timed(members))
         varied = members["ablation_axis"].notna()
         rows = _rows(members[~varied])
-        ablations = tuple(_with_bases(rows, _ablations(members[varied])))
+        found = _ablations(members[varied])
+        ablations = tuple(_based(each, _base_of(each, rows, found)) for each in found)
         earlier = judged == "val_perplexity" and kinds[benchmark, recipe] > 1
         metric = next(metric for metric in METRICS if metric.key == judged)
         note = "validation only" if earlier else ""
@@ -137,34 +138,44 @@ def _ablations(members: pd.DataFrame) -> list[AblationSet]:
         setting = besides if settings[axis, method] > 1 else ""
         ablations.append(AblationSet(axis, method, tuple(rows), setting=setting))
     axes = [axis.name for axis in AXES]
-    return sorted(ablations, key=lambda ablation: (_place(ablation.axis, axes), ablation.of))
+    return sorted(ablations, key=lambda ablation: (_place(ablation.axis, axes), ablation.subject))
 
 
-def _with_bases(rows: Sequence[Row], ablations: Sequence[AblationSet]) -> list[AblationSet]:
-    """Find the base of each ablation: the config in which the axes and the comparison meet.
+def _base_of(
+    ablation: AblationSet, rows: Sequence[Row], ablations: Sequence[AblationSet]
+) -> Row | None:
+    """The row with the config in which the axes and the comparison meet; ``None`` without such a row.
 
     With the recipe's own value, every axis runs the same config, so that no list of defaults is needed.
     An axis that was varied with another setting meets the others elsewhere.
     """
-    based = []
-    for ablation in ablations:
-        plain = [row for row in rows if row.method == ablation.method]
-        others = [o for o in ablations if o is not ablation and o.method == ablation.method]
-        others = [o for o in others if ablation.setting or not o.setting]
-        candidates = [*plain, *(row for other in others for row in other.rows)]
-        elsewhere = Counter(row.setting for row in candidates)
-        own = [row for row in ablation.rows if row.setting in elsewhere]
-        base = own[0] if len(own) == 1 else None
-        if not own and plain:
-            most = max(plain, key=lambda row: elsewhere[row.setting])
-            base = most if len(plain) == 1 or elsewhere[most.setting] > 1 else None
-        varied = [row for row in ablation.rows if base and row is not base]
-        found = {row: _beside_the_axis(row, base, ablation.axis) for row in varied if base}
-        strays = {row: paths for row, paths in found.items() if paths}
-        if varied and len(strays) == len(varied):
-            base = None
-        based.append(replace(ablation, base=base, strays=strays))
-    return based
+    plain = [row for row in rows if row.method == ablation.method]
+    others = [
+        row
+        for other in ablations
+        if other is not ablation and other.method == ablation.method
+        if ablation.setting or not other.setting
+        for row in other.rows
+    ]
+    elsewhere = Counter(row.setting for row in (*plain, *others))
+    own = [row for row in ablation.rows if row.setting in elsewhere]
+    if own:
+        return own[0] if len(own) == 1 else None
+    if not plain:
+        return None
+    most = max(plain, key=lambda row: elsewhere[row.setting])
+    return most if len(plain) == 1 or elsewhere[most.setting] > 1 else None
+
+
+def _based(ablation: AblationSet, base: Row | None) -> AblationSet:
+    """The ablation with its base and strays; without the base where all other rows are strays."""
+    if base is None:
+        return ablation
+    varied = [row for row in ablation.rows if row is not base]
+    found = {row: _beside_the_axis(row, base, ablation.axis) for row in varied}
+    strays = {row: paths for row, paths in found.items() if paths}
+    keeps = not varied or len(strays) < len(varied)
+    return replace(ablation, base=base if keeps else None, strays=strays)
 
 
 def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:

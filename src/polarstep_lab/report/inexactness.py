@@ -38,11 +38,11 @@ _AT_MOST = 8  # panels that can still be read side by side
 
 
 def gamma_blocks(section: Section) -> list[Block]:
-    """γ and ν of all monitored rows; in figures the methods, and each axis with the recipe's value."""
+    """A table of all monitored rows, and figures of the methods and of each ablation with its base."""
     ablations = [a for a in section.ablations if any(row.first_with("gamma") for row in a.rows)]
     groups = [{row: row.label for row in section.rows if row.first_with("gamma")}]
     for ablation in ablations:
-        named = {row: f"{ablation.axis} = {value}" for row, value in ablation.named.items()}
+        named = {row: f"{ablation.axis} = {value}" for row, value in ablation.row_names.items()}
         if ablation.base in groups[0]:
             own = ablation.base.polar.get(ablation.axis, "as in the") if ablation.base else ""
             named[ablation.base] = f"{ablation.axis} = {own} (recipe)"
@@ -68,7 +68,7 @@ def gamma_of(runs: Iterable[RunRecord]) -> pd.DataFrame:
     return log.astype({"gamma": float, "nu": float})
 
 
-def gamma_table(rows: Sequence[Row]) -> Table | None:
+def gamma_table(rows: Sequence[Row]) -> Table:
     """A line for each monitored row: which polar map, how inexact it was, and where most."""
     lines = []
     for row in rows:
@@ -88,7 +88,7 @@ def gamma_table(rows: Sequence[Row]) -> Table | None:
                 "Largest γ in": f"{worst['matrix']}, step {worst['step']}",
             }
             lines.append(cells)
-    return Table.of("How inexact each step was", lines)
+    return Table("How inexact each step was", pd.DataFrame(lines))
 
 
 def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:

@@ -108,8 +108,8 @@ def _lost(runs: Runs) -> Table:
     """The runs that did not finish, and what they said about it."""
     lost = runs.frame[runs.frame["status"] != "finished"].sort_values("run")
     columns = ["run", "method", "seed", "status", "message"]
-    cells = lost[columns].fillna("no result recorded").astype(str).to_numpy().tolist()
-    return Table("Runs that did not finish", [name.capitalize() for name in columns], cells)
+    cells = lost[columns].fillna("no result recorded").astype(str)
+    return Table("Runs that did not finish", cells.rename(columns=str.capitalize))
 
 
 def _environments(runs: Runs) -> Table:
@@ -121,6 +121,6 @@ def _environments(runs: Runs) -> Table:
     found = found.fillna("not recorded").astype(str)
     found.insert(0, "device", list(runs.frame["device"]))
     sizes = found.groupby([*found]).size().reset_index(name="runs")
-    names = [column.replace("_", " ") for column in sizes]
-    cells = [[name, *map(str, sizes[column])] for name, column in zip(names, sizes, strict=True)]
-    return Table("Environment", cells[0], [cells[-1], *cells[1:-1]])
+    cells = sizes[["runs", *found.columns[1:]]].astype(str).T.set_axis(sizes["device"], axis=1)
+    cells.insert(0, "device", cells.index.str.replace("_", " "))
+    return Table("Environment", cells)

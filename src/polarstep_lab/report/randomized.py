@@ -52,7 +52,7 @@ class Pair:
 
     @property
     def times(self) -> pd.Series:
-        """``optimizer_ms`` and ``step_ms`` as multiples of the other row's.
+        """The times of a step and of the run as multiples of the other row's.
 
         NaN where no runs ran alone, or device, code and settings were not the same.
         """
@@ -90,20 +90,20 @@ def randomized_blocks(section: Section) -> list[Block]:
     return part(title, randomized_table(section), _CAPTION, lead=verdict(section))
 
 
-def randomized_table(section: Section) -> Table | None:
-    """The randomized rows next to full space; ``None`` where there are not both."""
+def randomized_table(section: Section) -> Table:
+    """The randomized rows next to full space; empty where there are not both."""
     lines = [
         {
             "Randomized": pair.label,
             "Full space": pair.full.label,
             **difference_cells(pair.difference, section.metric),
             "GFLOPs": pair.gflops,
-            "Optimizer": _times(pair.times["optimizer_ms"]),
+            "Optimizer": _times(pair.times["optimizer_ms_per_step"]),
             "Step": _times(pair.times["step_ms"]),
         }
         for pair in pairs_of(section)
     ]
-    return Table.of("Randomized next to full space", lines)
+    return Table("Randomized next to full space", pd.DataFrame(lines))
 
 
 def _times(ratio: float) -> str:
@@ -134,15 +134,15 @@ def verdict(section: Section) -> str:
         "No slower": [pair.label for pair in timed if abs(saved[pair]) <= noise],
         "Slower": [pair.label for pair in timed if -saved[pair] > noise],
     }
-    least = min(timed, key=lambda pair: timed[pair]["optimizer_ms"])
+    least = min(timed, key=lambda pair: timed[pair]["optimizer_ms_per_step"])
+    ours, theirs = (number(r.times["optimizer_ms_per_step"]) for r in (least.row, least.full))
     return joined(
         f"A whole step takes {' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} times as long as in "
         "full space. What a step does outside the optimizer is the same in all rows and its time varied "
         f"by {number(noise, 2)} ms between runs: a smaller difference counts as none.",
         *(f"{how}: {listed(names)}." for how, names in groups.items() if names),
-        f"The least optimizer time is that of {least.label}, {number(least.row.times['optimizer_ms'])} "
-        f"ms where {least.full.label} takes {number(least.full.times['optimizer_ms'])}, with "
-        f"{least.gflops} of the FLOPs; its {section.metric.name.lower()} is "
+        f"The least optimizer time is that of {least.label}, {ours} ms where {least.full.label} takes "
+        f"{theirs}, with {least.gflops} of the FLOPs; its {section.metric.name.lower()} is "
         f"{least.difference.sentence(section.metric.decimals)}.",
         unsketched,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ import pandas as pd
 from polarstep_lab.estimates import Difference, Estimate, paired
 from polarstep_lab.paper import Published
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.runs import STATUSES, Metric
+from polarstep_lab.report.runs import STATUSES, TIMES, Metric
 
 __all__ = ["AblationSet", "Row", "Section"]
 
@@ -114,7 +114,7 @@ class Row:
         """How far the metric is from the published figure."""
         if self.metric is None or self.paper is None:
             return None
-        return self.metric.minus(Estimate(self.paper.mean, self.paper.std, self.paper.seeds))
+        return self.metric.minus(self.paper.estimate)
 
     @property
     def differs(self) -> bool:
@@ -140,12 +140,11 @@ class Row:
 
     @cached_property
     def times(self) -> pd.Series:
-        """``optimizer_ms`` and ``step_ms`` of a step and ``run_seconds``; NaN without a timed run.
+        """The columns :data:`TIMES`, each as its median; NaN without a timed run.
 
-        They are medians: a run that compiled or waited says nothing about the others.
+        A mean would count a run that compiled or waited.
         """
-        found = self.timed.rename(columns={"optimizer_ms_per_step": "optimizer_ms"})
-        return found[["optimizer_ms", "step_ms", "run_seconds"]].astype(float).median(skipna=False)
+        return self.timed[TIMES].median(skipna=False)
 
     def first_with(self, log: str) -> RunRecord | None:
         """The first run that recorded ``"gamma"`` or ``"noise"``; ``None`` where no run did."""
@@ -182,16 +181,16 @@ class AblationSet:
     rows: tuple[Row, ...]
     base: Row | None = None
     setting: str = ""
-    strays: Mapping[Row, Sequence[str]] | None = None
+    strays: Mapping[Row, Sequence[str]] = field(default_factory=dict)
 
     @property
-    def of(self) -> str:
+    def subject(self) -> str:
         """What was varied: the method, with its setting."""
         return f"{self.method}, {self.setting}" if self.setting else self.method
 
     def difference(self, row: Row) -> Difference | None:
         """How far the metric of a row is from the base's; ``None`` if more than the axis differs."""
-        if self.base is None or row is self.base or row in (self.strays or {}):
+        if self.base is None or row is self.base or row in self.strays:
             return None
         return row.minus(self.base)
 
@@ -205,8 +204,8 @@ class AblationSet:
         return Estimate.of(values[values.index.isin(shared)]) or Estimate.of(values)
 
     @property
-    def named(self) -> dict[Row, str]:
-        """The rows with their values; before them the base as ``recipe``, where it is none of them."""
+    def row_names(self) -> dict[Row, str]:
+        """The value of each row as text. A base that is none of the rows comes first, as ``recipe``."""
         rows = {row: str(row.value) for row in self.rows}
         return rows if self.base is None or self.base in rows else {self.base: "recipe", **rows}
 
@@ -253,10 +252,10 @@ class Section:
         best_first = sorted(self.rows, key=lambda row: (row.paper is None, -len(row.finished)))
         return {row.method: row for row in reversed(best_first)}
 
-    def whose(self, ablation: AblationSet) -> str:
-        """What follows the name of a row where several methods had the same axis varied."""
+    def label_in(self, ablation: AblationSet, row: Row) -> str:
+        """The label of a row of an ablation; with the method where several had the same axis varied."""
         same = [other for other in self.ablations if other.axis == ablation.axis]
-        return f" with {ablation.of}" if len(same) > 1 else ""
+        return f"{row.label} with {ablation.subject}" if len(same) > 1 else row.label
 
     @cached_property
     def watched(self) -> bool:

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from polarstep.storage import StorageError
+from polarstep_lab.estimates import plural
 from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
 from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setting_of
 
 __all__ = [
-    "METRICS", "RUN_COLUMNS", "STATUSES", "Metric", "Runs", "at_a_time", "collect", "ran_alone",
+    "METRICS", "RUN_COLUMNS", "STATUSES", "TIMES", "Metric", "Runs", "at_a_time", "collect", "ran_alone",
 ]  # fmt: skip
 
 STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
@@ -41,15 +42,18 @@ METRICS = (
 )
 """What a run may be judged by. Records from before there was a test text have the validation's."""
 
+STEP_TIMES = ["optimizer_ms_per_step", "step_ms"]
+TIMES = [*STEP_TIMES, "run_seconds"]
+"""The columns of measured times: of a step, and of the whole run."""
+
 RUN_COLUMNS = [
     "run", "benchmark", "recipe", "method", "ablation_axis", "ablation_value", "seed", "status",
-    "metric", "value", "steps", "optimizer_gflops_per_step", "optimizer_ms_per_step", "step_ms",
-    "run_seconds", "device", "message", "command",
+    "metric", "value", "steps", "optimizer_gflops_per_step", *TIMES, "device", "message", "command",
 ]  # fmt: skip
 """The columns of ``runs.csv``."""
 
 _MORE_COLUMNS = ["record", "setting", "besides", "paper", "began", "ended", "conditions"]
-_FLOATS = ("value", *RUN_COLUMNS[11:15], "began", "ended")
+_FLOATS = ["value", "optimizer_gflops_per_step", *TIMES, "began", "ended"]
 _DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
 
 
@@ -97,10 +101,11 @@ def _line(run: RunRecord) -> dict[str, Any]:
     began = _began(run)
     # Added to the records of runs beside programs that leave no record of their own.
     shared = run.environment.get("device_shared", False)
-    own = ("benchmark", "recipe", "method", "seed", "command")
+    of_run = ("benchmark", "recipe", "method", "seed", "command")
+    of_result = ("metric", "value", "steps", "optimizer_gflops_per_step", *STEP_TIMES, "message")
     return {
-        **{key: getattr(result, key) for key in RUN_COLUMNS if hasattr(result, key)},
-        **{key: getattr(identity, key) for key in own},
+        **{key: getattr(identity, key) for key in of_run},
+        **({key: getattr(result, key) for key in of_result} if result else {}),
         "ablation_axis": ablation and ablation.axis,
         "ablation_value": ablation and ablation.value,
         "status": run.status,
@@ -111,7 +116,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "besides": set_beside_axis(identity),
         "paper": _published(identity),
         "began": began,
-        # Without an end a run does not count as one that had its device to itself.
+        # A run without an end does not count as one that had its device to itself. Like the start, the
+        # end is as early as the clock of the record allows, so that runs in turn do not overlap.
         "ended": began - 1 + run.seconds if run.seconds > 1 and not shared else math.nan,
         "conditions": _conditions(run),
     }
@@ -141,7 +147,7 @@ def _device(run: RunRecord) -> str:
     name = str(environment.get("device_name") or environment.get("device") or "unknown device")
     threads = environment.get("threads")
     on_cpu = str(environment.get("device", "")).startswith("cpu")
-    return f"{name}, {threads} thread{'s' * (threads != 1)}" if on_cpu and threads else name
+    return f"{name}, {plural(threads, 'thread')}" if on_cpu and threads else name
 
 
 def _conditions(run: RunRecord) -> dict[str, str]:
@@ -150,13 +156,13 @@ def _conditions(run: RunRecord) -> dict[str, str]:
     A setting that the config leaves open has the value that the device decided on.
     """
     commit = str(run.environment.get("git_commit") or "")
-    changed = " with changes" * commit.endswith("+")
+    known = f"{commit[:7]} with changes" if commit.endswith("+") else commit[:7]
     on_gpu = str(run.environment.get("device", "")).startswith("cuda")
     decided: dict[str, dict[Any, Any]] = {  # by name and value in the config
         "compile": {None: on_gpu and run.identity.benchmark == "nanogpt"},
         "precision": {"auto": "bfloat16" if on_gpu else "float32"},
     }
-    found = {"device": _device(run), "commit": commit[:7] + changed or "not recorded"}
+    found = {"device": _device(run), "commit": known or "not recorded"}
     runtime = run.identity.config.get("runtime") or {}
     for name in ("compile", "precision", "micro_batch", "cuda_graph"):
         if name in runtime:
@@ -166,7 +172,7 @@ def _conditions(run: RunRecord) -> dict[str, str]:
 
 
 def _began(run: RunRecord) -> float:
-    """When a run began, in seconds, one second late: starts are recorded to the second."""
+    """When a run began at the latest, in seconds: starts are recorded to the second below."""
     try:
         return datetime.fromisoformat(str(run.environment.get("started"))).timestamp() + 1
     except ValueError:

@@ -9,7 +9,7 @@ import pandas as pd
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
 from polarstep_lab.estimates import MISSING, Difference, joined, listed, number
 from polarstep_lab.paper import ABLATIONS_SOURCE
-from polarstep_lab.report.blocks import Block, Cells, Heading, Table, Text
+from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.figures import ablation_figure, cost_figure, trajectory_figure
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import RUN_COLUMNS, Metric, Runs, at_a_time
@@ -42,10 +42,10 @@ def comparison_blocks(section: Section) -> list[Block | None]:
     ]
 
 
-def comparison_table(section: Section) -> Table | None:
+def comparison_table(section: Section) -> Table:
     """All methods, with the paper's figures where they compare."""
     rows = {row: row.label for row in section.rows}
-    beside: dict[Row, Cells] = {}
+    beside: dict[Row, dict[str, str]] = {}
     for row in rows if any(row.paper for row in rows) else ():
         off = difference_cells(row.off_the_paper, section.metric)["Difference"]
         beside[row] = {"Paper": _paper_text(row), "Difference": off}
@@ -75,17 +75,17 @@ def ablation_blocks(section: Section) -> list[Block | None]:
         return []
     tables: list[Block | None] = []
     for ablation in section.ablations:
-        tables += [Heading(f"{ablation.axis}, {ablation.of}", level=4)]
+        tables += [Heading(f"{ablation.axis}, {ablation.subject}", level=4)]
         tables += [_ablation_table(section, ablation)]
     figure = ablation_figure(section, f"{section.slug}-ablations")
     caption = Text(_ablation_caption(section), "caption")
     return [Heading("Ablations"), figure, *tables, caption]
 
 
-def _ablation_table(section: Section, ablation: AblationSet) -> Table | None:
+def _ablation_table(section: Section, ablation: AblationSet) -> Table:
     """A row for each value of one axis, next to the recipe's own value."""
-    beside: dict[Row, Cells] = {}
-    for row in ablation.named:
+    beside: dict[Row, dict[str, str]] = {}
+    for row in ablation.row_names:
         cells = difference_cells(ablation.difference(row), section.metric) if ablation.base else {}
         cells |= {"Difference": "recipe"} if row is ablation.base else {}
         authors = any(other.paper for other in ablation.rows)
@@ -93,7 +93,7 @@ def _ablation_table(section: Section, ablation: AblationSet) -> Table | None:
     looks = [look_of("")] * (len(beside) - len(ablation.rows))
     looks += ordinal_looks(len(ablation.rows), ablation.numeric)
     name = f"Ablation of {ablation.axis}"
-    return _table(section, name, ablation.axis, ablation.named, beside, looks, whole_run=False)
+    return _table(section, name, ablation.axis, ablation.row_names, beside, looks, whole_run=False)
 
 
 def _ablation_caption(section: Section) -> str:
@@ -114,8 +114,8 @@ def _ablation_caption(section: Section) -> str:
         f"{section.metric.name}: {_QUALITY}",
         difference if any(ablation.base for ablation in ablations) else "",
         *(_strays_text(section, ablation) for ablation in ablations),
-        _times_text([row for ablation in ablations for row in ablation.named]),
-        _UNLIKE if any(any(_conditions([*a.named]).values()) for a in ablations) else "",
+        _times_text([row for ablation in ablations for row in ablation.row_names]),
+        _UNLIKE if any(any(_conditions([*a.row_names]).values()) for a in ablations) else "",
         authors if any(row.paper for ablation in ablations for row in ablation.rows) else "",
     )
 
@@ -123,8 +123,8 @@ def _ablation_caption(section: Section) -> str:
 def _strays_text(section: Section, ablation: AblationSet) -> str:
     """Which rows have no difference because they differ from their base in more than the axis."""
     rows: dict[str, list[str]] = {}
-    for row, paths in (ablation.strays or {}).items():
-        rows.setdefault(listed(paths), []).append(row.label + section.whose(ablation))
+    for row, paths in ablation.strays.items():
+        rows.setdefault(listed(paths), []).append(section.label_in(ablation, row))
     said = "No difference is shown for {}: the recipe's own row differs in {} too."
     return joined(*(said.format(listed(names), paths) for paths, names in rows.items()))
 
@@ -134,10 +134,10 @@ def _table(
     name: str,
     column: str,
     named: Mapping[Row, str],
-    beside: Mapping[Row, Cells],
+    beside: Mapping[Row, Mapping[str, str]],
     looks: Sequence[Look],
     whole_run: bool = True,
-) -> Table | None:
+) -> Table:
     """Rows by their names in ``column``: the metric, what stands ``beside`` it, cost and times."""
     metric, conditions, lines = section.metric, _conditions([*named]), []
     for row, label in named.items():
@@ -149,7 +149,7 @@ def _table(
             "Seeds": row.seeds_text,
             **beside.get(row, {}),
             "GFLOPs/step": number(row.gflops),
-            "Optimizer ms": number(row.times["optimizer_ms"]),
+            "Optimizer ms": number(row.times["optimizer_ms_per_step"]),
             "Step ms": number(row.times["step_ms"]),
             **({"Run s": number(row.times["run_seconds"], 3)} if whole_run else {}),
             **conditions[row],
@@ -157,7 +157,8 @@ def _table(
         lines.append(cells)
     scored = [row for row in named if row.metric]
     best = section.best(scored) if len(scored) > 1 else None
-    return Table.of(name, lines, None if best is None else [*named].index(best), looks)
+    place = None if best is None else [*named].index(best)
+    return Table(name, pd.DataFrame(lines), place, looks)
 
 
 def difference_cells(found: Difference | None, metric: Metric) -> dict[str, str]:
@@ -168,7 +169,7 @@ def difference_cells(found: Difference | None, metric: Metric) -> dict[str, str]
 
 
 def _conditions(rows: Sequence[Row]) -> Mapping[Row, dict[str, str]]:
-    """Commit and settings of speed behind the times of each row, where rows differ in them."""
+    """The commit and the settings that each row was timed with, as far as the rows differ in them."""
 
     def told(row: Row) -> dict[str, str]:
         runs = pd.DataFrame([*row.timed["conditions"]]).drop(columns="device", errors="ignore")
@@ -186,7 +187,7 @@ def _paper_text(row: Row) -> str:
     """The published figure for a row, with a mark where ours is clearly another."""
     if not row.paper:
         return MISSING
-    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{'‡' * row.differs}"
+    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{'‡' if row.differs else ''}"
 
 
 def _times_text(shown: Sequence[Row]) -> str:
@@ -239,7 +240,7 @@ def _csv_line(section: Section, row: Row, ablation: AblationSet | None) -> dict[
         "seeds": row.metric.n if row.metric else 0,
         **row.counts,
         "optimizer_gflops_per_step": row.gflops,
-        **dict(zip(RUN_COLUMNS[12:15], row.times, strict=True)),
+        **row.times,
         "device": "; ".join(row.devices),
         "difference_to_base": difference and difference.value,
         "difference_error": difference and difference.error,

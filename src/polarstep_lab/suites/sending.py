@@ -9,7 +9,8 @@ from pathlib import Path, PurePosixPath
 from shutil import copyfileobj
 
 from polarstep.storage import StorageError, write_atomically
-from polarstep_lab.records.directory import LOCK, files_of_run
+from polarstep_lab.records.directory import files_of_run
+from polarstep_lab.records.mark import LOCK
 from polarstep_lab.records.record import RESULT
 
 __all__ = ["packed", "unpack"]

@@ -16,14 +16,9 @@ from typer.testing import CliRunner
 from polarstep.storage import StorageError
 from polarstep_lab.cli import app
 from polarstep_lab.records import record
-from polarstep_lab.records.directory import (
-    LOCK,
-    MARK,
-    RunLock,
-    claim_directory,
-    is_run_directory,
-    state_of,
-)
+from polarstep_lab.records.directory import claim_directory, state_of
+from polarstep_lab.records.lock import RunLock
+from polarstep_lab.records.mark import LOCK, MARK, is_run_directory
 from polarstep_lab.records.record import Result, RunIdentity, RunRecord
 from polarstep_lab.training.train import identify, train
 
@@ -301,11 +296,12 @@ CLAIM = """
 import os, sys, time
 from pathlib import Path
 from polarstep.storage import StorageError
-from polarstep_lab.records import directory as directories
-from polarstep_lab.records.directory import RunLock, claim_directory
+from polarstep_lab.records import lock
+from polarstep_lab.records.directory import claim_directory
+from polarstep_lab.records.lock import RunLock
 from polarstep_lab.records.record import RunIdentity
 
-directories.PATIENCE = 300.0  # a busy machine may stop the holder before it has said who it is
+lock.PATIENCE = 300.0  # a busy machine may stop the holder before it has said who it is
 directory, count, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 for number in range(rounds):
     run, told = directory / f"run-{number}", directory / f"told-{number}"

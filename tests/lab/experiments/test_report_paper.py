@@ -518,14 +518,14 @@ def test_runs_that_shared_a_device_are_noticed(tmp_path, moments, most, alone):
 def test_times_are_those_of_runs_alone_where_there_are_any(tmp_path):
     started_at(tmp_path / "mixed", (0, 10, 30, 31, 32))
     found = section(tmp_path / "mixed")
-    assert found.rows[0].times["optimizer_ms"] == 0.5  # seeds 0 and 1
+    assert found.rows[0].times["optimizer_ms_per_step"] == 0.5  # seeds 0 and 1
     assert found.rows[0].metric.n == 5
     assert "over the 2 seeds of a row that had it to themselves" in markdown((found,), ())
     assert "had the device to themselves" in trajectory_figure(found, "x").caption
     assert "Optimizer ms" in "".join(brief_lines(found))
     started_at(tmp_path / "shared", (0, 1, 2))
     found = section(tmp_path / "shared")
-    assert found.rows[0].times["optimizer_ms"] == 1.0  # of all three
+    assert found.rows[0].times["optimizer_ms_per_step"] == 1.0  # of all three
     assert "with up to 3 runs at a time" in markdown((found,), ())
     assert "not the times of a run alone" in "".join(brief_lines(found))
     assert "had the device to themselves" not in trajectory_figure(found, "x").caption

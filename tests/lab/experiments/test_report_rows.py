@@ -144,7 +144,7 @@ def test_times_of_different_devices_are_not_mixed(tmp_path):
     write_run(tmp_path / "b", seed=1, device="another")
     ((section,), _) = sections(tmp_path)
     (row,) = section.rows
-    assert math.isnan(row.times["optimizer_ms"])
+    assert math.isnan(row.times["optimizer_ms_per_step"])
     assert math.isnan(row.times["step_ms"])
     assert row.metric.n == 2
 
@@ -198,7 +198,8 @@ def test_an_axis_varied_with_several_settings_is_several_ablations(tmp_path):
     assert not notices
     power, plain, fast = section.ablations
     assert [a.setting for a in section.ablations] == ["", "", "power=0"]
-    assert [section.whose(a) for a in (power, fast)] == ["", f" with {fast.method}, power=0"]
+    labels = [section.label_in(a, a.rows[0]) for a in (power, fast)]
+    assert labels == [power.rows[0].label, f"{fast.rows[0].label} with {fast.method}, power=0"]
     assert [a.base.label for a in (power, plain, fast)] == ["AdamW", "lr = 0.03", "lr = 0.03"]
     assert "#### lr, AdamW, power=0" in markdown((section,), ())
     svg, _ = ablation_figure(section, "ablations").files

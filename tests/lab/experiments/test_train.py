@@ -428,7 +428,7 @@ def test_nothing_is_overwritten_silently(what, tmp_path):
 
 
 def test_two_processes_in_one_directory(tmp_path):
-    from polarstep_lab.records.directory import RunLock
+    from polarstep_lab.records.lock import RunLock
 
     config = tiny_gpt()
     with pytest.raises(Interrupted):

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polarstep_lab.records.directory import RunLock, check_directory, claim_directory, state_of
+from polarstep_lab.records.directory import check_directory, claim_directory, state_of
+from polarstep_lab.records.lock import RunLock
 from polarstep_lab.suites.on_ray.cluster import ATTEMPTS, Cluster, cause
 from polarstep_lab.suites.on_ray.conversation import Said
 from polarstep_lab.suites.on_ray.run_job import Apart, Head, Refusal, Returned, Training

@@ -1,0 +1,33 @@
+"""The sentences of the pages that claim something measured, each made from the records that say so.
+
+A page has a claim between ``<!-- claim: NAME -->`` and ``<!-- end -->``; ``update_docs.py`` writes it
+there. NAME is a function that :func:`docs_claims.words.claim` registered, with hyphens. Claims lie by
+subject:
+
+    cost        what a step costs, against AdamW's and against other libraries'
+    quality     perplexity after 24.6 million tokens, against full space
+    scaling     how that gap changes with the tokens and with the width
+    cifar10     accuracy on CIFAR-10
+    short_runs  the GPT of ``nanogpt-small``, on 6.6 million tokens
+    wiki        the GPT with the paper's matrices, and the text of its runs
+    theory      γ, the noise of gradients, and rates
+    adaptive    ranks and new bases chosen by the captured share
+
+Intervals are 95% t-intervals over paired seeds. A claim that one map is better, or as good, says how
+many seeds, which baseline and how many tokens.
+"""
+
+from docs_claims import adaptive, cifar10, cost, quality, scaling, short_runs, theory, wiki
+from docs_claims.words import CLAIMS
+
+__all__ = [
+    "CLAIMS", "adaptive", "cifar10", "cost", "made", "quality", "scaling", "short_runs", "theory",
+    "wiki",
+]  # fmt: skip
+
+
+def made(name: str) -> str:
+    """The text of a claim."""
+    if name not in CLAIMS:
+        raise SystemExit(f"claim {name!r}: expected one of {', '.join(sorted(CLAIMS))}")
+    return CLAIMS[name]()

@@ -1,0 +1,203 @@
+"""What a step costs, against AdamW's and against other libraries'."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from docs_claims.words import claim
+from docs_quality import ROOT, million_tokens, peers, quality, steps
+
+AUTO, FULL_SPACE = "Deflated 48, warm, one step", "full space, PolarExpress 5"
+
+
+def ratio(optimizer: str, workload: str) -> str:
+    """The time of a step over AdamW's."""
+    return f"{steps()[optimizer, workload]['ratio']:.1f}"
+
+
+@claim
+def auto_price() -> str:
+    """What ``polar="auto"`` costs and saves."""
+    lost = quality(("flat-48-warm", 0.014))
+    saved = [
+        f"{ratio(AUTO, load)} instead of {ratio(FULL_SPACE, load)} times"
+        for load in ("nanoGPT", "8B layer")
+    ]
+    return (
+        f"{saved[0]} AdamW's step on nanoGPT's matrices, and {saved[1]} on an 8B layer. Perplexity "
+        f"changes by {lost.told(unit='%')} after {million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def rank_price() -> str:
+    """What a sketch costs where ℓ is a larger part of the width."""
+    sweeps = json.loads((ROOT / "results/step-cost/h200.json").read_text())["sweeps"]
+    adamw = {row["x"]: row for row in sweeps["width"]}[4096]
+    wide = {row["x"]: row for row in sweeps["rank"]}[1024]["LowRank, warm"]
+    return (
+        f"With ℓ = 1024 on four 4096×4096 matrices, 25% of the width, a warm sketch costs "
+        f"{wide / adamw['AdamW, fused']:.1f}× AdamW's step, and full space "
+        f"{adamw[FULL_SPACE] / adamw['AdamW, fused']:.1f}×"
+    )
+
+
+@claim
+def rank_shares() -> str:
+    """Which part of the width the timed sketches have."""
+    from step_cost import WORKLOADS
+
+    parts = []
+    for load, d in (("nanoGPT", 768), ("8B layer", 4096)):
+        ell = sum(WORKLOADS[load][1:])
+        parts.append(f"ℓ = {ell} is {ell / d:.0%} of the short side")
+    return f"on nanoGPT {parts[0]}, on the 8B layer {parts[1]}"
+
+
+@claim
+def goals() -> str:
+    """The prices against the goals that were set for them."""
+    rows = steps("results/step-cost/h200.json")
+
+    def both(name: str, digits: int = 2) -> str:
+        told = [f"{rows[name, load]['ratio']:.{digits}f}×" for load in ("nanoGPT", "8B layer")]
+        return f"{told[0]} on nanoGPT and {told[1]} on the 8B layer"
+
+    return (
+        f"The warm sketch costs {both('LowRank, warm')}, and full space {both(FULL_SPACE, 1)}. A fresh "
+        f"sketch without power iterations, which needs no state, costs "
+        f"{both('LowRank, Gaussian h=0')}; with its basis kept for four steps it costs "
+        f"{both('LowRank, Gaussian h=0, kept 4 steps')}, as a mean over steps that make a basis and "
+        "steps that do not."
+    )
+
+
+@claim
+def growth_with_width() -> str:
+    """The exponents of the time of a step in the width."""
+    width = json.loads((ROOT / "results/step-cost/h200.json").read_text())["sweeps"]["width"]
+    ends = [row for row in width if row["x"] in (1024, 8192)]
+
+    def power(name: str) -> float:
+        return math.log(ends[1][name] / ends[0][name]) / math.log(ends[1]["x"] / ends[0]["x"])
+
+    return (
+        f"From 1024 to 8192 the time of the randomized step grows as the width to the power of "
+        f"{power('LowRank, warm'):.2f}, and that of the full-space step as {power(FULL_SPACE):.2f}"
+    )
+
+
+@claim
+def kaczmarz_time() -> str:
+    """Whether column sampling saves time."""
+    rows = steps("results/step-cost/h200.json")
+    ours, gaussian = (
+        rows[f"LowRank, {sketch} h=½", "nanoGPT"]["ms"] for sketch in ("Kaczmarz", "Gaussian")
+    )
+    return f"{ours:.2f} ms where a Gaussian sketch of the same width takes {gaussian:.2f}"
+
+
+@claim
+def torch_muon() -> str:
+    """How much of the time of torch's Muon is the host's."""
+    times = [
+        steps(f"results/step-cost/{record}.json")["torch.optim.Muon", "nanoGPT"]["ms"]
+        for record in ("h200", "h200-deflated", "h200-peers")
+    ]
+    told = [f"{ms:.0f} ms" for ms in times]
+    return f"{', '.join(told[:-1])} and {told[-1]} on {len(told)} hosts"
+
+
+@claim
+def peers_price() -> str:
+    """What other libraries' optimizers cost beside ours, in one run."""
+    rows = steps()
+    dion = {peer.title: peer for peer in peers()}["Muon of dion"]
+    assert dion.timed is not None
+
+    def both(name: str) -> str:
+        first, second = (f"{rows[name, load]['ratio']:.1f}" for load in ("nanoGPT", "8B layer"))
+        return f"{first} times AdamW's step on nanoGPT's matrices and {second} times on an 8B layer"
+
+    return (
+        f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}; our "
+        f'full space, {both(FULL_SPACE)}; `polar="auto"`, {both("auto")}'
+    )
+
+
+@claim
+def rows_price() -> str:
+    """What normalized rows cost."""
+    told = []
+    for load, words in (("nanoGPT", "nanoGPT's matrices"), ("8B layer", "an 8B layer")):
+        pairs = [
+            f"{ratio(f'{name}, rows normalized', load)} instead of {ratio(name, load)}"
+            for name in (FULL_SPACE, AUTO)
+        ]
+        told.append(
+            f"{pairs[0]} times AdamW's step in full space and {pairs[1]} times with "
+            f'`polar="auto"` on {words}'
+        )
+    return ", ".join(told)
+
+
+@claim
+def scaled_rest_price() -> str:
+    """What ``Deflated`` without steps costs beside its head alone."""
+    rows = steps()
+    ratios = [
+        rows["Deflated, Gaussian h=1, rest scaled", load]["ms"]
+        / rows["LowRank, Gaussian h=1", load]["ms"]
+        for load in ("nanoGPT", "8B layer")
+    ]
+    return (
+        f"{ratios[0]:.2f} times the step of its `LowRank` head on nanoGPT's matrices, and "
+        f"{ratios[1]:.2f} times on an 8B layer"
+    )
+
+
+@claim
+def price_of_fixes() -> str:
+    """Steps of today's package over those of the version before, timed in turn."""
+    record = json.loads((ROOT / "results/step-cost/h200-before.json").read_text())
+    ratios = {
+        (row["optimizer"], row["workload"]): row["ms_ratio"]
+        for row in record["beside"]
+        if not row["optimizer"].startswith("AdamW")
+    }
+    largest = max(ratios, key=lambda at: ratios[at])
+    maps, loads = (len({at[i] for at in ratios}) for i in (0, 1))
+    return (
+        f"of {maps} maps on {loads} sets of matrices take {min(ratios.values()):.3f} to "
+        f"{ratios[largest]:.3f} times as long as before (medians of {record['rounds']} rounds); the "
+        f"largest is that of {largest[0]}, on the {largest[1]}"
+    )
+
+
+@claim
+def cpu_speedup() -> str:
+    """How many times as fast as a loop of seven steps ``LowRank(200)`` is on a CPU."""
+    found = []
+    for record in ("cpu", "cpu-no-tiles"):
+        times = steps(f"results/step-cost/{record}.json")
+        loop = times["a loop of Newton–Schulz 7", "nanoGPT"]["ms"]
+        found.append(loop / times["LowRank, the paper's (h=1, q=7)", "nanoGPT"]["ms"])
+    return (
+        f"{found[1]:.1f} times as fast as a float32 loop of seven Newton–Schulz steps on nanoGPT's "
+        f"matrices, and {found[0]:.1f} times on a CPU with bfloat16 tiles"
+    )
+
+
+@claim
+def cpu_auto() -> str:
+    """How many times as fast as full space ``polar="auto"`` is on a CPU."""
+    times = steps("results/step-cost/cpu-arm.json")
+    found = [
+        times[FULL_SPACE, load]["ms"] / times["auto", load]["ms"]
+        for load in ("nanoGPT", "one of each")
+    ]
+    return (
+        f'`polar="auto"` is {found[0]:.1f} times as fast as full space with PolarExpress 5 on a tenth '
+        f"of nanoGPT's matrices, and {found[1]:.1f} times on one of each shape"
+    )

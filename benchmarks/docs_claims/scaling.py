@@ -1,0 +1,65 @@
+"""How the gap to full space changes with the tokens and with the width."""
+
+from __future__ import annotations
+
+from differences import change
+from docs_claims.words import claim, signed
+from docs_quality import ROOT, million_tokens
+
+
+@claim
+def gap_over_tokens() -> str:
+    """Whether the gap closes, stays or grows with the tokens."""
+    return _scaled("tokens")
+
+
+@claim
+def gap_over_width() -> str:
+    """Whether the gap closes, stays or grows with the width."""
+    return _scaled("width")
+
+
+def _scaled(unit: str) -> str:
+    import scaling as study
+
+    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
+    told = []
+    for name, words in ((study.DEFLATED, "`Deflated`"), (study.LOW_RANK, "`LowRank`")):
+        line = study.fits(found, name)[unit]
+        points = (study.over_tokens if unit == "tokens" else study.over_width)(found, name)
+        places = sorted({x for x, _ in points})
+        verb = f"{line.verdict} by this fit"
+        if line.verdict not in ("grows", "closes"):
+            verb = "does not change clearly"
+        at = f"{places[0]:.1f}M to {places[-1]:.1f}M tokens"
+        if unit == "width":
+            at = f"width {places[0]:g} to {places[-1]:g}, {million_tokens():.1f}M tokens"
+        alone = sum([x for x, _ in points].count(place) == 1 for place in places)
+        text = (
+            f"the gap of {words} {verb}, {signed(line.slope, 2)} ± {line.half:.2f} points for each "
+            f"doubling (n = {line.n} pairs of runs, {at}"
+        )
+        if alone:
+            of = "lengths" if unit == "tokens" else "widths"
+            text += f"; {alone} of {len(places)} {of} have one seed"
+        if len(places) > 2:
+            low, high = study.without_one(points)
+            text += f"; {signed(low, 2)} to {signed(high, 2)} with any one of them left out"
+        told.append(f"{text})")
+    return "; ".join(told)
+
+
+@claim
+def widest_gap() -> str:
+    """The deflated map in the widest model that was run."""
+    import scaling as study
+
+    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
+    told = [
+        change(found[study.DEFLATED][study.STEPS, width].values()).told(unit="%")
+        for width in (study.WIDTHS[-1], study.WIDTH)
+    ]
+    return (
+        f"at width {study.WIDTHS[-1]} the gap of `Deflated` is {told[0]}, where at width {study.WIDTH} "
+        f"it is {told[1]}, both after {million_tokens():.1f}M tokens"
+    )

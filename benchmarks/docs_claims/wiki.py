@@ -1,0 +1,136 @@
+"""The GPT with the paper's matrices, ``nanogpt-wiki``, and the text that it was trained on."""
+
+from __future__ import annotations
+
+import json
+
+from differences import change, paired
+from docs_claims.recorded import FULL, SKETCHED, runs, tokens_of, values
+from docs_claims.words import claim
+from docs_quality import ROOT
+from polarstep_lab.methods import all_methods
+
+
+@claim
+def wiki_runs() -> str:
+    """The sketches on the model with the paper's matrices, in runs of a fifth of its steps."""
+    folder, recipe = "results/gpt/paper-model", "nanogpt-wiki"
+    full = values(folder, recipe, FULL)
+    rows = {
+        "the paper's sketch": (None, None),
+        "h = 0": ("sketch", "gaussian-fast"),
+        "a basis for four steps": ("sketch", "kept-fast"),
+    }
+    told = [
+        f"{found.text(1)} ({words})"
+        for words, point in rows.items()
+        for found in [paired(values(folder, recipe, SKETCHED, *point), full)]
+    ]
+    return (
+        f"{', '.join(told)} in perplexity against seven quintic steps in full space (n = {len(full)}, "
+        f"{_longest_wiki_run(folder) / 1e6:.1f}M tokens)"
+    )
+
+
+def _longest_wiki_run(folder: str = "results/gpt") -> int:
+    """The tokens of the longest runs of ``nanogpt-wiki`` below a folder."""
+    return max(
+        sum(
+            stage["steps"] * stage["sequences"] * stage["sequence_length"]
+            for stage in run.identity.config["data"]["stages"]
+        )
+        for run in runs(folder)
+        if run.identity.recipe == "nanogpt-wiki"
+    )
+
+
+@claim
+def paper_model() -> str:
+    """How far the GPT of ``nanogpt-wiki`` is from the paper's: parameters and tokens."""
+    import torch
+
+    from polarstep_lab.models.gpt import GPT
+    from polarstep_lab.paper import TABLE_2
+    from polarstep_lab.recipes import resolve
+
+    with torch.device("meta"):
+        config = resolve("nanogpt-wiki", "muon")
+        ours = sum(p.numel() for p in GPT(config.model).parameters())
+    # Table 2 counts six FLOPs a parameter for SGD with Nesterov momentum.
+    theirs = 1e9 * TABLE_2["nanogpt"].rows["SGD (Nesterov)"].gflops / 6
+    short, long = _longest_wiki_run(), tokens_of("nanogpt")
+    return (
+        f"It has {ours / 1e6:.1f}M parameters where the paper's has {theirs / 1e6:.1f}M, and saw "
+        f"{short / 1e6:.1f}M tokens where the paper's saw {long / 1e6:.0f}M, {short / long:.0%} of them"
+    )
+
+
+@claim
+def wiki_length() -> str:
+    """How much of the recipe the short runs of ``nanogpt-wiki`` are."""
+    from polarstep_lab.recipes import resolve
+
+    steps_run = max(run.result.steps for run in runs("results/gpt/paper-model") if run.result)
+    steps_of_recipe = sum(stage.steps for stage in resolve("nanogpt-wiki", "muon").data.stages)
+    return f"cut to {steps_run} of the recipe's {steps_of_recipe} steps"
+
+
+@claim
+def long_run() -> str:
+    """Test perplexity after one pass over the text, each method against full space."""
+    import docs_long_run as study
+
+    names = {method.slug: method.name for method in all_methods()}
+    told = [
+        f"{names[slug]} {found.told(unit='%')}"
+        for slug in study.runs()
+        if slug != study.BASE and (found := study.gap(slug)) is not None
+    ]
+    full = change(study.tests(study.BASE).values())
+    return (
+        f"five PolarExpress steps in full space end at {full.told(2).removeprefix('+')} in test "
+        f"perplexity after {study.million_tokens():.1f}M tokens. Against them: {'; '.join(told)}"
+    )
+
+
+@claim
+def long_run_missing() -> str:
+    """Which methods have no run of that length."""
+    import docs_long_run as study
+
+    names = [f"`{method.slug}`" for method in study.missing()]
+    return f"Not run: {', '.join(names)}" if names else "Every method of this page was run"
+
+
+@claim
+def long_run_time() -> str:
+    """What part of a whole step of the long run is the optimizer's."""
+    import docs_long_run as study
+
+    told = []
+    for slug, words in (
+        (study.BASE, "full space"),
+        ("deflated", "the deflated map"),
+        ("rand-muon", "the paper's sketch"),
+        ("peer:torch-muon", "`torch.optim.Muon`"),
+    ):
+        if found := study.times(slug):
+            optimizer, whole = found
+            told.append(f"{optimizer / whole:.1%} for {words}")
+    return (
+        f"the optimizer's part of a whole step is {', '.join(told)}. A map can save no more than that "
+        "of the time of this training"
+    )
+
+
+@claim
+def text_of_the_runs() -> str:
+    """What the GPTs were trained on, so that it can be built again."""
+    found = json.loads((ROOT / "results/gpt/text.json").read_text())
+    train, held = found["shards"]
+    return (
+        f"{train['documents']:,} articles, {train['tokens']:,} tokens, for training and "
+        f"{held['documents']:,} articles, {held['tokens']:,} tokens, held out; the shortest article has "
+        f"{min(train['shortest'], held['shortest'])} tokens, the median {train['median']}. SHA-256 of "
+        f"the tokens as little-endian uint16: `{train['sha256'][:16]}…` and `{held['sha256'][:16]}…`"
+    )

@@ -1,0 +1,288 @@
+"""The tables of the pages, each a function from its record to Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from docs_quality import (
+    HELD,
+    RATES,
+    ROOT,
+    TIMES,
+    Weighed,
+    at_chosen_rates,
+    chosen,
+    memory,
+    peers,
+    perplexities,
+    quality,
+    steps,
+    weighed,
+)
+
+
+def markdown(columns: Mapping[str, str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; ``columns`` are its titles, each with ``"left"`` or ``"right"``."""
+    rules = {"left": "---", "right": "--:"}
+    head = [f"| {' | '.join(columns)} |", f"|{'|'.join(rules[side] for side in columns.values())}|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def step_table(record: Path) -> str:
+    """Times and ratios of whole steps, from what step_cost.py wrote."""
+    return _by_workload(record, lambda row: f"{row['ms']:.2f} ms, {row['ratio']:.2f}×")
+
+
+def device_table(record: Path) -> str:
+    """Times of the same steps on the device alone, for steps that are one graph."""
+    return _by_workload(
+        record, lambda row: f"{row['device_ms']:.3f} ms" if "device_ms" in row else None
+    )
+
+
+def speedup_table(record: Path) -> str:
+    """How many times as fast as the loop of seven steps, for workloads where it was timed."""
+    steps = json.loads(record.read_text())["steps"]
+    loop = {row["workload"]: row["ms"] for row in steps if row["optimizer"].endswith("Schulz 7")}
+
+    def cell(row: dict[str, Any]) -> str | None:
+        compared = row["optimizer"].startswith(("LowRank", "full space", "a loop of batches"))
+        return f"{loop[row['workload']] / row['ms']:.1f}" if compared else None
+
+    return _by_workload(record, cell)
+
+
+def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> str:
+    """A row for each optimizer and a column for each workload, without rows that are empty."""
+    found = json.loads(record.read_text())
+    steps = found["steps"]
+    loads = list(dict.fromkeys(row["workload"] for row in steps))
+    device = "cpu" if found["machine"].startswith("CPU") else "cuda"
+    titles = [
+        f"{load}, `LowRank` in full space" if _unsketched(load, device) else load for load in loads
+    ]
+    table = []
+    for name in dict.fromkeys(row["optimizer"] for row in steps):
+        rows = {row["workload"]: row for row in steps if row["optimizer"] == name}
+        cells = [cell(rows[load]) for load in loads]
+        if any(cells):
+            table.append([name, *(each or "–" for each in cells)])
+    return markdown(dict.fromkeys(["optimizer", *titles], "left"), table)
+
+
+def _unsketched(load: str, device: str) -> bool:
+    """Whether no row of LowRank sketches a matrix of the workload: all of them run the inner map."""
+    import torch
+
+    from step_cost import WORKLOADS, maps
+
+    if load not in WORKLOADS:
+        return False
+    shapes, rank, oversample = WORKLOADS[load]
+    rows = [make() for name, make in maps(rank, oversample).items() if name.startswith("LowRank")]
+    on = torch.device(device)
+    return all(polar.full_space_reason(m, n, on) for polar in rows for _, m, n in shapes)
+
+
+def accuracy_table(record: Path) -> str:
+    """The largest Δγ and ν of each map over the matrices that step_accuracy.py printed."""
+    rows = re.findall(r"^  \S.*?\s{2,}(\S.*?)\s+Δγ\s+(\S+)\s+ν (\S+)$", record.read_text(), re.M)
+    table = []
+    for name in dict.fromkeys(row[0] for row in rows):
+        gamma, nu = (max(float(row[i]) for row in rows if row[0] == name) for i in (1, 2))
+        table.append([name, f"{gamma:.4f}", f"{nu:.4f}"])
+    return markdown(dict.fromkeys(["map", "largest Δγ", "largest ν"], "left"), table)
+
+
+def tightness_table(record: Path) -> str:
+    """The exact γ beside its cheap bound, from what certificate_tightness.py wrote."""
+    titles = ["map", "γ, median (largest)", "bound, median (largest)"]
+    table = []
+    for row in json.loads(record.read_text())["maps"]:
+        cells = [
+            f"{row[f'{kind}_median']:.3f} ({row[f'{kind}_largest']:.3f})".replace("-", "−")
+            for kind in ("gamma", "bound")
+        ]
+        table.append([row["map"], *cells])
+    return markdown(dict.fromkeys(titles, "left"), table)
+
+
+def low_precision_table(record: Path) -> str:
+    """Losses and bytes of state, from what low_precision.py wrote."""
+    from low_precision import table
+
+    return "\n".join(table([json.loads(line) for line in record.read_text().splitlines()]))
+
+
+def frontier_table(summary: Path) -> str:
+    """The table that frontier.py made, as it is."""
+    return summary.read_text().rstrip("\n")
+
+
+def chosen_table(record: Path) -> str:
+    """Every map at the best of three rates, chosen on one seed and reported on others."""
+    from frontier import CHOICE, FULL, maps
+
+    words, table = maps(), []
+    for name in dict.fromkeys(name for name, _ in perplexities()):
+        found, rate = at_chosen_rates(name), chosen(name)
+        if found is None:
+            continue
+        base, *rows = name.split("+")
+        title = words[base][0] + (", rows normalized" if rows else "")
+        tried = [f"{perplexities()[name, each][CHOICE]:.2f}" for each in RATES]
+        told = "–" if name == FULL else found.told(unit="%")
+        table.append([title, *tried, f"{rate:g}", told])
+    rates = [f"{rate:g}" for rate in RATES]
+    return markdown(_first_left("map", *rates, "chosen", "other seeds, to full space"), table)
+
+
+def _first_left(first: str, *others: str) -> dict[str, str]:
+    """Columns for :func:`markdown` of names, aligned on the left, and numbers, on the right."""
+    return {first: "left", **dict.fromkeys(others, "right")}
+
+
+def scaling_table(record: Path, unit: str) -> str:
+    """The gap to full space over tokens or over width."""
+    from scaling import FRONTIER, recorded, table
+
+    return "\n".join(table(recorded(record, FRONTIER), unit))
+
+
+def peers_table(record: Path) -> str:
+    """Prices, memory and perplexity of other libraries' optimizers, beside those of ours."""
+    first = next(iter(HELD))
+    table = []
+    ours = [each for each in weighed() if each.timed and each.trained]
+    others = peers()
+    for each in (*ours, *others):
+        rows = [steps().get((each.timed, load)) if each.timed else None for load in HELD]
+        times = [f"{row['ms']:.2f} ms, {row['ratio']:.2f}×" if row else "not timed" for row in rows]
+        times = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in times]
+        rate = f"{each.trained[1]:g}" if each.trained else "–"
+        title = each.timed if each in others and each.timed else each.title
+        table.append([title, *times, memory(rows[0]), rate, _told(each)])
+    titles = (*_loads(), f"MiB, {first}", "rate", "perplexity, to full space")
+    return markdown(_first_left("optimizer", *titles), table)
+
+
+def _loads() -> list[str]:
+    """The titles of the columns of times."""
+    return [f"step, {load}" for load in HELD]
+
+
+def long_run_table(folder: Path) -> str:
+    """The methods on one pass over 73 million tokens."""
+    import docs_long_run
+
+    return "\n".join(docs_long_run.table())
+
+
+def accuracies_table(folder: Path) -> str:
+    """Test accuracy of each method against full space on the same seeds, in points."""
+    from docs_claims.cifar10 import cifar_frontier_rows
+
+    table = [
+        [name, f"{100 * mean:.2f}%", "–" if found is None else found.told(2), f"{ms:.2f}"]
+        for name, mean, found, ms in cifar_frontier_rows(folder)
+    ]
+    titles = ("test accuracy", "to full space, points", "optimizer ms")
+    return markdown(_first_left("method", *titles), table)
+
+
+def headline_table(record: Path) -> str:
+    """The rows of :func:`weighed_table` whose perplexity is known, and AdamW's."""
+    lines = weighed_table(record).splitlines()
+    return "\n".join(line for line in lines if "not run" not in line or "AdamW" in line)
+
+
+def weighed_table(record: Path) -> str:
+    """What a step of each map costs, against AdamW's, and what the map does to perplexity."""
+    table = []
+    for each in weighed():
+        times = [
+            f"{steps()[each.timed, load]['ratio']:.2f}×" if each.timed else "not timed"
+            for load in HELD
+        ]
+        table.append([each.name, *times, _told(each)])
+    return markdown(_first_left("map", *_loads(), "perplexity, to full space"), table)
+
+
+def _told(each: Weighed) -> str:
+    """The quality of a map, for a table."""
+    if each.trained is None:
+        return "not run"
+    found = quality(each.trained)
+    return found.told(unit="%") if found.interval or found.pairs == 1 else "–"
+
+
+# Where maps were timed: the matrices, the machine, the record, and the column in it.
+PLACES = (
+    ("nanoGPT", "one H200", Path(TIMES).stem, "nanoGPT"),
+    ("an 8B layer", "one H200", Path(TIMES).stem, "8B layer"),
+    ("a tenth of nanoGPT", "two ARM cores", "cpu-arm", "nanoGPT"),
+)
+
+
+WIDTH_OF_RUNS = 768
+"""The width of the GPT whose perplexity the tables have."""
+
+
+def choice_table(folder: Path) -> str:
+    """For each set of matrices and each budget the map with the lowest perplexity that fits it.
+
+    Maps that another map beats in both time and perplexity are left out, and so are maps that were
+    trained with one seed: a single run decides nothing.
+    """
+    table = []
+    for matrices, machine, record, load in PLACES:
+        rows = steps(f"{folder.relative_to(ROOT)}/{record}.json")
+        known = [
+            (rows[each.timed, load]["ratio"], quality(each.trained).value, each)
+            for each in weighed()
+            if each.timed and each.trained and (each.timed, load) in rows
+            if quality(each.trained).interval is not None
+        ]
+        kept: list[tuple[float, float, Weighed]] = []
+        for row in sorted(known, key=lambda row: row[0]):
+            if not kept or row[1] < kept[-1][1]:
+                kept.append(row)
+        for ratio, _, each in kept:
+            told = _told(each) if _told(each) != "–" else "the baseline"
+            if each.columns and HELD.get(load) != WIDTH_OF_RUNS:
+                told += f", at width {WIDTH_OF_RUNS}"
+            table.append([matrices, machine, f"{ratio:.1f}×", each.title, told])
+            matrices = machine = ""
+    columns = {
+        "matrices": "left",
+        "machine": "left",
+        "from, × AdamW": "right",
+        "map": "left",
+        "perplexity, to full space": "right",
+    }
+    return markdown(columns, table)
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "table": step_table,
+    "device": device_table,
+    "speedup": speedup_table,
+    "accuracy": accuracy_table,
+    "frontier": frontier_table,
+    "tightness": tightness_table,
+    "low-precision": low_precision_table,
+    "headline": headline_table,
+    "weighed": weighed_table,
+    "chosen": chosen_table,
+    "over-tokens": partial(scaling_table, unit="tokens"),
+    "over-width": partial(scaling_table, unit="width"),
+    "peers": peers_table,
+    "long-run": long_run_table,
+    "accuracies": accuracies_table,
+    "choice": choice_table,
+}
