@@ -15,6 +15,7 @@ import torch
 from tests.optim.sample_models import SmallGPT
 from tests.spectra import gaussian
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn import Parameter
 
 import polarstep as ps
@@ -308,6 +309,70 @@ def test_names_match_parameters_whatever_their_order():
     assert optimizer.state[b[1]]["momentum_buffer"].mean() == pytest.approx(2)
 
 
+def stepped(params: Any, **options: Any) -> dict[str, Any]:
+    """The checkpoint of torch's Muon after a step whose gradients are all ones."""
+    theirs = torch.optim.Muon(params, **options)
+    for group in theirs.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    theirs.step()
+    return theirs.state_dict()
+
+
+@pytest.mark.parametrize("wrapped", ["module.{}", "_orig_mod.{}", "module._orig_mod.{}"])
+def test_names_match_parameters_of_a_wrapped_model(wrapped):
+    model = SmallGPT("untied")
+    hidden = [
+        (wrapped.format(name), p)
+        for name, p in model.named_parameters()
+        if "blocks" in name and p.ndim == 2
+    ]
+    optimizer = ps.muon_for(model)
+    optimizer.load_state_dict(ps.convert.state_dict(stepped(hidden), optimizer))
+    assert hidden
+    assert all(optimizer.state[p]["momentum_buffer"].eq(1).all() for _, p in hidden)
+
+
+def test_names_in_place_of_numbers_match_parameters():
+    """As torch.distributed.checkpoint.state_dict.get_optimizer_state_dict has them."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(3)))
+    params = list(model.parameters())
+    theirs = torch.optim.Muon(params[:2])
+    for p in params[:2]:
+        p.grad = torch.ones_like(p)
+    theirs.step()
+    content = get_optimizer_state_dict(model, theirs)
+    assert content["param_groups"][0]["params"] == ["0.weight", "1.weight"]
+    optimizer = ps.muon_for(model)
+    optimizer.load_state_dict(ps.convert.state_dict(content, optimizer))
+    assert all(optimizer.state[p]["momentum_buffer"].eq(1).all() for p in params[:2])
+
+
+def test_an_empty_slot_of_the_state_is_no_state():
+    content = stepped([W])
+    content["state"][0]["momentum_buffer"] = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ps.convert.state_dict(content, ps.Muon([W]))["state"] == {}
+
+
+@pytest.mark.parametrize("option", ["maximize", "amsgrad"])
+def test_moments_of_an_adamw_that_does_something_else_are_refused(option):
+    adamw = torch.optim.AdamW([W], **{option: True})
+    W.grad = torch.ones_like(W)
+    adamw.step()
+    optimizer = ps.Muon([{"params": [W], "algorithm": "adamw"}])
+    content = adamw.state_dict()
+    with pytest.raises(ValueError, match=f"{option}=True in a group .*: expected False.* = False"):
+        ps.convert.state_dict(content, optimizer)
+    content["param_groups"][0][option] = False
+    assert set(ps.convert.state_dict(content, optimizer)["state"][0]) == {
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+    }
+
+
 W = Parameter(torch.zeros(4, 3))
 V = Parameter(torch.zeros(4, 3))
 MUON, TWO = (torch.optim.Muon(params).state_dict() for params in ([W], [W, V]))
@@ -360,6 +425,46 @@ OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
             ),
             ValueError,
             r"shape \(3, 4\) in the checkpoint, and the parameter \(4, 3\)",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                MUON | {"state": {0: {"momentum_buffer": [[0.0] * 3] * 4}}}, ps.Muon([W])
+            ),
+            TypeError,
+            "momentum_buffer of parameter 0 is a list in the checkpoint: expected a tensor",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                MUON | {"state": {"0": {"momentum_buffer": torch.zeros(4, 3)}}}, ps.Muon([W])
+            ),
+            ValueError,
+            "has the keys '0', …, and its groups name the parameters 0, …: expected the same keys",
+        ),
+        (
+            lambda: ps.convert.state_dict(stepped([W], momentum=1.0), ps.Muon([W])),
+            ValueError,
+            "momentum=1.0 in a group of the checkpoint: expected 0 ≤ β < 1",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                torch.optim.Muon([("body.0.weight", W)]).state_dict(),
+                ps.Muon([("trunk.0.weight", W), ("trunk.1.weight", V)]),
+            ),
+            ValueError,
+            "1 parameters and the optimizer 2 .the optimizer has no 'body.0.weight', so names",
+        ),
+        (
+            lambda: ps.convert.options(
+                {
+                    "state": {},
+                    "param_groups": [
+                        {"mu": 0.9, "epsilon": 0.0, "adjust_lr": "odd", "params": [0]}
+                        | {"algorithm": "muon"}
+                    ],
+                }
+            ),
+            ValueError,
+            "adjust_lr='odd' in the checkpoint: expected one of 'spectral_norm', 'rms_norm', None",
         ),
     ],
 )

@@ -125,6 +125,17 @@ def test_blocks_are_views():
             {"split_sizes": (2, 2), "split_repeats": 4},
             r"split_sizes=\(2, 2\) 4 times in turn, which sum to 16, but the weight has 12 rows",
         ),
+        (
+            (12, 4),
+            {"split_sizes": (2, 2), "split_repeats": 2},
+            r"which sum to 8, but the weight has 12 rows; give positive sizes .* sum to 6$",
+        ),
+        (
+            (8, 4),
+            {"split_sizes": (4, 4), "split_repeats": 3},
+            r"split_repeats=3, which does not divide its 8 rows: expected how often",
+        ),
+        ((6, 4), {"split_repeats": 2}, r"split_repeats=2 without split_sizes: expected the sizes"),
         ((6, 4), {"split_columns": (2, 1)}, r"split_columns=\(2, 1\), which sum to 3.*4 inputs"),
     ],
 )

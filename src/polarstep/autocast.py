@@ -1,7 +1,8 @@
-"""Keep ``torch.autocast`` out of arithmetic that chooses its own precision.
+"""Keep ``torch.autocast`` and ``torch.inference_mode`` out of arithmetic.
 
 A step inside ``with torch.autocast(...)`` would multiply in bfloat16 where float32 is needed: in the
-small matrices of a sketch, in the polynomials, in the bounds of a certificate.
+small matrices of a sketch, in the polynomials, in the bounds of a certificate. A step inside
+``with torch.inference_mode()`` would make a state that no step outside can change.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 import torch
 
-__all__ = ["autocast_off", "autocast_off_on"]
+__all__ = ["autocast_off", "autocast_off_on", "inference_mode_off"]
 
 # The kinds of devices that parameters lie on. The meta device, as an example, has no autocast.
 KINDS = ("cpu", "cuda", "mps", "xpu")
@@ -30,4 +31,14 @@ def autocast_off() -> Iterator[None]:
     with ExitStack() as stack:
         for kind in KINDS:
             stack.enter_context(autocast_off_on(torch.device(kind)))
+        yield
+
+
+@contextmanager
+def inference_mode_off() -> Iterator[None]:
+    """A context without gradients that makes ordinary tensors, inside ``torch.inference_mode()`` too."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
         yield

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.optim.groups import Group, named_params
+from polarstep.optim.anatomy import unwrapped
+from polarstep.optim.groups import Group, labelled_params
 from polarstep.optim.muon import Muon
 from polarstep.polar import NewtonSchulz
 
@@ -142,9 +143,8 @@ def state_dict(
     if not checkpoints:
         raise ValueError("theirs is empty: expected the state_dict() of at least one optimizer")
     entries = [entry for each in checkpoints for entry in _entries(each, source)]
-    places = [
-        (name, p, group) for group in optimizer.param_groups for name, p in named_params(group)
-    ]
+    labelled = zip(optimizer.param_groups, labelled_params(optimizer.param_groups), strict=True)
+    places = [(name, p, group) for group, params_of in labelled for name, p in params_of]
     order = _order(entries, places, params)
     ours = optimizer.state_dict()
     converted: dict[int, dict[str, Any]] = {}
@@ -203,9 +203,22 @@ class _Entry:
             return {"step": step, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
         if algorithm == "muon" and moments[1] is None and its.momentum in self.state:
             buffer: Tensor = self.state[its.momentum]
-            share = 1 - self.group[its.beta] if its.averages else 1
-            return {"momentum_buffer": buffer / share}
+            return {"momentum_buffer": buffer / self._share}
         return None
+
+    @property
+    def _share(self) -> float:
+        """The momentum of the checkpoint as a share of C: 1 − β of an average, 1 of a sum."""
+        if not self.kept.averages:
+            return 1.0
+        beta = self.group[self.kept.beta]
+        if not 0 <= beta < 1:
+            raise ValueError(
+                f"{self.kept.beta}={beta} in a group of the checkpoint: expected 0 ≤ β < 1, as its "
+                "momentum is an average with the share 1 − β of every gradient; let the momentum start "
+                "anew, by loading no state for Muon"
+            )
+        return float(1 - beta)
 
 
 def _check_checkpoint(theirs: object, several: str = "or a list of them") -> None:
@@ -227,13 +240,55 @@ def _entries(theirs: Mapping[str, Any], source: str | None) -> list[_Entry]:
     _check_checkpoint(theirs)
     entries = []
     for group in theirs["param_groups"]:
-        names = group.get("param_names") or [None] * len(group["params"])
         kept = FORMATS[_source(group, source)]
-        entries += [
-            _Entry(name, theirs["state"].get(key, {}), group, kept)
-            for name, key in zip(names, group["params"], strict=True)
-        ]
+        _check_direction(group)
+        for name, key in zip(_names(group), group["params"], strict=True):
+            state = theirs["state"].get(key, {})
+            state = {what: value for what, value in state.items() if value is not None}
+            for what in {kept.momentum, kept.first, kept.second} & set(state):
+                if not isinstance(state[what], Tensor):
+                    raise TypeError(
+                        f"{what} of parameter {name or key} is a {type(state[what]).__name__} in the "
+                        "checkpoint: expected a tensor, as torch.load returns it"
+                    )
+            entries.append(_Entry(name, state, group, kept))
+    _check_keys(theirs)
     return entries
+
+
+def _names(group: Group) -> list[str | None]:
+    """The names of a group's parameters; ``None`` for each where it has no names.
+
+    ``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`` has names in place of numbers.
+    """
+    keys = group["params"]
+    named = bool(keys) and all(isinstance(key, str) and not key.isdigit() for key in keys)
+    names = group.get("param_names") or (keys if named else [])
+    return list(names) or [None] * len(keys)
+
+
+def _check_direction(group: Group) -> None:
+    """Raise for options that change what an elementwise rule does, and that no rule has here."""
+    remedies = {"maximize": "negate the loss", "amsgrad": "to go on without the largest moments"}
+    for option, remedy in remedies.items():
+        if group.get(option):
+            raise ValueError(
+                f"{option}=True in a group of the checkpoint: expected False, as no rule here has it; "
+                f'{remedy}, set theirs["param_groups"][…]["{option}"] = False and convert again'
+            )
+
+
+def _check_keys(theirs: Mapping[str, Any]) -> None:
+    """Raise if no parameter of the groups has a state under its key, while others have."""
+    listed = [key for group in theirs["param_groups"] for key in group["params"]]
+    keys = list(theirs["state"])
+    if listed and keys and not set(keys) & set(listed):
+        raise ValueError(
+            f"the state of the checkpoint has the keys {', '.join(map(repr, keys[:3]))}, …, and its "
+            f"groups name the parameters {', '.join(map(repr, listed[:3]))}, …: expected the same keys, "
+            "or every momentum would start anew; a file format that turns numbers into strings, as "
+            "JSON, needs them turned back"
+        )
 
 
 def _order(
@@ -256,20 +311,26 @@ def _order(
                 "optimizer; leave out no parameter, and make the optimizer of the same model"
             )
         return [index[id(p)] for p in given]
-    names = [entry.name for entry in entries]
-    if None not in names:
-        by_name = {name: i for i, (name, _, _) in enumerate(places)}
-        if set(names) <= set(by_name):
-            return [by_name[name] for name in names if name is not None]
+    names = [entry.name for entry in entries if entry.name is not None]
+    why = ""
+    if entries and len(names) == len(entries):
+        for called in (str, unwrapped):
+            by_name = {called(name): i for i, (name, _, _) in enumerate(places)}
+            found = [by_name[called(name)] for name in names if called(name) in by_name]
+            if len(set(found)) == len(entries):
+                return found
+        missing = next((name for name in names if unwrapped(name) not in by_name), names[0])
+        why = f" (the optimizer has no {missing!r}, so names do not match them)"
     if len(entries) != len(places):
         raise ValueError(
-            f"the checkpoint has {len(entries)} parameters and the optimizer {len(places)}: expected "
-            "as many, in the same order; give params= in the order of the other optimizer's groups, or "
-            "a list of checkpoints if the other run had two optimizers"
+            f"the checkpoint has {len(entries)} parameters and the optimizer {len(places)}{why}: "
+            "expected as many, in the same order; give params= in the order of the other optimizer's "
+            "groups, or a list of checkpoints if the other run had two optimizers"
         )
     if any("role" in group for _, _, group in places):
+        without = f"names{why}" if why else "no names of parameters"
         raise ValueError(
-            "the checkpoint has no names of parameters, and muon_for has put them in an order of its "
+            f"the checkpoint has {without}, and muon_for has put them in an order of its "
             "own: expected params=, the parameters in the order of the other optimizer's groups"
         )
     return list(range(len(places)))
@@ -301,7 +362,14 @@ def _options(group: Group, source: str | None) -> dict[str, Any]:
             )
         polar = NewtonSchulz(5, "polar-express")
         known = {"spectral_norm": fan_ratio, "rms_norm": "rms", None: "none"}
-        scale = known[_option(group, "adjust_lr", name)]
+        asked = _option(group, "adjust_lr", name)
+        if asked not in known:
+            raise ValueError(
+                f"adjust_lr={asked!r} in the checkpoint: expected one of "
+                f"{', '.join(map(repr, known))}; make the optimizer with an lr_scale of your own, and "
+                "convert the state alone"
+            )
+        scale = known[asked]
     # The Muon of 2024 had no weight decay at all.
     decays = any(each.weight_decay in group for each in FORMATS.values())
     return {

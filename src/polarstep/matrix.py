@@ -89,13 +89,23 @@ class MatrixView:
         split = (outputs,) if split_sizes is None else tuple(split_sizes)
         columns = (inputs,) if split_columns is None else tuple(split_columns)
         side = "outputs (its columns, as it is stored transposed)" if transposed else "rows"
+        if split_sizes is None and split_repeats > 1:
+            raise ValueError(
+                f"{name} has split_repeats={split_repeats} without split_sizes: expected the sizes of "
+                "the parts that come in turn, as split_sizes=(64, 64, 64); 1 if there are none"
+            )
+        if outputs % split_repeats:
+            raise ValueError(
+                f"{name} has split_repeats={split_repeats}, which does not divide its {outputs} {side}: "
+                "expected how often the parts of split_sizes come in turn, as the number of heads"
+            )
         total = sum(split) * split_repeats
         if split_sizes is not None and (min(split, default=0) < 1 or total != outputs):
             turns = f" {split_repeats} times in turn" if split_repeats > 1 else ""
             raise ValueError(
                 f"{name} has split_sizes={split}{turns}, which sum to {total}, but the weight has "
-                f"{outputs} {side}; give positive sizes along the rows that sum to {outputs}"
-                + (f"/{split_repeats}" if turns else "")
+                f"{outputs} {side}; give positive sizes along the rows that sum to "
+                f"{outputs // split_repeats}"
             )
         if split_columns is not None and (min(columns, default=0) < 1 or sum(columns) != inputs):
             raise ValueError(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line, or say what to install for it."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or file without UTF-8 gets ? in place of γ, ×, … and the lines of tables.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         from polarstep_lab.cli import app
 

@@ -262,3 +262,22 @@ def test_a_bad_number_of_steps_is_refused(every, error):
     optimizer = ps.Muon([torch.nn.Parameter(torch.eye(4))])
     with pytest.raises(error, match=f"every={every!r}: expected a .*number of steps"):
         Monitor(optimizer, every=every)
+
+
+def test_a_file_in_a_new_folder(tmp_path):
+    path = tmp_path / "logs" / "today" / "gamma.jsonl"
+    _, _, monitor, _ = train(1, lambda o: Monitor(o, jsonl=path))
+    assert len(read_rows(path)) == len(monitor.rows) > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"select": "blocks.0"}, "select='blocks.0': expected a function of a parameter's name"),
+        ({"tensorboard": "runs/"}, "tensorboard='runs/': expected a writer with add_scalar"),
+    ],
+)
+def test_an_option_that_would_fail_at_a_later_step_is_refused_at_once(option, message):
+    optimizer = ps.Muon([torch.nn.Parameter(torch.eye(3))])
+    with pytest.raises(TypeError, match=message):
+        Monitor(optimizer, **option)

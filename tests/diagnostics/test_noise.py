@@ -205,6 +205,19 @@ def test_a_model_held_still_is_as_before():
     assert not model[2].training
 
 
+def test_noise_around_the_gradient_of_another_model_is_refused():
+    """All draws would be −∇f, without an error."""
+    model, other = Drawn(StudentT(3.0)), Drawn(StudentT(3.0))
+    mean = mean_gradient(model, model.backward, range(4), 1)
+    with pytest.raises(ValueError, match=r"backward left no gradient of batch 7 .*of this model"):
+        draw_noise(other, model.backward, [7], 1, mean)
+    renamed = torch.nn.Sequential(model)
+    with pytest.raises(
+        ValueError, match=r"has gradients of 0\..* expected the mean_gradient of the"
+    ):
+        draw_noise(renamed, model.backward, [7], 1, mean)
+
+
 def test_draws_and_names_that_cannot_be_are_refused(gaussian):
     model = Drawn(StudentT(3.0))
     mean = mean_gradient(model, model.backward, range(4), 1)

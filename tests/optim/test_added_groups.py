@@ -222,7 +222,7 @@ def test_a_checkpoint_with_other_groups_goes_on_as_it_was_saved():
     model.load_state_dict(middle)
     now = muon_for(model)
     assert len(now.param_groups) > len(saved["param_groups"])
-    with pytest.warns(UserWarning, match=r"in 4 groups and this optimizer had them in 5"):
+    with pytest.warns(UserWarning, match=r"in 4 groups, and this optimizer had them in 5"):
         now.load_state_dict(saved)
     assert all(
         torch.equal(a, b) for a, b in zip(trained(now, model, range(2, 4)), expected, strict=True)

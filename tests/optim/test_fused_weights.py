@@ -150,6 +150,20 @@ def test_experts_that_are_transposed_and_interleaved():
     assert muon_for(in_a_model(GptOssExperts())).param_groups[group]["split_repeats"] == 5
 
 
+def test_a_bias_of_other_experts_tells_which_side_has_the_outputs():
+    """Experts are stored one way round; here the second matrices have no bias to tell it."""
+    first, bias = gaussian(3, 6, 10), torch.zeros(3, 10)
+    experts = Bag(up_proj=first, up_proj_bias=bias, down_proj=gaussian(3, 10, 6))
+    routes = muon_for(in_a_model(experts)).routes
+    assert routes["blocks.0.layer.up_proj"].matrix == "3·(10×6), stored transposed"
+    assert routes["blocks.0.layer.down_proj"].matrix == "3·(6×10), stored transposed"
+    assert "10 inputs as rows" in routes["blocks.0.layer.down_proj"].why
+    experts = Bag(up_proj=first.mT, up_proj_bias=bias, down_proj=gaussian(3, 6, 10))
+    routes = muon_for(in_a_model(experts)).routes
+    assert routes["blocks.0.layer.up_proj"].matrix == "3·(10×6)"
+    assert routes["blocks.0.layer.down_proj"].matrix == "3·(6×10)"
+
+
 def test_a_layout_of_the_users_own():
     model = in_a_model(Bag(mix=gaussian(4, 12)))
     routes = muon_for(model, layouts={"*.mix": "transposed"}, splits={"*.mix": 3}).routes
@@ -187,6 +201,15 @@ def test_shapes_decide_how_a_fused_weight_is_cut(layer, matrix):
     assert row.matrix == matrix
     whole = "·" not in matrix and "+" not in matrix
     assert ("splits={…}" in row.why) == (whole and "in_proj" not in name)
+
+
+def test_the_first_layer_of_an_mlp_without_a_gate_is_whole():
+    """T5 calls it wi, as ModernBERT calls its gate and up; here all its outputs are read."""
+    mlp = Bag(wi=nn.Linear(WIDTH, 40), wo=nn.Linear(40, WIDTH))
+    assert muon_for(in_a_model(mlp)).routes["blocks.0.layer.wi.weight"].why == "hidden: Linear"
+    mlp = Bag(Wi=nn.Linear(WIDTH, 40), Wo=nn.Linear(20, WIDTH))
+    row = muon_for(in_a_model(mlp)).routes["blocks.0.layer.Wi.weight"]
+    assert row.matrix == "2·(20×16)"
 
 
 def test_parts_that_come_head_by_head():
@@ -232,6 +255,12 @@ BY_HEAD = in_a_model(GPTNeoXAttention("query_key_value", nn.Linear(WIDTH, 48), 1
         (GROUPED, {"*qkv*": {"colums": 4}}, ValueError, r'expected "rows", "columns" or "repeats"'),
         (GROUPED, {"*qkv*": {"repeats": 5}}, ValueError, r"repeats=5.*48 outputs"),
         (GROUPED, {"*qkv*": "3"}, TypeError, "number of equal parts, or the rows of each"),
+        (
+            BY_HEAD,
+            {"*query*": {"repeats": 4}},
+            ValueError,
+            r"repeats=4 and \"rows\": None: expected",
+        ),
         (BY_HEAD, {"*query*": 3}, ValueError, r"3 parts in turn, 4 times.*\"repeats\": 4"),
     ],
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
+from tests.optim.sample_models import mlp
 from tests.spectra import gaussian
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
@@ -345,3 +349,39 @@ def test_a_profiler_shows_the_step():
     with torch.profiler.profile() as profile:
         train(net, optimizer, 1)
     assert any("Optimizer.step#Muon.step" in event.key for event in profile.key_averages())
+
+
+def test_steps_inside_inference_mode_are_as_any_other():
+    """The state that such a step makes can be changed outside, and the parameters are the same."""
+    ends = []
+    for mode in (torch.inference_mode, contextlib.nullcontext):
+        model = mlp(8, 8, 8, 2)
+        for i, p in enumerate(model.parameters()):
+            p.data = gaussian(*p.shape, seed=i).float()
+        optimizer = muon_for(model)
+        for k in range(3):
+            for i, p in enumerate(model.parameters()):
+                p.grad = gaussian(*p.shape, seed=10 * k + i).float()
+            with mode() if k < 2 else contextlib.nullcontext():
+                optimizer.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+        assert not any(p.is_inference() for p in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("polar", [NewtonSchulz(), LowRank(2, 1, always_sketch=True)], ids=type)
+def test_a_parameter_that_is_taken_out_is_let_go(polar):
+    """Its memory would otherwise be held as long as the optimizer lives."""
+    params = [nn.Parameter(gaussian(6, 6, seed=i).float()) for i in range(2)]
+    optimizer = Muon(params, polar=polar)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    gone = weakref.ref(params[0])
+    optimizer.state.pop(params[0])
+    del params[0], optimizer.param_groups[0]["params"][0], p
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    gc.collect()
+    assert gone() is None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.captures import as_if_captured
 from tests.spectra import gaussian
+from torch import nn
 from torch.nn import Parameter
 
 from polarstep import SGD, AdamW, Exact, LowRank, Muon
@@ -363,3 +364,30 @@ def test_a_parameter_made_in_inference_mode_is_refused():
         W = Parameter(torch.eye(3))
     with pytest.raises(TypeError, match=r"parameter 0 was made inside torch\.inference_mode"):
         Muon([W])
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
+    shared = Parameter(torch.zeros(1, 3).expand(4, 3))
+    with pytest.raises(ValueError, match=r"strides \(0, 1\) for its shape \(4, 3\).*\.clone\(\)"):
+        Muon([{"params": [shared], "algorithm": algorithm}])
+    Muon([{"params": [Parameter(torch.zeros(1, 3).expand(1, 3))], "algorithm": algorithm}])
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            nn.Linear(3, 3).parameters,
+            r"params is a method: expected .*model\.parameters\(\) with its",
+        ),
+        (None, "params is a NoneType: expected parameters or groups of them"),
+        (dict(nn.Linear(3, 3).named_parameters()), r"parameter 0 is a str: .*give the items\(\)"),
+        ([nn.Linear(3, 3)], r"parameter 0 is a Linear: .*give the parameters\(\) of a module"),
+        ([[nn.Parameter(torch.eye(3))]], "parameter 0 is a list: .*give one flat list"),
+        ([{"params": nn.Linear(3, 3)}], r"params is a Linear: .*list\(module\.parameters\(\)\)"),
+    ],
+)
+def test_what_is_no_list_of_parameters(params, message):
+    with pytest.raises(TypeError, match=message):
+        Muon(params)

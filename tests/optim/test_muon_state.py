@@ -211,3 +211,12 @@ def test_numbers_of_earlier_seeds_are_dropped():
 def test_warm_and_cold_are_told_apart_by_the_map_alone():
     assert LowRank(3, sketch=Warm()).carries == ("basis", "whitening")
     assert not LowRank(3).carries
+
+
+def test_a_checkpoint_in_another_order_is_told_of_without_numbers_that_are_equal():
+    named = [(name, Parameter(gaussian(4, 4).float())) for name in "ab"]
+    saved = Muon(named).state_dict()
+    with pytest.warns(
+        UserWarning, match="its parameters in another order, or in other groups, than"
+    ):
+        Muon(named[::-1]).load_state_dict(saved)

@@ -170,6 +170,22 @@ def test_sequential_of_blocks_and_of_layers():
     assert with_role(muon_for(layers), "head") == {"2.0.weight"}
 
 
+def test_the_head_of_a_diffusion_transformer_comes_before_its_modulation():
+    """DiT registers the layer that makes shift and scale of the last norm after the output layer."""
+
+    def modulation(parts: int) -> nn.Module:
+        return nn.Sequential(nn.SiLU(), nn.Linear(16, parts * 16))
+
+    blocks = nn.ModuleList(
+        Bag(mlp=nn.Linear(16, 16), adaLN_modulation=modulation(6)) for _ in range(2)
+    )
+    final = Bag(linear=nn.Linear(16, 12), adaLN_modulation=modulation(2))
+    found = roles(muon_for(Bag(x=nn.Linear(12, 16), blocks=blocks, final_layer=final)))
+    assert found["final_layer.linear.weight"] == "head"
+    assert found["final_layer.adaLN_modulation.1.weight"] == "hidden"
+    assert found["blocks.0.adaLN_modulation.1.weight"] == "hidden"
+
+
 def test_adaptive_softmax_is_a_head():
     model = Bag(trunk=mlp(8, 16, 16), out=nn.AdaptiveLogSoftmaxWithLoss(16, 40, [10, 20]))
     optimizer = muon_for(model)

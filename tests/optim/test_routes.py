@@ -137,3 +137,21 @@ def test_the_reason_speaks_of_a_cut_only_where_there_is_one():
     optimizer = muon_for(mlp(4, 8, 4), splits={"*.weight": 2})
     assert optimizer.routes["0.weight"].why == "hidden: cut by splits['*.weight']"
     assert optimizer.routes["2.weight"].why == "head: the model's last layer"
+
+
+def test_routes_by_name_and_by_number():
+    optimizer = muon_for(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)))
+    routes = optimizer.routes
+    assert routes[0] is routes["0.weight"]
+    assert routes[-1] is routes.rows[-1]
+    assert "0.weight" in routes
+    assert routes[0] in routes
+    assert "7.weight" not in routes
+
+
+@pytest.mark.parametrize("width", [12, 2, 0, -1])
+def test_a_table_of_hardly_any_width_is_as_narrow_as_it_can_be(width):
+    routes = muon_for(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))).routes
+    assert routes.table(width) == routes.table(12)
+    with pytest.raises(TypeError, match="width='80': expected a number of characters"):
+        routes.table("80")

@@ -82,6 +82,20 @@ def test_muon_rules_pass_over_biases():
     assert optimizer.routes["bias"].algorithm == "AdamW"
 
 
+def test_a_rule_for_a_module_holds_for_all_inside_it():
+    model = SmallGPT("untied")
+    optimizer = muon_for(model, rules=[(model.blocks[1], AdamW(lr=0.5)), (model.head, "muon")])
+    for row in optimizer.routes:
+        assert (row.lr == 0.5) == row.name.startswith("blocks.1.")
+    assert optimizer.routes["head.weight"].why == "head, by rules[1] (a Linear)"
+    with pytest.raises(ValueError, match=r"rules\[0\] \(a Linear\) matches no parameter"):
+        muon_for(model, rules=[(nn.Linear(2, 2), None)])
+    with pytest.raises(
+        TypeError, match=r"a rule for a tensor of shape \(50, 16\): expected a patt"
+    ):
+        muon_for(model, rules=[(model.head.weight, None)])
+
+
 def test_a_rule_for_a_class_holds_for_all_inside_it():
     optimizer = muon_for(SmallGPT("untied"), heads=AdamW(lr=0.1), rules=[(Block, {"lr": 0.5})])
     assert {row.lr for row in optimizer.routes if row.role == "hidden"} == {0.5}

@@ -166,3 +166,62 @@ def test_an_optimizer_without_parameters_has_nothing_to_miss():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Muon([{"params": []}]).step()
+
+
+def put_weight_norm_on(model):
+    torch.nn.utils.parametrizations.weight_norm(model[2])
+
+
+def take_weight_norm_off(model):
+    torch.nn.utils.parametrize.remove_parametrizations(model[2], "weight")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (put_weight_norm_on, "2.parametrizations.weight.original0 and 1 more have"),
+        (take_weight_norm_off, "2.weight has"),
+        (lambda model: model.append(torch.nn.Linear(2, 2)), "5.weight and 1 more have"),
+    ],
+)
+def test_parameters_that_are_added_to_the_model_after_the_optimizer_was_made(change, name):
+    model = mlp(8, 8, 8, 2)
+    if change is take_weight_norm_off:
+        put_weight_norm_on(model)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    change(model)
+    (warning,) = told(model, optimizer, steps=2 * EVERY)
+    assert str(warning.message).startswith(f"{name} been added to the model since muon_for was ")
+    assert warning.filename == __file__
+
+
+def test_parameters_that_are_added_to_the_model_and_to_the_optimizer():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    model.append(torch.nn.Linear(2, 2))
+    optimizer.add_param_group({"params": list(model[-1].parameters())})
+    assert not told(model, optimizer, steps=2 * EVERY)
+
+
+def test_parameters_that_another_optimizer_has_may_change_their_names():
+    """A wrapper around a layer that a rule leaves out is no new layer."""
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model, rules=[("4.*", None)])
+    assert not told(model, optimizer)
+    model[4] = torch.nn.Sequential(model[4])
+    assert not told(model, optimizer, steps=2 * EVERY)
+
+
+def test_a_models_data_may_be_exchanged():
+    """torch refuses to exchange the data of a tensor that has a weak reference."""
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict(model.state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert not told(model, optimizer)

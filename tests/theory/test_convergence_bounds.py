@@ -117,6 +117,12 @@ def test_setting_refuses_a_small_batch_and_its_remedy_works():
         (lambda: bounds.exact_polar_bound(EXACT, 1), "K ≥ 2"),
         (lambda: bounds.inexact_polar_bound(EXACT, 10, 0.1, 1.0), "0 < β < 1"),
         (lambda: bounds.inexact_polar_bound(EXACT, 10, 0.0, 0.9), "eta=0"),
+        (lambda: bounds.inexact_polar_bound(EXACT, 10, "0.1", 0.9), "eta='0.1': expected a finite"),
+        (
+            lambda: bounds.inexact_polar_bound(EXACT, 10, 0.1, "0.9"),
+            "beta='0.9': the theorems hold",
+        ),
+        (lambda: bounds.rho(1.5, None, 4, 1), "sigma1=None: expected a finite number ≥ 0"),
     ],
 )
 def test_errors_name_the_assumption(call, words):

@@ -155,3 +155,9 @@ def test_rare_correction_is_unbiased_with_its_sigma1_and_points_the_wrong_way():
 def test_errors_name_the_assumption(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_noise_is_attached_to_parameters_and_not_to_a_module():
+    noise = GradientNoise(StudentT(3.0), alpha=1.5, sigma0=0.1)
+    with pytest.raises(TypeError, match=r"params is a Linear: expected parameters; give its param"):
+        noise.attach(torch.nn.Linear(2, 2), rng.generator("noise"))

@@ -216,7 +216,8 @@ def test_a_kept_basis_loses_no_more_than_its_bound(drift):
 
 
 @pytest.mark.parametrize(
-    ("gamma", "drift", "message"), [(1.2, 0.1, "0 ≤ γ ≤ 1"), (0.1, -0.1, "≥ 0")]
+    ("gamma", "drift", "message"),
+    [(1.2, 0.1, "0 ≤ γ ≤ 1"), (0.1, -0.1, "≥ 0"), (math.nan, 0.1, "0 ≤ γ"), (0.1, math.nan, "≥ 0")],
 )
 def test_a_kept_basis_of_no_such_gamma(gamma, drift, message):
     with pytest.raises(ValueError, match=message):

@@ -39,9 +39,13 @@ def test_after_the_steps_for_epsilon_the_rate_gives_epsilon(alpha, knows_alpha):
     assert K ** -schedules.rate(alpha, knows_alpha=knows_alpha) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
+def test_more_steps_than_a_number_can_hold_are_infinitely_many():
+    assert schedules.iterations_for(1e-300, 1.01) == math.inf
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan"), "0.1", None])
 def test_an_epsilon_that_is_no_positive_number_is_named(epsilon):
-    with pytest.raises(ValueError, match=f"epsilon={epsilon}: expected a finite number > 0"):
+    with pytest.raises(ValueError, match=f"epsilon={epsilon!r}: expected a finite number > 0"):
         schedules.iterations_for(epsilon, 1.5)
 
 
@@ -69,6 +73,7 @@ def test_a_schedule_plugs_into_muon_in_one_line():
         (100, 1.0),
         (100, 2.01),
         (100, "2"),
+        (100, torch.tensor([1.5, 1.7])),
     ],
 )
 def test_bad_horizon_or_tail_index(K, alpha):
@@ -167,6 +172,8 @@ def test_a_short_nanogpt_run_ends_its_momentum_in_a_fifth_of_its_steps():
         lambda: Stages(10, (1.0,), cooldown=4),
         lambda: MomentumRamp(10, cooldown=-1),
         lambda: Stages(10, ()),
+        lambda: Stages(10, (1.0, math.nan)),
+        lambda: Stages(10, 0.5),
         lambda: MomentumRamp(10, start=1.0),
         lambda: Trapezoid(math.nan),
         lambda: Trapezoid(10, floor=math.nan),

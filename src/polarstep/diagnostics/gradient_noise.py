@@ -101,11 +101,6 @@ def mean_gradient(
                 total[name].add_(gradient)
             else:
                 total[name] = gradient.to(torch.float32, copy=True)
-    if not total:
-        raise ValueError(
-            "backward left no gradient in the model's parameters: expected a function that adds the "
-            "gradients of batch i, as lambda i: loss(i).backward()"
-        )
     factor = scale / len(batches)
     return MeanGradient({name: g.mul_(factor) for name, g in total.items()}, len(batches) * size)
 
@@ -136,6 +131,11 @@ def draw_noise(
     before: list[Tensor] = []
     for number, i in enumerate(batches, start=1):
         gradients = _gradient(model, backward, i)
+        if not any(name in gradients for name in names):
+            raise ValueError(
+                f"the model has gradients of {', '.join(list(gradients)[:3])}, …, and mean those of "
+                f"{', '.join(names[:3])}, …: expected the mean_gradient of the same model"
+            )
         given = [
             gradients[name].float() if name in gradients else torch.zeros_like(m)
             for name, m in mean.values.items()
@@ -311,11 +311,17 @@ def _gradient(model: nn.Module, backward: Backward, i: int) -> dict[str, Tensor]
         p.grad = None
     with torch.enable_grad():
         backward(i)
-    return {
+    found = {
         name: p.grad
         for name, p in model.named_parameters()
         if p.requires_grad and p.grad is not None
     }
+    if not found:
+        raise ValueError(
+            f"backward left no gradient of batch {i} in the model's parameters: expected a function "
+            "that adds the gradients of batch i, as lambda i: loss(i).backward(), of this model"
+        )
+    return found
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:

@@ -57,7 +57,7 @@ class Monitor:
     Args:
         optimizer: any :class:`polarstep.Muon`, such as :func:`polarstep.muon_for` gives.
         every: sample the steps 0, N, 2N, …
-        jsonl: a file to append rows to, one JSON object a line.
+        jsonl: a file to append rows to, one JSON object a line. Its folder is made if need be.
         tensorboard: a ``SummaryWriter``, or anything with its ``add_scalar``.
         exact: γ and ν from singular values, with ranks and captured energy. ``False`` takes the
             cheap certificate's bounds and leaves the spectral columns out, for large models.
@@ -86,6 +86,16 @@ class Monitor:
             raise TypeError(f"every={every!r}: expected a whole number of steps, such as 100")
         if every < 1:
             raise ValueError(f"every={every}: expected a number of steps ≥ 1, such as 100")
+        if select is not None and not callable(select):
+            raise TypeError(
+                f"select={select!r}: expected a function of a parameter's name, as "
+                'lambda name: name.startswith("blocks.0.")'
+            )
+        if tensorboard is not None and not hasattr(tensorboard, "add_scalar"):
+            raise TypeError(
+                f"tensorboard={tensorboard!r}: expected a writer with add_scalar, as "
+                "torch.utils.tensorboard.SummaryWriter(folder)"
+            )
         self.optimizer, self.every = optimizer, every
         self.rows: list[Row] = []
         self._exact, self._select, self._tail = exact, select, tail
@@ -93,6 +103,7 @@ class Monitor:
         self._file = None
         if jsonl is not None:
             path = Path(jsonl)
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Rows are appended to the complete lines; a run that was killed may have left half a line.
             complete = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
             self._file = JsonLines(path, complete)

@@ -105,6 +105,9 @@ class Distribution:
         if len(params) == len(known.params) and all(map(operator.is_, params, known.params)):
             return known
         self._known = known = _Sorted(params, [], [])
+        kept = set(map(id, params))  # a parameter that was taken out of its group is let go
+        self._layouts = {key: found for key, found in self._layouts.items() if key in kept}
+        self._recent = {key: found for key, found in self._recent.items() if key in kept}
         for group in groups:
             for p in group["params"]:
                 layout = self.layout_of(p)

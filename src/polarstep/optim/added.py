@@ -6,7 +6,7 @@ brings matrices and vectors alike. Here such a group becomes one group for each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +27,11 @@ def as_listed(group: Group) -> Group:
     params = group["params"]
     if isinstance(params, Tensor):
         params = [params]
+    elif not isinstance(params, Iterable):
+        raise TypeError(
+            f"params is a {type(params).__name__}: expected a list of parameters, as "
+            "list(module.parameters())"
+        )
     elif isinstance(params, set):
         raise TypeError("parameters in a set have no order, which a checkpoint needs; give a list")
     else:

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 
 from polarstep.optim.orientation import stored_transposed
 
-__all__ = ["Anatomy", "Node", "Site", "Use", "dissect"]
+__all__ = ["Anatomy", "Node", "Site", "Use", "dissect", "unwrapped"]
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 RECURRENT = (nn.RNNBase, RNNCellBase)
@@ -31,6 +31,9 @@ NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 # The parts of an adapter, which add to a layer and are no layers of the model.
 ADAPTER = re.compile(r"(^|\.)lora_")
+# Layers that make shifts and scales for a norm, as in diffusion transformers. They may be registered
+# after the output layer, and what they compute does not leave the model.
+MODULATION = re.compile(r"(^|\.)(ada_?ln|ada_?norm|film|modulation)", re.IGNORECASE)
 
 
 @dataclass(eq=False)
@@ -237,7 +240,11 @@ def _tail(node: Node, read: Counter[int]) -> list[Node]:
         return [node]
     if isinstance(node.module, (nn.MultiheadAttention, *RECURRENT)):
         return []
-    children = [child for child in node.children if _has_layers(child)]
+    children = [
+        child
+        for child in node.children
+        if _has_layers(child) and not MODULATION.search(child.name.rpartition(".")[2])
+    ]
     if isinstance(node.module, nn.Sequential):
         return _tail(children[-1], read) if children and not children[-1].is_block else []
     found: list[Node] = []
@@ -287,6 +294,12 @@ def _has_layers(node: Node) -> bool:
 
 def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
     return [tuple(p.shape) for p in module.parameters()]
+
+
+def unwrapped(name: str) -> str:
+    """A parameter's name without the names of wrappers, as DDP's ``module`` at its start."""
+    parts = [part for part in name.split(".") if part not in WRAPPED]
+    return ".".join(parts[1:] if parts[0] == "module" and len(parts) > 1 else parts)
 
 
 def _join(prefix: str, name: str) -> str:

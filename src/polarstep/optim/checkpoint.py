@@ -203,9 +203,11 @@ def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
         owners[names[0]][1] | {"params": [owners[name][0] for name in names], "param_names": names}
         for names in then
     ]
+    otherwise = "in another order, or in other groups, than this optimizer had them"
+    if len(then) != len(now):
+        otherwise = f"in {len(then)} groups, and this optimizer had them in {len(now)}"
     warnings.warn(
-        f"the checkpoint has its parameters in {len(then)} groups and this optimizer had them in "
-        f"{len(now)}, or in another order: the checkpoint's groups and their rules are taken over. "
+        f"the checkpoint has its parameters {otherwise}: its groups and their rules are taken over. "
         "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
         "with a new optimizer",
         stacklevel=3,

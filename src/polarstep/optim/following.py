@@ -32,15 +32,23 @@ class Places:
         self._of: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._model = weakref.ref(model)
         self._paths: dict[int, tuple[list[str], str]] = {}  # path of the module, name in it
+        # The parameters of the model at the start, frozen ones included, and their names. Parameters are
+        # known by their ids: torch.utils.swap_tensors refuses a tensor that has a weak reference. An id
+        # that a new parameter has got again only leaves out a warning.
+        self._known: set[int] = set()
+        self._names: set[str] = set()
         for path, module in model.named_modules():
             for name, p in module._parameters.items():
                 if p is not None:
+                    self._known.add(id(p))
+                    self._names.add(f"{path}.{name}")
                     self._of.setdefault(id(p), (weakref.ref(module), name))
                     self._paths.setdefault(id(p), (path.split(".") if path else [], name))
         self._steps = 0
         self._started: set[int] = set()  # ids of parameters that had a state when last looked at
         self._idle: set[int] = set()  # parameters without a gradient or a state at the last step
         self._to_look_at: set[int] = set()  # ids of the parameters to look at in this step
+        self._is_due = False  # whether this step looks for new parameters
 
     def successor(self, p: Tensor) -> Tensor | None:
         """The parameter that has taken the place of ``p``; ``None`` if ``p`` is still there."""
@@ -91,10 +99,29 @@ class Places:
                 if id(p) not in self._to_look_at or p.grad is not None:
                     continue
                 q = self._now_at(p)
+                self._is_due |= q is None  # the parameter is gone; another name may have its values
                 if q is not None and q is not p and q.grad is not None:
                     found.append((name, q))
         held = {id(p) for group in groups for p in group["params"]} if found else set()
         return [name for name, q in found if id(q) not in held]
+
+    def new(self, groups: list[dict[str, Any]]) -> list[str]:
+        """The parameters with a gradient that were added to the model since, and that no group holds.
+
+        This takes a walk through the model. Every :data:`EVERY`-th step takes it, and a step in which
+        :meth:`replaced` finds that a parameter is gone from the model.
+        """
+        model = self._model()
+        if not self._is_due or model is None:
+            return []
+        held = {id(p) for group in groups for p in group["params"]}
+        return [
+            f"{path}.{name}".removeprefix(".")
+            for path, module in model.named_modules()
+            for name, p in module._parameters.items()
+            if p is not None and p.grad is not None and id(p) not in held
+            if f"{path}.{name}" not in self._names and id(p) not in self._known
+        ]
 
     def _choose(self, groups: list[dict[str, Any]]) -> None:
         """Choose which parameters to look at in this step."""
@@ -108,6 +135,7 @@ class Places:
         all_idle = len(idle) == sum(len(group["params"]) for group in groups)
         chosen = idle if all_idle or self._steps % EVERY == 0 else idle - self._idle
         self._to_look_at = {abs(each) for each in chosen}
+        self._is_due = self._steps % EVERY == 0
         self._idle, self._steps = idle, self._steps + 1
 
     def _now_at(self, p: Tensor) -> Tensor | None:

@@ -141,9 +141,12 @@ def _latent(use: Use, outputs: int) -> tuple[Cut, str] | None:
     return None
 
 
-def _gated(use: Use, name: str, outputs: int) -> tuple[Cut, str]:
+def _gated(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     half, odd = divmod(outputs, 2)
-    agrees = not odd and half in (_reads(use), _number(use, HALF))
+    reads = _reads(use)
+    if reads == outputs:  # T5's first wi, without a gate
+        return None
+    agrees = not odd and half in (reads, _number(use, HALF))
     if not agrees:
         return _flagged(name)
     if getattr(use.owner.module, "is_concatenated", True) is False:

@@ -217,7 +217,7 @@ def check_params(group: Group) -> None:
     """Raise for the first parameter that the group's algorithm cannot update."""
     for name, p in named_params(group):
         if not isinstance(p, Tensor):
-            raise TypeError(f"{name} is a {type(p).__name__}: expected a tensor")
+            raise TypeError(f"{name} is a {type(p).__name__}: expected a tensor; {_instead_of(p)}")
         if p.dtype not in DTYPES:
             remedy = "leave it out"
             if p.is_complex():
@@ -235,8 +235,25 @@ def check_params(group: Group) -> None:
             )
         if p.layout != torch.strided:
             raise TypeError(f"{name} has layout {p.layout}: expected a dense (strided) parameter")
+        if p.numel() and any(
+            step == 0 and size > 1 for size, step in zip(p.shape, p.stride(), strict=True)
+        ):
+            raise ValueError(
+                f"{name} has strides {tuple(p.stride())} for its shape {tuple(p.shape)}, so that "
+                "several entries are one number in memory, as after expand(): expected a number for "
+                "each entry; make the parameter of tensor.clone()"
+            )
         if group["algorithm"] == "muon":
             view_of(group, p, name)
+
+
+def _instead_of(found: object) -> str:
+    """What to write where ``found`` stands in the place of a parameter."""
+    if isinstance(found, str):
+        return "of a dict of named parameters give the items()"
+    if isinstance(found, torch.nn.Module):
+        return "give the parameters() of a module, or the whole model to polarstep.muon_for"
+    return "give one flat list of parameters"
 
 
 def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:

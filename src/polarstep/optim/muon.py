@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
-from polarstep.autocast import autocast_off
+from polarstep.autocast import autocast_off, inference_mode_off
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
@@ -183,6 +183,11 @@ class Muon(Checkpointed):
                 f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
                 "choose its hidden matrices, or give parameters"
             )
+        if not isinstance(params, Iterable):
+            raise TypeError(
+                f"params is a {type(params).__name__}: expected parameters or groups of them, as "
+                "model.parameters() with its brackets"
+            )
         self._start(plan, process_group)
         self._waiting = None
         super().__init__(params, complete({}, defaults))
@@ -276,7 +281,9 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
-        with autocast_off():  # a step chooses its own precision
+        # A step chooses its own precision. What it keeps must be open to later steps, which tensors made
+        # inside torch.inference_mode() are not outside it.
+        with autocast_off(), inference_mode_off():
             self._update_groups()
 
     def _update_groups(self) -> None:

@@ -59,10 +59,30 @@ def stored_transposed(module: nn.Module, label: str, p: Tensor) -> str | None:
             return None
     if p.ndim == 3:
         hidden = next((size for name in HIDDEN if (size := _size(module, name))), None)
-        reads = bool(READS_HIDDEN.search(label.replace("down", "")))
+        hidden = hidden or _hidden_beside(module, label)
+        if hidden in (rows, cols) and (hidden == rows) == _reads_hidden(label):
+            return f"{rows} inputs as rows"
         if hidden in (rows, cols):
-            return f"{hidden} inputs as rows" if (hidden == rows) == reads else None
+            return None
     return "inputs × outputs" if CLASSES.search(kind) else None
+
+
+def _reads_hidden(label: str) -> bool:
+    """Whether stacked matrices called ``label`` are an expert's first, which read the hidden state."""
+    return bool(READS_HIDDEN.search(label.replace("down", "")))
+
+
+def _hidden_beside(module: nn.Module, label: str) -> int | None:
+    """The width of the hidden state, by other stacked matrices in ``module`` that have a bias."""
+    for other, p in module._parameters.items():
+        bias = None if other == label or p is None or p.ndim != 3 else _bias(module, other)
+        if p is None or bias is None or bias.ndim != 2 or p.shape[1] == p.shape[2]:
+            continue
+        sides = {p.shape[1]: p.shape[2], p.shape[2]: p.shape[1]}
+        outputs = bias.shape[1]
+        if outputs in sides:
+            return sides[outputs] if _reads_hidden(other) else outputs
+    return None
 
 
 def _bias(module: nn.Module, label: str) -> Tensor | None:

@@ -29,7 +29,7 @@ __all__ = [
     "is_muon",
 ]
 
-Matcher = str | type[nn.Module] | Callable[[str, Tensor], bool]
+Matcher = str | type[nn.Module] | nn.Module | Callable[[str, Tensor], bool]
 Target = Elementwise | Literal["muon"] | Mapping[str, Any] | None
 Parts = int | Sequence[int] | Mapping[str, Any]
 
@@ -161,6 +161,11 @@ def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
             "give the number of heads that follow each other"
         )
     rows, columns = parts.get("rows"), parts.get("columns")
+    if repeats > 1 and rows in (None, 1):
+        raise ValueError(
+            f'{title} has repeats={repeats} and "rows": {rows}: expected the parts that come in turn, '
+            f'as {{"rows": 3, "repeats": {repeats}}} for q, k and v of each head'
+        )
     _check_count(title, rows, repeats, site)
     return Cut(
         _sizes(title, rows, outputs // repeats, "rows", site),
@@ -209,14 +214,17 @@ def _check_count(title: str, asked: object, repeats: int, site: Site) -> None:
 def _matches(which: Matcher, site: Site) -> bool:
     if isinstance(which, str):
         return any(fnmatchcase(name, which) for name in site.names)
+    places = [node for use in site.uses for node in (use.owner, *use.owner.ancestors())]
     if isinstance(which, type):
-        places = [node for use in site.uses for node in (use.owner, *use.owner.ancestors())]
         return any(isinstance(node.module, which) for node in places)
+    if isinstance(which, nn.Module):
+        return any(node.module is which for node in places)
     if callable(which):
         return bool(which(site.name, site.parameter))
+    shown = f"a tensor of shape {tuple(which.shape)}" if isinstance(which, Tensor) else repr(which)
     raise TypeError(
-        f"a rule for {which!r}: expected a pattern of parameter names, a class of modules, or a "
-        "function of (name, parameter)"
+        f"a rule for {shown}: expected a pattern of parameter names, a module of the model, a class of "
+        "modules, or a function of (name, parameter)"
     )
 
 
@@ -231,6 +239,10 @@ def _closest(which: Matcher, sites: Sequence[Site]) -> str:
 
 
 def _matcher_name(which: Matcher) -> str:
+    if isinstance(which, nn.Module):
+        return f"a {type(which).__name__}"
+    if isinstance(which, Tensor):
+        return "a tensor"
     return repr(which) if isinstance(which, str) else getattr(which, "__name__", repr(which))
 
 

@@ -37,6 +37,7 @@ def terminal_width() -> int:
 
 def printed(rows: Sequence[Route], width: int) -> str:
     """The table of ``rows`` in lines of at most ``width`` characters, and the totals below it."""
+    width = max(width, NARROWEST)
     notes: list[str] = []
     table = [HEADER, *(_cells(each) for each in _collapse(rows))]
     if _width(_widths(table)) > width:

@@ -55,8 +55,14 @@ class Routes:
     def __iter__(self) -> Iterator[Route]:
         return iter(self.rows)
 
-    def __getitem__(self, name: str) -> Route:
-        """The route of the parameter called ``name``."""
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a parameter called ``name``, or whether ``name`` is one of the routes."""
+        return any(name in (row.name, row) for row in self.rows)
+
+    def __getitem__(self, name: str | int) -> Route:
+        """The route of the parameter called ``name``, or the row of that number."""
+        if isinstance(name, int):
+            return self.rows[name]
         for row in self.rows:
             if row.name == name:
                 return row
@@ -65,7 +71,12 @@ class Routes:
         raise KeyError(f"{name!r} is no parameter of the optimizer{nearest}")
 
     def table(self, width: int = WIDTH) -> str:
-        """The table in lines of at most ``width`` characters, which long cells are folded for."""
+        """The table in lines of at most ``width`` characters, which long cells are folded for.
+
+        A table has at least some 64 characters: each of its five columns has twelve.
+        """
+        if not isinstance(width, int):
+            raise TypeError(f"width={width!r}: expected a number of characters, as 80")
         return printed(self.rows, width)
 
     def __str__(self) -> str:

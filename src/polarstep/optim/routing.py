@@ -147,10 +147,10 @@ def muon_for(
             :class:`polarstep.Muon`.
         rules: exceptions, each a pair (which, target); the first that matches wins, and they come
             before the built-in :data:`polarstep.optim.roles.RULES`. *Which* is a pattern of names; a
-            class of modules, for all parameters inside such modules; or a function of (name,
-            parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of options
-            for a Muon group of its own; or ``None``, to leave the parameter out of the optimizer.
-            Rules with a Muon target skip parameters of fewer than two dimensions.
+            module of the model or a class of modules, for all parameters inside; or a function of
+            (name, parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of
+            options for a Muon group of its own; or ``None``, to leave the parameter out of the
+            optimizer. Rules with a Muon target skip parameters of fewer than two dimensions.
         momentum_dtype: the precision in which Muon keeps its momentum. This and the arguments below
             are :class:`polarstep.Muon`'s.
         rounding: how parameters in bfloat16 and float16 are rounded, those of AdamW and SGD too.

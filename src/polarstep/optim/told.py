@@ -22,7 +22,7 @@ class Told:
     def __init__(self) -> None:
         self._made_with: dict[str, float] = {}  # the learning rate of each group when it was added
         self._frozen: dict[int, tuple[str, Tensor]] = {}  # by id, with the names in the model
-        self._no_gradient = self._replaced = self._one_rate = False
+        self._no_gradient = self._replaced = self._new = self._one_rate = False
 
     def added(self, group: Group) -> None:
         """Note a group that is now the optimizer's."""
@@ -43,8 +43,11 @@ class Told:
         updated = sum(len(work.params) for work in works)
         if not self._no_gradient and updated == 0:
             self._tell_of_no_gradient(count)
-        elif not self._replaced and updated < count and places is not None:
-            self._tell_of_the_replaced(places.replaced(groups))
+        elif places is not None:
+            if not self._replaced and updated < count:
+                self._tell_of_the_replaced(places.replaced(groups))
+            if not self._new:
+                self._tell_of_the_new(places.new(groups))
         if self._frozen:
             self._tell_of_the_unfrozen(groups)
         if not self._one_rate:
@@ -53,7 +56,7 @@ class Told:
     def _tell_of_no_gradient(self, count: int) -> None:
         if count == 0:
             return
-        self._no_gradient = self._replaced = True
+        self._no_gradient = self._replaced = self._new = True
         warnings.warn(
             f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
             "updated. Expected gradients from backward(). If it has run, these are no longer the "
@@ -74,6 +77,20 @@ class Told:
             "resize_token_embeddings, a new head or load_state_dict(assign=True). The new parameter has "
             "a gradient, but this optimizer still holds the old one. Make the optimizer after the last "
             "call that replaces parameters",
+            stacklevel=callers_level(),
+        )
+
+    def _tell_of_the_new(self, names: list[str]) -> None:
+        """The model has parameters that it did not have when the optimizer was made."""
+        if not names:
+            return
+        self._new = True
+        more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
+        warnings.warn(
+            f"{names[0]}{more} been added to the model since muon_for was called, as by a new layer, or "
+            "by weight_norm that was put on a layer or removed. There is a gradient, but no group of "
+            "this optimizer. Make the optimizer after the last change of the model, or add such "
+            'parameters by optimizer.add_param_group({"params": [...]})',
             stacklevel=callers_level(),
         )
 

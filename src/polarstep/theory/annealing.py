@@ -14,7 +14,7 @@ their η and β are constant (:mod:`polarstep.theory.schedules`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +87,11 @@ class Stages:
 
     def __post_init__(self) -> None:
         self._shape()
-        if not self.factors or any(factor <= 0 for factor in self.factors):
-            raise ValueError(f"factors={self.factors}: expected one positive factor per stage")
+        listed = isinstance(self.factors, Sequence) and not isinstance(self.factors, str)
+        if not listed or not self.factors or not all(0 < f < math.inf for f in self.factors):
+            raise ValueError(
+                f"factors={self.factors!r}: expected one positive factor per stage, as (1.0, 1.5, 2.0)"
+            )
 
     def __call__(self, step: int) -> float:
         """The factor of the learning rate at ``step``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ __all__ = [
     "at_least_one_sample",
     "delta_covers",
     "horizon",
+    "is_number",
     "is_whole",
     "momentum",
     "nonnegative",
@@ -28,16 +30,21 @@ __all__ = [
 ]
 
 
-def is_whole(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether ``value`` is one real number, of Python, NumPy or torch; a truth value is none."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
     """Whether ``value`` is a whole number, as 3 or 3.0; a truth value is none."""
-    if isinstance(value, bool) or not isinstance(value, Real | Tensor):
-        return False
-    return math.isfinite(value) and float(value).is_integer()
+    return is_number(value) and math.isfinite(value) and float(value).is_integer()
 
 
 def tail_index(alpha: float) -> float:
     """α ∈ (1, 2], the order of the moment in the assumption on the noise."""
-    if not isinstance(alpha, Real | Tensor) or not 1 < alpha <= 2:
+    if not is_number(alpha) or not 1 < alpha <= 2:
         raise ValueError(
             f"alpha={alpha!r}: the assumption on the noise (a bounded α-th moment) needs 1 < α ≤ 2; "
             "take 2 for bounded variance, or an estimate from polarstep.theory.tail_index"
@@ -64,9 +71,9 @@ def at_least_one_sample(B: int) -> int:
 
 def momentum(beta: float) -> float:
     """β ∈ (0, 1)."""
-    if not 0 < beta < 1:
+    if not is_number(beta) or not 0 < beta < 1:
         raise ValueError(
-            f"beta={beta}: the theorems hold for 0 < β < 1; the schedule for K=10,000 and α=2 "
+            f"beta={beta!r}: the theorems hold for 0 < β < 1; the schedule for K=10,000 and α=2 "
             "gives 0.99"
         )
     return float(beta)
@@ -74,15 +81,15 @@ def momentum(beta: float) -> float:
 
 def nonnegative(name: str, value: float) -> float:
     """A norm, a gap or another finite number ≥ 0."""
-    if not (value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{name}={value}: expected a finite number ≥ 0")
+    if not is_number(value) or not (value >= 0 and math.isfinite(value)):
+        raise ValueError(f"{name}={value!r}: expected a finite number ≥ 0")
     return float(value)
 
 
 def positive(name: str, value: float) -> float:
     """A step size, a scale or another finite number > 0."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name}={value}: expected a finite number > 0")
+    if not is_number(value) or not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name}={value!r}: expected a finite number > 0")
     return float(value)
 
 
@@ -136,7 +143,7 @@ def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
 
 def power_iterations(h: float) -> float:
     """h ≥ 0; half-integers are the half iterations of :class:`polarstep.LowRank`."""
-    if not isinstance(h, Real | Tensor) or not is_whole(2 * h) or h < 0:
+    if not is_number(h) or not is_whole(2 * h) or h < 0:
         raise ValueError(f"h={h!r}: expected 0, ½, 1, 1½, … power iterations")
     return float(h)
 

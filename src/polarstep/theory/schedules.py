@@ -15,6 +15,7 @@ Curves for practice (warm-up, cool-down, momentum that rises and falls) are in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,11 +95,17 @@ def rate(alpha: float, *, knows_alpha: bool = True) -> float:
 def iterations_for(epsilon: float, alpha: float, *, knows_alpha: bool = True) -> float:
     """ε^{−1/rate}, the order of the number of steps to an ε-stationary point; constants left out.
 
+    Infinity where the number is beyond float64.
+
     >>> round(iterations_for(0.1, alpha=2.0)), round(iterations_for(0.1, alpha=1.5))
     (10000, 100000)
     """
     epsilon = check.positive("epsilon", epsilon)
-    return float(epsilon ** (-1 / rate(alpha, knows_alpha=knows_alpha)))
+    exponent = -1 / rate(alpha, knows_alpha=knows_alpha)
+    try:
+        return float(epsilon**exponent)
+    except OverflowError:
+        return math.inf
 
 
 def rate_table(alphas: tuple[float, ...] = (1.1, 1.2, 1.4, 1.6, 1.8, 2.0)) -> str:

@@ -74,9 +74,16 @@ def tokenize(
             )
         if vocab is not None:
             need("--vocab", "tiktoken")
-        missing = [str(file) for file in files if not file.is_file()]
+        missing = [str(file) for file in files if not file.exists()]
         if missing:
             raise ConfigError(f"no such file: {', '.join(missing)}")
+        folders = [str(file) for file in files if not file.is_file()]
+        if folders:
+            raise ConfigError(
+                f"{folders[0]} is no file: expected text files, as {folders[0]}/*.txt"
+            )
+        if out.exists() and not out.is_dir():
+            raise ConfigError(f"{out} is a file: expected a folder for the shards, as --out data")
         there = sorted(out.glob(f"{prefix}_*.bin"))
         if there and not force:
             raise ConfigError(

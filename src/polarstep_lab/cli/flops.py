@@ -77,6 +77,10 @@ def flops(
         raise typer.BadParameter(str(error), param_hint="WORKLOAD") from error
     if as_json and as_markdown:
         raise typer.BadParameter("--json and --markdown: expected at most one of the two")
+    if figure is not None and figure.suffix not in (".png", ".svg"):
+        raise typer.BadParameter(
+            f"{figure.name}: expected NAME.png or NAME.svg", param_hint="--figure"
+        )
     if figure is not None:
         from polarstep_lab.flops.communication_figure import write_figure
 

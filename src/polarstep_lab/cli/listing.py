@@ -70,8 +70,17 @@ def _list_runs(folder: Path, console: Console) -> None:
     table.add_column("run", overflow="fold", min_width=16)
     for header in ("method", "seed", "status", "steps", "value"):
         table.add_column(header, no_wrap=True)
-    recipe = ""
-    for directory in find_runs([folder]):
+    recipe, found = "", find_runs([folder])
+    if not found:
+        console.print(
+            f"no runs in {folder}: expected folders with a config.json, as `polarstep run` and "
+            "`polarstep compare` make them, or an archive of `polarstep pack`",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        return
+    for directory in found:
         run = RunRecord.load(directory)
         identity = run.identity
         if identity.recipe != recipe:

@@ -48,7 +48,10 @@ ForceOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        "--workers", "-w", min=1, help="Runs at a time [1; on ray: all that the cluster takes]."
+        "--workers",
+        "-w",
+        min=1,
+        help="Runs at a time; by default 1, or on ray all that the cluster takes.",
     ),
 ]
 OnOption = Annotated[
@@ -68,7 +71,8 @@ ParallelOption = Annotated[
     Parallel | None,
     typer.Option(
         "--parallel",
-        help="How the processes of torchrun share the model: ddp (copies) or fsdp (shards) [ddp].",
+        help="How the processes of torchrun share the model: ddp (copies, the default) or fsdp "
+        "(shards).",
     ),
 ]
 BoardOption = Annotated[

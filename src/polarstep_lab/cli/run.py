@@ -46,7 +46,7 @@ def run(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Run directory [runs/RECIPE/METHOD/seed-N]."),
+        typer.Option("--out", "-o", help="Run directory; by default runs/RECIPE/METHOD/seed-N."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.")

@@ -53,7 +53,8 @@ def compare(
     seeds: SeedsOption = "1",
     settings: SetOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of all runs [runs/RECIPE-compare].")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of all runs; by default runs/RECIPE-compare."),
     ] = None,
     workers: WorkersOption = None,
     on: OnOption = "home",
@@ -81,7 +82,8 @@ def ablate(
         str, typer.Argument(help=f"What to vary: {', '.join(axis.name for axis in AXES)}.")
     ],
     values: Annotated[
-        str | None, typer.Option("--values", help="Values, as 16,32,64 [the paper's, see list].")
+        str | None,
+        typer.Option("--values", help="Values, as 16,32,64; by default the paper's, see list."),
     ] = None,
     method: Annotated[
         str, typer.Option("--method", "--methods", "-m", help="The method.")
@@ -89,7 +91,8 @@ def ablate(
     seeds: SeedsOption = "1",
     settings: SetOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of all runs [runs/RECIPE-AXIS].")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of all runs; by default runs/RECIPE-AXIS."),
     ] = None,
     workers: WorkersOption = None,
     on: OnOption = "home",

@@ -40,7 +40,9 @@ def tune(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Trials at a time [1; on ray: all that the cluster takes]."),
+        typer.Option(
+            min=1, help="Trials at a time; by default 1, or on ray all that the cluster takes."
+        ),
     ] = None,
     on: Annotated[
         Where, typer.Option("--on", help="Where trials are made: home, or ray (a Ray cluster).")

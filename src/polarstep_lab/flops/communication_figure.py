@@ -57,7 +57,7 @@ def communication_figure(workload: Workload, mesh: MeshName) -> Drawing:
 
 
 def write_figure(path: Path, workload: Workload, mesh: MeshName) -> None:
-    """Write the figure to ``path``, as SVG or, by any other suffix, as PNG."""
+    """Write the figure to ``path``: as SVG if that is its suffix, otherwise as PNG."""
     svg, png = communication_figure(workload, mesh).files
     content = svg.encode() if path.suffix == ".svg" else png
     path.parent.mkdir(parents=True, exist_ok=True)

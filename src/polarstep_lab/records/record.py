@@ -26,7 +26,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -276,6 +278,7 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
     returned all the same, so that reading it says what is wrong.
     """
     found: set[Path] = set()
+    seen: set[str] = set()
     for path in map(Path, paths):
         inside = split_path(path / CONFIG)
         if inside is not None:  # an archive, or a folder or a run within one
@@ -283,11 +286,35 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
             continue
         if not path.exists():
             raise StorageError(f"{path} does not exist")
-        below = {config.parent for config in path.rglob(CONFIG)}
-        found.update(folder for folder in below if folder == path or not is_foreign(folder))
-        for archive in path.rglob(ARCHIVE):
-            found.update(archived_runs(archive))
+        for folder, names in _folders(path, seen):
+            if CONFIG in names and (folder == path or not is_foreign(folder)):
+                found.add(folder)
+            if ARCHIVE in names:
+                found.update(archived_runs(folder / ARCHIVE))
     return sorted(found)
+
+
+def _folders(path: Path, seen: set[str]) -> Iterator[tuple[Path, set[str]]]:
+    """Each folder at or below ``path`` with the names of its files; symbolic links are followed.
+
+    A folder that is in ``seen``, or that was reached before by another path, is passed over. Links
+    come last, so that a folder with a path of its own has that path.
+    """
+    folders, links = [path], list[Path]()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop()
+        real = os.path.realpath(folder)
+        if real in seen or not folder.is_dir():
+            continue
+        seen.add(real)
+        names = set()
+        with suppress(PermissionError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    (links if entry.is_symlink() else folders).append(folder / entry.name)
+                else:
+                    names.add(entry.name)
+        yield folder, names
 
 
 def _require_object(raw: Any, path: Path) -> dict[str, Any]:

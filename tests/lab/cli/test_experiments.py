@@ -9,12 +9,14 @@ import signal
 from pathlib import Path
 
 import pytest
+import typer
+from rich.text import Text
 from tests.forking import fork
 from tests.lab.experiments.small import TINY_GPT, fake_cifar10
 from tests.processes import PATIENCE, wait_until
 from typer.testing import CliRunner
 
-from polarstep_lab.cli import app
+from polarstep_lab.cli import SUBCOMMANDS, app
 from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.tokenizer import Characters
 from polarstep_lab.methods import METHODS, OURS
@@ -338,3 +340,39 @@ def test_list_passes_over_the_config_of_another_program():
     shown = polarstep("list", "runs")
     assert "seed-0" in said(shown)
     assert find_runs(["runs"]) == [Path("runs/nanogpt-toy/muon/seed-0")]
+
+
+def test_list_says_that_there_are_no_runs():
+    Path("empty").mkdir()
+    Path("notes.txt").write_text("no run")
+    for path in ("empty", "notes.txt"):
+        shown = said(polarstep("list", path))
+        assert f"no runs in {path}: expected folders with a config.json" in shown
+
+
+def test_runs_behind_symbolic_links_are_found_once():
+    polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, "-o", "disk/run")
+    Path("runs").mkdir()
+    Path("runs/linked").symlink_to("../disk/run", target_is_directory=True)
+    Path("runs/loop").symlink_to(".", target_is_directory=True)
+    assert find_runs(["runs"]) == [Path("runs/linked")]
+    assert find_runs(["disk", "runs", Path("disk").absolute()]) == [Path("disk/run")]
+    assert "linked" in said(polarstep("list", "runs"))
+
+
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_help_prints_the_whole_text_of_each_option(command):
+    """Typer reads [word] in a help text as a style, and prints nothing in its place."""
+    group = typer.main.get_command(app)
+    _, found, _ = group.resolve_command(group.make_context("polarstep", [command]), [command])
+    texts = [getattr(parameter, "help", None) or "" for parameter in found.params]
+    assert any(texts)
+    assert [Text.from_markup(text).plain for text in texts] == texts
+
+
+def test_folders_are_told_from_files_before_any_token_is_made():
+    Path("text.txt").write_text("some text")
+    outcome = polarstep("tokenize", ".", "-o", "shards", "--characters", status=1)
+    assert ". is no file: expected text files, as ./*.txt" in said(outcome)
+    outcome = polarstep("tokenize", "text.txt", "-o", "text.txt", "--characters", status=1)
+    assert "text.txt is a file: expected a folder for the shards" in said(outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -19,11 +20,15 @@ from polarstep_lab.cli import SUBCOMMANDS, app
 HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pandas", "tensorboard")
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     source = str(Path(polarstep_lab.__file__).parents[1])
     path = f"import sys; sys.path.insert(0, {source!r})\n"
     return subprocess.run(
-        [sys.executable, "-c", path + code], capture_output=True, text=True, check=False
+        [sys.executable, "-c", path + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
     )
 
 
@@ -97,3 +102,15 @@ main()
     assert expected in errors
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_without_utf8_gets_marks_in_place_of_signs():
+    code = """
+sys.argv = ["polarstep", "list"]
+from polarstep_lab.__main__ import main
+main()
+"""
+    done = python(code, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "nanogpt-toy" in done.stdout
+    assert "? to 2 ? the recipe's" in done.stdout

@@ -236,8 +236,8 @@ def kept_basis_gamma(gamma: Tensor | float, drift: Tensor | float) -> Tensor:
     tensor(0.1950, dtype=torch.float64)
     """
     gamma, drift = (torch.as_tensor(x, dtype=torch.float64) for x in (gamma, drift))
-    if bool(((gamma < 0) | (gamma > 1)).any()):
+    if not bool(((gamma >= 0) & (gamma <= 1)).all()):
         raise ValueError(f"gamma={gamma}: expected the γ of the basis when it was made, 0 ≤ γ ≤ 1")
-    if bool((drift < 0).any()):
+    if not bool((drift >= 0).all()):
         raise ValueError(f"drift={drift}: expected ‖M − M₀‖_*/‖M‖_* ≥ 0")
     return (gamma + (2 - gamma) * drift).clamp_max(1)

@@ -89,6 +89,10 @@ class GradientNoise:
             with noise.attach(model.parameters(), generator):
                 loss(model(x), y).backward()
         """
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(
+                f"params is a {type(params).__name__}: expected parameters; give its parameters()"
+            )
         handles = [
             p.register_hook(  # type: ignore[no-untyped-call]
                 lambda gradient: self(gradient, generator=generator)
