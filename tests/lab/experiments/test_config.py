@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import pickle
 from dataclasses import FrozenInstanceError, replace
@@ -625,10 +625,9 @@ def polar_and_transform(method, recipe="nanogpt-wiki", **overrides):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_our_methods_run_the_maps_of_the_frontier(recipe):
-    spec = importlib.util.spec_from_file_location("frontier", ROOT / "benchmarks/frontier.py")
-    frontier = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(frontier)
+def test_our_methods_run_the_maps_of_the_frontier(recipe, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    frontier = importlib.import_module("frontier")
     maps = {name: polar for name, (_, polar) in frontier.maps().items()}
     assert polar_and_transform("muon-polar-express", recipe) == (maps["full"], None)
     rows = ps.NormalizedRows()
