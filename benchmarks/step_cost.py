@@ -6,6 +6,7 @@
     python benchmarks/step_cost.py --sweep              # cost against width and against rank, too
     python benchmarks/step_cost.py --figure cost.json   # draw what an earlier run measured
     python benchmarks/step_cost.py --beside ../before   # against the package of another checkout
+    python benchmarks/step_cost.py --only-steps --optimizer auto   # a row of the table, and AdamW
     python benchmarks/step_cost.py --quick              # small matrices, a few seconds on a laptop
 
 One run measures AdamW (fused), the peers that can be imported (polarstep_lab.peers; dion's from a
