@@ -71,9 +71,8 @@ class Told:
         if not names:
             return
         self._replaced = True
-        more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
         warnings.warn(
-            f"{names[0]}{more} been replaced in the model since muon_for was called, as by "
+            f"{_have(names)} been replaced in the model since muon_for was called, as by "
             "resize_token_embeddings, a new head or load_state_dict(assign=True). The new parameter has "
             "a gradient, but this optimizer still holds the old one. Make the optimizer after the last "
             "call that replaces parameters",
@@ -85,9 +84,8 @@ class Told:
         if not names:
             return
         self._new = True
-        more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
         warnings.warn(
-            f"{names[0]}{more} been added to the model since muon_for was called, as by a new layer, or "
+            f"{_have(names)} been added to the model since muon_for was called, as by a new layer, or "
             "by weight_norm that was put on a layer or removed. There is a gradient, but no group of "
             "this optimizer. Make the optimizer after the last change of the model, or add such "
             'parameters by optimizer.add_param_group({"params": [...]})',
@@ -106,9 +104,8 @@ class Told:
         if not names:
             return
         self._frozen = {}
-        more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
         warnings.warn(
-            f"{names[0]}{more} a gradient, but no group of this optimizer: frozen parameters are left "
+            f"{_have(names)} a gradient, but no group of this optimizer: frozen parameters are left "
             "out when muon_for is called. Unfrozen later, they must be added, by "
             'optimizer.add_param_group({"params": [...]}); each gets the rule it would have had. If '
             'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
@@ -162,3 +159,8 @@ def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float)
         "with a rate for each group. If one rate for all is meant, make the optimizer with it",
         stacklevel=callers_level(),
     )
+
+
+def _have(names: Sequence[str]) -> str:
+    """As ``a.weight has``, or ``a.weight and 2 more have``."""
+    return f"{names[0]} and {len(names) - 1} more have" if len(names) > 1 else f"{names[0]} has"

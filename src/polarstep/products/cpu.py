@@ -80,12 +80,7 @@ class Cpu(Products):
         identity: float = 0.0,
     ) -> Tensor:
         """As :meth:`symmetric`, without a transposed factor, with which products are slower on ARM."""
-        if A.shape[-2] >= self.symmetric_from:
-            return _halved(A, B, plus, alpha, beta, identity)
-        C = plain_product(A, B, plus, alpha, beta)
-        if identity:
-            C.diagonal(dim1=-2, dim2=-1).add_(identity)
-        return C
+        return self.symmetric(A, B.mT, plus=plus, alpha=alpha, beta=beta, identity=identity)
 
     def flat_step(
         self,
