@@ -89,7 +89,7 @@ def table_runs(
 
 
 def make(runs: Sequence[PlannedRun], seconds: float) -> None:
-    """Make the runs that have not ended, as long as there is time for one as long as the longest so far."""
+    """Make the runs that have not ended, while there is time for the longest so far."""
     begin, longest = time.monotonic(), 0.0
     for planned in pending(runs):
         start = time.monotonic()
@@ -101,8 +101,8 @@ def make(runs: Sequence[PlannedRun], seconds: float) -> None:
         longest = max(longest, took)
         print(
             f"{planned.label}: lr {planned.config.optimizer.lr:g}, {result.status}, validation "
-            f"{result.validation}, test {result.value:.3f}, optimizer {result.optimizer_ms_per_step:.2f} ms,"
-            f" step {result.step_ms:.1f} ms, {took:.0f} s",
+            f"{result.validation}, test {result.value:.3f}, optimizer "
+            f"{result.optimizer_ms_per_step:.2f} ms, step {result.step_ms:.1f} ms, {took:.0f} s",
             flush=True,
         )
 
