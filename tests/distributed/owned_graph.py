@@ -20,6 +20,7 @@ from torch.nn import Parameter
 import polarstep as ps
 from polarstep.cuda_graphs import Replays
 from polarstep.distributed import owned_graph
+from polarstep.optim import routes
 from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["BUCKETS", "CASES", "EVENTS", "MAPS", "STEPS", "Waiting", "main"]
@@ -94,6 +95,7 @@ def stand_ins() -> Iterator[None]:
         patch.object(Replays, "_can_capture", on_gpu),
         patch.object(Replays, "_capture", capture),
         patch.object(owned_graph, "can_replay", lambda group, device: group["fused"]),
+        patch.object(routes, "can_replay", lambda group, device: group["fused"]),
     ):
         yield
 
@@ -154,6 +156,12 @@ def retuned(params: list[Any], optimizer: ps.Muon, laid: Any) -> ps.Muon:
     return optimizer
 
 
+def skipping(params: list[Any], optimizer: ps.Muon, laid: Any) -> ps.Muon:
+    """From now on there are flags of gradients that are finite."""
+    optimizer.param_groups[0]["nonfinite"] = "skip"
+    return optimizer
+
+
 def with_a_bad_gradient(params: list[Any], optimizer: ps.Muon, laid: Any) -> ps.Muon:
     """A step that is skipped for one parameter where the options say so."""
     for i, p in enumerate(params):
@@ -165,13 +173,21 @@ def with_a_bad_gradient(params: list[Any], optimizer: ps.Muon, laid: Any) -> ps.
 # What happens after half of the steps.
 EVENTS: dict[str, Callable[[list[Any], ps.Muon, Any], ps.Muon]] = {
     each.__name__: each
-    for each in (nothing, without_a_gradient, rewound, resumed, retuned, with_a_bad_gradient)
+    for each in (
+        nothing,
+        without_a_gradient,
+        rewound,
+        resumed,
+        retuned,
+        skipping,
+        with_a_bad_gradient,
+    )
 }
 
 
 # Maps and events, beside every map with no event.
 CASES = (
-    *(("warm", event) for event in ("without_a_gradient", "rewound", "resumed")),
+    *(("warm", event) for event in ("without_a_gradient", "rewound", "resumed", "skipping")),
     *(("fresh", event) for event in ("without_a_gradient", "rewound", "retuned")),
     ("rows, with flags", "with_a_bad_gradient"),
 )
@@ -198,8 +214,11 @@ def trained(
     values = {f"{i}": plain(p) for i, p in enumerate(params)}
     for i, p in enumerate(params):
         values |= {f"{i} {key}": plain(X) for key, X in optimizer.state[p].items()}
-    routes = [route.polar for route in optimizer.routes]
-    return {"values": values, "replays": len(replays), "routes": routes}
+    return {
+        "values": values,
+        "replays": len(replays),
+        "routes": [route.polar for route in optimizer.routes],
+    }
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, ...], dict[str, Any]]:

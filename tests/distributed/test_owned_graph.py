@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tests.distributed import owned_graph
 from tests.distributed.launch import launched, needs_gloo
+
+import polarstep as ps
+from polarstep import kernels
+from polarstep.distributed.owned_graph import _repeats
 
 pytestmark = needs_gloo
 RANKS = 2
@@ -44,8 +49,8 @@ def test_copies_have_owners_whose_work_is_replayed(name, found) -> None:
         assert replays == BUCKETS * (STEPS - LAUNCHED[name])
 
 
-# Steps in all, and those that are launched. Other matrices, a new optimizer and another map need new
-# graphs. A loaded checkpoint, another learning rate and a bad gradient do not.
+# Steps in all, and those that are launched. Other matrices, a new optimizer, another map and flags need
+# new graphs. A loaded checkpoint, another learning rate and a bad gradient do not.
 @pytest.mark.parametrize(
     ("name", "event", "steps", "launched"),
     [
@@ -55,6 +60,7 @@ def test_copies_have_owners_whose_work_is_replayed(name, found) -> None:
         ("warm", "without_a_gradient", STEPS + 2, 4),
         ("warm", "rewound", STEPS + 2, 2),
         ("warm", "resumed", STEPS, 3),
+        ("warm", "skipping", STEPS, 3),
         ("rows, with flags", "with_a_bad_gradient", STEPS + 1, 2),
     ],
 )
@@ -65,14 +71,12 @@ def test_what_needs_a_new_graph(name, event, steps, launched, found) -> None:
         assert without == 0
 
 
-@ON_GPU
 def test_routes_say_what_is_a_graph(found) -> None:
     for there in found:
         for (plan, _, _), each in there.items():
             with_graphs, without = each["routes"]
-            assert all(
-                f", map as a CUDA graph; {plan} on 2 ranks" in route for route in with_graphs
-            )
+            assert all(f"; {plan} on {RANKS} ranks" in route for route in (*with_graphs, *without))
+            assert all(", map as a CUDA graph" in route for route in with_graphs)
             assert not any("graph" in route for route in without)
 
 
@@ -83,3 +87,32 @@ def test_a_map_that_waits_for_the_device_is_launched(found) -> None:
         assert waiting["replays"] == (0, 0)
         assert len(waiting["told"]) == BUCKETS
         assert all("waits for the device" in each for each in waiting["told"])
+
+
+FULL, WARM = ps.NewtonSchulz(3), ps.LowRank(4, 2, sketch=ps.Warm())
+
+
+@pytest.mark.parametrize(
+    ("different", "repeats"),
+    [
+        ({}, True),
+        ({"polar": WARM}, True),
+        ({"polar": WARM, "resumed": False}, False),  # nothing was carried yet
+        ({"resumed": False}, True),
+        ({"fused": (True, False)}, False),
+        ({"device": "cpu"}, False),
+        ({"polar": ps.Exact()}, False),
+        ({"m": 2**14, "n": 2**13}, True),  # two matrices of 256 MB in bfloat16
+        ({"m": 2**14, "n": 2**13 + 1}, False),
+    ],
+    ids=str,
+)
+def test_what_is_captured(different, repeats, monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    its = {"polar": FULL, "resumed": True, "m": 32, "n": 48, "device": "cuda", "fused": (True,)}
+    signature = SimpleNamespace(**its | different)
+    signature.device = torch.device(signature.device)
+    groups = [{"fused": fused, "polar": signature.polar} for fused in signature.fused]
+    members = [SimpleNamespace(group=group) for group in groups]
+    bucket = SimpleNamespace(signature=signature, members=members)
+    assert _repeats(SimpleNamespace(bucket=bucket, owned=[0, 3])) is repeats
