@@ -60,8 +60,9 @@ def test_copies_have_owners_whose_work_is_replayed(name, found) -> None:
         ("warm", "without_a_gradient", STEPS + 2, 4),
         ("warm", "rewound", STEPS + 2, 2),
         ("warm", "resumed", STEPS, 3),
-        ("warm", "skipping", STEPS, 3),
+        ("warm", "other_flags", STEPS, 3),
         ("rows, with flags", "with_a_bad_gradient", STEPS + 1, 2),
+        ("rows, with flags", "other_flags", STEPS, 3),
     ],
 )
 def test_what_needs_a_new_graph(name, event, steps, launched, found) -> None:
