@@ -32,7 +32,7 @@ def wiki_runs() -> str:
     )
 
 
-def _longest_wiki_run(folder: str = "results/gpt") -> int:
+def _longest_wiki_run(folder: str) -> int:
     """The tokens of the longest runs of ``nanogpt-wiki`` below a folder."""
     return max(
         sum(
