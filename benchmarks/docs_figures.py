@@ -267,7 +267,7 @@ def _brief(name: str) -> str:
 
 
 GAPS = "results/scaling/runs.jsonl"
-LONG_RUN = "results/gpt/wiki/records.jsonl"
+LONG_RUN = "results/long-run/table/records.jsonl"
 FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
     "docs/assets/frontier.svg": frontier,

@@ -2,7 +2,7 @@
 
 Full space is five PolarExpress steps. The figure is the test perplexity, on the half of the held-out
 text that no choice has seen; rates were chosen on the other half, on short runs with another seed.
-Methods of Table 2, ours and peers that have no run are named as missing. ``long_run.py`` makes the runs.
+Methods of the study that have no run are named as missing. ``long_run.py`` makes the runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from functools import cache
 
 from differences import Change, change, percent
 from docs_quality import ROOT, memory, steps
-from polarstep_lab.methods import Method, all_methods
+from long_run import METHODS
+from polarstep_lab.methods import Method, all_methods, find_methods
 from polarstep_lab.records.record import RunRecord, find_runs
 
 FOLDER = "results/long-run/table"
@@ -76,8 +77,8 @@ def rates() -> dict[str, dict[float, float]]:
 
 
 def missing() -> list[Method]:
-    """The methods without a run."""
-    return [method for method in all_methods() if method.slug not in runs()]
+    """The methods of the study without a run."""
+    return [method for method in find_methods(METHODS) if method.slug not in runs()]
 
 
 def million_tokens() -> float:
