@@ -19,7 +19,7 @@ from polarstep_lab.methods import Method, all_methods, find_methods
 from polarstep_lab.records.record import RunRecord, find_runs
 
 FOLDER = "results/long-run/table"
-RATES = "results/long-run/rates"
+RATES = "results/long-run-rates/table"
 BASE = "muon-polar-express"
 """The method that all others are compared with."""
 TIMED = {
@@ -95,10 +95,14 @@ def million_tokens() -> float:
 
 
 def seconds(run: RunRecord) -> list[tuple[float, float]]:
-    """(time, validation perplexity) along a run; time begins after the first step, which compiles."""
-    begin = min(row.seconds for row in run.metrics if row.kind == "train")
+    """(seconds, validation perplexity) along a run, in steps of median length.
+
+    The clock of a run also counts compiling, validations and, after an interruption, starting again.
+    """
+    assert run.result is not None
+    step = run.result.step_ms / 1000
     return [
-        (row.seconds - begin, row.perplexity)
+        (step * row.step, row.perplexity)
         for row in run.metrics
         if row.kind == "val" and row.step > 0 and row.perplexity is not None
     ]
