@@ -211,11 +211,11 @@ def test_graphs_are_dropped_when_a_tensor_has_moved() -> None:
 
 
 def test_a_kind_that_draws_less_has_its_kernels_compiled() -> None:
+    both, first, second, neither = (True, True), (True, False), (False, True), (False, False)
     steps = Steps()
-    both, first, second = (True, True), (True, False), (False, True)
-    assert [steps.go(kind) for kind in (first, second, first)] == [[], [], [1]]
-    assert [steps.go(kind) for kind in (both, both)] == [[], [1]]
-    assert steps.go((False, False)) == [1]
+    assert [steps.go(kind) for kind in (both, both, first, neither)] == [[], [1], [1], [1]]
+    steps = Steps()
+    assert [steps.go(kind) for kind in (first, first, second, both)] == [[], [1], [], []]
 
 
 def test_kinds_share_memory_and_so_do_neighbours() -> None:
