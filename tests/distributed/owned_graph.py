@@ -28,7 +28,7 @@ __all__ = ["BUCKETS", "CASES", "EVENTS", "MAPS", "STEPS", "Waiting", "main"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 6
 # Each rank of two owns matrices of both shapes. On a GPU the larger ones have a whitened start.
-LARGE = (256, 192) if DEVICE == "cuda" else (48, 24)
+LARGE = (256, 192) if DEVICE == "cuda" else (64, 48)
 SHAPES = ((32, 48), (32, 48), (32, 48), LARGE, LARGE)
 BUCKETS = len(set(SHAPES))
 SKETCH = {"always_sketch": True, "inner": ps.NewtonSchulz(4, "polar-express-sketch")}
