@@ -307,9 +307,9 @@ def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
     """A function that replays the graphs of a cycle of steps; ``None`` if none was captured."""
     if not isinstance(optimizer, ps.Muon):
         return None
-    # An earlier version, measured with --beside, has its graphs under another name.
+    # An earlier version, measured with --beside, has its graphs in another place.
     replayed = optimizer._replayed if hasattr(optimizer, "_replayed") else optimizer._fused
-    graphs = replayed.graphs
+    graphs = replayed.graphs if hasattr(replayed, "graphs") else replayed._plan.graphs
     if not graphs:
         return None
     makes = [graph for kind, found in graphs.items() if any(kind) for graph in found]
