@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.flops import Flops
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 import polarstep as ps
 from polarstep import rng
@@ -40,30 +39,6 @@ MAPS: dict[str, ps.PolarMap] = {
 PLANS = ("sharded", "owner", "replicated", "gather")
 OVERLAPPING = ("sharded", "owner", "replicated", "gather")
 KEPT = 3  # a step that uses the basis of step 2
-
-
-class Flops(TorchDispatchMode):
-    """FLOPs of all products, by torch's formulas.
-
-    torch's own FlopCounterMode also asks of every operation where it comes from. That takes longer
-    than the operation. Products in bfloat16 are taken in float32, as a CPU without bfloat16 takes a
-    hundred times as long for them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is None:
-            return func(*args, **(kwargs or {}))
-        if not kwargs and args[-1].dtype == torch.bfloat16:
-            out = func(*(X.float() for X in args)).bfloat16()
-        else:
-            out = func(*args, **(kwargs or {}))
-        self.total += formula(*args, **(kwargs or {}), out_val=out)
-        return out
 
 
 @contextmanager
