@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,10 @@ def received() -> Iterator[dict[str, float]]:
         dist.all_to_all_single, dist.all_reduce = swap, reduce
 
 
+# A mesh makes groups of processes, which takes longer than a step of a small case.
+mesh_of = functools.cache(init_device_mesh)
+
+
 def counted(
     name: str,
     polar: ps.PolarMap,
@@ -76,7 +81,7 @@ def counted(
     """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
     count, m, n = SHAPES[name]
     ranks = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (copies, ranks // copies))
+    mesh = mesh_of("cpu", (copies, ranks // copies))
     placed = [Replicate(), Replicate() if plan == "replicated" else Shard(0)]
     params = []
     for i in range(count):
@@ -93,7 +98,7 @@ def counted(
 
 def order(plan: str) -> list[str]:
     """What a step of two buckets does in turn: it sends, it computes, it waits for what was sent."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = mesh_of("cpu", (dist.get_world_size(),))
     placed = [Replicate()] if plan == "replicated" else [Shard(0)]
     params = []
     for shape in ((16, 24), (20, 32)):

@@ -5,6 +5,7 @@ There is one network for each map. All of them train together, each in a group o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -182,14 +183,18 @@ def reference() -> list[Tensor]:
 
 def shared(way: Way, ranks: int, values: list[Tensor] | None = None) -> nn.Module:
     """The networks as ranks share them, with their first values or those that are given."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    sizes, names = way.mesh(ranks)
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     model = Networks()
     for p, value in zip(model.parameters(), values or (), strict=values is not None):
         p.data = value.clone()
-    return way.shard(model, mesh)
+    return way.shard(model, mesh_of(*way.mesh(ranks)))
+
+
+@functools.cache
+def mesh_of(sizes: tuple[int, ...], names: tuple[str, ...]) -> Any:
+    """The mesh of these sizes, which all cases share: it takes long to make groups of processes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
 
 def parts(model: nn.Module) -> list[Tensor]:

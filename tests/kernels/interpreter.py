@@ -27,7 +27,7 @@ def hasten() -> None:
     look_up_types_once()
     make_types_of_blocks_once()
     compare_shapes_of_arrays()
-    leave_equal_types_alone()
+    look_up_conversions()
     return_what_is_no_constant()
 
 
@@ -186,8 +186,11 @@ def compare_shapes_of_arrays() -> None:
     TritonSemantic.broadcast_impl_value = by_arrays
 
 
-def leave_equal_types_alone() -> None:
-    """Two blocks of one type of element need no conversion, except for a quotient."""
+def look_up_conversions() -> None:
+    """Two blocks of one type need no conversion, and that of a block and a number is looked up.
+
+    The interpreter goes through its rules at each operation. A quotient has rules of its own.
+    """
     from triton.language import core
     from triton.language.semantic import TritonSemantic
 
@@ -195,9 +198,18 @@ def leave_equal_types_alone() -> None:
     convert = getattr(TritonSemantic, "binary_op_type_checking_impl", None)
     if not _takes(convert, "self", *names):
         return
-    tensor = core.tensor
+    tensor, numbers = core.tensor, (int, float)
+    of_pairs: dict[tuple[str, str], Any] = {}
 
-    def if_types_differ(
+    def common(self: Any, block: Any, number: Any) -> Any:
+        """The type in which a block and a number are computed."""
+        given, own = block.dtype, self.to_tensor_type(number)
+        key = (given.name, own.name)
+        if key not in of_pairs:
+            of_pairs[key] = self.computation_type_impl(given, False, own, True, False)
+        return of_pairs[key]
+
+    def looked_up(
         self: Any,
         lhs: Any,
         rhs: Any,
@@ -206,13 +218,23 @@ def leave_equal_types_alone() -> None:
         arithmetic_check: bool = True,
         div_or_mod: bool = False,
     ) -> tuple[Any, Any]:
-        if not div_or_mod and type(lhs) is tensor and type(rhs) is tensor:
-            one = lhs.dtype
-            if one.name == rhs.dtype.name and not one.is_ptr():
-                return self.broadcast_impl_value(lhs, rhs)
+        kinds = type(lhs), type(rhs)
+        if arithmetic_check and not div_or_mod:
+            if kinds == (tensor, tensor):
+                one = lhs.dtype
+                if one.name == rhs.dtype.name and not one.is_ptr():
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif kinds[0] is tensor and kinds[1] in numbers and not lhs.dtype.is_ptr():
+                dtype = common(self, lhs, rhs)
+                number = self._cast_to_computation_type(rhs, dtype)
+                return self.broadcast_impl_value(self.cast(lhs, dtype), number)
+            elif kinds[1] is tensor and kinds[0] in numbers and not rhs.dtype.is_ptr():
+                dtype = common(self, rhs, lhs)
+                number = self._cast_to_computation_type(lhs, dtype)
+                return self.broadcast_impl_value(number, self.cast(rhs, dtype))
         return convert(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
 
-    TritonSemantic.binary_op_type_checking_impl = if_types_differ
+    TritonSemantic.binary_op_type_checking_impl = looked_up
 
 
 def return_what_is_no_constant() -> None:
