@@ -124,7 +124,8 @@ def make_types_of_blocks_once() -> None:
 
     def type_once(self: Any, element_ty: Any, shape: Any) -> None:
         space = getattr(element_ty, "address_space", None)
-        sizes = [size.value if isinstance(size, core.constexpr) else size for size in shape]
+        sizes = shape.values if type(shape) is core.tuple else shape
+        sizes = [size.value if isinstance(size, core.constexpr) else size for size in sizes]
         key = (element_ty.name, space, *sizes)
         attributes = of_types.get(key)
         if attributes is None:
@@ -187,7 +188,7 @@ def compare_shapes_of_arrays() -> None:
 
 
 def look_up_conversions() -> None:
-    """Two blocks of one type need no conversion, and that of a block and a number is looked up.
+    """Two blocks of one type need no conversion, and a number becomes a block once for each shape.
 
     The interpreter goes through its rules at each operation. A quotient has rules of its own.
     """
@@ -198,16 +199,24 @@ def look_up_conversions() -> None:
     convert = getattr(TritonSemantic, "binary_op_type_checking_impl", None)
     if not _takes(convert, "self", *names):
         return
-    tensor, numbers = core.tensor, (int, float)
-    of_pairs: dict[tuple[str, str], Any] = {}
+    tensor, numbers, many = core.tensor, (int, float), 1000
+    constants: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
-    def common(self: Any, block: Any, number: Any) -> Any:
-        """The type in which a block and a number are computed."""
-        given, own = block.dtype, self.to_tensor_type(number)
-        key = (given.name, own.name)
-        if key not in of_pairs:
-            of_pairs[key] = self.computation_type_impl(given, False, own, True, False)
-        return of_pairs[key]
+    def with_number(self: Any, block: Any, number: Any) -> tuple[Any, Any]:
+        """A block and a number in the type of their computation, the number as a block too."""
+        shape = block.handle.data.shape if block.type.is_block() else None
+        key = (block.dtype.name, str(number), shape)
+        if key not in constants:
+            if len(constants) == many:
+                constants.clear()
+            own = self.to_tensor_type(number)
+            dtype = self.computation_type_impl(block.dtype, False, own, True, False)
+            constant = self._cast_to_computation_type(number, dtype)
+            _, constant = self.broadcast_impl_value(block, constant)
+            constant.handle.data.flags.writeable = False  # other operations have it too
+            constants[key] = dtype, constant
+        dtype, constant = constants[key]
+        return self.cast(block, dtype), constant
 
     def looked_up(
         self: Any,
@@ -218,20 +227,16 @@ def look_up_conversions() -> None:
         arithmetic_check: bool = True,
         div_or_mod: bool = False,
     ) -> tuple[Any, Any]:
-        kinds = type(lhs), type(rhs)
+        one, other = type(lhs), type(rhs)
         if arithmetic_check and not div_or_mod:
-            if kinds == (tensor, tensor):
-                one = lhs.dtype
-                if one.name == rhs.dtype.name and not one.is_ptr():
+            if one is tensor and other is tensor:
+                dtype = lhs.dtype
+                if dtype.name == rhs.dtype.name and not dtype.is_ptr():
                     return self.broadcast_impl_value(lhs, rhs)
-            elif kinds[0] is tensor and kinds[1] in numbers and not lhs.dtype.is_ptr():
-                dtype = common(self, lhs, rhs)
-                number = self._cast_to_computation_type(rhs, dtype)
-                return self.broadcast_impl_value(self.cast(lhs, dtype), number)
-            elif kinds[1] is tensor and kinds[0] in numbers and not rhs.dtype.is_ptr():
-                dtype = common(self, rhs, lhs)
-                number = self._cast_to_computation_type(lhs, dtype)
-                return self.broadcast_impl_value(number, self.cast(rhs, dtype))
+            elif one is tensor and other in numbers and not lhs.dtype.is_ptr():
+                return with_number(self, lhs, rhs)
+            elif other is tensor and one in numbers and not rhs.dtype.is_ptr():
+                return with_number(self, rhs, lhs)[::-1]
         return convert(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
 
     TritonSemantic.binary_op_type_checking_impl = looked_up
