@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.flops import Flops
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 import polarstep as ps
 from polarstep import rng
@@ -42,30 +42,6 @@ OVERLAPPING = ("sharded", "owner", "replicated", "gather")
 KEPT = 3  # a step that uses the basis of step 2
 
 
-class Flops(TorchDispatchMode):
-    """FLOPs of all products, by torch's formulas.
-
-    torch's own FlopCounterMode also asks of every operation where it comes from. That takes longer
-    than the operation. Products in bfloat16 are taken in float32, as a CPU without bfloat16 takes a
-    hundred times as long for them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is None:
-            return func(*args, **(kwargs or {}))
-        if not kwargs and args[-1].dtype == torch.bfloat16:
-            out = func(*(X.float() for X in args)).bfloat16()
-        else:
-            out = func(*args, **(kwargs or {}))
-        self.total += formula(*args, **(kwargs or {}), out_val=out)
-        return out
-
-
 @contextmanager
 def received() -> Iterator[dict[str, float]]:
     """Bytes that this rank receives from others, by collective; a sum counts as a ring does it."""
@@ -90,6 +66,10 @@ def received() -> Iterator[dict[str, float]]:
         dist.all_to_all_single, dist.all_reduce = swap, reduce
 
 
+# A mesh makes groups of processes, which takes longer than a step of a small case.
+mesh_of = functools.cache(init_device_mesh)
+
+
 def counted(
     name: str,
     polar: ps.PolarMap,
@@ -101,7 +81,7 @@ def counted(
     """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
     count, m, n = SHAPES[name]
     ranks = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (copies, ranks // copies))
+    mesh = mesh_of("cpu", (copies, ranks // copies))
     placed = [Replicate(), Replicate() if plan == "replicated" else Shard(0)]
     params = []
     for i in range(count):
@@ -118,7 +98,7 @@ def counted(
 
 def order(plan: str) -> list[str]:
     """What a step of two buckets does in turn: it sends, it computes, it waits for what was sent."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = mesh_of("cpu", (dist.get_world_size(),))
     placed = [Replicate()] if plan == "replicated" else [Shard(0)]
     params = []
     for shape in ((16, 24), (20, 32)):

@@ -13,9 +13,16 @@ CASES = [(ranks, *case) for ranks in RANKS for case in trajectories.cases(ranks)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def reference():
+    """The parameters after all steps of one process."""
+    return trajectories.reference()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, reference):
     """What every rank ended with, by the number of ranks."""
     folder = tmp_path_factory.mktemp("trajectories")
+    torch.save(reference, folder / "reference.pt")
     module = trajectories.__name__
     return {ranks: launched(module, ranks, folder / str(ranks)) for ranks in RANKS}
 
@@ -27,9 +34,9 @@ def test_the_trajectory_of_one_process(ranks, way, plan, name, found) -> None:
         assert max(there[way, plan]["off"][name]) < 1e-10
 
 
-def test_the_networks_move_and_the_maps_differ() -> None:
+def test_the_networks_move_and_the_maps_differ(reference) -> None:
     start = [p.detach() for p in trajectories.Networks().parameters()]
-    end = trajectories.reference()
+    end = reference
     assert min((p - q).abs().max() for p, q in zip(start, end, strict=True)) > 1e-3
     firsts = end[:: len(end) // len(trajectories.MAPS)]
     for i, p in enumerate(firsts):

@@ -21,15 +21,45 @@ def hasten() -> None:
     """Spare the interpreter, where it is asked for, what it repeats at each launch and operation."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
+    call_functions_directly()
     replace_the_language_once()
     do_not_look_for_overflows()
     look_up_types_once()
     make_types_of_blocks_once()
-    leave_equal_shapes_alone()
+    compare_shapes_of_arrays()
+    look_up_conversions()
+    return_what_is_no_constant()
 
 
 def _takes(function: Any, *names: str) -> bool:
     return function is not None and (*inspect.signature(function).parameters,) == names
+
+
+def call_functions_directly() -> None:
+    """A function of triton.language is called with the interpreter's semantic, and by nothing between.
+
+    The interpreter copies the arguments of each call without ``_semantic``, and calls a function that
+    looks whether ``_semantic`` is there.
+    """
+    from triton.runtime import interpreter
+
+    semantic = getattr(interpreter, "interpreter_semantic", None)
+    if semantic is None or not _takes(
+        getattr(interpreter, "_patch_attr", None), "obj", "name", "member", "builder", "scope"
+    ):
+        return
+
+    def replace(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        code = getattr(member, "__code__", None)
+        looks = getattr(code, "co_qualname", None) == "builtin.<locals>.wrapper"
+        function = member.__wrapped__ if looks else member
+
+        def called(*args: Any, _semantic: Any = None, **options: Any) -> Any:
+            return function(*args, _semantic=semantic, **options)
+
+        scope.set_attr(obj, name, called)
+
+    interpreter._patch_attr = replace
 
 
 def replace_the_language_once() -> None:
@@ -94,7 +124,8 @@ def make_types_of_blocks_once() -> None:
 
     def type_once(self: Any, element_ty: Any, shape: Any) -> None:
         space = getattr(element_ty, "address_space", None)
-        sizes = [size.value if isinstance(size, core.constexpr) else size for size in shape]
+        sizes = shape.values if type(shape) is core.tuple else shape
+        sizes = [size.value if isinstance(size, core.constexpr) else size for size in sizes]
         key = (element_ty.name, space, *sizes)
         attributes = of_types.get(key)
         if attributes is None:
@@ -116,21 +147,118 @@ def make_types_of_blocks_once() -> None:
     block_type.__init__, tensor.__init__ = type_once, tensor_once
 
 
-def leave_equal_shapes_alone() -> None:
-    """Two blocks of one shape are returned as they are, without a look at each of their dimensions."""
+def compare_shapes_of_arrays() -> None:
+    """Two blocks are brought to one shape by the shapes of their arrays.
+
+    The interpreter looks at each dimension of their types. Blocks of one shape are returned as they are.
+    """
+    import numpy as np
+    from triton.language import core
     from triton.language.semantic import TritonSemantic
 
     broadcast = getattr(TritonSemantic, "broadcast_impl_value", None)
     if not _takes(broadcast, "self", "lhs", "rhs"):
         return
+    common = functools.cache(np.broadcast_shapes)
 
-    def if_shapes_differ(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
-        one, other = lhs.type, rhs.type
-        if one.is_block() and other.is_block() and [*one.shape] == [*other.shape]:
+    def by_arrays(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        if not lhs.type.is_block() or not rhs.type.is_block():
+            return broadcast(self, lhs, rhs)
+        shapes = lhs.handle.data.shape, rhs.handle.data.shape
+        if shapes[0] == shapes[1]:
             return lhs, rhs
-        return broadcast(self, lhs, rhs)
+        if len(shapes[0]) != len(shapes[1]):
+            return broadcast(self, lhs, rhs)
+        try:
+            shape = common(*shapes)
+        except ValueError:  # the interpreter says which dimensions differ
+            return broadcast(self, lhs, rhs)
+        one, other = (
+            block
+            if here == shape
+            else self.make_tensor(
+                self.builder.create_broadcast(block.handle, shape),
+                core.block_type(block.type.scalar, [*shape]),
+            )
+            for block, here in zip((lhs, rhs), shapes, strict=True)
+        )
+        return one, other
 
-    TritonSemantic.broadcast_impl_value = if_shapes_differ
+    TritonSemantic.broadcast_impl_value = by_arrays
+
+
+def look_up_conversions() -> None:
+    """Two blocks of one type need no conversion, and a number becomes a block once for each shape.
+
+    The interpreter goes through its rules at each operation. A quotient has rules of its own.
+    """
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+
+    names = ("lhs", "rhs", "allow_lhs_ptr", "allow_rhs_ptr", "arithmetic_check", "div_or_mod")
+    convert = getattr(TritonSemantic, "binary_op_type_checking_impl", None)
+    if not _takes(convert, "self", *names):
+        return
+    tensor, numbers, many = core.tensor, (int, float), 1000
+    constants: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    def with_number(self: Any, block: Any, number: Any) -> tuple[Any, Any]:
+        """A block and a number in the type of their computation, the number as a block too."""
+        shape = block.handle.data.shape if block.type.is_block() else None
+        key = (block.dtype.name, str(number), shape)
+        if key not in constants:
+            if len(constants) == many:
+                constants.clear()
+            own = self.to_tensor_type(number)
+            dtype = self.computation_type_impl(block.dtype, False, own, True, False)
+            constant = self._cast_to_computation_type(number, dtype)
+            _, constant = self.broadcast_impl_value(block, constant)
+            constant.handle.data.flags.writeable = False  # other operations have it too
+            constants[key] = dtype, constant
+        dtype, constant = constants[key]
+        return self.cast(block, dtype), constant
+
+    def looked_up(
+        self: Any,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> tuple[Any, Any]:
+        one, other = type(lhs), type(rhs)
+        if arithmetic_check and not div_or_mod:
+            if one is tensor and other is tensor:
+                dtype = lhs.dtype
+                if dtype.name == rhs.dtype.name and not dtype.is_ptr():
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif one is tensor and other in numbers and not lhs.dtype.is_ptr():
+                return with_number(self, lhs, rhs)
+            elif other is tensor and one in numbers and not rhs.dtype.is_ptr():
+                return with_number(self, rhs, lhs)[::-1]
+        return convert(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    TritonSemantic.binary_op_type_checking_impl = looked_up
+
+
+def return_what_is_no_constant() -> None:
+    """The value of a ``constexpr``, and what is none, after one look at its type instead of four."""
+    from triton.language import core
+
+    unwrap = getattr(core, "_unwrap_if_constexpr", None)
+    if not _takes(unwrap, "o"):
+        return
+    constant = core.constexpr
+    plain = frozenset((int, float, bool, str, type(None), core.tensor, core.dtype))
+
+    def unwrapped(o: Any) -> Any:
+        kind = type(o)
+        if kind is constant:
+            return o.value
+        return o if kind in plain else unwrap(o)
+
+    core._unwrap_if_constexpr = unwrapped
 
 
 @functools.cache

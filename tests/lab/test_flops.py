@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from tests.flops import Flops
 
 import polarstep as ps
 from polarstep.polar import NewtonSchulz
@@ -22,9 +22,9 @@ SHAPES = [(5, 5), (7, 12), (12, 7), (1, 6)]
 
 def count(function, *arguments) -> int:
     """FLOPs of the matrix products that ``function`` runs."""
-    with FlopCounterMode(display=False) as counter:
+    with Flops() as counter:
         function(*arguments)
-    return counter.get_total_flops()
+    return counter.total
 
 
 @pytest.mark.parametrize(("m", "n"), SHAPES)

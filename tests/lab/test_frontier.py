@@ -15,6 +15,7 @@ import torch
 
 from polarstep.storage import read_lines
 from polarstep_lab.data.shards import write_shard
+from polarstep_lab.models import gpt
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,14 +111,16 @@ def test_the_best_rate_is_that_of_the_seed_that_chooses(frontier):
 
 @pytest.fixture
 def small(frontier, scaling, tmp_path, monkeypatch):
-    """Shards of 200 tokens, and constants for a run of a second on them."""
+    """Shards of 200 tokens, and constants for short runs on them, of a vocabulary of 512."""
     for module in (frontier, scaling):
         monkeypatch.setattr(module, "SEQUENCES", 1)
         monkeypatch.setattr(module, "LENGTH", 16)
     monkeypatch.setattr(frontier, "HEAD_WIDTH", 16)
+    config = gpt.GPTConfig
+    monkeypatch.setattr(gpt, "GPTConfig", lambda vocabulary, *sizes: config(512, *sizes))
     rng = np.random.default_rng(0)
     for name in ("train", "val"):
-        write_shard(tmp_path / f"{name}.bin", rng.integers(0, 50257, 200))
+        write_shard(tmp_path / f"{name}.bin", rng.integers(0, 512, 200))
     return tmp_path
 
 

@@ -100,9 +100,8 @@ def test_an_edited_table_and_a_new_run_are_noticed(published, tmp_path, monkeypa
     assert stale_tables([published], published) == ["summary.md", "summary.csv", "runs.csv"]
 
 
-@pytest.mark.rendered
 def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
-    """Bit for bit in its tables, but for where a run lies."""
+    """Bit for bit in its tables, but for where a run lies; test_archive.py compares figures too."""
     pages = {}
     for name in ("runs", "results/cifar10"):
         write_report([tmp_path / name], tmp_path / "page" / name)

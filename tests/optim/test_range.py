@@ -24,6 +24,10 @@ def gradients(count: int, scale: float, dtype: torch.dtype, shape=(12, 20)) -> l
     return [((common + 0.3 * each).clamp(-3, 3) / 3 * scale).to(dtype) for each in noise]
 
 
+STEPS = 6
+"""Steps until momentum, with β = 0.95, is five times as large as a gradient."""
+
+
 def trained(
     steps: list[Tensor], dtype: torch.dtype, **options: Any
 ) -> tuple[Tensor, ps.Muon, Tensor]:
@@ -43,7 +47,7 @@ def test_float16_gradients_of_any_size_leave_finite_weights(solver: Solver, nest
     """C is up to 20 G at β = 0.95, and soon beyond float16: gradients of 5,000 once ended in NaN."""
     expected = None
     for scale in (1.0, 6e4):
-        steps = gradients(12, scale, torch.float16)
+        steps = gradients(STEPS, scale, torch.float16)
         X, optimizer, twin = trained(steps, torch.float16, polar=solver.map, nesterov=nesterov)
         assert X.dtype == torch.float16
         assert X.isfinite().all()
@@ -124,16 +128,16 @@ def test_hooks_of_the_user_change_what_is_loaded() -> None:
 @pytest.mark.parametrize(
     ("dtype", "scales"),
     [
-        (torch.float32, (1.6e37, 1e-36)),  # the first is (1 − β) times the largest number
-        (torch.float64, (8e306, 1e-300)),
-        (torch.bfloat16, (1.6e37,)),
+        (torch.float32, (2.8e37, 1e-36)),  # momentum ends at a third of the largest number
+        (torch.float64, (1.4e307, 1e-300)),
+        (torch.bfloat16, (2.8e37,)),
     ],
     ids=str,
 )
 def test_steps_do_not_depend_on_the_scale_of_gradients(
     solver: Solver, dtype: torch.dtype, scales: tuple[float, ...]
 ) -> None:
-    moderate = gradients(12, 1.0, dtype)
+    moderate = gradients(STEPS, 1.0, dtype)
     X, *_ = trained(moderate, dtype, polar=solver.map)
     for scale in scales:
         exponent = math.floor(math.log2(scale))

@@ -41,12 +41,15 @@ def test_it_ends_where_it_is_finite(solver: Solver, scale: float, monkeypatch) -
 
 
 def test_the_report_of_nan_before_step_900() -> None:
-    """Momentum in the denormals once made every low-rank map infinite."""
+    """Momentum in the denormals once made every low-rank map infinite.
+
+    That was with a momentum of 0.9. One of 0.8 reaches the denormals in half as many steps.
+    """
     p = torch.nn.Parameter(torch.zeros(24, 32))
-    optimizer = ps.Muon([p], lr=1e-3, momentum=0.9, polar=ps.LowRank(8, 4))
-    after = trained(p, optimizer, [*random((24, 32)), *[0.0] * 900])
+    optimizer = ps.Muon([p], lr=1e-3, momentum=0.8, polar=ps.LowRank(8, 4))
+    after = trained(p, optimizer, [*random((24, 32)), *[0.0] * 450])
     assert bool(after[-1].isfinite().all())
-    assert torch.equal(after[-1], after[400])
+    assert torch.equal(after[-1], after[200])
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-42])

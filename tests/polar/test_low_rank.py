@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.solvers import factored
-from tests.spectra import SPECTRA, batch, gaussian, matrix, orthogonal
+from tests.spectra import SPECTRA, batch, gaussian, matrix, operator_norm, orthogonal
 from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, rng
@@ -15,10 +15,6 @@ from polarstep.polar import Warm
 from polarstep.products.cpu import Cpu
 
 ORTH = ["householder", "cholesky", "products"]
-
-
-def op(M):
-    return torch.linalg.matrix_norm(M.double(), 2)
 
 
 def written_out(M, Omega, power, inner, delta=torch.linalg.vector_norm):
@@ -52,7 +48,7 @@ def test_algorithm_2_has_the_operator_norm_of_b_as_delta(power, form):
         # δ is ‖B‖_op up to a thousandth, which three steps enlarge by at most (15/8)³.
         assert error < 0.01 * torch.linalg.matrix_norm(printed)
         assert error < 0.05 * torch.linalg.matrix_norm(usual - printed)
-        assert op(T) <= 1 + 1e-12
+        assert operator_norm(T) <= 1 + 1e-12
 
 
 @pytest.mark.parametrize("power", [0, 0.5, 1, 2])
@@ -151,7 +147,7 @@ def test_norm_is_at_most_one_at_working_size(sketch, orth, power, inner, momentu
     for M in (synthetic, *(m[:12] for m in momentum.values())):
         T = solver(M, generator=rng.generator("norm"))
         assert T.isfinite().all()
-        assert (op(T) <= 1 + 1e-5).all()
+        assert (operator_norm(T) <= 1 + 1e-5).all()
 
 
 @pytest.mark.parametrize("orth", ORTH)
@@ -194,7 +190,7 @@ def test_full_alignment_on_what_rank_there_is(sketch, orth, rank, log_scale, see
     assert aligned[0] > 1 - 1e-3
     assert aligned[2] > 1 - 1e-5
     assert not T[1].any()
-    assert (op(T) <= 1 + 1e-5).all()
+    assert (operator_norm(T) <= 1 + 1e-5).all()
 
 
 def test_the_inner_delta_may_be_a_number():
@@ -203,7 +199,7 @@ def test_the_inner_delta_may_be_a_number():
     T = solver(M)
     sigma = torch.linalg.svdvals(T)
     torch.testing.assert_close(sigma[:12], torch.full((12,), 0.5).double(), atol=1e-8, rtol=0)
-    assert abs(op(solver(M.float() * 2)) - 1) < 1e-5
+    assert abs(operator_norm(solver(M.float() * 2)) - 1) < 1e-5
 
 
 def test_without_a_generator_the_sketch_is_always_the_same(untouched_rng):
@@ -301,7 +297,7 @@ def test_zero_columns_for_the_tensor_cores_change_nothing(sketch, in_bfloat16, m
         assert factors.Z.shape == factors.B.shape == (2, 11, 60)
         ends.append(T)
     torch.testing.assert_close(*ends, atol=2e-2, rtol=0)
-    assert (op(ends[1]) > 0.98).all()
+    assert (operator_norm(ends[1]) > 0.98).all()
 
 
 @pytest.fixture
@@ -324,7 +320,7 @@ def test_a_rounded_sketch_gives_as_good_a_basis(power, sketch, spectrum, tiles):
         for has in (False, True):
             tiles(has)
             T = solver(M.float(), generator=rng.generator("Ω")).double()
-            assert (op(T) <= 1 + 1e-5).all()
+            assert (operator_norm(T) <= 1 + 1e-5).all()
             made.append((M * T).sum((-2, -1)))
         assert (made[1] >= made[0] - 0.01 * nuclear).all()
     # One product would gain by it as much as rounding M takes.

@@ -11,8 +11,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.spectra import SPECTRA, batch, gaussian, matrix, with_singular_values
-from torch.utils.flop_counter import FlopCounterMode
+from tests.flops import Flops
+from tests.spectra import (
+    SPECTRA,
+    batch,
+    gaussian,
+    matrix,
+    operator_norm,
+    with_singular_values,
+)
 
 from polarstep import NewtonSchulz
 from polarstep.polar import coefficients, gram
@@ -20,10 +27,6 @@ from polarstep.products.cpu import Cpu
 
 CUSTOM = ((2.0, -1.5, 0.5), (1.5, -0.5), (1.2, 0.1, -0.2, -0.1))
 SETS = (*coefficients.names(), CUSTOM)
-
-
-def op(M):
-    return torch.linalg.matrix_norm(M, 2)
 
 
 def delta_of(M, delta):
@@ -83,7 +86,7 @@ def test_norm_is_at_most_one_for_any_number_of_steps(form, name, delta, steps, m
     solver = NewtonSchulz(steps, name, delta, form=form)
     synthetic = torch.stack([matrix(s, 64, 96) for s in SPECTRA]).float()
     for M in (synthetic, *(m[:10] for m in momentum.values())):
-        assert (op(solver(M).double()) <= 1 + 1e-5).all()
+        assert (operator_norm(solver(M).double()) <= 1 + 1e-5).all()
 
 
 @pytest.mark.parametrize(("delta", "order"), [("spectral", 8), ("operator", 4096)])
@@ -104,7 +107,7 @@ def test_delta_by_squarings_is_a_norm_from_above(delta, order, dtype, data):
         M = matrix(kind, m, n)
     scale = 10.0 ** data.draw(st.integers(-30, 30), "log scale")
     M = (M * scale).to(dtype)
-    over_delta = op(NewtonSchulz(0, delta=delta)(M).double())  # ‖M‖_op/δ
+    over_delta = operator_norm(NewtonSchulz(0, delta=delta)(M).double())  # ‖M‖_op/δ
     assert over_delta <= 1 + (1e-12 if dtype == torch.float64 else 2e-7)  # measuring rounds too
     if M.any():
         assert over_delta >= min(m, n) ** (-1 / order) * (1 - 1e-5)
@@ -115,7 +118,7 @@ def test_delta_by_squarings_is_a_norm_from_above(delta, order, dtype, data):
 def test_delta_by_squarings_is_a_norm_from_above_in_long_sums(shape, delta):
     # Equal terms round the same way: the worst case for a sum of this length.
     for M in (torch.ones(shape), torch.full(shape, 1 / 3), gaussian(*shape).float().abs()):
-        assert op(NewtonSchulz(0, delta=delta)(M).double()) <= 1 + 2e-7
+        assert operator_norm(NewtonSchulz(0, delta=delta)(M).double()) <= 1 + 2e-7
 
 
 @pytest.mark.parametrize("delta", ["frobenius", "spectral", "operator", 3.0])
@@ -127,20 +130,19 @@ def test_delta_by_squarings_is_a_norm_from_above_in_long_sums(shape, delta):
 def test_product_flops_is_what_runs(delta, form, coefficient_set, steps):
     solver = NewtonSchulz(steps, coefficient_set, delta, form=form)
     for shape in ((16, 16), (8, 48), (48, 8)):
-        with FlopCounterMode(display=False) as counter:
+        with Flops() as counter:
             solver(gaussian(*shape).float())
-        assert counter.get_total_flops() == solver.product_flops(*shape), shape
+        assert counter.total == solver.product_flops(*shape), shape
 
 
 @pytest.mark.parametrize("form", ["plain", "gram"])
 @pytest.mark.parametrize("delta", ["frobenius", "spectral"])
 def test_product_flops_is_what_runs_where_symmetry_is_used(form, delta):
     solver = NewtonSchulz(2, delta=delta, form=form)
-    counter = FlopCounterMode(display=False)
-    with counter:
+    with Flops() as counter:
         solver(gaussian(540, 560).float())
     assert (
-        counter.get_total_flops()
+        counter.total
         == solver.product_flops(540, 560)
         < 0.9 * (NewtonSchulz(2, delta=delta).flops(540, 560) * (1.5 if delta == "spectral" else 1))
     )

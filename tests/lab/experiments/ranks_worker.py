@@ -31,7 +31,7 @@ from polarstep_lab.training.train import Interrupted, train
 STOP = 2
 """The step after which rank 0 is sent a signal."""
 
-LONG = [{"steps": 8, "sequences": 4, "sequence_length": 32}]
+LONG = [{"steps": 6, "sequences": 4, "sequence_length": 32}]
 TWO_STAGES = [
     {"steps": 3, "sequences": 4, "sequence_length": 16},
     {"steps": 3, "sequences": 6, "sequence_length": 32, "lr": 1.5},

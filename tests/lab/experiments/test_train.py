@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
@@ -82,17 +83,30 @@ class StopAt:
     def end(self, result: Result | None) -> None: ...
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The directory of a config's run that nothing interrupts, made when it is first asked for."""
+
+    @functools.cache
+    def made(config: RunConfig) -> Path:
+        directory = tmp_path_factory.mktemp("whole") / "run"
+        train(config, directory)
+        return directory
+
+    return made
+
+
 @pytest.mark.parametrize("method", [*METHODS, *OURS], ids=lambda method: method.slug)
 def test_every_method_learns_text(method, tmp_path):
-    stages = [{"steps": 30, "sequences": 8, "sequence_length": 32, "lr": 1.0}]
-    config = tiny_gpt(method.slug, data__stages=stages, evaluation__every=30)
+    stages = [{"steps": 15, "sequences": 8, "sequence_length": 32, "lr": 1.0}]
+    config = tiny_gpt(method.slug, data__stages=stages, evaluation__every=15)
     result = train(config, tmp_path / "run")
     rows = RunRecord.load(tmp_path / "run").rows("val")
     assert result.status == "finished"
     assert result.validation == rows[-1].perplexity == math.exp(rows[-1].loss)
-    assert 1 < result.value < 0.8 * rows[0].perplexity
-    assert rows[-1].loss < rows[0].loss - 0.2
-    assert rows[-1].tokens == 30 * 8 * 32
+    assert 1 < result.value < 0.7 * rows[0].perplexity
+    assert rows[-1].loss < rows[0].loss - 0.4
+    assert rows[-1].tokens == 15 * 8 * 32
 
 
 def test_the_test_text_is_read_once_after_the_last_step(tmp_path, monkeypatch):
@@ -125,7 +139,7 @@ def test_every_method_learns_images(method, tmp_path):
     # The recipe's rates are for 720 steps; AdamW, whose steps are as long as its rate, needs a
     # larger one to get anywhere in 40.
     rate = {"optimizer__lr": 0.03} if method.algorithm == "adamw" else {}
-    steps = {"data__batch_size": 8, "data__epochs": 2.0, "evaluation__every": 40}
+    steps = {"data__batch_size": 8, "data__train_images": None, "evaluation__every": 40}
     config = tiny_cnn(fake_cifar10(tmp_path / "data"), method.slug, **steps, **rate)
     result = train(config, tmp_path / "run")
     loaded = RunRecord.load(tmp_path / "run")
@@ -138,25 +152,23 @@ def test_every_method_learns_images(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["rand-muon-kaczmarz", "adamw"])
 @pytest.mark.parametrize("step", [1, 4])
-def test_ctrl_c_then_resume_equals_one_run(method, step, tmp_path):
+def test_ctrl_c_then_resume_equals_one_run(method, step, whole, tmp_path):
     config = tiny_gpt(method)
-    train(config, tmp_path / "whole")
     with pytest.raises(Interrupted, match=f"step {step} of 6"):
         train(config, tmp_path / "parts", observers=[StopAt(step, "ctrl-c")])
     assert Result.load(tmp_path / "parts") is None
     train(config, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(whole(config), tmp_path / "parts")
     environment = RunRecord.load(tmp_path / "parts").environment
     assert [later["device"] for later in environment["resumed"]] == ["cpu"]
 
 
-def test_ctrl_c_then_resume_equals_one_run_on_images(tmp_path):
+def test_ctrl_c_then_resume_equals_one_run_on_images(whole, tmp_path):
     config = tiny_cnn(fake_cifar10(tmp_path / "data"), "rand-muon")
-    train(config, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train(config, tmp_path / "parts", observers=[StopAt(7, "ctrl-c")])
     train(config, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(whole(config), tmp_path / "parts")
 
 
 KILLED = """
@@ -203,7 +215,7 @@ def test_sigkill_at_random_moments_then_resume_equals_one_run(tmp_path):
 @pytest.mark.parametrize(
     "moment", ["before the first checkpoint", "between log and checkpoint", "before the result"]
 )
-def test_kill_at_chosen_moments(moment, tmp_path, monkeypatch):
+def test_kill_at_chosen_moments(moment, whole, tmp_path, monkeypatch):
     """The same as above at the moments a random kill seldom hits."""
 
     class Killed(BaseException):
@@ -213,7 +225,6 @@ def test_kill_at_chosen_moments(moment, tmp_path, monkeypatch):
         raise Killed
 
     config = tiny_gpt(runtime__checkpoint_seconds=0.0)
-    train(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         if moment == "before the first checkpoint":
             patch.setattr("polarstep_lab.training.loop.save_checkpoint", kill)
@@ -232,23 +243,21 @@ def test_kill_at_chosen_moments(moment, tmp_path, monkeypatch):
         log.write('{"step": 99, "ki')  # the line that was being written
     assert RunRecord.load(tmp_path / "parts").status == "unfinished"
     train(config, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(whole(config), tmp_path / "parts")
 
 
-def test_the_record_says_what_was_trained_on(tmp_path):
-    train(tiny_gpt("muon"), tmp_path / "text")
-    train(tiny_cnn(fake_cifar10(tmp_path / "data"), "muon"), tmp_path / "images")
-    text, images = (RunRecord.load(tmp_path / name).environment for name in ("text", "images"))
+def test_the_record_says_what_was_trained_on(whole, tmp_path):
+    configs = tiny_gpt("muon"), tiny_cnn(fake_cifar10(tmp_path), "muon", data__epochs=0.5)
+    text, images = (RunRecord.load(whole(config)).environment for config in configs)
     assert text["data"].startswith("tinyshakespeare: ")
     assert "40 held out" in images["data"]
 
 
-def test_a_finished_run_may_leave_no_checkpoint(tmp_path):
+def test_a_finished_run_may_leave_no_checkpoint(whole, tmp_path):
     config = tiny_gpt(runtime__keep_checkpoint=False, runtime__checkpoint_seconds=0.0)
-    train(tiny_gpt(), tmp_path / "kept")
     train(config, tmp_path / "run")
     assert not (tmp_path / "run" / record.CHECKPOINT).exists()
-    assert without_time(tmp_path / "run") == without_time(tmp_path / "kept")
+    assert without_time(tmp_path / "run") == without_time(whole(tiny_gpt()))
     with pytest.raises(Interrupted):
         train(config, tmp_path / "stopped", observers=[StopAt(4, "ctrl-c")])
     assert (tmp_path / "stopped" / record.CHECKPOINT).exists()
@@ -275,14 +284,14 @@ def test_seeds_differ_and_repeat(tmp_path):
     assert values[0] == values[2] != values[1]
 
 
-def test_gradient_accumulation_gives_the_same_gradients(tmp_path):
-    whole = train(tiny_gpt("muon"), tmp_path / "whole")
+def test_gradient_accumulation_gives_the_same_gradients(whole, tmp_path):
+    at_once = Result.load(whole(tiny_gpt("muon")))
     parts = train(tiny_gpt("muon", runtime__micro_batch=1), tmp_path / "parts")
-    assert parts.value == pytest.approx(whole.value, rel=1e-4)
+    assert parts.value == pytest.approx(at_once.value, rel=1e-4)
 
 
-def test_lower_precision_is_used_where_configured(tmp_path):
-    exact = train(tiny_gpt("muon"), tmp_path / "float32")
+def test_lower_precision_is_used_where_configured(whole, tmp_path):
+    exact = Result.load(whole(tiny_gpt("muon")))
     rounded = train(tiny_gpt("muon", runtime__precision="bfloat16"), tmp_path / "bfloat16")
     assert rounded.value != exact.value
     assert rounded.value == pytest.approx(exact.value, rel=0.02)
@@ -335,15 +344,14 @@ def test_a_diverging_loss_is_recorded(tmp_path):
     assert not math.isfinite(loaded.metrics[-1].loss)
 
 
-def test_a_stopped_run_keeps_its_figure_and_can_go_on(tmp_path):
+def test_a_stopped_run_keeps_its_figure_and_can_go_on(whole, tmp_path):
     config = tiny_gpt()
-    train(config, tmp_path / "whole")
     result = train(config, tmp_path / "run", observers=[StopAt(4, "prune")])
     assert (result.status, result.steps, result.message) == ("stopped", 4, "not promising")
     assert math.isnan(result.value)  # the test text was not read
     assert result.validation == RunRecord.load(tmp_path / "run").rows("val")[-1].perplexity
     train(config, tmp_path / "run", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(whole(config), tmp_path / "run")
 
 
 def test_a_failure_is_recorded_and_raised(tmp_path):
@@ -355,12 +363,11 @@ def test_a_failure_is_recorded_and_raised(tmp_path):
     assert len(loaded.rows("train")) == 2
 
 
-def test_a_full_disk_is_said_and_leaves_the_record(tmp_path, monkeypatch):
+def test_a_full_disk_is_said_and_leaves_the_record(whole, tmp_path, monkeypatch):
     def full(file: Any) -> None:
         raise OSError(28, "No space left on device")
 
     config = tiny_gpt(runtime__checkpoint_seconds=0.0)
-    train(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr("polarstep_lab.training.checkpoint.torch.save", lambda _, file: full(file))
         with pytest.raises(StorageError, match=r"no space left to write .*checkpoint\.pt"):
@@ -368,17 +375,16 @@ def test_a_full_disk_is_said_and_leaves_the_record(tmp_path, monkeypatch):
     assert [row.step for row in RunRecord.load(tmp_path / "run").rows("train")] == [1]
     assert not list((tmp_path / "run").glob(".*.part"))
     train(config, tmp_path / "run", resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(whole(config), tmp_path / "run")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files as POSIX does")
 @pytest.mark.parametrize("name", [record.METRICS, record.CHECKPOINT])
-def test_a_file_that_may_not_grow_is_said_and_leaves_the_record(name, tmp_path, monkeypatch):
+def test_a_file_that_may_not_grow_is_said_and_leaves_the_record(name, whole, tmp_path, monkeypatch):
     """The operating system itself refuses a write."""
     import resource
 
     config = tiny_gpt()
-    train(config, tmp_path / "whole")
     directory = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(config, directory, observers=[StopAt(2, "ctrl-c")])
@@ -396,7 +402,7 @@ def test_a_file_that_may_not_grow_is_said_and_leaves_the_record(name, tmp_path, 
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(directory.glob(".*.part"))
     assert train(config, directory, resume=True).status == "finished"
-    assert_same_run(tmp_path / "whole", directory)
+    assert_same_run(whole(config), directory)
 
 
 @pytest.mark.parametrize("what", ["finished", "unfinished", "other settings", "foreign"])
@@ -450,20 +456,20 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         train(config, tmp_path / "run", resume=True)
 
 
-def test_optimizer_time_and_cost_are_recorded(tmp_path):
-    result = train(tiny_gpt("muon"), tmp_path / "run")
+def test_optimizer_time_and_cost_are_recorded(whole):
+    result = Result.load(whole(tiny_gpt("muon")))
     assert 0 < result.optimizer_ms_per_step < result.step_ms
     # Per layer four 32×32 and two 128×32, quintic with q = 7: the polynomial alone.
     polynomial = 2 * 7 * (4 * 6 * 32**3 + 2 * (4 * 128 * 32**2 + 2 * 32**3))
     assert polynomial < 1e9 * result.optimizer_gflops_per_step < 1.3 * polynomial
 
 
-def test_monitoring_records_gamma_and_changes_nothing(tmp_path):
-    plain = train(tiny_gpt("rand-muon"), tmp_path / "plain")
+def test_monitoring_records_gamma_and_changes_nothing(whole, tmp_path):
+    plain = whole(tiny_gpt("rand-muon"))
     config = tiny_gpt("rand-muon", runtime__monitor_every=2)
     seen = train(config, tmp_path / "seen")
-    assert seen.value == plain.value
-    assert_same_state(state(tmp_path / "plain")["model"], state(tmp_path / "seen")["model"])
+    assert seen.value == Result.load(plain).value
+    assert_same_state(state(plain)["model"], state(tmp_path / "seen")["model"])
     rows = RunRecord.load(tmp_path / "seen").gamma
     assert sorted({row["step"] for row in rows}) == [0, 2, 4]
     assert len({row["parameter"] for row in rows}) == 12
