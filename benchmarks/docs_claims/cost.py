@@ -158,6 +158,18 @@ def scaled_rest_price() -> str:
 
 
 @claim
+def price_of_fixes_on_a_cpu() -> str:
+    """The same on two CPU cores."""
+    record = json.loads((ROOT / "results/step-cost/cpu-arm-before.json").read_text())
+    rows = [row for row in record["beside"] if "AdamW" not in row["optimizer"]]
+    ratios = [row["ms_ratio"] for row in rows]
+    return (
+        f"steps of {len(rows)} maps take {min(ratios):.2f} to {max(ratios):.2f} times as long as before "
+        f"(medians of {record['rounds']} rounds)"
+    )
+
+
+@claim
 def price_of_fixes() -> str:
     """Steps of today's package over those of the version before, timed in turn."""
     record = json.loads((ROOT / "results/step-cost/h200-before.json").read_text())

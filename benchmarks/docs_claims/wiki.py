@@ -96,6 +96,27 @@ def long_run() -> str:
 
 
 @claim
+def larger_batches() -> str:
+    """The cheap maps after the long run, whose batches are larger than those of the frontier."""
+    import docs_long_run as study
+    from frontier import LENGTH, SEQUENCES
+
+    run = next(iter(study.runs()[study.BASE].values()))
+    batches = [
+        stage["sequences"] * stage["sequence_length"] / 1000
+        for stage in run.identity.config["data"]["stages"]
+    ]
+    deflated, rows = (study.gap(slug) for slug in ("deflated", "auto-rows"))
+    assert deflated is not None and rows is not None
+    return (
+        f"{deflated.told(unit='%')}, and {rows.told(unit='%')} with normalized rows, after "
+        f"{study.million_tokens():.1f}M tokens in batches of {min(batches):.0f} to {max(batches):.0f} "
+        f"thousand, on a GPT of {run.identity.config['model']['layers']} layers, where the other "
+        f"figures here are of batches of {SEQUENCES * LENGTH / 1000:.0f} thousand"
+    )
+
+
+@claim
 def long_run_missing() -> str:
     """Which methods have no run of that length."""
     import docs_long_run as study
