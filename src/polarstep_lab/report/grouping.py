@@ -112,9 +112,7 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
     rows = []
     for (method, _), group in members.groupby(["method", "setting"]):
         row = Row(method, group)
-        label = next(
-            (m.named(row.polar.get("sketch")) for m in all_methods() if m.name == method), method
-        )
+        label = row.method_that_ran
         if settings[method] > 1:  # the label says by which overrides this row differs
             overrides = row.first.identity.overrides
             shown = [f"{key}={value}" for key, value in sorted(overrides.items()) if key != "seed"]
