@@ -76,7 +76,8 @@ def complete(group: Group, muon_defaults: Group) -> Group:
 def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
     """A checkpoint's ``group``, checked; missing keys come from ``now``, the group it replaces.
 
-    Schedulers store keys of their own in a group, so unknown keys are kept.
+    What ``now`` lacks too comes from the defaults. Schedulers store keys of their own in a group, so
+    unknown keys are kept.
     """
     if "algorithm" not in group:
         raise ValueError(
@@ -85,8 +86,8 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
             "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
         )
     defaults = _defaults_of(group["algorithm"], muon_defaults)
-    if now is not None and now["algorithm"] == group["algorithm"]:
-        defaults = {key: now[key] for key in defaults}
+    if now is not None and now.get("algorithm", group["algorithm"]) == group["algorithm"]:
+        defaults = defaults | {key: now[key] for key in defaults if key in now}
     if now is not None and "name" in now:
         defaults = defaults | {"name": now["name"]}
     group = defaults | group

@@ -221,6 +221,11 @@ class Muon(Checkpointed):
         twin._told.frozen(twin._waiting or ())
         return twin
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that are missing in it stay as they are here."""
+        super().load_state_dict(state_dict)
+        self._told.loaded(self.param_groups, self.state)
+
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
