@@ -86,9 +86,9 @@ class Checkpointed(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.
 
-        Groups that somebody else has put into the optimizer, as Lightning does when it resumes a run, may
-        have parameters alone. torch casts what it loads to the precision of the parameter. Momentum that is kept in another
-        precision is loaded without that cast.
+        torch casts what it loads to the precision of the parameter. Momentum that is kept in another
+        precision is loaded without that cast. Groups that somebody else has put into the optimizer, as
+        Lightning does when it resumes a run, may have parameters alone.
         """
         _check_content(state_dict)
         _regroup(self.param_groups, state_dict["param_groups"])

@@ -68,7 +68,6 @@ class Told:
     def _tell_of_no_gradient(self, count: int) -> None:
         if count == 0:
             return
-        self._rested: list[tuple[str, Tensor]] = []  # loaded with a state while they were frozen
         self._no_gradient = self._replaced = self._new = True
         warnings.warn(
             f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
@@ -112,8 +111,8 @@ class Told:
         if not names:
             return
         warnings.warn(
-            f"{_have(names)} a state in the checkpoint that was loaded, but requires_grad=False: the run "
-            "that was saved updated what this one leaves alone. Expected the same layers to be trained. "
+            f"{_have(names)} a state in the checkpoint that was loaded, but requires_grad=False: the "
+            "run that was saved updated what this one leaves alone. Expected the same layers to train. "
             "Lightning's BackboneFinetuning freezes its backbone again when a run is resumed. Unfreeze "
             "the layers before the first step, by module.requires_grad_(True); if they are meant to "
             "rest, all is well",
