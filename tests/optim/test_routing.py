@@ -140,7 +140,11 @@ ERRORS = {
         ValueError,
         r"0\.weight and 0|hidden, by rules\[0\]",
     ),
-    "no parameters": (lambda: muon_for(nn.ReLU()), ValueError, "ReLU has no parameters"),
+    "no parameters": (
+        lambda: muon_for(nn.ReLU()),
+        ValueError,
+        "ReLU has no parameters: expected a",
+    ),
     "no module": (lambda: muon_for([1]), TypeError, r"model is a list.*polarstep\.Muon\(params\)"),
     "torch's AdamW": (
         lambda: muon_for(mlp(3, 3, 3), others=torch.optim.AdamW),

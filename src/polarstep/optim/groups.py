@@ -31,6 +31,7 @@ __all__ = [
     "Nonfinite",
     "Rounding",
     "check_lr",
+    "check_new",
     "check_options",
     "check_params",
     "complete",
@@ -246,6 +247,17 @@ def check_params(group: Group) -> None:
             )
         if group["algorithm"] == "muon":
             view_of(group, p, name)
+
+
+def check_new(group: Group, others: Sequence[Group]) -> None:
+    """Raise for the first parameter of ``group`` that one of ``others`` holds already."""
+    held = {id(p) for other in others for p in other["params"]}
+    for name, p in named_params(group):
+        if id(p) in held:
+            raise ValueError(
+                f"{name} is in another group of this optimizer: expected every parameter in one group, "
+                "also where two layers are tied; leave it out, or change the options of its group"
+            )
 
 
 def _instead_of(found: object) -> str:
