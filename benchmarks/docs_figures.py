@@ -219,7 +219,7 @@ def over_time() -> str:
     values = _multiples(2 if y[1] - y[0] < 20 else 5, y)
     unit = next(unit for unit in (0.25, 0.5, 1, 2, 5, 10, 20) if (last - first) / unit <= 8)
     minutes = {value: f"{value:g}" for value in _multiples(unit, frame.x)}
-    shapes += frame.axes({v: f"{v:g}" for v in values}, minutes, "minutes after the first step")
+    shapes += frame.axes({v: f"{v:g}" for v in values}, minutes, "minutes of training steps")
     named = []
     for method, part in inside.items():
         if not part:
@@ -267,7 +267,7 @@ def _brief(name: str) -> str:
 
 
 GAPS = "results/scaling/runs.jsonl"
-LONG_RUN = "results/gpt/wiki/records.jsonl"
+LONG_RUN = "results/long-run/table/records.jsonl"
 FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
     "docs/assets/frontier.svg": frontier,

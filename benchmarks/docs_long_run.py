@@ -1,21 +1,25 @@
-"""The long run: the methods on ``nanogpt-wiki``, one pass over 73 million tokens, from its archive.
+"""The long run: the methods on ``nanogpt-wiki``, one pass over 73 million tokens, from its archives.
 
 Full space is five PolarExpress steps. The figure is the test perplexity, on the half of the held-out
-text that no choice has seen. Methods of Table 2, ours and peers that have no run are named as missing.
+text that no choice has seen; rates were chosen on the other half, on short runs with another seed.
+Methods of the study that have no run are named as missing. ``long_run.py`` makes the runs.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from functools import cache
 
 from differences import Change, change, percent
 from docs_quality import ROOT, memory, steps
-from polarstep_lab.methods import Method, all_methods
+from long_run import METHODS
+from polarstep_lab.methods import Method, all_methods, find_methods
 from polarstep_lab.records.record import RunRecord, find_runs
 
-FOLDER = "results/gpt/wiki"
+FOLDER = "results/long-run/table"
+RATES = "results/long-run-rates/table"
 BASE = "muon-polar-express"
 """The method that all others are compared with."""
 TIMED = {
@@ -56,9 +60,25 @@ def gap(slug: str) -> Change | None:
     return percent(ours, full) if ours.keys() & full.keys() else None
 
 
+@cache
+def rates() -> dict[str, dict[float, float]]:
+    """Validation perplexity of the short runs that chose the rates, by method and rate."""
+    found: dict[str, dict[float, float]] = {}
+    for run in map(RunRecord.load, find_runs([ROOT / RATES])):
+        if run.result:
+            value = run.result.validation if run.result.status == "finished" else None
+            lr = run.identity.config["optimizer"]["lr"]
+            found.setdefault(run.identity.method, {})[lr] = math.inf if value is None else value
+    return {
+        each.slug: dict(sorted(found[each.name].items()))
+        for each in all_methods()
+        if each.name in found
+    }
+
+
 def missing() -> list[Method]:
-    """The methods without a run."""
-    return [method for method in all_methods() if method.slug not in runs()]
+    """The methods of the study without a run."""
+    return [method for method in find_methods(METHODS) if method.slug not in runs()]
 
 
 def million_tokens() -> float:
@@ -75,10 +95,14 @@ def million_tokens() -> float:
 
 
 def seconds(run: RunRecord) -> list[tuple[float, float]]:
-    """(time, validation perplexity) along a run; time begins after the first step, which compiles."""
-    begin = min(row.seconds for row in run.metrics if row.kind == "train")
+    """(seconds, validation perplexity) along a run, in steps of median length.
+
+    The clock of a run also counts compiling, validations and, after an interruption, starting again.
+    """
+    assert run.result is not None
+    step = run.result.step_ms / 1000
     return [
-        (row.seconds - begin, row.perplexity)
+        (step * row.step, row.perplexity)
         for row in run.metrics
         if row.kind == "val" and row.step > 0 and row.perplexity is not None
     ]
@@ -101,14 +125,38 @@ def times(slug: str) -> tuple[float, float] | None:
 
 def table() -> Iterator[str]:
     """Markdown: perplexity, difference to full space, times and memory of every method that was run."""
-    yield "| method | test perplexity | to full space | optimizer ms | whole step, ms | MiB |"
-    yield "|---|--:|--:|--:|--:|--:|"
+    yield "| method | rate | test perplexity | to full space | optimizer ms | whole step, ms | MiB |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
     names = {method.slug: method.name for method in all_methods()}
     for slug in runs():
-        cells = [_level([*tests(slug).values()]), _gap(slug)]
+        cells = [_rate(slug), _level([*tests(slug).values()]), _gap(slug)]
         cells += [f"{ms:.1f}" for ms in times(slug) or ()] or ["not timed"] * 2
         cells.append(memory(steps().get((_row_of_times(slug), "nanoGPT"))))
         yield f"| {names[slug]} | {' | '.join(cells)} |"
+
+
+def table_of_rates() -> Iterator[str]:
+    """Markdown: validation perplexity of each method at each rate, the lowest of a method in bold."""
+    yield "| method | rate: validation perplexity |"
+    yield "|---|---|"
+    names = {method.slug: method.name for method in all_methods()}
+    for slug, found in rates().items():
+        best = min(found.values())
+        told = [
+            f"**{lr:g}: {_short(value)}**" if value == best else f"{lr:g}: {_short(value)}"
+            for lr, value in found.items()
+        ]
+        yield f"| {names[slug]} | {', '.join(told)} |"
+
+
+def _short(value: float) -> str:
+    return "diverged" if math.isinf(value) else f"{value:.1f}" if value < 1e4 else f"{value:.0e}"
+
+
+def _rate(slug: str) -> str:
+    """The learning rate of a method's runs, which is one for all seeds."""
+    (lr,) = {run.identity.config["optimizer"]["lr"] for run in runs()[slug].values()}
+    return f"{lr:g}"
 
 
 def _row_of_times(slug: str) -> str:

@@ -90,13 +90,17 @@ def _unsketched(load: str, device: str) -> bool:
 
 
 def accuracy_table(record: Path) -> str:
-    """The largest Δγ and ν of each map over the matrices that step_accuracy.py printed."""
-    rows = re.findall(r"^  \S.*?\s{2,}(\S.*?)\s+Δγ\s+(\S+)\s+ν (\S+)$", record.read_text(), re.M)
+    """γ on recorded momentum, the largest Δγ and the largest ν of each map, from step_accuracy.py."""
+    line = r"^  (\S.*?)\s{2,}(\S.*?)\s+γ\s+(\S+)\s+(\S+)\s+Δγ\s+(\S+)\s+ν (\S+)$"
+    rows = re.findall(line, record.read_text(), re.M)
     table = []
-    for name in dict.fromkeys(row[0] for row in rows):
-        gamma, nu = (max(float(row[i]) for row in rows if row[0] == name) for i in (1, 2))
-        table.append([name, f"{gamma:.4f}", f"{nu:.4f}"])
-    return markdown(dict.fromkeys(["map", "largest Δγ", "largest ν"], "left"), table)
+    for name in dict.fromkeys(row[1] for row in rows):
+        mine = [row for row in rows if row[1] == name]
+        ((median, largest),) = (row[2:4] for row in mine if row[0].startswith("recorded"))
+        delta, nu = (max(float(row[i]) for row in mine) for i in (4, 5))
+        cells = [f"{float(median):.3f} ({float(largest):.3f})", f"{delta:.3f}", f"{nu:.3f}"]
+        table.append([name, *(cell.replace("-", "−") for cell in cells)])
+    return markdown(_first_left("map", "γ, median (largest)", "largest Δγ", "largest ν"), table)
 
 
 def tightness_table(record: Path) -> str:
@@ -181,6 +185,13 @@ def long_run_table(folder: Path) -> str:
     import docs_long_run
 
     return "\n".join(docs_long_run.table())
+
+
+def rates_of_the_long_run(folder: Path) -> str:
+    """Validation perplexity of the short runs that chose the rates of the long run."""
+    import docs_long_run
+
+    return "\n".join(docs_long_run.table_of_rates())
 
 
 def accuracies_table(folder: Path) -> str:
@@ -283,6 +294,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "over-width": partial(scaling_table, unit="width"),
     "peers": peers_table,
     "long-run": long_run_table,
+    "long-run-rates": rates_of_the_long_run,
     "accuracies": accuracies_table,
     "choice": choice_table,
 }

@@ -1,47 +1,58 @@
-"""How inexact is the fast step, in the precision in which it is timed?
+"""How inexact is an applied update, in the precision in which the step is timed?
 
     python benchmarks/step_accuracy.py                 # on the GPU if there is one
     python benchmarks/step_accuracy.py --quick         # small matrices, to see that it works
 
-For every matrix: γ and ν of the map as it runs on this device, and γ of Algorithm 1 in float64 with
-the same rank and one power iteration. The matrices have four spectra, or are a batch that mixes
-zero, rank-one and full-rank matrices, or the momentum of a real GPT, recorded at every step from
-the first on, as warm sketches and kept bases need it. Warm sketches are also followed on matrices
-of the four spectra, a tenth of which is new at every step. Δγ is the γ of the fast map minus that
-of Algorithm 1; it is negative where the fast map is better.
+Everything is read from the parameters before and after ``Muon.step()``: with X = 0, β = 0 and a rate of
+one the step leaves X = −T(G). Of that T the benchmark prints γ and ν, for every map:
+
+- on five spectra (flat, two power laws, sixteen spikes, half rank), with a zero and a rank-one matrix in
+  the same batch, at the first step and at the third, which a GPU replays as a CUDA graph;
+- on matrices of the five spectra a tenth of which is new at every step, for maps that carry something
+  from step to step;
+- on the momentum of a real GPT, recorded at every step from the first on, as these maps need it.
+
+Δγ is γ minus that of Algorithm 1 in float64 with the same rank and one power iteration. It is negative
+where the applied update is better.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.polar import Carry, Draw
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from step_cost import INNER
 from timing import machine
 
-SPECTRA = {
+SPECTRA: dict[str, Callable[[Tensor], Tensor]] = {
     "k^-0.5": lambda k: k**-0.5,
     "k^-1": lambda k: 1 / k,
     "flat": torch.ones_like,
-    "low rank and noise": lambda k: torch.where(k <= 16, 1.0, 1e-3),
+    "sixteen spikes": lambda k: torch.where(k <= 16, 1.0, 1e-3),
+    "half rank": lambda k: torch.where(k <= len(k) // 2, k**-0.5, 0.0),
 }
+CARRYING = ("warm", "Gaussian h=0, kept 4 steps", "Deflated warm, one step")
+"""Maps that carry something from step to step."""
 
 
-def maps(rank: int) -> dict[str, ps.LowRank | ps.Deflated]:
-    """The maps under test, all with ℓ = rank + 8."""
+def maps(rank: int) -> dict[str, ps.PolarMap]:
+    """The maps under test; sketches have ℓ = rank + 8."""
     common = {"inner": INNER, "always_sketch": True}
     warm, fresh = (
         ps.LowRank(rank, 8, sketch=sketch, **common) for sketch in (ps.Warm(), ps.Gaussian())
     )
+    flat = ps.NewtonSchulz(1, "flat")
     return {
+        "full space, PolarExpress 5": ps.NewtonSchulz(5, "polar-express"),
+        "full space, quintic 7": ps.NewtonSchulz(7),
         "warm": warm,
         "Gaussian h=0": ps.LowRank(rank, 8, power=0, **common),
         "Gaussian h=0, kept 4 steps": ps.LowRank(rank, 8, power=0, keep=4, **common),
@@ -49,36 +60,36 @@ def maps(rank: int) -> dict[str, ps.LowRank | ps.Deflated]:
         "Kaczmarz h=½": ps.LowRank(rank, 8, power=0.5, sketch=ps.Kaczmarz(), **common),
         "the paper's": ps.LowRank(rank, 8, always_sketch=True),
         "Deflated h=1, scaled": ps.Deflated(fresh),
-        "Deflated h=1, one step": ps.Deflated(fresh, ps.NewtonSchulz(1, "flat")),
-        "Deflated warm, one step": ps.Deflated(warm, ps.NewtonSchulz(1, "flat")),
+        "Deflated h=1, one step": ps.Deflated(fresh, flat),
+        "Deflated warm, one step": ps.Deflated(warm, flat),
+        "Deflated warm, one step in 16 bits": ps.Deflated(warm, flat, float8=False),
     }
 
 
-def synthetic(m: int, n: int) -> Iterator[tuple[str, Tensor]]:
-    """Batches of matrices, float64."""
+def of_spectrum(spectrum: Callable[[Tensor], Tensor], m: int, n: int, g: torch.Generator) -> Tensor:
+    """A random m×n matrix, m ≤ n, with these singular values, float64."""
+    k = torch.arange(1, m + 1, dtype=torch.float64)
+    U, V = (torch.randn(side, m, generator=g, dtype=torch.float64) for side in (m, n))
+    return (torch.linalg.qr(U).Q * spectrum(k)) @ torch.linalg.qr(V).Q.mT
+
+
+def synthetic(m: int, n: int) -> dict[str, Tensor]:
+    """A matrix of every spectrum, and what a batch may have beside them; float64."""
     g = rng.generator("accuracy", m, n)
-    U = torch.linalg.qr(torch.randn(m, m, generator=g, dtype=torch.float64)).Q
-    V = torch.linalg.qr(torch.randn(n, m, generator=g, dtype=torch.float64)).Q
-    k = torch.arange(1, m + 1, dtype=torch.float64)
-    made = {name: (U * spectrum(k)) @ V.mT for name, spectrum in SPECTRA.items()}
-    for name, M in made.items():
-        yield name, M[None]
-    rank_one = U[:, :1] @ V[:, :1].mT
-    yield "mixed batch", torch.stack([torch.zeros_like(rank_one), rank_one, made["k^-1"]])
+    made = {name: of_spectrum(spectrum, m, n, g) for name, spectrum in SPECTRA.items()}
+    made["rank one"] = of_spectrum(lambda k: (k == 1).double(), m, n, g)
+    made["zero"] = torch.zeros(m, n, dtype=torch.float64)
+    return made
 
 
-def turning(m: int, n: int, steps: int) -> Iterator[tuple[str, list[Tensor]]]:
-    """For each spectrum, a matrix at every step, a tenth of which each step draws anew; float64."""
+def turning(m: int, n: int, steps: int) -> list[dict[str, Tensor]]:
+    """For every step a matrix of each spectrum, a tenth of which is drawn anew; float64."""
     g = rng.generator("accuracy", "turning", m, n)
-    k = torch.arange(1, m + 1, dtype=torch.float64)
-
-    def drawn(spectrum: Callable[[Tensor], Tensor]) -> Tensor:
-        U, V = (torch.randn(side, m, generator=g, dtype=torch.float64) for side in (m, n))
-        return (torch.linalg.qr(U).Q * spectrum(k)) @ torch.linalg.qr(V).Q.mT
-
-    for name, spectrum in SPECTRA.items():
-        M = drawn(spectrum)
-        yield name, [0.9 * M + 0.1 * drawn(spectrum) for _ in range(steps)]
+    bases = {name: of_spectrum(spectrum, m, n, g) for name, spectrum in SPECTRA.items()}
+    return [
+        {name: 0.9 * M + 0.1 * of_spectrum(SPECTRA[name], m, n, g) for name, M in bases.items()}
+        for _ in range(steps)
+    ]
 
 
 def recorded(device: torch.device, steps: int) -> list[dict[str, Tensor]]:
@@ -109,97 +120,96 @@ def recorded(device: torch.device, steps: int) -> list[dict[str, Tensor]]:
     return history
 
 
-class Case:
-    """A batch of matrices and γ of Algorithm 1 in float64 on each."""
+def applied(
+    polar: ps.PolarMap, matrices: Sequence[dict[str, Tensor]], device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """T at each step, as the difference of the parameters before and after it."""
+    X = {
+        name: torch.nn.Parameter(torch.zeros_like(M, dtype=torch.float32, device=device))
+        for name, M in matrices[0].items()
+    }
+    muon = ps.Muon(X.items(), lr=1.0, momentum=0.0, polar=polar, lr_scale="none")
+    for gradients in matrices:
+        for name, parameter in X.items():
+            parameter.data.zero_()
+            parameter.grad = gradients[name].to(device, torch.float32)
+        muon.step()
+        yield {name: -parameter.detach() for name, parameter in X.items()}
 
-    def __init__(self, M: Tensor, rank: int) -> None:
-        self.M = M.double().cpu()
-        self.alive = self.M.abs().amax((-2, -1)) > 0
-        self.nuclear = torch.linalg.svdvals(self.M[self.alive]).sum(-1)
-        self.gamma = self._gamma(ps.LowRank(rank, 8, always_sketch=True)(self.M))
+
+class Case:
+    """A matrix, and γ of Algorithm 1 on it in float64."""
+
+    def __init__(self, M: Tensor, rank: int, device: torch.device) -> None:
+        # The matrix as the optimizer gets it, so that its rounding to float32 is not counted.
+        self.M = M.to(device, torch.float32).double()
+        self.nuclear = torch.linalg.svdvals(self.M).sum()
+        self.reference = float(self._gamma(ps.LowRank(rank, 8, always_sketch=True)(self.M)))
 
     def _gamma(self, T: Tensor) -> Tensor:
-        return 1 - (self.M * T)[self.alive].sum((-2, -1)) / self.nuclear
+        return 1 - (self.M * T).sum() / self.nuclear
 
-    def measure(self, T: Tensor) -> tuple[float, float]:
-        """Δγ and ν, the worst of the batch."""
-        T = T.double().cpu()
+    def measure(self, T: Tensor) -> tuple[float, float, float]:
+        """γ, Δγ and ν of an update T."""
         assert bool(torch.isfinite(T).all()), "not finite"
-        assert bool((T[~self.alive] == 0).all()), "T(0) is not 0"
-        if not self.alive.any():
-            return 0.0, 0.0
-        norms = torch.linalg.matrix_norm(T[self.alive], 2)
-        delta = (self._gamma(T) - self.gamma).max()
-        return float(delta), float((norms - 1).clamp_min(0).max())
+        if not self.nuclear > 0:
+            assert not T.any(), "T(0) is not 0"
+            return 0.0, 0.0, 0.0
+        T = T.double()
+        gamma = float(self._gamma(T))
+        gram = T @ T.mT if T.shape[0] <= T.shape[1] else T.mT @ T
+        norm = float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt())
+        return gamma, gamma - self.reference, max(norm - 1, 0.0)
 
 
-def stepped(
-    polar: ps.LowRank | ps.Deflated, M: Tensor, carry: Carry, step: int, *key: int | str
-) -> tuple[Tensor, Carry]:
-    """T of M at an optimizer step that continues from ``carry``, and the next carry.
-
-    The key of the random numbers is ``key`` followed by the map's ``numbers_at``.
-    """
-    drawn = polar.numbers_at(step, resumed=bool(carry))
-    numbers = None
-    if drawn is not None:
-        g = rng.generator(*key, *drawn, device=M.device)
-        numbers = polar.draw(*M.shape[-2:], g)
-    made, carry = polar.step(M, carry, Draw(numbers))
-    return made.dense, carry
+def report(what: str, name: str, measured: Sequence[tuple[float, float, float]]) -> None:
+    """Print the median and the largest γ, the largest Δγ and the largest ν of one map."""
+    gamma, delta, nu = zip(*measured, strict=True)
+    print(
+        f"  {what:34} {name:36} γ {statistics.median(gamma):8.4f} {max(gamma):8.4f}"
+        f"   Δγ {max(delta):8.4f}   ν {max(nu):.4f}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    """Print the table, and fail if anything leaves its bounds."""
+    """Print the table; an update that is not finite, or not zero for a zero gradient, is an error."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="small matrices and few steps")
     options = parser.parse_args()
     device = torch.device(options.device)
-    short, rank, steps = (128, 32, 3) if options.quick else (512, 128, 40)
+    short, rank, steps = (128, 32, 3) if options.quick else (768, 200, 40)
     print(machine(device))
-    worst: dict[str, list[float]] = {}
-
-    def report(what: str, name: str, delta: float, nu: float) -> None:
-        print(f"  {what:34} {name:26} Δγ {delta:8.4f}   ν {nu:.4f}", flush=True)
-        worst.setdefault(name, []).append(delta)
-        worst.setdefault(f"{name} ν", []).append(nu)
-
     for m, n in ((short, short), (short, 4 * short)):
-        for what, M in synthetic(m, n):
-            case = Case(M, rank)
-            for name, polar in maps(rank).items():
-                if isinstance(polar, ps.LowRank) and polar.keep > 1:
-                    continue  # its first step makes a basis of its own, as without keep
-                T = polar(M.float().to(device), generator=rng.generator("a", device=device))
-                report(f"{what}, {m}×{n}", name, *case.measure(T))
-    for what, matrices in turning(short, 2 * short, steps=5):
-        polar, carry, followed = maps(rank)["warm"], Carry(), []
-        for step, M in enumerate(matrices):
-            M = M[None]
-            T, carry = stepped(polar, M.float().to(device), carry, step, "a")
-            if step > 0:
-                followed.append(Case(M, rank).measure(T))
-        report(f"{what}, turning", "warm", *(max(each) for each in zip(*followed, strict=True)))
+        matrices = synthetic(m, n)
+        cases = {name: Case(M, rank, device) for name, M in matrices.items()}
+        for name, polar in maps(rank).items():
+            first, _, third = applied(polar, [matrices] * 3, device)
+            for what, case in cases.items():
+                report(f"{what}, {m}×{n}", name, [case.measure(T[what]) for T in (first, third)])
+    followed = turning(short, 2 * short, steps=6)
+    turned = [{name: Case(M, rank, device) for name, M in each.items()} for each in followed]
+    for name in CARRYING:
+        updates = list(applied(maps(rank)[name], followed, device))
+        for what in SPECTRA:
+            measured = [
+                case[what].measure(T[what]) for case, T in zip(turned, updates, strict=True)
+            ]
+            report(f"{what}, turning", name, measured[1:])
     history = recorded(device, steps)
     # These include steps with the oldest bases; a kept basis is made at every fourth step.
-    measured = [step for step in range(len(history)) if step < 8 or step % 8 in (0, 7)]
-    cases = {
-        (step, key): Case(M[None], 64) for step in measured for key, M in history[step].items()
+    looked_at = [step for step in range(len(history)) if step < 8 or step % 8 in (0, 7)]
+    momentum = {
+        step: {name: Case(M, 64, device) for name, M in history[step].items()} for step in looked_at
     }
     for name, polar in maps(64).items():
-        delta, nu = [], []
-        carries: dict[str, Carry] = {}  # the last step's carry for each parameter
-        for step, matrices in enumerate(history):
-            for key, M in matrices.items():
-                known = carries.get(key, Carry())
-                T, carries[key] = stepped(polar, M[None], known, step, "a", key)
-                if (step, key) in cases:
-                    one = cases[step, key].measure(T)
-                    delta.append(one[0])
-                    nu.append(one[1])
-        report(f"recorded momentum, {len(delta)} matrices", name, max(delta), max(nu))
-    print("worst:", {name: round(max(values), 4) for name, values in worst.items()})
+        found = [
+            case.measure(T[key])
+            for step, T in enumerate(applied(polar, history, device))
+            for key, case in momentum.get(step, {}).items()
+        ]
+        report(f"recorded momentum, {len(found)} matrices", name, found)
 
 
 if __name__ == "__main__":

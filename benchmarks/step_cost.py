@@ -309,9 +309,9 @@ def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
         return None
     # An earlier version, measured with --beside, has its graphs under another name.
     replayed = optimizer._replayed if hasattr(optimizer, "_replayed") else optimizer._fused
-    if not replayed._plan.graphs:
+    graphs = replayed.graphs
+    if not graphs:
         return None
-    graphs = replayed._plan.graphs
     makes = [graph for kind, found in graphs.items() if any(kind) for graph in found]
     keeps = [graph for kind, found in graphs.items() if not any(kind) for graph in found]
     # A map without random numbers has no step that draws any.

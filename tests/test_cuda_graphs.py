@@ -1,14 +1,19 @@
-"""Capturing a CUDA graph: what it asks torch for, and that the garbage collector stands still."""
+"""Capturing a CUDA graph: what it asks torch for, and that the garbage collector stands still.
+
+Then the rules by which steps are launched, captured and replayed.
+"""
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from polarstep import cuda_graphs as capture
-from polarstep.cuda_graphs import captured
+from polarstep.cuda_graphs import Kind, Replays, captured
 
 
 class Cycle:
@@ -36,6 +41,12 @@ class Graph:
     def pool(self) -> str:
         return "its memory"
 
+    def replay(self) -> None:
+        self.calls.append(("replay",))
+
+    def reset(self) -> None:
+        self.calls.append(("reset",))
+
 
 class Stream:
     def wait_stream(self, other: object) -> None:
@@ -48,6 +59,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(capture, "_stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream that was current")
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(capture, "_FAILED", [])
     enabled = gc.isenabled()
     yield
     gc.enable() if enabled else gc.disable()
@@ -136,3 +150,115 @@ def test_room_is_made_before_the_capture_begins(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(capture, "_make_room", lambda: graph.calls.append(("room",)))
     with captured(graph):  # type: ignore[arg-type]
         assert graph.calls == [("room",), (None, "thread_local")]
+
+
+GPU, OTHER_GPU = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+class Steps:
+    """Steps on a GPU, and which of them were launched, inside a capture too."""
+
+    def __init__(self, *devices: torch.device) -> None:
+        self.replays, self.launched = Replays(), list[torch.device]()
+        self.devices = devices or (GPU,)
+        self.error: Exception | None = None
+
+    def go(self, kind: Kind = (True,), places: object = 0, **options: object) -> list[int]:
+        """One step: how often each graph of its kind has been replayed."""
+
+        def launch(device: torch.device) -> None:
+            self.launched.append(device)
+            # The first step is one launch; the second launch is that inside the capture.
+            if self.error is not None and len(self.launched) == 2:
+                raise self.error
+
+        self.replays.count(kind, places)
+        self.replays.run(kind, launch, self.devices, **options)  # type: ignore[arg-type]
+        graphs = self.replays.graphs.get(kind, [])
+        return [graph.calls.count(("replay",)) for graph in graphs]  # type: ignore[attr-defined]
+
+
+def test_the_second_step_is_captured_and_replayed_and_later_ones_are_replayed() -> None:
+    steps = Steps()
+    assert [steps.go() for _ in range(4)] == [[], [1], [2], [3]]
+    assert steps.launched == [GPU, GPU]
+    (graph,) = steps.replays.graphs[(True,)]
+    assert graph.calls[:3] == [(None, "thread_local"), ("end",), ("replay",)]  # type: ignore[attr-defined]
+
+
+def test_every_device_has_a_graph() -> None:
+    steps = Steps(GPU, OTHER_GPU)
+    assert [steps.go() for _ in range(3)] == [[], [1, 1], [2, 2]]
+    assert steps.launched == [GPU, OTHER_GPU] * 2
+
+
+@pytest.mark.parametrize("devices", [(torch.device("cpu"),), (GPU, torch.device("cpu"))], ids=str)
+def test_nothing_is_captured_where_a_device_is_no_gpu(devices: tuple[torch.device, ...]) -> None:
+    steps = Steps(*devices)
+    assert [steps.go() for _ in range(3)] == [[]] * 3
+    assert steps.launched == [*devices] * 3
+
+
+def test_a_step_that_does_not_repeat_is_launched() -> None:
+    steps = Steps()
+    assert [steps.go(repeats=False) for _ in range(3)] == [[]] * 3
+    assert steps.go() == [1]
+
+
+def test_graphs_are_dropped_when_a_tensor_has_moved() -> None:
+    steps = Steps()
+    assert [steps.go(places=place) for place in (0, 0, 1, 1, 1, 0)] == [[], [1], [], [1], [2], []]
+
+
+def test_a_kind_that_draws_less_has_its_kernels_compiled() -> None:
+    both, first, second, neither = (True, True), (True, False), (False, True), (False, False)
+    steps = Steps()
+    assert [steps.go(kind) for kind in (both, both, first, neither)] == [[], [1], [1], [1]]
+    steps = Steps()
+    assert [steps.go(kind) for kind in (first, first, second, both)] == [[], [1], [], []]
+
+
+def test_kinds_share_memory_and_so_do_neighbours() -> None:
+    steps, others = Steps(), Steps()
+    for kind in ((True,), (True,), (False,)):
+        steps.go(kind)
+    (first,), (second,) = steps.replays.graphs.values()
+    assert (first.calls[0][0], second.calls[0][0]) == (None, "its memory")  # type: ignore[attr-defined]
+    for _ in range(2):
+        others.go(beside=first)
+    ((neighbour,),) = others.replays.graphs.values()
+    assert neighbour.calls[0] == ("its memory", "thread_local")  # type: ignore[attr-defined]
+
+
+def test_a_step_that_cannot_be_captured_is_told_once_and_launched() -> None:
+    steps = Steps()
+    steps.error = ValueError("a map of mine")
+    assert steps.go() == []
+    with pytest.warns(
+        UserWarning, match=r"\(ValueError: a map of mine\), so its kernels are launched"
+    ):
+        assert steps.go() == []
+    (failed,) = capture._FAILED
+    assert failed.calls == [(None, "thread_local"), ("end",), ("reset",)]  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [steps.go() for _ in range(3)] == [[]] * 3
+    assert steps.launched == [GPU] * 6  # the second step was launched twice, once in its capture
+
+
+def test_an_error_of_a_launch_is_raised() -> None:
+    def launch(device: torch.device) -> None:
+        raise ValueError("inside")
+
+    replays = Replays()
+    replays.count((True,), 0)
+    with pytest.raises(ValueError, match="inside"):
+        replays.run((True,), launch, [GPU])
+
+
+@pytest.mark.parametrize("read", [Tensor.item, Tensor.nonzero, Tensor.__bool__, Tensor.__int__])
+def test_a_number_on_the_device_is_not_read_in_a_capture(read) -> None:
+    with capture._NoWaiting():  # type: ignore[no-untyped-call]
+        assert read(torch.ones(1)) is not None  # a number of the host's is known
+        with pytest.raises(RuntimeError, match="waits for the device"):
+            read(torch.ones(1, device="meta"))

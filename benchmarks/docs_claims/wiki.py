@@ -32,7 +32,7 @@ def wiki_runs() -> str:
     )
 
 
-def _longest_wiki_run(folder: str = "results/gpt") -> int:
+def _longest_wiki_run(folder: str) -> int:
     """The tokens of the longest runs of ``nanogpt-wiki`` below a folder."""
     return max(
         sum(
@@ -58,10 +58,12 @@ def paper_model() -> str:
         ours = sum(p.numel() for p in GPT(config.model).parameters())
     # Table 2 counts six FLOPs a parameter for SGD with Nesterov momentum.
     theirs = 1e9 * TABLE_2["nanogpt"].rows["SGD (Nesterov)"].gflops / 6
-    short, long = _longest_wiki_run(), tokens_of("nanogpt")
+    short, whole = (_longest_wiki_run(f"results/{each}") for each in ("gpt", "long-run"))
+    long = tokens_of("nanogpt")
     return (
         f"It has {ours / 1e6:.1f}M parameters where the paper's has {theirs / 1e6:.1f}M, and saw "
-        f"{short / 1e6:.1f}M tokens where the paper's saw {long / 1e6:.0f}M, {short / long:.0%} of them"
+        f"{short / 1e6:.1f}M tokens, in the long runs {whole / 1e6:.1f}M, where the paper's saw "
+        f"{long / 1e6:.0f}M: {short / long:.0%} and {whole / long:.0%} of them"
     )
 
 
@@ -88,7 +90,7 @@ def long_run() -> str:
     ]
     full = change(study.tests(study.BASE).values())
     return (
-        f"five PolarExpress steps in full space end at {full.told(2).removeprefix('+')} in test "
+        f"Five PolarExpress steps in full space end at {full.told(2).removeprefix('+')} in test "
         f"perplexity after {study.million_tokens():.1f}M tokens. Against them: {'; '.join(told)}"
     )
 
@@ -99,7 +101,7 @@ def long_run_missing() -> str:
     import docs_long_run as study
 
     names = [f"`{method.slug}`" for method in study.missing()]
-    return f"Not run: {', '.join(names)}" if names else "Every method of this page was run"
+    return ", ".join(names) if names else "no method"
 
 
 @claim

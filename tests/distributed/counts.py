@@ -136,7 +136,12 @@ def order(plan: str) -> list[str]:
 
         return calling
 
-    places = [(wire, "send"), (wire, "compare"), (wire.Arriving, "wait"), (wire.Comparing, "wait")]
+    places = [
+        (wire, "exchange"),
+        (wire, "compare"),
+        (wire.Arriving, "wait"),
+        (wire.Comparing, "wait"),
+    ]
     places += [(ps.LowRank, "step")]
     before = [getattr(*place) for place in places]
     words = ["send", "send", "wait", "wait", "compute"]

@@ -95,7 +95,7 @@ def test_both_kinds_of_step_have_a_graph(device: torch.device) -> None:
     reference = ps.Muon(launched, lr=0.1, polar=KEPT)
     for step in range(24):
         set_gradients(launched, step)
-        reference._replayed._plan.steps.clear()  # never enough of them to capture any
+        reference._replayed._plan.replays.steps.clear()  # never enough of them to capture any
         reference.step()
     assert not reference._replayed.graphs
     assert all(map(torch.equal, params, launched))

@@ -457,42 +457,62 @@ def long_run(module, tmp_path, monkeypatch):
         ("AdamW", 1, 80.0),
         ("SOAP of pytorch_optimizer", 1, 44.0),
     ):
-        folder = write_run(
+        write_run(
             tmp_path / "runs" / f"{method}-{seed}",
             method=method,
             seed=seed,
             final=final,
             status="diverged" if method.startswith("SOAP") else "finished",
             recipe="nanogpt-wiki",
-            settings={"data": {"stages": stages}},
+            settings={"data": {"stages": stages}, "optimizer": {"lr": 0.018}},
             metric="test_perplexity",
         )
-        log = folder / "metrics.jsonl"
-        first = {"step": 1, "kind": "train", "loss": 9.0, "lr": 0.1, "seconds": 0.05}
-        log.write_text(json.dumps(first) + "\n" + log.read_text())
+    for lr, final, status in (
+        (0.01, 310.0, "finished"),
+        (0.018, 300.0, "finished"),
+        (0.5, 9.0, "diverged"),
+    ):
+        folder = write_run(
+            tmp_path / "rates" / f"{lr}",
+            method="AdamW",
+            final=final,
+            status=status,
+            recipe="nanogpt-wiki",
+            settings={"optimizer": {"lr": lr}},
+            metric="test_perplexity",
+        )
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(result | {"validation": final}))
     pack([tmp_path / "runs"], tmp_path / found.FOLDER)
+    pack([tmp_path / "rates"], tmp_path / found.RATES)
     monkeypatch.setattr(found, "ROOT", tmp_path)
     monkeypatch.setattr(
         found,
         "steps",
         lambda: {("AdamW, fused", "nanoGPT"): {"state_mib": 612.0, "extra_mib": 0.1}},
     )
-    found.runs.cache_clear()
+    for cached in (found.runs, found.rates):
+        cached.cache_clear()
     yield found, figures
-    found.runs.cache_clear()
+    for cached in (found.runs, found.rates):
+        cached.cache_clear()
 
 
 def test_the_long_run_names_what_is_missing_and_claims_nothing_from_one_seed(long_run, module):
     found, _ = long_run
     text = "\n".join(found.table()).replace("\N{NO-BREAK SPACE}", " ")
-    assert "| AdamW | 80.00 (one seed) | +100.0% (one seed) | 2.0 | 52.0 | 612 + 0 |" in text
-    assert re.search(r"\| Muon \(PolarExpress 5\) \| 45\.00 ± 63\.53 \(n = 2\) \| – \|", text)
+    assert (
+        "| AdamW | 0.018 | 80.00 (one seed) | +100.0% (one seed) | 2.0 | 52.0 | 612 + 0 |" in text
+    )
+    assert re.search(
+        r"\| Muon \(PolarExpress 5\) \| 0\.018 \| 45\.00 ± 63\.53 \(n = 2\) \| – \|", text
+    )
     # +5% and +6%: the t-interval of two seeds is 12.7 standard errors to either side.
     assert "| +5.5% ± 6.4 (n = 2) |" in text
-    assert "| SOAP of pytorch_optimizer | diverged | – |" in text
+    assert "| SOAP of pytorch_optimizer | 0.018 | diverged | – |" in text
     assert "not measured" in text
     missing = module.made("long-run-missing")
-    assert missing.startswith("Not run: `sgd`, ")
+    assert "`sgd`" in missing
     assert "`deflated`" in missing
     assert "`adamw`" not in missing
     claim = module.made("long-run").replace("\N{NO-BREAK SPACE}", " ")
@@ -507,7 +527,17 @@ def test_perplexity_over_time_has_a_line_for_each_method(long_run):
     assert drawn.count('class="line full"') == 1
     assert "Above the figure: AdamW (80.0)" in drawn
     times = found.seconds(found.runs()["adamw"][1])
-    assert times[-1] == (pytest.approx(200 * 0.05 - 0.05), pytest.approx(80.0))
+    assert times[-1] == (pytest.approx(200 * 0.052), pytest.approx(80.0))  # 52 ms a step
+
+
+def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run):
+    found, _ = long_run
+    assert found.rates()["adamw"] == {0.01: 310.0, 0.018: 300.0, 0.5: math.inf}
+    assert "| AdamW | 0.01: 310.0, **0.018: 300.0**, 0.5: diverged |" in "\n".join(
+        found.table_of_rates()
+    )
+    study = importlib.import_module("long_run")
+    assert study.best_rates(found.ROOT / found.RATES) == {"AdamW": 0.018}
 
 
 def test_a_line_is_cut_where_it_crosses_the_top(long_run):

@@ -2,7 +2,8 @@
 
     1   each rank advances its parts of the momentum
     2   one all-to-all: the parts of M go to the owners
-    3   owners run the polar map on their matrices, as one process would
+    3   owners run the polar map on their matrices, as one process would; on a GPU by replaying a
+        CUDA graph (:mod:`polarstep.distributed.owned_graph`)
     4   one all-to-all: T's parts come back, or those of its two factors where they are smaller
     5   each rank updates its parts of X
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from polarstep.distributed import carries, ledger, wire
 from polarstep.distributed.layout import Layout, Piece
+from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
 from polarstep.optim.by_tensors import Target
 from polarstep.optim.collect import Member, Signature, State
@@ -163,6 +165,7 @@ class Trip:
         state: State,
         numbers: Callable[[], Tensor | None],
         errors: list[Exception],
+        graphs: OwnedGraphs,
     ) -> Generator[None, None, list[tuple[Member, list[tuple[Part | None, Tensor]]]]]:
         """One step of the bucket; yields wherever it waits for other ranks.
 
@@ -173,22 +176,25 @@ class Trip:
         dtype = wire_dtype(its.polar, its.dtype, its.device)
         shapes = carries.shapes_of(its, dtype)
         known = shapes if its.resumed else {}
-        coming = self.send_to_owners(targets, state, known, dtype)
+        there = self.send_to_owners(targets, state, known, dtype)
         yield
-        M, carry = self.assembled(coming.wait(), known, dtype)
-        polar, left = None, Carry()
-        if len(M):
+        there.wait()
+        sizes, counts = self._sizes_back(shapes)
+        sent = torch.empty(0, dtype=dtype, device=its.device)
+        if self.owned:
+
+            def compute(received: Tensor, draw: Draw, out: Tensor | None) -> Tensor:
+                M, carry = self.assembled(torch.split(received, there.counts), known, dtype)
+                return wire.packed(self.parts_back(M, carry, draw, shapes), dtype, its.device, out)
+
             try:
-                carry = carry or its.polar.init(len(M), its.m, its.n, its.device, its.dtype)
-                polar, left = its.polar.step(M, carry, Draw(numbers(), self.finite()))
-                _check_carry(left, shapes)
-                polar = at_assumed_norm(polar, its.polar) if its.by_norm else polar
+                sent = graphs.run(self, compute, there.received, Draw(numbers(), self.finite()))
             except Exception as error:  # told to all ranks when their collectives are done
                 errors.append(error)
-                polar, left = Polar(M, torch.zeros_like(M)), Carry()
-        coming = self.send_back(polar, left, shapes, dtype)
+                sent = torch.zeros(sum(sizes), dtype=dtype, device=its.device)
+        back = wire.exchange(sent, sizes, counts, self.ranks)
         yield
-        return self.received_back(coming.wait(), shapes, state)
+        return self.received_back(back.wait(), shapes, state)
 
     def _layout(self, j: int) -> Layout:
         return self.bucket.layouts[self.matrices[j][0]]
@@ -234,7 +240,7 @@ class Trip:
             sum(self._size_there(j, rank, shapes) for j in self.owned)
             for rank in range(len(self.ranks))
         ]
-        return self._send(out, counts, dtype)
+        return wire.send(out, counts, dtype, self.bucket.signature.device, self.ranks)
 
     def _size_there(self, j: int, rank: int, shapes: dict[str, tuple[int, ...]]) -> int:
         if not self._is_source(j, rank):
@@ -250,13 +256,8 @@ class Trip:
             size *= each
         return size
 
-    def _send(
-        self, out: list[list[Tensor]], counts: list[int], dtype: torch.dtype
-    ) -> wire.Arriving:
-        return wire.send(out, counts, dtype, self.bucket.signature.device, self.ranks)
-
     def assembled(
-        self, arrived: list[Tensor], shapes: dict[str, tuple[int, ...]], dtype: torch.dtype
+        self, arrived: Sequence[Tensor], shapes: dict[str, tuple[int, ...]], dtype: torch.dtype
     ) -> tuple[Tensor, Carry]:
         """M of the owned matrices, and what the last step left for them."""
         its = self.bucket.signature
@@ -299,32 +300,46 @@ class Trip:
             flags.append(one if flag is None else flag.to(torch.float32))
         return torch.stack(flags)
 
-    def send_back(
-        self,
-        polar: Polar | None,
-        left: Carry,
-        shapes: dict[str, tuple[int, ...]],
-        dtype: torch.dtype,
-    ) -> wire.Arriving:
-        """Send T's parts, or those of its factors, and the parts of what this step leaves."""
+    def parts_back(
+        self, M: Tensor, carry: Carry, draw: Draw, shapes: dict[str, tuple[int, ...]]
+    ) -> list[list[Tensor]]:
+        """The polar map of the owned matrices: what it computes for each rank.
+
+        That is the rank's parts of T, or of T's factors, and of what this step leaves for the next.
+        """
+        its = self.bucket.signature
+        carry = carry or its.polar.init(len(M), its.m, its.n, its.device, its.dtype)
+        polar, left = its.polar.step(M, carry, draw)
+        _check_carry(left, shapes)
+        polar = at_assumed_norm(polar, its.polar) if its.by_norm else polar
         out: list[list[Tensor]] = [[] for _ in self.ranks]
         for row, j in enumerate(self.owned):
-            assert polar is not None
             for rank in range(len(self.ranks)):
                 out[rank] += self._back(polar, row, self.parts[j][rank])
                 for name, shape in shapes.items():
                     start, stop = self._spans(j, shape)[rank]
-                    tensor = left[name][row] if name in left else polar.M.new_zeros(shape)
+                    tensor = left[name][row]
                     out[rank].append(tensor[..., start:stop] if shape else tensor)
-        counts = [0] * len(self.ranks)
+        return out
+
+    def _sizes_back(self, shapes: dict[str, tuple[int, ...]]) -> tuple[list[int], list[int]]:
+        """How many numbers this rank sends to each rank after the map, and receives from each."""
+        sizes, counts = [0] * len(self.ranks), [0] * len(self.ranks)
         for j, owner in enumerate(self.owners):
-            part = self.parts[j][self.me]
-            if part is not None:
-                both = part.height + part.width
-                dense = part.height * part.width
-                counts[owner] += (self.width or 0) * both if self._factored(part) else dense
-            counts[owner] += sum(self._carried(j, self.me, shape) for shape in shapes.values())
-        return self._send(out, counts, dtype)
+            counts[owner] += self._size_back(j, self.me, shapes)
+        for j in self.owned:
+            for rank in range(len(self.ranks)):
+                sizes[rank] += self._size_back(j, rank, shapes)
+        return sizes, counts
+
+    def _size_back(self, j: int, rank: int, shapes: dict[str, tuple[int, ...]]) -> int:
+        part = self.parts[j][rank]
+        size = sum(self._carried(j, rank, shape) for shape in shapes.values())
+        if part is None:
+            return size
+        if self._factored(part):
+            return size + (self.width or 0) * (part.height + part.width)
+        return size + part.height * part.width
 
     def _back(self, polar: Polar, row: int, part: Part | None) -> list[Tensor]:
         if part is None:
@@ -332,11 +347,8 @@ class Trip:
         rows, cols = part.in_matrix
         if not self._factored(part):
             return [polar.dense[row, rows, cols]]
-        two = polar.two_factors
-        if two is None:  # the map has failed, and T is zero
-            nothing = polar.M.new_zeros
-            return [nothing(part.height, self.width or 0), nothing(self.width or 0, part.width)]
-        L, R = two
+        assert polar.two_factors is not None
+        L, R = polar.two_factors
         return [L[row, rows, : self.width], R[row, : self.width, cols]]
 
     def received_back(

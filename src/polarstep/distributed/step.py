@@ -20,6 +20,7 @@ from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.distributed.ledger import AUTO, AskedPlan, check_plan
 from polarstep.distributed.local import LocalState, localized
+from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.owner import Part, Spread, Trip, balanced, part_of
 from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
 from polarstep.distributed.sharded import Shards, sharded_step
@@ -78,6 +79,7 @@ class Distribution:
         self._known = _Sorted([], [], [])
         self._local: LocalState | None = None
         self._trips: tuple[Any, list[Trip]] = ((), [])
+        self.graphs = OwnedGraphs()
         # Whole bases that shards need at every step (polarstep.distributed.sharded).
         self.memory: dict[tuple[int, str], tuple[tuple[int, int], Tensor]] = {}
 
@@ -268,7 +270,7 @@ class Split:
     def _owned(self, trip: Trip, plain: PlainStep) -> Run:
         targets = [self._targets[id(member.param)] for member in trip.bucket.members]
         numbers = lambda: plain.drawn(trip.bucket.signature)  # noqa: E731
-        return trip.step(targets, self._state, numbers, self.errors)
+        return trip.step(targets, self._state, numbers, self.errors, self._distribution.graphs)
 
     def _sharded(self, shards: Shards, plain: PlainStep) -> Run:
         targets = [self._targets[id(member.param)] for member in shards.members]

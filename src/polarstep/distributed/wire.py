@@ -13,7 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Arriving", "Comparing", "compare", "group_of", "largest", "send", "side_group_of"]
+__all__ = [
+    "Arriving",
+    "Comparing",
+    "compare",
+    "exchange",
+    "group_of",
+    "largest",
+    "packed",
+    "send",
+    "side_group_of",
+]
 
 _GROUPS: dict[tuple[tuple[int, ...], str], Any] = {}
 
@@ -78,13 +88,33 @@ def send(
     All ranks must call in the same order. Parts are cast to ``dtype``.
     """
     sizes = [sum(piece.numel() for piece in part) for part in parts]
-    flat = [piece.reshape(-1) for part in parts for piece in part]
-    sent = torch.cat([piece.to(dtype) for piece in flat]) if flat else torch.empty(0)
-    sent = sent.to(device=device, dtype=dtype)
+    return exchange(packed(parts, dtype, device), sizes, counts, ranks)
+
+
+def packed(
+    parts: Sequence[Sequence[Tensor]],
+    dtype: torch.dtype,
+    device: torch.device,
+    out: Tensor | None = None,
+) -> Tensor:
+    """All ``parts`` in one flat tensor of ``dtype`` on ``device``, which is ``out`` if that is given."""
+    flat = [piece.reshape(-1).to(dtype) for part in parts for piece in part]
+    if not flat:
+        return torch.empty(0, dtype=dtype, device=device)
+    return torch.cat(flat, out=out).to(device=device)
+
+
+def exchange(
+    sent: Tensor, sizes: Sequence[int], counts: Sequence[int], ranks: tuple[int, ...]
+) -> Arriving:
+    """Send ``sizes[i]`` numbers of ``sent`` to rank ``ranks[i]``, and receive ``counts[i]`` from it.
+
+    All ranks must call in the same order. ``sent`` must not change before the numbers have arrived.
+    """
     if len(ranks) == 1:
         return Arriving(sent, list(counts), None, sent)
-    received = torch.empty(sum(counts), dtype=dtype, device=device)
-    each = dtype.itemsize
+    received = torch.empty(sum(counts), dtype=sent.dtype, device=sent.device)
+    each = sent.dtype.itemsize
     handle = dist.all_to_all_single(
         received.view(torch.uint8),
         sent.view(torch.uint8),

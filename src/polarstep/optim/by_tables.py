@@ -30,18 +30,22 @@ from polarstep.polar import Carry, Draw, Polar
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 
-__all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like"]
+__all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like", "runs_by_kernels"]
 
 # Vector loads need addresses that are multiples of this many bytes.
 ALIGNMENT = 16
 
 
+def runs_by_kernels(group: Group, device: torch.device) -> bool:
+    """Whether a group's steps on ``device`` may run by kernels, for which M is in bfloat16."""
+    rounds: bool = group["fused"] and group["polar"].rounds_input
+    return rounds and kernels.available(device)
+
+
 def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
     """Whether the kernels can update ``p`` in place, by its dtype, layout and group options."""
-    if not group["fused"] or not kernels.available(p.device):
+    if not runs_by_kernels(group, p.device):
         return False
-    if not group["polar"].rounds_input:
-        return False  # a bucket holds M in bfloat16
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.is_cuda:
         return False  # reading its value would wait for the device

@@ -102,7 +102,9 @@ class Muon(Checkpointed):
         seed: seed of the sketches, which are a function of (seed, shape, step).
         fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
             CUDA graph (:mod:`polarstep.optim.replay`), in bfloat16 where plain torch operations
-            would use bfloat16 products too. ``False``: plain torch operations.
+            would use bfloat16 products too. Of matrices that ranks compute for one another the polar
+            map alone is such a graph (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch
+            operations, and no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
             ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
             ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 
 import torch
 
-from polarstep.cuda_graphs import captured
 from polarstep.optim.by_tables import TableBucket, can_tabulate, lies_like
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
 from polarstep.optim.groups import Group, is_transposed
 from polarstep.optim.low_precision import momentum_of
-from polarstep.optim.replay_plan import Plan, Run, can_capture, fill_tables, goes_on, key_of
+from polarstep.optim.replay_plan import Plan, Run, fill_tables, goes_on, key_of
 from polarstep.optim.step import PolarHook, show
 from polarstep.optim.transforms import followed
 
@@ -45,7 +45,7 @@ class ReplayedStep:
     @property
     def graphs(self) -> dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]]:
         """The captured graphs, by which buckets draw random numbers."""
-        return self._plan.graphs
+        return self._plan.replays.graphs
 
     def __call__(
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...] = ()
@@ -67,23 +67,15 @@ class ReplayedStep:
         ]
         for bucket, members, at in now:
             bucket.prepare(members, state, at, recalls=plan.recalls)
-        places = [bucket.place() for bucket, _ in plan.runs]
-        if places != plan.places:
-            plan.places, plan.steps, plan.graphs = places, {}, {}
         kind = tuple(bucket.draws for bucket, _ in plan.runs)
-        plan.steps[kind] = plan.steps.get(kind, 0) + 1
+        plan.replays.count(kind, [bucket.place() for bucket, _ in plan.runs])
         if hooks:
             for bucket, members, at in now:
                 signature = replace(bucket.signature, step=at)
                 show(hooks, signature, members, bucket.key, bucket.launch())
-        elif kind in plan.graphs:
-            for graph in plan.graphs[kind]:
-                graph.replay()
-        elif can_capture(plan, kind):
-            plan.graphs[kind] = self._capture(plan)
         else:
-            for device in plan.devices:
-                self._launch(plan, device)
+            launch = partial(self._launch, plan)
+            plan.replays.run(kind, launch, plan.devices, repeats=plan.repeats)
         for bucket, members, _ in now:
             bucket.settle(members, state)
         if plan.entries and plan.recalls:
@@ -116,18 +108,6 @@ class ReplayedStep:
             streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
             self._streams_of[device] = streams
         return self._streams_of[device]
-
-    def _capture(self, plan: Plan) -> list[torch.cuda.CUDAGraph]:
-        """Capture a step, a graph for each device, and run it."""
-        others = next(iter(plan.graphs.values()), [None] * len(plan.devices))
-        graphs = []
-        for device, other in zip(plan.devices, others, strict=True):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.device(device), captured(graph, beside=other):
-                self._launch(plan, device)
-            graph.replay()
-            graphs.append(graph)
-        return graphs
 
     def _plan_for(self, works: list[Work], state: State) -> Plan:
         key = tuple(key_of(work, works[0]) for work in works)

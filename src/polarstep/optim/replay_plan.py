@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polarstep.cuda_graphs import Replays
 from polarstep.kernels.pointers import shared_table
 from polarstep.optim.by_tables import TableBucket, addresses
 from polarstep.optim.carried import entry, recalled
@@ -22,11 +23,7 @@ from polarstep.optim.collect import Member, State, Work
 from polarstep.optim.groups import Group, is_by_norm, scale_of
 from polarstep.optim.low_precision import momentum_of
 
-__all__ = ["Plan", "Run", "can_capture", "fill_tables", "goes_on", "key_of"]
-
-# A step is captured after this many steps of its kind, when all its kernels are compiled. Launching
-# the kernels one by one takes milliseconds of Python.
-STEPS_BEFORE_CAPTURE = 1
+__all__ = ["Plan", "Run", "fill_tables", "goes_on", "key_of"]
 
 Run = tuple[TableBucket, list[Member]]
 Shape = tuple[int, int, torch.device]
@@ -45,11 +42,7 @@ class Plan:
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
     recalls: bool = True  # whether this step's carries are other tensors than the last step's
-    places: list[tuple[int, ...]] = field(default_factory=list)  # TableBucket.place of every run
-    # Since ``places`` last changed, for each kind of step (which buckets draw random numbers): how
-    # many such steps there were, and their graphs, one for each device.
-    steps: dict[tuple[bool, ...], int] = field(default_factory=dict)
-    graphs: dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]] = field(default_factory=dict)
+    replays: Replays = field(default_factory=Replays)  # kinds: which buckets draw random numbers
 
     @cached_property
     def params(self) -> list[Tensor]:
@@ -74,6 +67,16 @@ class Plan:
             found += [id(known.get(key)) for key in keys]
         return found
 
+    @property
+    def repeats(self) -> bool:
+        """Whether later steps make the same launches.
+
+        The first step of a map with state does not repeat: it puts its carry into new memory.
+        """
+        return all(
+            its.resumed or not its.polar.carries for its in (b.signature for b, _ in self.runs)
+        )
+
     @cached_property
     def groups(self) -> list[Group]:
         """The groups of the parameters."""
@@ -96,22 +99,6 @@ class Plan:
     def runs_on(self, device: torch.device) -> list[Run]:
         """The buckets on one device."""
         return [run for run in self.runs if run[0].signature.device == device]
-
-
-def can_capture(plan: Plan, kind: tuple[bool, ...]) -> bool:
-    """Whether later steps of this kind will make the same launches, with all kernels compiled.
-
-    A step that draws no numbers has no kernel that a step with numbers lacks. The first step of a
-    map with state is not captured: it puts its carry into new memory, which a replay would not do.
-    """
-    if any(its.polar.carries and not its.resumed for its in (b.signature for b, _ in plan.runs)):
-        return False
-    covered = any(
-        all(draws or not wanted for wanted, draws in zip(kind, other, strict=True))
-        for other in plan.graphs
-    )
-    compiled = covered or plan.steps[kind] > STEPS_BEFORE_CAPTURE
-    return compiled and all(device.type == "cuda" for device in plan.devices)
 
 
 def fill_tables(plan: Plan, works: list[Work], state: State) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.distributed.layout import local
+from polarstep.distributed.owned_graph import can_replay
 from polarstep.optim.by_tables import can_tabulate
 from polarstep.optim.groups import ELEMENTWISE, Group, labelled_params, scale_of, view_of
 from polarstep.optim.low_precision import is_compensated, stored_dtype
@@ -116,6 +117,8 @@ def routes_of(
                 alone = plan is None or plan.startswith("local")
                 if alone and can_tabulate(group, p if plan is None else local(p).detach(), None):
                     polar += ", fused"
+                if _has_owners(plan) and can_replay(group, p.device):
+                    polar += ", map as a CUDA graph"
                 polar += _precision(group, p)
                 if plan is not None:
                     polar += f"; {plan}"
@@ -136,6 +139,11 @@ def routes_of(
             )
     names = {row.name for row in rows}
     return Routes((*rows, *(row for row in left_out if row.name not in names)))
+
+
+def _has_owners(plan: str | None) -> bool:
+    """Whether each matrix is computed by one rank, for all."""
+    return plan is not None and plan.startswith(("owner", "replicated"))
 
 
 def _precision(group: Group, p: Tensor) -> str:

@@ -112,14 +112,32 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
     rows = []
     for (method, _), group in members.groupby(["method", "setting"]):
         row = Row(method, group)
-        label = row.method_that_ran
-        if settings[method] > 1:  # the label says by which overrides this row differs
-            overrides = row.first.identity.overrides
-            shown = [f"{key}={value}" for key, value in sorted(overrides.items()) if key != "seed"]
-            label = ", ".join([label, *(shown or ["recipe's own settings"])])
-        rows.append(replace(row, label=label))
+        rows.append(replace(row, label=row.method_that_ran))
+    differing = [
+        replace(row, label=f"{row.label}, {_difference(row, rows)}")
+        if settings[row.method] > 1
+        else row
+        for row in rows
+    ]
     rank = [method.name for method in all_methods()]
-    return tuple(sorted(rows, key=lambda row: (_place(row.method, rank), row.label)))
+    return tuple(sorted(differing, key=lambda row: (_place(row.method, rank), row.label)))
+
+
+def _difference(row: Row, rows: Sequence[Row]) -> str:
+    """By which overrides a row differs from the other rows of its method."""
+    overrides = _overrides(row)
+    others = [_overrides(other) for other in rows if other.method == row.method]
+    own = {
+        key: value
+        for key, value in overrides.items()
+        if any(key not in other or other[key] != value for other in others)
+    }
+    shown = [f"{key}={value}" for key, value in sorted((own or overrides).items())]
+    return ", ".join(shown) or "recipe's own settings"
+
+
+def _overrides(row: Row) -> dict[str, Any]:
+    return {key: value for key, value in row.first.identity.overrides.items() if key != "seed"}
 
 
 def _ablations(members: pd.DataFrame) -> list[AblationSet]:

@@ -102,6 +102,23 @@ def test_runs_with_different_configs_are_never_averaged(tmp_path):
     assert [row.metric.n for row in section.rows] == [1, 1]
 
 
+def test_a_label_leaves_out_what_all_rows_of_its_method_share(tmp_path):
+    shared = {"runtime.keep_checkpoint": False}
+    write_run(tmp_path / "a", overrides={**shared, "lr": 0.1})
+    write_run(tmp_path / "b", overrides={**shared, "lr": 0.2})
+    write_run(tmp_path / "c", overrides={**shared})
+    write_run(tmp_path / "d", method="Muon (Nesterov)", overrides={"lr": 0.1})
+    write_run(tmp_path / "e", method="Muon (Nesterov)")
+    ((section,), _) = sections(tmp_path)
+    assert [row.label for row in section.rows] == [
+        "AdamW, lr=0.1",
+        "AdamW, lr=0.2",
+        "AdamW, runtime.keep_checkpoint=False",  # not the recipe's own settings
+        "Muon (Nesterov), lr=0.1",
+        "Muon (Nesterov), recipe's own settings",
+    ]
+
+
 def test_a_seed_run_twice_counts_once_and_is_reported(tmp_path):
     write_run(tmp_path / "a", seed=3, status="stopped")
     write_run(tmp_path / "b", seed=3, final=29.0)
