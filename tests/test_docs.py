@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import runpy
 import subprocess
@@ -37,6 +38,46 @@ def test_getting_started_runs_and_prints_its_table(capsys: pytest.CaptureFixture
     assert shown is not None
     for line in shown[1].strip().splitlines():
         assert " ".join(line.split()) in " ".join(printed.split()), line
+
+
+def test_the_examples_of_which_map_run() -> None:
+    page = str(ROOT / "docs/which.md")
+    failed, tried = doctest.testfile(page, module_relative=False, encoding="utf-8")
+    assert (failed, tried > 2) == (0, True)
+
+
+# The test that runs the code of a page.
+RUN_BY = {
+    "README.md": "tests/test_docs.py",
+    "docs/coming-from.md": "tests/test_convert.py",
+    "docs/distributed.md": "tests/distributed/page.py",
+    "docs/extending.md": "tests/test_extending.py",
+    "docs/flops.md": "tests/lab/test_flops.py",
+    "docs/precision.md": "tests/lab/test_low_precision.py",
+    "docs/routing.md": "tests/optim/test_routing.py",
+    "docs/start.md": "tests/test_docs.py",
+    "docs/theory.md": "tests/theory/test_docs.py",
+    "docs/tuning.md": "tests/lab/experiments/test_tune.py",
+    "docs/which.md": "tests/test_docs.py",
+    "docs/integrations/accelerate.md": "tests/integrations/test_accelerate.py",
+    "docs/integrations/huggingface.md": "tests/integrations/test_huggingface.py",
+    "docs/integrations/lightning.md": "tests/integrations/test_lightning.py",
+    "docs/integrations/peft.md": "tests/integrations/test_peft.py",
+    "docs/integrations/timm.md": "tests/integrations/test_timm.py",
+    "docs/integrations/torchtitan.md": "tests/integrations/test_torchtitan.py",
+}
+
+
+def test_every_page_with_code_has_a_test_that_runs_it() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    with_code = {
+        page.relative_to(ROOT).as_posix()
+        for page in pages
+        if re.search(r"^```(python|pycon)$", page.read_text(), re.MULTILINE)
+    }
+    assert with_code == set(RUN_BY)
+    for page, test in RUN_BY.items():
+        assert Path(page).name in (ROOT / test).read_text()
 
 
 def test_the_maps_that_which_map_names_can_be_built() -> None:

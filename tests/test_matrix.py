@@ -118,7 +118,8 @@ def test_blocks_are_views():
         (
             (768, 2304),
             {"split_sizes": (256, 256, 256), "layout": "transposed"},
-            r"sum to 768, but the weight has 2304 outputs \(its columns, as it is stored transposed\)",
+            r"sum to 768, but the weight has 2304 outputs \(its columns, as it is stored transposed\); "
+            r"give positive sizes along the outputs that sum to 2304",
         ),
         (
             (12, 4),

@@ -104,8 +104,8 @@ class MatrixView:
             turns = f" {split_repeats} times in turn" if split_repeats > 1 else ""
             raise ValueError(
                 f"{name} has split_sizes={split}{turns}, which sum to {total}, but the weight has "
-                f"{outputs} {side}; give positive sizes along the rows that sum to "
-                f"{outputs // split_repeats}"
+                f"{outputs} {side}; give positive sizes along the "
+                f"{'outputs' if transposed else 'rows'} that sum to {outputs // split_repeats}"
             )
         if split_columns is not None and (min(columns, default=0) < 1 or sum(columns) != inputs):
             raise ValueError(

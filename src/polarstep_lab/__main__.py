@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from io import TextIOWrapper
 
+from polarstep_lab.training.interrupt import ctrl_c_ends_the_process
+
 __all__ = ["main"]
 
 
@@ -15,8 +17,8 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        from polarstep_lab.cli import app
-
+        with ctrl_c_ends_the_process():
+            from polarstep_lab.cli import app
         app()
     except ModuleNotFoundError as missing:
         package = (missing.name or "polarstep").partition(".")[0]

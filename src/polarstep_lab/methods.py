@@ -77,6 +77,11 @@ def find_method(name: str) -> Method:
     for method in all_methods():
         if name in (method.slug, method.name):
             return method
+    if "," in name or name in ("all", "ours"):
+        raise ConfigError(
+            f"method {name!r}: expected one method; polarstep compare trains several, as in "
+            f"polarstep compare RECIPE --methods {name}"
+        )
     slugs = [method.slug for method in all_methods()]
     known = ", ".join(slugs)
     raise ConfigError(f"method {name!r}: {hint(name.lower(), slugs)}expected one of {known}")

@@ -63,12 +63,17 @@ class Method:
         """The slug as the name of a folder."""
         return self.slug.replace(":", "-")
 
-    def named(self, sketch: str | None) -> str:
+    def named(self, sketch: str | None, auto: str | None = None) -> str:
         """The row's name with the sketch that ran, where it is not the row's own.
+
+        With ``auto`` the map was chosen for each shape, and ``sketch`` was not read.
 
         >>> METHODS[5].named("gaussian"), METHODS[5].named("warm")
         ('Rand Muon (Nes.-Gaussian)', 'Rand Muon (Nes.-Warm)')
+        >>> METHODS[5].named("gaussian", auto="cheap")
+        'Rand Muon (Nes.-Auto)'
         """
+        sketch = "auto" if auto else sketch
         if self.sketch is None or sketch is None or sketch == self.sketch:
             return self.name
         own, ran = self.sketch.capitalize(), sketch.capitalize()

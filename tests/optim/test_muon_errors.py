@@ -49,6 +49,7 @@ def matrix():
         ({"polar": "exact"}, TypeError, r"polar='exact': expected a polar map such as"),
         ({"polar": Exact}, TypeError, r"expected a polar map such as polarstep.NewtonSchulz\(\)"),
         ({"lr_scale": "muP"}, ValueError, r"lr_scale='muP': expected one of none, spectral, rms"),
+        ({"lr_scale": 0.75}, ValueError, r"lr_scale=0\.75: .* for a group is lr_factor=0\.75"),
         ({"layout": "rows"}, ValueError, r"layout='rows': expected one of auto, conv, stack"),
         ({"nonfinite": "raise"}, ValueError, r"nonfinite='raise': expected one of propagate, skip"),
         ({"seed": "a"}, TypeError, r"seed='a': expected an integer"),
@@ -137,12 +138,14 @@ def test_bad_groups(group, message):
 
 def test_bad_calls():
     W = matrix()
-    with pytest.raises(ValueError, match="empty parameter list"):
+    with pytest.raises(ValueError, match=r"params is empty: expected at least one .* make it anew"):
         Muon([])
+    with pytest.raises(TypeError, match="params is a Parameter: expected parameters or groups"):
+        Muon(W)
     optimizer = Muon([W])
     with pytest.raises(TypeError, match="a parameter group is a dict, got list"):
         optimizer.add_param_group([W])
-    with pytest.raises(ValueError, match="more than one parameter group"):
+    with pytest.raises(ValueError, match=r"parameter 0 is in another group .* leave it out"):
         optimizer.add_param_group({"params": [W]})
     with pytest.raises(ValueError, match="no 'params'"):
         optimizer.add_param_group({"lr": 0.1})

@@ -118,6 +118,20 @@ def test_plain_attributes_make_one_head():
     assert with_role(muon_for(model), "head") == {"fc3.weight"}
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["after", "before"])
+@pytest.mark.parametrize("part", ["backbone", "layer", "fc"])
+def test_a_second_name_for_a_part_of_the_model_makes_no_head(part, first):
+    """As with ``self.backbone = self.net[:-1]``, registered before or after the whole network."""
+    if part == "fc":
+        net = Bag(one=nn.Linear(8, 16), two=nn.Linear(16, 16), fc=nn.Linear(16, 3))
+        parts = {"net": net, part: net.fc}
+    else:
+        net = mlp(8, 16, 16, 3)
+        parts = {"net": net, part: net[:-1] if part == "backbone" else net[0]}
+    optimizer = muon_for(Bag(**dict(reversed(parts.items())) if first else parts))
+    assert [optimizer.routes[name].shape for name in with_role(optimizer, "head")] == [(3, 16)]
+
+
 def test_flattened_convolution_before_the_head_stays_hidden():
     model = Bag(conv1=nn.Conv2d(1, 4, 3), conv2=nn.Conv2d(4, 8, 3), fc=nn.Linear(8 * 9, 10))
     optimizer = muon_for(model)

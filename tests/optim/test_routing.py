@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -140,7 +142,11 @@ ERRORS = {
         ValueError,
         r"0\.weight and 0|hidden, by rules\[0\]",
     ),
-    "no parameters": (lambda: muon_for(nn.ReLU()), ValueError, "ReLU has no parameters"),
+    "no parameters": (
+        lambda: muon_for(nn.ReLU()),
+        ValueError,
+        "ReLU has no parameters: expected a",
+    ),
     "no module": (lambda: muon_for([1]), TypeError, r"model is a list.*polarstep\.Muon\(params\)"),
     "torch's AdamW": (
         lambda: muon_for(mlp(3, 3, 3), others=torch.optim.AdamW),
@@ -337,6 +343,23 @@ def test_examples_of_the_docs_run():
     )
     assert tried > 5
     assert failed == 0
+
+
+def test_the_training_step_to_capture_runs(monkeypatch):
+    """Without a GPU nothing is captured, and the block of the page is a step as it stands."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", nullcontext)
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    model = mlp(8, 8, 8, 2)
+    before = model[0].weight.detach().clone()
+    names = {
+        "torch": torch,
+        "model": model,
+        "optimizer": muon_for(model),
+        "batch": torch.ones(2, 8),
+    }
+    exec(compile(block, str(PAGE), "exec"), names | {"loss_of": lambda y: y.square().mean()})
+    assert not torch.equal(model[0].weight, before)
 
 
 def test_docs_list_the_built_in_rules_in_order():

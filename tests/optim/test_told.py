@@ -53,6 +53,30 @@ def test_a_layer_that_is_unfrozen_and_added():
     assert not torch.equal(before, model[0].weight)
 
 
+def test_a_layer_that_a_resumed_run_has_frozen():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    resumed = muon_for(model)
+    model[0].requires_grad_(False)
+    resumed.load_state_dict(optimizer.state_dict())
+    (warning,) = told(model, resumed)  # once in three steps
+    assert "0.weight and 1 more have a state in the checkpoint" in str(warning.message)
+    assert "module.requires_grad_(True)" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_layer_that_is_unfrozen_between_the_checkpoint_and_the_first_step():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    resumed = muon_for(model)
+    model[0].requires_grad_(False)
+    resumed.load_state_dict(optimizer.state_dict())
+    model[0].requires_grad_(True)
+    assert not told(model, resumed)
+
+
 @pytest.mark.parametrize("by", ["module", "parameter"])
 def test_a_layer_that_is_replaced_after_the_optimizer_was_made(by):
     model = mlp(8, 8, 8, 2)

@@ -45,6 +45,7 @@ class Node:
     module: nn.Module
     parent: Node | None
     children: list[Node] = field(default_factory=list)
+    again: bool = False  # whether the same module has its place elsewhere in the model
 
     def walk(self) -> Iterator[Node]:
         """This node and all below, in the order of ``named_modules``."""
@@ -158,6 +159,7 @@ class Anatomy:
 def dissect(model: nn.Module) -> Anatomy:
     """Walk ``model`` and find its parameters, embeddings and output layers."""
     root = _grow(model, "", "", None)
+    _mark_aliases(root)
     uses: dict[int, list[Use]] = {}
     parameters: dict[int, Tensor] = {}
     for node in root.walk():
@@ -185,6 +187,21 @@ def _grow(module: nn.Module, name: str, path: str, parent: Node | None) -> Node:
     return node
 
 
+def _mark_aliases(root: Node) -> None:
+    """Set ``again`` at all places of a module but one: the innermost, or the first of several alike.
+
+    A script may hold part of a model under a second name, as ``self.backbone = self.layers[:-1]`` or
+    ``self.head = self.net.fc``. What comes after a layer is known at the place where it was built.
+    """
+    places: dict[int, list[Node]] = {}
+    for node in root.walk():
+        places.setdefault(id(node.module), []).append(node)
+    for nodes in places.values():
+        own = max(nodes, key=lambda node: len(list(node.ancestors())))
+        for node in nodes:
+            node.again = node is not own
+
+
 def _wrapped(module: nn.Module) -> str | None:
     if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return "module"
@@ -206,7 +223,7 @@ def _uses(node: Node) -> Iterator[tuple[Use, Tensor]]:
 
 def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict[int, str]:
     """The output layers: by their width first, then by their place."""
-    layers = [node for node in root.walk() if not ADAPTER.search(node.name)]
+    layers = [node for node in root.walk() if not (node.again or ADAPTER.search(node.name))]
     read = Counter(width for node in layers for width in node.inputs)
     heads: dict[int, str] = {}
     for node in layers:
@@ -247,6 +264,7 @@ def _tail(node: Node, read: Counter[int]) -> list[Node]:
     ]
     if isinstance(node.module, nn.Sequential):
         return _tail(children[-1], read) if children and not children[-1].is_block else []
+    children = [child for child in children if _has_layers(child, of_its_own=True)]
     found: list[Node] = []
     for child in reversed(children):
         ends = [] if child.is_block else _tail(child, read)
@@ -287,9 +305,16 @@ def _ends_block(node: Node) -> bool:
     return layers[-1] is node
 
 
-def _has_layers(node: Node) -> bool:
-    """Whether there are layers with matrices at or below ``node``, embeddings aside."""
-    return any(below.inputs for below in node.walk() if not ADAPTER.search(below.name))
+def _has_layers(node: Node, of_its_own: bool = False) -> bool:
+    """Whether there are layers with matrices at or below ``node``, embeddings aside.
+
+    Layers ``of_its_own`` are those that have their place here, and not elsewhere in the model.
+    """
+    return any(
+        below.inputs
+        for below in node.walk()
+        if not ADAPTER.search(below.name) and not (of_its_own and below.again)
+    )
 
 
 def _shapes(module: nn.Module) -> list[tuple[int, ...]]:

@@ -87,7 +87,8 @@ class Checkpointed(Optimizer):
         """Continue from a checkpoint; options that are missing in it stay as they are here.
 
         torch casts what it loads to the precision of the parameter. Momentum that is kept in another
-        precision is loaded without that cast.
+        precision is loaded without that cast. Groups that somebody else has put into the optimizer, as
+        Lightning does when it resumes a run, may have parameters alone.
         """
         _check_content(state_dict)
         _regroup(self.param_groups, state_dict["param_groups"])
@@ -95,7 +96,7 @@ class Checkpointed(Optimizer):
             _check_sizes(self.param_groups, state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
         groups = [
-            decoded_group(group, running.get(index))
+            decoded_group(group, self.defaults | running.get(index, {}))
             for index, group in enumerate(state_dict["param_groups"])
         ]
         seen: list[dict[str, Any]] = []

@@ -31,6 +31,7 @@ __all__ = [
     "Nonfinite",
     "Rounding",
     "check_lr",
+    "check_new",
     "check_options",
     "check_params",
     "complete",
@@ -76,7 +77,8 @@ def complete(group: Group, muon_defaults: Group) -> Group:
 def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
     """A checkpoint's ``group``, checked; missing keys come from ``now``, the group it replaces.
 
-    Schedulers store keys of their own in a group, so unknown keys are kept.
+    What ``now`` lacks too comes from the defaults. Schedulers store keys of their own in a group, so
+    unknown keys are kept.
     """
     if "algorithm" not in group:
         raise ValueError(
@@ -85,8 +87,8 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
             "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
         )
     defaults = _defaults_of(group["algorithm"], muon_defaults)
-    if now is not None and now["algorithm"] == group["algorithm"]:
-        defaults = {key: now[key] for key in defaults}
+    if now is not None and now.get("algorithm", group["algorithm"]) == group["algorithm"]:
+        defaults = defaults | {key: now[key] for key in defaults if key in now}
     if now is not None and "name" in now:
         defaults = defaults | {"name": now["name"]}
     group = defaults | group
@@ -245,6 +247,17 @@ def check_params(group: Group) -> None:
             )
         if group["algorithm"] == "muon":
             view_of(group, p, name)
+
+
+def check_new(group: Group, others: Sequence[Group]) -> None:
+    """Raise for the first parameter of ``group`` that one of ``others`` holds already."""
+    held = {id(p) for other in others for p in other["params"]}
+    for name, p in named_params(group):
+        if id(p) in held:
+            raise ValueError(
+                f"{name} is in another group of this optimizer: expected every parameter in one group, "
+                "also where two layers are tied; leave it out, or change the options of its group"
+            )
 
 
 def _instead_of(found: object) -> str:

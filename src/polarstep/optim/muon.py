@@ -30,6 +30,7 @@ from polarstep.optim.groups import (
     Group,
     Nonfinite,
     Rounding,
+    check_new,
     check_params,
     complete,
 )
@@ -185,14 +186,20 @@ class Muon(Checkpointed):
                 f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
                 "choose its hidden matrices, or give parameters"
             )
-        if not isinstance(params, Iterable):
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
             raise TypeError(
                 f"params is a {type(params).__name__}: expected parameters or groups of them, as "
                 "model.parameters() with its brackets"
             )
+        given: list[Any] = list(params)
+        if not given:
+            raise ValueError(
+                "params is empty: expected at least one parameter. A generator, as model.parameters() "
+                "returns, can be read once: make it anew for every use, or give a list"
+            )
         self._start(plan, process_group)
         self._waiting = None
-        super().__init__(params, complete({}, defaults))
+        super().__init__(given, complete({}, defaults))
         self._waiting = ()
 
     # Groups for parameters in no group, should they be added; None while the first groups are added.
@@ -223,6 +230,11 @@ class Muon(Checkpointed):
         twin._told.frozen(twin._waiting or ())
         return twin
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that are missing in it stay as they are here."""
+        super().load_state_dict(state_dict)
+        self._told.loaded(self.param_groups, self.state)
+
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
@@ -248,6 +260,7 @@ class Muon(Checkpointed):
             group = complete(group, self.defaults)
             check_params(group)
             before = [*self.param_groups, *ready]
+            check_new(group, before)
             if self._waiting is not None:
                 group = with_names(group, before)
             ready.append(named_uniquely(group, before))

@@ -167,9 +167,11 @@ def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
             f'as {{"rows": 3, "repeats": {repeats}}} for q, k and v of each head'
         )
     _check_count(title, rows, repeats, site)
+    # Of a weight that is stored transposed, the outputs are no rows.
+    sides = ("outputs", "inputs") if whole.transposed else ("rows", "columns")
     return Cut(
-        _sizes(title, rows, outputs // repeats, "rows", site),
-        _sizes(title, columns, inputs, "columns", site),
+        _sizes(title, rows, outputs // repeats, sides[0], site),
+        _sizes(f'{title}["columns"]', columns, inputs, sides[1], site),
         repeats,
     )
 
@@ -178,17 +180,18 @@ def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple
     """The size of each part, from their number or from the sizes themselves; ``None`` if it is one."""
     if parts is None or parts == 1:
         return None
+    example = size - size // 2, size // 2
     if isinstance(parts, int):
         if parts < 1 or size % parts:
             raise ValueError(
                 f"{title}={parts}: {site.name} has {size} {what}, which {parts} does not divide; "
-                f"give the {what} of each part, as (768, 256, 256)"
+                f"give the {what} of each part, as {example}"
             )
         return (size // parts,) * parts
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         raise TypeError(
             f"{title}={parts!r}: expected the number of equal parts, or the {what} of each, "
-            "as (768, 256, 256)"
+            f"as {example}"
         )
     return tuple(parts)
 

@@ -192,7 +192,10 @@ def muon_for(
     _check_elementwise({"others": others} | given)
     anatomy = dissect(model)
     if not anatomy.sites:
-        raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
+        raise ValueError(
+            f"{type(model).__name__} has no parameters: expected a model with layers; build them before "
+            "the optimizer, and hold those of a list in a torch.nn.ModuleList"
+        )
     chosen = apply_rules(rules, anatomy.sites)
     forms = apply_layouts({} if layouts is None else layouts, anatomy.sites)
     cuts = apply_splits({} if splits is None else splits, anatomy.sites, forms)

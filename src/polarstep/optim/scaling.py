@@ -65,8 +65,10 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
     if callable(scale):
         return lambda m, n, rank: _checked(scale, m, n)
     if scale not in SCALES:
+        number = f"; a factor for a group is lr_factor={scale}" if isinstance(scale, Real) else ""
         raise ValueError(
-            f"lr_scale={scale!r}: expected one of {', '.join(SCALES)}, or a function (m, n) → factor"
+            f"lr_scale={scale!r}: expected one of {', '.join(SCALES)}, or a function (m, n) → "
+            f"factor{number}"
         )
     return SCALES[scale]
 

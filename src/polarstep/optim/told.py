@@ -9,9 +9,9 @@ from types import FrameType
 
 from torch import Tensor
 
-from polarstep.optim.collect import Work
+from polarstep.optim.collect import State, Work
 from polarstep.optim.following import Places
-from polarstep.optim.groups import ELEMENTWISE, Group
+from polarstep.optim.groups import ELEMENTWISE, Group, named_params
 
 __all__ = ["Told", "callers_level"]
 
@@ -22,6 +22,7 @@ class Told:
     def __init__(self) -> None:
         self._made_with: dict[str, float] = {}  # the learning rate of each group when it was added
         self._frozen: dict[int, tuple[str, Tensor]] = {}  # by id, with the names in the model
+        self._rested: list[tuple[str, Tensor]] = []  # loaded with a state while they were frozen
         self._no_gradient = self._replaced = self._new = self._one_rate = False
 
     def added(self, group: Group) -> None:
@@ -34,6 +35,15 @@ class Told:
     def frozen(self, groups: Iterable[Group]) -> None:
         """Note the parameters that :func:`polarstep.muon_for` found frozen and put in no group."""
         self._frozen = {id(p): (name, p) for group in groups for name, p in group["params"]}
+
+    def loaded(self, groups: Iterable[Group], state: State) -> None:
+        """Note the parameters that have a state by the checkpoint just loaded, and are frozen now."""
+        self._rested = [
+            (name, p)
+            for group in groups
+            for name, p in named_params(group)
+            if not p.requires_grad and state.get(p)
+        ]
 
     def of_step(
         self, groups: list[Group], works: Sequence[Work], places: Places | None = None
@@ -48,6 +58,8 @@ class Told:
                 self._tell_of_the_replaced(places.replaced(groups))
             if not self._new:
                 self._tell_of_the_new(places.new(groups))
+        if self._rested:
+            self._tell_of_the_rested()
         if self._frozen:
             self._tell_of_the_unfrozen(groups)
         if not self._one_rate:
@@ -89,6 +101,21 @@ class Told:
             "by weight_norm that was put on a layer or removed. There is a gradient, but no group of "
             "this optimizer. Make the optimizer after the last change of the model, or add such "
             'parameters by optimizer.add_param_group({"params": [...]})',
+            stacklevel=callers_level(),
+        )
+
+    def _tell_of_the_rested(self) -> None:
+        """The run that was saved updated some parameters, and this one has them frozen."""
+        names = [name for name, p in self._rested if not p.requires_grad]
+        self._rested = []
+        if not names:
+            return
+        warnings.warn(
+            f"{_have(names)} a state in the checkpoint that was loaded, but requires_grad=False: the "
+            "run that was saved updated what this one leaves alone. Expected the same layers to train. "
+            "Lightning's BackboneFinetuning freezes its backbone again when a run is resumed. Unfreeze "
+            "the layers before the first step, by module.requires_grad_(True); if they are meant to "
+            "rest, all is well",
             stacklevel=callers_level(),
         )
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from polarstep_lab.training.interrupt import ctrl_c_ends_the_process
+
 __all__ = ["SUBCOMMANDS", "app"]
 
 
@@ -91,7 +93,9 @@ def _imported(name: str) -> Any:
     """The sub-command itself, with its options."""
     module, function, _ = SUBCOMMANDS[name]
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name)(getattr(import_module(f"{__name__}.{module}"), function))
+    with ctrl_c_ends_the_process():
+        imported = import_module(f"{__name__}.{module}")
+    alone.command(name)(getattr(imported, function))
     return typer.main.get_command(alone)
 
 

@@ -159,13 +159,15 @@ def _summary(runs: Sequence[PlannedRun]) -> Table:
     for planned in runs:
         identity = planned.identity
         varied = identity.ablation
-        name = planned.config.rule.named(planned.config.optimizer.polar.sketch)
+        polar = planned.config.optimizer.polar
+        name = planned.config.rule.named(polar.sketch, polar.auto)
         if varied is not None:
             name = f"{varied.axis}={varied.value}"
         result = Result.load(planned.directory)
         rows.setdefault(name, []).extend([result] if result else [])
     title = "test accuracy" if runs[0].config.benchmark == "cifar10" else "test perplexity"
     table = Table("", title, "seeds", "GFLOPs/step", "optimizer ms/step", "step ms")
+    table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
         column.justify = "right"
     for name, results in rows.items():

@@ -112,10 +112,7 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
     rows = []
     for (method, _), group in members.groupby(["method", "setting"]):
         row = Row(method, group)
-        label = next(
-            (m.named(row.polar.get("sketch")) for m in all_methods() if m.name == method), method
-        )
-        rows.append(replace(row, label=label))
+        rows.append(replace(row, label=row.method_that_ran))
     differing = [
         replace(row, label=f"{row.label}, {_difference(row, rows)}")
         if settings[row.method] > 1

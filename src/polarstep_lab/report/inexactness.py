@@ -77,7 +77,7 @@ def gamma_table(rows: Sequence[Row]) -> Table:
             worst, steps = log.loc[log["gamma"].idxmax()], log["step"].unique()
             sampled = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)}, last {max(steps)}"
             cells = {
-                "Method": row.method,
+                "Method": row.method_that_ran,
                 "Polar map": _polar_map(row),
                 "Runs": row.seeds_text,
                 "Sampled steps": sampled,
@@ -142,20 +142,33 @@ def _finish(axes: Axes, top: float, limit: float) -> None:
 
 def _covered(polar: Mapping[str, Any]) -> bool:
     """Whether Proposition 1 (full space) or 2 (Gaussian sketch) speaks of a polar map."""
+    if polar.get("auto") or polar.get("rest", "dropped") != "dropped":
+        return False
     sketched = not polar.get("rank") or polar.get("sketch") == "gaussian"
-    return sketched and polar.get("rest", "dropped") == "dropped" and polar.get("solver") in COVERED
+    return sketched and polar.get("solver") in COVERED
 
 
 def _polar_map(row: Row) -> str:
-    """Polynomial, steps, rank, sketch and rest by the config; the label where the config has none."""
+    """The polar map by the config, in words; the label where the config has none.
+
+    Of a sketch the words name what differs from the paper's: its kind, its power h, and for how many
+    steps it keeps a basis. Where ``polar.auto`` chose the map for each shape, no other setting was read.
+    """
     polar = row.polar
+    if polar.get("auto"):
+        return f"auto ({polar['auto']}): a map for each shape"
     if not polar.get("solver"):
         return row.label
     words = [str(polar["solver"])]
     words += [f"{polar['steps']} steps"] if polar.get("steps") else []
-    words += [f"rank {polar['rank']}"] if polar.get("rank") else []
-    sketched = polar.get("rank") and polar.get("sketch") != "gaussian"
-    words += [str(polar.get("sketch"))] if sketched else []
+    if polar.get("rank"):
+        sketch = str(polar.get("sketch"))
+        words.append(f"rank {polar['rank']}")
+        words += [sketch] if sketch != "gaussian" else []
+        # A warm sketch starts from the last step and takes no power iterations.
+        h = 1 if sketch == "warm" else polar.get("power", 1)
+        words += [f"h = {h:g}"] if h != 1 else []
+        words += [f"basis kept {keep} steps"] if (keep := polar.get("keep", 1)) > 1 else []
     words += [f"rest {rest}"] if (rest := polar.get("rest", "dropped")) != "dropped" else []
     return ", ".join(words)
 

@@ -77,8 +77,8 @@ def pairs_of(section: Section) -> list[Pair]:
         for ablation in section.ablations:
             if (ablation.axis, ablation.method) == ("sketch", method.name):
                 for other in (other for other in ablation.rows if other is not ablation.base):
-                    ran = method.named(other.polar.get("sketch"))
-                    labelled[other] = f"{row.label.replace(method.name, ran, 1)}, {other.label}"
+                    label = row.label.replace(method.name, other.method_that_ran, 1)
+                    labelled[other] = f"{label}, {other.label}"
         for full in (m for m in muons if m.nesterov is method.nesterov and not m.randomized):
             pairs += [Pair(name, r, rows[full.name]) for r, name in labelled.items() if r.metric]
     return pairs

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from polarstep_lab.estimates import Difference, Estimate, paired
+from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import Published
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.runs import STATUSES, TIMES, Metric
@@ -37,6 +38,14 @@ class Row:
     def method(self) -> str:
         """The method of these runs."""
         return str(self.runs["method"].iloc[0])
+
+    @property
+    def method_that_ran(self) -> str:
+        """The method by name, with the sketch that ran in place of the method's own."""
+        for method in all_methods():
+            if method.name == self.method:
+                return method.named(self.polar.get("sketch"), self.polar.get("auto"))
+        return self.method
 
     @property
     def setting(self) -> str:

@@ -68,7 +68,8 @@ def plan_run(
         command=_command(recipe, slug, seed, overrides, axis),
     )
     setting = "" if axis is None else f", {axis[0]}={axis[1]}"
-    name = config.rule.named(config.optimizer.polar.sketch)
+    polar = config.optimizer.polar
+    name = config.rule.named(polar.sketch, polar.auto)
     return PlannedRun(config, identity, directory, f"{name}{setting}, seed {seed}")
 
 

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM as a request to stop at the next step, so that a checkpoint can be written.
 
-And Ctrl-C while worker processes start: a terminal sends it to all of them, and a process that still
-imports torch would answer with a traceback.
+And Ctrl-C while a command or its worker processes start: a terminal sends it to all of them, and a
+process that still imports torch would answer with a traceback.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupt", "Interrupted", "ctrl_c_blocked", "unblock_ctrl_c"]
+__all__ = [
+    "Interrupt",
+    "Interrupted",
+    "ctrl_c_blocked",
+    "ctrl_c_ends_the_process",
+    "unblock_ctrl_c",
+]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -80,3 +86,22 @@ def unblock_ctrl_c() -> None:
     """Let this process see Ctrl-C; a Ctrl-C that came before raises KeyboardInterrupt here."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def ctrl_c_ends_the_process() -> Iterator[None]:
+    """A context in which Ctrl-C ends this process at once and prints nothing, for imports.
+
+    A KeyboardInterrupt inside an import is a traceback. torch even catches the KeyboardInterrupt that
+    comes while it imports NumPy, and the next import of NumPy then fails. Where SIGINT is ignored or has
+    a handler other than Python's own, entering this context has no effect.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -196,6 +196,8 @@ def test_divergence_has_a_status_of_its_own():
         (["run", "nanogpt-toy"], "no method given"),
         (["run", "nanogtp", "-m", "muon"], "did you mean 'nanogpt'?"),
         (["run", "nanogpt-toy", "-m", "muno"], "did you mean 'muon'?"),
+        (["run", "nanogpt-toy", "--methods", "muon,adamw"], "RECIPE --methods muon,adamw"),
+        (["ablate", "nanogpt-toy", "rank", "--methods", "all"], "expected one method"),
         (["run", "cifar10", "-m", "muon"], "no CIFAR-10 in"),
         (["run", "nanogpt", "-m", "muon"], "no token shard matches"),
         (["run", "nanogpt-toy", "-m", "muon", "--device", "gpu0"], "expected auto, cpu, cuda"),

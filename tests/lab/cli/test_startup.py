@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.forking import fork
-from tests.processes import PATIENCE
+from tests.processes import PATIENCE, start
 from typer.testing import CliRunner
 
 import polarstep
@@ -55,6 +56,28 @@ def test_the_version_is_that_of_the_package():
     shown = CliRunner().invoke(app, ["--version"])
     assert shown.exit_code == 0
     assert shown.output == f"polarstep {polarstep.__version__}\n"
+
+
+def test_ctrl_c_while_the_command_still_imports_ends_it_without_a_word():
+    """torch catches a Ctrl-C while it imports NumPy, and the next import of NumPy fails."""
+    code = """
+import signal, sys
+import polarstep_lab.cli
+
+def interrupted(name):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("cannot load module more than once per process") from None
+
+polarstep_lab.cli.import_module = interrupted
+sys.argv = ["polarstep", "list"]
+from polarstep_lab.__main__ import main
+main()
+"""
+    process = start("-c", code, stdout=subprocess.PIPE)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, output, errors) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)

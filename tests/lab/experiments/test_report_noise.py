@@ -194,6 +194,32 @@ def test_the_table_has_the_worst_of_each_map_and_what_is_proved_of_it(tmp_path):
     assert len(gamma_table(section.all_rows).rows) == 4
 
 
+def test_the_table_names_the_map_that_ran(tmp_path):
+    """Rows of an ablation differ, and what no proposition speaks of has no proved ν."""
+    ran = {
+        "Rand Muon (Nes.-Gaussian)": {"power": 0.5, "keep": 4},
+        "Rand Muon (Nes.-Kaczmarz)": {"sketch": "kaczmarz", "power": 2.0},
+        "Rand Muon (Nes.-Warm)": {"sketch": "warm", "power": 2.0},
+        "Rand Muon (Nes.-Auto)": {"auto": "cheap"},
+    }
+    for rank, changes in enumerate(ran.values(), start=32):
+        folder = write_solver(tmp_path, "quintic", [0.1], nu=0.1, rank=rank)
+        config = json.loads((folder / "config.json").read_text())
+        config["config"]["optimizer"]["polar"] |= changes
+        (folder / "config.json").write_text(json.dumps(config))
+    ((section,), _) = sections_of(collect([tmp_path]))
+    lines = {line[0]: (line[1], line[7]) for line in gamma_table(section.all_rows).rows}
+    assert lines == {
+        "Rand Muon (Nes.-Gaussian)": (
+            "quintic, 7 steps, rank 32, h = 0.5, basis kept 4 steps",
+            "0",
+        ),
+        "Rand Muon (Nes.-Kaczmarz)": ("quintic, 7 steps, rank 33, kaczmarz, h = 2", "—"),
+        "Rand Muon (Nes.-Warm)": ("quintic, 7 steps, rank 34, warm", "—"),
+        "Rand Muon (Nes.-Auto)": ("auto (cheap): a map for each shape", "—"),
+    }
+
+
 def test_the_noise_table_has_the_heaviest_point_of_each_unit(tmp_path):
     rows = rows_of()
     for row in rows:

@@ -6,9 +6,11 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
@@ -53,6 +55,17 @@ def journal(tmp_path):
 def learning_rates(spec):
     return [json.loads(line)["overrides"]["optimizer.lr"] for line in trial_table(spec).split("\n")
             if line]  # fmt: skip
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    """With an objective in place of training, which takes half a minute a trial."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("polarstep_lab.tune.TrainingObjective", lambda recipe, method: Bowl())
+    page = (Path(__file__).parents[3] / "docs" / "tuning.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(compile(block, "docs/tuning.md", "exec"), names)
+    assert len(open_study(names["spec"]).trials) == 20
 
 
 def test_the_best_trial_is_found_near_the_minimum(spec):
