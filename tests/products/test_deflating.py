@@ -13,7 +13,16 @@ from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, polar_express, resolve
 from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
-from polarstep.products.deflating import SIGNS, Head, signs
+from polarstep.products.deflating import (
+    SHIFT,
+    SIGNS,
+    Head,
+    RestRules,
+    _norm_from_moments,
+    _orthonormalizing,
+    first_vectors,
+    signs,
+)
 from polarstep.products.flat_product import FlatProduct
 
 OPS = Products()
@@ -275,3 +284,103 @@ def test_gradients_go_through_a_step_of_a_cpu():
     T.square().sum().backward()
     assert A.grad is not None
     assert A.grad.isfinite().all()
+
+
+# ‖R‖_op
+
+RULES = RestRules(margin=1.1, fresh=0.5, room=1e-12, least=1e-9)
+
+
+def deflated(tail: torch.Tensor, m: int = 40, n: int = 60, ell: int = 4):
+    """A with four leading directions, of which Q is a basis, and R = A − QB with a given spectrum."""
+    spectrum = torch.cat([torch.full((ell,), 50.0, dtype=torch.float64), tail])
+    U, V = (orthogonal(side)[:, : len(spectrum)] for side in (m, n))
+    A = ((U * spectrum) @ V.mT)[None]
+    Q = U[None, :, :ell]
+    return A, Q, Q.mT @ A
+
+
+@pytest.mark.parametrize("name", ["flat", "falling", "one direction"])
+def test_delta_is_the_norm_of_the_rest_with_its_margin(name):
+    k = torch.arange(1, 21, dtype=torch.float64)
+    tail = {"flat": torch.ones_like(k), "falling": 1 / k, "one direction": (k == 1).double()}[name]
+    A, Q, B = deflated(tail)
+    vectors, scale = None, 3.0
+    for _ in range(6):
+        found = OPS.rest_norm(scale * A, Q, scale * B, RULES, vectors=vectors)
+        vectors = found.vectors
+    delta = 1 / found.inverse.item()
+    # ‖R‖_op = 3; δ is never above ‖R‖_F, and above margin·‖R‖_op by what the moments give away.
+    whole = 3 * tail.norm().item()
+    least, most = min(3 * 1.05, whole), min(3 * 1.1 * 1.3, whole * (1 + 1e-6))
+    assert least - 1e-6 <= delta <= most
+    assert found.energy.item() == pytest.approx((whole / delta) ** 2, rel=1e-6)
+    assert found.inverse.shape == (1, 1, 1)
+    assert found.energy.shape == (1,)
+
+
+def test_the_carried_vectors_turn_towards_the_leading_direction_and_keep_some_of_the_first():
+    A, Q, B = deflated(torch.tensor([1.0, 0.1, 0.1], dtype=torch.float64))
+    R = A - Q @ B
+    leading = torch.linalg.svd(R[0]).Vh[0]
+    found = OPS.rest_norm(A, Q, B, RULES)
+    first = first_vectors(40, 60, A.device).double()
+    turned = found.vectors - RULES.fresh * first
+    # Of b vectors of length one on average, 1/(1 + 0.1² + 0.1²) lies along the leading direction.
+    assert turned.square().sum().item() == pytest.approx(SIGNS, rel=1e-6)
+    assert (turned @ leading).square().sum().item() == pytest.approx(SIGNS / 1.02, rel=1e-3)
+
+
+def test_zero_and_what_is_not_finite_leave_no_trace():
+    A, Q, B = deflated(torch.ones(8, dtype=torch.float64))
+    broken = A.clone()
+    broken[0, 0, 0] = math.nan
+    batch = torch.cat([A, torch.zeros_like(A), broken])
+    Q, B = Q.expand(3, -1, -1), torch.cat([B, torch.zeros_like(B), B])
+    found = OPS.rest_norm(batch, Q, B, RULES)
+    first = RULES.fresh * first_vectors(40, 60, A.device).double()
+    assert found.inverse.flatten()[0] > 0
+    assert found.inverse.flatten()[1:].tolist() == [0.0, 0.0]
+    assert found.energy[1:].tolist() == [0.0, 0.0]
+    for vectors in found.vectors[1:]:
+        torch.testing.assert_close(vectors, first[0])
+
+
+def test_squares_that_are_known_take_the_place_of_the_norm():
+    A, Q, B = deflated(torch.ones(8, dtype=torch.float64))
+    known = A.square().sum(-1)  # (batch, parts)
+    usual, found = (OPS.rest_norm(A, Q, B, RULES, squares=each) for each in (None, known))
+    torch.testing.assert_close(found.inverse, usual.inverse)
+    torch.testing.assert_close(found.energy, usual.energy)
+
+
+def test_columns_become_orthonormal_but_for_those_that_are_rounding():
+    Y = gaussian(2, 30, 5)
+    Y[1, :, 4] *= 1e-6
+    N = _orthonormalizing(Y)
+    shift = SHIFT * Y.square().sum((-2, -1))[:, None, None] * torch.eye(5, dtype=torch.float64)
+    torch.testing.assert_close(N @ N.mT, torch.linalg.inv(Y.mT @ Y + shift), rtol=1e-6, atol=1e-9)
+    U = Y @ N
+    torch.testing.assert_close(U[0].mT @ U[0], torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-4)
+    assert torch.linalg.matrix_norm(U[1], 2) <= 1 + 1e-9
+    assert torch.linalg.svdvals(U[1])[-1] < 0.01
+
+
+def test_the_bound_from_moments_lies_between_the_norm_and_a_schatten_norm():
+    W = gaussian(3, 50, 6)
+    K = torch.cat([W.mT @ W, torch.eye(6, dtype=torch.float64)[None]])
+    values = torch.linalg.eigvalsh(K)
+    bound = _norm_from_moments(K).flatten()
+    assert (bound >= values[:, -1] - 1e-9).all()
+    assert (bound <= values.pow(4).sum(-1).pow(0.25) + 1e-9).all()
+    assert bound[-1].item() == pytest.approx(1)  # exact where all are equal
+
+
+def test_the_first_vectors_are_about_one_long_and_without_a_pattern():
+    V = first_vectors(40, 4000, torch.device("cpu")).double()
+    assert V.shape == (1, SIGNS, 4000)
+    assert first_vectors(5, 4000, torch.device("cpu")).shape == (1, 5, 4000)
+    assert V.abs().max().item() <= math.sqrt(3 / 4000)
+    gram = V[0] @ V[0].mT
+    torch.testing.assert_close(gram, torch.eye(SIGNS, dtype=torch.float64), rtol=0, atol=0.1)
+    assert (gram.diagonal() - 1).abs().max() < 0.05
