@@ -48,6 +48,7 @@ def test_a_step_after_linear_decay_changes_nothing():
     assert opt.param_groups[0]["lr"] < 0
     before = [p.detach().clone() for group in opt.param_groups for p in group["params"]]
     opt.step()
+    assert opt.param_groups[0]["lr"] == 0  # and not −1e-18
     after = [p for group in opt.param_groups for p in group["params"]]
     assert all(torch.equal(p, q) for p, q in zip(before, after, strict=True))
 

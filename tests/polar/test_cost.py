@@ -156,7 +156,9 @@ def test_a_deflated_step_adds_its_parts():
 def test_a_scaled_rest_on_a_gpu_reads_the_matrix_three_times_more_than_its_head():
     """Twice for ‖R‖_op and once in the update; D and Z' − B/δ take four launches, δ takes five."""
     head = ps.LowRank(28, 4, 0, inner=ps.NewtonSchulz(1, "cubic"), always_sketch=True)
-    for device, expected in ((BYTES, 3 * 2 * 600 * 700), (LAUNCHES, 4 + 5)):
+    products = 4 * 32 * 32 * 700 + 2 * 2 * 600 * 700 * 16  # with ℓ = 32, and with 16 columns
+    expectations = ((BYTES, 3 * 2 * 600 * 700), (LAUNCHES, 4 + 5), (FLOPS, products))
+    for device, expected in expectations:
         on = replace(device, itemsize=2)
         more = seconds(ps.Deflated(head), 600, 700, on) - seconds(head, 600, 700, on)
         assert more == expected
