@@ -107,7 +107,8 @@ def larger_batches() -> str:
         for stage in run.identity.config["data"]["stages"]
     ]
     deflated, rows = (study.gap(slug) for slug in ("deflated", "auto-rows"))
-    assert deflated is not None and rows is not None
+    assert deflated is not None
+    assert rows is not None
     return (
         f"{deflated.told(unit='%')}, and {rows.told(unit='%')} with normalized rows, after "
         f"{study.million_tokens():.1f}M tokens in batches of {min(batches):.0f} to {max(batches):.0f} "
