@@ -99,21 +99,22 @@ def long_run() -> str:
 def larger_batches() -> str:
     """The cheap maps after the long run, whose batches are larger than those of the frontier."""
     import docs_long_run as study
-    from frontier import LENGTH, SEQUENCES
+    from frontier import LENGTH, SEQUENCES, STEPS
 
     run = next(iter(study.runs()[study.BASE].values()))
     batches = [
         stage["sequences"] * stage["sequence_length"] / 1000
         for stage in run.identity.config["data"]["stages"]
     ]
+    small = SEQUENCES * LENGTH / 1000
     deflated, rows = (study.gap(slug) for slug in ("deflated", "auto-rows"))
     assert deflated is not None
     assert rows is not None
     return (
         f"{deflated.told(unit='%')}, and {rows.told(unit='%')} with normalized rows, after "
         f"{study.million_tokens():.1f}M tokens in batches of {min(batches):.0f} to {max(batches):.0f} "
-        f"thousand, on a GPT of {run.identity.config['model']['layers']} layers, where the other "
-        f"figures here are of batches of {SEQUENCES * LENGTH / 1000:.0f} thousand"
+        f"thousand, on a GPT of {run.identity.config['model']['layers']} layers, where those after "
+        f"{STEPS * small / 1000:.1f}M tokens are of batches of {small:.0f} thousand"
     )
 
 

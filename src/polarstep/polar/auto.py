@@ -42,9 +42,8 @@ class Auto(Containing):
 
     On a GPT of 5 layers × 768 (``results/frontier``, 24.6M tokens) the deflated map ended about 1%
     above the perplexity of full space, and the low-rank map 6%. On a GPT of 11 layers with batches two
-    to six times as large it was 2.5% (``results/long-run``, one seed): with less noise in the gradients
-    more singular values of the rest stay small. ``docs/which.md`` has intervals, longer runs and other
-    widths.
+    to six times as large it was 2.5% (``results/long-run``, one seed). ``docs/which.md`` has intervals,
+    longer runs and other widths.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm
