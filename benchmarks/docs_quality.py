@@ -60,9 +60,9 @@ class Weighed:
 
 def weighed() -> tuple[Weighed, ...]:
     """The maps of the tables and figures, best first."""
-    from step_cost import WORKLOADS
+    from step_workloads import WORKLOADS
 
-    wide = tuple(sum(WORKLOADS[load][1:]) for load in HELD)
+    wide = tuple(WORKLOADS[load].width for load in HELD)
     assert len(wide) == 2
     full, deflated = "full space, PolarExpress 5", "Deflated 48, warm, one step"
     auto = '`polar="auto"`: `Deflated`, warm'

@@ -79,7 +79,8 @@ def _unsketched(load: str, device: str) -> bool:
     """Whether no row of LowRank sketches a matrix of the workload: all of them run the inner map."""
     import torch
 
-    from step_cost import WORKLOADS, maps
+    from step_optimizers import maps
+    from step_workloads import WORKLOADS
 
     if load not in WORKLOADS:
         return False

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, Shard
 import polarstep as ps
 from polarstep import rng
 from polarstep.distributed.owned_graph import OwnedGraphs
-from step_cost import WORKLOADS
+from step_workloads import WORKLOADS
 from timing import machine
 from world_of_one import MAPS
 
@@ -58,7 +58,7 @@ class Times:
 def optimizer_of(polar: ps.PolarMap, rank: int, *, fused: bool) -> ps.Muon:
     """Muon for this rank's rows of all matrices, with gradients that stay the same."""
     mesh, params = init_device_mesh("cuda", (RANKS,)), []
-    shapes = [(m, n) for count, m, n in WORKLOADS["nanoGPT"][0] for _ in range(count)]
+    shapes = [(m, n) for count, m, n in WORKLOADS["nanoGPT"].shapes for _ in range(count)]
     for i, (m, n) in enumerate(shapes):
         g = rng.generator("gradient", i, rank, device=DEVICE)
         part = torch.randn(m // RANKS, n, generator=g, device=DEVICE)

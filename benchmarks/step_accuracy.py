@@ -29,7 +29,7 @@ import polarstep as ps
 from polarstep import rng
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.models.gpt import GPT, GPTConfig
-from step_cost import INNER
+from step_optimizers import INNER
 from timing import machine
 
 SPECTRA: dict[str, Callable[[Tensor], Tensor]] = {

@@ -32,7 +32,8 @@ from torch.distributed.fsdp import fully_shard
 import polarstep as ps
 from polarstep import kernels, rng
 from polarstep.optim.by_tables import TableBucket
-from step_cost import INNER, WORKLOADS
+from step_optimizers import INNER
+from step_workloads import WORKLOADS
 from timing import machine
 
 MAPS: dict[str, ps.PolarMap] = {
@@ -118,7 +119,7 @@ def show_profile(optimizer: ps.Muon, repeats: int = 100) -> None:
 
 def measured(device: torch.device, options: Any) -> None:
     """Print a line for each map."""
-    shapes = SMALL if options.host else WORKLOADS["nanoGPT"][0]
+    shapes = SMALL if options.host else WORKLOADS["nanoGPT"].shapes
     print(f"{'milliseconds a step':30} {'plain':>8} {'FSDP2':>8} {'ratio':>7}")
     for name, polar in MAPS.items():
         if options.only not in name:

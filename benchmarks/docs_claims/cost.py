@@ -46,11 +46,11 @@ def rank_price() -> str:
 @claim
 def rank_shares() -> str:
     """Which part of the width the timed sketches have."""
-    from step_cost import WORKLOADS
+    from step_workloads import WORKLOADS
 
     parts = []
     for load, d in (("nanoGPT", 768), ("8B layer", 4096)):
-        ell = sum(WORKLOADS[load][1:])
+        ell = WORKLOADS[load].width
         parts.append(f"ℓ = {ell} is {ell / d:.0%} of the short side")
     return f"on nanoGPT {parts[0]}, on the 8B layer {parts[1]}"
 

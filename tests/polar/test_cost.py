@@ -36,9 +36,9 @@ def estimated_and_measured(request, monkeypatch):
     """Milliseconds by optimizer for the rows of a record that the model covers."""
     record, device, workload = request.param
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    benchmark = importlib.import_module("step_cost")
-    workloads = benchmark.WORKLOADS if device == "H200" else benchmark.ON_A_CPU
-    shapes, rank, oversample = workloads[workload]
+    sets = importlib.import_module("step_workloads")
+    shapes, rank, oversample = (sets.WORKLOADS if device == "H200" else sets.ON_A_CPU)[workload]
+    maps = importlib.import_module("step_optimizers").maps(rank, oversample)
     rows = json.loads((ROOT / "results" / "step-cost" / f"{record}.json").read_text())["steps"]
     measured = {row["optimizer"]: row["ms"] for row in rows if row["workload"] == workload}
     on, where = DEVICES[device], torch.device("cpu" if device == "cpu" else "cuda")
@@ -48,7 +48,7 @@ def estimated_and_measured(request, monkeypatch):
 
     found = {
         name: (1e3 * estimate(make()), measured[name])
-        for name, make in benchmark.maps(rank, oversample).items()
+        for name, make in maps.items()
         if name in measured and "Kaczmarz" not in name  # a gather of columns is not modelled
     }
     adamw = sum(adamw_seconds(m, n, on, count) for count, m, n in shapes)

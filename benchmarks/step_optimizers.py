@@ -1,0 +1,150 @@
+"""The optimizers whose steps are timed: AdamW, the peers, Muon by hand, and ours with several maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import polarstep as ps
+
+Make = Callable[[], torch.optim.Optimizer]
+
+# Four steps with as much gain as seven steps of the paper's quintic.
+INNER = ps.NewtonSchulz(4, "polar-express-sketch")
+
+# Maps that are also timed with normalized rows.
+WITH_ROWS = ("full space, PolarExpress 5", "Deflated 48, warm, one step")
+
+
+def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
+    """Functions that make the polar maps to compare, by their names in the table."""
+
+    def low_rank(**options: Any) -> ps.LowRank:
+        return ps.LowRank(rank, oversample, **options)
+
+    return {
+        "LowRank, warm": lambda: low_rank(sketch=ps.Warm(), inner=INNER),
+        "LowRank, Gaussian h=0": lambda: low_rank(power=0, inner=INNER),
+        "LowRank, Gaussian h=0, kept 4 steps": lambda: low_rank(power=0, inner=INNER, keep=4),
+        "LowRank, Gaussian h=½": lambda: low_rank(power=0.5, inner=INNER),
+        "LowRank, Kaczmarz h=½": lambda: low_rank(power=0.5, sketch=ps.Kaczmarz(), inner=INNER),
+        "LowRank, the paper's (h=1, q=7)": low_rank,
+        "LowRank, Gaussian h=1": lambda: low_rank(inner=INNER),
+        "Deflated, Gaussian h=1, rest scaled": lambda: ps.Deflated(low_rank(inner=INNER)),
+        "Deflated, warm, one step": lambda: ps.Deflated(
+            low_rank(sketch=ps.Warm(), inner=INNER), ps.NewtonSchulz(1, "flat")
+        ),
+        "Deflated 48, warm, one step": lambda: ps.Deflated(
+            ps.LowRank(48, 8, sketch=ps.Warm(), inner=INNER), ps.NewtonSchulz(1, "flat")
+        ),
+        "Deflated 48, Gaussian h=1, one step": lambda: ps.Deflated(
+            ps.LowRank(48, 8, inner=INNER), ps.NewtonSchulz(1, "flat")
+        ),
+        "auto": lambda: ps.Auto(),
+        "auto, cheap": lambda: ps.Auto("cheap"),
+        "full space, PolarExpress 5": lambda: ps.NewtonSchulz(5, "polar-express"),
+        "full space, quintic 7": lambda: ps.NewtonSchulz(7),
+    }
+
+
+def optimizers(
+    params: list[Tensor], rank: int, oversample: int, device: torch.device, *, others: bool = True
+) -> Iterator[tuple[str, Make]]:
+    """Names of the table and functions that make the optimizers; AdamW is the first.
+
+    ``others=False`` leaves out the peers and Muon by hand: AdamW and ours remain.
+    """
+    yield "AdamW, fused", lambda: torch.optim.AdamW(params, lr=1e-5, fused=True)
+    if others and device.type == "cuda":  # most peers are bf16 only: minutes on most CPUs
+        yield from peers(params)
+    if others and device.type == "cpu":
+        yield "a loop of Newton–Schulz 7", lambda: HandWritten(params, 7)
+        yield "a loop of Newton–Schulz 5", lambda: HandWritten(params, 5)
+        yield "a loop of batches, 7", lambda: Batched(params, 7)
+    polars = maps(rank, oversample)
+    for name, polar in polars.items():
+        yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
+    for name in WITH_ROWS:
+        yield (
+            f"{name}, rows normalized",
+            lambda polar=polars[name]: ps.Muon(
+                params, lr=1e-5, polar=polar(), transform=ps.NormalizedRows()
+            ),
+        )
+
+
+def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:
+    """Names and functions that make the peers; a peer that cannot be imported is printed instead.
+
+    dion's optimizers are also timed in dion's CUDA graph, with and without its Triton kernels.
+    """
+    from polarstep_lab.peers import PEERS, load
+
+    for peer in PEERS.values():
+        try:
+            made = load(peer)
+        except ValueError as missing:
+            print(f"  left out: {peer.title}: {missing}", flush=True)
+            continue
+        yield peer.title, partial(made, params, lr=1e-5)
+        if peer.package == "dion":
+            from dion.cuda_graph import CudaGraphOptimizer
+
+            for suffix, options in (
+                (", CUDA graph", {}),
+                (", CUDA graph, Triton", {"use_triton": True}),
+            ):
+                yield (
+                    f"{peer.title}{suffix}",
+                    lambda made=made, options=options: CudaGraphOptimizer(
+                        made(params, lr=1e-5, **options), warmup_steps=3
+                    ),
+                )
+
+
+class HandWritten(torch.optim.Optimizer):
+    """Muon in ten lines: a float32 quintic for one parameter after another."""
+
+    def __init__(self, params: list[Tensor], steps: int) -> None:
+        super().__init__(params, {"steps": steps})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                C = self.state[p].setdefault("C", torch.zeros_like(p))
+                C.mul_(0.95).add_(p.grad)
+                X = p.grad + 0.95 * C
+                X = (X.T if X.shape[0] > X.shape[1] else X) / X.norm()
+                for _ in range(group["steps"]):
+                    A = X @ X.T
+                    X = 1.875 * X + (-1.25 * A + 0.375 * A @ A) @ X
+                p.add_(X.T if p.shape[0] > p.shape[1] else X, alpha=-1e-5)
+
+
+class Batched(HandWritten):
+    """Muon by hand in batches: all matrices of a shape at once, and additions within the products."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            shapes: dict[torch.Size, list[Tensor]] = {}
+            for p in group["params"]:
+                shapes.setdefault(p.shape, []).append(p)
+            for (m, n), params in shapes.items():
+                C = [self.state[p].setdefault("C", torch.zeros_like(p)) for p in params]
+                grads = [p.grad for p in params]
+                torch._foreach_mul_(C, 0.95)
+                torch._foreach_add_(C, grads)
+                X = torch.stack(torch._foreach_add(grads, C, alpha=0.95))
+                X = (X.mT if m > n else X) / X.flatten(1).norm(dim=1)[:, None, None]
+                for _ in range(group["steps"]):
+                    A = X @ X.mT
+                    X = torch.baddbmm(
+                        X, torch.baddbmm(A, A, A, beta=-1.25, alpha=0.375), X, beta=1.875
+                    )
+                torch._foreach_add_(params, list(X.mT if m > n else X), alpha=-1e-5)

@@ -1,0 +1,203 @@
+"""benchmarks/step_cost.py and its parts: what is measured, how two versions are compared, the figure."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import polarstep as ps
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("cost", "workloads", "optimizers", "times", "phases", "sweeps", "beside")
+
+
+@pytest.fixture(scope="module")
+def step():
+    """The parts of the benchmark: ``step.beside`` is the module ``step_beside``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield SimpleNamespace(**{name: importlib.import_module(f"step_{name}") for name in PARTS})
+
+
+@pytest.fixture
+def command(step, tmp_path, monkeypatch):
+    """Call the command with options; returns the record it wrote. Each turn is a single step."""
+    monkeypatch.setattr(step.times, "LEAST_MILLISECONDS", 0)
+
+    def run(*options):
+        out = tmp_path / "record.json"
+        argv = ["step_cost.py", "--device=cpu", "--quick", f"--json={out}", *options]
+        monkeypatch.setattr("sys.argv", argv)
+        step.cost.main()
+        return json.loads(out.read_text(encoding="utf-8"))
+
+    return run
+
+
+def test_only_steps_measures_adamw_and_the_optimizers_asked_for(command):
+    record = command("--only-steps", "--optimizer=auto")
+    assert record.keys() == {"package", "steps"}
+    assert Path(record["package"]) == Path(ps.__file__).resolve()
+    assert [row["optimizer"] for row in record["steps"]] == ["AdamW, fused", "auto"]
+    adamw, auto = record["steps"]
+    assert adamw.keys() == auto.keys() == {"workload", "optimizer", "ms", "ratio"}
+    assert adamw["ratio"] == 1
+    assert auto["ratio"] == auto["ms"] / adamw["ms"]
+
+
+def test_a_whole_run_has_phases_and_a_floor(command):
+    record = command("--optimizer=LowRank, warm")
+    assert record.keys() == {"machine", "steps", "phases", "floor", "rates"}
+    assert list(record["phases"]["small"]) == [
+        "momentum",
+        "sketch",
+        "orthonormalization",
+        "project",
+        "inner iteration",
+        "lift and update",
+    ]
+    assert record["floor"].keys() == {"small"}
+
+
+def test_an_unknown_workload_is_refused(command, capsys):
+    with pytest.raises(SystemExit):
+        command("--workload=nope")
+    assert "--workload nope: expected one of small" in capsys.readouterr().err
+
+
+def test_an_optimizer_that_the_package_lacks_is_left_out(step, capsys):
+    def lacking():
+        raise TypeError("unexpected keyword argument 'keep'")
+
+    def made():
+        return None
+
+    assert list(step.times._that_run([("new", lacking), ("old", made)])) == [("old", made)]
+    assert "left out: new: unexpected keyword argument 'keep'" in capsys.readouterr().out
+
+
+def test_a_kept_basis_is_timed_over_all_its_steps(step):
+    params = step.workloads.parameters([(2, 8, 16)], torch.device("cpu"))
+    made = dict(step.optimizers.optimizers(params, 2, 2, torch.device("cpu"), others=False))
+    assert step.times._cycle(made["LowRank, Gaussian h=0, kept 4 steps"]()) == 4
+    assert step.times._cycle(made["LowRank, warm"]()) == 1
+    assert step.times._cycle(made["AdamW, fused"]()) == 1
+
+
+def test_muon_by_hand_takes_the_steps_of_the_package(step):
+    """Two steps of the loop, of the batches and of polarstep.Muon lead to the same parameters."""
+    moved = []
+    for make in (
+        lambda params: step.optimizers.HandWritten(params, 7),
+        lambda params: step.optimizers.Batched(params, 7),
+        lambda params: ps.Muon(
+            params, lr=1e-5, momentum=0.95, polar=ps.NewtonSchulz(7), lr_scale="none"
+        ),
+    ):
+        torch.manual_seed(0)
+        params = step.workloads.parameters([(2, 12, 20), (1, 20, 12)], torch.device("cpu"))
+        optimizer = make([torch.nn.Parameter(torch.zeros_like(p)) for p in params])
+        for mine, p in zip(optimizer.param_groups[0]["params"], params, strict=True):
+            mine.grad = p.grad
+        optimizer.step()
+        optimizer.step()
+        moved.append([p.detach() / 1e-5 for p in optimizer.param_groups[0]["params"]])
+    by_hand, batched, ours = moved
+    torch.testing.assert_close(batched, by_hand)
+    torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_the_floor_counts_bytes_and_products(step):
+    workload = step.workloads.Workload([(2, 3, 5), (1, 7, 11)], rank=3, oversample=1)
+    entries = 2 * 3 * 5 + 7 * 11
+    never = float("inf")
+    bytes_alone = step.phases.floor(workload, {"bytes_per_ms": 1, "flops_per_ms": never})
+    flops_alone = step.phases.floor(workload, {"bytes_per_ms": never, "flops_per_ms": 1})
+    assert bytes_alone == 26 * entries
+    assert flops_alone == 3 * (2 * entries * 4)
+
+
+def test_the_exponent_of_a_power_law(step):
+    rows = [{"x": x, "map": 3 * x**2.5 + (x < 8) * 50} for x in (2, 4, 8, 16, 32, 64)]
+    assert step.sweeps.exponent(rows, "map") == pytest.approx(2.5)
+
+
+@pytest.fixture
+def versions(step, tmp_path, monkeypatch):
+    """Two versions with known times, and the order in which they are measured."""
+    asked = []
+    times = {
+        step.beside.ROOT: [{"old": 1, "both": 2}, {"both": 6}, {"both": 4}],
+        tmp_path: [{"both": 4, "gone": 1}, {"both": 6}, {"both": 2}],
+    }
+    rounds = {root: iter(each) for root, each in times.items()}
+
+    def steps_of(root, names, options):
+        asked.append(root)
+        assert (names, options) == (["load"], ["--quick"])
+        return {("load", name): {"ms": ms} for name, ms in next(rounds[root]).items()}
+
+    monkeypatch.setattr(step.beside, "_steps_of", steps_of)
+    return asked
+
+
+def test_two_versions_take_turns_and_swap_their_order(step, versions, tmp_path):
+    step.beside.beside(tmp_path, ["load"], 3, ["--quick"])
+    here, there = step.beside.ROOT, tmp_path
+    assert versions == [here, there, there, here, here, there]
+
+
+def test_ratios_are_of_pairs_measured_in_one_round(step, versions, tmp_path):
+    (row,) = step.beside.beside(tmp_path, ["load"], 3, ["--quick"])
+    assert row == {
+        "workload": "load",
+        "optimizer": "both",
+        "ms": 4,
+        "ms_before": 4,
+        "ms_ratio": 1,
+        "ms_ratios": [0.5, 1, 2],
+    }
+
+
+@pytest.fixture
+def child(step, monkeypatch):
+    """Replace the process that measures: it fails, or says that it ran the given package."""
+
+    def answer(package, returncode=0):
+        def run(command, env, **_):
+            text = json.dumps({"package": str(package), "steps": []})
+            Path(command[command.index("--json") + 1]).write_text(text, encoding="utf-8")
+            return subprocess.CompletedProcess(command, returncode, "", "no such device")
+
+        monkeypatch.setattr(step.beside.subprocess, "run", run)
+
+    return answer
+
+
+def test_a_checkout_whose_package_was_not_measured_is_an_error(step, child, tmp_path):
+    child(ROOT / "src" / "polarstep" / "__init__.py")
+    assert step.beside._steps_of(ROOT, [], []) == {}
+    with pytest.raises(RuntimeError, match="give --beside the root of a checkout"):
+        step.beside._steps_of(tmp_path, [], [])
+
+
+def test_a_measurement_that_fails_says_why(step, child):
+    child(ROOT / "src" / "polarstep" / "__init__.py", returncode=1)
+    with pytest.raises(RuntimeError, match="no such device"):
+        step.beside._steps_of(ROOT, [], [])
+
+
+@pytest.mark.rendered
+@pytest.mark.parametrize("record", ["h200", "cpu"])  # with sweeps and without
+def test_a_record_is_drawn(step, tmp_path, monkeypatch, record):
+    copy = tmp_path / "record.json"
+    copy.write_bytes((ROOT / "results" / "step-cost" / f"{record}.json").read_bytes())
+    monkeypatch.setattr("sys.argv", ["step_cost.py", f"--figure={copy}"])
+    step.cost.main()
+    assert copy.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
