@@ -41,9 +41,9 @@ __all__ = ["AXES", "Axis", "apply_axis", "find_axis", "longest_short_side"]
 class Axis:
     """A setting to vary: how it is applied, and the values the paper tries on each benchmark.
 
-    With ``relative``, they belong to the paper's setting, and those of another recipe are in the
-    same proportion to its own. ``also`` are values that can be given and are not the paper's; with
-    ``ours`` none is. Those that lie ``around`` the recipe's own are up to twice as large and as small.
+    With ``relative``, another recipe varies the setting in the same proportions as the paper varies its
+    own. With ``around``, the values go from half to twice the recipe's own. ``also`` are further values
+    that can be given and are not the paper's. ``ours`` says that no value is the paper's.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Axis:
     ours: bool = False
 
     def values(self, config: RunConfig) -> tuple[int | float | str, ...]:
-        """The paper's values, or near ones, for a recipe; empty where it has no such ablation."""
+        """The values to try for a recipe, the paper's or near ones; none for some benchmarks."""
         if self.around is not None:
             own = self.around(config)
             return tuple(
@@ -76,7 +76,7 @@ def _set(path: str) -> Callable[[RunConfig, Any], RunConfig]:
 
 
 def _rank(config: RunConfig, value: Any) -> RunConfig:
-    """The rank s; refused where no matrix would be sketched: all such ranks are one run."""
+    """Set the rank s. A rank at which no matrix is sketched is refused: all such ranks run the same."""
     ablated = with_overrides(config, {"optimizer.polar.rank": value})
     polar = ablated.optimizer.polar
     if polar.rank is None:
@@ -110,7 +110,7 @@ def _share_of_the_papers_rank(config: RunConfig) -> Fraction:
 
 
 _FAST = {"solver": "polar-express-sketch", "steps": 4}
-# Sketches with the inner map that they are fastest with; fresh ones without power iterations too.
+# Sketches with the inner map that makes them fastest; fresh sketches are without power iterations.
 _FAST_SKETCHES: dict[str, dict[str, Any]] = {
     "gaussian-fast": {"sketch": "gaussian", "power": 0, **_FAST},
     "kept-fast": {"sketch": "gaussian", "power": 0, "keep": 4, **_FAST},
@@ -119,7 +119,7 @@ _FAST_SKETCHES: dict[str, dict[str, Any]] = {
 
 
 def _sketch(config: RunConfig, value: Any) -> RunConfig:
-    """Ω, or one of the fast maps that are known by it."""
+    """Set the sketch: the name of Ω's distribution, or of one of the fast maps above."""
     if value not in (known := (*get_args(SketchName), *_FAST_SKETCHES)):
         raise ConfigError(f"sketch={value!r}: expected one of {', '.join(known)}")
     settings = _FAST_SKETCHES.get(value, {"sketch": value})
@@ -127,14 +127,14 @@ def _sketch(config: RunConfig, value: Any) -> RunConfig:
 
 
 def _rest(config: RunConfig, value: Any) -> RunConfig:
-    """What becomes of the rest; only a step that lifts it may be in eight bits."""
+    """Set what becomes of the rest; ``float8`` stays on only where the rest is lifted."""
     eight_bits = config.optimizer.polar.float8 and value == "lifted"
     settings = {"optimizer.polar.rest": value, "optimizer.polar.float8": eight_bits}
     return with_overrides(config, settings)
 
 
 def _auto(config: RunConfig, value: Any) -> RunConfig:
-    """The map that is chosen for each shape under a budget, in the place of the method's own."""
+    """Replace the method's map by one that is chosen for each shape under a budget."""
     if value not in (known := get_args(AutoBudget)):
         raise ConfigError(f"auto={value!r}: expected one of {', '.join(known)}")
     optimizer = replace(config.optimizer, polar=PolarConfig(auto=value))
@@ -142,7 +142,7 @@ def _auto(config: RunConfig, value: Any) -> RunConfig:
 
 
 def _batch(config: RunConfig, value: Any) -> RunConfig:
-    """Images per batch, or sequences per batch with the same number of tokens in every stage."""
+    """Set images per batch, or sequences per batch with the same number of tokens in every stage."""
     if isinstance(config.data, ImageData):
         return with_overrides(config, {"data.batch_size": value})
     _whole("batch", value)
@@ -159,7 +159,7 @@ def _batch(config: RunConfig, value: Any) -> RunConfig:
 
 
 def _sequence_length(config: RunConfig, value: Any) -> RunConfig:
-    """The longest sequence; shorter stages scale with it, and the number of tokens stays."""
+    """Set the longest sequence; shorter stages scale with it, and the number of tokens stays."""
     if not isinstance(config.data, TextData) or not isinstance(config.model, GPTConfig):
         raise ConfigError("sequence-length is an ablation of nanogpt: images have no sequences")
     _whole("sequence-length", value)
@@ -182,7 +182,7 @@ def _share_of_the_papers_length(config: RunConfig) -> Fraction:
 
 
 def _shortened(config: RunConfig, stages: list[Stage]) -> RunConfig:
-    """``config`` with new stages; all that it counts in steps shrinks or grows with them."""
+    """``config`` with new stages; every setting that is a number of steps is scaled alike."""
     assert isinstance(config.data, TextData)
     ratio = sum(stage.steps for stage in stages) / config.data.steps
     schedule = config.schedule

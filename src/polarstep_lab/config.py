@@ -237,8 +237,8 @@ class ImageData:
 class EvaluationConfig:
     """When and on how much to validate. A validation at step 0 and one at the end are always made.
 
-    Text that is held out is cut in two halves. ``tokens`` of the first are validated on, and as many of
-    the second are the test, which is read once, after the last step.
+    Held-out text is cut in two halves. Validation reads ``tokens`` tokens of the first half. The test
+    reads as many of the second, once, after the last step.
     """
 
     every: Count = 100
@@ -251,8 +251,8 @@ class EvaluationConfig:
 class NoiseConfig:
     """Gradient noise: at how many points of the run it is measured, and from how many gradients.
 
-    ``reference`` batches are for ∇f; the noise is that of further ``batches``, and of as many single
-    ``examples``. Below 100 no tail index is estimated.
+    ∇f is estimated from ``reference`` batches. The noise is measured on further ``batches``, and on
+    ``examples`` single examples. From fewer than 100 draws no tail index is estimated.
     """
 
     points: Annotated[int, Field(ge=2)] | None = None

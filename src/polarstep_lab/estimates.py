@@ -145,7 +145,7 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Difference | None:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """``value`` with about ``digits`` significant digits and no exponent where it can be read.
+    """``value`` with about ``digits`` significant digits, without an exponent from 1e-4 up to a million.
 
     >>> number(2135.7551), number(0.0118), number(3.0), number(None)
     ('2136', '0.01180', '3.000', '—')

@@ -55,7 +55,7 @@ class Method:
 
     @property
     def has_map(self) -> bool:
-        """Whether the settings of the polar map apply: to Muon methods of this library."""
+        """Whether the settings of a polar map apply to this method: a Muon method of this library."""
         return self.algorithm == "muon" and self.peer is None
 
     @property

@@ -43,7 +43,10 @@ def shapes_of(signature: Signature, dtype: torch.dtype) -> dict[str, tuple[int, 
 
 
 def placements(p: Any, count: int, shape: tuple[int, ...]) -> list[Any]:
-    """Cut along the last dimension by the axes that cut ``p``; whole copies if it has but one."""
+    """The placements of a carried tensor: cut along the last dimension by the axes that cut ``p``.
+
+    A carry of one number per matrix, or of no matrices, is a whole copy on each rank.
+    """
     from torch.distributed.tensor import Replicate, Shard
 
     if not shape or count == 0:
@@ -83,7 +86,7 @@ def put(
     part: Tensor,
     finite: Tensor | None = None,
 ) -> None:
-    """Keep this rank's part for the next step, unless ``finite`` is false and p is skipped."""
+    """Store this rank's part for the next step; where ``finite`` is false the last step's part stays."""
     p, key = member.param, entry(name, member.block)
     known = state[p].get(key)
     part = part.to(p.dtype)
@@ -105,7 +108,7 @@ def put(
 def put_whole(
     state: State, member: Member, name: str, X: Tensor, finite: Tensor | None = None
 ) -> None:
-    """Keep this rank's part of ``X``, which all ranks have."""
+    """Store this rank's part of ``X``, of which every rank has the whole."""
     p, shape = member.param, tuple(X.shape[1:])
     layout = Layout.of(p)
     if layout is not None and shape:

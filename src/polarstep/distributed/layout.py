@@ -175,7 +175,7 @@ class Layout:
         """Whether every rank's part consists of whole matrices: a copy, or some experts of a stack."""
         if self.cut == (0,) and len(self.shape) == 3 and view.batch == self.shape[0]:
             even = self.shape[0] % len(self.peers) == 0
-            return even or not view.is_cut  # else a carry has no Shard(0)
+            return even or not view.is_cut  # else DTensor cannot cut a carry as Shard(0)
         return self.cut == ()
 
 

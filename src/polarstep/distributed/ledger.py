@@ -236,7 +236,7 @@ def _inner_flops(inner: NewtonSchulz, ell: int, n: int) -> int:
 
 
 def _small_flops(inner: NewtonSchulz, ell: int) -> int:
-    """W from a Gram matrix: Horner's rule in each step, and W ← PW, G ← PGP but in the last."""
+    """W from a Gram matrix: Horner's rule in every step, and W ← PW, G ← PGP in all but the last."""
     polynomials = inner.polynomials
     powers = sum(len(polynomial) - 2 for polynomial in polynomials)
     return (powers + 3 * (len(polynomials) - 1)) * _square(_OPS, ell, ell, 1)
@@ -245,7 +245,10 @@ def _small_flops(inner: NewtonSchulz, ell: int) -> int:
 def _sharded_flops(
     polar: PolarMap, m: int, n: int, count: int, ranks: int, sharded: Side, step: int
 ) -> float:
-    """A share of every product; small matrices are spread over the ranks, whole ones each."""
+    """FLOPs of the busiest rank: 1/N of every large product, and the small work of its own matrices.
+
+    The inner map and the bases of summed columns are not divided: one rank has all of a matrix.
+    """
     assert isinstance(polar, LowRank)
     d0, d1, ell = min(m, n), max(m, n), polar.width
     chain, busiest = _chain(polar, m, n, sharded, step), -(-count // ranks)
@@ -269,7 +272,7 @@ def _sharded_flops(
 
 
 def _chain(polar: LowRank, m: int, n: int, sharded: Side, step: int) -> _Chain:
-    """What is exchanged: products alternate between the sides and end on the short side."""
+    """How many results of each kind are exchanged; products alternate sides and end on the short."""
     short_cut = (sharded == "rows") == (m <= n)
     ends = _bases(_products(polar, step))
     on_short, on_long = (sum(short == side for short, _ in ends) for side in (True, False))

@@ -1,8 +1,8 @@
 """Parameters whose part on a rank consists of whole matrices: the step of one process runs on the part.
 
-That is a stack of experts that is cut between experts, a copy of a whole parameter, and every parameter
-of a world of one rank. The part of a ``DTensor`` stands in for it, a plain tensor, with a state of
-plain tensors. So everything that a single process has runs here too, the fused step on a GPU included.
+Such are a stack of experts that is cut between experts, a copy of a whole parameter, and every parameter
+of a world of one rank. A plain tensor, the local part, stands in for a ``DTensor``, and its state is
+made of plain tensors. So every kind of step runs here that one process has, the fused step included.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["LocalState", "is_cut", "localized"]
 
 @dataclass
 class _StandIn:
-    """The part of a sharded parameter on this rank, and the two forms of its state."""
+    """This rank's part of a sharded parameter, and its state as ``DTensor`` and as plain tensors."""
 
     p: Any  # the parameter
     part: Tensor
     batch: bool  # whether the parameter is cut between its matrices
-    real: dict[str, Any]  # the optimizer's state of the parameter
-    known: dict[str, Any]  # the same in plain tensors, which a step works with
+    real: dict[str, Any]  # the optimizer's state of the parameter, with sharded tensors
+    known: dict[str, Any]  # this rank's parts of that state as plain tensors, for the step
 
 
 class LocalState(State):
@@ -42,23 +42,23 @@ class LocalState(State):
         super().__init__()
         self._state = state
         self._of: dict[int, _StandIn] = {}  # by the id of the parameter
-        # What both forms held when they last agreed. To look at each tensor of each parameter at every
-        # step would take longer than the rest of the host's work.
+        # What both forms of the state held when they last agreed. Comparing every tensor of every
+        # parameter at every step would take longer than the rest of the host's work.
         self._agreed: _Agreement | None = None
 
     def is_of(self, state: State) -> bool:
-        """Whether ``state`` is the optimizer's state behind this; loading a checkpoint replaces it."""
+        """Whether this was made from ``state``; loading a checkpoint gives the optimizer a new state."""
         return self._state is state
 
     def __missing__(self, p: Tensor) -> dict[str, Any]:
         return self._state[p]
 
     def get(self, p: Tensor, default: Any = None) -> Any:
-        """As for a dict; a plain parameter's state is the optimizer's own."""
+        """The state of ``p``, like ``dict.get``; that of a plain parameter is the optimizer's own."""
         return self[p] if p in self else self._state.get(p, default)
 
     def stand_ins(self, params: Iterable[Any]) -> dict[int, tuple[Tensor, Tensor]]:
-        """The parts of all ``params`` that have a gradient, and of the gradients, by ids of parameters.
+        """(part of p, part of its gradient) by the id of p, for all ``params`` that have a gradient.
 
         An attribute of a ``DTensor`` takes four times as long to read as that of a plain tensor, so
         every attribute is read once, and the step then works with the parts.
@@ -75,14 +75,14 @@ class LocalState(State):
         return found
 
     def stand_in(self, p: Any) -> Tensor:
-        """The part of ``p``, with what the optimizer's state had for it at :meth:`refresh`."""
+        """This rank's part of ``p``, whose state here is as of the last :meth:`refresh`."""
         it = self._of.get(id(p))
         if it is None or it.part is not p._local_tensor:
             it = self._read(p)
         return it.part
 
     def refresh(self) -> None:
-        """Take over what was put into the optimizer's state since the last step."""
+        """Read what others have put into the optimizer's state since the last step."""
         if self._agreed is None or not self._agreed.real.is_there():
             for it in list(self._of.values()):
                 if it.p in self._state:
@@ -91,7 +91,7 @@ class LocalState(State):
                     self._forget(it)
 
     def settle(self) -> None:
-        """Put new tensors of the parts into the optimizer's state, as parts of sharded tensors."""
+        """Write the tensors that the step has made into the optimizer's state, as sharded tensors."""
         if self._agreed is not None and self._agreed.known.is_there():
             return
         for it in self._of.values():
@@ -109,7 +109,7 @@ class LocalState(State):
         del self[it.part], self._of[id(it.p)]
 
     def _read(self, p: Any) -> _StandIn:
-        """The stand-in for ``p`` with what the optimizer's state has; a new one if ``p`` has moved."""
+        """The stand-in for ``p``, updated from the optimizer's state; a new one if ``p`` has moved."""
         it, part, real = self._of.get(id(p)), local(p), self._state[p]
         if it is None or it.p is not p or it.part is not part or it.real is not real:
             if it is not None:
@@ -128,7 +128,7 @@ class LocalState(State):
 
 @dataclass
 class _Agreement:
-    """What the optimizer's state held, and what its form in plain tensors held, when they agreed."""
+    """What both forms of the state, sharded and plain, held when they last agreed."""
 
     real: _Content
     known: _Content
@@ -188,7 +188,7 @@ def _joined(value: Any, p: Any, key: str, batch: bool) -> Any:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two tensors are the same memory."""
+    """Whether ``a`` and ``b`` are one object, or tensors of the same memory, shape and precision."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return a is b
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.dtype == b.dtype

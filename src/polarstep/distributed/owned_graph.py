@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnedGraphs", "can_replay"]
 
-# From what was received and the draw of a step to what is sent, written to a tensor if it is given.
+# (what was received, the draw of the step, a tensor to write to or None) ↦ what is sent.
 Compute = Callable[[Tensor, Draw, Tensor | None], Tensor]
 
 

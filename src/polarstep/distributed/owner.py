@@ -112,9 +112,9 @@ def part_of(piece: Piece, member: Member, k: int) -> Part | None:
 
 
 def balanced(buckets: Sequence[Spread]) -> list[list[int]]:
-    """The owner of every matrix of every bucket, as an index of its ranks.
+    """The owner of every matrix of every bucket, as an index into the bucket's ranks.
 
-    The longest work is given away first, each to the rank with the least work so far.
+    Matrices are assigned from the most work to the least, each to the rank with the least work so far.
     """
     owners = [[0] * len(bucket.matrices()) for bucket in buckets]
     loads: dict[tuple[int, ...], list[tuple[float, int]]] = {}

@@ -205,8 +205,8 @@ class _OnShards:
     def _carried(self, state: State, name: str, *, whole: bool) -> Steps:
         """What the last step left: this rank's part, or the whole.
 
-        A kept basis that is needed as a whole lies on the short side. It is gathered once, and then
-        kept in memory beside its part.
+        A kept basis that is needed as a whole is gathered once. The whole then stays in memory beside
+        the part that the optimizer's state holds.
         """
         members, shape = self.bucket.members, self._shape(name)
         parts = [carries.found(state, member, name, shape) for member in members]
@@ -239,7 +239,7 @@ class _OnShards:
         return self.polar.width, min(its.m, its.n) if name == "kept" else max(its.m, its.n)
 
     def _memorize(self, state: State, name: str, X: Tensor) -> None:
-        """Keep the whole of a kept basis in memory, with a stamp of the part that it belongs to."""
+        """Store a whole kept basis in memory, with a stamp that shows later changes of its part."""
         if name != "kept":
             return
         counts = [member.count for member in self.bucket.members]
@@ -302,7 +302,7 @@ class _OnShards:
         return Q
 
     def _householder(self, Y: Tensor) -> Steps:
-        """The same from all rows together, for matrices whose Gram matrix is too ill-conditioned."""
+        """Q as in :meth:`_cholesky_qr`, from all rows together, for an ill-conditioned Gram matrix."""
         lengths = [stop - start for start, stop in self.bucket.spans]
         sizes = [len(Y) * length * Y.shape[-1] for length in lengths]
         coming = wire.send([[Y]] * len(self.ranks), sizes, Y.dtype, Y.device, self.ranks)
@@ -351,7 +351,7 @@ def _stamp(part: Tensor) -> tuple[int, int]:
 
 
 def _fresh_of(polar: LowRank) -> Fresh:
-    """The fresh sketch of a map, of its first step for a warm one."""
+    """The fresh sketch of a map; for a warm map the sketch of its first step."""
     finder = polar.finder
     if isinstance(finder, Warm):
         return Fresh(power=finder.power, orth=finder.orth)

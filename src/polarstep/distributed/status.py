@@ -3,9 +3,8 @@
 A gradient may be missing on some ranks only: an expert that got no token there. Collectives would then
 pair up with those of another parameter. So every step begins with one small exchange on the host. A
 gradient that some rank has, and others miss, counts as zero there. If a rank has failed, all ranks
-raise the same error. A map that fails in the midst of a step is told to the others at the next step:
-until then its rank goes on with T = 0 for its matrices, as all ranks do, so that no collective is left
-alone.
+raise the same error. If a map fails in the midst of a step, the other ranks learn it at the next step.
+Until then all ranks go on, with T = 0 for its matrices, so that no rank waits in a collective alone.
 """
 
 from __future__ import annotations

@@ -39,11 +39,11 @@ Run = Generator[None, None, Found]
 
 @dataclass
 class _Sorted:
-    """An optimizer's parameters by where they lie."""
+    """An optimizer's parameters, sorted by which ranks hold them."""
 
     params: list[Tensor]
-    spread: list[tuple[Tensor, Layout]]  # other ranks have a part of it
-    whole: list[Tensor]  # sharded in a world of one
+    spread: list[tuple[Tensor, Layout]]  # those that other ranks have a part of
+    whole: list[Tensor]  # those that are sharded over one rank alone
 
 
 def _check_process_group(group: Any) -> None:
@@ -80,7 +80,7 @@ class Distribution:
         self._local: LocalState | None = None
         self._trips: tuple[Any, list[Trip]] = ((), [])
         self.graphs = OwnedGraphs()
-        # Whole bases that shards need at every step (polarstep.distributed.sharded).
+        # Whole kept bases, which polarstep.distributed.sharded would otherwise gather at every step.
         self.memory: dict[tuple[int, str], tuple[tuple[int, int], Tensor]] = {}
 
     def layout_of(self, p: Tensor) -> Layout | None:
@@ -142,13 +142,14 @@ class Distribution:
         return self._choices[key]
 
     def told(self, group: Group, p: Tensor) -> str | None:
-        """The plan of a parameter in words, for the routing table; ``None`` where it has none."""
+        """The plan of ``p`` in words, for the routing table; ``None`` if this process alone has ``p``."""
         choice = self.choice(group, p)
         return None if choice is None else str(choice)
 
     def split(self, works: list[Work], state: State, *, hooked: bool) -> Split:
-        """Which parameters go which way in this step. With hooks, which see whole matrices, no rank
-        leaves a matrix to another.
+        """The parameters of this step, divided by the plan that each follows.
+
+        Hooks see whole matrices: with hooks a rank computes every matrix that it has a part of.
         """
         local_state = self.local_state(state)
         local_state.refresh()
@@ -166,7 +167,7 @@ class Distribution:
 
 
 class Split:
-    """The Muon parameters of one step, by the way that they go."""
+    """The Muon parameters of one step, divided by the plan that each follows."""
 
     def __init__(
         self,
@@ -319,7 +320,7 @@ class Split:
                     self._settle_empty(work, i)
 
     def _settle_empty(self, work: Work, index: int) -> None:
-        """The entries that other ranks have, empty here; a checkpoint asks all ranks for them."""
+        """Make empty entries for a parameter that this rank has no part of: a checkpoint asks for them."""
         p: Any = work.params[index]
         kept = stored_dtype(work.group, p)
         keep_momentum(momentum_of(p, self._state[p], kept), p, self._state[p], kept)

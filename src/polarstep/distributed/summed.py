@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Flagged:
-    """A function of packed matrices whose result has a flag behind each of them."""
+    """A function of packed matrices that appends a flag to each of its results."""
 
     call: Callable[[Tensor], Tensor]
 

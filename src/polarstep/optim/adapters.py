@@ -42,7 +42,7 @@ class Adapter:
     embeds: bool  # whether W is an embedding's table
 
     def lr_factor(self, lr_scale: LrScale) -> float:
-        """The factor on η for either factor."""
+        """The factor on η, the same for A and B."""
         shape = self.outputs, self.inputs
         return resolve_scale(lr_scale)(*shape, min(shape)) / (2 * self.scaling)
 

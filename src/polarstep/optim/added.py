@@ -45,11 +45,11 @@ def as_listed(group: Group) -> Group:
 def sorted_by_rule(
     group: Group, waiting: Sequence[Group], vectors: Elementwise, muon_lr: float | Tensor
 ) -> list[Group]:
-    """``group`` as groups of one rule each, Muon's last, since callers may go on to write to the last.
+    """``group`` split into groups of one rule each. Muon's comes last: callers may write to the last.
 
-    ``waiting`` are the groups that :func:`polarstep.muon_for` has made for frozen parameters. What is
-    in none of them is a vector, for the rule ``vectors``, or else a matrix, for Muon. A learning rate in
-    ``group`` is Muon's; other rules get their own rate times its ratio to ``muon_lr``.
+    ``waiting`` are the groups that :func:`polarstep.muon_for` has made for frozen parameters. A
+    parameter in none of them goes to the rule ``vectors`` if it is a vector, else to Muon. A learning
+    rate in ``group`` is Muon's; other rules get their own rate times its ratio to ``muon_lr``.
     """
     if "algorithm" in group:
         return [group]

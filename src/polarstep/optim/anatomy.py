@@ -38,14 +38,14 @@ MODULATION = re.compile(r"(^|\.)(ada_?ln|ada_?norm|film|modulation)", re.IGNOREC
 
 @dataclass(eq=False)
 class Node:
-    """A module and its place in the model, without wrappers; ``name`` leaves theirs out."""
+    """A module and its place in the model. Wrappers are no nodes, and ``name`` leaves theirs out."""
 
     name: str
     path: str  # as model.named_modules() has it, wrappers included
     module: nn.Module
     parent: Node | None
     children: list[Node] = field(default_factory=list)
-    again: bool = False  # whether the same module has its place elsewhere in the model
+    again: bool = False  # whether another node of the same module counts as its place
 
     def walk(self) -> Iterator[Node]:
         """This node and all below, in the order of ``named_modules``."""
@@ -188,10 +188,11 @@ def _grow(module: nn.Module, name: str, path: str, parent: Node | None) -> Node:
 
 
 def _mark_aliases(root: Node) -> None:
-    """Set ``again`` at all places of a module but one: the innermost, or the first of several alike.
+    """Choose one place for each module that the model holds several times; set ``again`` at the others.
 
     A script may hold part of a model under a second name, as ``self.backbone = self.layers[:-1]`` or
-    ``self.head = self.net.fc``. What comes after a layer is known at the place where it was built.
+    ``self.head = self.net.fc``. The deepest place is chosen, and the first of equally deep ones: that is
+    where the layer was built, and where the layers after it are known.
     """
     places: dict[int, list[Node]] = {}
     for node in root.walk():

@@ -37,7 +37,7 @@ ALIGNMENT = 16
 
 
 def runs_by_kernels(group: Group, device: torch.device) -> bool:
-    """Whether a group's steps on ``device`` may run by kernels, for which M is in bfloat16."""
+    """Whether a group's steps on ``device`` may run by kernels, which have M in bfloat16."""
     rounds: bool = group["fused"] and group["polar"].rounds_input
     return rounds and kernels.available(device)
 
@@ -160,7 +160,7 @@ class TableBucket:
             generator = rng.generator(*self.key, device=its.device)
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
         if not its.resumed:
-            # What is here belongs to parameters that had their first step in this bucket before.
+            # A carry that is still here belongs to other parameters, which began in this bucket earlier.
             first = its.polar.init(self.count, its.m, its.n, its.device, self.dtype)
             self._carry, self._parts = first, []
         elif recalls:
@@ -176,7 +176,7 @@ class TableBucket:
     def momentum(self) -> Tensor:
         """``C ← βC + G`` and M, in one pass over memory.
 
-        M is in the range that the map can square: times a power of two, if need be.
+        Where the squares of M would leave the range, M is multiplied by a power of two.
         """
         from polarstep.kernels.momentum import momentum
         from polarstep.kernels.unit_size import to_unit_size
@@ -247,8 +247,8 @@ class TableBucket:
     def settle(self, members: list[Member], state: State) -> None:
         """Put the carry for the next step into the optimizer's state, where checkpoints find it.
 
-        Inside a graph of the user's own it is copied to where the graph reads it at the next
-        replay.
+        Inside a CUDA graph of the user's own the carry is copied to where the graph reads it at the
+        next replay.
         """
         names = self.signature.polar.carries
         if not names or self._parts:

@@ -256,7 +256,10 @@ class Target:
         return [-lr * scale(m, n) for _, m, n in self.view.shapes]
 
     def remains(self) -> Any:
-        """1 − ηλ; or one, where the parameter may be skipped and the decay is applied here."""
+        """The factor on X that is left for the update: 1 − ηλ, or 1 where X has been decayed here.
+
+        X is decayed here if the parameter may be skipped and its rounding is not compensated.
+        """
         group = self.work.group
         lr, decay = group["lr"], group["weight_decay"]
         lr = lr.reshape(()) if isinstance(lr, Tensor) else lr

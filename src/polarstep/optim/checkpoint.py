@@ -46,7 +46,7 @@ torch.serialization.add_safe_globals(
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 
-STARTED_WITH = "_started_with"  # its key in a pickle
+STARTED_WITH = "_started_with"  # where a pickle has the arguments of _start
 
 
 class Checkpointed(Optimizer):
@@ -88,11 +88,11 @@ class Checkpointed(Optimizer):
 
         torch casts what it loads to the precision of the parameter. Momentum that is kept in another
         precision is loaded without that cast. Groups that somebody else has put into the optimizer, as
-        Lightning does when it resumes a run, may have parameters alone.
+        Lightning does when it resumes a run, may hold parameters and no options.
         """
         _check_content(state_dict)
         _regroup(self.param_groups, state_dict["param_groups"])
-        if not self._optimizer_load_state_dict_pre_hooks:  # a hook may put the groups right
+        if not self._optimizer_load_state_dict_pre_hooks:  # a hook may correct the groups
             _check_sizes(self.param_groups, state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
         groups = [
@@ -100,7 +100,7 @@ class Checkpointed(Optimizer):
             for index, group in enumerate(state_dict["param_groups"])
         ]
         seen: list[dict[str, Any]] = []
-        # The last of the hooks sees what the hooks of the user have made of the checkpoint.
+        # This hook is the last, so it sees the checkpoint as the user's hooks have changed it.
         handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
         try:
             super().load_state_dict(state_dict | {"param_groups": groups})
@@ -184,10 +184,10 @@ def _check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
 
 
 def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
-    """Group the parameters as a checkpoint does, if it has the same names in other groups.
+    """Group the parameters as the checkpoint does, if it has the same names in other groups.
 
-    Another version may route a parameter otherwise, and the model may have had other layers frozen.
-    The run then goes on as it was saved.
+    The checkpoint may come from a version that routes a parameter differently, or from a run in which
+    other layers were frozen. The run then goes on with the groups it was saved with.
     """
     then, now = (
         [list(group.get("param_names") or ()) for group in each] for each in (saved, groups)
@@ -216,7 +216,7 @@ def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
 
 
 def _check_buffers(groups: Sequence[Group], state: State) -> None:
-    """Raise for a state that cannot be its parameter's; momentum that is None counts as missing."""
+    """Raise if the state of a parameter does not fit it; momentum that is None counts as missing."""
     for group in groups:
         for name, p in named_params(group):
             of_parameter = state.get(p)

@@ -79,10 +79,11 @@ class Signature:
     by_norm: bool  # whether steps are scaled by ‖T‖_F
 
     def drawn_at(self, step: int) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
-        """What the numbers of ``step`` depend on, ``None`` if it needs none, and their generator's key.
+        """What the random numbers of ``step`` depend on, and the key of their generator.
 
-        The key is a function of seed, shape and step, so that a resumed run draws the same numbers. A
-        graph repeats the captured step, so the step must draw its own numbers at every replay.
+        The first is ``None`` if the step needs no random numbers. The key is a function of seed, shape
+        and step, so that a resumed run draws the same numbers. A CUDA graph
+        repeats the captured step, so that step itself must draw new numbers at every replay.
         """
         numbers = self.polar.numbers_at(step, resumed=self.resumed and not in_a_graph())
         rest = (step,) if numbers is None else numbers
@@ -114,7 +115,7 @@ class Member:
 
     @property
     def view(self) -> MatrixView:
-        """How it is read as matrices."""
+        """How the parameter is read as matrices."""
         return self.work.views[self.index]
 
     @property
@@ -151,10 +152,10 @@ def collect(
 ) -> Work:
     """The parameters that have a gradient, checked.
 
-    A parameter without a gradient is left alone altogether, weight decay included. But where another
-    rank has a gradient of it, which ``elsewhere`` says by its id, the missing gradient counts as zero.
-    ``stand_ins`` has plain tensors in place of sharded parameters and of their gradients, by the ids of
-    the parameters.
+    A parameter without a gradient is left alone altogether, weight decay included. ``elsewhere`` has the
+    ids of the parameters that have a gradient on another rank: a gradient of theirs that is missing here
+    counts as zero. ``stand_ins`` maps the id of a sharded parameter to the plain tensors that are used
+    in place of the parameter and of its gradient.
     """
     check_options(group)
     names, params, grads, shapes = list[str](), list[Tensor](), list[Tensor](), list[torch.Size]()
@@ -185,7 +186,7 @@ def collect(
 
 
 def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) -> None:
-    """Raise if a user's function of shapes is no scale, before the step has changed anything."""
+    """Raise if a user's ``lr_scale`` function gives a bad factor, before the step changes anything."""
     if callable(group[LR_SCALE]):
         shapes = {
             (p.device, m, n)
@@ -198,7 +199,7 @@ def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) ->
 
 
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:
-    """A flag per gradient, on its device, of this rank's part; nothing here waits for the device.
+    """A flag on the device per gradient: whether this rank's part of it is finite. Nothing waits for it.
 
     The largest magnitude of a gradient is NaN or infinite exactly where some entry is. On a GPU one
     launch finds it for all gradients; a CPU finds minimum and maximum twenty times as fast.
@@ -245,7 +246,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
 
 
 def all_recalled(signature: Signature, members: Iterable[Member], state: State) -> list[Carry]:
-    """What the last step left for each member of a bucket that goes on from it."""
+    """The last step's carry of each member of a bucket that continues from it."""
     its = signature
     found = (
         recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)

@@ -120,7 +120,7 @@ class SGD:
 
     @staticmethod
     def new_state(p: Tensor) -> State:
-        """A zero buffer, from which the first step is torch's; a skipped step leaves it zero."""
+        """A buffer of zeros. A first step from it is that of torch; a skipped step leaves it zero."""
         return {"momentum_buffer": torch.zeros_like(p, memory_format=torch.preserve_format)}
 
     @staticmethod

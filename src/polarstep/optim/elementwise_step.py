@@ -16,10 +16,10 @@ __all__ = ["check_buffers", "prepare_elementwise", "step_elementwise"]
 
 
 def prepare_elementwise(work: Work, state: State) -> None:
-    """Make the state of parameters that have none, and bring that of the others to their precision.
+    """Make the state of parameters that have none, and cast the others' state to their precision.
 
-    ``model.to(torch.bfloat16)`` between two steps changes parameters alone, and torch's rules need both
-    in one precision. Raises if a state is another rule's, before any parameter is changed.
+    ``model.to(torch.bfloat16)`` between two steps casts parameters and not their state, and torch's
+    rules need both in one precision. Raises if a state is another rule's, before it changes anything.
     """
     if not work.params:
         return

@@ -33,8 +33,8 @@ class Places:
         self._model = weakref.ref(model)
         self._paths: dict[int, tuple[list[str], str]] = {}  # path of the module, name in it
         # The parameters of the model at the start, frozen ones included, and their names. Parameters are
-        # known by their ids: torch.utils.swap_tensors refuses a tensor that has a weak reference. An id
-        # that a new parameter has got again only leaves out a warning.
+        # known by their ids: torch.utils.swap_tensors refuses a tensor that has a weak reference. If
+        # a new parameter gets the id of one that is gone, no more than a warning is missed.
         self._known: set[int] = set()
         self._names: set[str] = set()
         for path, module in model.named_modules():
@@ -86,9 +86,9 @@ class Places:
                 group["params"][i] = q
 
     def replaced(self, groups: list[dict[str, Any]]) -> list[str]:
-        """The parameters without a gradient where the model now has another one, with a gradient.
+        """The parameters without a gradient that the model has replaced by others with a gradient.
 
-        Where the other parameter is in one of ``groups``, the two have been tied, and all is well. Only
+        Where the new parameter is in one of ``groups``, the two have been tied, and all is well. Only
         the parameters that :meth:`follow` looked at in this step are considered.
         """
         if not self._to_look_at:
@@ -125,7 +125,8 @@ class Places:
 
     def _choose(self, groups: list[dict[str, Any]]) -> None:
         """Choose which parameters to look at in this step."""
-        # A parameter without a gradient counts as another than the same with a gradient, but no state.
+        # Two ways to be idle: without a gradient (id), or with a gradient and no state yet (−id). A
+        # parameter that goes from one to the other is looked at again.
         idle = {
             id(p) if without else -id(p)
             for group in groups

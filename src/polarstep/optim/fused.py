@@ -42,7 +42,7 @@ KEY_VALUE = re.compile(r"^(to_)?kv$|^key_value$", re.IGNORECASE)
 LATENT = re.compile(r"^kv_b_proj$")
 GATED = re.compile(r"gate_(and_)?up|up_gate|^w12$|^wi$", re.IGNORECASE)
 INPUT = re.compile(r"^in_proj$")
-# Names of the layer that reads what a fused layer's parts were made into.
+# Names of the layer that reads the result of a fused layer, as the projection back from attention.
 READERS = re.compile(
     r"^(out|o|c|linear|down)?_?proj(_out)?$|^(to_)?out$|^dense(_4h_to_h)?$|^w_?o$|^down$|^w[23]$|^fc2$"
     r"|^attn_out$|^output$",
@@ -71,7 +71,7 @@ HALF = (
 def find_cut(use: Use, outputs: int, inputs: int) -> tuple[Cut, str] | None:
     """The parts of a fused weight and a description; ``None`` if its name does not say it is fused.
 
-    The cut is :data:`WHOLE` if the name says so and the shapes do not.
+    The cut is :data:`WHOLE` if the name says that the weight is fused, and no shape says how.
     """
     bare = use.label not in ("weight", "original", "original1")
     name = use.label if bare else use.owner.name.rpartition(".")[2]

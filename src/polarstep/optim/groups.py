@@ -50,17 +50,17 @@ Group = dict[str, Any]
 ELEMENTWISE: dict[str, type[Elementwise]] = {rule.algorithm: rule for rule in get_args(Elementwise)}
 Nonfinite = Literal["propagate", "skip"]
 Rounding = Literal["nearest", "compensated"]
-# In which momentum can be kept; None is the precision of the parameter.
+# The precisions in which momentum can be kept; None is that of the parameter.
 MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
 # The precisions a parameter may have; 8-bit floats have no arithmetic of their own in torch.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# Options of torch's optimizers that would change a step, which no rule here has.
+# Options of torch's optimizers that would change a step, and that no rule here has.
 WITHOUT = ("maximize", "amsgrad", "differentiable")
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
-# The key under which a group keeps the option ``lr_scale``: timm's schedulers multiply a group's
-# learning rate by group["lr_scale"], a number of theirs. A group may be given either key.
+# The key under which a group keeps the option ``lr_scale``. The key "lr_scale" itself belongs to timm's
+# schedulers, which multiply a group's learning rate by it. Users may give the option by either key.
 LR_SCALE = "shape_scale"
 
 
@@ -261,7 +261,7 @@ def check_new(group: Group, others: Sequence[Group]) -> None:
 
 
 def _instead_of(found: object) -> str:
-    """What to write where ``found`` stands in the place of a parameter."""
+    """The remedy to show where ``found`` was given in place of a parameter."""
     if isinstance(found, str):
         return "of a dict of named parameters give the items()"
     if isinstance(found, torch.nn.Module):

@@ -96,7 +96,7 @@ def momentum_of(p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> 
     """C, zero for a parameter that has not been updated yet, and kept in ``dtype`` from now on.
 
     This is the stored tensor itself, except for eight bits, where it is a copy of this rank's part in
-    float32 and :func:`keep_momentum` stores what became of it.
+    float32 that the step changes and :func:`keep_momentum` stores.
     """
     known: Tensor | None = of_parameter.get("momentum_buffer")
     if known is not None and known.dtype == dtype != torch.int8:

@@ -33,7 +33,7 @@ SYNONYMS = {
     "split_repeats": "splits",
     "params": "model",
 }
-# What to write instead, where a name alone does not say it.
+# The remedy to show for an argument, where the name of our option is not enough.
 REMEDIES = {
     "ns_steps": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "ns_coefficients": "give polar=polarstep.NewtonSchulz(steps, coefficients)",

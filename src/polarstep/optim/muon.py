@@ -202,7 +202,8 @@ class Muon(Checkpointed):
         super().__init__(given, complete({}, defaults))
         self._waiting = ()
 
-    # Groups for parameters in no group, should they be added; None while the first groups are added.
+    # The groups that muon_for would put frozen parameters into, for when these are unfrozen and added.
+    # None while the first groups are added.
     _waiting: tuple[Group, ...] | None
     _pickled = ("_left_out", "_vectors")
 
@@ -296,8 +297,8 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
-        # A step chooses its own precision. What it keeps must be open to later steps, which tensors made
-        # inside torch.inference_mode() are not outside it.
+        # A step chooses its own precision, so autocast is off. A state made in torch.inference_mode()
+        # could not be changed by later steps outside it.
         with autocast_off(), inference_mode_off():
             self._update_groups()
 
@@ -361,7 +362,7 @@ def _check_started(works: list[Work], state: State) -> None:
 def _check_draws(works: list[Work], state: State) -> None:
     """Raise if a graph captures random numbers while there are other ranks.
 
-    In a graph the numbers come from torch's default generator, whose seed each rank may set otherwise.
+    In a graph the numbers come from torch's default generator, which each rank may seed differently.
     Copies of a parameter (DDP) would then take different steps and drift apart.
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():

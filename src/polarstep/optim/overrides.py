@@ -1,4 +1,4 @@
-"""What the caller of ``muon_for`` says otherwise: its arguments ``rules``, ``layouts`` and ``splits``.
+"""The caller's exceptions in ``muon_for``: the arguments ``rules``, ``layouts`` and ``splits``.
 
 Each argument says which parameters it is about, and an entry that matches none is an error. Names are
 matched by patterns of :mod:`fnmatch`.
@@ -95,7 +95,7 @@ def _check_target(title: str, target: Target) -> None:
 
 
 def apply_layouts(layouts: Mapping[str, Layout], sites: Sequence[Site]) -> dict[Site, Form]:
-    """The form of each weight that a pattern in ``layouts`` matches, not cut."""
+    """The form of each weight that a pattern in ``layouts`` matches, before ``splits`` cut it."""
     _check_mapping("layouts", layouts, '{"*.proj": "transposed"}')
     forms: dict[Site, Form] = {}
     for pattern, layout in layouts.items():
@@ -167,7 +167,7 @@ def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
             f'as {{"rows": 3, "repeats": {repeats}}} for q, k and v of each head'
         )
     _check_count(title, rows, repeats, site)
-    # Of a weight that is stored transposed, the outputs are no rows.
+    # The outputs of a weight that is stored transposed are its columns.
     sides = ("outputs", "inputs") if whole.transposed else ("rows", "columns")
     return Cut(
         _sizes(title, rows, outputs // repeats, sides[0], site),
@@ -177,7 +177,7 @@ def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
 
 
 def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple[int, ...] | None:
-    """The size of each part, from their number or from the sizes themselves; ``None`` if it is one."""
+    """The size of each part, from their number or from the sizes themselves; ``None`` for one part."""
     if parts is None or parts == 1:
         return None
     example = size - size // 2, size // 2

@@ -44,7 +44,7 @@ def encoded_group(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def decoded_group(group: dict[str, Any], now: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The inverse of :func:`encoded_group`; ``now`` is the group that the checkpoint's replaces."""
+    """The inverse of :func:`encoded_group`; ``now`` is the optimizer's group to be replaced."""
     now = now or {}
     found = {}
     for key, value in group.items():
@@ -141,7 +141,7 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
 
 
 def _class_of(path: str, now: Any, option: str) -> Any:
-    """The class called ``path``: that of ``now``, or the last one defined in this process."""
+    """The class whose :func:`_path` is ``path``: that of ``now``, or else the last one defined."""
     if _path(type(now)) == path:
         return type(now)
     found = [kind for base in KINDS for kind in _below(base) if _path(kind) == path]

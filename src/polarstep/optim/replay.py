@@ -44,7 +44,7 @@ class ReplayedStep:
 
     @property
     def graphs(self) -> dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]]:
-        """The captured graphs, by which buckets draw random numbers."""
+        """The captured graphs; a key says for each bucket whether the step draws random numbers."""
         return self._plan.replays.graphs
 
     def __call__(

@@ -46,7 +46,7 @@ def let_rest(works: list[Work], state: State) -> None:
 
 
 def fading(work: Work) -> float | None:
-    """By what the peaks have faded since the rule was last applied; ``None`` if this step does not."""
+    """How much the peaks fade from one use of the rule to the next; ``None`` if this step skips it."""
     steps = 1 if in_a_graph() else EVERY
     if work.group["step"] % steps or work.group["step"] == 0:
         return None

@@ -31,7 +31,7 @@ class Route:
 
     name: str
     shape: tuple[int, ...]
-    matrix: str  # the matrices that Muon reads; for others the plain shape
+    matrix: str  # the matrices as Muon reads them; the plain shape for other algorithms
     algorithm: str  # "Muon", "AdamW", "SGD" or "left out"
     lr: float | None
     factors: tuple[
@@ -72,7 +72,7 @@ class Routes:
         raise KeyError(f"{name!r} is no parameter of the optimizer{nearest}")
 
     def table(self, width: int = WIDTH) -> str:
-        """The table in lines of at most ``width`` characters, which long cells are folded for.
+        """The table in lines of at most ``width`` characters; cells that are too long are folded.
 
         A table has at least some 64 characters: each of its five columns has twelve.
         """
@@ -142,12 +142,12 @@ def routes_of(
 
 
 def _has_owners(plan: str | None) -> bool:
-    """Whether each matrix is computed by one rank, for all."""
+    """Whether each matrix is computed by one rank for all ranks."""
     return plan is not None and plan.startswith(("owner", "replicated"))
 
 
 def _precision(group: Group, p: Tensor) -> str:
-    """What is not as usual in the precision of a parameter's update."""
+    """The options of precision that differ from the usual for a parameter, in words."""
     told = ""
     if stored_dtype(group, p) != p.dtype:
         told += f", momentum in {str(stored_dtype(group, p)).removeprefix('torch.')}"

@@ -1,7 +1,7 @@
 """``muon_for``: one optimizer for a whole model, every parameter sent to the rule that suits it.
 
-:mod:`polarstep.optim.roles` finds the role of each parameter, and :mod:`polarstep.optim.overrides` what
-the caller says otherwise. This module turns both and the hyperparameters into as few parameter groups as
+:mod:`polarstep.optim.roles` finds the role of each parameter, and :mod:`polarstep.optim.overrides` the
+caller's exceptions. This module turns both and the hyperparameters into as few parameter groups as
 possible.
 """
 

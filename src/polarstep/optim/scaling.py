@@ -87,7 +87,7 @@ def _checked(scale: Callable[[int, int], float], m: int, n: int) -> float:
 def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
     """Numbers or matrices ``sizes`` (batch, …), multiplied by √effective rank / ‖T‖_F for each matrix.
 
-    They are returned as they are where the step does not know ‖T‖_F.
+    ``sizes`` are returned unchanged where the step does not know ‖T‖_F.
     """
     if polar.squared_norm is None:
         return sizes
@@ -97,7 +97,7 @@ def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
 
 
 def at_assumed_norm(polar: Polar, made_by: PolarMap) -> Polar:
-    """T :func:`corrected`, so that its scale, which assumes the effective rank, suits it."""
+    """T :func:`corrected` to ‖T‖²_F = the effective rank of its map, which the scale assumes."""
     if polar.squared_norm is None:
         return polar
     return replace(polar, T=corrected(polar.multiplied_out(), polar, made_by), squared_norm=None)

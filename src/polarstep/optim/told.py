@@ -1,4 +1,4 @@
-"""Mistakes that a step would pass over in silence. Each is told once, as a warning with the remedy."""
+"""Warnings of mistakes that a step would pass over in silence, each given once and with its remedy."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["Told", "callers_level"]
 
 
 class Told:
-    """What an optimizer has told its user, and what it must know to notice a mistake."""
+    """The warnings that an optimizer has given, and what it must know to notice a mistake."""
 
     def __init__(self) -> None:
         self._made_with: dict[str, float] = {}  # the learning rate of each group when it was added
         self._frozen: dict[int, tuple[str, Tensor]] = {}  # by id, with the names in the model
-        self._rested: list[tuple[str, Tensor]] = []  # loaded with a state while they were frozen
+        self._rested: list[tuple[str, Tensor]] = []  # frozen, with a state from a checkpoint
         self._no_gradient = self._replaced = self._new = self._one_rate = False
 
     def added(self, group: Group) -> None:
-        """Note a group that is now the optimizer's."""
+        """Note the learning rate of a group that was added; its parameters are no longer left out."""
         if not isinstance(group["lr"], Tensor):
             self._made_with[group["name"]] = group["lr"]
         for p in group["params"]:
@@ -37,7 +37,7 @@ class Told:
         self._frozen = {id(p): (name, p) for group in groups for name, p in group["params"]}
 
     def loaded(self, groups: Iterable[Group], state: State) -> None:
-        """Note the parameters that have a state by the checkpoint just loaded, and are frozen now."""
+        """Note the frozen parameters that have a state in the checkpoint just loaded."""
         self._rested = [
             (name, p)
             for group in groups
@@ -48,7 +48,7 @@ class Told:
     def of_step(
         self, groups: list[Group], works: Sequence[Work], places: Places | None = None
     ) -> None:
-        """Warn of what is wrong with a step on ``works``, if it has not been told before."""
+        """Warn of what is wrong with a step on ``works``, unless the warning was given before."""
         count = sum(len(group["params"]) for group in groups)
         updated = sum(len(work.params) for work in works)
         if not self._no_gradient and updated == 0:
@@ -79,7 +79,7 @@ class Told:
         )
 
     def _tell_of_the_replaced(self, names: list[str]) -> None:
-        """The model has other parameters in the places of some."""
+        """Warn that the model has replaced the parameters ``names``."""
         if not names:
             return
         self._replaced = True
@@ -92,7 +92,7 @@ class Told:
         )
 
     def _tell_of_the_new(self, names: list[str]) -> None:
-        """The model has parameters that it did not have when the optimizer was made."""
+        """Warn that the model has got the parameters ``names`` since the optimizer was made."""
         if not names:
             return
         self._new = True
@@ -105,7 +105,7 @@ class Told:
         )
 
     def _tell_of_the_rested(self) -> None:
-        """The run that was saved updated some parameters, and this one has them frozen."""
+        """Warn of parameters that the saved run updated and that are frozen in this run."""
         names = [name for name, p in self._rested if not p.requires_grad]
         self._rested = []
         if not names:
@@ -120,7 +120,7 @@ class Told:
         )
 
     def _tell_of_the_unfrozen(self, groups: Iterable[Group]) -> None:
-        """Parameters that were frozen have gradients now, and no group."""
+        """Warn of parameters that were frozen, and now have a gradient but no group."""
         if all(p.grad is None for _, p in self._frozen.values()):
             return
         # Lightning writes to optimizer.param_groups itself when it resumes a run.
@@ -140,10 +140,10 @@ class Told:
         )
 
     def _tell_of_one_rate(self, groups: Sequence[Group]) -> None:
-        """AdamW or SGD has the learning rate of Muon, and was made with a smaller one.
+        """Warn if AdamW or SGD now has Muon's learning rate, and was made with a smaller one.
 
-        A loop that writes the same ``group["lr"]`` to all groups does this, and ``OneCycleLR`` with one
-        number. A rate in a tensor is not read, as that would wait for the device.
+        A loop that writes the same ``group["lr"]`` to all groups leads to this, as does ``OneCycleLR``
+        with one number. A rate in a tensor is not read, as that would wait for the device.
         """
         known = [
             (group, self._made_with[group["name"]])

@@ -78,7 +78,7 @@ class _Linear(nn.Linear):
         super().__init__(inputs, outputs, bias=False)
 
     def reset_parameters(self) -> None:
-        """Do nothing."""
+        """Do nothing; :meth:`GPT.initialize` draws the weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` times the weight's transpose."""
@@ -89,7 +89,7 @@ class _Embedding(nn.Embedding):
     """An embedding whose weight :meth:`GPT.initialize` draws."""
 
     def reset_parameters(self) -> None:
-        """Do nothing."""
+        """Do nothing; torch would draw from the global generator."""
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def _betas(settings: OptimizerConfig) -> dict[str, Any]:
 
 
 def _none(settings: OptimizerConfig) -> dict[str, Any]:
-    """Momentum is their own 0.95: it decays only the rows that a step has used."""
+    """No momentum is passed on. The peer keeps its own 0.95, which decays only rows that a step used."""
     return {}
 
 

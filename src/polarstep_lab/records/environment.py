@@ -42,10 +42,11 @@ def record_environment(
     processes: int = 1,
     parallel: str | None = None,
 ) -> None:
-    """Write the environment of a run that begins; add that of one that goes on to its list.
+    """Write the environment of a new run; for a resumed run, append the present one to its list.
 
-    ``data`` says what is trained on, in a few words: a config may have a pattern only. ``parallel``
-    says how ``processes`` share the model; it is None for a single process, of which nothing is noted.
+    ``data`` describes the training data in a few words, as a config may hold no more than a file
+    pattern. ``parallel`` says how ``processes`` share the model; for a single process it is None, and
+    neither is noted.
     """
     now = describe_environment(device) | ({"data": data} if data else {})
     if parallel is not None:

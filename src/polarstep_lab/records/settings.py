@@ -60,7 +60,7 @@ def keeps_setting(overrides: Mapping[str, object]) -> bool:
 
 
 def set_beside_axis(run: RunIdentity) -> str:
-    """What was set for an ablation beside the value that it varies, but for how it was run."""
+    """The overrides of an ablation besides its axis, as text; seed and runtime settings are left out."""
     if run.ablation is None:
         return ""
     shown = [

@@ -97,7 +97,7 @@ class ImageTask:
 
     @property
     def steps(self) -> int:
-        """Whole batches in all epochs."""
+        """The number of whole batches in all epochs."""
         return math.ceil(self._data.epochs * self.train.per_epoch)
 
     def stage_lr(self, step: int) -> float:

@@ -151,7 +151,7 @@ def _muon(model: Model, config: RunConfig) -> ps.Muon:
         seed=config.seed,
     )
     if isinstance(model, ConvNet):
-        # A group of its own, because its learning rate ends sooner.
+        # The whitening bias has a group of its own, because its learning rate ends sooner.
         rule = _other(settings.vector_lr, config)
         group = {"params": [(WHITENING_BIAS, model.whitening.bias)], "algorithm": rule.algorithm}
         optimizer.add_param_group(group | asdict(rule))
@@ -222,7 +222,7 @@ def _baseline(model: Model, config: RunConfig) -> Optimizer:
 @torch.no_grad()
 def normalize_filters(filters: list[Tensor]) -> None:
     """Rescale each filter bank to Frobenius norm √out, as Airbench's Muon does before its update."""
-    # Of numbers one by one a GPU would make two launches a filter, a twentieth of a whole step.
+    # With one norm at a time a GPU would need two launches a filter, a twentieth of a whole step.
     norms = [whole(norm) for norm in torch._foreach_norm(filters)]
     torch._foreach_div_(norms, [len(p) ** 0.5 for p in filters])
     torch._foreach_div_([local(p) for p in filters], norms)
@@ -244,7 +244,7 @@ def optimizer_gflops(model: Model, config: RunConfig, device: torch.device | Non
         config.recipe,
         shapes,
         elementwise=total - sum(m * n for m, n in shapes),
-        # The methods that do not sketch do not look at the rank.
+        # Any number will do for methods that do not sketch: they do not read the rank.
         rank=polar.rank or 1,
         oversample=polar.oversample,
         power=0 if warm else polar.power,  # the power iterations of a warm sketch are earlier steps

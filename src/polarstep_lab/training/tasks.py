@@ -63,7 +63,7 @@ class Task(Protocol):
     def backward(self, step: int) -> Tensor:
         """Add the gradients of step ``step`` to the model's.
 
-        Returns the mean loss; of several ranks, each returns its part, and the parts add up to it.
+        Returns the mean loss. With several ranks each returns its part, and the parts add up to it.
         """
 
     def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
@@ -83,9 +83,9 @@ class Task(Protocol):
         """Loss and metric on held-out data."""
 
     def final(self, last: Validation) -> float:
-        """The figure by which the run is judged, on data that nothing was chosen by.
+        """The figure by which the run is judged, on test data by which no setting was chosen.
 
-        It is asked for once, after the last step. ``last`` is the last validation.
+        The loop calls this once, after the last step. ``last`` is the last validation.
         """
 
 

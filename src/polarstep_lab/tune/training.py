@@ -90,10 +90,10 @@ class _Reporter:
         self.pruned: Pruned | None = None
 
     def start(self, config: RunConfig, steps: int, step: int) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is nothing to prepare."""
 
     def row(self, row: MetricRow) -> None:
-        """Report a validation, but for the one before the first step: it is the same for all."""
+        """Report a validation, except that before the first step, which is the same for all trials."""
         if row.kind != "val" or row.step == 0:
             return
         self.last = row.loss
@@ -105,10 +105,10 @@ class _Reporter:
             raise StopTraining(f"pruned: {reason}") from reason
 
     def advance(self, step: int) -> None:
-        """Steps between validations do not matter."""
+        """Do nothing: only validations are reported."""
 
     def end(self, result: Result | None) -> None:
-        """Nothing to clean up."""
+        """Do nothing: there is nothing to clean up."""
 
 
 def _leaf(data: Mapping[str, Any], path: str) -> Any:

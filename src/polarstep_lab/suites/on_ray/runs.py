@@ -82,7 +82,7 @@ def make(cluster: Cluster, runs: Sequence[PlannedRun], force: bool) -> Iterator[
 
 
 def _part(cluster: Cluster, under_way: dict[Any, _Conversation]) -> None:
-    """Stop what is still under way after an interruption, and keep what comes back."""
+    """Stop the runs that are under way after an interruption, and keep what their workers return."""
     for talk in under_way.values():
         talk.worker.stop.remote()
     while under_way:
@@ -111,14 +111,14 @@ def _absolute(run: PlannedRun) -> PlannedRun:
 
 
 def _mourned(label: str, death: BaseException, deaths: int) -> Event:
-    """What the head says of a worker that died."""
+    """The event that reports the death of a worker."""
     if deaths < ATTEMPTS:
         return Event(label, notice=f"its worker died ({cause(death)}); the run is made again")
     return Event(label, error=f"{deaths} workers died of this run ({cause(death)})")
 
 
 def _heard(said: Said, talk: _Conversation) -> tuple[Any, list[Event]]:
-    """The answer to a message that is not the last, and what to pass on."""
+    """The answer to a worker's message that is not its last, and the events to pass on."""
     if isinstance(said.what, Apart):
         notices: list[Event] = []
         try:
