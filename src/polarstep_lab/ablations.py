@@ -2,10 +2,10 @@
 
 Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 1b, 1d and 2, and
 the appendix). For batch size and sequence length the amount of data stays the same, so that longer
-sequences or larger batches mean fewer steps, as in the paper's appendix. The number of power
-iterations h is one that the paper leaves open. The number of steps a basis is kept for is ours, and so
-are keeping the rest, what a sketch leaves out, and choosing the map for each shape ("auto").
-The learning rate is there because another map may want another one.
+sequences or larger batches mean fewer steps, as in the paper's appendix. The paper leaves the
+number of power iterations h open. Three settings are ours: for how many steps a basis is kept, what
+becomes of the rest that a sketch leaves out, and the choice of a map for each shape ("auto"). The
+learning rate can be varied because another map may need another rate.
 """
 
 from __future__ import annotations

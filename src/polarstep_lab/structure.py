@@ -1,4 +1,4 @@
-"""Settings by name: what users write, and what they are told where it cannot be.
+"""Settings by name: how users set them, and the errors for settings that cannot be.
 
 A setting has a dotted name, as ``optimizer.lr`` or ``data.stages.0.steps``, in overrides and in
 errors alike.

@@ -69,7 +69,7 @@ class Spread:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the way of every part depends on."""
+        """What decides to which rank every part is sent."""
         members = tuple((id(each.param), each.block) for each in self.members)
         return replace(self.signature, step=0, resumed=False), members, tuple(self.layouts)
 
@@ -221,7 +221,7 @@ class Trip:
         shapes: dict[str, tuple[int, ...]],
         dtype: torch.dtype,
     ) -> wire.Arriving:
-        """Send this rank's parts of M, and of what the last step left."""
+        """Send this rank's parts of M, and of the last step's carries, to the owners."""
         momenta, known = [], []
         for i, member in enumerate(self.bucket.members):
             pieces = self.bucket.layouts[i].pieces(member.view)

@@ -142,7 +142,7 @@ class Distribution:
         return self._choices[key]
 
     def told(self, group: Group, p: Tensor) -> str | None:
-        """The plan of ``p`` in words, for the routing table; ``None`` if this process alone has ``p``."""
+        """The plan of ``p`` in words, for the routing table; ``None`` if no other process has ``p``."""
         choice = self.choice(group, p)
         return None if choice is None else str(choice)
 
@@ -220,7 +220,7 @@ class Split:
         )
 
     def begin(self, plain: PlainStep) -> None:
-        """Advance the momentum of what goes to other ranks, and start to send it."""
+        """Advance the momentum of matrices that ranks compute together, and begin to send M."""
         owned: dict[Any, Spread] = {}
         sharded: dict[Any, Shards] = {}
         for w in range(len(self._works)):
@@ -312,7 +312,7 @@ class Split:
         apply_updates(ready)
 
     def settle(self) -> None:
-        """Put what the steps of single processes left into the optimizer's state."""
+        """Write what the steps on local parts have changed into the optimizer's state."""
         self.state.settle()
         for w, work in enumerate(self._works):
             for i, p in enumerate(work.params):
@@ -320,7 +320,7 @@ class Split:
                     self._settle_empty(work, i)
 
     def _settle_empty(self, work: Work, index: int) -> None:
-        """Make empty entries for a parameter that this rank has no part of: a checkpoint asks for them."""
+        """Make empty entries for a parameter without a part here; a checkpoint needs them on all ranks."""
         p: Any = work.params[index]
         kept = stored_dtype(work.group, p)
         keep_momentum(momentum_of(p, self._state[p], kept), p, self._state[p], kept)

@@ -100,7 +100,7 @@ def _read_files(
 
 
 def _version(file: Path) -> tuple[int, int]:
-    """What changes when a file does."""
+    """Size and time of the last change of a file, by which a changed file is noticed."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns
 
@@ -154,7 +154,7 @@ def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 def _checked(
     path: Path, labels: list[int], images: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Labels, known to be ten classes, and images."""
+    """Labels and images, after checking that the labels are those of ten classes."""
     if min(labels) < 0 or max(labels) >= CLASSES:
         raise DatasetError(
             f"{path} has labels from {min(labels)} to {max(labels)}; CIFAR-10 has 0 to 9. Is it "

@@ -92,7 +92,7 @@ class Drawing:
         columns: int,
         sharey: bool | Literal["row"] = True,
     ) -> Drawing | None:
-        """The figure of ``panels`` in a grid of so many columns; ``None`` without panels."""
+        """The figure of ``panels`` in a grid of ``columns`` columns; ``None`` without panels."""
         paint = partial(_paint_panels, panels=panels, columns=columns, sharey=sharey)
         return cls(name, title, caption, size, paint) if panels else None
 
@@ -124,7 +124,7 @@ class Panel:
 
 
 def _paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey: Any) -> None:
-    """All panels in a grid of so many columns, and below them the names of all series, once.
+    """Paint the panels in a grid of ``columns`` columns, and below it the name of each series once.
 
     Panels that share their y axis with a neighbour on the left have no label of their own for it.
     """

@@ -29,7 +29,8 @@ MESHES: tuple[MeshName, ...] = ("ddp", "fsdp", "hsdp", "tp")
 NODE = 8
 """GPUs of a node: with hsdp, parameters are sharded within a node and copied to the others."""
 
-_DEVICE = torch.device("cpu")  # the formulas' own: whether a map sketches depends on the device
+# Whether a map sketches a shape depends on the device. The ledger's formulas decide it as on a CPU.
+_DEVICE = torch.device("cpu")
 
 WIRE, SUM, STATE = 2, 4, 4
 """Bytes of a number of M or T on the way, of a sum, and of a parameter."""

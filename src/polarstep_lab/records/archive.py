@@ -216,7 +216,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _short(column: list[Any]) -> Any:
-    """A column in the digits of a float32 where that gives back every value of it."""
+    """A column in the digits of a float32, if they are shorter and give back every value."""
     if not all(value is None or type(value) is float for value in column):
         return column
     with np.errstate(over="ignore"):

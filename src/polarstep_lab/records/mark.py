@@ -47,7 +47,7 @@ def is_run_directory(directory: Path) -> bool:
 def is_foreign(directory: Path) -> bool:
     """Whether a directory has no mark, and a ``config.json`` that is readable and not of a run.
 
-    A ``config.json`` that cannot be read may be a damaged run's: whoever reads it has to say so.
+    A directory whose ``config.json`` cannot be read is not foreign: it may be a damaged run's.
     """
     if read_object(directory / MARK).get("format") == FORMAT:
         return False

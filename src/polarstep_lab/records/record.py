@@ -260,7 +260,7 @@ class RunRecord:
 
 
 def read_files(directory: Path) -> dict[str, Any]:
-    """The JSON files of a run, by name: objects, and lists of rows for those that end in ``l``."""
+    """The JSON files of a run, by name: objects, and lists of rows for ``.jsonl`` files."""
     inside = split_path(directory)
     if inside is not None:
         return read_archived(*inside)

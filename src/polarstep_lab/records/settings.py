@@ -17,7 +17,7 @@ _HARMLESS = ("seed", "runtime.", "data.root", "evaluation.every")
 def setting_of(run: RunRecord) -> str:
     """What determines a run apart from its seed, as a string to compare.
 
-    On which device and how often it logged is not part of it; times are kept apart by device.
+    The device and how often the run logged are left out; times are kept apart by device elsewhere.
     """
     return json.dumps(settings_in(run.identity.config), sort_keys=True, default=str)
 

@@ -161,4 +161,4 @@ class Messenger:
         self.send(Event(self.label, notice=text))
 
     def end(self, result: Result | None) -> None:
-        """The worker itself tells how the run ended."""
+        """Do nothing: the worker process itself reports how the run ended."""

@@ -27,7 +27,7 @@ def packed(directory: Path) -> bytes:
 
 
 def unpack(content: bytes, directory: Path) -> None:
-    """Write the files of an archive into ``directory``, each atomically, in place of its run.
+    """Write the files of an archive into ``directory``, each atomically, in place of the run there.
 
     ``result.json`` comes last: without it the run counts as unfinished. Files of a run that are not
     in the archive are removed; other files are left alone.

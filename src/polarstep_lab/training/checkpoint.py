@@ -53,7 +53,7 @@ class Progress:
 
 
 class DamagedCheckpoint(StorageError):
-    """A checkpoint is not what was written."""
+    """A checkpoint cannot be read, or differs from what was written."""
 
     def __init__(self, path: Path, fault: str) -> None:
         super().__init__(f"{path} cannot be read ({fault}); start the run anew with --force")
@@ -223,7 +223,7 @@ def _shard(content: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> N
 
 
 def _placed_like(p: Tensor | None, value: Any) -> Any:
-    """``value`` sharded as ``p`` is, if it has an entry for each of ``p``'s; else ``value`` itself.
+    """``value`` sharded as ``p`` is, if it has the shape of ``p``; else ``value`` itself.
 
     Every rank has all of ``value`` and keeps its own part, so that nothing is sent.
     """

@@ -59,15 +59,15 @@ def train(
     """Run ``config`` in ``directory`` and return its result, which is also written there.
 
     ``resume`` goes on with an unfinished run where there is one. ``force`` replaces a run. ``tell``
-    is called with what a user should know and no error is: what ``force`` is about to remove, or
-    that the newest checkpoint is damaged.
+    is called with messages to the user that are no errors: what ``force`` is about to remove, or that
+    the newest checkpoint is damaged.
 
     ``ranks`` are the processes that make this run together (:mod:`polarstep_lab.training.ranks`).
     All of them call this function. Rank 0 alone writes into ``directory``, calls ``observers``, which
     may then not raise :class:`StopTraining`, and calls ``tell``.
 
-    Raises :class:`Interrupted` after a Ctrl-C, with the checkpoint written, and whatever went
-    wrong otherwise, with what was recorded so far intact.
+    Raises :class:`Interrupted` after a Ctrl-C, once the checkpoint is written. Other errors are passed
+    on, and what was recorded before them is intact.
     """
     identity, ranks = identity or identify(config), ranks or Ranks()
     if not ranks.first:

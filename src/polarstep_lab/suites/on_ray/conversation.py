@@ -59,7 +59,7 @@ class Worker:
     """The actor: job after job, each in a thread, while its messages are fetched one by one."""
 
     def __init__(self) -> None:
-        """Take one thread, as a run at home with several workers does."""
+        """Compute with one thread, as worker processes on one machine do."""
         torch.set_num_threads(1)
         self._talk = Talk()
 
