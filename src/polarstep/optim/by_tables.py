@@ -176,7 +176,7 @@ class TableBucket:
     def momentum(self) -> Tensor:
         """``C ← βC + G`` and M, in one pass over memory.
 
-        Where the squares of M would leave the range, M is multiplied by a power of two.
+        Where squares of M would overflow or vanish, M is multiplied by a power of two.
         """
         from polarstep.kernels.momentum import momentum
         from polarstep.kernels.unit_size import to_unit_size

@@ -318,8 +318,8 @@ def views_of(group: Group, names: list[str], shapes: list[torch.Size]) -> list[M
     return [known[shape] for shape in shapes]
 
 
-# Read for every parameter at every step, by the options of the group and then by shape. A dict, as
-# torch.compile traces through functools.cache.
+# Views by the options of a group and then by shape, as every step needs those of all parameters. A
+# dict, because torch.compile traces through functools.cache.
 _VIEWS: dict[tuple[Any, ...], dict[torch.Size, MatrixView]] = {}
 
 

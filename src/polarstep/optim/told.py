@@ -189,5 +189,5 @@ def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float)
 
 
 def _have(names: Sequence[str]) -> str:
-    """As ``a.weight has``, or ``a.weight and 2 more have``."""
+    """The start of a sentence: ``a.weight has``, or ``a.weight and 2 more have``."""
     return f"{names[0]} and {len(names) - 1} more have" if len(names) > 1 else f"{names[0]} has"

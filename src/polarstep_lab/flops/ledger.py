@@ -62,7 +62,7 @@ def deflated(workload: Workload, m: int, n: int, *, lifted: bool) -> dict[str, i
 
 
 def muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
-    """Muon for the matrices, its companion for the rest."""
+    """The ledger of Muon on the matrices and of its companion on all other parameters."""
     items: Ledger = {"momentum": momentum * workload.muon_parameters}
     for (m, n), count in workload.matrices:
         for item, flops in polar(workload, m, n).items():

@@ -100,7 +100,7 @@ def open_study(spec: StudySpec) -> optuna.Study:
             "pruner": _pruner(spec.pruner),
         }
         try:
-            study = optuna.load_study(**settings)  # writes nothing, for those who only read
+            study = optuna.load_study(**settings)  # a study that is only read is not written to
         except KeyError:
             study = optuna.create_study(direction="minimize", load_if_exists=True, **settings)
     known = study.user_attrs.get("identity")

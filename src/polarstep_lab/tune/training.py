@@ -66,7 +66,7 @@ class TrainingObjective:
     def __call__(
         self, overrides: Mapping[str, float], report: Callable[[int, float], None]
     ) -> float:
-        """Train; the last validation loss, or NaN where the run diverged."""
+        """Train, and return the last validation loss, or NaN where the run diverged."""
         values = {**self.overrides, **overrides, "runtime.keep_checkpoint": False}
         config = resolve(self.recipe, self.method, self.seed, values)
         reporter = _Reporter(report)
