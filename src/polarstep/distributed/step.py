@@ -320,7 +320,7 @@ class Split:
                     self._settle_empty(work, i)
 
     def _settle_empty(self, work: Work, index: int) -> None:
-        """Make empty entries for a parameter without a part here: a checkpoint needs all ranks' entries."""
+        """Make the entries, empty, of a parameter without a part here: a checkpoint asks all ranks."""
         p: Any = work.params[index]
         kept = stored_dtype(work.group, p)
         keep_momentum(momentum_of(p, self._state[p], kept), p, self._state[p], kept)
