@@ -6,6 +6,7 @@ paper's figures.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -194,10 +195,8 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
     finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
     settings = dict.fromkeys(ablation.subject for ablation in finished)
     looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False)[::-1], strict=True))
-    by_axis: dict[str, list[AblationSet]] = {}
-    for ablation in finished:
-        by_axis.setdefault(ablation.axis, []).append(ablation)
-    panels = [_axis_panel(section, same, looks) for same in by_axis.values()]
+    by_axis = itertools.groupby(finished, key=lambda ablation: ablation.axis)
+    panels = [_axis_panel(section, [*same], looks) for _, same in by_axis]
     lines = math.ceil(len(panels) / 4)
     columns = math.ceil(len(panels) / max(1, lines))
     caption = (

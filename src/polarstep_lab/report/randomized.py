@@ -16,7 +16,7 @@ from polarstep_lab.ablations import longest_short_side
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.estimates import MISSING, Difference, joined, listed, number
 from polarstep_lab.paper import METHODS
-from polarstep_lab.report.blocks import Block, Table, part
+from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.report.tables import difference_cells
 
@@ -84,10 +84,9 @@ def pairs_of(section: Section) -> list[Pair]:
     return pairs
 
 
-def randomized_blocks(section: Section) -> list[Block]:
+def randomized_blocks(section: Section) -> list[Block | None]:
     """The randomized rows next to full space, after what they say in words."""
-    title = "Randomized next to full space"
-    return part(title, randomized_table(section), _CAPTION, lead=verdict(section))
+    return part(randomized_table(section), _CAPTION, lead=Text(verdict(section)))
 
 
 def randomized_table(section: Section) -> Table:

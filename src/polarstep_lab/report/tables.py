@@ -14,15 +14,7 @@ from polarstep_lab.report.figures import ablation_figure, cost_figure, trajector
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import RUN_COLUMNS, Metric, Runs, at_a_time
 
-__all__ = [
-    "ablation_blocks",
-    "comparison_blocks",
-    "comparison_caption",
-    "comparison_table",
-    "difference_cells",
-    "runs_csv",
-    "summary_csv",
-]
+__all__ = ["ablation_blocks", "comparison_blocks", "difference_cells", "runs_csv", "summary_csv"]
 
 _QUALITY = (
     "mean ± standard deviation over the seeds that finished; 95%: half the t-interval of the mean."
@@ -35,14 +27,14 @@ def comparison_blocks(section: Section) -> list[Block | None]:
     if not section.rows:
         return []
     return [
-        comparison_table(section),
-        Text(comparison_caption(section), "caption"),
+        _comparison_table(section),
+        Text(_comparison_caption(section), "caption"),
         trajectory_figure(section, f"{section.slug}-trajectories"),
         cost_figure(section, f"{section.slug}-cost"),
     ]
 
 
-def comparison_table(section: Section) -> Table:
+def _comparison_table(section: Section) -> Table:
     """All methods, with the paper's figures where they compare."""
     rows = {row: row.label for row in section.rows}
     beside: dict[Row, dict[str, str]] = {}
@@ -53,7 +45,7 @@ def comparison_table(section: Section) -> Table:
     return _table(section, f"Comparison of {section.recipe}", "Method", rows, beside, looks)
 
 
-def comparison_caption(section: Section) -> str:
+def _comparison_caption(section: Section) -> str:
     """What the columns of the comparison mean, and where they were measured."""
     off = (
         "Difference: here less the paper, ± half its 95% t-interval. ‡ marks a figure that ours differs "
