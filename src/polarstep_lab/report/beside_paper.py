@@ -104,7 +104,7 @@ def paper_blocks(section: Section) -> list[Block | None]:
     if beside.notes or any(row.differs for row in rows):
         unexplained = ["no reason known" if row.differs else "" for row in rows]
         cells["Notes"] = beside.lines["marks"].where(beside.lines["marks"] != "", unexplained)
-    table = Table("Next to the paper", pd.DataFrame(cells).fillna(MISSING))
+    table = Table("Next to the paper", pd.DataFrame(cells, dtype=object).fillna(MISSING))
     relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
     caption = joined(relative, beside.order, f"Source: {beside.setting.source}.")
     lead = Text(beside.summary, "verdict" if beside.comparable else "verdict warned")

@@ -6,8 +6,9 @@ left out, with a notice that says so.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -191,8 +192,10 @@ def _based(ablation: AblationSet, base: Row | None) -> AblationSet:
 
 def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
     """The settings in which ``row`` differs from its base, apart from those that the axis changes."""
-    ours = settings_in(row.config)
-    theirs = settings_in(_with_value(base.config, axis, row.value))
+    ours, theirs = settings_in(row.config), settings_in(base.config)
+    with contextlib.suppress(ConfigError):  # a config of another version is compared as it is
+        based = apply_axis(RunConfig.from_dict(base.config), axis, row.value)
+        theirs = settings_in(based.to_dict())
     return [
         path
         for path in sorted({*ours, *theirs})
@@ -200,14 +203,6 @@ def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
         and path.split(".")[-1] != axis
         and path not in _NOT_TRAINING
     ]
-
-
-def _with_value(config: Mapping[str, Any], axis: str, value: Any) -> Mapping[str, Any]:
-    """A config with one value of an axis; unchanged where this version cannot read it."""
-    try:
-        return apply_axis(RunConfig.from_dict(config), axis, value).to_dict()
-    except ConfigError:
-        return config
 
 
 def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
