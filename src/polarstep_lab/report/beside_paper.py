@@ -27,8 +27,8 @@ from polarstep_lab.report.rows import Row, Section
 __all__ = ["Beside", "beside_the_paper", "paper_blocks"]
 
 REFERENCE = "Muon (Nesterov)"
-"""Relative costs are in parts of the cost of this method."""
-_SAME_COST = 5e-4  # as relative difference: the paper's figures have four decimals
+"""The method whose cost is the unit of relative costs."""
+_SAME_COST = 5e-4  # relative differences up to here are rounding: the paper has four decimals
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,21 @@ def paper_blocks(section: Section) -> list[Block | None]:
     beside = beside_the_paper(section)
     if beside is None:
         return []
-    rows, paper = beside.lines["row"], beside.setting.rows
+    lines, paper = beside.lines, beside.setting.rows
+    rows = lines["row"]
     place, cost = "{:.0f}".format, "{:.2%}".format
     cells = {
         "Method": [row.label for row in rows],
-        "Place": beside.lines["place"].map(place, na_action="ignore"),
-        "Place in the paper": beside.lines["paper_place"].map(place, na_action="ignore"),
+        "Place": lines["place"].map(place, na_action="ignore"),
+        "Place in the paper": lines["paper_place"].map(place, na_action="ignore"),
         "GFLOPs": [number(row.gflops) for row in rows],
         "Paper GFLOPs": [number(paper[method].gflops) for method in rows.index],
-        "Relative GFLOPs": beside.lines["cost"].map(cost, na_action="ignore"),
-        "in the paper": beside.lines["paper_cost"].map(cost, na_action="ignore"),
+        "Relative GFLOPs": lines["cost"].map(cost, na_action="ignore"),
+        "in the paper": lines["paper_cost"].map(cost, na_action="ignore"),
     }
     if beside.notes or any(row.differs for row in rows):
         unexplained = ["no reason known" if row.differs else "" for row in rows]
-        cells["Notes"] = beside.lines["marks"].where(beside.lines["marks"] != "", unexplained)
+        cells["Notes"] = lines["marks"].where(lines["marks"] != "", unexplained)
     table = Table("Next to the paper", pd.DataFrame(cells, dtype=object).fillna(MISSING))
     relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
     caption = joined(relative, beside.order, f"Source: {beside.setting.source}.")

@@ -184,6 +184,7 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
     finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
     settings = dict.fromkeys(ablation.subject for ablation in finished)
     looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False)[::-1], strict=True))
+    # The ablations of a section are sorted by axis.
     by_axis = itertools.groupby(finished, key=lambda ablation: ablation.axis)
     panels = [_axis_panel(section, [*same], looks) for _, same in by_axis]
     lines = math.ceil(len(panels) / 4)

@@ -33,7 +33,7 @@ _CAPTION = (
     "speaks against a variance; one above 2 does not prove that there is one."
 )
 _LIKE_INFINITY = 1000.0
-_AT = "Training step"
+_X_LABEL = "Training step"
 _INK, _GREY, *_ = CHROME
 _PALE, _DEEP = ordinal_looks(7)[2:5:2]
 
@@ -94,7 +94,7 @@ def _tail_panel(run: RunRecord) -> Panel:
         tails += [_inverse(_indices(entries, "tail"), f"hidden, one {each}", look)]
     alphas = (1, 1.25, 1.5, 2, 3, 5, 10, math.inf)
     axis = partial(_alpha_axis, steps=_steps(run), alphas=alphas, low=-0.02, high=0.66)
-    return Panel(tails, _AT, "α of ‖ξ‖ (Hill)", "Tail of the noise", finish=axis)
+    return Panel(tails, _X_LABEL, "α of ‖ξ‖ (Hill)", "Tail of the noise", finish=axis)
 
 
 def _growth_panel(run: RunRecord) -> Panel:
@@ -107,7 +107,7 @@ def _growth_panel(run: RunRecord) -> Panel:
     ]
     alphas = (1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2)
     axis = partial(_alpha_axis, steps=_steps(run), alphas=alphas, low=0.45, high=0.6)
-    return Panel(growth, _AT, "α", "Growth of sums", finish=axis)
+    return Panel(growth, _X_LABEL, "α", "Growth of sums", finish=axis)
 
 
 def _size_panel(run: RunRecord) -> Panel:
@@ -118,13 +118,13 @@ def _size_panel(run: RunRecord) -> Panel:
         return Series(label, look, entries["step"], norm.astype(float).replace(0.0, math.nan))
 
     by_unit, looks = _by_unit(run), {"example": _PALE, "batch": _DEEP}
-    whole = by_unit.get("batch")
-    sizes = [] if whole is None else [line("‖∇f‖", _INK, whole, whole["gradient"])]
+    batches = by_unit.get("batch")
+    sizes = [] if batches is None else [line("‖∇f‖", _INK, batches, batches["gradient"])]
     for unit, entries in by_unit.items():
         norm = entries["moments"].str["2"]
         sizes.append(line(f"(E‖ξ‖²)^½, one {unit}", looks[unit], entries, norm))
     axis = partial(_step_axis, steps=_steps(run))
-    return Panel(sizes, _AT, "Frobenius norm", "Noise and gradient", yscale="log", finish=axis)
+    return Panel(sizes, _X_LABEL, "Frobenius norm", "Noise and gradient", yscale="log", finish=axis)
 
 
 def _figure_caption(row: Row, run: RunRecord) -> str:

@@ -89,10 +89,10 @@ def _timed(members: pd.DataFrame) -> pd.Series:
 
 
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """The first finished run of each config and seed, and a notice for each run left out for it.
+    """One run for each config and seed, and a notice for each run that is left out for it.
 
-    Counting a seed twice would shrink the spread. A run that was repeated for its times keeps the metric
-    that it had before.
+    Of the runs that finished, the first to begin is kept: a run that was repeated for its times does not
+    get another metric. Counting a seed twice would shrink the spread.
     """
     same = ["benchmark", "recipe", "method", "ablation_axis", "ablation_value", "besides"]
     same += ["setting", "seed", "judged"]
@@ -117,7 +117,7 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
 
 
 def _label(row: Row, rows: Sequence[Row]) -> str:
-    """The method of a row; if it has several rows, also the overrides that not all of them share."""
+    """The method of a row; where it has several rows, also the overrides that not all of them share."""
     same = [_overrides(other) for other in rows if other.method == row.method]
     if len(same) == 1:
         return row.method_that_ran

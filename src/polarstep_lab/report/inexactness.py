@@ -61,7 +61,7 @@ def gamma_of(runs: Iterable[RunRecord]) -> pd.DataFrame:
     log = pd.DataFrame(entries).reindex(columns=["step", "gamma", "nu"])
     log["matrix"] = [
         str(entry["parameter"]).removesuffix(".weight")
-        + (f" [{entry['block']}]" if entry.get("block") else "")  # of several in a parameter
+        + (f" [{entry['block']}]" if entry.get("block") else "")  # one of several matrices
         for entry in entries
     ]
     return log.astype({"gamma": float, "nu": float})
@@ -101,7 +101,7 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
     looks = [look_of(row.method) for row, *_ in shown]
     if len({row.method for row, *_ in shown}) < len(shown):  # an ablation
         looks = ordinal_looks(len(shown), ordered=False)
-    # A run that diverged would leave nothing to see of the others.
+    # On the scale of a run that diverged, the others would be flat.
     sound = [log for log, (*_, run) in zip(logs, shown, strict=True) if run.status != "diverged"]
     panels = []
     for key, symbol in _SYMBOLS.items():

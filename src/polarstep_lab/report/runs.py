@@ -158,7 +158,7 @@ def _conditions(run: RunRecord) -> dict[str, str]:
     commit = str(run.environment.get("git_commit") or "")
     known = f"{commit[:7]} with changes" if commit.endswith("+") else commit[:7]
     on_gpu = str(run.environment.get("device", "")).startswith("cuda")
-    decided: dict[str, dict[Any, Any]] = {  # by name and value in the config
+    decided: dict[str, dict[Any, Any]] = {  # by the name of a setting and its value in the config
         "compile": {None: on_gpu and run.identity.benchmark == "nanogpt"},
         "precision": {"auto": "bfloat16" if on_gpu else "float32"},
     }
