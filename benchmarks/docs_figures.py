@@ -16,7 +16,7 @@ from docs_quality import (
     steps,
     weighed,
 )
-from docs_svg import Box, Frame, percent, svg, text
+from docs_svg import Box, Frame, even_ticks, multiples, percent, svg, text
 
 
 def step_cost() -> str:
@@ -154,7 +154,7 @@ def gaps() -> str:
     for place, (unit, ticks, words) in enumerate(panels):
         left = 52 + place * 372
         frame = Frame(left, 50, left + 320, height - 62, (0.8 * ticks[0], 1.25 * ticks[-1]), y)
-        percents = {value: percent(value) for value in _multiples(2, y)}
+        percents = {value: percent(value) for value in multiples(2, y)}
         shapes += frame.axes(percents, {tick: f"{tick:.0f}" for tick in ticks}, words)
         for name, kind, title in (
             (study.DEFLATED, "low", "Deflated"),
@@ -189,11 +189,6 @@ def gaps() -> str:
     return svg(width, height, "Perplexity against full space over tokens and width", shapes)
 
 
-def _multiples(unit: float, between: tuple[float, float]) -> list[float]:
-    """The multiples of ``unit`` between two numbers."""
-    return [unit * k for k in range(math.ceil(between[0] / unit), int(between[1] / unit) + 1)]
-
-
 HEIGHT_OF_TIMES = 1.3
 """The highest perplexity of the figure over time, in parts of the one that full space ends with."""
 
@@ -216,10 +211,7 @@ def over_time() -> str:
     width, height = 760, 430
     frame = Frame(52, 50, 540, height - 72, (0.95 * first, 1.02 * last), y, linear=True)
     shapes = [text(0, 20, "Validation perplexity over the time of training", kind="title")]
-    values = _multiples(2 if y[1] - y[0] < 20 else 5, y)
-    unit = next(unit for unit in (0.25, 0.5, 1, 2, 5, 10, 20) if (last - first) / unit <= 8)
-    minutes = {value: f"{value:g}" for value in _multiples(unit, frame.x)}
-    shapes += frame.axes({v: f"{v:g}" for v in values}, minutes, "minutes of training steps")
+    shapes += frame.axes(even_ticks(y), even_ticks(frame.x), "minutes of training steps")
     named = []
     for method, part in inside.items():
         if not part:

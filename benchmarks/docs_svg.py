@@ -38,6 +38,29 @@ def percent(value: float) -> str:
     return f"{'−' if value < 0 else '+' if value > 0 else ''}{abs(value):g}%"
 
 
+def multiples(unit: float, between: tuple[float, float]) -> list[float]:
+    """The multiples of ``unit`` between two numbers."""
+    first, last = math.ceil(between[0] / unit), math.floor(between[1] / unit)
+    return [unit * k for k in range(first, last + 1)]
+
+
+def even_ticks(between: tuple[float, float]) -> dict[float, str]:
+    """Four to eleven evenly spaced values of a linear axis, each with its label.
+
+    The values are multiples of 1, 2 or 5 times a power of ten, the smallest such unit of which the axis
+    is at most ten long. The next smaller unit is at least 2/5 of it, so the axis is longer than four.
+    """
+    length = between[1] - between[0]
+    power = math.floor(math.log10(length)) - 1
+    decimals, unit = next(
+        (max(0, -p), digit * 10.0**p)
+        for p in (power, power + 1)
+        for digit in (1, 2, 5)
+        if length <= 10 * digit * 10.0**p
+    )
+    return {value: f"{value:.{decimals}f}" for value in multiples(unit, between)}
+
+
 @dataclass(frozen=True)
 class Frame:
     """A plot's area, and where a value lies in it."""

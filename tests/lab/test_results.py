@@ -405,6 +405,25 @@ def test_names_in_a_figure_do_not_meet(module):
         assert not svg.meet(name, mark)
 
 
+def test_an_axis_has_four_to_eleven_evenly_spaced_round_ticks(module):
+    svg = importlib.import_module("docs_svg")
+    assert [*svg.even_ticks((1.6, 2.24)).values()] == [
+        "1.6",
+        "1.7",
+        "1.8",
+        "1.9",
+        "2.0",
+        "2.1",
+        "2.2",
+    ]
+    assert [*svg.even_ticks((-130.0, 20.0)).values()] == [*map(str, range(-120, 21, 20))]
+    for k in range(200):
+        low, length = 0.37 * k - 20, 0.003 * 1.07**k
+        at = [*svg.even_ticks((low, low + length))]
+        assert 4 <= len(at) <= 11
+        assert low - 1e-9 < at[0] < at[-1] < low + length + 1e-9
+
+
 def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkeypatch):
     figures, claims = map(importlib.import_module, ("docs_figures", "docs_claims.scaling"))
     study = importlib.import_module("scaling")

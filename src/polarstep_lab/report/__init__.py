@@ -37,10 +37,9 @@ def report_files(
     title: str = _TITLE,
     progress: Callable[[str], object] = lambda _: None,
 ) -> dict[str, bytes]:
-    """All files of a report, by their path in its folder; a function of the records alone."""
-    runs, sections, notices = _read(paths)
+    """All files of a report, by their path in its folder; they depend on the records alone."""
+    runs, shown, notices = _read(paths)
     figures: dict[str, bytes] = {}
-    shown = {section: blocks_of(section) for section in sections}
     for section, blocks in shown.items():
         progress(section.recipe)
         for drawing in (block for block in blocks if isinstance(block, Drawing)):
@@ -54,18 +53,16 @@ def report_files(
 
 
 def stale_tables(paths: Sequence[Path | str], out: Path) -> list[str]:
-    """The names of the tables that are missing in ``out``, or are not what the records say."""
-    runs, sections, notices = _read(paths)
-    tables = _tables(runs, {section: blocks_of(section) for section in sections}, notices)
+    """The names of the tables that ``out`` does not have, or that differ from the records."""
     return [
         name
-        for name, content in tables.items()
+        for name, content in _tables(*_read(paths)).items()
         if not (out / name).is_file() or (out / name).read_bytes() != content
     ]
 
 
-def _read(paths: Sequence[Path | str]) -> tuple[Runs, tuple[Section, ...], tuple[str, ...]]:
-    """The runs below ``paths``, grouped, and what the reader should be told about them."""
+def _read(paths: Sequence[Path | str]) -> tuple[Runs, dict[Section, list[Block]], tuple[str, ...]]:
+    """The runs below ``paths``, the blocks of each of their sections, and notices for the reader."""
     runs = collect(paths)
     if runs.frame.empty:
         detail = f" ({'; '.join(runs.notices)})" if runs.notices else ""
@@ -81,12 +78,13 @@ def _read(paths: Sequence[Path | str]) -> tuple[Runs, tuple[Section, ...], tuple
             "resume them with `polarstep run … --resume`"
         )
     sections, left_out = sections_of(runs)
-    return runs, sections, (*runs.notices, *left_out)
+    return runs, {each: blocks_of(each) for each in sections}, (*runs.notices, *left_out)
 
 
 def _tables(
     runs: Runs, shown: Mapping[Section, Sequence[Block]], notices: Sequence[str]
 ) -> dict[str, bytes]:
+    """The files that hold tables, by their name."""
     tables = {
         "summary.md": markdown(shown, notices),
         "summary.csv": summary_csv([*shown]),

@@ -1,7 +1,7 @@
 """Our figures next to the paper's: by how much they differ, in which order methods come, and why.
 
-Where a recipe is the paper's own setting, digits are compared. Where a recipe asks the same question
-of another model and other text, only the order of the methods and the relative cost of their steps are.
+Where a recipe is the paper's own setting, digits are compared. Where a recipe has another model and
+other text, only the order of the methods and the relative cost of their steps are compared.
 """
 
 from __future__ import annotations
@@ -10,59 +10,48 @@ import itertools
 import math
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
 from polarstep_lab.estimates import MISSING, joined, number, plural
 from polarstep_lab.methods import find_method
-from polarstep_lab.paper import Published
-from polarstep_lab.report.blocks import Block, Heading, Table, Text
+from polarstep_lab.paper import Published, Setting
+from polarstep_lab.records.settings import settings_in
+from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.grouping import in_table_2
-from polarstep_lab.report.reasons import Facts, Reason, reasons
+from polarstep_lab.report.reasons import Reason, reasons
 from polarstep_lab.report.rows import Row, Section
 
 __all__ = ["Beside", "beside_the_paper", "paper_blocks"]
 
 REFERENCE = "Muon (Nesterov)"
-"""Relative costs are in parts of the cost of this method."""
-_SAME_COST = 5e-4  # as relative difference: the paper's figures have four decimals
-
-
-@dataclass(frozen=True)
-class Line:
-    """A method next to the paper; what is not known is NaN.
-
-    ``place`` and ``paper_place`` are among the methods, ``cost`` and ``paper_cost`` in parts of the
-    reference's, and ``marks`` are the letters of the notes.
-    """
-
-    row: Row
-    paper: Published
-    place: float
-    paper_place: float
-    cost: float
-    paper_cost: float
-    marks: str
+"""The method whose cost is the unit of relative costs."""
+_SAME_COST = 5e-4  # relative differences up to here are rounding: the paper has four decimals
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A section next to the paper, with a line for each method of Table 2 that has a row."""
+    """A section next to the paper.
+
+    ``lines`` has a line for each method of Table 2 that has a row: the ``row``, its ``place`` and
+    ``paper_place`` by the metric, from 1 for the best, ``cost`` and ``paper_cost``, its GFLOPs in parts
+    of :data:`REFERENCE`'s, and ``marks``, the letters of its ``notes``. An unknown number is NaN.
+    """
 
     comparable: bool
     summary: str
     order: str
-    lines: tuple[Line, ...]
+    lines: pd.DataFrame
     notes: dict[str, Reason]
-    source: str
+    setting: Setting
 
 
 def beside_the_paper(section: Section) -> Beside | None:
     """The comparison of a section with Table 2; ``None`` where there is nothing to compare.
 
-    Without comparable digits, one method alone has nothing to be ranked against.
+    Where digits do not compare, only the order of methods does, which takes two of them.
     """
     setting = in_table_2(section.recipe, section.benchmark)
     if setting is None:
@@ -76,67 +65,57 @@ def beside_the_paper(section: Section) -> Beside | None:
     paper = pd.DataFrame([vars(setting.rows[method]) for method in rows], index=[*rows])
     gflops = pd.Series({method: row.gflops for method, row in rows.items()}, dtype=float)
     rank = {"ascending": not section.metric.higher_is_better, "method": "first"}
-    numbers = pd.DataFrame(
-        {
-            "place": means.rank(**rank),
-            "paper_place": paper["mean"].rank(**rank),
-            "cost": gflops / gflops.get(REFERENCE, math.nan),
-            "paper_cost": paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan),
-        }
-    )
     told = {m: _reasons(row, section, setting.rows[m], comparable) for m, row in rows.items()}
     distinct = dict.fromkeys(reason for found in told.values() for reason in found)
     notes = dict(zip(string.ascii_lowercase, distinct, strict=False))
-    marks = {m: ", ".join(k for k, r in notes.items() if r in told[m]) for m in rows}
-    lines = tuple(
-        Line(row=row, paper=setting.rows[m], marks=marks[m], **numbers.loc[m])
-        for m, row in rows.items()
-    )
-    summary = _agreement(lines, section) if comparable else (
+    columns = {
+        "row": rows,
+        "place": means.rank(**rank),
+        "paper_place": paper["mean"].rank(**rank),
+        "cost": gflops / gflops.get(REFERENCE, math.nan),
+        "paper_cost": paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan),
+        "marks": {m: ", ".join(k for k, r in notes.items() if r in told[m]) for m in rows},
+    }
+    summary = _agreement(rows, section) if comparable else (
         f"Not comparable in digits: the paper's {section.metric.name.lower()} is that of another "
         f"model on other data ({setting.data}). What can be compared is the order of the methods and "
         f"the cost of a step relative to {REFERENCE}."
     )  # fmt: skip
-    return Beside(comparable, summary, _order(lines, section), lines, notes, setting.source)
+    order, lines = _order(rows, setting, section), pd.DataFrame(columns, index=[*rows])
+    return Beside(comparable, summary, order, lines, notes, setting)
 
 
 def paper_blocks(section: Section) -> list[Block | None]:
-    """The section next to Table 2: digits where they compare, and else places and relative costs."""
+    """The table of a section next to the paper, and what is known to differ between the two."""
     beside = beside_the_paper(section)
     if beside is None:
         return []
-    lines = []
-    for line in beside.lines:
-        cells = {
-            "Method": line.row.label,
-            "Place": _shown(line.place, ".0f"),
-            "Place in the paper": _shown(line.paper_place, ".0f"),
-            "GFLOPs": number(line.row.gflops),
-            "Paper GFLOPs": number(line.paper.gflops),
-            "Relative GFLOPs": _shown(line.cost, ".2%"),
-            "in the paper": _shown(line.paper_cost, ".2%"),
-        }
-        if any(other.marks or other.row.differs for other in beside.lines):
-            cells["Notes"] = line.marks or ("no reason known" if line.row.differs else "")
-        lines.append(cells)
+    lines, paper = beside.lines, beside.setting.rows
+    rows = lines["row"]
+    place, cost = "{:.0f}".format, "{:.2%}".format
+    cells = {
+        "Method": [row.label for row in rows],
+        "Place": lines["place"].map(place, na_action="ignore"),
+        "Place in the paper": lines["paper_place"].map(place, na_action="ignore"),
+        "GFLOPs": [number(row.gflops) for row in rows],
+        "Paper GFLOPs": [number(paper[method].gflops) for method in rows.index],
+        "Relative GFLOPs": lines["cost"].map(cost, na_action="ignore"),
+        "in the paper": lines["paper_cost"].map(cost, na_action="ignore"),
+    }
+    if beside.notes or any(row.differs for row in rows):
+        unexplained = ["no reason known" if row.differs else "" for row in rows]
+        cells["Notes"] = lines["marks"].where(lines["marks"] != "", unexplained)
+    table = Table("Next to the paper", pd.DataFrame(cells, dtype=object).fillna(MISSING))
     relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
-    notes = [f"({mark}) {r.topic}: {r.text}" for mark, r in beside.notes.items()]
-    return [
-        Heading("Next to the paper"),
-        Text(beside.summary, "verdict" if beside.comparable else "verdict warned"),
-        Table("Next to the paper", pd.DataFrame(lines)),
-        Text(joined(relative, beside.order, f"Source: {beside.source}."), "caption"),
-        Text("What is known to differ:" if notes else "", "known"),
-        *(Text(note, "note") for note in notes),
-    ]
-
-
-def _shown(value: float, form: str) -> str:
-    return MISSING if value != value else format(value, form)
+    caption = joined(relative, beside.order, f"Source: {beside.setting.source}.")
+    lead = Text(beside.summary, "verdict" if beside.comparable else "verdict warned")
+    known = Text("What is known to differ:", "known") if beside.notes else None
+    notes = [Text(f"({mark}) {r.topic}: {r.text}", "note") for mark, r in beside.notes.items()]
+    return [*part(table, caption, lead=lead), known, *notes]
 
 
 def _reasons(row: Row, section: Section, paper: Published, comparable: bool) -> list[Reason]:
-    """The known differences from the authors' runs that may explain a figure of this row.
+    """The known differences from the authors' runs that may explain why a figure of this row differs.
 
     Older records do not name the data of their run. If other rows of the section were trained on the
     same shards and all name the same data, that name is used.
@@ -152,13 +131,14 @@ def _reasons(row: Row, section: Section, paper: Published, comparable: bool) -> 
     known = next(filter(None, (names - {None, ""} for names in named)), set())
     data = str(known.pop()) if len(known) == 1 else ""
     device = str(row.first.environment.get("device", ""))
-    found = reasons(Facts(find_method(row.method), section.benchmark, row.config, device, data))
+    settings = settings_in(row.config)
+    found = reasons(find_method(row.method), section.benchmark, settings, device, data)
     return [reason for reason in found if metric or (reason.cost and (dearer or not comparable))]
 
 
-def _agreement(lines: Sequence[Line], section: Section) -> str:
+def _agreement(rows: Mapping[str, Row], section: Section) -> str:
     """How many methods agree with the paper, and in which direction the others are off."""
-    judged = [d for line in lines if (d := line.row.off_the_paper) and d.error is not None]
+    judged = [d for r in rows.values() if (d := r.off_the_paper) and d.error is not None]
     if not judged:
         return "One seed has no spread: whether a difference from the paper is one cannot be told."
     better = section.metric.higher_is_better
@@ -171,21 +151,23 @@ def _agreement(lines: Sequence[Line], section: Section) -> str:
     return f"{text}; {' and '.join(ways)}." if ways else f"{text}."
 
 
-def _order(lines: Sequence[Line], section: Section) -> str:
-    """Which pairs of methods come in the paper's order, of those that the paper tells apart."""
+def _order(rows: Mapping[str, Row], setting: Setting, section: Section) -> str:
+    """How many pairs of methods that the paper tells apart come in the same order here."""
     same, unclear, turned = 0, 0, []
-    judged = [(line, line.row.metric) for line in lines if line.row.metric]
-    for (a, ours), (b, other) in itertools.combinations(judged, 2):
-        paper, here = a.paper.estimate.minus(b.paper.estimate), ours.minus(other)
-        if paper.clear and not here.clear:
+    better = section.metric.higher_is_better
+    judged = {method: row.metric for method, row in rows.items() if row.metric}
+    for a, b in itertools.combinations(judged, 2):
+        paper = setting.rows[a].estimate.minus(setting.rows[b].estimate)
+        here = judged[a].minus(judged[b])
+        if not paper.clear:
+            continue
+        if not here.clear:
             unclear += 1
-        elif paper.clear and (here.value > 0) == (paper.value > 0):
+        elif (here.value > 0) is (paper.value > 0):
             same += 1
-        elif paper.clear:
-            first, second = (
-                (a, b) if (here.value > 0) is section.metric.higher_is_better else (b, a)
-            )
-            turned.append(f"{first.row.method} before {second.row.method}")
+        else:
+            first, second = (a, b) if (here.value > 0) is better else (b, a)
+            turned.append(f"{first} before {second}")
     if not (pairs := same + unclear + len(turned)):
         return ""
     parts = [

@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[-+−±—\d∞].*|recipe|means|")
 
 
 class Heading(NamedTuple):
-    """The title of what follows; the title of a section has level 2."""
+    """The title of the blocks below it, up to the next heading; a section's title has level 2."""
 
     text: str
     level: int = 3
@@ -39,9 +39,9 @@ class Commands(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table of texts. ``best`` is the row whose second cell is bold.
+    """A table of texts. The second cell of the row ``best`` is bold.
 
-    On the page each row may have the look of its curve in the figures.
+    On the page, ``looks`` shows beside each row how its curve is drawn in the figures.
     """
 
     name: str
@@ -70,13 +70,11 @@ Block = Heading | Text | Commands | Table | Drawing
 
 
 def part(
-    title: str,
-    table: Table,
-    caption: str,
-    figures: Sequence[Drawing | None] = (),
-    lead: str = "",
-) -> list[Block]:
-    """A title, a sentence, a table with its caption, figures; nothing where nothing was measured."""
-    parts: list[Block] = [Text(lead), table, Text(caption, "caption")] if table.rows else []
-    parts += [figure for figure in figures if figure]
-    return [Heading(title), *parts] if parts else []
+    table: Table, caption: str, figures: Sequence[Drawing | None] = (), lead: Text | None = None
+) -> list[Block | None]:
+    """A table below its name, between a leading text and its caption, then figures.
+
+    Returns no blocks where neither the table nor a figure has something to show.
+    """
+    tables = [lead, table, Text(caption, "caption")] if table.rows else []
+    return [Heading(table.name), *tables, *figures] if tables or any(figures) else []

@@ -1,10 +1,11 @@
-"""What a report says about a section, part by part, in the order in which it is read."""
+"""What a report says about a section: its parts, in the order in which they are read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from polarstep_lab.drawing.panels import Drawing
 from polarstep_lab.estimates import listed
 from polarstep_lab.report.beside_paper import paper_blocks
 from polarstep_lab.report.blocks import Block, Commands, Heading, Text
@@ -12,20 +13,15 @@ from polarstep_lab.report.gradient_noise import noise_blocks
 from polarstep_lab.report.inexactness import gamma_blocks
 from polarstep_lab.report.randomized import Pair, randomized_blocks, verdict
 from polarstep_lab.report.rows import Section
-from polarstep_lab.report.tables import (
-    ablation_blocks,
-    comparison_blocks,
-    comparison_caption,
-    comparison_table,
-)
+from polarstep_lab.report.tables import ablation_blocks, comparison_blocks
 
 __all__ = ["blocks_of", "brief_blocks", "headline"]
 
-_AS_MANY = 0.999  # FLOPs that differ by less than a thousandth are as many
+_AS_MANY = 0.999  # FLOPs that differ by less than a thousandth count as equal
 
 
 def blocks_of(section: Section) -> list[Block]:
-    """All parts of a section. Noise, γ and ν come first where the runs were made to measure them."""
+    """All parts of a section. Noise, γ and ν come first where every row was made to measure them."""
     seen = [*noise_blocks(section), *gamma_blocks(section)]
     runs = [*comparison_blocks(section), *randomized_blocks(section), *paper_blocks(section)]
     runs += ablation_blocks(section)
@@ -41,8 +37,8 @@ def blocks_of(section: Section) -> list[Block]:
 
 def brief_blocks(section: Section) -> list[Block]:
     """What a front page has of a section: the comparison, and the randomized steps in words."""
-    texts = Text(comparison_caption(section)), Text(verdict(section))
-    return _shown([comparison_table(section), *texts])
+    comparison = [b for b in comparison_blocks(section) if not isinstance(b, Drawing)]
+    return _shown([*comparison, Text(verdict(section))])
 
 
 def _shown(blocks: Sequence[Block | None]) -> list[Block]:
@@ -51,9 +47,9 @@ def _shown(blocks: Sequence[Block | None]) -> list[Block]:
 
 
 def headline(section: Section) -> Text:
-    """Quality against cost: the best row, and the best of those whose step needs fewer FLOPs.
+    """Quality against cost: the best row, and the best of the rows whose step needs fewer FLOPs.
 
-    The rows are those of the comparison, or else of the ablations.
+    The rows are those of the comparison; those of the ablations, where there is no comparison.
     """
     metric = section.metric
     shown = {

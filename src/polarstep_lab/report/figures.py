@@ -6,6 +6,7 @@ paper's figures.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
-from polarstep_lab.drawing.panels import (
-    ALARM,
-    INK_SOFT,
-    RULE,
-    Drawing,
-    Panel,
-    Series,
-    paint_series,
-)
+from polarstep_lab.drawing.panels import ALARM, INK_SOFT, RULE, Drawing, Panel, Series, paint_series
 from polarstep_lab.estimates import listed
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.rows import AblationSet, Row, Section
@@ -40,8 +33,8 @@ class Curve:
     """Mean ± one standard deviation over finished seeds, at the steps that all of them share.
 
     ``points`` has columns ``mean``, ``std`` and ``seconds`` and the steps as its index; seconds are the
-    median over the runs whose times the tables show. ``broken`` are the runs that did not finish, each
-    by its status, with columns ``value`` and ``seconds``.
+    median over the runs whose times the tables show. ``broken`` has the status and the points of each
+    run that did not finish, with columns ``value`` and ``seconds``.
     """
 
     row: Row
@@ -54,7 +47,7 @@ class Curve:
         return math.nan if self.points.empty else float(self.points["mean"].iloc[-1])
 
     def series(self, against: str) -> list[Series]:
-        """The mean with its band, and a dotted line for each run that did not finish."""
+        """The mean with its band, then a dotted line for each run that did not finish."""
         points, look = self.points.reset_index(names="steps"), look_of(self.row.method)
         mean, std = points["mean"], points["std"]
         found = [
@@ -76,10 +69,8 @@ def curve_of(row: Row, benchmark: str) -> Curve:
     if finished:
         values = pd.concat([log["value"] for log in finished], axis="columns").dropna()
         seconds = pd.concat([log["seconds"] for log in timed], axis="columns")
-        points = pd.DataFrame(
-            {"mean": values.mean(axis="columns"), "std": values.std(axis="columns")}
-        )
-        points = points.fillna({"std": 0.0}).assign(seconds=seconds.median(axis="columns"))
+        points = values.agg(["mean", "std"], axis="columns").fillna({"std": 0.0})
+        points = points.assign(seconds=seconds.median(axis="columns"))
     lost = row.runs["status"][[*found]]
     broken = [(status, found[i]) for i, status in lost.items() if status != "finished"]
     return Curve(row, points, tuple(broken))
@@ -96,11 +87,10 @@ def _validations(run: RunRecord, benchmark: str) -> pd.DataFrame:
 
 
 def zoom(curves: Sequence[Curve]) -> tuple[float, float, float, float] | None:
-    """The window of the inset: the last fifth of training, around the curves that end well.
+    """The window of the inset: (first step, last step, lowest, highest); ``None`` without an inset.
 
-    One curve far above the rest would press all others into a line, so the window is as high as the
-    curves whose end lies no further above the best than twice the median does. Returns (first step,
-    last step, lowest, highest), or ``None`` where there is nothing to see.
+    The window holds the last fifth of training of the curves that end no further above the best than
+    twice the median does. One curve far above the rest would press all others into a line.
     """
     curves = [curve for curve in curves if len(curve.points) > 2]
     if not curves:
@@ -133,7 +123,7 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
             if status == "diverged":
                 x, y = lost.index[-1], min(lost["value"].iloc[-1], top)
                 axes.plot(x, y, "x", color=ALARM, zorder=5, clip_on=False)
-        if window:  # at the upper right, where a falling curve leaves room
+        if window:  # the inset is at the upper right, where a falling curve leaves room
             inset = axes.inset_axes((0.46, 0.44, 0.52, 0.53))
             for curve in curves:
                 paint_series(inset, curve.series("steps")[0])
@@ -187,17 +177,16 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
 
 
 def ablation_figure(section: Section, name: str) -> Drawing | None:
-    """A panel for each axis, all on one scale: what matters and what does not.
+    """A panel for each axis, all on one scale, so that the effects of the axes compare.
 
     An axis that was varied for several methods or settings has a line for each.
     """
     finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
     settings = dict.fromkeys(ablation.subject for ablation in finished)
     looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False)[::-1], strict=True))
-    by_axis: dict[str, list[AblationSet]] = {}
-    for ablation in finished:
-        by_axis.setdefault(ablation.axis, []).append(ablation)
-    panels = [_axis_panel(section, same, looks) for same in by_axis.values()]
+    # The ablations of a section are sorted by axis.
+    by_axis = itertools.groupby(finished, key=lambda ablation: ablation.axis)
+    panels = [_axis_panel(section, [*same], looks) for _, same in by_axis]
     lines = math.ceil(len(panels) / 4)
     columns = math.ceil(len(panels) / max(1, lines))
     caption = (
@@ -245,5 +234,5 @@ def _points(label: str, look: Look, rows: Mapping[Any, Row]) -> Series:
 
 
 def _scale(section: Section) -> str:
-    """Perplexity on a logarithmic axis: it is the exponential of what is minimized."""
+    """``"log"`` for perplexity, which is the exponential of the loss; ``"linear"`` for accuracy."""
     return "linear" if section.metric.higher_is_better else "log"

@@ -1,7 +1,7 @@
 """The folder a report is written to, and which files in it are the report's own.
 
-A manifest lists the files of the last report with their checksums. A file that is not in it, or
-that was edited since, is not the report's to replace: writing then stops before anything is touched.
+A manifest lists the files of the last report with their checksums. A report does not replace a file
+that is not in the manifest or was edited since: it then stops before it writes anything.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MANIFEST = ".polarstep-report.json"
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write ``files`` (path within the folder → content), each atomically.
 
-    Figures of an earlier report that the new one does not have are removed. The manifest is first
-    extended by what is about to be written, so that a run killed half-way can simply be repeated.
+    Files of an earlier report that the new report does not have are removed. The manifest first gets
+    the checksums of the new files, so that a report that was killed half-way can be repeated.
     """
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; --out expects a folder, new or made by a report")

@@ -33,18 +33,16 @@ _CAPTION = (
     "speaks against a variance; one above 2 does not prove that there is one."
 )
 _LIKE_INFINITY = 1000.0
-_AT = "Training step"
+_X_LABEL = "Training step"
 _INK, _GREY, *_ = CHROME
 _PALE, _DEEP = ordinal_looks(7)[2:5:2]
 
 
-def noise_blocks(section: Section) -> list[Block]:
+def noise_blocks(section: Section) -> list[Block | None]:
     """The noise of all rows that measured it, in a table and in a figure for each."""
-    figures = [
-        noise_figure(row, f"{section.slug}-noise-{index}")
-        for index, row in enumerate(section.all_rows)
-    ]
-    return part("Noise of the gradient", noise_table(section.all_rows), _CAPTION, figures)
+    rows = section.all_rows
+    figures = [noise_figure(row, f"{section.slug}-noise-{i}") for i, row in enumerate(rows)]
+    return part(noise_table(rows), _CAPTION, figures)
 
 
 def noise_table(rows: Sequence[Row]) -> Table:
@@ -55,13 +53,14 @@ def noise_table(rows: Sequence[Row]) -> Table:
         for entries in _by_unit(run).values():
             tails, growth = _indices(entries, "tail"), _indices(entries, "growth")
             longest = growth[growth["examples"] == growth["examples"].max()]
+            (heaviest, gaussian), (slowest, _) = _smallest(tails), _smallest(longest)
             cells = {
                 "Method": row.label + ended,
                 "Gradient of one": _unit_name(run, entries),
                 "Points": _points(run),
-                "Heaviest tail, α̂": _at(tails),
-                "Gaussian": _gaussian(tails),
-                "Slowest averaging, α": _at(longest),
+                "Heaviest tail, α̂": heaviest,
+                "Gaussian": gaussian,
+                "Slowest averaging, α": slowest,
             }
             lines.append(cells)
     return Table("Noise of the gradient", pd.DataFrame(lines))
@@ -78,7 +77,7 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
 
 
 def _tail_panel(run: RunRecord) -> Panel:
-    """Hill's index of the noise, of single examples where these were drawn, and of Gaussian noise."""
+    """Hill's index of the noise along the run, next to what it finds in Gaussian noise."""
     log, by_unit = pd.DataFrame(run.logs["noise"]), _by_unit(run)
     unit, hidden = next(iter(by_unit.items()))
     single = log[(log["unit"] == unit) & ~log["parameter"].isin(["all", "hidden"])]
@@ -95,7 +94,7 @@ def _tail_panel(run: RunRecord) -> Panel:
         tails += [_inverse(_indices(entries, "tail"), f"hidden, one {each}", look)]
     alphas = (1, 1.25, 1.5, 2, 3, 5, 10, math.inf)
     axis = partial(_alpha_axis, steps=_steps(run), alphas=alphas, low=-0.02, high=0.66)
-    return Panel(tails, _AT, "α of ‖ξ‖ (Hill)", "Tail of the noise", finish=axis)
+    return Panel(tails, _X_LABEL, "α of ‖ξ‖ (Hill)", "Tail of the noise", finish=axis)
 
 
 def _growth_panel(run: RunRecord) -> Panel:
@@ -108,27 +107,28 @@ def _growth_panel(run: RunRecord) -> Panel:
     ]
     alphas = (1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2)
     axis = partial(_alpha_axis, steps=_steps(run), alphas=alphas, low=0.45, high=0.6)
-    return Panel(growth, _AT, "α", "Growth of sums", finish=axis)
+    return Panel(growth, _X_LABEL, "α", "Growth of sums", finish=axis)
 
 
 def _size_panel(run: RunRecord) -> Panel:
     """The norms of the gradient and of the noise of each unit."""
-    by_unit = _by_unit(run)
-    norms = {"‖∇f‖": (_INK, by_unit["batch"]["gradient"])} if "batch" in by_unit else {}
-    looks = {"example": _PALE, "batch": _DEEP}
-    for each, entries in by_unit.items():
-        norms[f"(E‖ξ‖²)^½, one {each}"] = looks[each], entries["moments"].str["2"]
-    steps = pd.DataFrame(run.logs["noise"])["step"]
-    # A logarithmic axis has no place for zero.
-    sizes = [
-        Series(label, look, steps[norm.index], norm.astype(float).replace(0.0, math.nan))
-        for label, (look, norm) in norms.items()
-    ]
+
+    def line(label: str, look: Look, entries: pd.DataFrame, norm: pd.Series) -> Series:
+        # A logarithmic axis has no place for zero.
+        return Series(label, look, entries["step"], norm.astype(float).replace(0.0, math.nan))
+
+    by_unit, looks = _by_unit(run), {"example": _PALE, "batch": _DEEP}
+    batches = by_unit.get("batch")
+    sizes = [] if batches is None else [line("‖∇f‖", _INK, batches, batches["gradient"])]
+    for unit, entries in by_unit.items():
+        norm = entries["moments"].str["2"]
+        sizes.append(line(f"(E‖ξ‖²)^½, one {unit}", looks[unit], entries, norm))
     axis = partial(_step_axis, steps=_steps(run))
-    return Panel(sizes, _AT, "Frobenius norm", "Noise and gradient", yscale="log", finish=axis)
+    return Panel(sizes, _X_LABEL, "Frobenius norm", "Noise and gradient", yscale="log", finish=axis)
 
 
 def _figure_caption(row: Row, run: RunRecord) -> str:
+    """What was drawn at each point, what each panel shows, and how little σ depends on α."""
     drawn = " and ".join(
         f"{entries['draws'].iloc[0]} of one {_unit_name(run, entries)}"
         for entries in _by_unit(run, "all").values()
@@ -143,7 +143,7 @@ def _figure_caption(row: Row, run: RunRecord) -> str:
     )
     hidden = next(iter(_by_unit(run).values()))
     moments = [moment for moment in hidden["moments"] if moment["1.25"]]
-    if moments:  # where norms concentrate, σ hardly depends on α
+    if moments:  # the last sentence: where norms concentrate, σ hardly depends on α
         most = max(moment["2"] / moment["1.25"] for moment in moments) - 1
         caption += f" From α = 1.25 to α = 2 the moment (E‖ξ‖^α)^(1/α) grows by {most:.1%} at most."
     return caption
@@ -177,9 +177,10 @@ def _alpha_axis(
 
 
 def _by_unit(run: RunRecord, parameter: str = "hidden") -> dict[str, pd.DataFrame]:
-    """What was recorded over all hidden matrices, or of one parameter, by the unit of the gradients.
+    """The entries of a parameter, by what each gradient was taken of: an example or a batch.
 
-    The units are ``"example"`` and ``"batch"``, in this order, as far as they were drawn.
+    ``"hidden"`` is all hidden matrices together. ``"example"`` comes before ``"batch"``; a unit of
+    which no gradients were drawn is left out.
     """
     log = pd.DataFrame(run.logs["noise"])
     found = dict([*log[log["parameter"] == parameter].groupby("unit")])
@@ -194,57 +195,52 @@ def _steps(run: RunRecord) -> list[int]:
 def _indices(entries: pd.DataFrame, key: str) -> pd.DataFrame:
     """The estimates of α under ``"tail"`` or ``"growth"``, a line for each, with their steps.
 
-    A record writes infinity as ``null``.
+    An entry has one estimate of the tail and a list of estimates of growth. A record writes infinity as
+    ``null``.
     """
-    told = entries.reindex(columns=["step", key]).dropna()
-    lines = [
-        {"step": step, **found}
-        for step, estimates in zip(told["step"], told[key], strict=True)
-        for found in (estimates if key == "growth" else [estimates])
-    ]
-    columns = ["step", "examples", "alpha", "low", "high", "gaussian"]
-    frame = pd.DataFrame(lines, columns=columns, dtype=object)
+    told = entries.reindex(columns=["step", key])
+    told = (told.explode(key) if key == "growth" else told).dropna()
+    columns = ["examples", "alpha", "low", "high", "gaussian"]
+    frame = pd.DataFrame([*told[key]], columns=columns, dtype=object)
     ends = frame[["alpha", "low", "high"]].astype(float).fillna(math.inf)
-    return frame.assign(step=frame["step"].astype(int), **ends)
+    return frame.assign(step=told["step"].to_numpy(), **ends)
 
 
 def _inverse(found: pd.DataFrame, label: str, look: Look) -> Series:
-    """1/α with its interval, against the step."""
+    """A line of 1/α with its interval, against the step."""
     y, low, high = (1 / found[key] for key in ("alpha", "high", "low"))
     return Series(label, look, found["step"], y, low, high)
 
 
 def _unit_name(run: RunRecord, entries: pd.DataFrame) -> str:
-    """What a gradient was taken of: an image, a sequence, or a batch of them."""
+    """What a gradient was taken of: an image, a sequence, or a batch of several."""
     noun = "image" if run.identity.benchmark == "cifar10" else "sequence"
     examples = entries["examples"].iloc[0]
     return noun if examples == 1 else f"batch of {examples}"
 
 
 def _points(run: RunRecord) -> str:
-    """At how many points of a run noise was measured, and of how many where it has not ended."""
+    """At how many points of a run noise was measured; of how many, where some are still missing."""
     points = len(_steps(run))
     runtime = run.identity.config.get("runtime") or {}
     planned = (runtime.get("noise") or {}).get("points")
     return str(points) if planned in (None, points) else f"{points} of {planned}"
 
 
-def _at(found: pd.DataFrame) -> str:
-    """The smallest α with its interval and its step."""
+def _smallest(found: pd.DataFrame) -> tuple[str, str]:
+    """The smallest α with its interval and step, and what its estimator finds in Gaussian noise.
+
+    Of Gaussian noise the text has the lowest and the highest quantile.
+    """
     if found.empty:
-        return MISSING
+        return MISSING, MISSING
     least = found.loc[found["alpha"].idxmin()]
     alpha, low, high = (_index(least[key]) for key in ("alpha", "low", "high"))
-    return f"{alpha} ({low} to {high}) at step {least['step']}"
-
-
-def _gaussian(found: pd.DataFrame) -> str:
-    """What the estimator of the smallest α says of Gaussian noise: lowest to highest quantile."""
-    quantiles = None if found.empty else found["gaussian"][found["alpha"].idxmin()]
+    text, quantiles = f"{alpha} ({low} to {high}) at step {least['step']}", least["gaussian"]
     if not isinstance(quantiles, Sequence):
-        return MISSING
+        return text, MISSING
     ends = [_index(math.inf if q is None else q) for q in (quantiles[0], quantiles[-1])]
-    return " to ".join(dict.fromkeys(ends))
+    return text, " to ".join(dict.fromkeys(ends))
 
 
 def _index(alpha: float) -> str:

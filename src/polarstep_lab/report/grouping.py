@@ -1,13 +1,14 @@
 """From runs to sections: which runs belong together, and which may be compared.
 
-A section is a recipe with its rows, the ablations apart. A run that was made twice becomes a notice:
-nothing found is dropped in silence.
+A section has the rows of one recipe, and its ablations apart from them. A run that repeats another is
+left out, with a notice that says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,19 +25,19 @@ from polarstep_lab.report.runs import METRICS, Runs
 __all__ = ["in_table_2", "sections_of"]
 
 _SCALED = ("nanogpt-small", "nanogpt-wiki")
-"""Recipes that ask the paper's question of another model: rankings can be compared, digits cannot."""
+"""Recipes that compare the paper's methods on another model: the order compares, digits do not."""
 
 _NOT_TRAINING = ("runtime.compile", "data.root", "evaluation.every")
 """Settings in which a row may differ from its base: they do not change what is trained."""
 
 
 def in_table_2(recipe: str, benchmark: str) -> Setting | None:
-    """Table 2 for a recipe that asks the paper's question, at the paper's size or at another."""
+    """The part of Table 2 that a recipe compares with, at the paper's size or at another."""
     return TABLE_2[benchmark] if recipe == benchmark or recipe in _SCALED else None
 
 
 def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
-    """Group the runs into sections, and say which runs had to be left out on the way."""
+    """The sections of the runs, and a notice for each run that was left out."""
     frame, notices = _one_per_seed(runs.frame.assign(judged=_judged(runs.frame)))
     sections = []
     kinds = frame.groupby(["benchmark", "recipe"])["judged"].nunique()
@@ -50,7 +51,7 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
         metric = next(metric for metric in METRICS if metric.key == judged)
         note = "validation only" if earlier else ""
         sections.append(Section(recipe, benchmark, metric, rows, ablations, note))
-    # The paper's benchmarks and the language model first; what has nothing finished last.
+    # The paper's benchmarks and the language model come first, sections without a finished run last.
     sections.sort(
         key=lambda section: (
             all(row.finished.empty for row in section.all_rows),
@@ -66,8 +67,8 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
 def _judged(frame: pd.DataFrame) -> pd.Series:
     """The key of the metric that each run is judged by.
 
-    A run without a result counts with the other runs of its recipe; with those judged by the test where
-    there are both kinds.
+    A run without a result is judged like the other runs of its recipe: by the test, where some of them
+    are judged by the test and some by the validation.
     """
     of_recipe = frame.groupby(["benchmark", "recipe"])["metric"].transform("min")
     of_benchmark = frame["benchmark"].map(
@@ -79,8 +80,8 @@ def _judged(frame: pd.DataFrame) -> pd.Series:
 def _timed(members: pd.DataFrame) -> pd.Series:
     """Which runs of a section count for its times: those that ran alone, or else all that finished.
 
-    Runs that share a device slow one another down. A run that did not finish may have its first steps
-    alone, which are the slowest.
+    Runs that share a device slow one another down. A run that did not finish may have timed only its
+    first steps, which are the slowest.
     """
     finished = members["status"] == "finished"
     alone = finished & members["alone"]
@@ -88,9 +89,10 @@ def _timed(members: pd.DataFrame) -> pd.Series:
 
 
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """One run for each config and seed: of those that finished, the one that began first.
+    """One run for each config and seed, and a notice for each run that is left out for it.
 
-    A second run would shrink the spread, and a run made later, for its times, must not replace a metric.
+    Of the runs that finished, the first to begin is kept: a run that was repeated for its times does not
+    get another metric. Counting a seed twice would shrink the spread.
     """
     same = ["benchmark", "recipe", "method", "ablation_axis", "ablation_value", "besides"]
     same += ["setting", "seed", "judged"]
@@ -108,32 +110,25 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
 
 def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
     """The rows of a comparison: those of Table 2 in its order, then ours and others."""
-    settings = members.groupby("method")["setting"].nunique()
-    rows = []
-    for (method, _), group in members.groupby(["method", "setting"]):
-        row = Row(method, group)
-        rows.append(replace(row, label=row.method_that_ran))
-    differing = [
-        replace(row, label=f"{row.label}, {_difference(row, rows)}")
-        if settings[row.method] > 1
-        else row
-        for row in rows
-    ]
+    rows = [Row(method, group) for (method, _), group in members.groupby(["method", "setting"])]
+    labelled = [replace(row, label=_label(row, rows)) for row in rows]
     rank = [method.name for method in all_methods()]
-    return tuple(sorted(differing, key=lambda row: (_place(row.method, rank), row.label)))
+    return tuple(sorted(labelled, key=lambda row: (_place(row.method, rank), row.label)))
 
 
-def _difference(row: Row, rows: Sequence[Row]) -> str:
-    """By which overrides a row differs from the other rows of its method."""
+def _label(row: Row, rows: Sequence[Row]) -> str:
+    """The method of a row; where it has several rows, also the overrides that not all of them share."""
+    same = [_overrides(other) for other in rows if other.method == row.method]
+    if len(same) == 1:
+        return row.method_that_ran
     overrides = _overrides(row)
-    others = [_overrides(other) for other in rows if other.method == row.method]
     own = {
         key: value
         for key, value in overrides.items()
-        if any(key not in other or other[key] != value for other in others)
+        if any(key not in other or other[key] != value for other in same)
     }
     shown = [f"{key}={value}" for key, value in sorted((own or overrides).items())]
-    return ", ".join(shown) or "recipe's own settings"
+    return ", ".join([row.method_that_ran, *(shown or ["recipe's own settings"])])
 
 
 def _overrides(row: Row) -> dict[str, Any]:
@@ -160,10 +155,11 @@ def _ablations(members: pd.DataFrame) -> list[AblationSet]:
 def _base_of(
     ablation: AblationSet, rows: Sequence[Row], ablations: Sequence[AblationSet]
 ) -> Row | None:
-    """The row with the config in which the axes and the comparison meet; ``None`` without such a row.
+    """The row with the recipe's own value of the axis; ``None`` where no row is known to have it.
 
-    With the recipe's own value, every axis runs the same config, so that no list of defaults is needed.
-    An axis that was varied with another setting meets the others elsewhere.
+    No list of defaults is needed: at its own value every axis has the recipe's config, which occurs
+    again in the comparison or in another axis. Axes that were varied with the same further setting
+    share another config.
     """
     plain = [row for row in rows if row.method == ablation.method]
     others = [
@@ -184,7 +180,7 @@ def _base_of(
 
 
 def _based(ablation: AblationSet, base: Row | None) -> AblationSet:
-    """The ablation with its base and strays; without the base where all other rows are strays."""
+    """The ablation with its base and strays; without a base if all other rows are strays."""
     if base is None:
         return ablation
     varied = [row for row in ablation.rows if row is not base]
@@ -196,8 +192,10 @@ def _based(ablation: AblationSet, base: Row | None) -> AblationSet:
 
 def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
     """The settings in which ``row`` differs from its base, apart from those that the axis changes."""
-    ours = settings_in(row.config)
-    theirs = settings_in(_with_value(base.config, axis, row.value))
+    ours, theirs = settings_in(row.config), settings_in(base.config)
+    with contextlib.suppress(ConfigError):  # a config of another version is compared as it is
+        based = apply_axis(RunConfig.from_dict(base.config), axis, row.value)
+        theirs = settings_in(based.to_dict())
     return [
         path
         for path in sorted({*ours, *theirs})
@@ -207,16 +205,8 @@ def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
     ]
 
 
-def _with_value(config: Mapping[str, Any], axis: str, value: Any) -> Mapping[str, Any]:
-    """A config with one value of an axis; unchanged where this version cannot read it."""
-    try:
-        return apply_axis(RunConfig.from_dict(config), axis, value).to_dict()
-    except ConfigError:
-        return config
-
-
 def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
-    """A key to sort by: numbers by size, then names as they are ``known``, then others."""
+    """A key to sort by: numbers by size, then names in the order of ``known``, then other names."""
     if isinstance(item, int | float):
         return False, item, ""
     return True, known.index(item) if item in known else len(known), item

@@ -1,9 +1,8 @@
 """How inexact each polar step was: γ and ν of monitored runs, in a table and in a figure.
 
 γ and ν are those of the paper's inexactness assumption: ⟨M, T⟩ ≥ (1 − γ)‖M‖_* and ‖T‖_op ≤ 1 + ν.
-They come from ``gamma.jsonl``. The table shows the worst of each run, since an assumption has to hold
-throughout. The figure shows rows side by side on one scale, since the question is which of them gives
-up more.
+They come from ``gamma.jsonl``. The table shows the largest value of each run, since an assumption has
+to hold throughout. The figure shows rows side by side on one scale, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _CAPTION = (
 )
 _SYMBOLS = {"gamma": "γ", "nu": "ν"}
 _LEAST = {"gamma": 1e-3, "nu": 0.01}  # the shortest axes: rounding errors must not fill a panel
-_AT_MOST = 8  # panels that can still be read side by side
+_AT_MOST = 8  # more panels side by side could not be read
 
 
-def gamma_blocks(section: Section) -> list[Block]:
+def gamma_blocks(section: Section) -> list[Block | None]:
     """A table of all monitored rows, and figures of the methods and of each ablation with its base."""
     ablations = [a for a in section.ablations if any(row.first_with("gamma") for row in a.rows)]
     groups = [{row: row.label for row in section.rows if row.first_with("gamma")}]
@@ -48,28 +47,28 @@ def gamma_blocks(section: Section) -> list[Block]:
             named[ablation.base] = f"{ablation.axis} = {own} (recipe)"
         groups.append(named)
     if ablations and len(groups[0]) == 1 and groups[0].keys() & {a.base for a in ablations}:
-        del groups[0]  # it stands beside the values of an axis already
+        del groups[0]  # its only row is already in the figure of an axis, as the base
     figures = [gamma_figure(rows, f"{section.slug}-gamma-{i}") for i, rows in enumerate(groups)]
-    return part("How inexact each step was", gamma_table(section.all_rows), _CAPTION, figures)
+    return part(gamma_table(section.all_rows), _CAPTION, figures)
 
 
 def gamma_of(runs: Iterable[RunRecord]) -> pd.DataFrame:
     """``step``, ``matrix``, ``gamma`` and ``nu`` of monitored runs, a line for each sampled matrix.
 
-    A zero matrix has no polar factor to miss: its lines are left out.
+    Zero matrices are left out: they have no polar factor to compare with.
     """
     entries = [entry for run in runs for entry in run.gamma if entry.get("stable_rank") != 0]
     log = pd.DataFrame(entries).reindex(columns=["step", "gamma", "nu"])
     log["matrix"] = [
         str(entry["parameter"]).removesuffix(".weight")
-        + (f" [{entry['block']}]" if entry.get("block") else "")  # of several in a parameter
+        + (f" [{entry['block']}]" if entry.get("block") else "")  # one of several matrices
         for entry in entries
     ]
     return log.astype({"gamma": float, "nu": float})
 
 
 def gamma_table(rows: Sequence[Row]) -> Table:
-    """A line for each monitored row: which polar map, how inexact it was, and where most."""
+    """A line for each monitored row: its polar map, how inexact it was, and where it was most so."""
     lines = []
     for row in rows:
         log = gamma_of(row.runs["record"])
@@ -102,7 +101,7 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
     looks = [look_of(row.method) for row, *_ in shown]
     if len({row.method for row, *_ in shown}) < len(shown):  # an ablation
         looks = ordinal_looks(len(shown), ordered=False)
-    # A run that diverged would leave nothing to see of the others.
+    # On the scale of a run that diverged, the others would be flat.
     sound = [log for log, (*_, run) in zip(logs, shown, strict=True) if run.status != "diverged"]
     panels = []
     for key, symbol in _SYMBOLS.items():
@@ -127,12 +126,13 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
 
 
 def _band(log: pd.DataFrame, key: str, look: Look) -> Series:
-    """γ or ν of one run by step."""
+    """γ or ν of one run by step: the median over matrices, and the band of all of them."""
     found = log[key].clip(lower=0.0).groupby(log["step"]).agg(["min", "median", "max"]).dropna()
     return Series("", look, found.index, found["median"], found["min"], found["max"], band=True)
 
 
 def _finish(axes: Axes, top: float, limit: float) -> None:
+    """Cut an axis at ``limit``; an arrow with a number says that values reach up to ``top``."""
     axes.set_ylim(0, limit)
     axes.title.set_fontsize(8.5)
     axes.yaxis.label.set(rotation=0, ha="right")
@@ -141,7 +141,7 @@ def _finish(axes: Axes, top: float, limit: float) -> None:
 
 
 def _covered(polar: Mapping[str, Any]) -> bool:
-    """Whether Proposition 1 (full space) or 2 (Gaussian sketch) speaks of a polar map."""
+    """Whether Proposition 1 (full space) or 2 (Gaussian sketch) applies to a polar map."""
     if polar.get("auto") or polar.get("rest", "dropped") != "dropped":
         return False
     sketched = not polar.get("rank") or polar.get("sketch") == "gaussian"
@@ -149,7 +149,7 @@ def _covered(polar: Mapping[str, Any]) -> bool:
 
 
 def _polar_map(row: Row) -> str:
-    """The polar map by the config, in words; the label where the config has none.
+    """The polar map of a row's config in words; the row's label where the config has none.
 
     Of a sketch the words name what differs from the paper's: its kind, its power h, and for how many
     steps it keeps a basis. Where ``polar.auto`` chose the map for each shape, no other setting was read.

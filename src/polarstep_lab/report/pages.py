@@ -2,7 +2,7 @@
 
 Every text may come from a record, so both templates escape every text: no name can break a table, open
 a link or become HTML. On the page, figures are inlined as SVG whose colours are CSS variables, so that
-one file serves a light screen, a dark one and paper.
+the same page can be read on a light screen, on a dark screen and on paper.
 """
 
 from __future__ import annotations
@@ -31,12 +31,9 @@ _SPECIAL = re.compile(r"[\\`*|\[\]~]|(?<!\w)_|_(?!\w)|^[-+=#](?=\s)")
 
 
 def html_page(
-    title: str,
-    runs: Runs,
-    sections: Mapping[Section, Sequence[Block]],
-    notices: Sequence[str],
+    title: str, runs: Runs, sections: Mapping[Section, Sequence[Block]], notices: Sequence[str]
 ) -> str:
-    """The page as text."""
+    """The page as HTML."""
     counts = runs.frame["status"].value_counts()
     light, dark = (
         "".join(f"{look.variable}:{getattr(look, theme)};" for look in ALL_LOOKS)
@@ -65,7 +62,7 @@ def markdown(sections: Mapping[Section, Sequence[Block]], notices: Sequence[str]
 
 
 def brief_lines(section: Section) -> list[str]:
-    """The comparison with the columns that fit a front page, in Markdown."""
+    """The comparison for a front page, as lines of Markdown."""
     return _rendered("summary.jinja", blocks=brief_blocks(section)).splitlines()
 
 
@@ -100,12 +97,12 @@ def _resource(name: str) -> str:
 
 
 def _fence(command: str) -> Markup:
-    """Backticks for a block of code: more than stand in a row in the command."""
+    """The backticks around a block of code: more of them than the command has in a row."""
     return Markup("`" * max([3, *(1 + len(ticks) for ticks in re.findall("`+", command))]))
 
 
 def _lost(runs: Runs) -> Table:
-    """The runs that did not finish, and what they said about it."""
+    """The runs that did not finish, each with its recorded message."""
     lost = runs.frame[runs.frame["status"] != "finished"].sort_values("run")
     columns = ["run", "method", "seed", "status", "message"]
     cells = lost[columns].fillna("no result recorded").astype(str)

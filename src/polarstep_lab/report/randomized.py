@@ -1,8 +1,8 @@
 """Randomized steps next to those in full space: what a sketch saves, and what it costs.
 
-Fewer FLOPs need not be less time, least of all for small matrices, and the metric may pay for them.
-Each randomized row stands next to full-space Muon with the same momentum; the values of a sketch
-ablation are such rows too.
+Fewer FLOPs need not take less time, least of all for small matrices, and may make the metric worse.
+Each randomized row stands next to full-space Muon with the same momentum; so does each value of a
+sketch ablation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polarstep_lab.ablations import longest_short_side
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.estimates import MISSING, Difference, joined, listed, number
 from polarstep_lab.paper import METHODS
-from polarstep_lab.report.blocks import Block, Table, part
+from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.report.tables import difference_cells
 
@@ -39,22 +39,22 @@ class Pair:
 
     @property
     def difference(self) -> Difference:
-        """How far the metric is from the other row's; both rows have finished runs."""
+        """How far the metric of ``row`` is from that of ``full``; both rows have finished runs."""
         found = self.row.minus(self.full)
         assert found is not None
         return found
 
     @property
     def gflops(self) -> str:
-        """The optimizer's FLOPs in per cent of the other row's."""
+        """The optimizer's FLOPs of ``row`` in per cent of those of ``full``."""
         ours, theirs = self.row.gflops, self.full.gflops
         return f"{ours / theirs:.2%}" if ours is not None and theirs else MISSING
 
     @property
     def times(self) -> pd.Series:
-        """The times of a step and of the run as multiples of the other row's.
+        """The times of a step and of the run in ``row`` as multiples of those in ``full``.
 
-        NaN where no runs ran alone, or device, code and settings were not the same.
+        NaN unless both rows have runs that ran alone, with the same device, commit and settings.
         """
         ours, theirs = ({str(c) for c in row.alone["conditions"]} for row in (self.row, self.full))
         found = self.row.times / self.full.times
@@ -62,9 +62,9 @@ class Pair:
 
 
 def pairs_of(section: Section) -> list[Pair]:
-    """The randomized rows of a section that have a full-space row to stand next to.
+    """The randomized rows of a section, each with its full-space row; rows without it are left out.
 
-    None where runs were made to be watched: watching takes most of their time.
+    Empty where every row recorded noise, γ or ν: recording takes most of the time of such runs.
     """
     if section.watched:
         return []
@@ -84,14 +84,13 @@ def pairs_of(section: Section) -> list[Pair]:
     return pairs
 
 
-def randomized_blocks(section: Section) -> list[Block]:
-    """The randomized rows next to full space, after what they say in words."""
-    title = "Randomized next to full space"
-    return part(title, randomized_table(section), _CAPTION, lead=verdict(section))
+def randomized_blocks(section: Section) -> list[Block | None]:
+    """The table of randomized rows next to full space, with its verdict in words before it."""
+    return part(randomized_table(section), _CAPTION, lead=Text(verdict(section)))
 
 
 def randomized_table(section: Section) -> Table:
-    """The randomized rows next to full space; empty where there are not both."""
+    """A line for each pair of a randomized row and its full-space row."""
     lines = [
         {
             "Randomized": pair.label,
@@ -107,14 +106,15 @@ def randomized_table(section: Section) -> Table:
 
 
 def _times(ratio: float) -> str:
+    """A ratio of times, as ``0.82×``; a dash for NaN."""
     return MISSING if ratio != ratio else f"{ratio:.2f}×"
 
 
 def verdict(section: Section) -> str:
     """Which randomized steps take less time, and what the fastest randomized optimizer gives up.
 
-    Outside the optimizer all rows compute the same. How much the time of that part varies between runs
-    is noise, and a whole step is called faster or slower only where it differs by more.
+    Outside the optimizer all rows compute the same, so what the time of that part varies by between
+    runs is noise. A whole step is called faster or slower only if its time differs by more.
     """
     pairs = pairs_of(section)
     same = [pair.label for pair in pairs if _sketches_nothing(pair.row)]

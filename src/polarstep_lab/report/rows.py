@@ -1,8 +1,7 @@
-"""What runs say together: the rows of a table, the ablations and the sections they stand in.
+"""The rows of a table, made of runs, and the ablations and sections that hold the rows.
 
-A *row* is a set of runs that differ in their seed alone: same recipe, same method, same complete
-config. Runs that diverged, failed, were stopped or have not ended enter no mean, and every row counts
-them.
+Runs of one row have the same recipe, method and complete config, and differ in their seed alone. Runs
+that diverged, failed, were stopped or have not ended enter no mean; each row says how many it has.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Row:
 
     @property
     def method_that_ran(self) -> str:
-        """The method by name, with the sketch that ran in place of the method's own."""
+        """The name of the method, with the sketch that ran where it is not the method's own."""
         for method in all_methods():
             if method.name == self.method:
                 return method.named(self.polar.get("sketch"), self.polar.get("auto"))
@@ -49,7 +48,7 @@ class Row:
 
     @property
     def setting(self) -> str:
-        """The config that all runs share, but for the seed, as a string to compare."""
+        """What determines the result of these runs, apart from the seed, as a string to compare."""
         return str(self.runs["setting"].iloc[0])
 
     @property
@@ -59,13 +58,13 @@ class Row:
 
     @property
     def first(self) -> RunRecord:
-        """The record of the first run; what a seed does not change is the same in the others."""
+        """The record of the first run. The other records differ only in what the seed changes."""
         record: RunRecord = self.runs["record"].iloc[0]
         return record
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The config that all runs of the row share, but for the seed."""
+        """The complete config of the first run."""
         return self.first.identity.config
 
     @property
@@ -90,7 +89,7 @@ class Row:
 
     @property
     def seeds_text(self) -> str:
-        """How many seeds the metric rests on, and how many runs of the row are not in it."""
+        """How many seeds the metric is the mean of, and how many runs of the row did not finish."""
         finished, lost = self.counts["finished"], self.counts.drop("finished")
         others = ", ".join(f"{count} {status}" for status, count in lost[lost > 0].items())
         return f"{finished} of {len(self.runs)} ({others})" if others else str(finished)
@@ -107,7 +106,7 @@ class Row:
         return Estimate.of(self.by_seed)
 
     def minus(self, other: Row) -> Difference | None:
-        """How far the metric is from another row's: on the same seeds, or else by the means."""
+        """This metric less another row's, on common seeds; of the means where no seed is common."""
         if self.metric is None or other.metric is None:
             return None
         return paired(self.by_seed, other.by_seed) or self.metric.minus(other.metric)
@@ -127,12 +126,12 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether the seeds tell the metric from the published figure."""
+        """Whether the 95% interval of the difference from the published figure leaves out zero."""
         return self.off_the_paper is not None and self.off_the_paper.clear
 
     @cached_property
     def gflops(self) -> float | None:
-        """Optimizer GFLOPs of one step, from the ledger; a function of the config alone."""
+        """Optimizer GFLOPs of one step, from the ledger; they depend on the config alone."""
         runs = self.runs if self.finished.empty else self.finished
         estimate = Estimate.of(runs["optimizer_gflops_per_step"])
         return estimate.mean if estimate else None
@@ -149,9 +148,9 @@ class Row:
 
     @cached_property
     def times(self) -> pd.Series:
-        """The columns :data:`TIMES`, each as its median; NaN without a timed run.
+        """The median of each column of :data:`TIMES`; NaN without a timed run.
 
-        A mean would count a run that compiled or waited.
+        A mean would follow a single run that compiled or waited.
         """
         return self.timed[TIMES].median(skipna=False)
 
@@ -177,12 +176,12 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class AblationSet:
-    """One setting varied and all else held: a row for each of its values.
+    """A row for each value of one setting, with all other settings held.
 
     ``base`` is the row that the others are compared with: the row of ``rows`` that has the recipe's own
     value, or else the method's row of the comparison. ``setting`` is what else was set, where the axis
-    was varied with several settings of the method. ``strays`` names, for each row that differs from the
-    base in more than the axis, the settings in which it does.
+    was varied with several settings of the method. ``strays`` are the rows that differ from the base in
+    more than the axis, each with the other settings that differ.
     """
 
     axis: str
@@ -194,7 +193,7 @@ class AblationSet:
 
     @property
     def subject(self) -> str:
-        """What was varied: the method, with its setting."""
+        """The method whose setting was varied, with what else was set."""
         return f"{self.method}, {self.setting}" if self.setting else self.method
 
     def difference(self, row: Row) -> Difference | None:
@@ -228,8 +227,8 @@ class AblationSet:
 class Section:
     """All runs of one recipe that are judged by the same metric.
 
-    Where a recipe has runs that are judged by the test and runs that have a validation only, it has two
-    sections, and ``note`` says which of them holds the latter.
+    A recipe has two sections where some of its runs are judged by the test and others have a validation
+    only; the ``note`` of the second section says so.
     """
 
     recipe: str
@@ -262,13 +261,13 @@ class Section:
         return {row.method: row for row in reversed(best_first)}
 
     def label_in(self, ablation: AblationSet, row: Row) -> str:
-        """The label of a row of an ablation; with the method where several had the same axis varied."""
+        """The label of an ablation's row; with the subject where several ablations vary its axis."""
         same = [other for other in self.ablations if other.axis == ablation.axis]
         return f"{row.label} with {ablation.subject}" if len(same) > 1 else row.label
 
     @cached_property
     def watched(self) -> bool:
-        """Whether its runs were made to look at noise, γ and ν: every row recorded some of them."""
+        """Whether every row recorded noise, or γ and ν: its runs were made to measure them."""
         return all(row.first_with("gamma") or row.first_with("noise") for row in self.all_rows)
 
     def best(self, rows: Sequence[Row]) -> Row | None:

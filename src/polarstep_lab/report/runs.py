@@ -1,4 +1,4 @@
-"""All runs below some folders as one frame, a line for each: what each reached, and how it was timed."""
+"""All runs below some folders as one frame: for each run a line with its result and its times."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ METRICS = (
     Metric("test_perplexity", "Test perplexity", False, 3),
     Metric("val_perplexity", "Validation perplexity", False, 3),
 )
-"""What a run may be judged by. Records from before there was a test text have the validation's."""
+"""The metrics that a run may be judged by. Older nanoGPT records have a validation perplexity only."""
 
 STEP_TIMES = ["optimizer_ms_per_step", "step_ms"]
 TIMES = [*STEP_TIMES, "run_seconds"]
-"""The columns of measured times: of a step, and of the whole run."""
+"""The columns of measured times: of the optimizer and of a whole step, and of the whole run."""
 
 RUN_COLUMNS = [
     "run", "benchmark", "recipe", "method", "ablation_axis", "ablation_value", "seed", "status",
@@ -59,7 +59,7 @@ _DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs found, a line for each, and what kept others from being used.
+    """The runs found, a line for each, and a notice for each run that could not be read.
 
     Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
     equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
@@ -74,8 +74,8 @@ class Runs:
 def collect(paths: Sequence[Path | str]) -> Runs:
     """Read every run at or below ``paths``, from directories and archives alike.
 
-    A directory that cannot be read becomes a notice: the other runs still deserve their report.
-    Names are relative to the path that was asked for, so that a report moves between machines.
+    A run that cannot be read becomes a notice, and does not keep the others from being reported. Names
+    are relative to ``paths``, so that the same records give the same report on every machine.
     """
     lines: dict[Path, dict[str, Any]] = {}
     notices = []
@@ -96,10 +96,10 @@ def collect(paths: Sequence[Path | str]) -> Runs:
 
 
 def _line(run: RunRecord) -> dict[str, Any]:
-    """The line of a run in the frame, but for its name."""
+    """The line of a run in the frame, without its name."""
     identity, ablation, result = run.identity, run.identity.ablation, run.result
     began = _began(run)
-    # Added to the records of runs beside programs that leave no record of their own.
+    # Records have this key if a program that leaves no record used the device at the same time.
     shared = run.environment.get("device_shared", False)
     of_run = ("benchmark", "recipe", "method", "seed", "command")
     of_result = ("metric", "value", "steps", "optimizer_gflops_per_step", *STEP_TIMES, "message")
@@ -116,8 +116,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "besides": set_beside_axis(identity),
         "paper": _published(identity),
         "began": began,
-        # A run without an end does not count as one that had its device to itself. Like the start, the
-        # end is as early as the clock of the record allows, so that runs in turn do not overlap.
+        # A run without an end does not count as alone on its device. The end is as early as the
+        # record's whole seconds allow, so that a run does not overlap with the next one in turn.
         "ended": began - 1 + run.seconds if run.seconds > 1 and not shared else math.nan,
         "conditions": _conditions(run),
     }
@@ -142,7 +142,7 @@ def _published(run: RunIdentity) -> Published | None:
 
 
 def _device(run: RunRecord) -> str:
-    """What a run was measured on; on a CPU that includes how many threads it had."""
+    """The name of the device of a run; for a CPU also the number of threads."""
     environment = run.environment
     name = str(environment.get("device_name") or environment.get("device") or "unknown device")
     threads = environment.get("threads")
@@ -153,12 +153,12 @@ def _device(run: RunRecord) -> str:
 def _conditions(run: RunRecord) -> dict[str, str]:
     """What changes how long a step takes and not what it computes: device, commit and settings.
 
-    A setting that the config leaves open has the value that the device decided on.
+    Where the config leaves a setting open, this is the value that such a run takes on its device.
     """
     commit = str(run.environment.get("git_commit") or "")
     known = f"{commit[:7]} with changes" if commit.endswith("+") else commit[:7]
     on_gpu = str(run.environment.get("device", "")).startswith("cuda")
-    decided: dict[str, dict[Any, Any]] = {  # by name and value in the config
+    decided: dict[str, dict[Any, Any]] = {  # by the name of a setting and its value in the config
         "compile": {None: on_gpu and run.identity.benchmark == "nanogpt"},
         "precision": {"auto": "bfloat16" if on_gpu else "float32"},
     }
@@ -172,7 +172,7 @@ def _conditions(run: RunRecord) -> dict[str, str]:
 
 
 def _began(run: RunRecord) -> float:
-    """When a run began at the latest, in seconds: starts are recorded to the second below."""
+    """The latest time at which a run can have begun: records round it down to whole seconds."""
     try:
         return datetime.fromisoformat(str(run.environment.get("started"))).timestamp() + 1
     except ValueError:
@@ -180,7 +180,7 @@ def _began(run: RunRecord) -> float:
 
 
 def at_a_time(runs: pd.DataFrame) -> int:
-    """How many of ``runs`` were under way at once."""
+    """The largest number of ``runs`` that were under way at the same time."""
     spans = runs[["began", "ended"]].dropna()
     if spans.empty:
         return 1

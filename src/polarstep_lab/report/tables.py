@@ -1,4 +1,4 @@
-"""The tables of methods and ablations with their captions, and the same figures as spreadsheets."""
+"""The tables of methods and ablations with their captions, and the same numbers as CSV files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ from polarstep_lab.report.figures import ablation_figure, cost_figure, trajector
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import RUN_COLUMNS, Metric, Runs, at_a_time
 
-__all__ = [
-    "ablation_blocks",
-    "comparison_blocks",
-    "comparison_caption",
-    "comparison_table",
-    "difference_cells",
-    "runs_csv",
-    "summary_csv",
-]
+__all__ = ["ablation_blocks", "comparison_blocks", "difference_cells", "runs_csv", "summary_csv"]
 
 _QUALITY = (
     "mean ± standard deviation over the seeds that finished; 95%: half the t-interval of the mean."
@@ -35,14 +27,14 @@ def comparison_blocks(section: Section) -> list[Block | None]:
     if not section.rows:
         return []
     return [
-        comparison_table(section),
-        Text(comparison_caption(section), "caption"),
+        _comparison_table(section),
+        Text(_comparison_caption(section), "caption"),
         trajectory_figure(section, f"{section.slug}-trajectories"),
         cost_figure(section, f"{section.slug}-cost"),
     ]
 
 
-def comparison_table(section: Section) -> Table:
+def _comparison_table(section: Section) -> Table:
     """All methods, with the paper's figures where they compare."""
     rows = {row: row.label for row in section.rows}
     beside: dict[Row, dict[str, str]] = {}
@@ -53,8 +45,8 @@ def comparison_table(section: Section) -> Table:
     return _table(section, f"Comparison of {section.recipe}", "Method", rows, beside, looks)
 
 
-def comparison_caption(section: Section) -> str:
-    """What the columns of the comparison mean, and where they were measured."""
+def _comparison_caption(section: Section) -> str:
+    """What the columns of the comparison mean, and where the times were measured."""
     off = (
         "Difference: here less the paper, ± half its 95% t-interval. ‡ marks a figure that ours differs "
         "from: the interval leaves out zero."
@@ -70,13 +62,13 @@ def comparison_caption(section: Section) -> str:
 
 
 def ablation_blocks(section: Section) -> list[Block | None]:
-    """All ablations, in a figure and a table for each."""
+    """One figure of all ablations, and a table for each."""
     if not section.ablations:
         return []
     tables: list[Block | None] = []
     for ablation in section.ablations:
-        tables += [Heading(f"{ablation.axis}, {ablation.subject}", level=4)]
-        tables += [_ablation_table(section, ablation)]
+        heading = Heading(f"{ablation.axis}, {ablation.subject}", level=4)
+        tables += [heading, _ablation_table(section, ablation)]
     figure = ablation_figure(section, f"{section.slug}-ablations")
     caption = Text(_ablation_caption(section), "caption")
     return [Heading("Ablations"), figure, *tables, caption]
@@ -97,7 +89,7 @@ def _ablation_table(section: Section, ablation: AblationSet) -> Table:
 
 
 def _ablation_caption(section: Section) -> str:
-    """What the columns of all ablations mean, and which differences could not be taken."""
+    """What the columns of all ablations mean, and for which rows no difference is shown."""
     difference = (
         "Difference: from the recipe's own value, the config in which the axes meet, on the seeds that "
         "both have (Pairs), ± half its 95% t-interval, unknown for a single pair; where no seed is "
@@ -121,7 +113,7 @@ def _ablation_caption(section: Section) -> str:
 
 
 def _strays_text(section: Section, ablation: AblationSet) -> str:
-    """Which rows have no difference because they differ from their base in more than the axis."""
+    """A sentence about the rows of ``strays``, for which no difference from the base is shown."""
     rows: dict[str, list[str]] = {}
     for row, paths in ablation.strays.items():
         rows.setdefault(listed(paths), []).append(section.label_in(ablation, row))
@@ -138,7 +130,7 @@ def _table(
     looks: Sequence[Look],
     whole_run: bool = True,
 ) -> Table:
-    """Rows by their names in ``column``: the metric, what stands ``beside`` it, cost and times."""
+    """A line for each row of ``named``: its name, metric, cells ``beside`` it, cost and times."""
     metric, conditions, lines = section.metric, _conditions([*named]), []
     for row, label in named.items():
         interval = row.metric and row.metric.from_zero.interval
@@ -162,14 +154,14 @@ def _table(
 
 
 def difference_cells(found: Difference | None, metric: Metric) -> dict[str, str]:
-    """A difference with its interval, and on how many common seeds it rests."""
+    """The cells of a difference with its interval, and of the number of seeds common to both rows."""
     if found is None:
         return {"Difference": MISSING, "Pairs": ""}
     return {"Difference": found.text(metric.decimals), "Pairs": str(found.pairs or "means")}
 
 
 def _conditions(rows: Sequence[Row]) -> Mapping[Row, dict[str, str]]:
-    """The commit and the settings that each row was timed with, as far as the rows differ in them."""
+    """For each row, those of its commit and runtime settings in which the timed rows differ."""
 
     def told(row: Row) -> dict[str, str]:
         runs = pd.DataFrame([*row.timed["conditions"]]).drop(columns="device", errors="ignore")
@@ -184,7 +176,7 @@ def _conditions(rows: Sequence[Row]) -> Mapping[Row, dict[str, str]]:
 
 
 def _paper_text(row: Row) -> str:
-    """The published figure for a row, with a mark where ours is clearly another."""
+    """The published figure for a row, with ‡ where the row differs from it."""
     if not row.paper:
         return MISSING
     return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{'‡' if row.differs else ''}"
@@ -210,12 +202,12 @@ def _times_text(shown: Sequence[Row]) -> str:
 
 
 def runs_csv(runs: Runs) -> str:
-    """One line for each run, those left out of the means included."""
+    """The file ``runs.csv``: a line for each run, those left out of the means included."""
     return runs.frame.to_csv(columns=RUN_COLUMNS, index=False, lineterminator="\n")
 
 
 def summary_csv(sections: Sequence[Section]) -> str:
-    """One line for each row, with full precision."""
+    """The file ``summary.csv``: a line for each row, with full precision."""
     lines = [
         _csv_line(section, row, ablation)
         for section in sections
@@ -226,6 +218,7 @@ def summary_csv(sections: Sequence[Section]) -> str:
 
 
 def _csv_line(section: Section, row: Row, ablation: AblationSet | None) -> dict[str, object]:
+    """The line of a row in ``summary.csv``."""
     difference = ablation and ablation.difference(row)
     return {
         "benchmark": section.benchmark,

@@ -24,12 +24,13 @@ from polarstep_lab.estimates import Estimate
 from polarstep_lab.paper import ABLATIONS, METHODS, TABLE_2
 from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import Ablation
+from polarstep_lab.records.settings import settings_in
 from polarstep_lab.report import report_files
 from polarstep_lab.report.beside_paper import beside_the_paper
 from polarstep_lab.report.figures import curve_of, trajectory_figure
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import brief_lines
-from polarstep_lab.report.reasons import Facts, reasons
+from polarstep_lab.report.reasons import reasons
 from polarstep_lab.report.runs import at_a_time, collect, ran_alone
 from polarstep_lab.report.tables import summary_csv
 from polarstep_lab.suites.suite import comparison_runs
@@ -53,17 +54,16 @@ def test_digits_are_compared_where_the_setting_is_the_papers(cifar):
     found, _ = cifar
     beside = beside_the_paper(found)
     assert beside.comparable
-    for line in beside.lines:
-        paper, ours = TABLE_2["cifar10"].rows[line.row.method], line.row.metric
-        assert line.row.off_the_paper.value == pytest.approx(ours.mean - paper.mean)
+    for row in beside.lines["row"]:
+        paper, ours = TABLE_2["cifar10"].rows[row.method], row.metric
+        assert row.off_the_paper.value == pytest.approx(ours.mean - paper.mean)
         expected = math.sqrt(ours.std**2 / ours.n + paper.std**2 / 50)
-        assert line.row.off_the_paper.error == pytest.approx(expected)
-        t = line.row.off_the_paper.interval / expected  # a few degrees of freedom: more than two
+        assert row.off_the_paper.error == pytest.approx(expected)
+        t = row.off_the_paper.interval / expected  # a few degrees of freedom: more than two
         assert 2 < t < 3
-        assert line.row.differs == (abs(line.row.off_the_paper.value) > t * expected)
-    assert any(
-        line.row.differs for line in beside.lines
-    )  # they were moved by two to three deviations
+        assert row.differs == (abs(row.off_the_paper.value) > t * expected)
+    # The rows were moved by two to three deviations.
+    assert any(row.differs for row in beside.lines["row"])
     assert (
         "agree with the paper: the 95% interval of the difference contains zero" in beside.summary
     )
@@ -74,7 +74,7 @@ def test_a_reason_stands_beside_each_difference_and_nowhere_else(cifar, tmp_path
     found, _ = cifar
     beside = beside_the_paper(found)
     topics = {mark: reason.topic for mark, reason in beside.notes.items()}
-    for line in beside.lines:
+    for line in beside.lines.itertuples():
         said = {topics[mark] for mark in line.marks.split(", ") if mark}
         assert bool(said) == line.row.differs
         if line.row.differs:
@@ -84,13 +84,13 @@ def test_a_reason_stands_beside_each_difference_and_nowhere_else(cifar, tmp_path
             assert ("tuning" in said) == ("Kaczmarz" in line.row.method)
     write_table_2(tmp_path / "same", "cifar10", seeds=6)
     same = beside_the_paper(section(tmp_path / "same"))
-    assert all(not line.marks for line in same.lines if not line.row.differs)
+    assert all(not line.marks for line in same.lines.itertuples() if not line.row.differs)
 
 
 def facts(method="muon", benchmark="cifar10", device="cuda", **overrides):
     recipe = {"cifar10": "cifar10", "nanogpt": "nanogpt-small"}[benchmark]
     config = resolve(recipe, method, 0, overrides)
-    return Facts(config.rule, benchmark, config.to_dict(), device)
+    return config.rule, benchmark, settings_in(config.to_dict()), device
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def facts(method="muon", benchmark="cifar10", device="cuda", **overrides):
     ],
 )
 def test_reasons_follow_the_config(run, topic, expected):
-    texts = [reason.text for reason in reasons(run()) if reason.topic == topic]
+    texts = [reason.text for reason in reasons(*run()) if reason.topic == topic]
     if expected is None:
         assert not texts
     else:
@@ -134,7 +134,7 @@ def test_reasons_follow_the_config(run, topic, expected):
 
 def test_a_difference_without_a_known_reason_says_so(cifar, monkeypatch):
     found, _ = cifar
-    monkeypatch.setattr("polarstep_lab.report.beside_paper.reasons", lambda facts: [])
+    monkeypatch.setattr("polarstep_lab.report.beside_paper.reasons", lambda *_: [])
     text = markdown((found,), ())
     assert "no reason known" in text
     assert "What is known to differ" not in text
@@ -146,10 +146,10 @@ def test_another_model_and_other_text_are_not_compared_in_digits(tmp_path):
     beside = beside_the_paper(found)
     assert not beside.comparable
     assert beside.summary.startswith("Not comparable in digits")
-    assert all(line.row.off_the_paper is None for line in beside.lines)
-    assert {line.row.method: line.paper_place for line in beside.lines}["Muon (Polyak)"] == 1
-    reference = next(line for line in beside.lines if line.row.method == "Muon (Nesterov)")
-    assert reference.cost == reference.paper_cost == 1
+    assert all(row.off_the_paper is None for row in beside.lines["row"])
+    assert beside.lines["paper_place"]["Muon (Polyak)"] == 1
+    reference = beside.lines.loc["Muon (Nesterov)"]
+    assert reference["cost"] == reference["paper_cost"] == 1
     assert {reason.topic for reason in beside.notes.values()} >= {
         "data",
         "model",
@@ -458,7 +458,7 @@ def shards_named(tmp_path, names):
             run.directory / "environment.json", environment | ({"data": name} if name else {})
         )
     beside = beside_the_paper(section(tmp_path))
-    marks = [line.marks.split(", ") for line in beside.lines]
+    marks = [marks.split(", ") for marks in beside.lines["marks"]]
     return [
         (reason.text, sum(letter in letters for letters in marks))
         for letter, reason in beside.notes.items()
@@ -559,9 +559,9 @@ def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(t
             final=0.937 + 0.001 * seed,
         )
     beside = beside_the_paper(section(tmp_path))
-    assert [line.place for line in beside.lines][1] == 1
-    assert math.isnan(beside.lines[0].place)
-    assert beside.lines[0].row.off_the_paper is None
+    assert beside.lines["place"]["Muon (Nesterov)"] == 1
+    assert math.isnan(beside.lines["place"]["AdamW"])
+    assert beside.lines["row"]["AdamW"].off_the_paper is None
     assert beside.order == ""
     assert "Next to the paper" in report_files([tmp_path])["index.html"].decode()
 
