@@ -31,7 +31,7 @@ METHODS = (
     "rand-muon-kaczmarz,muon-polyak,rand-muon-polyak,sgd"
 )
 """Table 2's methods and ours. ``auto`` takes the map of ``deflated`` for these shapes on an H200."""
-FACTORS = {"muon": (0.3, 0.55, 1.0), "adamw": (0.3, 0.55, 1.0), "sgd": (0.3, 1.0, 3.0)}
+FACTORS = {"muon": (0.3, 0.55, 1.0), "adamw": (0.17, 0.3, 0.55, 1.0), "sgd": (0.3, 1.0, 3.0)}
 """Rates that are tried, as factors of the recipe's, which is the paper's."""
 SEED_OF_RATES = 4
 SHORT = {
