@@ -1,12 +1,13 @@
-"""The methods on ``nanogpt-wiki``, one pass over 73 million tokens, each at a rate of its own.
+"""Methods on ``nanogpt-wiki``, one pass over 73 million tokens, at rates from short runs.
 
     python benchmarks/long_run.py rates --runs runs/wiki-rates
     python benchmarks/long_run.py table --rates runs/wiki-rates --runs runs/wiki --seeds 1,2,3
 
-``rates`` trains every method with three learning rates for a tenth of the recipe's steps, on a seed that
-the table leaves out: equal budgets. ``table`` takes the rate with the lowest validation perplexity
-for each method. Runs that ended are left alone. With ``--seconds`` no run is started
-that would probably end later.
+A row of the study (:data:`ROWS`) is a method, with settings besides the recipe's. ``rates`` trains rows
+with several learning rates for a tenth of the recipe's steps, on a seed that the table leaves out.
+``table`` takes for each row the rate with the lowest validation perplexity. Rows that take the rate of
+another row have no short runs. Runs that ended are left alone. With ``--seconds`` no run is started that
+would probably end later.
 """
 
 from __future__ import annotations
@@ -14,25 +15,86 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polarstep.storage import StorageError
 from polarstep_lab.cli.one_by_one import run_one_by_one
 from polarstep_lab.cli.options import seeds_of
-from polarstep_lab.methods import Method, find_methods
+from polarstep_lab.methods import Method, find_method
 from polarstep_lab.recipes import resolve
-from polarstep_lab.records.record import RunRecord, find_runs
+from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
 from polarstep_lab.suites.suite import PlannedRun, pending, plan_run
 
 RECIPE = "nanogpt-wiki"
-METHODS = (
-    "muon-polar-express,deflated,auto-rows,rand-muon,adamw,muon,muon-polar-express-rows,"
-    "rand-muon-kaczmarz,muon-polyak,rand-muon-polyak,sgd"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the study: a method, with settings that differ from the recipe's.
+
+    ``rate_of`` is the slug of the row whose learning rate this row takes. Without it, short runs choose
+    the rate.
+    """
+
+    slug: str
+    title: str
+    method: Method
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rate_of: str | None = None
+
+
+def _plain(slug: str) -> Row:
+    """The row of a method as the recipe has it."""
+    method = find_method(slug)
+    return Row(slug, method.name, method)
+
+
+_DEFLATED = find_method("deflated")
+_RANK_120 = {"optimizer.polar.rank": 120}
+
+TABLE = (
+    _plain("muon-polar-express"),
+    _plain("muon-polar-express-rows"),
+    Row("deflated", "Deflated Muon, rank 48", _DEFLATED),
+    Row(
+        "deflated-120",
+        "Deflated Muon, rank 120",
+        _DEFLATED,
+        _RANK_120,
+        rate_of="muon-polar-express",
+    ),
+    Row(
+        "deflated-120-rows",
+        "Deflated Muon, rank 120, normalized rows",
+        _DEFLATED,
+        _RANK_120 | {"optimizer.normalize_rows": True},
+        rate_of="muon-polar-express-rows",
+    ),
+    _plain("rand-muon"),
+    _plain("adamw"),
+    _plain("muon"),
+    _plain("rand-muon-kaczmarz"),
+    _plain("muon-polyak"),
+    _plain("rand-muon-polyak"),
+    _plain("sgd"),
 )
-"""Table 2's methods and ours. ``auto`` takes the map of ``deflated`` for these shapes on an H200."""
-FACTORS = {"muon": (0.3, 0.55, 1.0), "adamw": (0.17, 0.3, 0.55, 1.0), "sgd": (0.3, 1.0, 3.0)}
-"""Rates that are tried, as factors of the recipe's, which is the paper's."""
+"""Ours, then Table 2's. For these shapes ``auto`` takes the map of ``deflated-120`` on an H200."""
+ROWS = (
+    *TABLE,
+    Row("adamw-warmup", "AdamW, warm-up", find_method("adamw"), {"schedule.warmup": 150}),
+)
+"""The rows of the table, and AdamW with the warm-up of SGD, which has short runs alone."""
+
+FACTORS = {
+    "adamw": (0.03, 0.055, 0.1, 0.17, 0.3, 0.55, 1.0),
+    "adamw-warmup": (0.17, 0.3, 0.55, 1.0),
+    "sgd": (0.3, 1.0, 3.0),
+}
+"""Rates that are tried for a row, as factors of the recipe's, which is the paper's."""
+FACTORS_OF_MUON = (0.3, 0.55, 1.0)
 SEED_OF_RATES = 4
 SHORT = {
     "data.stages.0.steps": 40,
@@ -46,46 +108,76 @@ SHORT = {
 NO_CHECKPOINTS = {"runtime.keep_checkpoint": False, "runtime.checkpoint_seconds": 1000}
 
 
-def rates_runs(methods: Sequence[Method], out: Path) -> Iterator[PlannedRun]:
-    """The short runs of all methods at all rates."""
-    for method in methods:
-        base = resolve(RECIPE, method)
-        for factor in FACTORS[method.algorithm]:
-            lr = float(f"{base.optimizer.lr * factor:.2g}")
-            warmup = base.schedule.warmup * 120 // sum(stage.steps for stage in base.data.stages)
-            changed = SHORT | {"schedule.warmup": warmup, "optimizer.lr": lr} | NO_CHECKPOINTS
-            yield plan_run(
-                RECIPE,
-                method,
-                SEED_OF_RATES,
-                changed,
-                out / method.folder / f"lr-{lr}",
-                group="rates",
-            )
+def find_rows(slugs: str) -> Sequence[Row]:
+    """The rows of a list like ``"adamw,deflated-120"``."""
+    known = {row.slug: row for row in ROWS}
+    if unknown := [slug for slug in slugs.split(",") if slug not in known]:
+        raise ValueError(f"--methods {unknown[0]}: expected some of {', '.join(known)}")
+    return [known[slug] for slug in slugs.split(",")]
+
+
+def short_run(row: Row, seed: int, lr: float, out: Path = Path()) -> PlannedRun:
+    """A run of a tenth of the recipe's steps, one of those that choose the rate of a row."""
+    base = resolve(RECIPE, row.method, overrides=row.settings)
+    warmup = base.schedule.warmup * 120 // sum(stage.steps for stage in base.data.stages)
+    changed = SHORT | row.settings | {"schedule.warmup": warmup, "optimizer.lr": lr}
+    directory = out / row.slug / f"lr-{lr}"
+    return plan_run(RECIPE, row.method, seed, changed | NO_CHECKPOINTS, directory, group="rates")
+
+
+def whole_run(row: Row, seed: int, lr: float, out: Path = Path()) -> PlannedRun:
+    """A run of the whole recipe, one of the table's."""
+    changed = {"optimizer.lr": lr} | row.settings | NO_CHECKPOINTS
+    directory = out / row.slug / f"seed-{seed}"
+    return plan_run(RECIPE, row.method, seed, changed, directory, group="compare")
+
+
+def row_of(run: RunIdentity, plan: Callable[[Row, int, float], PlannedRun]) -> Row:
+    """The row that a recorded run belongs to, where ``plan`` is :func:`short_run` or :func:`whole_run`.
+
+    The run has exactly the config that is planned for the row, its seed and its rate.
+    """
+    lr = run.config["optimizer"]["lr"]
+    for row in ROWS:
+        if row.method.name == run.method and plan(row, run.seed, lr).identity.config == run.config:
+            return row
+    raise StorageError(
+        f"`{run.command}` is no run of this study: expected the recipe and settings of one of its rows; "
+        "move the run elsewhere, or add a row to ROWS"
+    )
+
+
+def rates_runs(rows: Sequence[Row], out: Path) -> Iterator[PlannedRun]:
+    """The short runs of all rows at all rates."""
+    for row in rows:
+        base = resolve(RECIPE, row.method).optimizer.lr
+        for factor in FACTORS.get(row.slug, FACTORS_OF_MUON):
+            yield short_run(row, SEED_OF_RATES, float(f"{base * factor:.2g}"), out)
 
 
 def best_rates(folder: Path) -> dict[str, float]:
-    """The rate with the lowest validation perplexity of each method; runs that diverged have none."""
+    """The rate with the lowest validation perplexity of each row; runs that diverged have none."""
     found: dict[str, tuple[float, float]] = {}
     for run in map(RunRecord.load, find_runs([folder])):
-        assert run.result is not None, f"a run of {run.identity.method} has not ended"
+        slug = row_of(run.identity, short_run).slug
+        assert run.result is not None, f"a run of {slug} has not ended"
         value = run.result.validation
         loss = value if value is not None and run.result.status == "finished" else math.inf
         lr = run.identity.config["optimizer"]["lr"]
-        print(f"{run.identity.method:30s} lr {lr:<8g} validation {loss:.3f}")
-        found[run.identity.method] = min(found.get(run.identity.method, (math.inf, lr)), (loss, lr))
-    return {method: lr for method, (_, lr) in found.items()}
+        print(f"{slug:30s} lr {lr:<8g} validation {loss:.3f}")
+        found[slug] = min(found.get(slug, (math.inf, lr)), (loss, lr))
+    best = {slug: lr for slug, (_, lr) in found.items()}
+    taken = {row.slug: best[row.rate_of] for row in ROWS if row.rate_of in best}
+    return best | taken
 
 
 def table_runs(
-    methods: Sequence[Method], seeds: Iterable[int], rates: Mapping[str, float], out: Path
+    rows: Sequence[Row], seeds: Iterable[int], rates: Mapping[str, float], out: Path
 ) -> Iterator[PlannedRun]:
     """The whole runs, seed by seed."""
     for seed in seeds:
-        for method in methods:
-            changed: dict[str, Any] = {"optimizer.lr": rates[method.name]} | NO_CHECKPOINTS
-            directory = out / method.folder / f"seed-{seed}"
-            yield plan_run(RECIPE, method, seed, changed, directory, group="compare")
+        for row in rows:
+            yield whole_run(row, seed, rates[row.slug], out)
 
 
 def make(runs: Sequence[PlannedRun], seconds: float) -> None:
@@ -94,13 +186,13 @@ def make(runs: Sequence[PlannedRun], seconds: float) -> None:
     for planned in pending(runs):
         start = time.monotonic()
         if start - begin + longest > seconds:
-            print(f"no time for {planned.label}")
+            print(f"no time for {planned.directory}")
             continue
         (result,) = run_one_by_one([planned], resume=True, force=False, tensorboard=False)
         took = time.monotonic() - start
         longest = max(longest, took)
         print(
-            f"{planned.label}: lr {planned.config.optimizer.lr:g}, {result.status}, validation "
+            f"{planned.directory}: lr {planned.config.optimizer.lr:g}, {result.status}, validation "
             f"{result.validation}, test {result.value:.3f}, optimizer "
             f"{result.optimizer_ms_per_step:.2f} ms, step {result.step_ms:.1f} ms, {took:.0f} s",
             flush=True,
@@ -113,7 +205,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("rates", "table"))
-    parser.add_argument("--methods", default=METHODS, help="by default Table 2's and ours")
+    parser.add_argument("--methods", help="slugs of rows; by default all that the command has")
     parser.add_argument("--runs", type=Path, required=True, help="where the runs go")
     parser.add_argument(
         "--rates", type=Path, help="table: the folder or archive of the rates' runs"
@@ -121,9 +213,18 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3", help="table: by default 1,2,3")
     parser.add_argument("--seconds", type=float, default=math.inf)
     given = parser.parse_args()
-    methods = find_methods(given.methods)
+    every = {"rates": ROWS, "table": TABLE}[given.what]
+    try:
+        rows = find_rows(given.methods) if given.methods else every
+    except ValueError as error:
+        parser.error(str(error))
     if given.what == "rates":
-        make(list(rates_runs(methods, given.runs)), given.seconds)
+        own = [row for row in rows if row.rate_of is None]
+        if not own:
+            parser.error(
+                f"{rows[0].slug} takes the rate of {rows[0].rate_of}: it has no short runs"
+            )
+        make(list(rates_runs(own, given.runs)), given.seconds)
         best_rates(given.runs)
         return
     if given.rates is None:
@@ -132,7 +233,11 @@ def main() -> None:
     if SEED_OF_RATES in seeds:
         parser.error(f"seed {SEED_OF_RATES} chose the rates: leave it out of the table")
     rates = best_rates(given.rates)
-    make(list(table_runs(methods, seeds, rates, given.runs)), given.seconds)
+    if without := [row.slug for row in rows if row.slug not in rates]:
+        parser.error(
+            f"{given.rates} has no rate for {', '.join(without)}: run rates for them first"
+        )
+    make(list(table_runs(rows, seeds, rates, given.runs)), given.seconds)
 
 
 if __name__ == "__main__":

@@ -230,11 +230,8 @@ def nanogpt_wiki(method: Method) -> RunConfig:
     """The ``nanogpt`` recipe at an eighth of its batch, and three quarters of its steps.
 
     The three stages keep their proportions (8 : 16 : 24) and learning-rate multipliers. All
-    sequences are 2048 long, so that every pass, 16 of them, has one shape.
-
-    AdamW as a baseline has the same rates for embedding and head as beside Muon, where the paper gives
-    it one rate for everything. It also has the warm-up that the authors' script gives SGD: without one,
-    its best rate was the lowest of five, a tenth of the paper's.
+    sequences are 2048 long, so that every pass, 16 of them, has one shape. AdamW as a baseline has the
+    same rates for embedding and head as beside Muon, where the paper gives it one rate for everything.
     """
     config = nanogpt(method)
     assert isinstance(config.data, TextData)
@@ -256,7 +253,7 @@ def nanogpt_wiki(method: Method) -> RunConfig:
         optimizer=optimizer,
         schedule=replace(
             config.schedule,
-            warmup=0 if method.algorithm == "muon" else 150,
+            warmup=config.schedule.warmup * 3 // 4,
             extension=30,
             momentum_cooldown=37,
         ),
