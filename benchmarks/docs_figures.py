@@ -194,34 +194,35 @@ HEIGHT_OF_TIMES = 1.3
 
 
 def over_time() -> str:
-    """Validation perplexity over the time of the long run, one line for each method."""
+    """Validation perplexity over the time of the long run, one line for each row of the study."""
     import docs_long_run as study
-    from polarstep_lab.methods import all_methods
+    from long_run import TABLE
 
     lines = {}
-    for method in all_methods():
-        if found := study.tests(method.slug):
-            lines[method] = study.seconds(study.runs()[method.slug][min(found)])
-    (full,) = (points[-1][1] for method, points in lines.items() if method.slug == study.BASE)
+    for row in TABLE:
+        if found := study.tests(row.slug):
+            lines[row.slug] = study.seconds(study.runs()[row.slug][min(found)])
+    full = lines[study.BASE][-1][1]
     ends = [points[-1][1] for points in lines.values()]
     y = (0.97 * min(ends), HEIGHT_OF_TIMES * full)
     last = max(points[-1][0] for points in lines.values()) / 60
-    inside = {method: _under(points, y[1]) for method, points in lines.items()}
+    inside = {slug: _under(points, y[1]) for slug, points in lines.items()}
     first = min(part[0][0] for part in inside.values() if part) / 60
     width, height = 760, 430
     frame = Frame(52, 50, 540, height - 72, (0.95 * first, 1.02 * last), y, linear=True)
     shapes = [text(0, 20, "Validation perplexity over the time of training", kind="title")]
     shapes += frame.axes(even_ticks(y), even_ticks(frame.x), "minutes of training steps")
     named = []
-    for method, part in inside.items():
+    for row in TABLE:
+        part = inside.get(row.slug)
         if not part:
             continue
         spots = [frame.at(x / 60, value) for x, value in part]
         path = "L".join(f"{x:.1f} {up:.1f}" for x, up in spots)
-        other = "" if method.sketch or method.polar in ("deflated", "auto") else " other"
-        kind = " full" if method.slug == study.BASE else other
+        other = "" if row.method.randomized else " other"
+        kind = " full" if row.slug == study.BASE else other
         shapes.append(f'<path d="M{path}" class="line{kind}"/>')
-        named.append((spots[-1][1], f"{_brief(method.name)}, {part[-1][1]:.1f}", spots[-1][0]))
+        named.append((spots[-1][1], f"{_brief(row.title)}, {part[-1][1]:.1f}", spots[-1][0]))
     named.sort()
     room = frame.bottom - 13 * len(named)  # so that the lowest name is still inside the frame
     below = -math.inf
@@ -231,7 +232,11 @@ def over_time() -> str:
             f'<path d="M{x + 3:.1f} {at:.1f}L{frame.right + 14} {below:.1f}" class="grid"/>'
         )
         shapes.append(text(frame.right + 18, below + 4, words, kind="small"))
-    outside = [f"{m.name} ({lines[m][-1][1]:.1f})" for m, part in inside.items() if not part]
+    outside = [
+        f"{row.title} ({lines[row.slug][-1][1]:.1f})"
+        for row in TABLE
+        if row.slug in lines and not inside[row.slug]
+    ]
     note = f"One seed of each method, {study.million_tokens():.1f}M tokens. "
     note += "Blue: maps that sketch. Thick: full space."
     note += f" Above the figure: {', '.join(outside)}." if outside else ""

@@ -1,8 +1,9 @@
-"""The long run: the methods on ``nanogpt-wiki``, one pass over 73 million tokens, from its archives.
+"""The long run: the rows of ``long_run.py``, one pass over 73 million tokens, from its archives.
 
 Full space is five PolarExpress steps. The figure is the test perplexity, on the half of the held-out
-text that no choice has seen; rates were chosen on the other half, on short runs with another seed.
-Methods of the study that have no run are named as missing. ``long_run.py`` makes the runs.
+text that no rate was chosen on; rates were chosen on the other half, on short runs with another seed.
+Rows of the table that have no run are named as missing. ``long_run.py`` makes the runs, and says which
+row a run belongs to: functions here take and return the slugs of rows.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from functools import cache
 
 from differences import Change, change, percent
 from docs_quality import ROOT, memory, steps
-from long_run import METHODS
-from polarstep_lab.methods import Method, all_methods, find_methods
+from long_run import ROWS, TABLE, Row, row_of, short_run, whole_run
 from polarstep_lab.records.record import RunRecord, find_runs
 
 FOLDER = "results/long-run/table"
 RATES = "results/long-run-rates/table"
 BASE = "muon-polar-express"
-"""The method that all others are compared with."""
+"""The row that all others are compared with."""
 TIMED = {
     "adamw": "AdamW, fused",
     "muon": "full space, quintic 7",
@@ -29,20 +29,18 @@ TIMED = {
     "muon-polar-express": "full space, PolarExpress 5",
     "muon-polar-express-rows": "full space, PolarExpress 5, rows normalized",
     "deflated": "Deflated 48, warm, one step",
-    "deflated-rows": "Deflated 48, warm, one step, rows normalized",
-    "auto": "auto",
 }
-"""Names in the step-cost record of methods whose map is timed there on the same 64 matrices."""
+"""Names in the step-cost record of rows whose map is timed there on the same 64 matrices."""
 
 
 @cache
 def runs() -> dict[str, dict[int, RunRecord]]:
-    """The runs that ended, by method and seed, in the order of ``polarstep list``."""
-    found: dict[str, dict[int, RunRecord]] = {}
+    """The runs that ended, by row and seed, in the order of the study."""
+    found: dict[str, dict[int, RunRecord]] = {row.slug: {} for row in ROWS}
     for run in map(RunRecord.load, find_runs([ROOT / FOLDER])):
         if run.result and run.result.status in ("finished", "diverged"):
-            found.setdefault(run.identity.method, {})[run.identity.seed] = run
-    return {each.slug: found[each.name] for each in all_methods() if each.name in found}
+            found[row_of(run.identity, whole_run).slug][run.identity.seed] = run
+    return {slug: seeds for slug, seeds in found.items() if seeds}
 
 
 def tests(slug: str) -> dict[int, float]:
@@ -62,23 +60,34 @@ def gap(slug: str) -> Change | None:
 
 @cache
 def rates() -> dict[str, dict[float, float]]:
-    """Validation perplexity of the short runs that chose the rates, by method and rate."""
-    found: dict[str, dict[float, float]] = {}
+    """Validation perplexity of the short runs, by row and rate; infinite where a run diverged."""
+    found: dict[str, dict[float, float]] = {row.slug: {} for row in ROWS}
     for run in map(RunRecord.load, find_runs([ROOT / RATES])):
         if run.result:
             value = run.result.validation if run.result.status == "finished" else None
             lr = run.identity.config["optimizer"]["lr"]
-            found.setdefault(run.identity.method, {})[lr] = math.inf if value is None else value
-    return {
-        each.slug: dict(sorted(found[each.name].items()))
-        for each in all_methods()
-        if each.name in found
-    }
+            slug = row_of(run.identity, short_run).slug
+            found[slug][lr] = math.inf if value is None else value
+    return {slug: dict(sorted(tried.items())) for slug, tried in found.items() if tried}
 
 
-def missing() -> list[Method]:
-    """The methods of the study without a run."""
-    return [method for method in find_methods(METHODS) if method.slug not in runs()]
+def titles() -> dict[str, str]:
+    """The titles of all rows."""
+    return {row.slug: row.title for row in ROWS}
+
+
+def missing() -> list[Row]:
+    """The rows of the table without a run."""
+    return [row for row in TABLE if row.slug not in runs()]
+
+
+def at_an_edge() -> list[str]:
+    """The rows whose best rate is the lowest or the highest that was tried."""
+    return [
+        slug
+        for slug, tried in rates().items()
+        if min(tried, key=lambda lr: tried[lr]) in (min(tried), max(tried))
+    ]
 
 
 def million_tokens() -> float:
@@ -124,29 +133,27 @@ def times(slug: str) -> tuple[float, float] | None:
 
 
 def table() -> Iterator[str]:
-    """Markdown: perplexity, difference to full space, times and memory of every method that was run."""
+    """Markdown: perplexity, difference to full space, times and memory of every row that was run."""
     yield "| method | rate | test perplexity | to full space | optimizer ms | whole step, ms | MiB |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
-    names = {method.slug: method.name for method in all_methods()}
     for slug in runs():
         cells = [_rate(slug), _level([*tests(slug).values()]), _gap(slug)]
         cells += [f"{ms:.1f}" for ms in times(slug) or ()] or ["not timed"] * 2
-        cells.append(memory(steps().get((_row_of_times(slug), "nanoGPT"))))
-        yield f"| {names[slug]} | {' | '.join(cells)} |"
+        cells.append(memory(steps().get((TIMED.get(slug, ""), "nanoGPT"))))
+        yield f"| {titles()[slug]} | {' | '.join(cells)} |"
 
 
 def table_of_rates() -> Iterator[str]:
-    """Markdown: validation perplexity of each method at each rate, the lowest of a method in bold."""
+    """Markdown: validation perplexity of each row at each rate, the lowest of a row in bold."""
     yield "| method | rate: validation perplexity |"
     yield "|---|---|"
-    names = {method.slug: method.name for method in all_methods()}
     for slug, found in rates().items():
         best = min(found.values())
         told = [
             f"**{lr:g}: {_short(value)}**" if value == best else f"{lr:g}: {_short(value)}"
             for lr, value in found.items()
         ]
-        yield f"| {names[slug]} | {', '.join(told)} |"
+        yield f"| {titles()[slug]} | {', '.join(told)} |"
 
 
 def _short(value: float) -> str:
@@ -154,14 +161,9 @@ def _short(value: float) -> str:
 
 
 def _rate(slug: str) -> str:
-    """The learning rate of a method's runs, which is one for all seeds."""
+    """The learning rate of a row's runs, which is the same for all seeds."""
     (lr,) = {run.identity.config["optimizer"]["lr"] for run in runs()[slug].values()}
     return f"{lr:g}"
-
-
-def _row_of_times(slug: str) -> str:
-    """The name in the step-cost record; a peer's is its title."""
-    return TIMED.get(slug, next(m.name for m in all_methods() if m.slug == slug))
 
 
 def _level(values: list[float]) -> str:

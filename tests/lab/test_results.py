@@ -155,6 +155,7 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
 
 
 COMPARISONS = (
+    "auto-long-run",
     "auto-price",
     "auto-with-rows",
     "cifar-agreement",
@@ -167,6 +168,8 @@ COMPARISONS = (
     "gap-over-tokens",
     "gap-over-width",
     "kept-basis-loss",
+    "larger-batches",
+    "long-run",
     "low-rank-loss",
     "peers-quality",
     "rank-ablation",
@@ -464,40 +467,38 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
 
 @pytest.fixture
 def long_run(module, tmp_path, monkeypatch):
-    """``docs_long_run`` with an archive of its own: full space and the paper's sketch, of two seeds."""
-    found, figures = map(importlib.import_module, ("docs_long_run", "docs_figures"))
-    stages = [{"steps": 200, "sequences": 10, "sequence_length": 1000}]
-    for method, seed, final in (
-        ("Muon (PolarExpress 5)", 1, 40.0),
-        ("Muon (PolarExpress 5)", 2, 50.0),
-        ("Rand Muon (Nes.-Gaussian)", 1, 42.0),
-        ("Rand Muon (Nes.-Gaussian)", 2, 53.0),
-        ("AdamW", 1, 80.0),
-        ("SOAP of pytorch_optimizer", 1, 44.0),
+    """``docs_long_run`` with archives of its own: full space and the paper's sketch have two seeds."""
+    names = ("docs_long_run", "docs_figures", "long_run")
+    found, figures, study = map(importlib.import_module, names)
+    for slug, seed, final in (
+        ("muon-polar-express", 1, 40.0),
+        ("muon-polar-express", 2, 50.0),
+        ("rand-muon", 1, 42.0),
+        ("rand-muon", 2, 53.0),
+        ("deflated", 1, 41.0),
+        ("deflated-120", 1, 39.0),
+        ("adamw", 1, 80.0),
+        ("muon", 1, 44.0),
     ):
-        write_run(
-            tmp_path / "runs" / f"{method}-{seed}",
-            method=method,
-            seed=seed,
+        (row,) = study.find_rows(slug)
+        write_planned(
+            study.whole_run(row, seed, 0.018, tmp_path / "runs"),
             final=final,
-            status="diverged" if method.startswith("SOAP") else "finished",
-            recipe="nanogpt-wiki",
-            settings={"data": {"stages": stages}, "optimizer": {"lr": 0.018}},
-            metric="test_perplexity",
+            status="diverged" if slug == "muon" else "finished",
         )
-    for lr, final, status in (
-        (0.01, 310.0, "finished"),
-        (0.018, 300.0, "finished"),
-        (0.5, 9.0, "diverged"),
+    for slug, lr, final, status in (
+        ("adamw", 0.01, 310.0, "finished"),
+        ("adamw", 0.018, 300.0, "finished"),
+        ("adamw", 0.5, 9.0, "diverged"),
+        ("adamw-warmup", 0.01, 200.0, "finished"),
+        ("adamw-warmup", 0.018, 250.0, "finished"),
+        ("muon-polar-express", 0.018, 30.0, "finished"),
     ):
-        folder = write_run(
-            tmp_path / "rates" / f"{lr}",
-            method="AdamW",
+        (row,) = study.find_rows(slug)
+        folder = write_planned(
+            study.short_run(row, study.SEED_OF_RATES, lr, tmp_path / "rates"),
             final=final,
             status=status,
-            recipe="nanogpt-wiki",
-            settings={"optimizer": {"lr": lr}},
-            metric="test_perplexity",
         )
         result = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps(result | {"validation": final}))
@@ -511,13 +512,20 @@ def long_run(module, tmp_path, monkeypatch):
     )
     for cached in (found.runs, found.rates):
         cached.cache_clear()
-    yield found, figures
+    yield found, figures, study
     for cached in (found.runs, found.rates):
         cached.cache_clear()
 
 
+def write_planned(planned, final, status):
+    """A made-up run in the place of a planned one, with its identity."""
+    folder = write_run(planned.directory, final=final, status=status, metric="test_perplexity")
+    planned.identity.save(folder)
+    return folder
+
+
 def test_the_long_run_names_what_is_missing_and_claims_nothing_from_one_seed(long_run, module):
-    found, _ = long_run
+    found, _, _ = long_run
     text = "\n".join(found.table()).replace("\N{NO-BREAK SPACE}", " ")
     assert (
         "| AdamW | 0.018 | 80.00 (one seed) | +100.0% (one seed) | 2.0 | 52.0 | 612 + 0 |" in text
@@ -527,39 +535,82 @@ def test_the_long_run_names_what_is_missing_and_claims_nothing_from_one_seed(lon
     )
     # +5% and +6%: the t-interval of two seeds is 12.7 standard errors to either side.
     assert "| +5.5% ± 6.4 (n = 2) |" in text
-    assert "| SOAP of pytorch_optimizer | 0.018 | diverged | – |" in text
+    assert "| Muon (Nesterov) | 0.018 | diverged | – |" in text
     assert "not measured" in text
     missing = module.made("long-run-missing")
     assert "`sgd`" in missing
-    assert "`deflated`" in missing
+    assert "`deflated-120-rows`" in missing
     assert "`adamw`" not in missing
+    assert "warmup" not in missing  # short runs alone
     claim = module.made("long-run").replace("\N{NO-BREAK SPACE}", " ")
-    assert "after 2.0M tokens" in claim
-    assert "Rand Muon (Nes.-Gaussian) +5.5% ± 6.4 (n = 2)" in claim
+    assert "after 72.7M tokens" in claim
+    assert "Rand Muon (Nes.-Gaussian): +5.5% ± 6.4 (n = 2)" in claim
 
 
-def test_perplexity_over_time_has_a_line_for_each_method(long_run):
-    found, figures = long_run
+def test_two_ranks_of_one_method_are_two_rows(long_run):
+    found, _, _ = long_run
+    text = "\n".join(found.table()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| Deflated Muon, rank 48 | 0.018 | 41.00 (one seed) | +2.5% (one seed) |" in text
+    assert "| Deflated Muon, rank 120 | 0.018 | 39.00 (one seed) | −2.5% (one seed) |" in text
+
+
+def test_perplexity_over_time_has_a_line_for_each_row(long_run):
+    found, figures, _ = long_run
     drawn = figures.over_time()
-    assert len(re.findall(r'class="line', drawn)) == 2
+    assert len(re.findall(r'class="line', drawn)) == 4
     assert drawn.count('class="line full"') == 1
     assert "Above the figure: AdamW (80.0)" in drawn
     times = found.seconds(found.runs()["adamw"][1])
     assert times[-1] == (pytest.approx(200 * 0.052), pytest.approx(80.0))  # 52 ms a step
 
 
-def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run):
-    found, _ = long_run
+def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run, module):
+    found, _, study = long_run
     assert found.rates()["adamw"] == {0.01: 310.0, 0.018: 300.0, 0.5: math.inf}
-    assert "| AdamW | 0.01: 310.0, **0.018: 300.0**, 0.5: diverged |" in "\n".join(
-        found.table_of_rates()
-    )
-    study = importlib.import_module("long_run")
-    assert study.best_rates(found.ROOT / found.RATES) == {"AdamW": 0.018}
+    lines = [*found.table_of_rates()]
+    assert "| AdamW | 0.01: 310.0, **0.018: 300.0**, 0.5: diverged |" in lines
+    assert "| AdamW, warm-up | **0.01: 200.0**, 0.018: 250.0 |" in lines
+    assert study.best_rates(found.ROOT / found.RATES) == {
+        "adamw": 0.018,
+        "adamw-warmup": 0.01,
+        "muon-polar-express": 0.018,
+        "deflated-120": 0.018,  # that of full space
+    }
+    assert module.made("long-run-edges") == "Muon (PolarExpress 5); AdamW, warm-up"
+
+
+def test_a_run_with_settings_of_no_row_is_refused(long_run):
+    found, _, study = long_run
+    (row,) = study.find_rows("deflated")
+    other = study.Row("deflated-24", "rank 24", row.method, {"optimizer.polar.rank": 24})
+    write_planned(study.whole_run(other, 1, 0.018, found.ROOT / "more"), 38.0, "finished")
+    pack([found.ROOT / "more"], found.ROOT / found.FOLDER)
+    with pytest.raises(StorageError, match=r"optimizer\.polar\.rank=24.*is no run of this study"):
+        found.runs()
+
+
+def test_the_archived_long_runs_are_those_that_the_program_plans(module, tmp_path):
+    """Started again with the archives unpacked, ``long_run.py`` makes none of their runs again."""
+    found, study = map(importlib.import_module, ("docs_long_run", "long_run"))
+    own = [row for row in study.ROWS if row.rate_of is None]
+    plans = {
+        found.RATES: [*study.rates_runs(own, Path())],
+        found.FOLDER: [
+            *study.table_runs(study.TABLE, [1, 2, 3], study.best_rates(ROOT / found.RATES), Path())
+        ],
+    }
+    for folder, runs in plans.items():
+        planned = {str(run.directory): run.identity for run in runs}
+        archive = ROOT / folder / ARCHIVE
+        for path in find_runs([archive.parent]):
+            recorded = RunRecord.load(path).identity
+            made = planned[str(path.relative_to(archive))]
+            assert (made.method, made.command) == (recorded.method, recorded.command)
+            assert made.config == recorded.config, path
 
 
 def test_a_line_is_cut_where_it_crosses_the_top(long_run):
-    _, figures = long_run
+    _, figures, _ = long_run
     line = [(0.0, 90.0), (10.0, 70.0), (20.0, 50.0)]
     assert figures._under(line, 60.0) == [(15.0, 60.0), (20.0, 50.0)]
     assert figures._under(line, 100.0) == line
