@@ -259,7 +259,7 @@ def _under(points: Sequence[tuple[float, float]], top: float) -> list[tuple[floa
 def _brief(name: str) -> str:
     """The name of a method beside its line."""
     name = name.replace("PolarExpress 5", "full space").replace(", normalized rows", " + rows")
-    name = name.replace("normalized rows", "+ rows")
+    name = name.replace("normalized rows", "+ rows").replace("Deflated Muon", "Deflated")
     return SHORT.get(name, name)
 
 

@@ -120,14 +120,14 @@ def short_run(row: Row, seed: int, lr: float, out: Path = Path()) -> PlannedRun:
     """A run of a tenth of the recipe's steps, one of those that choose the rate of a row."""
     base = resolve(RECIPE, row.method, overrides=row.settings)
     warmup = base.schedule.warmup * 120 // sum(stage.steps for stage in base.data.stages)
-    changed = SHORT | row.settings | {"schedule.warmup": warmup, "optimizer.lr": lr}
+    changed = {**SHORT, **row.settings, "schedule.warmup": warmup, "optimizer.lr": lr}
     directory = out / row.slug / f"lr-{lr}"
     return plan_run(RECIPE, row.method, seed, changed | NO_CHECKPOINTS, directory, group="rates")
 
 
 def whole_run(row: Row, seed: int, lr: float, out: Path = Path()) -> PlannedRun:
     """A run of the whole recipe, one of the table's."""
-    changed = {"optimizer.lr": lr} | row.settings | NO_CHECKPOINTS
+    changed = {"optimizer.lr": lr, **row.settings, **NO_CHECKPOINTS}
     directory = out / row.slug / f"seed-{seed}"
     return plan_run(RECIPE, row.method, seed, changed, directory, group="compare")
 
