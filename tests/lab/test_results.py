@@ -155,8 +155,9 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
 
 
 COMPARISONS = (
-    "auto-price",
-    "auto-with-rows",
+    "auto-long-run",
+    "deflated-price",
+    "deflated-with-rows",
     "cifar-agreement",
     "cifar-deflated",
     "cifar-goal",
