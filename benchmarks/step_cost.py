@@ -55,8 +55,8 @@ def main() -> None:
         record = read_json(options.figure)
         if "phases" not in record:
             parser.error(
-                f"--figure {options.figure}: expected the record of a whole run, with phases; this one is of "
-                "--only-steps or --beside"
+                f"--figure {options.figure}: expected the record of a whole run, with phases; this "
+                "one is of --only-steps or --beside"
             )
         draw(record, options.figure.with_suffix(".png"))
         return
