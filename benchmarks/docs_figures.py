@@ -119,7 +119,7 @@ def _mark(frame: Frame, each: Weighed, load: str) -> list[str]:
 
 def _short(each: Weighed) -> str:
     """The name of a map or a peer beside its mark."""
-    name = each.title.split(", trained")[0].replace("`", "").replace('polar="auto": ', "")
+    name = each.title.split(", trained")[0].replace("`", "")
     return SHORT.get(name, name)
 
 

@@ -65,14 +65,14 @@ def weighed() -> tuple[Weighed, ...]:
     wide = tuple(WORKLOADS[load].width for load in HELD)
     assert len(wide) == 2
     full, deflated = "full space, PolarExpress 5", "Deflated 48, warm, one step"
-    auto = '`polar="auto"`: `Deflated`, warm'
+    head = "`Deflated`, rank 48, warm"
     return (
         Weighed("AdamW, fused", "AdamW, fused", best_run("adamw")),
         Weighed("full space", full, BASE),
         Weighed("full space, `NormalizedRows`", with_rows(full), ("full+rows", 0.014)),
-        Weighed(auto, deflated, ("flat-48-warm", 0.014), (56, 56)),
+        Weighed(head, deflated, ("flat-48-warm", 0.014), (56, 56)),
         Weighed(
-            f"{auto}, `NormalizedRows`",
+            f"{head}, `NormalizedRows`",
             with_rows(deflated),
             ("flat-48-warm+rows", 0.014),
             (56, 56),

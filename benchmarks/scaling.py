@@ -9,7 +9,7 @@ stretched to the length of the run. Runs are made in the order of ``plan``. A ru
 ``--out``, or in ``results/frontier/runs.jsonl``, is not made again. With ``--seconds`` no run is started
 that would probably end later.
 
-Rank 48 of the deflated map is the same at every width, as with ``polar="auto"``; ℓ of the low-rank map
+Rank 48 of the deflated map is the same at every width; ℓ of the low-rank map
 is 27% of the width at every width. Both sketch at every width, although on a GPU the library takes full
 space below 768 rows.
 """

@@ -39,10 +39,9 @@ def beside(path: Path, names: list[str], rounds: int, options: list[str]) -> lis
                 if kind in new and kind in old:
                     of_kind = pairs.setdefault(key, {}).setdefault(kind, [])
                     of_kind.append((new[kind], old[kind]))
-    rows = [_row(*key, of_key) for key, of_key in pairs.items()]
-    for row in rows:
-        print(_line(row), flush=True)
-    return rows
+        for key, of_key in pairs.items():  # of all rounds so far, should the next be cut off
+            print(_line(_row(*key, of_key)), flush=True)
+    return [_row(*key, of_key) for key, of_key in pairs.items()]
 
 
 def _row(

@@ -40,7 +40,7 @@ from polarstep.storage import read_json, write_json
 from step_beside import beside
 from step_phases import floor, phases, rates
 from step_sweeps import exponent, sweeps
-from step_times import whole_steps
+from step_times import UnknownOptimizer, whole_steps
 from step_workloads import ON_A_CPU, QUICK, WORKLOADS, Workload
 from timing import machine
 
@@ -52,7 +52,13 @@ def main() -> None:
     if options.figure:
         from step_figure import draw  # matplotlib is not needed to measure
 
-        draw(read_json(options.figure), options.figure.with_suffix(".png"))
+        record = read_json(options.figure)
+        if "phases" not in record:
+            parser.error(
+                f"--figure {options.figure}: expected the record of a whole run, with phases; this "
+                "one is of --only-steps or --beside"
+            )
+        draw(record, options.figure.with_suffix(".png"))
         return
     device = torch.device(options.device)
     if options.no_tiles:
@@ -66,10 +72,14 @@ def main() -> None:
     chosen = {name: workloads[name] for name in names}
     if options.beside:
         record = _beside(options, names, device)
-    elif options.only_steps:
-        record = _only_steps(chosen, device, only=options.optimizer)
     else:
-        record = _everything(chosen, device, options.sweep, only=options.optimizer)
+        try:
+            if options.only_steps:
+                record = _only_steps(chosen, device, only=options.optimizer)
+            else:
+                record = _everything(chosen, device, options.sweep, only=options.optimizer)
+        except UnknownOptimizer as error:
+            parser.error(str(error))
     if options.json:
         write_json(options.json, record)
         print(f"wrote {options.json}")

@@ -15,6 +15,10 @@ from step_workloads import Workload, parameters
 from timing import LEAST_MILLISECONDS, clock, milliseconds
 
 
+class UnknownOptimizer(ValueError):
+    """An optimizer was asked for that the table does not have."""
+
+
 def whole_steps(
     name: str,
     workload: Workload,
@@ -29,7 +33,10 @@ def whole_steps(
     ``only`` names the optimizers that are measured beside AdamW; ``None`` measures all.
     """
     params = parameters(workload.shapes, device)
-    made = optimizers(params, workload.rank, workload.oversample, device, others=others)
+    made = list(optimizers(params, workload.rank, workload.oversample, device, others=others))
+    if unknown := set(only or ()) - {label for label, _ in made}:
+        known = "; ".join(label for label, _ in made)
+        raise UnknownOptimizer(f"--optimizer {'; '.join(unknown)}: expected one of: {known}")
     chosen = _that_run(
         (label, make)
         for label, make in made

@@ -119,7 +119,6 @@ STATED = {
     ),
     "definitions": (
         "95%",
-        "is 1.5 times the root mean square",
         "a δ that is 30% below",
         "995 times in 1000",
         "from 1.25 to 2",

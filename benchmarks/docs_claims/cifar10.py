@@ -123,15 +123,15 @@ def cifar_routes() -> str:
     """Which map the library runs on the filters of the CIFAR-10 network on a GPU, and why."""
     import torch
 
-    from polarstep.polar.auto import DEFLATED
+    import polarstep as ps
     from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 
-    gpu = torch.device("cuda")
+    gpu, deflated = torch.device("cuda"), ps.Deflated(ps.LowRank(48, 8), ps.NewtonSchulz(1, "flat"))
     with torch.device("meta"):
         shapes = ConvNet(ConvNetConfig()).matrix_shapes()
     reasons: dict[str, list[str]] = {}
     for m, n in dict.fromkeys(shapes):
-        reason = DEFLATED.full_space_reason(m, n, gpu)
+        reason = deflated.full_space_reason(m, n, gpu)
         assert reason is not None, (m, n)
         reasons.setdefault(reason, []).append(f"{m}×{n}")
     told = [f"{' and '.join(found)} ({reason})" for reason, found in reasons.items()]

@@ -182,7 +182,7 @@ def test_the_step_is_near_the_polar_factor(device: torch.device, layout: str) ->
     T, sigma = T.double(), torch.linalg.svdvals(A.double())
     assert float(torch.linalg.matrix_norm(T, 2).max()) < 1.45
     gamma = 1 - (A.double() * T).sum((-2, -1)) / sigma.sum(-1)
-    assert float(gamma.abs().max()) < 0.05
+    assert float(gamma.abs().max()) < 0.14  # how far "flat" is from one
     assert torch.allclose(squared.double(), T.square().sum((-2, -1)), rtol=0.05)
 
 

@@ -156,8 +156,8 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
 
 COMPARISONS = (
     "auto-long-run",
-    "auto-price",
-    "auto-with-rows",
+    "deflated-price",
+    "deflated-with-rows",
     "cifar-agreement",
     "cifar-deflated",
     "cifar-goal",

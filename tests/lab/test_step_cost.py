@@ -71,6 +71,21 @@ def test_an_unknown_workload_is_refused(command, capsys):
     assert "--workload nope: expected one of small" in capsys.readouterr().err
 
 
+def test_an_unknown_optimizer_is_refused(command, capsys):
+    with pytest.raises(SystemExit):
+        command("--only-steps", "--optimizer=nope")
+    assert "--optimizer nope: expected one of: AdamW, fused; LowRank" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("record", ["h200-before", "h200-steps"])
+def test_only_the_record_of_a_whole_run_is_drawn(step, monkeypatch, capsys, record):
+    path = ROOT / "results" / "step-cost" / f"{record}.json"
+    monkeypatch.setattr("sys.argv", ["step_cost.py", f"--figure={path}"])
+    with pytest.raises(SystemExit):
+        step.cost.main()
+    assert "expected the record of a whole run, with phases" in capsys.readouterr().err
+
+
 def test_an_optimizer_that_the_package_lacks_is_left_out(step, capsys):
     def lacking():
         raise TypeError("unexpected keyword argument 'keep'")
@@ -153,8 +168,10 @@ def test_two_versions_take_turns_and_swap_their_order(step, versions, tmp_path):
     assert versions == [here, there, there, here, here, there]
 
 
-def test_ratios_are_of_pairs_measured_in_one_round(step, versions, tmp_path):
+def test_ratios_are_of_pairs_measured_in_one_round(step, versions, tmp_path, capsys):
     (row,) = step.beside.beside(tmp_path, ["load"], 3, ["--quick"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "both" in line]
+    assert [line.split("ratio ")[1][:5] for line in lines] == ["0.500", "0.750", "1.000"]
     assert row == {
         "workload": "load",
         "optimizer": "both",

@@ -29,6 +29,10 @@ def figures(request, monkeypatch):
     return DEVICES[request.param]
 
 
+def deflated(m, n):
+    return auto._map("deflated", m, n)
+
+
 def place(figures):
     return CPU if figures is DEVICES["cpu"] else CUDA
 
@@ -37,7 +41,7 @@ def place(figures):
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_balanced_is_never_dearer_than_full_space(figures, m, ratio):
     chosen = ps.Auto().on(m, ratio * m, place(figures))
-    assert chosen in (FULL, auto.DEFLATED)
+    assert chosen in (FULL, deflated(m, ratio * m))
     time, full = (seconds(each, m, ratio * m, figures, auto.MATRICES) for each in (chosen, FULL))
     assert time <= full
     assert ps.Auto("full").on(m, ratio * m, place(figures)) == FULL
@@ -45,13 +49,13 @@ def test_balanced_is_never_dearer_than_full_space(figures, m, ratio):
 
 @pytest.mark.parametrize("shape", [(4096, 4096), (14336, 4096), (3072, 1024)])
 def test_large_matrices_are_deflated_and_small_ones_are_not(figures, shape):
-    assert ps.Auto().on(*shape, place(figures)) == auto.DEFLATED
+    assert ps.Auto().on(*shape, place(figures)) == deflated(*shape)
     for small in ((1, 1), (16, 16), (48, 4096), (64, 64)):
         assert ps.Auto().on(*small, place(figures)) == FULL
 
 
 def test_the_choice_depends_on_the_device_and_not_on_the_side():
-    assert ps.Auto().on(512, 512, CPU) == auto.DEFLATED
+    assert ps.Auto().on(512, 512, CPU) == deflated(512, 512)
     assert ps.Auto().on(512, 512, CUDA) == FULL  # too few rows for a GPU
     assert ps.Auto().on(4096, 1024, CPU) == ps.Auto().on(1024, 4096, CPU)
 
@@ -69,7 +73,7 @@ def test_cheap_stays_within_its_share_of_adamw_at_8b_shapes(monkeypatch):
 @pytest.mark.parametrize("m", [128, 200, 768, 2048, 4096])
 def test_cheap_takes_the_best_within_its_limit_or_the_cheapest(figures, m):
     chosen = ps.Auto("cheap").on(m, m, place(figures))
-    others = [each.on(m, m, place(figures)) for each in (FULL, auto.DEFLATED)]
+    others = [each.on(m, m, place(figures)) for each in (FULL, deflated(m, m))]
     within = auto.CHEAP * adamw_seconds(m, m, figures, auto.MATRICES)
     times = {each: seconds(each, m, m, figures, auto.MATRICES) for each in (*others, chosen)}
     if times[chosen] > within:
@@ -115,8 +119,11 @@ def test_the_maps_to_choose_from_are_the_documented_ones():
     full = ps.NewtonSchulz(5, "polar-express")
     assert auto._map("full", 64, 64) == full
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
-    head = ps.LowRank(48, 8, sketch=Warm(), inner=inner)
-    assert auto._map("deflated", 768, 768) == ps.Deflated(head, ps.NewtonSchulz(1, "flat"), full)
+    # A sixth of the short side, rounded up to a multiple of 16, at most 256.
+    for short, width in {64: 16, 96: 16, 97: 32, 768: 128, 1152: 192, 1536: 256, 9000: 256}.items():
+        head = ps.LowRank(width - 8, 8, sketch=Warm(), inner=inner)
+        for shape in ((short, 9000), (9000, short)):
+            assert deflated(*shape) == ps.Deflated(head, ps.NewtonSchulz(1, "flat"), full)
     # A quarter of the short side, rounded up to a multiple of 16, at most 256; no power iteration.
     widths = {64: 16, 65: 32, 128: 32, 768: 192, 1024: 256, 5000: 256}
     for short, width in widths.items():
@@ -163,11 +170,11 @@ def test_routes_say_what_was_taken_and_why():
     layers = [nn.Linear(300, 320), nn.Tanh(), nn.Linear(320, 40), nn.Tanh(), nn.Linear(40, 3)]
     optimizer = ps.muon_for(nn.Sequential(*layers), polar="auto", rules=[("4.*", ps.AdamW())])
     large, small = (optimizer.routes[name].polar for name in ("0.weight", "2.weight"))
-    assert large.startswith("Deflated: LowRank(48+8")
+    assert large.startswith("Deflated: LowRank(56+8")
     assert "; auto: about 0." in large
     assert large.endswith("× full space")
     assert small.startswith("NewtonSchulz(5 × polar-express")
-    assert small.endswith("; auto: ℓ=56 ≥ 40")
+    assert "; auto: a sketch would take" in small
     assert "auto: budget full" in ps.Auto("full").describe(300, 320)
     assert "auto: a sketch would take" in ps.Auto().describe(100, 100)
 
@@ -192,3 +199,35 @@ def test_a_run_resumes_bit_for_bit_from_a_file(budget):
         params, optimizer, lambda these: these, set_gradients, range(3, 5), polar="auto", seed=3
     )
     assert all(map(torch.equal, params, copies))
+
+
+def falling(m, n):
+    """A matrix whose singular values fall as those of the momentum of a GPT with large batches did."""
+    parts, logs = [0, 0.0625, 0.25, 0.5, 0.75, 0.9, 1], [3.7, 0.0, -1.3, -2.3, -3.3, -4.3, -7]
+    at = torch.linspace(0, 1, m, dtype=torch.float64)
+    steps = zip(zip(parts, logs, strict=True), zip(parts[1:], logs[1:], strict=True), strict=False)
+    sigma = torch.zeros_like(at)
+    for (left, high), (right, low) in steps:
+        inside = (at >= left) & (at <= right)
+        sigma[inside] = (high + (low - high) * (at[inside] - left) / (right - left)).exp()
+    U, V = (torch.linalg.qr(gaussian(side, m)).Q for side in (m, n))
+    return U, V, (U * sigma) @ V.mT
+
+
+@pytest.mark.parametrize("shape", [(192, 192), (192, 480)])
+def test_a_sixth_of_the_width_is_lifted_as_far_as_in_full_space(shape):
+    """⟨uᵢ, Tvᵢ⟩ over the lower half of M's singular directions; a sixteenth reaches far less."""
+    U, V, M = falling(*shape)
+
+    def lifted(polar):
+        T = polar(M, generator=torch.Generator().manual_seed(1))
+        along = ((U.mT @ T) * V.mT).sum(-1)
+        return float(along[len(along) // 2 :].mean()), float(along[: len(along) // 16].mean())
+
+    narrow = ps.LowRank(8, 4, inner=auto.INNER)
+    (wide, head), (full, _), (thin, _) = map(
+        lifted, (deflated(*shape), FULL, ps.Deflated(narrow, ps.NewtonSchulz(1, "flat")))
+    )
+    assert wide > 0.9 * full
+    assert thin < 0.7 * wide
+    assert 0.86 < head < 1.14

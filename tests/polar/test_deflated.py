@@ -89,7 +89,7 @@ def test_steps_are_their_formula(form, spectrum):
     Q, B, Z = parts(M)
     R = M - Q @ B
     energy = torch.maximum(frobenius_norm(R), (64 * 2**-52) ** 0.5 * frobenius_norm(M))
-    X = Q @ Z + R / (1.5 * energy / (24 - 6) ** 0.5)
+    X = Q @ Z + R / (2 * energy / (24 - 6) ** 0.5)
     margin = deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(polar.rest.polynomials)
     s = products.of(M.device).scale_to_one(X @ X.mT, margin)
     expected = spectral(s * X, lambda x: evaluate(polar.rest.polynomials, x))
@@ -179,7 +179,7 @@ def test_flops_are_those_of_its_products(coefficients):
 
 def test_small_matrices_run_in_full_space():
     polar = ps.Deflated()
-    assert "ℓ=56 ≥ 24" in polar.describe(24, 40)
+    assert "ℓ=128 ≥ 24" in polar.describe(24, 40)
     M = gaussian(24, 40)
     assert torch.equal(polar(M), polar.full(M))
     assert polar.flops(24, 40) == polar.full.flops(24, 40)

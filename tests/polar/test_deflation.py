@@ -272,7 +272,7 @@ def test_orthogonal_blocks_cannot_hide_from_the_vectors():
 # Polynomial steps: the size of R, and the scale of X₀
 
 
-def test_the_size_of_the_rest_is_one_and_a_half_times_its_root_mean_square():
+def test_the_size_of_the_rest_is_twice_its_root_mean_square():
     sigma = torch.cat([torch.tensor([50.0, 20.0]), torch.full((M_ROWS - 2,), 0.3)]).double()
     M = with_singular_values(sigma, M_ROWS, N_COLS)
     B = torch.linalg.svd(M).U[:, :2].mT @ M
@@ -280,7 +280,7 @@ def test_the_size_of_the_rest_is_one_and_a_half_times_its_root_mean_square():
     assert left == M_ROWS - 2
     energy = M.square().sum() - B.square().sum()
     assert energy > floor * M.square().sum()
-    assert float(factor * (energy / left).sqrt()) == pytest.approx(1.5 * 0.3)
+    assert float(factor * (energy / left).sqrt()) == pytest.approx(2 * 0.3)
 
 
 def test_the_size_of_the_rest_has_a_floor_at_rounding_and_a_row_at_least():

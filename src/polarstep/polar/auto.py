@@ -27,7 +27,11 @@ MATRICES = 32
 WORTH = 0.9
 # "cheap" is a step within this many times the time of AdamW.
 CHEAP = 1.15
-# ℓ of the low-rank map is a quarter of the short side, in multiples of 16, and at most this.
+# ℓ is a part of the short side, in multiples of 16 and at most 256, from where on sketches get dear. A
+# quarter for the low-rank map, as in the paper's experiments. For the deflated map a sixth: with it one
+# step lifts the momentum of a GPT about as far as five steps in full space, with 7% of the width half
+# as far.
+QUARTER, SIXTH = 4, 6
 WIDEST = 256
 OVERSAMPLE = 8
 
@@ -40,17 +44,17 @@ class Auto(Containing):
     and is decided by an estimate of the time of a whole step (:mod:`polarstep.polar.cost`) for some
     dozens of matrices of the shape. ``print(optimizer.routes)`` shows the choice for every parameter.
 
-    On a GPT of 5 layers × 768 (``results/frontier``, 24.6M tokens) the deflated map ended about 1%
-    above the perplexity of full space, and the low-rank map 6%. On a GPT of 11 layers with batches two
-    to six times as large it was 2.5% (``results/long-run``, one seed). ``docs/which.md`` has intervals,
-    longer runs and other widths.
+    On a GPT of 11 layers × 768 the deflated map ended 0.3% below the perplexity of full space after 73M
+    tokens, and the low-rank map 11% above it (``results/long-run``, one seed). ``docs/which.md`` has
+    shorter runs with intervals, other ranks and other widths.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm
-            sketch of rank 48 and one step, whichever is cheaper. ``"full"``: full space for every
-            shape. ``"cheap"``: the best of these two and a low-rank map (h = 0, ℓ a quarter of the
-            short side, at most 256) that takes at most 1.15 times the time of AdamW, as the low-rank
-            map does from 4096 rows on; the cheapest of the three where none does.
+            sketch (ℓ a sixth of the short side, at most 256) and one step, whichever is cheaper.
+            ``"full"``: full space for every shape. ``"cheap"``: the best of these two and a low-rank
+            map (h = 0, ℓ a quarter of the short side, at most 256) that takes at most 1.15 times the
+            time of AdamW, as the low-rank map does from 4096 rows on; the cheapest of the three where
+            none does.
 
     >>> Auto().on(64, 64, torch.device("cpu"))
     NewtonSchulz(steps=5, coefficients='polar-express', delta='frobenius', dtype=None, form='auto')
@@ -69,7 +73,7 @@ class Auto(Containing):
     @property
     def contained(self) -> PolarMap:
         """The map that carries and draws all that a map of this budget may carry and draw."""
-        return FULL if self.budget == "full" else DEFLATED
+        return FULL if self.budget == "full" else DEFLATED[WIDEST]
 
     @property
     def ignores_zeros(self) -> bool:
@@ -97,19 +101,25 @@ class Auto(Containing):
 
 FULL = NewtonSchulz(5, "polar-express")
 INNER = NewtonSchulz(4, "polar-express-sketch")
-DEFLATED = Deflated(
-    LowRank(48, OVERSAMPLE, sketch=Warm(), inner=INNER), NewtonSchulz(1, "flat"), FULL
-)
+WIDTHS = range(16, WIDEST + 1, 16)
+DEFLATED = {
+    width: Deflated(
+        LowRank(width - OVERSAMPLE, OVERSAMPLE, sketch=Warm(), inner=INNER),
+        NewtonSchulz(1, "flat"),
+        FULL,
+    )
+    for width in WIDTHS
+}
 LOW_RANK = {
-    width: LowRank(width - OVERSAMPLE, OVERSAMPLE, power=0, inner=INNER)
-    for width in range(16, WIDEST + 1, 16)
+    width: LowRank(width - OVERSAMPLE, OVERSAMPLE, power=0, inner=INNER) for width in WIDTHS
 }
 
 
 def _map(name: str, m: int, n: int) -> PolarMap:
-    if name == "low-rank":
-        return LOW_RANK[min(WIDEST, -(-min(m, n) // 64) * 16)]
-    return DEFLATED if name == "deflated" else FULL
+    if name == "full":
+        return FULL
+    maps, part = (DEFLATED, SIXTH) if name == "deflated" else (LOW_RANK, QUARTER)
+    return maps[min(WIDEST, -(-min(m, n) // (16 * part)) * 16)]
 
 
 # A dict, as torch.compile traces through functools.cache. Optimizers ask at every step.
@@ -133,7 +143,7 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
     maps = {name: _map(name, m, n) for name in ("full", *sketched)}
     maps = {name: polar for name, polar in maps.items() if polar.on(m, n, device) is polar}
     if len(maps) == 1:
-        return "full", f"{DEFLATED.full_space_reason(m, n, device)}"
+        return "full", f"{_map('deflated', m, n).full_space_reason(m, n, device)}"
     on = figures_of(device)
     times = {name: seconds(polar, m, n, on, MATRICES) for name, polar in maps.items()}
     adamw = adamw_seconds(m, n, on, MATRICES)
