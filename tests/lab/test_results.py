@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ import torch
 from tests.lab.experiments.synthetic import write_ablation, write_run, write_table_2
 from typer.testing import CliRunner
 
+from polarstep.polar import auto
+from polarstep.polar.cost import DEVICES
 from polarstep.storage import StorageError
 from polarstep_lab.cli import app
 from polarstep_lab.cli.options import seeds_of
@@ -29,7 +32,7 @@ from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import stale_tables, write_report
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
-from polarstep_lab.training.optimizers import optimizer_gflops
+from polarstep_lab.training.optimizers import build_polar, optimizer_gflops
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = sorted(folder for folder in (ROOT / "results").iterdir() if [*folder.rglob(ARCHIVE)])
@@ -589,7 +592,7 @@ def test_a_run_with_settings_of_no_row_is_refused(long_run):
         found.runs()
 
 
-def test_the_archived_long_runs_are_those_that_the_program_plans(module, tmp_path):
+def test_the_archived_long_runs_are_those_that_the_program_plans(module):
     """Started again with the archives unpacked, ``long_run.py`` makes none of their runs again."""
     found, study = map(importlib.import_module, ("docs_long_run", "long_run"))
     own = [row for row in study.ROWS if row.rate_of is None]
@@ -607,6 +610,23 @@ def test_the_archived_long_runs_are_those_that_the_program_plans(module, tmp_pat
             made = planned[str(path.relative_to(archive))]
             assert (made.method, made.command) == (recorded.method, recorded.command)
             assert made.config == recorded.config, path
+
+
+def test_auto_takes_the_map_of_rank_120_for_the_matrices_of_the_long_run(module, monkeypatch):
+    """So that the runs of ``deflated-120`` say what ``auto`` reaches on an H200."""
+    study = importlib.import_module("long_run")
+    monkeypatch.setattr(auto, "figures_of", lambda device: DEVICES["H200"])
+    monkeypatch.setattr(auto, "_CHOICES", {})
+    (row,) = study.find_rows("deflated-120")
+    config = study.whole_run(row, 1, 0.018).config
+    ran = build_polar(config.optimizer.polar, config.benchmark)
+    with torch.device("meta"):
+        shapes = set(GPT(config.model).matrix_shapes())
+    assert shapes
+    for m, n in shapes:
+        taken = auto.Auto().on(m, n, torch.device("cuda"))
+        assert (taken.rest, taken.float8) == (ran.rest, ran.float8)
+        assert replace(taken.head, always_sketch=True) == ran.head
 
 
 def test_a_line_is_cut_where_it_crosses_the_top(long_run):
