@@ -717,13 +717,14 @@ def test_gflops_of_auto_are_those_of_the_map_on_the_device():
 def test_gflops_of_our_methods():
     gflops = {}
     for slug in ("muon-polar-express", "muon-polar-express-rows", "deflated", "auto", "auto-rows"):
-        config = resolve("nanogpt-wiki", slug)
+        wide = {"optimizer.polar.rank": 120} if slug == "deflated" else {}
+        config = resolve("nanogpt-wiki", slug, overrides=wide)
         with torch.device("meta"):
             gflops[slug] = optimizer_gflops(GPT(config.model), config)
-    # Auto takes the deflated map for both shapes; the paper's ledger puts the basis of tall matrices
+    # Auto takes the deflated map of rank 120 for both shapes; the paper's ledger puts the basis of tall matrices
     # on their long side, Deflated on the short one.
     assert gflops["auto"] == pytest.approx(gflops["deflated"], rel=0.01)
-    assert gflops["deflated"] < 0.31 * gflops["muon-polar-express"]
+    assert gflops["deflated"] < 0.35 * gflops["muon-polar-express"]
     extra = 8 * (40 * 768 * 768 + 24 * 3072 * 768) / 1e9
     for slug in ("muon-polar-express", "auto"):
         assert gflops[f"{slug}-rows"] - gflops[slug] == pytest.approx(extra)
