@@ -723,7 +723,7 @@ def test_gflops_of_our_methods():
             gflops[slug] = optimizer_gflops(GPT(config.model), config)
     # Auto takes the deflated map of rank 120 for both shapes; the paper's ledger puts the basis of tall matrices
     # on their long side, Deflated on the short one.
-    assert gflops["auto"] == pytest.approx(gflops["deflated"], rel=0.01)
+    assert gflops["auto"] == pytest.approx(gflops["deflated"], rel=0.03)
     assert gflops["deflated"] < 0.35 * gflops["muon-polar-express"]
     extra = 8 * (40 * 768 * 768 + 24 * 3072 * 768) / 1e9
     for slug in ("muon-polar-express", "auto"):
