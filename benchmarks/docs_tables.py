@@ -131,15 +131,15 @@ def frontier_table(summary: Path) -> str:
 
 def chosen_table(record: Path) -> str:
     """Every map at the best of three rates, chosen on one seed and reported on others."""
-    from frontier import CHOICE, FULL, maps
+    from frontier import CHOICE, FULL, titles
 
-    words, table = maps(), []
+    words, table = titles(), []
     for name in dict.fromkeys(name for name, _ in perplexities()):
         found, rate = at_chosen_rates(name), chosen(name)
         if found is None:
             continue
         base, *rows = name.split("+")
-        title = words[base][0] + (", rows normalized" if rows else "")
+        title = words[base] + (", rows normalized" if rows else "")
         tried = [f"{perplexities()[name, each][CHOICE]:.2f}" for each in RATES]
         told = "–" if name == FULL else found.told(unit="%")
         table.append([title, *tried, f"{rate:g}", told])

@@ -1,6 +1,6 @@
 """Perplexity over cost: polar maps in one training loop, against full space at the same learning rate.
 
-    python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full,flat-48-warm --seeds 0,1,2
+    python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full,lift-120-warm --seeds 0,1,2
     python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full --seeds 3 --lr 0.01,0.014,0.02
     python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full --seeds 0,1,2 --lr best
     python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps adamw,peer:torch-muon --seeds 0
@@ -46,8 +46,9 @@ EMBEDDING, OTHERS = 0.3, 0.004
 """AdamW's rates for the embedding, and for head and vectors."""
 
 
-# Maps of runs that were made with an earlier form of the deflated map: δ was an estimate of ‖R‖_op by
-# subspace iteration, the scale before the steps a constant, and steps could act on the rest apart.
+# Maps of runs that were made with an earlier form of the deflated map. At first δ was an estimate of
+# ‖R‖_op by subspace iteration, the scale before the steps a constant, and steps could act on the rest
+# apart. Then δ was 1.5 times the root mean square of R's singular values; it is twice that now.
 EARLIER = {
     "scaled": "LowRank(200+8), rest scaled (earlier δ)",
     "joint-1": "48+8, one minimax quintic (earlier scale)",
@@ -61,6 +62,11 @@ EARLIER = {
     "apart-1-degree-9": "48+8, one minimax step of degree 9 on the rest apart",
     "apart-2": "48+8, two minimax quintics on the rest apart",
     "apart-2-jordan": "48+8, two Jordan steps on the rest apart",
+    "flat-48-16": "48+8, h = 1, one step of degree 17 in 16 bits (smaller δ)",
+    "flat-48-warm": "48+8, warm, one step of degree 17 (smaller δ)",
+    "flat-48-warm-16": "48+8, warm, one step of degree 17 in 16 bits (smaller δ)",
+    "flat-104-warm-16": "104+8, warm, one step of degree 17 in 16 bits (smaller δ)",
+    "jordan-200-warm": "200+8, warm, one Jordan step (smaller δ)",
 }
 
 
@@ -72,29 +78,23 @@ def maps() -> dict[str, tuple[str, Any]]:
         inner = ps.NewtonSchulz(4, "polar-express-sketch")
         return ps.LowRank(rank, 8, power=power, inner=inner, **options)
 
-    flat, jordan = ps.NewtonSchulz(1, "flat"), ps.NewtonSchulz(1, "jordan")
     found = {
         FULL: ("full space, PolarExpress 5", ps.NewtonSchulz(5, "polar-express")),
         "low-rank": ("LowRank(200+8), h = 0", head(200, 0)),
         "scaled-200": ("LowRank(200+8), h = 1, rest scaled", ps.Deflated(head(200))),
     }
-    for rank in (24, 48, 104, 200):
-        warm = head(rank, sketch=ps.Warm())
-        for name, words, steps in (
-            ("flat", "one step of degree 17", flat),
-            ("jordan", "one Jordan step", jordan),
+    flat = ps.NewtonSchulz(1, "flat")
+    for rank in (48, 120, 200):
+        for suffix, words, options in (
+            ("", "h = 1", {}),
+            ("-warm", "warm", {"sketch": ps.Warm()}),
+            ("-kept", "kept 4 steps", {"keep": 4}),
         ):
-            found[f"{name}-{rank}"] = (f"{rank}+8, h = 1, {words}", ps.Deflated(head(rank), steps))
-            found[f"{name}-{rank}-warm"] = (f"{rank}+8, warm, {words}", ps.Deflated(warm, steps))
-            if steps is flat:
-                for suffix, of in (("", head(rank)), ("-warm", warm)):
-                    of_words = "warm" if suffix else "h = 1"
-                    found[f"flat-{rank}{suffix}-16"] = (
-                        f"{rank}+8, {of_words}, {words} in 16 bits",
-                        ps.Deflated(of, flat, float8=False),
-                    )
-            kept = ps.Deflated(head(rank, keep=4), steps)
-            found[f"{name}-{rank}-kept"] = (f"{rank}+8, kept 4 steps, {words}", kept)
+            for bits, float8 in (("", True), ("-16", False)):
+                found[f"lift-{rank}{suffix}{bits}"] = (
+                    f"{rank}+8, {words}, one step of degree 17{' in 16 bits' if bits else ''}",
+                    ps.Deflated(head(rank, **options), flat, float8=float8),
+                )
     return found
 
 
@@ -263,13 +263,18 @@ def others() -> dict[str, str]:
     return {"adamw": "AdamW"} | {f"peer:{peer.name}": peer.title for peer in PEERS.values()}
 
 
+def titles() -> dict[str, str]:
+    """What each name of a record stands for, in words."""
+    return EARLIER | {name: words for name, (words, _) in maps().items()} | others()
+
+
 def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a row for each map and rate, with the mean of the paired differences to full space.
 
     Differences are between runs of one seed and one rate, or to :data:`RATE` where full space was not
     run at that rate. Rows of other rates than :data:`RATE` say so.
     """
-    names = EARLIER | {name: words for name, (words, _) in maps().items()} | others()
+    names = titles()
     found: dict[tuple[str, float], dict[int, float]] = {}
     for record in records:
         at = (record["map"], record.get("lr", RATE))
@@ -330,7 +335,7 @@ def main() -> None:
     train = commands.add_parser("run")
     train.add_argument("train", type=Path)
     train.add_argument("val", type=Path)
-    train.add_argument("--maps", default="full,low-rank,flat-48-warm,full+rows,flat-48-warm+rows")
+    train.add_argument("--maps", default="full,low-rank,lift-120-warm,full+rows,lift-120-warm+rows")
     train.add_argument("--seeds", default="0,1,2")
     train.add_argument("--lr", default=str(RATE), help=f"rates, or best: that of seed {CHOICE}")
     train.add_argument("--steps", type=int, default=STEPS)

@@ -36,7 +36,7 @@ class Row:
     """A row of the study: a method, with settings that differ from the recipe's.
 
     ``rate_of`` is the slug of the row whose learning rate this row takes. Without it, short runs choose
-    the rate.
+    the rate. An ``earlier`` row was run with an earlier form of its map, and is not run again.
     """
 
     slug: str
@@ -44,6 +44,7 @@ class Row:
     method: Method
     settings: Mapping[str, Any] = field(default_factory=dict)
     rate_of: str | None = None
+    earlier: bool = False
 
 
 def _plain(slug: str) -> Row:
@@ -58,7 +59,7 @@ _RANK_120 = {"optimizer.polar.rank": 120}
 TABLE = (
     _plain("muon-polar-express"),
     _plain("muon-polar-express-rows"),
-    Row("deflated", "Deflated Muon, rank 48", _DEFLATED),
+    Row("deflated", "Deflated Muon, rank 48", _DEFLATED, earlier=True),
     Row(
         "deflated-120",
         "Deflated Muon, rank 120",
@@ -110,7 +111,7 @@ NO_CHECKPOINTS = {"runtime.keep_checkpoint": False, "runtime.checkpoint_seconds"
 
 def find_rows(slugs: str) -> Sequence[Row]:
     """The rows of a list like ``"adamw,deflated-120"``."""
-    known = {row.slug: row for row in ROWS}
+    known = {row.slug: row for row in ROWS if not row.earlier}
     if unknown := [slug for slug in slugs.split(",") if slug not in known]:
         raise ValueError(f"--methods {unknown[0]}: expected some of {', '.join(known)}")
     return [known[slug] for slug in slugs.split(",")]
@@ -215,7 +216,9 @@ def main() -> None:
     given = parser.parse_args()
     every = {"rates": ROWS, "table": TABLE}[given.what]
     try:
-        rows = find_rows(given.methods) if given.methods else every
+        rows = (
+            find_rows(given.methods) if given.methods else [row for row in every if not row.earlier]
+        )
     except ValueError as error:
         parser.error(str(error))
     if given.what == "rates":

@@ -9,9 +9,9 @@ stretched to the length of the run. Runs are made in the order of ``plan``. A ru
 ``--out``, or in ``results/frontier/runs.jsonl``, is not made again. With ``--seconds`` no run is started
 that would probably end later.
 
-Rank 48 of the deflated map is the same at every width; ℓ of the low-rank map
-is 27% of the width at every width. Both sketch at every width, although on a GPU the library takes full
-space below 768 rows.
+ℓ is the same part of the width at every width: a sixth for the deflated map, as with ``polar="auto"``,
+and 27% for the low-rank map. Both sketch at every width, although on a GPU the library takes full space
+below 768 rows. A deflated map of rank 48, with a smaller δ, has runs and is not run again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,15 @@ from polarstep.storage import read_lines
 from polarstep_lab.estimates import student
 
 FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"
-LOW_RANK, DEFLATED = "low-rank", "deflated"
-NAMES = (FULL, DEFLATED, LOW_RANK)
-WORDS = {LOW_RANK: "`LowRank`, h = 0, ℓ = 27% of the width", DEFLATED: "`Deflated`, rank 48, warm"}
-IN_FRONTIER = {"flat-48-warm": DEFLATED}
+LOW_RANK, DEFLATED, SIXTH = "low-rank", "deflated", "deflated-sixth"
+NAMES = (FULL, SIXTH, LOW_RANK)
+"""The maps that are run."""
+WORDS = {
+    SIXTH: "`Deflated`, ℓ = a sixth of the width, warm",
+    DEFLATED: "`Deflated`, rank 48, warm",
+    LOW_RANK: "`LowRank`, h = 0, ℓ = 27% of the width",
+}
+IN_FRONTIER = {"flat-48-warm": DEFLATED, "lift-120-warm": SIXTH}
 """Names of the frontier's runs at width 768 that are maps of this study."""
 LENGTHS = (375, 750, STEPS, 3000, 4440)
 """Steps of 16,384 tokens: 6.1, 12.3, 24.6, 49.2 and 72.7 million tokens."""
@@ -89,11 +94,11 @@ def maps(width: int) -> dict[str, Any]:
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
     ell = 208 * width // WIDTH
     low = ps.LowRank(ell - 8, 8, power=0, inner=inner, always_sketch=True)
-    head = ps.LowRank(48, 8, sketch=ps.Warm(), inner=inner, always_sketch=True)
+    head = ps.LowRank(width // 6 - 8, 8, sketch=ps.Warm(), inner=inner, always_sketch=True)
     return {
         FULL: ps.NewtonSchulz(5, "polar-express"),
         LOW_RANK: low,
-        DEFLATED: ps.Deflated(head, ps.NewtonSchulz(1, "flat")),
+        SIXTH: ps.Deflated(head, ps.NewtonSchulz(1, "flat")),
     }
 
 
@@ -104,7 +109,7 @@ def recorded(*paths: Path) -> list[dict[str, Any]]:
         for row in read_lines(path):
             row = row | {"map": IN_FRONTIER.get(row["map"], row["map"])}
             row.setdefault("width", WIDTH)
-            if row["map"] in NAMES and row["lr"] == RATE:
+            if row["map"] in (FULL, *WORDS) and row["lr"] == RATE:
                 rows.append(row)
     return rows
 
@@ -233,7 +238,7 @@ def fits(found: Gaps, name: str) -> dict[Unit, Fit]:
 def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
     """Markdown: the gap of each map at each length, or at each width, and the slope of its fit."""
     found = gaps(records)
-    names = [name for name in NAMES if name in found]
+    names = [name for name in WORDS if name in found]
     points = [(steps, WIDTH) for steps in LENGTHS]
     title = f"tokens, at width {WIDTH}"
     if unit == "width":

@@ -483,7 +483,7 @@ def long_run(module, tmp_path, monkeypatch):
         ("adamw", 1, 80.0),
         ("muon", 1, 44.0),
     ):
-        (row,) = study.find_rows(slug)
+        (row,) = (row for row in study.ROWS if row.slug == slug)
         write_planned(
             study.whole_run(row, seed, 0.018, tmp_path / "runs"),
             final=final,
@@ -582,9 +582,16 @@ def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run, modu
     assert module.made("long-run-edges") == "Muon (PolarExpress 5); AdamW, warm-up"
 
 
+def test_a_row_of_an_earlier_map_is_shown_and_not_run_again(long_run):
+    found, _, study = long_run
+    assert "deflated" in found.runs()
+    with pytest.raises(ValueError, match="--methods deflated: expected some of"):
+        study.find_rows("deflated")
+
+
 def test_a_run_with_settings_of_no_row_is_refused(long_run):
     found, _, study = long_run
-    (row,) = study.find_rows("deflated")
+    (row,) = study.find_rows("deflated-120")
     other = study.Row("deflated-24", "rank 24", row.method, {"optimizer.polar.rank": 24})
     write_planned(study.whole_run(other, 1, 0.018, found.ROOT / "more"), 38.0, "finished")
     pack([found.ROOT / "more"], found.ROOT / found.FOLDER)

@@ -638,7 +638,7 @@ def test_our_methods_run_the_maps_of_the_frontier(recipe, monkeypatch):
     assert polar_and_transform("rand-muon-rows", recipe) == (paper, rows)
     deflated, transform = polar_and_transform("deflated", recipe)
     assert polar_and_transform("deflated-rows", recipe) == (deflated, rows)
-    warm = maps["flat-48-warm"]
+    warm = maps["lift-48-warm"]
     assert transform is None
     assert replace(deflated.head, always_sketch=False) == warm.head
     assert (deflated.rest, deflated.float8) == (warm.rest, warm.float8)
@@ -721,8 +721,8 @@ def test_gflops_of_our_methods():
         config = resolve("nanogpt-wiki", slug, overrides=wide)
         with torch.device("meta"):
             gflops[slug] = optimizer_gflops(GPT(config.model), config)
-    # Auto takes the deflated map of rank 120 for both shapes; the paper's ledger puts the basis of tall matrices
-    # on their long side, Deflated on the short one.
+    # Auto takes the deflated map of rank 120 for both shapes; the paper's ledger puts the basis of tall
+    # matrices on their long side, Deflated on the short one.
     assert gflops["auto"] == pytest.approx(gflops["deflated"], rel=0.03)
     assert gflops["deflated"] < 0.35 * gflops["muon-polar-express"]
     extra = 8 * (40 * 768 * 768 + 24 * 3072 * 768) / 1e9
