@@ -120,6 +120,7 @@ STATED = {
     "definitions": (
         "95%",
         "a δ that is 30% below",
+        'A "smaller δ" is 1.5 times',
         "995 times in 1000",
         "from 1.25 to 2",
         "momentum 0.95",
