@@ -167,7 +167,7 @@ def test_what_a_start_does_not_foresee_costs_two_steps(device: torch.device, sho
 
 def test_on_momentum_of_a_real_network_from_its_first_step(device: torch.device) -> None:
     """Where W₁ and W₂ are both large, which no smooth spectrum makes them."""
-    steps = 12
+    steps = 8
     for shape, matrices in record_momentum(steps, tuple(range(steps))).items():
         m, n = map(int, shape.split("x"))
         carry = Carry()

@@ -52,7 +52,7 @@ def test_captured_energy_and_alignment_exceed_their_bounds_over_hundreds_of_case
     """
     sigma = random_spectra(16, M_ROWS)
     M = with_spectrum(sigma, M_ROWS, N_COLS)
-    draws, checked, informative = 40, 0, 0
+    draws, checked, informative = 24, 0, 0
     for s, p, h in CASES:
         bound = bounds.randomized_polar_bound(sigma, s, p, h, delta=1.0, d0=M_ROWS)
         energy, alignment = [], []

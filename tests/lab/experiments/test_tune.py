@@ -69,8 +69,8 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
 
 
 def test_the_best_trial_is_found_near_the_minimum(spec):
-    progress = tune(spec, Bowl(), trials=25)
-    assert progress.done == 25
+    progress = tune(spec, Bowl(), trials=15)
+    assert progress.done == 15
     assert learning_rates(spec)[0] == 0.3  # the recipe's own value comes first
     assert progress.best_overrides["optimizer.lr"] == pytest.approx(0.03, rel=1.5)
     assert progress.best < 1.0 + 1.0  # better than the recipe's own
