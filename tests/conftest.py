@@ -17,8 +17,8 @@ settings.register_profile(
 )
 settings.load_profile("polarstep")
 
-# Files that take longest, in this order. Two workers take one file after the other: a long file among
-# the last would leave one of them with nothing to do.
+# Files that take longest, in this order. Workers take one file after the other: a long file among the
+# last would leave the others with nothing to do.
 LONGEST = (
     "distributed/test_trajectories.py",
     "polar/test_contract.py",

@@ -22,7 +22,7 @@ from polarstep.polar import Warm
 
 __all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "reference"]
 
-STEPS = 4
+STEPS = 3  # a basis that is kept for two steps is made, kept and made again
 BATCH = 48
 # Rows: even, 9 (empty on the last of four ranks), 18 (uneven on four), 18 of a square matrix.
 SIZES = (8, 32, 9, 18, 18)
