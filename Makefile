@@ -26,11 +26,10 @@ test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=2 test-others test-kernels
 
-# Three workers for two cores, as many tests wait for processes they have started. All tests of a file run
-# on one of them, so that no fixture of a file is made twice; the files come in the order of
-# tests/conftest.py.
+# Two workers. All tests of a file run on one of them, so that no fixture of a file is made twice; the
+# files come in the order of tests/conftest.py.
 test-others: $(STAMP)
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder
 
 test-kernels: $(STAMP)
 	@TRITON_INTERPRET=1 $(PYTEST) tests/kernels tests/lab/kernels > $(VENV)/kernels.txt 2>&1; \
