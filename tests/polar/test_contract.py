@@ -181,10 +181,11 @@ def test_norm_is_at_most_one_where_rounding_errors_add_up(solver, shape):
     """In float32 ‖T‖_op ≤ 1 + max(1e-5, max(m, n)·ε)."""
     if not solver.scale_invariant:
         pytest.skip("has a δ below the norm of these matrices")
-    for kind, made in COHERENT.items():
-        M = made(*shape, torch.Generator().manual_seed(0))
-        T = solver.map(M, generator=key())
-        assert operator_norm(T) <= 1 + max(1e-5, max(shape) * torch.finfo(M.dtype).eps), kind
+    M = torch.stack([made(*shape, torch.Generator().manual_seed(0)) for made in COHERENT.values()])
+    norms = operator_norm(solver.map(M, generator=key()))
+    limit = 1 + max(1e-5, max(shape) * torch.finfo(M.dtype).eps)
+    for kind, norm in zip(COHERENT, norms, strict=True):
+        assert norm <= limit, kind
 
 
 SCHEDULES = [
@@ -231,10 +232,10 @@ def test_scale_does_not_matter_up_to_the_ends_of_the_range(solver, dtype, shape)
     M = gaussian(2, *shape).round().clamp(-1, 1).to(dtype)
     T = solver.map(M, generator=key())
     tolerance = {torch.float64: SHARP, torch.float32: 1e-5}.get(dtype, 2e-2)
-    for scale in SCALES[dtype]:
-        scaled = solver.map(M * scale, generator=key())
-        assert scaled.isfinite().all(), scale
-        torch.testing.assert_close(scaled, T, atol=tolerance, rtol=0)
+    scaled = solver.map(torch.cat([M * scale for scale in SCALES[dtype]]), generator=key())
+    for scale, found in zip(SCALES[dtype], scaled.split(len(M)), strict=True):
+        assert found.isfinite().all(), scale
+        torch.testing.assert_close(found, T, atol=tolerance, rtol=0)
 
 
 @over_solvers()
@@ -253,7 +254,7 @@ def test_zero_rows_and_columns_are_ignored_where_a_map_says_so(solver):
 def test_norm_is_at_most_one_on_real_momentum(solver, momentum):
     for matrices in momentum.values():
         M = matrices / matrices.abs().amax() if not solver.scale_invariant else matrices
-        T = solver.map(M[::4], generator=key())
+        T = solver.map(M[::8], generator=key())
         assert T.isfinite().all()
         assert (operator_norm(T) <= 1 + 1e-5).all()
 
