@@ -118,8 +118,16 @@ LOW_RANK = {
 def _map(name: str, m: int, n: int) -> PolarMap:
     if name == "full":
         return FULL
-    maps, part = (DEFLATED, SIXTH) if name == "deflated" else (LOW_RANK, QUARTER)
-    return maps[min(WIDEST, -(-min(m, n) // (16 * part)) * 16)]
+    return _deflated(m, n) if name == "deflated" else LOW_RANK[_width(m, n, QUARTER)]
+
+
+def _deflated(m: int, n: int) -> Deflated:
+    return DEFLATED[_width(m, n, SIXTH)]
+
+
+def _width(m: int, n: int, part: int) -> int:
+    """ℓ for m×n matrices: a ``part``-th of the short side, rounded up to a multiple of 16."""
+    return min(WIDEST, -(-min(m, n) // (16 * part)) * 16)
 
 
 # A dict, as torch.compile traces through functools.cache. Optimizers ask at every step.
@@ -143,7 +151,7 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
     maps = {name: _map(name, m, n) for name in ("full", *sketched)}
     maps = {name: polar for name, polar in maps.items() if polar.on(m, n, device) is polar}
     if len(maps) == 1:
-        return "full", f"{_map('deflated', m, n).full_space_reason(m, n, device)}"
+        return "full", f"{_deflated(m, n).full_space_reason(m, n, device)}"
     on = figures_of(device)
     times = {name: seconds(polar, m, n, on, MATRICES) for name, polar in maps.items()}
     adamw = adamw_seconds(m, n, on, MATRICES)
