@@ -15,7 +15,7 @@ from functools import cache
 
 from differences import Change, change, percent
 from docs_quality import ROOT, memory, steps
-from long_run import ROWS, TABLE, Row, row_of, short_run, whole_run
+from long_run import ROWS, TABLE, Row, row_of, tried_rates, whole_run
 from polarstep_lab.records.record import RunRecord, find_runs
 
 FOLDER = "results/long-run/table"
@@ -61,14 +61,7 @@ def gap(slug: str) -> Change | None:
 @cache
 def rates() -> dict[str, dict[float, float]]:
     """Validation perplexity of the short runs, by row and rate; infinite where a run diverged."""
-    found: dict[str, dict[float, float]] = {row.slug: {} for row in ROWS}
-    for run in map(RunRecord.load, find_runs([ROOT / RATES])):
-        if run.result:
-            value = run.result.validation if run.result.status == "finished" else None
-            lr = run.identity.config["optimizer"]["lr"]
-            slug = row_of(run.identity, short_run).slug
-            found[slug][lr] = math.inf if value is None else value
-    return {slug: dict(sorted(tried.items())) for slug, tried in found.items() if tried}
+    return tried_rates(ROOT / RATES)
 
 
 def titles() -> dict[str, str]:

@@ -156,18 +156,25 @@ def rates_runs(rows: Sequence[Row], out: Path) -> Iterator[PlannedRun]:
             yield short_run(row, SEED_OF_RATES, float(f"{base * factor:.2g}"), out)
 
 
-def best_rates(folder: Path) -> dict[str, float]:
-    """The rate with the lowest validation perplexity of each row; runs that diverged have none."""
-    found: dict[str, tuple[float, float]] = {}
+def tried_rates(folder: Path) -> dict[str, dict[float, float]]:
+    """Validation perplexity of the short runs, by row and rate; infinite where a run diverged."""
+    found: dict[str, dict[float, float]] = {row.slug: {} for row in ROWS}
     for run in map(RunRecord.load, find_runs([folder])):
         slug = row_of(run.identity, short_run).slug
         assert run.result is not None, f"a run of {slug} has not ended"
-        value = run.result.validation
-        loss = value if value is not None and run.result.status == "finished" else math.inf
+        value = run.result.validation if run.result.status == "finished" else None
         lr = run.identity.config["optimizer"]["lr"]
-        print(f"{slug:30s} lr {lr:<8g} validation {loss:.3f}")
-        found[slug] = min(found.get(slug, (math.inf, lr)), (loss, lr))
-    best = {slug: lr for slug, (_, lr) in found.items()}
+        found[slug][lr] = math.inf if value is None else value
+    return {slug: dict(sorted(tried.items())) for slug, tried in found.items() if tried}
+
+
+def best_rates(folder: Path) -> dict[str, float]:
+    """The rate with the lowest validation perplexity of each row; runs that diverged have none."""
+    best = {}
+    for slug, tried in tried_rates(folder).items():
+        for lr, loss in tried.items():
+            print(f"{slug:30s} lr {lr:<8g} validation {loss:.3f}")
+        best[slug] = min(tried, key=lambda lr: tried[lr])
     taken = {row.slug: best[row.rate_of] for row in ROWS if row.rate_of in best}
     return best | taken
 
