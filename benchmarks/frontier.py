@@ -84,7 +84,7 @@ def maps() -> dict[str, tuple[str, Any]]:
         "scaled-200": ("LowRank(200+8), h = 1, rest scaled", ps.Deflated(head(200))),
     }
     flat = ps.NewtonSchulz(1, "flat")
-    for rank in (48, 120, 200):
+    for rank in (48, 56, 88, 120, 200):
         for suffix, words, options in (
             ("", "h = 1", {}),
             ("-warm", "warm", {"sketch": ps.Warm()}),

@@ -54,26 +54,31 @@ def _plain(slug: str) -> Row:
 
 
 _DEFLATED = find_method("deflated")
-_RANK_120 = {"optimizer.polar.rank": 120}
+
+
+def _deflated(rank: int, rows: bool = False) -> Row:
+    """The deflated map with a head of this rank, at the rate of full space."""
+    settings: dict[str, Any] = {"optimizer.polar.rank": rank}
+    title = f"Deflated Muon, rank {rank}"
+    if rows:
+        settings["optimizer.normalize_rows"] = True
+    return Row(
+        f"deflated-{rank}{'-rows' if rows else ''}",
+        f"{title}, normalized rows" if rows else title,
+        _DEFLATED,
+        settings,
+        rate_of="muon-polar-express-rows" if rows else "muon-polar-express",
+    )
+
 
 TABLE = (
     _plain("muon-polar-express"),
     _plain("muon-polar-express-rows"),
-    Row("deflated", "Deflated Muon, rank 48", _DEFLATED, earlier=True),
-    Row(
-        "deflated-120",
-        "Deflated Muon, rank 120",
-        _DEFLATED,
-        _RANK_120,
-        rate_of="muon-polar-express",
-    ),
-    Row(
-        "deflated-120-rows",
-        "Deflated Muon, rank 120, normalized rows",
-        _DEFLATED,
-        _RANK_120 | {"optimizer.normalize_rows": True},
-        rate_of="muon-polar-express-rows",
-    ),
+    Row("deflated", "Deflated Muon, rank 48, smaller δ", _DEFLATED, earlier=True),
+    _deflated(56),
+    _deflated(88),
+    _deflated(120),
+    _deflated(120, rows=True),
     _plain("rand-muon"),
     _plain("adamw"),
     _plain("muon"),
@@ -86,13 +91,21 @@ TABLE = (
 ROWS = (
     *TABLE,
     Row("adamw-warmup", "AdamW, warm-up", find_method("adamw"), {"schedule.warmup": 150}),
+    Row(
+        "adamw-small",
+        "AdamW, embedding and head as in nanogpt-small",
+        find_method("adamw"),
+        {"optimizer.embedding_lr": 0.4, "optimizer.head_lr": 0.0},
+    ),
 )
-"""The rows of the table, and AdamW with the warm-up of SGD, which has short runs alone."""
+"""The rows of the table, and two of AdamW that have short runs alone: with the warm-up of SGD, and with
+the rates of another recipe, where the embedding has 0.4 and the head that of the matrices."""
 
 FACTORS = {
     "adamw": (0.03, 0.055, 0.1, 0.17, 0.3, 0.55, 1.0),
     "adamw-warmup": (0.17, 0.3, 0.55, 1.0),
-    "sgd": (0.3, 1.0, 3.0),
+    "adamw-small": (0.17, 0.3, 0.55, 1.0),
+    "sgd": (0.3, 1.0, 3.0, 9.0),
 }
 """Rates that are tried for a row, as factors of the recipe's, which is the paper's."""
 FACTORS_OF_MUON = (0.3, 0.55, 1.0)

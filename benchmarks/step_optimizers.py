@@ -17,7 +17,7 @@ Make = Callable[[], torch.optim.Optimizer]
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
 # Maps that are also timed with normalized rows.
-WITH_ROWS = ("full space, PolarExpress 5", "Deflated 48, warm, one step")
+WITH_ROWS = ("full space, PolarExpress 5", "Deflated 48, warm, one step", "auto")
 
 
 def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
