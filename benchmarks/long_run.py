@@ -76,6 +76,7 @@ TABLE = (
     _plain("muon-polar-express-rows"),
     Row("deflated", "Deflated Muon, rank 48, smaller δ", _DEFLATED, earlier=True),
     _deflated(56),
+    _deflated(56, rows=True),
     _deflated(88),
     _deflated(120),
     _deflated(120, rows=True),
@@ -96,6 +97,19 @@ ROWS = (
         "AdamW, embedding and head as in nanogpt-small",
         find_method("adamw"),
         {"optimizer.embedding_lr": 0.4, "optimizer.head_lr": 0.0},
+    ),
+    Row(
+        "muon-polar-express-small",
+        "Muon (PolarExpress 5), embedding and head as in nanogpt-small",
+        find_method("muon-polar-express"),
+        {"optimizer.embedding_lr": 0.3, "optimizer.head_lr": 0.004},
+    ),
+    Row(
+        "deflated-56-small",
+        "Deflated Muon, rank 56, embedding and head as in nanogpt-small",
+        _DEFLATED,
+        {"optimizer.polar.rank": 56, "optimizer.embedding_lr": 0.3, "optimizer.head_lr": 0.004},
+        rate_of="muon-polar-express-small",
     ),
 )
 """The rows of the table, and two of AdamW that have short runs alone: with the warm-up of SGD, and with

@@ -176,7 +176,8 @@ def test_sums_of_heavy_tailed_martingale_differences_are_below_the_lemma(alpha, 
     sums, norms = signed_by_the_past(4000, T, alpha, T, str(alpha))
     limit = float(bounds.martingale_bound(norms, alpha))
     assert float(sums.mean()) <= limit
-    assert limit <= 2 * math.sqrt(math.pi) * T ** (1 / alpha) * float(norms.amax(-1).mean())
+    by_the_longest = 2 * math.sqrt(math.pi) * T ** (1 / alpha) * float(norms.amax(-1).mean())
+    assert limit <= by_the_longest * (1 + 1e-12)  # equal for T = 1, but for rounding
     assert limit < 12 * float(sums.mean())
     sharper = float(bounds.martingale_bound(norms, 2.0))
     assert sharper <= limit * (1 + 1e-12)  # ‖·‖₂ ≤ ‖·‖_α: p = 2 where the draws allow it
