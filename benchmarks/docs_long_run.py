@@ -2,7 +2,8 @@
 
 Full space is five PolarExpress steps. The figure is the test perplexity, on the half of the held-out
 text that no rate was chosen on; rates were chosen on the other half, on short runs with another seed.
-Rows of the table that have no run are named as missing. ``long_run.py`` makes the runs, and says which
+There are two tables: one of the recipe, and one of runs from before its embedding had a rate that fits.
+Rows of the first that have no run are named as missing. ``long_run.py`` makes the runs, and says which
 row a run belongs to: functions here take and return the slugs of rows.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from differences import Change, change, percent
@@ -21,16 +22,17 @@ from polarstep_lab.records.record import RunRecord, find_runs
 FOLDER = "results/long-run/table"
 RATES = "results/long-run-rates/table"
 BASE = "muon-polar-express"
-"""The row that all others are compared with."""
+"""Full space in the first table."""
 TIMED = {
     "adamw": "AdamW, fused",
     "muon": "full space, quintic 7",
     "rand-muon": "LowRank, the paper's (h=1, q=7)",
     "muon-polar-express": "full space, PolarExpress 5",
     "muon-polar-express-rows": "full space, PolarExpress 5, rows normalized",
-    "deflated": "Deflated 48, warm, one step",
+    "deflated-48": "Deflated 48, warm, one step",
 }
-"""Names in the step-cost record of rows whose map is timed there on the same 64 matrices."""
+"""Names in the step-cost record of rows whose map is timed there on the same 64 matrices, without the
+ending of the slug that says which table."""
 
 
 @cache
@@ -53,8 +55,12 @@ def tests(slug: str) -> dict[int, float]:
 
 
 def gap(slug: str) -> Change | None:
-    """Test perplexity against full space on the same seeds, in percent; ``None`` without a pair."""
-    ours, full = tests(slug), tests(BASE)
+    """Test perplexity against full space of the same table and seeds, in percent.
+
+    ``None`` without a pair of runs.
+    """
+    (row,) = (row for row in ROWS if row.slug == slug)
+    ours, full = tests(slug), tests(row.base)
     return percent(ours, full) if ours.keys() & full.keys() else None
 
 
@@ -75,11 +81,12 @@ def missing() -> list[Row]:
 
 
 def at_an_edge() -> list[str]:
-    """The rows whose best rate is the lowest or the highest that was tried."""
+    """The rows of the first table whose best rate is the lowest or the highest that was tried."""
+    ours = {row.slug for row in TABLE}
     return [
         slug
         for slug, tried in rates().items()
-        if min(tried, key=lambda lr: tried[lr]) in (min(tried), max(tried))
+        if slug in ours and min(tried, key=lambda lr: tried[lr]) in (min(tried), max(tried))
     ]
 
 
@@ -125,22 +132,24 @@ def times(slug: str) -> tuple[float, float] | None:
     )
 
 
-def table() -> Iterator[str]:
+def table(rows: Sequence[Row] = TABLE) -> Iterator[str]:
     """Markdown: perplexity, difference to full space, times and memory of every row that was run."""
     yield "| method | rate | test perplexity | to full space | optimizer ms | whole step, ms | MiB |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
-    for slug in runs():
+    for slug in (row.slug for row in rows if row.slug in runs()):
         cells = [_rate(slug), _level([*tests(slug).values()]), _gap(slug)]
         cells += [f"{ms:.1f}" for ms in times(slug) or ()] or ["not timed"] * 2
-        cells.append(memory(steps().get((TIMED.get(slug, ""), "nanoGPT"))))
+        cells.append(memory(steps().get((TIMED.get(slug.removesuffix("-slow"), ""), "nanoGPT"))))
         yield f"| {titles()[slug]} | {' | '.join(cells)} |"
 
 
-def table_of_rates() -> Iterator[str]:
+def table_of_rates(rows: Sequence[Row] = TABLE) -> Iterator[str]:
     """Markdown: validation perplexity of each row at each rate, the lowest of a row in bold."""
     yield "| method | rate: validation perplexity |"
     yield "|---|---|"
     for slug, found in rates().items():
+        if slug not in {row.slug for row in rows}:
+            continue
         best = min(found.values())
         told = [
             f"**{lr:g}: {_short(value)}**" if value == best else f"{lr:g}: {_short(value)}"
@@ -168,4 +177,5 @@ def _level(values: list[float]) -> str:
 
 def _gap(slug: str) -> str:
     found = gap(slug)
-    return "–" if slug == BASE or found is None else found.told(unit="%")
+    base = slug in {row.base for row in ROWS}
+    return "–" if base or found is None else found.told(unit="%")

@@ -188,6 +188,22 @@ def long_run_table(folder: Path) -> str:
     return "\n".join(docs_long_run.table())
 
 
+def slow_long_run_table(folder: Path) -> str:
+    """The runs with the recipe's earlier rate of the embedding."""
+    import docs_long_run
+    from long_run import SLOW_TABLE
+
+    return "\n".join(docs_long_run.table(SLOW_TABLE))
+
+
+def slow_rates_of_the_long_run(folder: Path) -> str:
+    """The short runs that chose the rates of those."""
+    import docs_long_run
+    from long_run import SLOW_TABLE
+
+    return "\n".join(docs_long_run.table_of_rates(SLOW_TABLE))
+
+
 def rates_of_the_long_run(folder: Path) -> str:
     """Validation perplexity of the short runs that chose the rates of the long run."""
     import docs_long_run
@@ -296,6 +312,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "peers": peers_table,
     "long-run": long_run_table,
     "long-run-rates": rates_of_the_long_run,
+    "slow-long-run": slow_long_run_table,
+    "slow-long-run-rates": slow_rates_of_the_long_run,
     "accuracies": accuracies_table,
     "choice": choice_table,
 }

@@ -6,7 +6,8 @@
 A row of the study (:data:`ROWS`) is a method, with settings besides the recipe's. ``rates`` trains rows
 with several learning rates for a tenth of the recipe's steps, on a seed that the table leaves out.
 ``table`` takes for each row the rate with the lowest validation perplexity. Rows that take the rate of
-another row have no short runs. Runs that ended are left alone. With ``--seconds`` no run is started that
+another row have no short runs. Rows of an earlier recipe (:data:`SLOW_TABLE`) are shown, and not run
+again. Runs that ended are left alone. With ``--seconds`` no run is started that
 would probably end later.
 """
 
@@ -36,7 +37,8 @@ class Row:
     """A row of the study: a method, with settings that differ from the recipe's.
 
     ``rate_of`` is the slug of the row whose learning rate this row takes. Without it, short runs choose
-    the rate. An ``earlier`` row was run with an earlier form of its map, and is not run again.
+    the rate. An ``earlier`` row is shown and not run again. ``base`` is the slug of the row that this
+    one is compared with, full space with the same rates of embedding and head.
     """
 
     slug: str
@@ -45,84 +47,92 @@ class Row:
     settings: Mapping[str, Any] = field(default_factory=dict)
     rate_of: str | None = None
     earlier: bool = False
+    base: str = "muon-polar-express"
 
 
-def _plain(slug: str) -> Row:
-    """The row of a method as the recipe has it."""
-    method = find_method(slug)
-    return Row(slug, method.name, method)
-
-
-_DEFLATED = find_method("deflated")
-
-
-def _deflated(rank: int, rows: bool = False) -> Row:
-    """The deflated map with a head of this rank, at the rate of full space."""
-    settings: dict[str, Any] = {"optimizer.polar.rank": rank}
-    title = f"Deflated Muon, rank {rank}"
-    if rows:
-        settings["optimizer.normalize_rows"] = True
-    return Row(
-        f"deflated-{rank}{'-rows' if rows else ''}",
-        f"{title}, normalized rows" if rows else title,
-        _DEFLATED,
-        settings,
-        rate_of="muon-polar-express-rows" if rows else "muon-polar-express",
-    )
+def _row(slug: str, title: str = "", method: str = "", **options: Any) -> Row:
+    """The row of a method, by default with the slug and title of the method, as the recipe has it."""
+    found = find_method(method or slug)
+    return Row(slug, title or found.name, found, **options)
 
 
 TABLE = (
-    _plain("muon-polar-express"),
-    _plain("muon-polar-express-rows"),
-    Row("deflated", "Deflated Muon, rank 48, smaller δ", _DEFLATED, earlier=True),
-    _deflated(56),
-    _deflated(56, rows=True),
-    _deflated(88),
-    _deflated(120),
-    _deflated(120, rows=True),
-    _plain("rand-muon"),
-    _plain("adamw"),
-    _plain("muon"),
-    _plain("rand-muon-kaczmarz"),
-    _plain("muon-polyak"),
-    _plain("rand-muon-polyak"),
-    _plain("sgd"),
+    _row("muon-polar-express"),
+    _row("muon-polar-express-rows"),
+    _row("deflated", rate_of="muon-polar-express"),
+    _row("deflated-rows", rate_of="muon-polar-express-rows"),
+    _row("rand-muon"),
+    _row("adamw"),
+    _row(
+        "adamw-head",
+        "AdamW, head at the rate of the matrices",
+        "adamw",
+        settings={"optimizer.head_lr": 0.0},
+    ),
+    _row("muon"),
+    _row("rand-muon-kaczmarz"),
+    _row("muon-polyak"),
+    _row("rand-muon-polyak"),
+    _row("sgd"),
 )
-"""Ours, then Table 2's. For these shapes ``auto`` takes the map of ``deflated-120`` on an H200."""
-ROWS = (
-    *TABLE,
-    Row("adamw-warmup", "AdamW, warm-up", find_method("adamw"), {"schedule.warmup": 150}),
-    Row(
-        "adamw-small",
-        "AdamW, embedding and head as in nanogpt-small",
-        find_method("adamw"),
-        {"optimizer.embedding_lr": 0.4, "optimizer.head_lr": 0.0},
+"""Ours, then Table 2's. For these shapes ``auto`` takes the map of ``deflated`` on an H200."""
+
+SLOW = {"optimizer.embedding_lr": 0.008, "optimizer.head_lr": 0.008}
+"""Rates of embedding and head that the recipe had before: the embedding hardly moves."""
+
+
+def _slow(method: str, title: str = "", infix: str = "", **options: Any) -> Row:
+    """A row with the recipe's earlier rates of embedding and head."""
+    settings = SLOW | options.pop("settings", {})
+    slug = f"{method}{infix}-slow"
+    base = "muon-polar-express-slow"
+    return _row(slug, title, method, settings=settings, earlier=True, base=base, **options)
+
+
+_RANK = "optimizer.polar.rank"
+
+
+SLOW_TABLE = (
+    _slow("muon-polar-express"),
+    _slow("muon-polar-express-rows"),
+    _slow("deflated", "Deflated Muon, rank 48, smaller δ", "-48", settings={_RANK: 48}),
+    _slow("deflated", "Deflated Muon, rank 56", "-56", rate_of="muon-polar-express-slow"),
+    _slow(
+        "deflated",
+        "Deflated Muon, rank 120",
+        "-120",
+        settings={_RANK: 120},
+        rate_of="muon-polar-express-slow",
     ),
-    Row(
-        "muon-polar-express-small",
-        "Muon (PolarExpress 5), embedding and head as in nanogpt-small",
-        find_method("muon-polar-express"),
-        {"optimizer.embedding_lr": 0.3, "optimizer.head_lr": 0.004},
+    _slow(
+        "deflated",
+        "Deflated Muon, rank 120, normalized rows",
+        "-120-rows",
+        settings={_RANK: 120, "optimizer.normalize_rows": True},
+        rate_of="muon-polar-express-rows-slow",
     ),
-    Row(
-        "deflated-56-small",
-        "Deflated Muon, rank 56, embedding and head as in nanogpt-small",
-        _DEFLATED,
-        {"optimizer.polar.rank": 56, "optimizer.embedding_lr": 0.3, "optimizer.head_lr": 0.004},
-        rate_of="muon-polar-express-small",
-    ),
+    _slow("rand-muon"),
+    _slow("adamw"),
+    _slow("muon"),
+    _slow("rand-muon-kaczmarz"),
+    _slow("muon-polyak"),
+    _slow("rand-muon-polyak"),
+    _slow("sgd", settings={"optimizer.embedding_lr": 0.0, "optimizer.head_lr": 0.0}),
+    _slow("adamw", "AdamW, warm-up", "-warmup", settings={"schedule.warmup": 150}),
 )
-"""The rows of the table, and two of AdamW that have short runs alone: with the warm-up of SGD, and with
-the rates of another recipe, where the embedding has 0.4 and the head that of the matrices."""
+"""Runs from before the recipe had a rate for the embedding that fits entries of size 1."""
+ROWS = (*TABLE, *SLOW_TABLE)
 
 FACTORS = {
-    "adamw": (0.03, 0.055, 0.1, 0.17, 0.3, 0.55, 1.0),
-    "adamw-warmup": (0.17, 0.3, 0.55, 1.0),
-    "adamw-small": (0.17, 0.3, 0.55, 1.0),
-    "sgd": (0.3, 1.0, 3.0, 9.0),
+    "adamw": (0.1, 0.17, 0.3, 0.55, 1.0),
+    "adamw-head": (0.17, 0.3, 0.55, 1.0),
+    "adamw-slow": (0.1, 0.17, 0.3, 0.55, 1.0),
+    "adamw-warmup-slow": (0.17, 0.3, 0.55, 1.0),
+    "sgd": (0.3, 1.0, 3.0),
+    "sgd-slow": (4.9, 16, 49),
 }
 """Rates that are tried for a row, as factors of the recipe's, which is the paper's."""
-FACTORS_OF_MUON = (0.3, 0.55, 1.0)
+FACTORS_OF_MUON = (0.3, 0.55, 1.0, 1.8)
 SEED_OF_RATES = 4
 SHORT = {
     "data.stages.0.steps": 40,
@@ -137,7 +147,7 @@ NO_CHECKPOINTS = {"runtime.keep_checkpoint": False, "runtime.checkpoint_seconds"
 
 
 def find_rows(slugs: str) -> Sequence[Row]:
-    """The rows of a list like ``"adamw,deflated-120"``."""
+    """The rows of a list like ``"adamw,deflated"``."""
     known = {row.slug: row for row in ROWS if not row.earlier}
     if unknown := [slug for slug in slugs.split(",") if slug not in known]:
         raise ValueError(f"--methods {unknown[0]}: expected some of {', '.join(known)}")

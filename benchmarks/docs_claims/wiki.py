@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from differences import change, paired
+from differences import change, paired, percent
 from docs_claims.recorded import FULL, SKETCHED, runs, tokens_of, values
 from docs_claims.words import claim
 from docs_quality import ROOT
+
+if TYPE_CHECKING:
+    from long_run import Row
 
 
 @claim
@@ -79,17 +84,46 @@ def wiki_length() -> str:
 @claim
 def long_run() -> str:
     """Test perplexity after one pass over the text, each row against full space."""
+    from long_run import TABLE
+
+    return _against_full_space(TABLE)
+
+
+@claim
+def slow_long_run() -> str:
+    """The same with the rate that the recipe's embedding had before."""
+    from long_run import SLOW_TABLE
+
+    return _against_full_space(SLOW_TABLE)
+
+
+def _against_full_space(rows: Sequence[Row]) -> str:
     import docs_long_run as study
 
+    base = rows[0].base
     told = [
-        f"{study.titles()[slug]}: {found.told(unit='%')}"
-        for slug in study.runs()
-        if slug != study.BASE and (found := study.gap(slug)) is not None
+        f"{row.title}: {found.told(unit='%')}"
+        for row in rows
+        if row.slug != base and (found := study.gap(row.slug)) is not None
     ]
-    full = change(study.tests(study.BASE).values())
+    full = change(study.tests(base).values())
     return (
         f"Five PolarExpress steps in full space end at {full.told(2).removeprefix('+')} in test "
         f"perplexity after {study.million_tokens():.1f}M tokens. Against them: {'; '.join(told)}"
+    )
+
+
+@claim
+def embedding_rate() -> str:
+    """What the rate of the embedding is worth in the long run and in the runs that choose rates."""
+    import docs_long_run as study
+
+    change_of_full = percent(study.tests(study.BASE), study.tests(f"{study.BASE}-slow"))
+    adamw, slow = (min(study.rates()[slug].values()) for slug in ("adamw-head", "adamw-slow"))
+    return (
+        f"With 0.3 in place of 0.008 the test perplexity of full space changes by "
+        f"{change_of_full.told(unit='%')} after {study.million_tokens():.1f}M tokens, and AdamW at the "
+        f"best of its rates has {adamw:.0f} in validation after 120 steps where it had {slow:.0f}"
     )
 
 
@@ -106,11 +140,11 @@ def larger_batches() -> str:
     ]
     small = SEQUENCES * LENGTH / 1000
     return (
-        f"{_gap('deflated')} at rank 48 with the smaller δ of that time, {_gap('deflated-120')} at rank "
-        f"120, and with normalized rows {_gap('deflated-120-rows')} at rank 120 and "
-        f"{_gap('muon-polar-express-rows')} in full space, after {study.million_tokens():.1f}M tokens "
-        f"in batches of {min(batches):.0f} to {max(batches):.0f} thousand, on a GPT of "
-        f"{run.identity.config['model']['layers']} layers, where those after "
+        f"{_gap('deflated-56-slow')} at rank 56, {_gap('deflated-120-slow')} at rank 120 and "
+        f"{_gap('deflated-48-slow')} at rank 48 with a smaller δ, each with a slow embedding; "
+        f"{_gap('deflated')} at rank 56 with the recipe's embedding of now, after "
+        f"{study.million_tokens():.1f}M tokens in batches of {min(batches):.0f} to {max(batches):.0f} "
+        f"thousand, on a GPT of {run.identity.config['model']['layers']} layers, where those after "
         f"{STEPS * small / 1000:.1f}M tokens are of batches of {small:.0f} thousand"
     )
 
@@ -120,11 +154,21 @@ def auto_long_run() -> str:
     """Perplexity and time of the long run with the map that ``auto`` takes at width 768."""
     import docs_long_run as study
 
-    plain, full = "deflated-120", study.BASE
     return (
-        f"{_gap(plain)} in test perplexity against full space after {study.million_tokens():.1f}M "
-        f"tokens, with {_times(plain, full)}; with normalized rows {_gap(f'{plain}-rows')}, where full "
-        f"space with them has {_gap(f'{full}-rows')}, with {_times(f'{plain}-rows', f'{full}-rows')}"
+        f"{_gap('deflated')} in test perplexity against full space after {study.million_tokens():.1f}M "
+        f"tokens, with {_times('deflated', study.BASE)}, and {_gap('deflated-56-slow')} with an "
+        "embedding that learns more slowly"
+    )
+
+
+@claim
+def rows_long_run() -> str:
+    """Normalized rows in the long run."""
+    full, deflated = "muon-polar-express-rows-slow", "deflated-120-rows-slow"
+    base = full.replace("-rows", "")
+    return (
+        f"{_gap(full)} in full space and {_gap(deflated)} with `Deflated` of rank 120, both against full "
+        f"space without them, with {_times(deflated, full)}, and {_times(full, base)} without rows"
     )
 
 
@@ -178,8 +222,8 @@ def long_run_time() -> str:
     told = []
     for slug, words in (
         (study.BASE, "full space"),
-        ("deflated-120", "the deflated map of rank 120"),
-        ("rand-muon", "the paper's sketch"),
+        ("deflated", "the deflated map"),
+        ("rand-muon-slow", "the paper's sketch"),
     ):
         if found := study.times(slug):
             optimizer, whole = found

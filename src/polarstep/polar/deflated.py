@@ -24,7 +24,7 @@ SquaredNorm = Callable[[], Tensor]
 
 
 def _head() -> LowRank:
-    return LowRank(120, 8, inner=NewtonSchulz(4, "polar-express-sketch"))
+    return LowRank(56, 8, inner=NewtonSchulz(4, "polar-express-sketch"))
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Deflated(Containing):
 
     Args:
         head: the low-rank map. The rest keeps what it misses, but one step lifts singular values to no
-            more than ten times their part of the largest that the head leaves. A sixth of the short
-            side has trained as full space did, 7% of it did not (``docs/which.md``).
+            more than ten times their part of the largest that the head leaves. ℓ = a twelfth of the
+            short side has trained as full space did (``docs/which.md``).
         rest: polynomial steps for X₀, of which only ``steps`` and ``coefficients`` count, as
             ``NewtonSchulz(1, "flat")``. ``None`` for none: no product more than the head's, but for an
             estimate of ‖R‖_op.
@@ -62,7 +62,7 @@ class Deflated(Containing):
 
     def __post_init__(self) -> None:
         if not isinstance(self.head, LowRank):
-            raise TypeError(f"head={self.head!r}: expected a LowRank map, as LowRank(120)")
+            raise TypeError(f"head={self.head!r}: expected a LowRank map, as LowRank(56)")
         if self.rest is not None and not isinstance(self.rest, NewtonSchulz):
             raise TypeError(
                 f"rest={self.rest!r}: expected None or polynomial steps, as NewtonSchulz(1, 'flat')"

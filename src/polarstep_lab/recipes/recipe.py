@@ -56,7 +56,7 @@ def register(
 MAPS: Mapping[str, PolarConfig] = {
     "polar-express": PolarConfig("polar-express-default", 5),
     "deflated": PolarConfig(
-        "polar-express-sketch", 4, rank=48, oversample=8, sketch="warm", rest="lifted", float8=True
+        "polar-express-sketch", 4, rank=56, oversample=8, sketch="warm", rest="lifted", float8=True
     ),
     "auto": PolarConfig(auto="balanced"),
 }
