@@ -125,8 +125,8 @@ def _short(each: Weighed) -> str:
 
 SHORT = {
     "full space, NormalizedRows": "full space + rows",
-    "Deflated, rank 48, warm": "Deflated 48",
-    "Deflated, rank 48, warm, NormalizedRows": "Deflated 48 + rows",
+    "Deflated, warm": "Deflated",
+    "Deflated, warm, NormalizedRows": "Deflated + rows",
     "torch.optim.Muon": "torch",
     "Muon of K. Jordan": "Jordan",
     "Muon of dion": "dion",

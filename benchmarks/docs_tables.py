@@ -69,7 +69,7 @@ def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> 
     table = []
     for name in dict.fromkeys(row["optimizer"] for row in steps):
         rows = {row["workload"]: row for row in steps if row["optimizer"] == name}
-        cells = [cell(rows[load]) for load in loads]
+        cells = [cell(rows[load]) if load in rows else None for load in loads]
         if any(cells):
             table.append([name, *(each or "–" for each in cells)])
     return markdown(dict.fromkeys(["optimizer", *titles], "left"), table)

@@ -17,7 +17,12 @@ Make = Callable[[], torch.optim.Optimizer]
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
 # Maps that are also timed with normalized rows.
-WITH_ROWS = ("full space, PolarExpress 5", "Deflated 48, warm, one step", "auto")
+WITH_ROWS = (
+    "full space, PolarExpress 5",
+    "Deflated 48, warm, one step",
+    "Deflated 120, warm, one step",
+    "auto",
+)
 
 
 def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
@@ -25,6 +30,10 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
 
     def low_rank(**options: Any) -> ps.LowRank:
         return ps.LowRank(rank, oversample, **options)
+
+    def deflated(rank: int) -> ps.Deflated:
+        head = ps.LowRank(rank, 8, sketch=ps.Warm(), inner=INNER)
+        return ps.Deflated(head, ps.NewtonSchulz(1, "flat"))
 
     return {
         "LowRank, warm": lambda: low_rank(sketch=ps.Warm(), inner=INNER),
@@ -38,9 +47,9 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "Deflated, warm, one step": lambda: ps.Deflated(
             low_rank(sketch=ps.Warm(), inner=INNER), ps.NewtonSchulz(1, "flat")
         ),
-        "Deflated 48, warm, one step": lambda: ps.Deflated(
-            ps.LowRank(48, 8, sketch=ps.Warm(), inner=INNER), ps.NewtonSchulz(1, "flat")
-        ),
+        "Deflated 48, warm, one step": lambda: deflated(48),
+        "Deflated 56, warm, one step": lambda: deflated(56),
+        "Deflated 120, warm, one step": lambda: deflated(120),
         "Deflated 48, Gaussian h=1, one step": lambda: ps.Deflated(
             ps.LowRank(48, 8, inner=INNER), ps.NewtonSchulz(1, "flat")
         ),

@@ -6,9 +6,9 @@ import json
 import math
 
 from docs_claims.words import claim
-from docs_quality import ROOT, million_tokens, peers, quality, steps
+from docs_quality import DEFLATED, ROOT, million_tokens, peers, quality, steps
 
-DEFLATED, FULL_SPACE = "Deflated 48, warm, one step", "full space, PolarExpress 5"
+FULL_SPACE = "full space, PolarExpress 5"
 
 
 def ratio(optimizer: str, workload: str) -> str:
@@ -18,8 +18,8 @@ def ratio(optimizer: str, workload: str) -> str:
 
 @claim
 def deflated_price() -> str:
-    """What the deflated map of rank 48 costs and saves."""
-    lost = quality(("flat-48-warm", 0.014))
+    """What the deflated map costs and saves."""
+    lost = quality(("lift-56-warm", 0.014))
     saved = [
         f"{ratio(DEFLATED, load)} instead of {ratio(FULL_SPACE, load)} times"
         for load in ("nanoGPT", "8B layer")
@@ -122,7 +122,7 @@ def peers_price() -> str:
 
     return (
         f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}; our "
-        f"full space, {both(FULL_SPACE)}; `Deflated` of rank 48, {both('auto')}"
+        f"full space, {both(FULL_SPACE)}; `Deflated`, {both(DEFLATED)}"
     )
 
 
@@ -136,8 +136,8 @@ def rows_price() -> str:
             for name in (FULL_SPACE, DEFLATED)
         ]
         told.append(
-            f"{pairs[0]} times AdamW's step in full space and {pairs[1]} times with `Deflated` of "
-            f"rank 48 on {words}"
+            f"{pairs[0]} times AdamW's step in full space and {pairs[1]} times with `Deflated` "
+            f"on {words}"
         )
     return ", ".join(told)
 

@@ -34,11 +34,11 @@ def rows_gain() -> str:
 
 @claim
 def deflated_with_rows() -> str:
-    """Whether the deflated map of rank 48 with normalized rows reaches full space for less time."""
+    """Whether the deflated map with normalized rows reaches full space for less time."""
     rows, full = f"{DEFLATED}, rows normalized", FULL_SPACE
     prices = [f"{ratio(rows, load)} instead of {ratio(full, load)}" for load in HELD]
     return (
-        f"{versus_full(('flat-48-warm+rows', 0.014))} against full space without normalized rows, after "
+        f"{versus_full(('lift-56-warm+rows', 0.014))} against full space without normalized rows, after "
         f"{million_tokens():.1f}M tokens, for {prices[0]} times AdamW's step on nanoGPT's matrices and "
         f"{prices[1]} times on an 8B layer"
     )
@@ -90,9 +90,9 @@ def closest_map() -> str:
     gaps = {at: each for at, each in found[study.DEFLATED].items() if at[1] == study.WIDTH}
     longest = max(gaps)
     return (
-        f"{quality(('flat-48-warm', 0.014)).told(unit='%')} in perplexity after {million_tokens():.1f}M "
-        f"tokens, and {change(gaps[longest].values()).told(unit='%')} after "
-        f"{study.million(longest[0]):.1f}M, at width {study.WIDTH}"
+        f"{quality(('lift-56-warm', 0.014)).told(unit='%')} in perplexity after {million_tokens():.1f}M "
+        f"tokens, and with rank 48 and a smaller δ {change(gaps[longest].values()).told(unit='%')} "
+        f"after {study.million(longest[0]):.1f}M, at width {study.WIDTH}"
     )
 
 
