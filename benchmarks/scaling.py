@@ -94,7 +94,9 @@ def maps(width: int) -> dict[str, Any]:
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
     ell = 208 * width // WIDTH
     low = ps.LowRank(ell - 8, 8, power=0, inner=inner, always_sketch=True)
-    head = ps.LowRank(width // 12 - 8, 8, sketch=ps.Warm(), inner=inner, always_sketch=True)
+    head = ps.LowRank(
+        max(16, width // 12) - 8, 8, sketch=ps.Warm(), inner=inner, always_sketch=True
+    )
     return {
         FULL: ps.NewtonSchulz(5, "polar-express"),
         LOW_RANK: low,

@@ -278,9 +278,9 @@ def test_the_commands_under_a_table_make_the_runs_of_the_table():
 def test_the_command_under_our_maps_on_cifar10_makes_the_runs_of_the_table():
     text = (ROOT / "docs/results.md").read_text()
     (block,) = re.findall(r"<!-- accuracies: (\S+) -->(.*?)\n## ", text, re.DOTALL)
-    (command,) = COMMANDS.findall(block[1])
     made = {
         (run.identity.method, run.identity.seed): facts(run.config.to_dict())
+        for command in COMMANDS.findall(block[1])
         for run in planned(command)
     }
     recorded = {
@@ -479,7 +479,9 @@ def long_run(module, tmp_path, monkeypatch):
         ("rand-muon", 1, 42.0),
         ("rand-muon", 2, 53.0),
         ("deflated", 1, 41.0),
-        ("deflated-120", 1, 39.0),
+        ("muon-polar-express-slow", 1, 50.0),
+        ("deflated-48-slow", 1, 51.0),
+        ("deflated-120-slow", 1, 49.0),
         ("adamw", 1, 80.0),
         ("muon", 1, 44.0),
     ):
@@ -493,11 +495,12 @@ def long_run(module, tmp_path, monkeypatch):
         ("adamw", 0.01, 310.0, "finished"),
         ("adamw", 0.018, 300.0, "finished"),
         ("adamw", 0.5, 9.0, "diverged"),
-        ("adamw-warmup", 0.01, 200.0, "finished"),
-        ("adamw-warmup", 0.018, 250.0, "finished"),
+        ("adamw-head", 0.01, 200.0, "finished"),
+        ("adamw-head", 0.018, 250.0, "finished"),
+        ("adamw-slow", 0.018, 450.0, "finished"),
         ("muon-polar-express", 0.018, 30.0, "finished"),
     ):
-        (row,) = study.find_rows(slug)
+        (row,) = (row for row in study.ROWS if row.slug == slug)
         folder = write_planned(
             study.short_run(row, study.SEED_OF_RATES, lr, tmp_path / "rates"),
             final=final,
@@ -542,25 +545,28 @@ def test_the_long_run_names_what_is_missing_and_claims_nothing_from_one_seed(lon
     assert "not measured" in text
     missing = module.made("long-run-missing")
     assert "`sgd`" in missing
-    assert "`deflated-120-rows`" in missing
+    assert "`deflated-rows`" in missing
     assert "`adamw`" not in missing
-    assert "warmup" not in missing  # short runs alone
+    assert "slow" not in missing  # not run again
     claim = module.made("long-run").replace("\N{NO-BREAK SPACE}", " ")
     assert "after 72.7M tokens" in claim
     assert "Rand Muon (Nes.-Gaussian): +5.5% ± 6.4 (n = 2)" in claim
 
 
 def test_two_ranks_of_one_method_are_two_rows(long_run):
-    found, _, _ = long_run
-    text = "\n".join(found.table()).replace("\N{NO-BREAK SPACE}", " ")
-    assert "| Deflated Muon, rank 48 | 0.018 | 41.00 (one seed) | +2.5% (one seed) |" in text
-    assert "| Deflated Muon, rank 120 | 0.018 | 39.00 (one seed) | −2.5% (one seed) |" in text
+    found, _, study = long_run
+    text = "\n".join(found.table(study.SLOW_TABLE)).replace("\N{NO-BREAK SPACE}", " ")
+    first = "| Deflated Muon, rank 48, smaller δ | 0.018 | 51.00 (one seed) | +2.0% (one seed) |"
+    assert first in text  # against full space of its own table
+    assert "| Deflated Muon, rank 120 | 0.018 | 49.00 (one seed) | −2.0% (one seed) |" in text
+    assert "| Deflated Muon | " not in text
+    assert "rank 120" not in "\n".join(found.table())
 
 
 def test_perplexity_over_time_has_a_line_for_each_row(long_run):
     found, figures, _ = long_run
     drawn = figures.over_time()
-    assert len(re.findall(r'class="line', drawn)) == 4
+    assert len(re.findall(r'class="line', drawn)) == 3
     assert drawn.count('class="line full"') == 1
     assert "Above the figure: AdamW (80.0)" in drawn
     times = found.seconds(found.runs()["adamw"][1])
@@ -572,26 +578,32 @@ def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run, modu
     assert found.rates()["adamw"] == {0.01: 310.0, 0.018: 300.0, 0.5: math.inf}
     lines = [*found.table_of_rates()]
     assert "| AdamW | 0.01: 310.0, **0.018: 300.0**, 0.5: diverged |" in lines
-    assert "| AdamW, warm-up | **0.01: 200.0**, 0.018: 250.0 |" in lines
+    assert "| AdamW, head at the rate of the matrices | **0.01: 200.0**, 0.018: 250.0 |" in lines
+    assert not any("450" in line for line in lines)
+    assert "| AdamW | **0.018: 450.0** |" in [*found.table_of_rates(study.SLOW_TABLE)]
     assert study.best_rates(found.ROOT / found.RATES) == {
         "adamw": 0.018,
-        "adamw-warmup": 0.01,
+        "adamw-head": 0.01,
+        "adamw-slow": 0.018,
         "muon-polar-express": 0.018,
-        "deflated-120": 0.018,  # that of full space
+        "deflated": 0.018,  # that of full space
     }
-    assert module.made("long-run-edges") == "Muon (PolarExpress 5); AdamW, warm-up"
+    assert (
+        module.made("long-run-edges")
+        == "Muon (PolarExpress 5); AdamW, head at the rate of the matrices"
+    )
 
 
 def test_a_row_of_an_earlier_map_is_shown_and_not_run_again(long_run):
     found, _, study = long_run
-    assert "deflated" in found.runs()
-    with pytest.raises(ValueError, match="--methods deflated: expected some of"):
-        study.find_rows("deflated")
+    assert "deflated-48-slow" in found.runs()
+    with pytest.raises(ValueError, match="--methods deflated-48-slow: expected some of"):
+        study.find_rows("deflated-48-slow")
 
 
 def test_a_run_with_settings_of_no_row_is_refused(long_run):
     found, _, study = long_run
-    (row,) = study.find_rows("deflated-120")
+    (row,) = study.find_rows("deflated")
     other = study.Row("deflated-24", "rank 24", row.method, {"optimizer.polar.rank": 24})
     write_planned(study.whole_run(other, 1, 0.018, found.ROOT / "more"), 38.0, "finished")
     pack([found.ROOT / "more"], found.ROOT / found.FOLDER)
@@ -603,10 +615,14 @@ def test_the_archived_long_runs_are_those_that_the_program_plans(module):
     """Started again with the archives unpacked, ``long_run.py`` makes none of their runs again."""
     found, study = map(importlib.import_module, ("docs_long_run", "long_run"))
     own = [row for row in study.ROWS if row.rate_of is None]
+    rates = study.best_rates(ROOT / found.RATES)
     plans = {
         found.RATES: [*study.rates_runs(own, Path())],
         found.FOLDER: [
-            *study.table_runs(study.TABLE, [1, 2, 3], study.best_rates(ROOT / found.RATES), Path())
+            run
+            for row in study.ROWS
+            if row.slug in rates
+            for run in study.table_runs([row], [1, 2, 3], rates, Path())
         ],
     }
     for folder, runs in plans.items():
@@ -619,12 +635,12 @@ def test_the_archived_long_runs_are_those_that_the_program_plans(module):
             assert made.config == recorded.config, path
 
 
-def test_auto_takes_the_map_of_rank_120_for_the_matrices_of_the_long_run(module, monkeypatch):
-    """So that the runs of ``deflated-120`` say what ``auto`` reaches on an H200."""
+def test_auto_takes_the_deflated_map_of_the_long_run_for_its_matrices(module, monkeypatch):
+    """So that the runs of ``deflated`` say what ``auto`` reaches on an H200."""
     study = importlib.import_module("long_run")
     monkeypatch.setattr(auto, "figures_of", lambda device: DEVICES["H200"])
     monkeypatch.setattr(auto, "_CHOICES", {})
-    (row,) = study.find_rows("deflated-120")
+    (row,) = study.find_rows("deflated")
     config = study.whole_run(row, 1, 0.018).config
     ran = build_polar(config.optimizer.polar, config.benchmark)
     with torch.device("meta"):

@@ -120,7 +120,15 @@ def test_the_maps_to_choose_from_are_the_documented_ones():
     assert auto._map("full", 64, 64) == full
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
     # A twelfth of the short side, rounded up to a multiple of 16, at most 256.
-    for short, width in {64: 16, 192: 16, 193: 32, 768: 64, 1536: 128, 3072: 256, 9000: 256}.items():
+    for short, width in {
+        64: 16,
+        192: 16,
+        193: 32,
+        768: 64,
+        1536: 128,
+        3072: 256,
+        9000: 256,
+    }.items():
         head = ps.LowRank(width - 8, 8, sketch=Warm(), inner=inner)
         for shape in ((short, 9000), (9000, short)):
             assert deflated(*shape) == ps.Deflated(head, ps.NewtonSchulz(1, "flat"), full)

@@ -28,9 +28,9 @@ WORTH = 0.9
 # "cheap" is a step within this many times the time of AdamW.
 CHEAP = 1.15
 # ℓ is a part of the short side, in multiples of 16 and at most 256, from where on sketches get dear. A
-# quarter for the low-rank map, as in the paper's experiments. For the deflated map a twelfth: with it one
-# step lifts momentum with the spectrum of a GPT's about as far as five steps in full space, with a
-# twenty-fourth half as far. A sixth trained no better and costs more.
+# quarter for the low-rank map, as in the paper's experiments. For the deflated map a twelfth: with it
+# one step lifts a matrix with the spectrum of a GPT's momentum about as far as five steps in full
+# space, with a twenty-fourth half as far. A sixth trained no better and costs more.
 QUARTER, TWELFTH = 4, 12
 WIDEST = 256
 OVERSAMPLE = 8
@@ -44,9 +44,9 @@ class Auto(Containing):
     and is decided by an estimate of the time of a whole step (:mod:`polarstep.polar.cost`) for some
     dozens of matrices of the shape. ``print(optimizer.routes)`` shows the choice for every parameter.
 
-    On a GPT of 11 layers × 768 the deflated map ended 0.3% below and 0.5% above the perplexity of full
-    space after 73M tokens (two seeds), and the low-rank map 11% above it (one seed; ``results/long-run``).
-    ``docs/which.md`` has shorter runs with intervals, other ranks and other widths.
+    On a GPT of 11 layers × 768 the deflated map ended from 0.3% below to 1.2% above the perplexity of
+    full space after 73M tokens (three runs), and the low-rank map 11% above it (one run;
+    ``results/long-run``). ``docs/which.md`` has shorter runs with intervals, and other widths.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm

@@ -290,7 +290,8 @@ def test_the_schedule_reaches_the_optimizer():
     muon, *others = scheduled.optimizer.param_groups
     rate = scheduled.schedule.lr(1000, 1.73)
     assert muon["lr"] == pytest.approx(rate * config.optimizer.lr)
-    assert [group["lr"] for group in others] == pytest.approx([rate * 0.008] * len(others))
+    embedding, head = (group["lr"] for group in others)
+    assert (embedding, head) == pytest.approx((rate * 0.3, rate * 0.008))
     scheduled.set_step(0)
     assert muon["momentum"] == 0.85
 
@@ -638,7 +639,7 @@ def test_our_methods_run_the_maps_of_the_frontier(recipe, monkeypatch):
     assert polar_and_transform("rand-muon-rows", recipe) == (paper, rows)
     deflated, transform = polar_and_transform("deflated", recipe)
     assert polar_and_transform("deflated-rows", recipe) == (deflated, rows)
-    warm = maps["lift-48-warm"]
+    warm = maps["lift-56-warm"]
     assert transform is None
     assert replace(deflated.head, always_sketch=False) == warm.head
     assert (deflated.rest, deflated.float8) == (warm.rest, warm.float8)
