@@ -159,11 +159,12 @@ def test_a_nan_stays_in_its_matrix(solver):
 
 
 @over_solvers(bounded=True)
-@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (2, 48, 48)], ids=str)
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (48, 48)], ids=str)
 def test_norm_is_at_most_one(solver, shape):
-    for spectrum in SPECTRA:
-        M = batch(spectrum, *shape).float()
-        assert (operator_norm(solver.map(M, generator=key())) <= 1 + 1e-5).all(), spectrum
+    M = torch.cat([batch(spectrum, 2, *shape) for spectrum in SPECTRA]).float()
+    norms = operator_norm(solver.map(M, generator=key())).unflatten(0, (len(SPECTRA), 2))
+    for spectrum, norm in zip(SPECTRA, norms, strict=True):
+        assert (norm <= 1 + 1e-5).all(), spectrum
 
 
 COHERENT = {
@@ -226,16 +227,16 @@ SCALES = {
 
 @over_solvers(scale_invariant=True)
 @pytest.mark.parametrize("dtype", SCALES)
-@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (48, 48)], ids=str)
-def test_scale_does_not_matter_up_to_the_ends_of_the_range(solver, dtype, shape):
+def test_scale_does_not_matter_up_to_the_ends_of_the_range(solver, dtype):
     """Entries are −1, 0 or 1 times the scale, which is exact among denormals too."""
-    M = gaussian(2, *shape).round().clamp(-1, 1).to(dtype)
-    T = solver.map(M, generator=key())
     tolerance = {torch.float64: SHARP, torch.float32: 1e-5}.get(dtype, 2e-2)
-    scaled = solver.map(torch.cat([M * scale for scale in SCALES[dtype]]), generator=key())
-    for scale, found in zip(SCALES[dtype], scaled.split(len(M)), strict=True):
-        assert found.isfinite().all(), scale
-        torch.testing.assert_close(found, T, atol=tolerance, rtol=0)
+    for shape in ((12, 20), (20, 12), (48, 48)):
+        M = gaussian(2, *shape).round().clamp(-1, 1).to(dtype)
+        T = solver.map(M, generator=key())
+        scaled = solver.map(torch.cat([M * scale for scale in SCALES[dtype]]), generator=key())
+        for scale, found in zip(SCALES[dtype], scaled.split(len(M)), strict=True):
+            assert found.isfinite().all(), (shape, scale)
+            torch.testing.assert_close(found, T, atol=tolerance, rtol=0)
 
 
 @over_solvers()

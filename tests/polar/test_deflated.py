@@ -179,7 +179,7 @@ def test_flops_are_those_of_its_products(coefficients):
 
 def test_small_matrices_run_in_full_space():
     polar = ps.Deflated()
-    assert "ℓ=128 ≥ 24" in polar.describe(24, 40)
+    assert "ℓ=64 ≥ 24" in polar.describe(24, 40)
     M = gaussian(24, 40)
     assert torch.equal(polar(M), polar.full(M))
     assert polar.flops(24, 40) == polar.full.flops(24, 40)
