@@ -134,6 +134,7 @@ SHORT = {
     "Dion2 (a quarter of the rows)": "Dion2",
     "Dion3 (a quarter of the rows)": "Dion3",
     "SOAP of pytorch_optimizer": "SOAP",
+    "AdamW, head at the rate of the matrices": "AdamW",
 }
 """Names in the figure that are shorter than in the tables."""
 
@@ -190,7 +191,7 @@ def gaps() -> str:
     return svg(width, height, "Perplexity against full space over tokens and width", shapes)
 
 
-HEIGHT_OF_TIMES = 1.3
+HEIGHT_OF_TIMES = 1.5
 """The highest perplexity of the figure over time, in parts of the one that full space ends with."""
 
 
@@ -234,14 +235,17 @@ def over_time() -> str:
         )
         shapes.append(text(frame.right + 18, below + 4, words, kind="small"))
     outside = [
-        f"{row.title} ({lines[row.slug][-1][1]:.1f})"
+        f"{_brief(row.title)} ({lines[row.slug][-1][1]:.1f})"
         for row in TABLE
         if row.slug in lines and not inside[row.slug]
     ]
     note = f"One seed of each method, {study.million_tokens():.1f}M tokens. "
     note += "Blue: maps that sketch. Thick: full space."
-    note += f" Above the figure: {', '.join(outside)}." if outside else ""
     shapes.append(text(0, height - 8, note, kind="small"))
+    if outside:
+        height += 14
+        words = f"Above the figure: {', '.join(outside)}."
+        shapes.append(text(0, height - 8, words, kind="small"))
     return svg(width, height, "Validation perplexity over the time of training", shapes)
 
 
