@@ -70,23 +70,18 @@ def rates() -> dict[str, dict[float, float]]:
     return tried_rates(ROOT / RATES)
 
 
-def titles() -> dict[str, str]:
-    """The titles of all rows."""
-    return {row.slug: row.title for row in ROWS}
-
-
 def missing() -> list[Row]:
     """The rows of the table without a run."""
     return [row for row in TABLE if row.slug not in runs()]
 
 
-def at_an_edge() -> list[str]:
+def at_an_edge() -> list[Row]:
     """The rows of the first table whose best rate is the lowest or the highest that was tried."""
-    ours = {row.slug for row in TABLE}
     return [
-        slug
-        for slug, tried in rates().items()
-        if slug in ours and min(tried, key=lambda lr: tried[lr]) in (min(tried), max(tried))
+        row
+        for row in TABLE
+        if (tried := rates().get(row.slug))
+        and min(tried, key=lambda lr: tried[lr]) in (min(tried), max(tried))
     ]
 
 
@@ -136,26 +131,26 @@ def table(rows: Sequence[Row] = TABLE) -> Iterator[str]:
     """Markdown: perplexity, difference to full space, times and memory of every row that was run."""
     yield "| method | rate | test perplexity | to full space | optimizer ms | whole step, ms | MiB |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
-    for slug in (row.slug for row in rows if row.slug in runs()):
+    for row in (row for row in rows if row.slug in runs()):
+        slug = row.slug
         cells = [_rate(slug), _level([*tests(slug).values()]), _gap(slug)]
         cells += [f"{ms:.1f}" for ms in times(slug) or ()] or ["not timed"] * 2
         cells.append(memory(steps().get((TIMED.get(slug.removesuffix("-slow"), ""), "nanoGPT"))))
-        yield f"| {titles()[slug]} | {' | '.join(cells)} |"
+        yield f"| {row.title} | {' | '.join(cells)} |"
 
 
 def table_of_rates(rows: Sequence[Row] = TABLE) -> Iterator[str]:
     """Markdown: validation perplexity of each row at each rate, the lowest of a row in bold."""
     yield "| method | rate: validation perplexity |"
     yield "|---|---|"
-    for slug, found in rates().items():
-        if slug not in {row.slug for row in rows}:
-            continue
+    for row in (row for row in rows if row.slug in rates()):
+        found = rates()[row.slug]
         best = min(found.values())
         told = [
             f"**{lr:g}: {_short(value)}**" if value == best else f"{lr:g}: {_short(value)}"
             for lr, value in found.items()
         ]
-        yield f"| {titles()[slug]} | {', '.join(told)} |"
+        yield f"| {row.title} | {', '.join(told)} |"
 
 
 def _short(value: float) -> str:

@@ -181,34 +181,20 @@ def _loads() -> list[str]:
     return [f"step, {load}" for load in HELD]
 
 
-def long_run_table(folder: Path) -> str:
-    """The methods on one pass over 73 million tokens."""
+def long_run_table(folder: Path, *, slow: bool = False) -> str:
+    """The long run; ``slow``: its runs with the recipe's earlier rate of the embedding."""
     import docs_long_run
+    from long_run import SLOW_TABLE, TABLE
 
-    return "\n".join(docs_long_run.table())
+    return "\n".join(docs_long_run.table(SLOW_TABLE if slow else TABLE))
 
 
-def slow_long_run_table(folder: Path) -> str:
-    """The runs with the recipe's earlier rate of the embedding."""
+def rates_of_the_long_run(folder: Path, *, slow: bool = False) -> str:
+    """The short runs that chose the rates of the same rows."""
     import docs_long_run
-    from long_run import SLOW_TABLE
+    from long_run import SLOW_TABLE, TABLE
 
-    return "\n".join(docs_long_run.table(SLOW_TABLE))
-
-
-def slow_rates_of_the_long_run(folder: Path) -> str:
-    """The short runs that chose the rates of those."""
-    import docs_long_run
-    from long_run import SLOW_TABLE
-
-    return "\n".join(docs_long_run.table_of_rates(SLOW_TABLE))
-
-
-def rates_of_the_long_run(folder: Path) -> str:
-    """Validation perplexity of the short runs that chose the rates of the long run."""
-    import docs_long_run
-
-    return "\n".join(docs_long_run.table_of_rates())
+    return "\n".join(docs_long_run.table_of_rates(SLOW_TABLE if slow else TABLE))
 
 
 def accuracies_table(folder: Path) -> str:
@@ -312,8 +298,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "peers": peers_table,
     "long-run": long_run_table,
     "long-run-rates": rates_of_the_long_run,
-    "slow-long-run": slow_long_run_table,
-    "slow-long-run-rates": slow_rates_of_the_long_run,
+    "slow-long-run": partial(long_run_table, slow=True),
+    "slow-long-run-rates": partial(rates_of_the_long_run, slow=True),
     "accuracies": accuracies_table,
     "choice": choice_table,
 }

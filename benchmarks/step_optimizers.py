@@ -31,9 +31,11 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
     def low_rank(**options: Any) -> ps.LowRank:
         return ps.LowRank(rank, oversample, **options)
 
-    def deflated(rank: int) -> ps.Deflated:
-        head = ps.LowRank(rank, 8, sketch=ps.Warm(), inner=INNER)
+    def one_step(head: ps.LowRank) -> ps.Deflated:
         return ps.Deflated(head, ps.NewtonSchulz(1, "flat"))
+
+    def warm(rank: int) -> ps.LowRank:
+        return ps.LowRank(rank, 8, sketch=ps.Warm(), inner=INNER)
 
     return {
         "LowRank, warm": lambda: low_rank(sketch=ps.Warm(), inner=INNER),
@@ -44,15 +46,11 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "LowRank, the paper's (h=1, q=7)": low_rank,
         "LowRank, Gaussian h=1": lambda: low_rank(inner=INNER),
         "Deflated, Gaussian h=1, rest scaled": lambda: ps.Deflated(low_rank(inner=INNER)),
-        "Deflated, warm, one step": lambda: ps.Deflated(
-            low_rank(sketch=ps.Warm(), inner=INNER), ps.NewtonSchulz(1, "flat")
-        ),
-        "Deflated 48, warm, one step": lambda: deflated(48),
-        "Deflated 56, warm, one step": lambda: deflated(56),
-        "Deflated 120, warm, one step": lambda: deflated(120),
-        "Deflated 48, Gaussian h=1, one step": lambda: ps.Deflated(
-            ps.LowRank(48, 8, inner=INNER), ps.NewtonSchulz(1, "flat")
-        ),
+        "Deflated, warm, one step": lambda: one_step(low_rank(sketch=ps.Warm(), inner=INNER)),
+        "Deflated 48, warm, one step": lambda: one_step(warm(48)),
+        "Deflated 56, warm, one step": lambda: one_step(warm(56)),
+        "Deflated 120, warm, one step": lambda: one_step(warm(120)),
+        "Deflated 48, Gaussian h=1, one step": lambda: one_step(ps.LowRank(48, 8, inner=INNER)),
         "auto": lambda: ps.Auto(),
         "auto, cheap": lambda: ps.Auto("cheap"),
         "full space, PolarExpress 5": lambda: ps.NewtonSchulz(5, "polar-express"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from differences import change, paired
-from docs_claims.cost import DEFLATED, FULL_SPACE, ratio
+from docs_claims.cost import FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.words import claim, signed
-from docs_quality import BASE, HELD, ROOT, million_tokens, peers, perplexities, quality
+from docs_quality import BASE, DEFLATED, HELD, ROOT, million_tokens, peers, perplexities, quality
 
 
 def versus_full(trained: tuple[str, float]) -> str:

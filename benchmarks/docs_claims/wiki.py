@@ -209,7 +209,7 @@ def long_run_edges() -> str:
     """For which rows the best rate may lie outside those that were tried."""
     import docs_long_run as study
 
-    names = [study.titles()[slug] for slug in study.at_an_edge()]
+    names = [row.title for row in study.at_an_edge()]
     return "; ".join(names) if names else "no row"
 
 
