@@ -19,8 +19,10 @@ from docs_quality import ROOT, memory, steps
 from long_run import ROWS, TABLE, Row, row_of, tried_rates, whole_run
 from polarstep_lab.records.record import RunRecord, find_runs
 
-FOLDER = "results/long-run/table"
-RATES = "results/long-run-rates/table"
+FOLDER, SLOW_FOLDER = "results/long-run/table", "results/long-run-slow/table"
+"""The archives of the first table and of the second."""
+RATES, SLOW_RATES = "results/long-run-rates/table", "results/long-run-slow-rates/table"
+"""The archives of the runs that chose their rates."""
 BASE = "muon-polar-express"
 """Full space in the first table."""
 TIMED = {
@@ -29,6 +31,10 @@ TIMED = {
     "rand-muon": "LowRank, the paper's (h=1, q=7)",
     "muon-polar-express": "full space, PolarExpress 5",
     "muon-polar-express-rows": "full space, PolarExpress 5, rows normalized",
+    "deflated": "auto",
+    "deflated-rows": "auto, rows normalized",
+    "deflated-120": "Deflated 120, warm, one step",
+    "deflated-56": "auto",
     "deflated-48": "Deflated 48, warm, one step",
 }
 """Names in the step-cost record of rows whose map is timed there on the same 64 matrices, without the
@@ -39,7 +45,7 @@ ending of the slug that says which table."""
 def runs() -> dict[str, dict[int, RunRecord]]:
     """The runs that ended, by row and seed, in the order of the study."""
     found: dict[str, dict[int, RunRecord]] = {row.slug: {} for row in ROWS}
-    for run in map(RunRecord.load, find_runs([ROOT / FOLDER])):
+    for run in map(RunRecord.load, find_runs([ROOT / FOLDER, ROOT / SLOW_FOLDER])):
         if run.result and run.result.status in ("finished", "diverged"):
             found[row_of(run.identity, whole_run).slug][run.identity.seed] = run
     return {slug: seeds for slug, seeds in found.items() if seeds}
@@ -67,7 +73,7 @@ def gap(slug: str) -> Change | None:
 @cache
 def rates() -> dict[str, dict[float, float]]:
     """Validation perplexity of the short runs, by row and rate; infinite where a run diverged."""
-    return tried_rates(ROOT / RATES)
+    return tried_rates(ROOT / RATES, ROOT / SLOW_RATES)
 
 
 def missing() -> list[Row]:

@@ -30,6 +30,7 @@ from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
 from polarstep_lab.suites.suite import PlannedRun, pending, plan_run
 
 RECIPE = "nanogpt-wiki"
+_RANK = "optimizer.polar.rank"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,14 @@ def _row(slug: str, title: str = "", method: str = "", **options: Any) -> Row:
 TABLE = (
     _row("muon-polar-express"),
     _row("muon-polar-express-rows"),
-    _row("deflated", rate_of="muon-polar-express"),
+    _row("deflated"),
+    _row(
+        "deflated-120",
+        "Deflated Muon, rank 120",
+        "deflated",
+        settings={_RANK: 120},
+        rate_of="deflated",
+    ),
     _row("deflated-rows", rate_of="muon-polar-express-rows"),
     _row("rand-muon"),
     _row("adamw"),
@@ -87,9 +95,6 @@ def _slow(method: str, title: str = "", infix: str = "", **options: Any) -> Row:
     slug = f"{method}{infix}-slow"
     base = "muon-polar-express-slow"
     return _row(slug, title, method, settings=settings, earlier=True, base=base, **options)
-
-
-_RANK = "optimizer.polar.rank"
 
 
 SLOW_TABLE = (
@@ -193,10 +198,10 @@ def rates_runs(rows: Sequence[Row], out: Path) -> Iterator[PlannedRun]:
             yield short_run(row, SEED_OF_RATES, float(f"{base * factor:.2g}"), out)
 
 
-def tried_rates(folder: Path) -> dict[str, dict[float, float]]:
+def tried_rates(*folders: Path) -> dict[str, dict[float, float]]:
     """Validation perplexity of the short runs, by row and rate; infinite where a run diverged."""
     found: dict[str, dict[float, float]] = {row.slug: {} for row in ROWS}
-    for run in map(RunRecord.load, find_runs([folder])):
+    for run in map(RunRecord.load, find_runs(folders)):
         slug = row_of(run.identity, short_run).slug
         assert run.result is not None, f"a run of {slug} has not ended"
         value = run.result.validation if run.result.status == "finished" else None
@@ -205,10 +210,10 @@ def tried_rates(folder: Path) -> dict[str, dict[float, float]]:
     return {slug: dict(sorted(tried.items())) for slug, tried in found.items() if tried}
 
 
-def best_rates(folder: Path) -> dict[str, float]:
+def best_rates(*folders: Path) -> dict[str, float]:
     """The rate with the lowest validation perplexity of each row; runs that diverged have none."""
     best = {}
-    for slug, tried in tried_rates(folder).items():
+    for slug, tried in tried_rates(*folders).items():
         for lr, loss in tried.items():
             print(f"{slug:30s} lr {lr:<8g} validation {loss:.3f}")
         best[slug] = min(tried, key=lambda lr: tried[lr])

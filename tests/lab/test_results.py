@@ -162,7 +162,7 @@ COMPARISONS = (
     "deflated-price",
     "deflated-with-rows",
     "cifar-agreement",
-    "cifar-deflated",
+    "cifar-maps",
     "cifar-goal",
     "cifar-sketches",
     "closest-map",
@@ -275,21 +275,24 @@ def test_the_commands_under_a_table_make_the_runs_of_the_table():
     assert checked > 370
 
 
-def test_the_command_under_our_maps_on_cifar10_makes_the_runs_of_the_table():
+def test_the_commands_under_our_maps_on_cifar10_make_the_runs_of_their_tables():
     text = (ROOT / "docs/results.md").read_text()
-    (block,) = re.findall(r"<!-- accuracies: (\S+) -->(.*?)\n## ", text, re.DOTALL)
-    made = {
-        (run.identity.method, run.identity.seed): facts(run.config.to_dict())
-        for command in COMMANDS.findall(block[1])
-        for run in planned(command)
-    }
-    recorded = {
-        (run.identity.method, run.identity.seed): facts(
-            RunConfig.from_dict(run.identity.config).to_dict()
-        )
-        for run in map(RunRecord.load, find_runs([ROOT / block[0]]))
-    }
-    assert made == recorded
+    _, *blocks = text.partition("\n## A GPT")[0].split("<!-- accuracies: ")
+    assert len(blocks) == 2
+    for block in blocks:
+        folder, below = block.split(" -->", 1)
+        made = {
+            (run.identity.method, run.identity.seed): facts(run.config.to_dict())
+            for command in COMMANDS.findall(below)
+            for run in planned(command)
+        }
+        recorded = {
+            (run.identity.method, run.identity.seed): facts(
+                RunConfig.from_dict(run.identity.config).to_dict()
+            )
+            for run in map(RunRecord.load, find_runs([ROOT / folder]))
+        }
+        assert made == recorded
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path):
@@ -487,7 +490,7 @@ def long_run(module, tmp_path, monkeypatch):
     ):
         (row,) = (row for row in study.ROWS if row.slug == slug)
         write_planned(
-            study.whole_run(row, seed, 0.018, tmp_path / "runs"),
+            study.whole_run(row, seed, 0.018, tmp_path / ("slow" if row.earlier else "runs")),
             final=final,
             status="diverged" if slug == "muon" else "finished",
         )
@@ -499,17 +502,22 @@ def long_run(module, tmp_path, monkeypatch):
         ("adamw-head", 0.018, 250.0, "finished"),
         ("adamw-slow", 0.018, 450.0, "finished"),
         ("muon-polar-express", 0.018, 30.0, "finished"),
+        ("muon-polar-express-rows", 0.032, 31.0, "finished"),
     ):
         (row,) = (row for row in study.ROWS if row.slug == slug)
         folder = write_planned(
-            study.short_run(row, study.SEED_OF_RATES, lr, tmp_path / "rates"),
+            study.short_run(
+                row, study.SEED_OF_RATES, lr, tmp_path / ("slow-rates" if row.earlier else "rates")
+            ),
             final=final,
             status=status,
         )
         result = json.loads((folder / "result.json").read_text())
         (folder / "result.json").write_text(json.dumps(result | {"validation": final}))
     pack([tmp_path / "runs"], tmp_path / found.FOLDER)
+    pack([tmp_path / "slow"], tmp_path / found.SLOW_FOLDER)
     pack([tmp_path / "rates"], tmp_path / found.RATES)
+    pack([tmp_path / "slow-rates"], tmp_path / found.SLOW_RATES)
     monkeypatch.setattr(found, "ROOT", tmp_path)
     monkeypatch.setattr(
         found,
@@ -581,16 +589,17 @@ def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run, modu
     assert "| AdamW, head at the rate of the matrices | **0.01: 200.0**, 0.018: 250.0 |" in lines
     assert not any("450" in line for line in lines)
     assert "| AdamW | **0.018: 450.0** |" in [*found.table_of_rates(study.SLOW_TABLE)]
-    assert study.best_rates(found.ROOT / found.RATES) == {
+    assert study.best_rates(found.ROOT / found.RATES, found.ROOT / found.SLOW_RATES) == {
         "adamw": 0.018,
         "adamw-head": 0.01,
         "adamw-slow": 0.018,
         "muon-polar-express": 0.018,
-        "deflated": 0.018,  # that of full space
+        "muon-polar-express-rows": 0.032,
+        "deflated-rows": 0.032,  # that of full space with normalized rows
     }
-    assert (
-        module.made("long-run-edges")
-        == "Muon (PolarExpress 5); AdamW, head at the rate of the matrices"
+    assert module.made("long-run-edges") == (
+        "Muon (PolarExpress 5); Muon (PolarExpress 5, normalized rows); "
+        "AdamW, head at the rate of the matrices"
     )
 
 
@@ -614,17 +623,16 @@ def test_a_run_with_settings_of_no_row_is_refused(long_run):
 def test_the_archived_long_runs_are_those_that_the_program_plans(module):
     """Started again with the archives unpacked, ``long_run.py`` makes none of their runs again."""
     found, study = map(importlib.import_module, ("docs_long_run", "long_run"))
-    own = [row for row in study.ROWS if row.rate_of is None]
-    rates = study.best_rates(ROOT / found.RATES)
-    plans = {
-        found.RATES: [*study.rates_runs(own, Path())],
-        found.FOLDER: [
-            run
-            for row in study.ROWS
-            if row.slug in rates
-            for run in study.table_runs([row], [1, 2, 3], rates, Path())
-        ],
-    }
+    rates = study.best_rates(ROOT / found.RATES, ROOT / found.SLOW_RATES)
+    plans = {}
+    for folder, folder_of_rates, rows in (
+        (found.FOLDER, found.RATES, study.TABLE),
+        (found.SLOW_FOLDER, found.SLOW_RATES, study.SLOW_TABLE),
+    ):
+        own = [row for row in rows if row.rate_of is None]
+        plans[folder_of_rates] = [*study.rates_runs(own, Path())]
+        known = [row for row in rows if row.slug in rates]
+        plans[folder] = [*study.table_runs(known, [1, 2, 3], rates, Path())]
     for folder, runs in plans.items():
         planned = {str(run.directory): run.identity for run in runs}
         archive = ROOT / folder / ARCHIVE

@@ -44,9 +44,9 @@ class Auto(Containing):
     and is decided by an estimate of the time of a whole step (:mod:`polarstep.polar.cost`) for some
     dozens of matrices of the shape. ``print(optimizer.routes)`` shows the choice for every parameter.
 
-    On a GPT of 11 layers × 768 the deflated map ended from 0.3% below to 1.2% above the perplexity of
-    full space after 73M tokens (three runs), and the low-rank map 11% above it (one run;
-    ``results/long-run``). ``docs/which.md`` has shorter runs with intervals, and other widths.
+    On a GPT of 11 layers × 768 the deflated map ended 1.1% above the perplexity of full space after
+    73M tokens (three seeds, ``results/long-run``), and in an earlier recipe the low-rank map 11% above
+    it (one seed). ``docs/which.md`` has shorter runs, other widths, and what a larger head is worth.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm

@@ -149,6 +149,10 @@ def _paint_panels(figure: Figure, panels: Sequence[Panel], columns: int, sharey:
         columns = max(1, min(4, 120 // max(map(len, names))))  # so many fit beside one another
         below: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
         figure.legend([*names.values()], [*names], fontsize=9, **below)
+        # The figure has room for three lines of names; the panels must not pay for more of them.
+        more = math.ceil(len(names) / columns) - 3
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.2 * max(more, 0))
 
 
 def paint_series(axes: Axes, series: Series) -> None:

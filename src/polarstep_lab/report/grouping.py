@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,18 +117,29 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
 
 
 def _label(row: Row, rows: Sequence[Row]) -> str:
-    """The method of a row; where it has several rows, also the overrides that not all of them share."""
+    """The method of a row; where it has several rows, also the overrides that not all of them share.
+
+    A row without overrides of its own has all that it shares with the others, if it is not the only
+    one of its kind: such rows differ in what was the recipe's default when they were made.
+    """
     same = [_overrides(other) for other in rows if other.method == row.method]
     if len(same) == 1:
         return row.method_that_ran
     overrides = _overrides(row)
-    own = {
+    shown = _own(overrides, same)
+    if not shown and overrides and sum(not _own(other, same) for other in same) == 1:
+        return row.method_that_ran
+    told = [f"{key}={value}" for key, value in sorted((shown or overrides).items())]
+    return ", ".join([row.method_that_ran, *(told or ["recipe's own settings"])])
+
+
+def _own(overrides: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The overrides that not all of ``same`` have."""
+    return {
         key: value
         for key, value in overrides.items()
         if any(key not in other or other[key] != value for other in same)
     }
-    shown = [f"{key}={value}" for key, value in sorted((own or overrides).items())]
-    return ", ".join([row.method_that_ran, *(shown or ["recipe's own settings"])])
 
 
 def _overrides(row: Row) -> dict[str, Any]:

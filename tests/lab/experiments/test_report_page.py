@@ -10,10 +10,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from tests.lab.experiments.synthetic import write_comparison, write_run
 
 from polarstep.storage import StorageError
 from polarstep_lab.drawing.palette import CHROME, SERIES
+from polarstep_lab.drawing.panels import Drawing, Panel, Series
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files, write_report
 from polarstep_lab.report.figures import curve_of, zoom
@@ -363,3 +365,21 @@ def test_colours_stand_out_from_the_page(theme):
 
     assert all(contrast(getattr(look, theme)) >= 3 for look in SERIES.values())  # WCAG 1.4.11
     assert all(contrast(chrome[name]) >= 4.5 for name in ("--ink", "--ink-soft", "--alarm"))
+
+
+def test_names_below_a_figure_do_not_take_the_height_of_its_panels():
+    look = next(iter(SERIES.values()))
+    heights = []
+    for count in (2, 24):
+        line = [
+            Series(f"{'a long name of a method ' * 4}{i}", look, [1, 2], [1, 2])
+            for i in range(count)
+        ]
+        drawing = Drawing.of_panels("names", "", "", (9.0, 3.0), [Panel(line)], 1)
+        figure = Figure(figsize=drawing.size, layout="constrained")
+        drawing.paint(figure)
+        figure.draw_without_rendering()
+        (axes,), (names,) = figure.axes, figure.legends
+        assert names.get_window_extent().y1 < axes.get_window_extent().y0
+        heights.append(axes.get_position().height * figure.get_figheight())
+    assert heights[1] > 0.8 * heights[0]

@@ -111,12 +111,20 @@ def test_a_label_leaves_out_what_all_rows_of_its_method_share(tmp_path):
     write_run(tmp_path / "e", method="Muon (Nesterov)")
     ((section,), _) = sections(tmp_path)
     assert [row.label for row in section.rows] == [
+        "AdamW",  # not the recipe's own settings
         "AdamW, lr=0.1",
         "AdamW, lr=0.2",
-        "AdamW, runtime.keep_checkpoint=False",  # not the recipe's own settings
         "Muon (Nesterov), lr=0.1",
         "Muon (Nesterov), recipe's own settings",
     ]
+
+
+def test_rows_of_two_recipes_with_the_same_overrides_name_them(tmp_path):
+    shared = {"runtime.keep_checkpoint": False}
+    for lr in (0.1, 0.2):  # the recipe's default, then and now
+        write_run(tmp_path / f"{lr}", overrides=shared, settings={"optimizer": {"lr": lr}})
+    ((section,), _) = sections(tmp_path)
+    assert [row.label for row in section.rows] == ["AdamW, runtime.keep_checkpoint=False"] * 2
 
 
 def test_a_seed_run_twice_counts_once_and_is_reported(tmp_path):
