@@ -6,7 +6,7 @@ from differences import change, paired
 from docs_claims.cost import FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.words import claim, signed
-from docs_quality import BASE, DEFLATED, HELD, ROOT, million_tokens, peers, perplexities, quality
+from docs_quality import BASE, DEFLATED, HELD, million_tokens, peers, perplexities, quality
 
 
 def versus_full(trained: tuple[str, float]) -> str:
@@ -83,16 +83,15 @@ def kept_basis_loss() -> str:
 
 @claim
 def closest_map() -> str:
-    """How near the best cheap map comes to full space, and in which runs."""
-    import scaling as study
+    """How near the map of ``auto`` comes to full space, in short runs and in long ones."""
+    import docs_long_run as study
 
-    found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
-    gaps = {at: each for at, each in found[study.DEFLATED].items() if at[1] == study.WIDTH}
-    longest = max(gaps)
+    long = study.gap("deflated")
+    assert long is not None, "deflated has no run on a seed of full space"
     return (
         f"{quality(('lift-56-warm', 0.014)).told(unit='%')} in perplexity after {million_tokens():.1f}M "
-        f"tokens, and with rank 48 and a smaller δ {change(gaps[longest].values()).told(unit='%')} "
-        f"after {study.million(longest[0]):.1f}M, at width {study.WIDTH}"
+        f"tokens in small batches and {long.told(unit='%')} after {study.million_tokens():.1f}M in "
+        "larger ones, at width 768"
     )
 
 

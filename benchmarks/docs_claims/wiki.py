@@ -157,8 +157,7 @@ def auto_long_run() -> str:
 
     return (
         f"{_gap('deflated')} in test perplexity against full space after {study.million_tokens():.1f}M "
-        f"tokens, with {_times('deflated', study.BASE)}, and {_gap('deflated-56-slow')} with an "
-        "embedding that learns more slowly"
+        f"tokens, with {_times('deflated', study.BASE)}"
     )
 
 
