@@ -17,6 +17,7 @@ from tests.lab.experiments.small import SMALLEST_GPT, fake_cifar10, tiny_gpt
 from tests.processes import PATIENCE, wait_until
 from typer.testing import CliRunner
 
+import polarstep.__main__
 from polarstep_lab.cli import app
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.records.record import TIME_FIELDS, Result, RunRecord
@@ -184,9 +185,10 @@ def settings_of(values: dict[str, object]) -> list[str]:
 
 def test_the_command_stops_at_ctrl_c_with_a_checkpoint(tmp_path: Path) -> None:
     many = {"data.stages": [{"steps": 100_000, "sequences": 2, "sequence_length": 16}]}
-    arguments = ["-m", "polarstep", "run", "nanogpt-toy", "--method", "muon", "--device", "cpu"]
-    arguments += ["--parallel", "fsdp", "--out", str(tmp_path / "run")]
+    arguments = [polarstep.__main__.__file__, "run", "nanogpt-toy", "--method", "muon"]
+    arguments += ["--device", "cpu", "--parallel", "fsdp", "--out", str(tmp_path / "run")]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--run-path", "--start-method", "fork"]  # ranks have what torchrun has imported
     settings = settings_of(SMALLEST_GPT | many)
     process = fork(*torchrun, *arguments, *settings)
     metrics = tmp_path / "run" / "metrics.jsonl"
