@@ -131,14 +131,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folders[config] for name, (_, config) in worker.interrupted().items()}
 
 
-@pytest.mark.parametrize("name", worker.interrupted())
-@pytest.mark.parametrize("way", ["from-1-to-2", "from-2-to-4", "from-2-to-1", "from-4-to-1"])
+@pytest.mark.parametrize(
+    ("start", "end", "name"),
+    [(*change, name) for change, names in worker.CHANGES.items() for name in names],
+)
 def test_a_run_goes_on_with_another_number_of_ranks(
-    name: str, way: str, made: Path, whole: dict[str, Path], tmp_path: Path
+    start: int, end: int, name: str, made: Path, whole: dict[str, Path], tmp_path: Path
 ) -> None:
     _, config = worker.interrupted()[name]
-    directory = made / way / name
-    if way.endswith("to-1"):
+    directory = made / f"from-{start}-to-{end}" / name
+    if end == 1:
         directory = Path(shutil.copytree(directory, tmp_path / "stopped"))
         train(config, directory, resume=True)
     assert_equal_up_to_rounding(directory, whole[name])
