@@ -138,8 +138,9 @@ def order(plan: str) -> list[str]:
 def cases(ranks: int) -> list[tuple[str, str, str]]:
     """Plan, map and shape.
 
-    A map of whole matrices costs the same FLOPs under all plans that have them whole. Four ranks
-    therefore count them for each map where they have owners, and two ranks wherever copies are made.
+    Every plan counts every map with one of the two numbers of ranks: those that copy matrices with two,
+    which is cheaper, and the others with four. Both numbers count each plan with a dense map, if the
+    plan has it, and with one that carries a basis.
     """
     copying = ("replicated", "gather")
     return [
@@ -155,8 +156,8 @@ def cases(ranks: int) -> list[tuple[str, str, str]]:
 
 def copied_cases() -> list[tuple[str, str, str]]:
     """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
-    kept = ("owner", "sharded"), ("full space", "h=1", "kept")
-    return [case for case in cases(4) if case[0] in kept[0] and case[1] in kept[1]]
+    plans, maps = ("owner", "sharded"), ("full space", "h=1", "kept")
+    return [case for case in cases(4) if case[0] in plans and case[1] in maps]
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
