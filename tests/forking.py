@@ -177,14 +177,24 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str) -> None
         runpy.run_path(kind, run_name="__main__")
 
 
-def _close_errors() -> None:
-    """Let nobody read what Triton's bindings write of leaks while the interpreter is taken down."""
-    sys.stderr.flush()
+def _leave(ended: list[int]) -> None:
+    """End without taking the interpreter down, if the exit status is known.
+
+    To free what is in memory means to write to every page that is shared, and so to copy it. Where an
+    error ends the process the interpreter has to find the status; nobody is then to read what Triton's
+    bindings write of leaks.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
+            stream.flush()
+    if ended:
+        os._exit(ended[0])
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _main(*imported: str) -> None:
-    atexit.register(_close_errors)  # before all others, and so called after them
+    ended: list[int] = []
+    atexit.register(_leave, ended)  # before all others, and so called after them and all threads
     for name in imported:
         # A machine may lack what the laboratory needs. Who needs it fails with its own message.
         with contextlib.suppress(ImportError):
@@ -192,8 +202,14 @@ def _main(*imported: str) -> None:
     gc.collect()
     gc.freeze()  # the collector would otherwise write to, and so copy, every page that is shared
     request = _serve(socket.socket(fileno=0))
-    if request is not None:
-        _run(**request)
+    try:
+        if request is not None:
+            _run(**request)
+        ended.append(0)
+    except SystemExit as leaving:
+        if leaving.code is None or isinstance(leaving.code, int):
+            ended.append((leaving.code or 0) & 0xFF)
+        raise
 
 
 if __name__ == "__main__":

@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.distributed.trajectories import MAPS, SIZES, Networks, batch, optimizer_of, whole
+from tests.distributed.trajectories import (
+    MAPS,
+    SIZES,
+    Networks,
+    batch,
+    mesh_of,
+    optimizer_of,
+    whole,
+)
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -35,6 +43,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "flattened": {"flatten_optimizer_state_dict": True},
     "rank 0": {"full_state_dict": True, "broadcast_from_rank0": True},
 }
+# Options and plan of every run: every option with one plan, and every plan with the default options.
+RUNS = [*((name, "auto") for name in OPTIONS), ("default", "owner")]
+
+
+def loaded(ranks: int, source: int) -> list[tuple[str, str]]:
+    """Options and plan of the runs that go on.
+
+    With as many ranks as saved it, a file is read by the same code as with others, and needs less of it.
+    """
+    return [run for run in RUNS if ranks != source or run[0] == "default"]
 
 
 class WithUnused(Networks):
@@ -55,13 +73,11 @@ class WithUnused(Networks):
 
 
 def built(plan: str = "auto", *, sharded: bool) -> tuple[nn.Module, Any]:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     model = WithUnused()
     if sharded:
-        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-        fully_shard(model, mesh=mesh)
+        fully_shard(model, mesh=mesh_of((torch.distributed.get_world_size(),), ("dp",)))
     optimizer = optimizer_of(model, plan=plan)
     warm = MAPS["warm"] | {"params": [model.unused.weight]}
     optimizer.add_param_group(warm)
@@ -94,7 +110,6 @@ class Resting(nn.Module):
     """Matrices and experts that get no gradient after the first steps; some momentum in eight bits."""
 
     def __init__(self, *, sharded: bool) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
         super().__init__()
@@ -106,7 +121,7 @@ class Resting(nn.Module):
         ):
             X = torch.zeros(shape, dtype=torch.float64)
             if sharded:
-                mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+                mesh = mesh_of((torch.distributed.get_world_size(),), ("dp",))
                 X = distribute_tensor(X, mesh, [Shard(0)])
             self.register_parameter(name, nn.Parameter(X))
         groups = [
@@ -129,16 +144,12 @@ class Resting(nn.Module):
             self.optimizer.step()
 
 
-def resting(path: Path, source: str) -> dict[str, float]:
+def resting(path: Path) -> dict[str, float]:
     """How far a run ends from one that was not interrupted, and how far it moves when it is to rest."""
-    ranks = torch.distributed.get_world_size()
     known = Resting(sharded=False)
     known.go(range(ENDED))
-    first = Resting(sharded=True)
-    first.go(range(SAVED))
-    save(first, first.optimizer, StateDictOptions(), path / f"resting-{ranks}")
     second = Resting(sharded=True)
-    load(second, second.optimizer, StateDictOptions(), path / f"resting-{source}")
+    load(second, second.optimizer, StateDictOptions(), path)
     second.go(range(SAVED, ENDED))
     pairs = zip(whole(second), whole(known), strict=True)
     off = max(float((p - q).abs().max()) for p, q in pairs)
@@ -148,10 +159,9 @@ def resting(path: Path, source: str) -> dict[str, float]:
     return {"off": off, "moved": moved}
 
 
-def without_peak(path: Path) -> float:
+def without_peak(first: Resting, path: Path) -> float:
     """How far momentum is off that was loaded from a checkpoint without peaks, as before release 0.1."""
-    first, second = Resting(sharded=True), Resting(sharded=True)
-    first.go(range(SAVED))
+    second = Resting(sharded=True)
     _, content = get_state_dict(first, first.optimizer)
     for entries in content["state"].values():
         del entries["peak"]
@@ -202,38 +212,47 @@ def gathers_in_order() -> bool:
     In torch 2.9 the gathered tensor has gaps. ``broadcast_from_rank0`` then sends it with the gaps, and
     other ranks than the first load wrong numbers, whatever the optimizer.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
     ranks = torch.distributed.get_world_size()
-    mesh = init_device_mesh("cpu", (ranks,))
+    mesh = mesh_of((ranks,), ("dp",))
     X = distribute_tensor(torch.zeros(1, 2, 2 * ranks - 1), mesh, [Shard(2)])
     return bool(X.full_tensor().is_contiguous())
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
-    """Save after the first step; load what was saved here, or at another number of ranks; go on."""
+    """Save after the first step; load what was saved here, or at another number of ranks; go on.
+
+    What this number of ranks has saved in an earlier launch is not saved again.
+    """
     warnings.simplefilter("ignore")
     shared = folder.parent / "saved"
-    if rank == 0:
-        shared.mkdir(exist_ok=True)
-    torch.distributed.barrier()
+    is_first = not (shared / f"resting-{ranks}").exists()
+    shared.mkdir(exist_ok=True)
+    torch.distributed.barrier()  # no rank saves before all have looked
+
+    def path_of(name: str, plan: str, ranks: int) -> Path:
+        return shared / f"{name}-{plan}-{ranks}".replace(", ", "-")
+
     known, found = reference(), {}
-    source = (folder / "source").read_text(encoding="utf-8")
-    for name, options in OPTIONS.items():
-        for plan in ("auto", "owner") if name == "default" else ("auto",):
-            told = StateDictOptions(**options)
-            label = f"{name}-{plan}".replace(", ", "-")
-            model, optimizer = built(plan, sharded=True)
-            go(model, optimizer, range(SAVED_AFTER), rank, ranks)
-            save(model, optimizer, told, shared / f"{label}-{ranks}")
-            model, optimizer = built(plan, sharded=True)
-            load(model, optimizer, told, shared / f"{label}-{source}")
-            go(model, optimizer, range(SAVED_AFTER, ENDS_AFTER), rank, ranks, late=True)
-            off = [(p - q).abs().max() for p, q in zip(whole(model), known, strict=True)]
-            found[name, plan] = float(torch.stack(off).max())
+    source = int((folder / "source").read_text(encoding="utf-8"))
+    for plan in ("auto", "owner") if is_first else ():
+        model, optimizer = built(plan, sharded=True)
+        go(model, optimizer, range(SAVED_AFTER), rank, ranks)
+        for name in (name for name, its_plan in RUNS if its_plan == plan):
+            save(model, optimizer, StateDictOptions(**OPTIONS[name]), path_of(name, plan, ranks))
+    for name, plan in loaded(ranks, source):
+        model, optimizer = built(plan, sharded=True)
+        load(model, optimizer, StateDictOptions(**OPTIONS[name]), path_of(name, plan, source))
+        go(model, optimizer, range(SAVED_AFTER, ENDS_AFTER), rank, ranks, late=True)
+        off = [(p - q).abs().max() for p, q in zip(whole(model), known, strict=True)]
+        found[name, plan] = float(torch.stack(off).max())
     resting_module.EVERY = 2
-    found["resting"] = resting(shared, source)
-    found["without peak"] = without_peak(shared / f"without-peak-{ranks}")
+    if is_first:
+        fading = Resting(sharded=True)
+        fading.go(range(SAVED))
+        save(fading, fading.optimizer, StateDictOptions(), shared / f"resting-{ranks}")
+        found["without peak"] = without_peak(fading, shared / f"without-peak-{ranks}")
+    found["resting"] = resting(shared / f"resting-{source}")
     found["gathers in order"] = gathers_in_order()
     return found

@@ -135,20 +135,29 @@ def order(plan: str) -> list[str]:
     return events
 
 
-def cases() -> list[tuple[str, str, str]]:
-    """Plan, map and shape."""
+def cases(ranks: int) -> list[tuple[str, str, str]]:
+    """Plan, map and shape.
+
+    Every plan counts every map with one of the two numbers of ranks: those that copy matrices with two,
+    which is cheaper, and the others with four. Both numbers count each plan with a dense map, if the
+    plan has it, and with one that carries a basis.
+    """
+    copying = ("replicated", "gather")
     return [
         (plan, name, shape)
         for plan in PLANS
         for name in MAPS
         for shape in ("small tall", "small wide")
         if (plan, name) != ("sharded", "full space") and name != "h=0"
+        if ranks == 2 or plan not in copying or name in ("full space", "kept")
+        if ranks == 4 or plan in copying or name not in ("h=½", "warm")
     ]
 
 
 def copied_cases() -> list[tuple[str, str, str]]:
     """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
-    return [case for case in cases() if case[0] in ("owner", "sharded") and case[1] != "h=½"]
+    plans, maps = ("owner", "sharded"), ("full space", "h=1", "kept")
+    return [case for case in cases(4) if case[0] in plans and case[1] in maps]
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
@@ -160,7 +169,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
             found["full space", shape, torch.bfloat16] = counted(
                 shape, MAPS["full space"], "auto", torch.bfloat16, 0
             )
-    for plan, name, shape in cases():
+    for plan, name, shape in cases(ranks):
         at = KEPT if name == "kept" else 1
         found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32, at)
     for plan, name, shape in copied_cases() if ranks == 4 else ():

@@ -1,4 +1,4 @@
-"""Every plan, on every mesh, with every map, takes the trajectory of one process."""
+"""Every plan, on every mesh, with every map that it can change, takes the trajectory of one process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import torch
 from tests.distributed import trajectories
 from tests.distributed.launch import launched, needs_gloo
 
+from polarstep import NewtonSchulz
+from polarstep.distributed import ledger
+
 pytestmark = needs_gloo
 RANKS = (2, 4)
-CASES = [(ranks, *case) for ranks in RANKS for case in trajectories.cases(ranks)]
+CASES = [
+    (ranks, *case, name)
+    for ranks in RANKS
+    for case in trajectories.cases(ranks)
+    for name in trajectories.maps_of(ranks, *case)
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +35,19 @@ def found(tmp_path_factory, reference):
     return {ranks: launched(module, ranks, folder / str(ranks)) for ranks in RANKS}
 
 
-@pytest.mark.parametrize("name", trajectories.MAPS)
-@pytest.mark.parametrize(("ranks", "way", "plan"), CASES)
+@pytest.mark.parametrize(("ranks", "way", "plan", "name"), CASES)
 def test_the_trajectory_of_one_process(ranks, way, plan, name, found) -> None:
     for there in found[ranks]:
         assert max(there[way, plan]["off"][name]) < 1e-10
+
+
+def test_every_plan_meets_every_map_and_every_mesh_all_that_it_can_change() -> None:
+    met = {(plan, name) for _, _, plan, name in CASES}
+    assert met == {(p, name) for p in ("auto", *trajectories.PLANS) for name in trajectories.MAPS}
+    polars = {name: its.get("polar", NewtonSchulz()) for name, its in trajectories.MAPS.items()}
+    of_parts = {name for name, polar in polars.items() if ledger.sharded_reason(polar) is None}
+    for way in trajectories.WAYS.keys() - {"ddp"}:
+        assert {name for _, its, plan, name in CASES if (its, plan) == (way, "sharded")} >= of_parts
 
 
 def test_the_networks_move_and_the_maps_differ(reference) -> None:
@@ -48,7 +64,7 @@ def test_the_networks_move_and_the_maps_differ(reference) -> None:
     ("ranks", "way", "asked", "name", "taken"),
     [
         (4, "ddp", "replicated", "full space", {"replicated"}),
-        (4, "ddp", "local", "h=1", {"local"}),
+        (2, "ddp", "local", "h=1", {"local"}),
         (2, "fsdp", "gather", "warm", {"gather"}),
         (4, "fsdp", "owner", "full space", {"owner"}),
         (4, "fsdp", "sharded", "h=1", {"sharded"}),

@@ -20,7 +20,7 @@ from polarstep import rng
 from polarstep.distributed.ledger import PLANS
 from polarstep.polar import Warm
 
-__all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "reference"]
+__all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "maps_of", "reference"]
 
 STEPS = 3  # a basis that is kept for two steps is made, kept and made again
 BATCH = 48
@@ -51,6 +51,11 @@ MAPS: dict[str, dict[str, Any]] = {
     },
     "rows": {"transform": ps.NormalizedRows()},
 }
+# Maps that ranks can apply to their parts of a matrix, each with products of its own.
+OF_PARTS = ("h=0", "h=½", "h=1", "spectral", "Kaczmarz", "warm", "kept")
+# Where one rank has the whole matrix it applies any map as one process does. What is left to differ is
+# a state, the norm of an update, and a step without a map or with two.
+OF_WHOLE = ("full space", "warm", "kept", "deflated", "by its norm", "rows")
 
 
 class Networks(nn.Module):
@@ -85,13 +90,16 @@ def batch(step: int, rank: int = 0, ranks: int = 1) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to share the network: how it is sharded, and how many slices the batch has."""
+    """A way to share the network: how it is sharded, and how many slices the batch has.
+
+    Its plans are told by the number of ranks. "auto" takes one of the other plans for each matrix, and
+    with "local" ranks share nothing: neither is run with both numbers of ranks.
+    """
 
     shard: Callable[[nn.Module, Any], nn.Module]
     mesh: Callable[[int], tuple[tuple[int, ...], tuple[str, ...]]]
-    plans: tuple[str, ...]
+    plans: dict[int, tuple[str, ...]]
     slices: Callable[[int], int] = lambda ranks: ranks
-    fewest: int = 2
     replicated: bool = False
 
 
@@ -133,22 +141,38 @@ def _tp_fsdp(model: nn.Module, mesh: Any) -> nn.Module:
     return fully_shard(_tp(model, mesh), mesh=mesh["dp"])
 
 
-SHARDED = ("auto", "sharded", "owner", "gather")
+EACH = ("sharded", "owner", "gather")
 WAYS: dict[str, Way] = {
-    "ddp": Way(_ddp, lambda n: ((n,), ("dp",)), ("auto", "replicated", "local"), replicated=True),
-    "fsdp": Way(_fsdp, lambda n: ((n,), ("dp",)), SHARDED),
-    "fsdp, columns": Way(_fsdp_columns, lambda n: ((n,), ("dp",)), ("sharded", "owner")),
-    "hsdp": Way(_fsdp, lambda n: ((2, n // 2), ("copy", "dp")), SHARDED, fewest=4),
-    "tp": Way(_tp, lambda n: ((n,), ("tp",)), SHARDED, slices=lambda n: 1),
+    "ddp": Way(
+        _ddp,
+        lambda n: ((n,), ("dp",)),
+        {2: ("auto", "local"), 4: ("replicated",)},
+        replicated=True,
+    ),
+    "fsdp": Way(_fsdp, lambda n: ((n,), ("dp",)), {2: ("sharded", "gather"), 4: ("auto", *EACH)}),
+    "fsdp, columns": Way(
+        _fsdp_columns, lambda n: ((n,), ("dp",)), {2: ("sharded",), 4: ("sharded", "owner")}
+    ),
+    "hsdp": Way(_fsdp, lambda n: ((2, n // 2), ("copy", "dp")), {4: EACH}),
+    "tp": Way(_tp, lambda n: ((n,), ("tp",)), {2: ("auto", "owner"), 4: EACH}, slices=lambda n: 1),
     "tp+fsdp": Way(
-        _tp_fsdp, lambda n: ((n // 2, 2), ("dp", "tp")), SHARDED, slices=lambda n: n // 2, fewest=4
+        _tp_fsdp, lambda n: ((n // 2, 2), ("dp", "tp")), {4: EACH}, slices=lambda n: n // 2
     ),
 }
 
 
 def cases(ranks: int) -> list[tuple[str, str]]:
     """Way and plan of every case."""
-    return [(name, plan) for name, way in WAYS.items() if ranks >= way.fewest for plan in way.plans]
+    return [(name, plan) for name, way in WAYS.items() for plan in way.plans.get(ranks, ())]
+
+
+def maps_of(ranks: int, name: str, plan: str) -> tuple[str, ...]:
+    """The maps of a case: all of them, or with four ranks those to which the plan can matter."""
+    if ranks == 4 and plan == "sharded":
+        return OF_PARTS
+    if ranks == 4 and (plan == "gather" or (plan == "owner" and name != "fsdp")):
+        return OF_WHOLE
+    return tuple(MAPS)
 
 
 def optimizer_of(model: nn.Module, **options: Any) -> ps.Muon:
@@ -181,9 +205,11 @@ def reference() -> list[Tensor]:
     return whole(model)
 
 
-def shared(way: Way, ranks: int, values: list[Tensor] | None = None) -> nn.Module:
+def shared(
+    way: Way, ranks: int, maps: tuple[str, ...] = tuple(MAPS), values: list[Tensor] | None = None
+) -> nn.Module:
     """The networks as ranks share them, with their first values or those that are given."""
-    model = Networks()
+    model = Networks(maps)
     for p, value in zip(model.parameters(), values or (), strict=values is not None):
         p.data = value.clone()
     return way.shard(model, mesh_of(*way.mesh(ranks)))
@@ -210,17 +236,17 @@ def slice_of(way: Way, rank: int, ranks: int) -> tuple[int, int]:
 def run(name: str, plan: str, rank: int, ranks: int) -> tuple[list[Tensor], ps.Muon]:
     """This rank's parts of the parameters after all steps, and the optimizer."""
     way = WAYS[name]
-    model = shared(way, ranks)
+    model = shared(way, ranks, maps_of(ranks, name, plan))
     group = torch.distributed.group.WORLD if way.replicated else None
     optimizer = optimizer_of(model, plan=plan, process_group=group)
     train(model, optimizer, *slice_of(way, rank, ranks))
     return parts(model), optimizer
 
 
-def per_map(values: list[float]) -> dict[str, list[float]]:
+def per_map(values: list[Any], maps: tuple[str, ...] = tuple(MAPS)) -> dict[str, list[Any]]:
     """One value for each parameter, by the map of its network."""
-    each = len(values) // len(MAPS)
-    return {name: values[i * each : (i + 1) * each] for i, name in enumerate(MAPS)}
+    each = len(values) // len(maps)
+    return {name: values[i * each : (i + 1) * each] for i, name in enumerate(maps)}
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -231,15 +257,18 @@ def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, str], dict[str,
     """
     known = torch.load(folder.parent / "reference.pt")
     expected = {
-        name: parts(shared(way, ranks, known)) for name, way in WAYS.items() if ranks >= way.fewest
+        name: per_map(parts(shared(way, ranks, values=known)))
+        for name, way in WAYS.items()
+        if ranks in way.plans
     }
     found = {}
     for name, plan in cases(ranks):
         params, optimizer = run(name, plan, rank, ranks)
-        pairs = zip(params, expected[name], strict=True)
+        maps = maps_of(ranks, name, plan)
+        pairs = zip(params, [q for each in maps for q in expected[name][each]], strict=True)
         off = [float((p - q).abs().max()) if p.numel() else 0.0 for p, q in pairs]
         found[name, plan] = {
-            "off": per_map(off),
-            "routes": per_map([route.polar for route in optimizer.routes]),
+            "off": per_map(off, maps),
+            "routes": per_map([route.polar for route in optimizer.routes], maps),
         }
     return found

@@ -87,6 +87,16 @@ def interrupted() -> dict[str, tuple[Parallel, RunConfig]]:
     }
 
 
+# Numbers of ranks that start a run and end it, and the runs. Two ranks save and load them all. Four
+# differ from two in the parts that they have, whatever is in them: each run is saved or loaded once.
+CHANGES = {
+    (1, 2): tuple(interrupted()),
+    (2, 1): tuple(interrupted()),
+    (2, 4): ("kept-fsdp", "warm-ddp"),
+    (4, 1): ("warm-fsdp", "adamw-fsdp"),
+}
+
+
 class Stopper:
     """An observer that sends this process a signal after step ``STOP``."""
 
@@ -125,17 +135,21 @@ def alone(folder: Path) -> None:
 
 
 def stop(folder: Path, ranks: Ranks) -> None:
-    """Start the runs of ``interrupted`` and stop them."""
+    """Start those runs of ``interrupted`` that another number of ranks goes on with, and stop them."""
     for name, (parallel, config) in interrupted().items():
+        if not any(start == ranks.count and name in CHANGES[start, end] for start, end in CHANGES):
+            continue
         directory = folder / f"from-{ranks.count}" / name
         start_and_stop(config, directory, replace(ranks, parallel=parallel))
 
 
 def go_on(folder: Path, ranks: Ranks) -> None:
     """Go on with copies of runs that other numbers of ranks have started."""
-    for start in sorted(folder.glob(f"from-*-to-{ranks.count}")):
-        for name, (parallel, config) in interrupted().items():
-            train(config, start / name, resume=True, ranks=replace(ranks, parallel=parallel))
+    for (start, end), names in CHANGES.items():
+        for name in names if end == ranks.count else ():
+            parallel, config = interrupted()[name]
+            directory = folder / f"from-{start}-to-{end}" / name
+            train(config, directory, resume=True, ranks=replace(ranks, parallel=parallel))
 
 
 def on_fire() -> None:
