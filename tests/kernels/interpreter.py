@@ -347,9 +347,12 @@ def look_at_functions_once() -> None:
 
 
 def leave_tensors_where_they_are() -> None:
-    """The interpreter copies the arguments of a launch to the CPU and back, also those that are there."""
+    """Arguments of a launch are copied to the CPU and back by the interpreter, which no CPU needs."""
+    import torch
     from triton.runtime import interpreter
 
+    if torch.cuda.is_available():
+        return
     executor = getattr(interpreter, "GridExecutor", None)
     if not _takes(getattr(executor, "_init_args_hst", None), "self", "args_dev", "kwargs"):
         return
