@@ -29,6 +29,9 @@ def hasten() -> None:
     compare_shapes_of_arrays()
     look_up_conversions()
     return_what_is_no_constant()
+    check_sizes_once()
+    look_at_functions_once()
+    leave_tensors_where_they_are()
 
 
 def _takes(function: Any, *names: str) -> bool:
@@ -130,6 +133,7 @@ def make_types_of_blocks_once() -> None:
         attributes = of_types.get(key)
         if attributes is None:
             make_type(self, element_ty, shape)
+            self.sizes = (*sizes,)
             example = object.__new__(tensor)
             make_tensor(example, None, self)
             of_types[key] = self.__dict__ | {"of_tensors": example.__dict__}
@@ -188,10 +192,12 @@ def compare_shapes_of_arrays() -> None:
 
 
 def look_up_conversions() -> None:
-    """Two blocks of one type need no conversion, and a number becomes a block once for each shape.
+    """The operands of each pair of types are converted by a table, and a number is once for each shape.
 
-    The interpreter goes through its rules at each operation. A quotient has rules of its own.
+    The interpreter goes through its rules at each operation. A quotient has rules of its own. Operands
+    of two shapes get the type of the result's shape and no more, as numpy repeats their entries itself.
     """
+    import numpy as np
     from triton.language import core
     from triton.language.semantic import TritonSemantic
 
@@ -201,6 +207,28 @@ def look_up_conversions() -> None:
         return
     tensor, numbers, many = core.tensor, (int, float), 1000
     constants: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+    common, of_pairs = functools.cache(np.broadcast_shapes), dict[tuple[str, str], Any]()
+
+    def of_one_shape(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        sizes = [block.type.__dict__.get("sizes") for block in (lhs, rhs)]  # None for a number
+        if sizes[0] == sizes[1]:
+            return lhs, rhs
+        if None in sizes:
+            shape = sizes[0] or sizes[1]
+        elif len(sizes[0]) != len(sizes[1]):
+            return self.broadcast_impl_value(lhs, rhs)
+        else:
+            try:
+                shape = common(*sizes)
+            except ValueError:  # the interpreter says which dimensions differ
+                return self.broadcast_impl_value(lhs, rhs)
+        one, other = (
+            block
+            if here == shape
+            else tensor(block.handle, core.block_type(block.type.scalar, [*shape]))
+            for block, here in zip((lhs, rhs), sizes, strict=True)
+        )
+        return one, other
 
     def with_number(self: Any, block: Any, number: Any) -> tuple[Any, Any]:
         """A block and a number in the type of their computation, the number as a block too."""
@@ -230,9 +258,20 @@ def look_up_conversions() -> None:
         one, other = type(lhs), type(rhs)
         if arithmetic_check and not div_or_mod:
             if one is tensor and other is tensor:
-                dtype = lhs.dtype
-                if dtype.name == rhs.dtype.name and not dtype.is_ptr():
-                    return self.broadcast_impl_value(lhs, rhs)
+                left, right = lhs.dtype, rhs.dtype
+                if left.is_ptr() or right.is_ptr():
+                    if (allow_lhs_ptr and right.is_int()) or (allow_rhs_ptr and left.is_int()):
+                        return of_one_shape(self, lhs, rhs)
+                elif left.name == right.name:
+                    return of_one_shape(self, lhs, rhs)
+                else:
+                    pair = left.name, right.name
+                    if pair not in of_pairs:
+                        of_pairs[pair] = self.computation_type_impl(
+                            left, False, right, False, False
+                        )
+                    dtype = of_pairs[pair]
+                    return of_one_shape(self, self.cast(lhs, dtype), self.cast(rhs, dtype))
             elif one is tensor and other in numbers and not lhs.dtype.is_ptr():
                 return with_number(self, lhs, rhs)
             elif other is tensor and one in numbers and not rhs.dtype.is_ptr():
@@ -259,6 +298,69 @@ def return_what_is_no_constant() -> None:
         return o if kind in plain else unwrap(o)
 
     core._unwrap_if_constexpr = unwrapped
+
+
+def check_sizes_once() -> None:
+    """That an array's entries are no larger than its type is looked at once for each pair of them."""
+    from triton.runtime import interpreter
+
+    handle = getattr(interpreter, "TensorHandle", None)
+    check = getattr(handle, "__post_init__", None)
+    if not _takes(getattr(handle, "__init__", None), "self", "data", "dtype", "attr"):
+        return
+    if not _takes(check, "self"):
+        return
+    known = set[tuple[int, str]]()
+
+    def make(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+        pair = data.itemsize, dtype.name
+        if pair not in known:
+            check(self)
+            known.add(pair)
+
+    handle.__init__ = make
+
+
+def look_at_functions_once() -> None:
+    """What arguments a kernel takes, and which type has which name, is found out once."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    of_name = getattr(language, "str_to_ty", None)
+    if getattr(interpreter, "inspect", None) is not inspect or not _takes(of_name, "name", "c"):
+        return
+    look = functools.cache(inspect.getfullargspec)
+
+    def arguments(function: Any, /, *args: Any, **options: Any) -> dict[str, Any]:
+        names = look(function).args
+        bound = dict(zip(names, args, strict=False)) | options
+        if len(names) == len(bound) == len(args) + len(options):
+            return bound
+        return inspect.getcallargs(function, *args, **options)  # defaults, or an error
+
+    interpreter.inspect = types.SimpleNamespace(**vars(inspect))
+    interpreter.inspect.getfullargspec = look
+    interpreter.inspect.getcallargs = arguments
+    interpreter.inspect.get_annotations = functools.cache(inspect.get_annotations)
+    language.str_to_ty = functools.cache(of_name)
+
+
+def leave_tensors_where_they_are() -> None:
+    """Arguments of a launch are copied to the CPU and back by the interpreter, which no CPU needs."""
+    import torch
+    from triton.runtime import interpreter
+
+    if torch.cuda.is_available():
+        return
+    executor = getattr(interpreter, "GridExecutor", None)
+    if not _takes(getattr(executor, "_init_args_hst", None), "self", "args_dev", "kwargs"):
+        return
+    back = getattr(executor, "_restore_args_dev", None)
+    if not _takes(back, "self", "args_dev", "args_hst", "kwargs", "kwargs_hst"):
+        return
+    executor._init_args_hst = lambda self, args_dev, kwargs: (args_dev, kwargs)
+    executor._restore_args_dev = lambda self, *both: None
 
 
 @functools.cache

@@ -153,11 +153,16 @@ def test_the_flattened_matrix(device: torch.device, layout: str, weighted: bool)
     assert torch.linalg.matrix_norm(got.double() - want, 2).max() < 2e-2
 
 
-@pytest.mark.parametrize("m", [72, 576])
+# The one of the highest degree also by descriptors, which do every product of all of them.
 @pytest.mark.parametrize(
-    "polynomial",
-    [resolve("jordan", 1)[0], polar_express(0.15, 1, 9)[0], resolve("flat", 1)[0]],
-    ids=["degree 5", "degree 9", "degree 17"],
+    ("polynomial", "m"),
+    [
+        (resolve("jordan", 1)[0], 72),
+        (polar_express(0.15, 1, 9)[0], 72),
+        (resolve("flat", 1)[0], 72),
+        (resolve("flat", 1)[0], 576),
+    ],
+    ids=["degree 5", "degree 9", "degree 17", "degree 17, large"],
 )
 def test_a_scaled_polynomial(device: torch.device, m: int, polynomial: tuple[float, ...]) -> None:
     G = gram(2 if m < 100 else 1, m, device)

@@ -223,7 +223,7 @@ def test_normalized_at_every_scale(device: torch.device) -> None:
     assert torch.allclose(norms, want / 2, atol=5e-4)
 
 
-@pytest.mark.parametrize(("batch", "m", "n"), [(1, 3, 5), (5, 64, 2100), (700, 2, 3)])
+@pytest.mark.parametrize(("batch", "m", "n"), [(1, 3, 5), (5, 64, 2100), (70, 2, 3)])
 def test_normalized_however_many_there_are(
     device: torch.device, batch: int, m: int, n: int
 ) -> None:

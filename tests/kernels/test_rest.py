@@ -85,9 +85,16 @@ def test_a_product_with_few_columns(
     assert torch.allclose(one[1, :, :few].double(), A[1].double() @ V[0].double(), atol=2e-5)
 
 
-@over_dtypes
-@pytest.mark.parametrize(("m", "n", "ell"), SHAPES)
-@pytest.mark.parametrize("layout", ["wide", "transposed"])
+# Every size in both layouts and in both precisions; each layout in each precision with two sizes.
+@pytest.mark.parametrize(
+    ("m", "n", "ell", "layout", "dtype"),
+    [
+        (*shape, layout, DTYPES[(i + j) % 2])
+        for i, shape in enumerate(SHAPES)
+        for j, layout in enumerate(["wide", "transposed"])
+    ],
+    ids=str,
+)
 def test_it_is_the_plain_estimate(
     device: torch.device, m: int, n: int, ell: int, layout: str, dtype: torch.dtype
 ) -> None:
@@ -131,7 +138,7 @@ def test_the_estimate_is_the_same_however_products_are_cut(
     dtype: torch.dtype,
 ) -> None:
     """Cut into more parts than a step would, and also B and Dᵀ, with a last part that is shorter."""
-    A, D, B = sketched(70, 301, 12, dtype, device)
+    A, D, B = (X[:2] for X in sketched(70, 301, 12, dtype, device))
     A = A if layout == "wide" else A.mT.contiguous().mT
     usual = rest_norm(A, D, B, rules_of(dtype), None, None, None)
     parts: set[tuple[int, ...]] = set()
@@ -223,7 +230,7 @@ def test_a_matrix_that_is_not_finite_has_no_rest_and_leaves_no_trace(
     assert torch.equal(found.vectors[[0, 3]], clean.vectors[[0, 3]])
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-15, 1e15, 1e30])
+@pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_the_scale_of_the_matrix_is_that_of_delta(device: torch.device, size: float) -> None:
     A, D, B = sketched(24, 40, 6, torch.float32, device)
     power = 2.0 ** round(math.log2(size))

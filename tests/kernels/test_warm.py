@@ -24,6 +24,7 @@ POLAR = ps.LowRank(12, 4, sketch=ps.Warm(), inner=INNER, always_sketch=True)
 WITH_Z = replace(POLAR, inner=ps.NewtonSchulz(7))
 
 SHAPES = [(48, 64), (64, 48), (48, 64), (2, 48, 96)]
+ON_GPU = torch.cuda.is_available()
 
 
 def parameters(device: torch.device) -> list[Tensor]:
@@ -167,7 +168,7 @@ def test_what_a_start_does_not_foresee_costs_two_steps(device: torch.device, sho
 
 def test_on_momentum_of_a_real_network_from_its_first_step(device: torch.device) -> None:
     """Where W₁ and W₂ are both large, which no smooth spectrum makes them."""
-    steps = 8
+    steps = 8 if ON_GPU else 5
     for shape, matrices in record_momentum(steps, tuple(range(steps))).items():
         m, n = map(int, shape.split("x"))
         carry = Carry()
@@ -207,10 +208,10 @@ def test_v_is_what_the_start_lacks(device: torch.device) -> None:
     assert (T[0] - T[1]).norm() < (2e-2 if device.type == "cuda" else 1e-4) * T[1].norm()
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_fused_equals_plain(device: torch.device, nesterov: bool) -> None:
-    fused, opt = run(device, 6, nesterov=nesterov)
-    plain, other = run(device, 6, nesterov=nesterov, fused=False)
+def test_fused_equals_plain(device: torch.device) -> None:
+    steps = 6 if ON_GPU else 4  # a GPU captures its steps after the fourth
+    fused, opt = run(device, steps)
+    plain, other = run(device, steps, fused=False)
     assert opt._replayed.buckets
     assert not other._replayed.buckets
     assert close(fused, plain)
@@ -219,9 +220,10 @@ def test_fused_equals_plain(device: torch.device, nesterov: bool) -> None:
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(device: torch.device) -> None:
-    params, opt = run(device, 3)
+    saved, ended = (3, 6) if ON_GPU else (2, 4)
+    params, opt = run(device, saved)
     options = {"lr": 0.1, "polar": POLAR}
-    copies = gone_on_beside(params, opt, list, set_gradients, range(3, 6), **options)
+    copies = gone_on_beside(params, opt, list, set_gradients, range(saved, ended), **options)
     if device.type == "cpu":
         assert all(torch.equal(a, b) for a, b in zip(params, copies, strict=True))
     else:

@@ -6,13 +6,14 @@ import copy
 import dataclasses
 import math
 import pickle
+import re
 from itertools import product
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.solvers import over_solvers
+from tests.solvers import SOLVERS, over_solvers
 from tests.spectra import SPECTRA, batch, gaussian, matrix, operator_norm, orthogonal
 
 from polarstep import LowRank, NewtonSchulz, rng
@@ -311,7 +312,6 @@ def test_full_alignment_within_rounding_of_rank_one(solver):
     assert ((along - 1).abs() < (1e-4 if solver.bounded else 0.35)).all()
 
 
-@over_solvers()
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
@@ -324,9 +324,15 @@ def test_full_alignment_within_rounding_of_rank_one(solver):
     ],
     ids=["vector", "integers", "complex", "eight bits", "sparse", "list"],
 )
-def test_bad_input(solver, bad, error, message):
-    with pytest.raises(error, match=message):
-        solver.map(bad)
+def test_bad_input(bad, error, message):
+    def refuses(solver):
+        try:
+            solver.map(bad)
+        except error as refusal:
+            return re.search(message, str(refusal)) is not None
+        return False
+
+    assert [solver.name for solver in SOLVERS if not refuses(solver)] == []
 
 
 @over_solvers()

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,35 +58,52 @@ def losses(run: PlannedRun) -> list[dict[str, object]]:
     ]
 
 
-def assert_as_at_home(runs: list[PlannedRun], folder: Path) -> None:
-    for number, run in enumerate(runs):
-        home = replace(run, directory=folder / f"home-{number}")
-        train(home.config, home.directory, identity=home.identity)
-        assert losses(run) == losses(home)
-        assert {p.name for p in run.directory.iterdir()} == {
-            p.name for p in home.directory.iterdir()
-        }
+AsAtHome = Callable[[list[PlannedRun]], None]
 
 
-def test_the_records_are_those_of_runs_at_home(ray: Place, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def assert_as_at_home(tmp_path_factory: pytest.TempPathFactory) -> AsAtHome:
+    """Compare runs with those of the same configs at home, which are made once for all tests."""
+    made: dict[str, PlannedRun] = {}
+
+    def compare(runs: list[PlannedRun]) -> None:
+        for run in runs:
+            config = repr(run.config)
+            if config not in made:
+                made[config] = replace(run, directory=tmp_path_factory.mktemp("home") / "run")
+                train(run.config, made[config].directory, identity=run.identity)
+            home = made[config]
+            assert losses(run) == losses(home)
+            assert {p.name for p in run.directory.iterdir()} == {
+                p.name for p in home.directory.iterdir()
+            }
+
+    return compare
+
+
+def test_the_records_are_those_of_runs_at_home(
+    ray: Place, tmp_path: Path, assert_as_at_home: AsAtHome
+) -> None:
     runs = planned(tmp_path / "ray", "adamw,muon,rand-muon", **RANK)
     events = list(ray.make(runs))
     assert {event.label for event in events if event.result} == {run.label for run in runs}
     assert any(event.validation for event in events)
     assert pending(runs) == []
     assert not list((tmp_path / "ray").glob(".polarstep-head-*"))
-    assert_as_at_home(runs, tmp_path)
+    assert_as_at_home(runs)
 
 
 LONG = {
-    "data__stages": [{"steps": 120, "sequences": 2, "sequence_length": 16}],
-    "evaluation__every": 120,
+    "data__stages": [{"steps": 80, "sequences": 2, "sequence_length": 16}],
+    "evaluation__every": 80,
     "runtime__checkpoint_seconds": 0,
 }
 RANK = {"optimizer__polar__rank": 6, "optimizer__polar__oversample": 2}
 
 
-def test_a_run_whose_worker_is_killed_goes_on_with_another(ray: Place, tmp_path: Path) -> None:
+def test_a_run_whose_worker_is_killed_goes_on_with_another(
+    ray: Place, tmp_path: Path, assert_as_at_home: AsAtHome
+) -> None:
     runs = planned(tmp_path / "ray", **LONG)
     killed, events = 0, []
     for event in ray.make(runs):
@@ -98,10 +115,12 @@ def test_a_run_whose_worker_is_killed_goes_on_with_another(ray: Place, tmp_path:
     assert any("died" in notice and "made again" in notice for notice in notices), notices
     environment = json.loads((runs[0].directory / "environment.json").read_text())
     assert len(environment["resumed"]) == 1
-    assert_as_at_home(runs, tmp_path)
+    assert_as_at_home(runs)
 
 
-def test_an_interrupted_suite_keeps_checkpoints_and_goes_on(ray: Place, tmp_path: Path) -> None:
+def test_an_interrupted_suite_keeps_checkpoints_and_goes_on(
+    ray: Place, tmp_path: Path, assert_as_at_home: AsAtHome
+) -> None:
     runs = planned(tmp_path / "ray", **LONG)
     events = ray.make(runs)
     while next(events).step < 4:
@@ -113,7 +132,7 @@ def test_an_interrupted_suite_keeps_checkpoints_and_goes_on(ray: Place, tmp_path
     assert (runs[0].directory / "checkpoint.pt").exists()
     assert not list((tmp_path / "ray").glob(".polarstep-head-*"))
     list(ray.make(pending(runs)))
-    assert_as_at_home(runs, tmp_path)
+    assert_as_at_home(runs)
 
 
 class StopAt(Observer):
@@ -129,7 +148,11 @@ class StopAt(Observer):
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_worker_without_the_heads_files_sends_the_run_back(
-    ray: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
+    ray: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    assert_as_at_home: AsAtHome,
+    force: bool,
 ) -> None:
     from polarstep_lab.suites.on_ray.run_job import Head
 
@@ -143,7 +166,7 @@ def test_a_worker_without_the_heads_files_sends_the_run_back(
     assert len(environment.get("resumed", [])) == (0 if force else 1)
     assert any("--force removes" in event.notice for event in events) == force
     (runs[0].directory / "notes.txt").unlink()
-    assert_as_at_home(runs, tmp_path)
+    assert_as_at_home(runs)
 
 
 def test_a_run_that_fails_says_why_and_the_others_go_on(ray: Place, tmp_path: Path) -> None:

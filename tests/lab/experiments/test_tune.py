@@ -68,7 +68,8 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     assert len(open_study(names["spec"]).trials) == 20
 
 
-def test_the_best_trial_is_found_near_the_minimum(spec):
+def test_the_best_trial_is_found_near_the_minimum(journal):
+    spec = replace(journal, start={"optimizer.lr": 0.3})
     progress = tune(spec, Bowl(), trials=15)
     assert progress.done == 15
     assert learning_rates(spec)[0] == 0.3  # the recipe's own value comes first
