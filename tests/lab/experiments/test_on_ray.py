@@ -94,8 +94,8 @@ def test_the_records_are_those_of_runs_at_home(
 
 
 LONG = {
-    "data__stages": [{"steps": 80, "sequences": 2, "sequence_length": 16}],
-    "evaluation__every": 80,
+    "data__stages": [{"steps": 120, "sequences": 2, "sequence_length": 16}],
+    "evaluation__every": 120,
     "runtime__checkpoint_seconds": 0,
 }
 RANK = {"optimizer__polar__rank": 6, "optimizer__polar__oversample": 2}
