@@ -134,7 +134,7 @@ SHORT = {
     "Dion2 (a quarter of the rows)": "Dion2",
     "Dion3 (a quarter of the rows)": "Dion3",
     "SOAP of pytorch_optimizer": "SOAP",
-    "AdamW, head at the rate of the matrices": "AdamW",
+    "AdamW, head at the rate of the matrices": "AdamW, one rate",
 }
 """Names in the figure that are shorter than in the tables."""
 
