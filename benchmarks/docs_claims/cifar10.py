@@ -84,18 +84,24 @@ def cifar_frontier_rows(
         yield name, statistics.fmean(found.values()), None if name == DEFAULT else lost, ms
 
 
+def _to_full_space(folder: str, method: str) -> Change:
+    """The difference of a method to full space, in points."""
+    rows = {name: found for name, _, found, _ in cifar_frontier_rows(ROOT / folder)}
+    found = rows[method]
+    assert found is not None, f"{method} is full space"
+    return found
+
+
 @claim
 def cifar_maps() -> str:
     """What maps that sketch and normalized rows cost on CIFAR-10."""
-    rows = {name: found for name, _, found, _ in cifar_frontier_rows(ROOT / FRONTIER_10)}
     told = []
     for name, words in (
         ("Rand Muon (Nes.-Gaussian)", "the paper's sketch"),
         ("Rand Muon (Nes.-Gaussian, normalized rows)", "the paper's sketch with normalized rows"),
         ("Muon (PolarExpress 5, normalized rows)", "full space with normalized rows"),
     ):
-        found = rows[name]
-        assert found is not None
+        found = _to_full_space(FRONTIER_10, name)
         told.append(f"{found.text(2)} ({words})")
         n = found.pairs
     return (
@@ -107,13 +113,8 @@ def cifar_maps() -> str:
 @claim
 def cifar_goal() -> str:
     """Whether twenty seeds show that the deflated map is within 0.05 points of full space."""
-    by_folder = [
-        {name: found for name, _, found, _ in cifar_frontier_rows(ROOT / folder)}
-        for folder in (DEFLATED_20, FRONTIER_10)
-    ]
-    found, control = by_folder[0]["Deflated Muon"], by_folder[1]["Auto Muon"]
-    assert found is not None
-    assert control is not None
+    found = _to_full_space(DEFLATED_20, "Deflated Muon")
+    control = _to_full_space(FRONTIER_10, "Auto Muon")
     reached = "is met" if found.ends[0] >= -GOAL else "is met by the mean and not by the interval"
     if found.value < -GOAL:
         reached = "is missed"

@@ -140,10 +140,10 @@ def larger_batches() -> str:
     ]
     small = SEQUENCES * LENGTH / 1000
     return (
-        f"{_gap('deflated')} at rank 56 and {_gap('deflated-120')} at rank 120 against full space, and "
-        f"with an embedding that learns more slowly {_gap('deflated-56-slow')} at rank 56, "
-        f"{_gap('deflated-120-slow')} at rank 120 and {_gap('deflated-48-slow')} at rank 48 with the "
-        f"smaller δ. All are after {study.million_tokens():.1f}M tokens in batches of "
+        f"{long_gap('deflated')} at rank 56 and {long_gap('deflated-120')} at rank 120 against full "
+        f"space, and with an embedding that learns more slowly {long_gap('deflated-56-slow')} at rank "
+        f"56, {long_gap('deflated-120-slow')} at rank 120 and {long_gap('deflated-48-slow')} at rank 48 "
+        f"with the smaller δ. All are after {study.million_tokens():.1f}M tokens in batches of "
         f"{min(batches):.0f} to {max(batches):.0f} thousand, on a GPT of "
         f"{run.identity.config['model']['layers']} layers, where those after "
         f"{STEPS * small / 1000:.1f}M tokens are of batches of {small:.0f} thousand"
@@ -156,28 +156,28 @@ def auto_long_run() -> str:
     import docs_long_run as study
 
     return (
-        f"{_gap('deflated')} in test perplexity against full space after {study.million_tokens():.1f}M "
-        f"tokens, with {_times('deflated', study.BASE)}"
+        f"{long_gap('deflated')} in test perplexity against full space after "
+        f"{study.million_tokens():.1f}M tokens, with {_times('deflated', study.BASE)}"
     )
 
 
 @claim
 def rows_long_run() -> str:
     """Normalized rows in the long run."""
-    full, deflated = "muon-polar-express-rows", "deflated-rows"
-    return (
-        f"{_gap(full)} in full space and {_gap(deflated)} with `Deflated` of rank 56, both against full "
-        f"space without them; `Deflated` takes {_times(deflated, full)}"
-    )
+    return _normalized_rows("muon-polar-express-rows", "deflated-rows", rank=56)
 
 
 @claim
 def slow_rows_long_run() -> str:
     """Normalized rows in the long run, with the embedding of before."""
-    full, deflated = "muon-polar-express-rows-slow", "deflated-120-rows-slow"
+    return _normalized_rows("muon-polar-express-rows-slow", "deflated-120-rows-slow", rank=120)
+
+
+def _normalized_rows(full: str, deflated: str, rank: int) -> str:
+    """Two rows of the long run with normalized rows, in full space and with the deflated map."""
     return (
-        f"{_gap(full)} in full space and {_gap(deflated)} with `Deflated` of rank 120, both against "
-        f"full space without them; `Deflated` takes {_times(deflated, full)}"
+        f"{long_gap(full)} in full space and {long_gap(deflated)} with `Deflated` of "
+        f"rank {rank}, both against full space without them; `Deflated` takes {_times(deflated, full)}"
     )
 
 
@@ -196,7 +196,7 @@ def _times(slug: str, full: str) -> str:
     return f"{ours[0]:.1f} ms for the optimizer in each step in place of {theirs[0]:.1f}{other}"
 
 
-def _gap(slug: str) -> str:
+def long_gap(slug: str) -> str:
     """A row of the long run against full space, as ``+2.5% (one seed)``."""
     import docs_long_run as study
 
