@@ -62,6 +62,13 @@ TABLE = (
     _row("muon-polar-express-rows"),
     _row("deflated"),
     _row(
+        "deflated-88",
+        "Deflated Muon, rank 88",
+        "deflated",
+        settings={_RANK: 88},
+        rate_of="deflated",
+    ),
+    _row(
         "deflated-120",
         "Deflated Muon, rank 120",
         "deflated",

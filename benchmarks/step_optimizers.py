@@ -49,6 +49,7 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "Deflated, warm, one step": lambda: one_step(low_rank(sketch=ps.Warm(), inner=INNER)),
         "Deflated 48, warm, one step": lambda: one_step(warm(48)),
         "Deflated 56, warm, one step": lambda: one_step(warm(56)),
+        "Deflated 88, warm, one step": lambda: one_step(warm(88)),
         "Deflated 120, warm, one step": lambda: one_step(warm(120)),
         "Deflated 48, Gaussian h=1, one step": lambda: one_step(ps.LowRank(48, 8, inner=INNER)),
         "auto": lambda: ps.Auto(),
