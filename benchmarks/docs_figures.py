@@ -125,8 +125,10 @@ def _short(each: Weighed) -> str:
 
 SHORT = {
     "full space, NormalizedRows": "full space + rows",
-    "Deflated, warm": "Deflated",
-    "Deflated, warm, NormalizedRows": "Deflated + rows",
+    "Deflated, warm, a sixth": "Deflated",
+    "Deflated, warm, a sixth, NormalizedRows": "Deflated + rows",
+    "Deflated, warm, a twelfth": "Deflated, a twelfth",
+    "Deflated, warm, a twelfth, NormalizedRows": "Deflated, a twelfth + rows",
     "torch.optim.Muon": "torch",
     "Muon of K. Jordan": "Jordan",
     "Muon of dion": "dion",

@@ -31,10 +31,12 @@ TIMED = {
     "rand-muon": "LowRank, the paper's (h=1, q=7)",
     "muon-polar-express": "full space, PolarExpress 5",
     "muon-polar-express-rows": "full space, PolarExpress 5, rows normalized",
-    "deflated": "auto",
-    "deflated-rows": "auto, rows normalized",
+    "deflated": "Deflated 56, warm, one step",
+    "deflated-rows": "Deflated 56, warm, one step, rows normalized",
+    "deflated-56": "Deflated 56, warm, one step",
+    "deflated-88": "Deflated 88, warm, one step",
     "deflated-120": "Deflated 120, warm, one step",
-    "deflated-56": "auto",
+    "deflated-120-rows": "Deflated 120, warm, one step, rows normalized",
     "deflated-48": "Deflated 48, warm, one step",
 }
 """Names in the step-cost record of rows whose map is timed there on the same 64 matrices, without the

@@ -27,9 +27,17 @@ BASE = ("full", 0.014)
 0.014 is better for full space than 0.02 on the mean of four seeds, and better than 0.01 on one seed."""
 HELD = {"nanoGPT": 768, "8B layer": 4096}
 """The short side of the matrices of a workload."""
-DEFLATED = "Deflated as auto has it"
-TIMED_AS = {"results/step-cost/cpu-arm.json": "Deflated 48, warm, one step"}
-"""Records whose ``auto`` was another map than that of now, and the row that stands for it there."""
+SIXTH, TWELFTH = "Deflated, ℓ = a sixth", "Deflated, ℓ = a twelfth"
+"""The map that ``auto`` takes, and the same with half the head; ℓ is at most 256 in both."""
+TIMED_AS = {
+    (SIXTH, "nanoGPT"): "Deflated 120, warm, one step",
+    (SIXTH, "8B layer"): "auto",
+    (TWELFTH, "nanoGPT"): "Deflated 56, warm, one step",
+    (TWELFTH, "8B layer"): "auto",
+}
+"""Their rows in the records, by workload: on the 8B layer both have ℓ = 256."""
+TIMED_ON_ARM = {(TWELFTH, "nanoGPT"): "Deflated 48, warm, one step"}
+"""The same for the record of an ARM CPU, whose ``auto`` had rank 48."""
 
 
 RATES = (0.01, 0.014, 0.02)
@@ -42,12 +50,14 @@ class Weighed:
 
     ``timed`` is its name in the times and ``trained`` its name and rate in the runs; ``None`` where the
     record does not have it. ``columns`` are ℓ on the workloads of :data:`HELD`; ``None`` in full space.
+    ``long`` is its row in the long run.
     """
 
     title: str
     timed: str | None
     trained: tuple[str, float] | None
     columns: tuple[int, int] | None = None
+    long: str | None = None
 
     @property
     def name(self) -> str:
@@ -67,18 +77,32 @@ def weighed() -> tuple[Weighed, ...]:
 
     wide = tuple(WORKLOADS[load].width for load in HELD)
     assert len(wide) == 2
-    full, deflated = "full space, PolarExpress 5", DEFLATED
-    head = "`Deflated`, warm"
+    full = "full space, PolarExpress 5"
+    sixth, twelfth = "`Deflated`, warm, a sixth", "`Deflated`, warm, a twelfth"
     return (
-        Weighed("AdamW, fused", "AdamW, fused", best_run("adamw")),
-        Weighed("full space", full, BASE),
-        Weighed("full space, `NormalizedRows`", with_rows(full), ("full+rows", 0.014)),
-        Weighed(head, deflated, ("lift-56-warm", 0.014), (64, 256)),
+        Weighed("AdamW, fused", "AdamW, fused", best_run("adamw"), long="adamw"),
+        Weighed("full space", full, BASE, long="muon-polar-express"),
         Weighed(
-            f"{head}, `NormalizedRows`",
-            with_rows(deflated),
+            "full space, `NormalizedRows`",
+            with_rows(full),
+            ("full+rows", 0.014),
+            long="muon-polar-express-rows",
+        ),
+        Weighed(sixth, SIXTH, if_run("lift-120-warm", 0.014), (128, 256), "deflated-120"),
+        Weighed(
+            f"{sixth}, `NormalizedRows`",
+            with_rows(SIXTH),
+            if_run("lift-120-warm+rows", 0.014),
+            (128, 256),
+            "deflated-120-rows",
+        ),
+        Weighed(twelfth, TWELFTH, ("lift-56-warm", 0.014), (64, 256), "deflated"),
+        Weighed(
+            f"{twelfth}, `NormalizedRows`",
+            with_rows(TWELFTH),
             ("lift-56-warm+rows", 0.014),
             (64, 256),
+            "deflated-rows",
         ),
         Weighed(
             "`Deflated`, h = 1, trained in 16 bits",
@@ -89,7 +113,9 @@ def weighed() -> tuple[Weighed, ...]:
         Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
         Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
         Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
-        Weighed("`LowRank`, the paper's", "LowRank, the paper's (h=1, q=7)", None, wide),
+        Weighed(
+            "`LowRank`, the paper's", "LowRank, the paper's (h=1, q=7)", None, wide, "rand-muon"
+        ),
     )
 
 
@@ -97,6 +123,11 @@ def with_rows(timed: str) -> str | None:
     """The name of a map with normalized rows in the times; ``None`` where it was not timed."""
     name = f"{timed}, rows normalized"
     return name if any(name == each for each, _ in steps()) else None
+
+
+def if_run(name: str, rate: float) -> tuple[str, float] | None:
+    """The map and its rate, or ``None`` where no seed was run."""
+    return (name, rate) if (name, rate) in perplexities() else None
 
 
 @cache
@@ -180,10 +211,11 @@ def steps(record: str = TIMES) -> dict[tuple[str, str], dict[str, Any]]:
     records = (TIMES, LATER) if record == TIMES else (record,)
     rows = [json.loads((ROOT / each).read_text(encoding="utf-8"))["steps"] for each in records]
     found = {(row["optimizer"], row["workload"]): row for part in rows for row in part}
-    auto = TIMED_AS.get(record, "auto")
-    for name, load in [*found]:
-        if name in (auto, f"{auto}, rows normalized"):
-            found[DEFLATED + name.removeprefix(auto), load] = found[name, load]
+    timed_as = TIMED_ON_ARM if record.endswith("cpu-arm.json") else TIMED_AS
+    for (name, load), timed in timed_as.items():
+        for suffix in ("", ", rows normalized"):
+            if (timed + suffix, load) in found:
+                found[name + suffix, load] = found[timed + suffix, load]
     return found
 
 

@@ -18,6 +18,7 @@ from docs_quality import (
     at_chosen_rates,
     chosen,
     memory,
+    million_tokens,
     peers,
     perplexities,
     quality,
@@ -210,21 +211,25 @@ def accuracies_table(folder: Path) -> str:
 
 
 def headline_table(record: Path) -> str:
-    """The rows of :func:`weighed_table` whose perplexity is known, and AdamW's."""
+    """The rows of :func:`weighed_table` whose perplexity is known."""
     lines = weighed_table(record).splitlines()
-    return "\n".join(line for line in lines if "not run" not in line or "AdamW" in line)
+    return "\n".join(line for line in lines if line.count("not run") < 2)
 
 
 def weighed_table(record: Path) -> str:
     """What a step of each map costs, against AdamW's, and what the map does to perplexity."""
+    import docs_long_run
+
     table = []
     for each in weighed():
         times = [
             f"{steps()[each.timed, load]['ratio']:.2f}×" if each.timed else "not timed"
             for load in HELD
         ]
-        table.append([each.name, *times, _told(each)])
-    return markdown(_first_left("map", *_loads(), "perplexity, to full space"), table)
+        table.append([each.name, *times, _told(each), _told_of_the_long_run(each)])
+    after = [f"after {of():.1f}M tokens" for of in (million_tokens, docs_long_run.million_tokens)]
+    titles = (*_loads(), f"perplexity, to full space, {after[0]}", after[1])
+    return markdown(_first_left("map", *titles), table)
 
 
 def _told(each: Weighed) -> str:
@@ -233,6 +238,16 @@ def _told(each: Weighed) -> str:
         return "not run"
     found = quality(each.trained)
     return found.told(unit="%") if found.interval or found.pairs == 1 else "–"
+
+
+def _told_of_the_long_run(each: Weighed) -> str:
+    """The same for the long run."""
+    import docs_long_run
+
+    if each.long == docs_long_run.BASE:
+        return "–"
+    found = docs_long_run.gap(each.long) if each.long else None
+    return "not run" if found is None else found.told(unit="%")
 
 
 # Where maps were timed: the matrices, the machine, the record, and the column in it.

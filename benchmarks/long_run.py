@@ -60,7 +60,7 @@ def _row(slug: str, title: str = "", method: str = "", **options: Any) -> Row:
 TABLE = (
     _row("muon-polar-express"),
     _row("muon-polar-express-rows"),
-    _row("deflated"),
+    _row("deflated", "Deflated Muon, rank 56"),
     _row(
         "deflated-88",
         "Deflated Muon, rank 88",
@@ -75,7 +75,18 @@ TABLE = (
         settings={_RANK: 120},
         rate_of="deflated",
     ),
-    _row("deflated-rows", rate_of="muon-polar-express-rows"),
+    _row(
+        "deflated-rows",
+        "Deflated Muon, rank 56, normalized rows",
+        rate_of="muon-polar-express-rows",
+    ),
+    _row(
+        "deflated-120-rows",
+        "Deflated Muon, rank 120, normalized rows",
+        "deflated-rows",
+        settings={_RANK: 120},
+        rate_of="muon-polar-express-rows",
+    ),
     _row("rand-muon"),
     _row("adamw"),
     _row(
@@ -90,7 +101,7 @@ TABLE = (
     _row("rand-muon-polyak"),
     _row("sgd"),
 )
-"""Ours, then Table 2's. For these shapes ``auto`` takes the map of ``deflated`` on an H200."""
+"""Ours, then Table 2's. For these shapes ``auto`` takes the map of ``deflated-120`` on an H200."""
 
 SLOW = {"optimizer.embedding_lr": 0.008, "optimizer.head_lr": 0.008}
 """Rates of embedding and head that the recipe had before: the embedding hardly moves."""

@@ -9,9 +9,10 @@ stretched to the length of the run. Runs are made in the order of ``plan``. A ru
 ``--out``, or in ``results/frontier/runs.jsonl``, is not made again. With ``--seconds`` no run is started
 that would probably end later.
 
-ℓ is the same part of the width at every width: a twelfth for the deflated map, as with ``polar="auto"``,
+ℓ is the same part of the width at every width: a sixth for the deflated map, as with ``polar="auto"``,
 and 27% for the low-rank map. Both sketch at every width, although on a GPU the library takes full space
-below 768 rows. A deflated map of rank 48, with a smaller δ, has runs and is not run again.
+below 768 rows. Deflated maps with ℓ = a twelfth, and of rank 48 with a smaller δ, have runs and are not
+run again.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ from polarstep.storage import read_lines
 from polarstep_lab.estimates import student
 
 FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"
-LOW_RANK, DEFLATED, TWELFTH = "low-rank", "deflated", "deflated-twelfth"
-NAMES = (FULL, TWELFTH, LOW_RANK)
+LOW_RANK, DEFLATED = "low-rank", "deflated"
+SIXTH, TWELFTH = "deflated-sixth", "deflated-twelfth"
+NAMES = (FULL, SIXTH, LOW_RANK)
 """The maps that are run."""
 WORDS = {
+    SIXTH: "`Deflated`, ℓ = a sixth of the width, warm",
     TWELFTH: "`Deflated`, ℓ = a twelfth of the width, warm",
     DEFLATED: "`Deflated`, rank 48, warm",
     LOW_RANK: "`LowRank`, h = 0, ℓ = 27% of the width",
 }
-IN_FRONTIER = {"flat-48-warm": DEFLATED, "lift-56-warm": TWELFTH}
+IN_FRONTIER = {"flat-48-warm": DEFLATED, "lift-56-warm": TWELFTH, "lift-120-warm": SIXTH}
 """Names of the frontier's runs at width 768 that are maps of this study."""
 LENGTHS = (375, 750, STEPS, 3000, 4440)
 """Steps of 16,384 tokens: 6.1, 12.3, 24.6, 49.2 and 72.7 million tokens."""
@@ -94,13 +97,11 @@ def maps(width: int) -> dict[str, Any]:
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
     ell = 208 * width // WIDTH
     low = ps.LowRank(ell - 8, 8, power=0, inner=inner, always_sketch=True)
-    head = ps.LowRank(
-        max(16, width // 12) - 8, 8, sketch=ps.Warm(), inner=inner, always_sketch=True
-    )
+    head = ps.LowRank(width // 6 - 8, 8, sketch=ps.Warm(), inner=inner, always_sketch=True)
     return {
         FULL: ps.NewtonSchulz(5, "polar-express"),
         LOW_RANK: low,
-        TWELFTH: ps.Deflated(head, ps.NewtonSchulz(1, "flat")),
+        SIXTH: ps.Deflated(head, ps.NewtonSchulz(1, "flat")),
     }
 
 

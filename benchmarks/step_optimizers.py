@@ -19,7 +19,7 @@ INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 # Maps that are also timed with normalized rows.
 WITH_ROWS = (
     "full space, PolarExpress 5",
-    "Deflated 48, warm, one step",
+    "Deflated 56, warm, one step",
     "Deflated 120, warm, one step",
     "auto",
 )

@@ -7,7 +7,7 @@ from docs_claims.cost import FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim, signed
-from docs_quality import BASE, DEFLATED, HELD, million_tokens, peers, perplexities, quality
+from docs_quality import BASE, HELD, TWELFTH, million_tokens, peers, perplexities, quality
 
 
 def versus_full(trained: tuple[str, float]) -> str:
@@ -35,8 +35,8 @@ def rows_gain() -> str:
 
 @claim
 def deflated_with_rows() -> str:
-    """Whether the deflated map with normalized rows reaches full space for less time."""
-    rows, full = f"{DEFLATED}, rows normalized", FULL_SPACE
+    """Whether the deflated map with a smaller head and normalized rows reaches full space for less."""
+    rows, full = f"{TWELFTH}, rows normalized", FULL_SPACE
     prices = [f"{ratio(rows, load)} instead of {ratio(full, load)}" for load in HELD]
     return (
         f"{versus_full(('lift-56-warm+rows', 0.014))} against full space without normalized rows, after "
@@ -84,13 +84,12 @@ def kept_basis_loss() -> str:
 
 @claim
 def closest_map() -> str:
-    """How near the map of ``auto`` comes to full space, in short runs and in long ones."""
+    """How near the map of ``auto`` comes to full space in long runs."""
     import docs_long_run as study
 
     return (
-        f"{quality(('lift-56-warm', 0.014)).told(unit='%')} in perplexity after {million_tokens():.1f}M "
-        f"tokens in small batches and {long_gap('deflated')} after {study.million_tokens():.1f}M in "
-        "larger ones, at width 768"
+        f"{long_gap('deflated-120')} in perplexity after {study.million_tokens():.1f}M tokens, at width "
+        "768"
     )
 
 

@@ -140,10 +140,11 @@ def larger_batches() -> str:
     ]
     small = SEQUENCES * LENGTH / 1000
     return (
-        f"{long_gap('deflated')} at rank 56 and {long_gap('deflated-120')} at rank 120 against full "
-        f"space, and with an embedding that learns more slowly {long_gap('deflated-56-slow')} at rank "
-        f"56, {long_gap('deflated-120-slow')} at rank 120 and {long_gap('deflated-48-slow')} at rank 48 "
-        f"with the smaller δ. All are after {study.million_tokens():.1f}M tokens in batches of "
+        f"{long_gap('deflated')} at rank 56, {long_gap('deflated-88')} at rank 88 and "
+        f"{long_gap('deflated-120')} at rank 120 against full space, and with an embedding that learns "
+        f"more slowly {long_gap('deflated-56-slow')} at rank 56, {long_gap('deflated-120-slow')} at rank "
+        f"120 and {long_gap('deflated-48-slow')} at rank 48 with the smaller δ. All are after "
+        f"{study.million_tokens():.1f}M tokens in batches of "
         f"{min(batches):.0f} to {max(batches):.0f} thousand, on a GPT of "
         f"{run.identity.config['model']['layers']} layers, where those after "
         f"{STEPS * small / 1000:.1f}M tokens are of batches of {small:.0f} thousand"
@@ -156,8 +157,8 @@ def auto_long_run() -> str:
     import docs_long_run as study
 
     return (
-        f"{long_gap('deflated')} in test perplexity against full space after "
-        f"{study.million_tokens():.1f}M tokens, with {_times('deflated', study.BASE)}"
+        f"{long_gap('deflated-120')} in test perplexity against full space after "
+        f"{study.million_tokens():.1f}M tokens, with {_times('deflated-120', study.BASE)}"
     )
 
 
@@ -231,8 +232,8 @@ def long_run_time() -> str:
     told = []
     for slug, words in (
         (study.BASE, "full space"),
-        ("deflated", "the deflated map"),
-        ("rand-muon-slow", "the paper's sketch"),
+        ("deflated-120", "the deflated map"),
+        ("rand-muon", "the paper's sketch"),
     ):
         if found := study.times(slug):
             optimizer, whole = found

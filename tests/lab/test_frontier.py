@@ -188,7 +188,7 @@ def test_the_maps_of_the_study_sketch_at_every_width(scaling, width):
     made = scaling.maps(width)
     cuda = torch.device("cuda")
     for shape in ((width, width), (4 * width, width)):
-        for name in ("low-rank", "deflated-twelfth"):
+        for name in ("low-rank", "deflated-sixth"):
             assert made[name].full_space_reason(*shape, cuda) is None
     assert made["low-rank"].width / width == pytest.approx(208 / 768, abs=1e-3)
 
@@ -197,7 +197,7 @@ def test_at_768_the_maps_are_those_of_the_frontier(frontier, scaling):
     """So that the frontier's runs of 24.6 million tokens are points of the study."""
     here, there = scaling.maps(768), frontier.maps()
     assert here["full"] == there["full"][1]
-    for name, other in (("low-rank", "low-rank"), ("deflated-twelfth", "lift-56-warm")):
+    for name, other in (("low-rank", "low-rank"), ("deflated-sixth", "lift-120-warm")):
         ours, theirs = here[name], there[other][1]
         settings = str(ours).replace("always_sketch=True", "always_sketch=False")
         assert settings == str(theirs)

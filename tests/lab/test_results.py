@@ -159,7 +159,6 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
 
 COMPARISONS = (
     "auto-long-run",
-    "deflated-price",
     "deflated-with-rows",
     "cifar-agreement",
     "cifar-maps",
@@ -596,6 +595,7 @@ def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run, modu
         "muon-polar-express": 0.018,
         "muon-polar-express-rows": 0.032,
         "deflated-rows": 0.032,  # that of full space with normalized rows
+        "deflated-120-rows": 0.032,
     }
     assert module.made("long-run-edges") == (
         "Muon (PolarExpress 5); Muon (PolarExpress 5, normalized rows); "
@@ -644,11 +644,11 @@ def test_the_archived_long_runs_are_those_that_the_program_plans(module):
 
 
 def test_auto_takes_the_deflated_map_of_the_long_run_for_its_matrices(module, monkeypatch):
-    """So that the runs of ``deflated`` say what ``auto`` reaches on an H200."""
+    """So that the runs of ``deflated-120`` say what ``auto`` reaches on an H200."""
     study = importlib.import_module("long_run")
     monkeypatch.setattr(auto, "figures_of", lambda device: DEVICES["H200"])
     monkeypatch.setattr(auto, "_CHOICES", {})
-    (row,) = study.find_rows("deflated")
+    (row,) = study.find_rows("deflated-120")
     config = study.whole_run(row, 1, 0.018).config
     ran = build_polar(config.optimizer.polar, config.benchmark)
     with torch.device("meta"):

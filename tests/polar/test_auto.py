@@ -119,16 +119,8 @@ def test_the_maps_to_choose_from_are_the_documented_ones():
     full = ps.NewtonSchulz(5, "polar-express")
     assert auto._map("full", 64, 64) == full
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
-    # A twelfth of the short side, rounded up to a multiple of 16, at most 256.
-    for short, width in {
-        64: 16,
-        192: 16,
-        193: 32,
-        768: 64,
-        1536: 128,
-        3072: 256,
-        9000: 256,
-    }.items():
+    # A sixth of the short side, rounded up to a multiple of 16, at most 256.
+    for short, width in {64: 16, 96: 16, 97: 32, 768: 128, 1536: 256, 9000: 256}.items():
         head = ps.LowRank(width - 8, 8, sketch=Warm(), inner=inner)
         for shape in ((short, 9000), (9000, short)):
             assert deflated(*shape) == ps.Deflated(head, ps.NewtonSchulz(1, "flat"), full)
@@ -178,7 +170,7 @@ def test_routes_say_what_was_taken_and_why():
     layers = [nn.Linear(300, 320), nn.Tanh(), nn.Linear(320, 40), nn.Tanh(), nn.Linear(40, 3)]
     optimizer = ps.muon_for(nn.Sequential(*layers), polar="auto", rules=[("4.*", ps.AdamW())])
     large, small = (optimizer.routes[name].polar for name in ("0.weight", "2.weight"))
-    assert large.startswith("Deflated: LowRank(24+8")
+    assert large.startswith("Deflated: LowRank(56+8")
     assert "; auto: about 0." in large
     assert large.endswith("× full space")
     assert small.startswith("NewtonSchulz(5 × polar-express")
@@ -223,8 +215,8 @@ def falling(m, n):
 
 
 @pytest.mark.parametrize("shape", [(768, 768), (768, 1100)])
-def test_a_twelfth_of_the_width_is_lifted_as_far_as_in_full_space(shape):
-    """⟨uᵢ, Tvᵢ⟩ over the lower half of M's singular directions; half as wide a head reaches far less."""
+def test_a_sixth_of_the_width_is_lifted_as_far_as_in_full_space(shape):
+    """⟨uᵢ, Tvᵢ⟩ over the lower half of M's singular directions; a narrow head reaches far less."""
     U, V, M = falling(*shape)
 
     def lifted(polar):

@@ -28,10 +28,10 @@ WORTH = 0.9
 # "cheap" is a step within this many times the time of AdamW.
 CHEAP = 1.15
 # ℓ is a part of the short side, in multiples of 16 and at most 256, from where on sketches get dear. A
-# quarter for the low-rank map, as in the paper's experiments. For the deflated map a twelfth: with it
-# one step lifts a matrix with the spectrum of a GPT's momentum about as far as five steps in full
-# space, with a twenty-fourth half as far. A sixth trained no better and costs more.
-QUARTER, TWELFTH = 4, 12
+# quarter for the low-rank map, as in the paper's experiments. For the deflated map a sixth: in runs of
+# 73M tokens it ended level with full space, and a twelfth, which takes 5% less time on an H200, a
+# percent behind on each of three seeds.
+QUARTER, SIXTH = 4, 6
 WIDEST = 256
 OVERSAMPLE = 8
 
@@ -44,13 +44,13 @@ class Auto(Containing):
     and is decided by an estimate of the time of a whole step (:mod:`polarstep.polar.cost`) for some
     dozens of matrices of the shape. ``print(optimizer.routes)`` shows the choice for every parameter.
 
-    On a GPT of 11 layers × 768 the deflated map ended 1.1% above the perplexity of full space after
-    73M tokens (three seeds, ``results/long-run``), and in an earlier recipe the low-rank map 11% above
-    it (one seed). ``docs/which.md`` has shorter runs, other widths, and what a larger head is worth.
+    On a GPT of 11 layers × 768 the deflated map ended 0.1% above the perplexity of full space after
+    73M tokens (± 0.7, three seeds, ``results/long-run``), and the paper's low-rank map 12% above it
+    (one seed). ``docs/which.md`` has shorter runs, other widths and other ranks.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm
-            sketch (ℓ a twelfth of the short side, at most 256) and one step, whichever is cheaper.
+            sketch (ℓ a sixth of the short side, at most 256) and one step, whichever is cheaper.
             ``"full"``: full space for every shape. ``"cheap"``: the best of these two and a low-rank
             map (h = 0, ℓ a quarter of the short side, at most 256) that takes at most 1.15 times the
             time of AdamW, as the low-rank map does from 4096 rows on; the cheapest of the three where
@@ -122,7 +122,7 @@ def _map(name: str, m: int, n: int) -> PolarMap:
 
 
 def _deflated(m: int, n: int) -> Deflated:
-    return DEFLATED[_width(m, n, TWELFTH)]
+    return DEFLATED[_width(m, n, SIXTH)]
 
 
 def _width(m: int, n: int, part: int) -> int:

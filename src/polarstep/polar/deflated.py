@@ -45,7 +45,7 @@ class Deflated(Containing):
 
     Args:
         head: the low-rank map. The rest keeps what it misses, but one step lifts singular values to no
-            more than ten times their part of the largest that the head leaves. ℓ = a twelfth of the
+            more than ten times their part of the largest that the head leaves. ℓ = a sixth of the
             short side has trained as full space did (``docs/which.md``).
         rest: polynomial steps for X₀, of which only ``steps`` and ``coefficients`` count, as
             ``NewtonSchulz(1, "flat")``. ``None`` for none: no product more than the head's, but for an
