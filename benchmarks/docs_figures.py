@@ -125,10 +125,10 @@ def _short(each: Weighed) -> str:
 
 SHORT = {
     "full space, NormalizedRows": "full space + rows",
-    "Deflated, warm, a sixth": "Deflated",
-    "Deflated, warm, a sixth, NormalizedRows": "Deflated + rows",
-    "Deflated, warm, a twelfth": "Deflated, a twelfth",
-    "Deflated, warm, a twelfth, NormalizedRows": "Deflated, a twelfth + rows",
+    "Deflated, warm, a sixth": "Deflated 1/6",
+    "Deflated, warm, a sixth, NormalizedRows": "Deflated 1/6 + rows",
+    "Deflated, warm, a twelfth": "Deflated 1/12",
+    "Deflated, warm, a twelfth, NormalizedRows": "Deflated 1/12 + rows",
     "torch.optim.Muon": "torch",
     "Muon of K. Jordan": "Jordan",
     "Muon of dion": "dion",
