@@ -62,6 +62,15 @@ def tests(slug: str) -> dict[int, float]:
     }
 
 
+def validations(slug: str) -> dict[int, float]:
+    """The last validation perplexity by seed."""
+    return {
+        seed: run.result.validation
+        for seed, run in runs().get(slug, {}).items()
+        if run.result and run.result.status == "finished" and run.result.validation is not None
+    }
+
+
 def gap(slug: str) -> Change | None:
     """Test perplexity against full space of the same table and seeds, in percent.
 

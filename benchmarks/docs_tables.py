@@ -228,7 +228,7 @@ def weighed_table(record: Path) -> str:
         ]
         table.append([each.name, *times, _told(each), _told_of_the_long_run(each)])
     after = [f"after {of():.1f}M tokens" for of in (million_tokens, docs_long_run.million_tokens)]
-    titles = (*_loads(), f"perplexity, to full space, {after[0]}", after[1])
+    titles = (*_loads(), f"validation, to full space, {after[0]}", f"test, {after[1]}")
     return markdown(_first_left("map", *titles), table)
 
 

@@ -222,13 +222,26 @@ def run(
         else:
             optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    count = (len(val) - 1) // LENGTH // SEQUENCES * SEQUENCES
-    with torch.no_grad():
-        windows = torch.arange(count, device=device).split(SEQUENCES)
-        total = sum(float(summed(part, val).double()) for part in windows)
     row = {"map": name, "seed": seed, "lr": lr, "steps": steps, "width": width}
-    row |= {"perplexity": math.exp(total / (count * LENGTH))} | measured(optimizer)
+    count = (len(val) - 1) // LENGTH // SEQUENCES
+    with torch.no_grad():
+        windows = torch.arange(count * SEQUENCES, device=device).split(SEQUENCES)
+        losses = [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in windows]
+    row |= perplexities_of(losses) | measured(optimizer)
     return row | ({"ms": statistics.median(times)} if times else {}) | made_with(name, device)
+
+
+def perplexities_of(losses: Sequence[float]) -> dict[str, float]:
+    """Perplexity on all held-out text, and on its halves, from the mean loss of each batch in order.
+
+    Rates are chosen on the first half, for the second to be a test; records made before there were halves
+    have the whole only. A text of one batch has no halves.
+    """
+    half = len(losses) // 2
+    parts = {"perplexity": losses, "validation": losses[:half], "test": losses[half:]}
+    if not half:
+        del parts["validation"], parts["test"]
+    return {name: math.exp(statistics.fmean(part)) for name, part in parts.items()}
 
 
 def made_with(name: str, device: torch.device) -> dict[str, Any]:

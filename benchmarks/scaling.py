@@ -171,7 +171,7 @@ class Fit:
 
 
 def fit(points: Sequence[tuple[float, float]], middle: float) -> Fit | None:
-    """Least squares over (x, gap), every seed a point; ``None`` without two different x."""
+    """Least squares over (x, gap); ``None`` without two different x."""
     if len({x for x, _ in points}) < 2:
         return None
     logs = [math.log2(x / middle) for x, _ in points]
@@ -229,11 +229,19 @@ def over_width(found: Gaps, name: str) -> list[tuple[float, float]]:
     ]
 
 
+def means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The mean gap at each x: seeds of one x are no evidence of how the gap changes with x."""
+    found: dict[float, list[float]] = {}
+    for x, gap in points:
+        found.setdefault(x, []).append(gap)
+    return [(x, statistics.fmean(values)) for x, values in sorted(found.items())]
+
+
 def fits(found: Gaps, name: str) -> dict[Unit, Fit]:
-    """The fits of a map over tokens and over width, where there are records for them."""
+    """The fits of a map's mean gaps over tokens and over width, where there are records for them."""
     both: dict[Unit, Fit | None] = {
-        "tokens": fit(over_tokens(found, name), million(STEPS)),
-        "width": fit(over_width(found, name), WIDTH),
+        "tokens": fit(means(over_tokens(found, name)), million(STEPS)),
+        "width": fit(means(over_width(found, name)), WIDTH),
     }
     return {key: made for key, made in both.items() if made is not None}
 

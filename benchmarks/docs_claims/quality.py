@@ -123,3 +123,13 @@ def papers_gap() -> str:
     return (
         f"the paper's own table has {signed(gap)}%, after {tokens_of('nanogpt') / 1e6:.0f}M tokens"
     )
+
+
+@claim
+def delta_change() -> str:
+    """The deflated map with the δ of now beside an earlier form with a smaller δ and a smaller head."""
+    found = quality(("lift-56-warm", 0.014), ("flat-48-warm", 0.014))
+    return (
+        f"{found.told(unit='%')} for rank 56 with the δ of now against rank 48 with the smaller δ, after "
+        f"{million_tokens():.1f}M tokens"
+    )

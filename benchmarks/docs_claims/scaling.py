@@ -35,15 +35,15 @@ def _scaled(unit: str) -> str:
         if unit == "width":
             at = f"width {places[0]:g} to {places[-1]:g}, {million_tokens():.1f}M tokens"
         alone = sum([x for x, _ in points].count(place) == 1 for place in places)
+        of = "lengths" if unit == "tokens" else "widths"
         text = (
             f"the gap of {words} {verb}, {signed(line.slope, 2)} ± {line.half:.2f} points for each "
-            f"doubling (n = {line.n} pairs of runs, {at}"
+            f"doubling (n = {len(points)} pairs of runs at {line.n} {of}, {at}"
         )
         if alone:
-            of = "lengths" if unit == "tokens" else "widths"
             text += f"; {alone} of {len(places)} {of} have one seed"
         if len(places) > 2:
-            low, high = study.without_one(points)
+            low, high = study.without_one(study.means(points))
             text += f"; {signed(low, 2)} to {signed(high, 2)} with any one of them left out"
         told.append(f"{text})")
     return "; ".join(told)

@@ -129,6 +129,14 @@ def called(module, monkeypatch, *words):
     module.main()
 
 
+def test_the_held_out_text_has_a_half_to_choose_on_and_a_half_to_test_on(frontier):
+    found = frontier.perplexities_of([1.0, 2.0, 4.0, 5.0])
+    assert found == pytest.approx(
+        {"perplexity": math.exp(3), "validation": math.exp(1.5), "test": math.exp(4.5)}
+    )
+    assert frontier.perplexities_of([2.0]) == pytest.approx({"perplexity": math.exp(2)})
+
+
 def test_a_run_is_made_once_and_its_rate_may_be_chosen(frontier, small, monkeypatch, capsys):
     out = small / "runs.jsonl"
     shards = (small / "train.bin", small / "val.bin")
@@ -142,6 +150,7 @@ def test_a_run_is_made_once_and_its_rate_may_be_chosen(frontier, small, monkeypa
     ]
     assert all(math.isfinite(r["perplexity"]) and r["width"] == 32 for r in rows)
     assert len({r["perplexity"] for r in rows}) == len(rows)
+    assert all(r["validation"] != r["test"] for r in rows)
 
     out.write_bytes(out.read_bytes()[:-30])  # killed while the last line was written
     called(frontier, monkeypatch, "run", *shards, *first, *where)
@@ -226,25 +235,25 @@ def test_the_study_goes_on_and_ends_in_time(scaling, small, monkeypatch, capsys)
 
 def test_gaps_are_paired_and_their_slope_is_least_squares(scaling):
     rows = []
-    for doubling, steps in enumerate((375, 750, 1500)):
+    for doubling, (steps, off) in enumerate({375: 0.01, 750: -0.02, 1500: 0.01}.items()):
         for seed, noise in enumerate((-0.1, 0.1)):
             rows.append(row("full", seed, 50.0 + seed, steps=steps))
-            gap = 1 + 0.5 * doubling + noise
+            gap = 1 + 0.5 * doubling + off + noise
             rows.append(row("deflated", seed, (50.0 + seed) * (1 + gap / 100), steps=steps))
     rows.append(row("deflated", 9, 1.0))  # no run in full space beside it
     found = scaling.gaps(rows)
-    assert found["deflated"][750, 768] == pytest.approx({0: 1.4, 1: 1.6})
+    assert found["deflated"][750, 768] == pytest.approx({0: 1.38, 1: 1.58})
     line = scaling.fits(found, "deflated")["tokens"]
-    assert (line.slope, line.gap, line.n) == (pytest.approx(0.5), pytest.approx(2.0), 6)
-    # Six residuals of 0.1, four degrees of freedom, log2 x of −2, −1 and 0 twice each.
-    assert line.error == pytest.approx(math.sqrt(0.06 / 4 / 4))
-    assert line.half == pytest.approx(2.776 * line.error, rel=1e-3)
+    assert (line.slope, line.gap, line.n) == (pytest.approx(0.5), pytest.approx(2.0), 3)
+    # The means of two seeds are off by 0.01, 0.02 and 0.01; one degree of freedom, log2 x of −2, −1, 0.
+    assert line.error == pytest.approx(math.sqrt(0.0006 / 1 / 2))
+    assert line.half == pytest.approx(12.706 * line.error, rel=1e-3)
     assert line.verdict == "grows"
     assert line.at(scaling.million(375)) == pytest.approx(1.0)
     assert "width" not in scaling.fits(found, "deflated")
     text = "\n".join(scaling.table(rows, "tokens")).replace("\N{NO-BREAK SPACE}", " ")
     assert "| 12.3M | +1.5% ± 1.3 (n = 2) |" in text
-    assert "+0.50 ± 0.17 points (standard error 0.06): grows" in text
+    assert "+0.50 ± 0.22 points (standard error 0.02): grows" in text
     assert "72.7M" not in text
 
 

@@ -158,6 +158,11 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
 
 
 COMPARISONS = (
+    "adamw-gap",
+    "embedding-rate",
+    "rows-long-run",
+    "slow-long-run",
+    "slow-rows-long-run",
     "auto-long-run",
     "deflated-with-rows",
     "cifar-agreement",
@@ -459,7 +464,10 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
     over_tokens, over_width = claims.gap_over_tokens(), claims.gap_over_width()
     assert "`Deflated` does not change clearly, +0.00" in over_tokens.replace("−", "+")
     assert "`LowRank` grows by this fit, +1.00" in over_tokens
-    assert "n = 6 pairs of runs, 6.1M to 24.6M tokens; +1.00 to +1.00 with any" in over_tokens
+    assert (
+        "n = 6 pairs of runs at 3 lengths, 6.1M to 24.6M tokens; +1.00 to +1.00 with any"
+        in over_tokens
+    )
     assert "n = 4 pairs of runs, width 384 to 768, 24.6M tokens)" in over_width
     assert "one seed" not in over_tokens
     kept = [row for row in rows if (row["seed"], row["steps"]) != (1, 375)]

@@ -49,8 +49,9 @@ class LowRank(Containing):
             1 costs 10mnℓ.
         sketch: ``Gaussian()`` (Algorithm 1), ``Kaczmarz()`` (Algorithm 2), or ``Warm()``, which
             starts from the last step's factor. In an optimizer ``Warm()`` is the fastest of the
-            three and, from the second step on, the most accurate for its price. It can also be a
-            sketch or a range finder (:class:`polarstep.polar.Finder`) of your own.
+            three and, from the second step on, the most accurate for its price, but alone, without
+            the rest, it trains a GPT a little worse than the others (``docs/which.md``). It can also
+            be a sketch or a range finder (:class:`polarstep.polar.Finder`) of your own.
         inner: the polar map of the small matrix B. Its δ is a norm of B, as in Algorithm 2, and
             sharper than Algorithm 1's δ ≥ ‖M‖_op.
         orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
