@@ -234,8 +234,8 @@ def run(
 def perplexities_of(losses: Sequence[float]) -> dict[str, float]:
     """Perplexity on all held-out text, and on its halves, from the mean loss of each batch in order.
 
-    Rates are chosen on the first half, for the second to be a test; records made before there were halves
-    have the whole only. A text of one batch has no halves.
+    Rates are chosen on the first half, for the second to be a test; records made before there were
+    halves have the whole only. A text of one batch has no halves.
     """
     half = len(losses) // 2
     parts = {"perplexity": losses, "validation": losses[:half], "test": losses[half:]}

@@ -130,6 +130,6 @@ def delta_change() -> str:
     """The deflated map with the δ of now beside an earlier form with a smaller δ and a smaller head."""
     found = quality(("lift-56-warm", 0.014), ("flat-48-warm", 0.014))
     return (
-        f"{found.told(unit='%')} for rank 56 with the δ of now against rank 48 with the smaller δ, after "
-        f"{million_tokens():.1f}M tokens"
+        f"{found.told(unit='%')} for rank 56 with the δ of now against rank 48 with the smaller δ, "
+        f"after {million_tokens():.1f}M tokens"
     )

@@ -468,7 +468,7 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
         "n = 6 pairs of runs at 3 lengths, 6.1M to 24.6M tokens; +1.00 to +1.00 with any"
         in over_tokens
     )
-    assert "n = 4 pairs of runs, width 384 to 768, 24.6M tokens)" in over_width
+    assert "n = 4 pairs of runs at 2 widths, width 384 to 768, 24.6M tokens)" in over_width
     assert "one seed" not in over_tokens
     kept = [row for row in rows if (row["seed"], row["steps"]) != (1, 375)]
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))
