@@ -92,7 +92,7 @@ def test_the_sketch_of_a_full_space_map_costs_two_products(d0, width):
 @pytest.mark.parametrize(
     ("values", "within"),
     [
-        (torch.ones(96), 1.01),
+        (torch.ones(96), 1.05),
         (torch.linspace(0.86, 1.14, 96), 1.04),
         (torch.cat([torch.full((48,), 1.1), torch.zeros(48)]), 1.15),
         (torch.linspace(1.2, 0, 96), 1.06),
@@ -133,7 +133,7 @@ def test_a_monitor_bounds_nu_closely_after_deflation_and_after_normalized_rows(p
         )
         optimizer.step()
     for bound, exact in zip(cheap_rows.rows, exact_rows.rows, strict=True):
-        assert exact["nu"] <= bound["nu"] <= exact["nu"] + 0.25
+        assert exact["nu"] <= bound["nu"] <= exact["nu"] + 0.08
         assert exact["gamma"] <= bound["gamma"]
 
 
