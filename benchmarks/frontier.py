@@ -81,6 +81,7 @@ def maps() -> dict[str, tuple[str, Any]]:
     found = {
         FULL: ("full space, PolarExpress 5", ps.NewtonSchulz(5, "polar-express")),
         "low-rank": ("LowRank(200+8), h = 0", head(200, 0)),
+        "paper": ("LowRank(200+10), h = 1, seven quintic steps: the paper's", ps.LowRank(200)),
         "scaled-200": ("LowRank(200+8), h = 1, rest scaled", ps.Deflated(head(200))),
     }
     flat = ps.NewtonSchulz(1, "flat")

@@ -32,6 +32,8 @@ MAPS = {
     "beyond the sides": ps.LowRank(200),
     "deflated": ps.Deflated(low_rank(8), ps.NewtonSchulz(1, "flat")),
     "deflated warm": ps.Deflated(low_rank(8, sketch=ps.Warm()), ps.NewtonSchulz(1, "flat")),
+    "two quintics": ps.Deflated(low_rank(8), ps.NewtonSchulz(2)),
+    "two of Jordan's": ps.Deflated(low_rank(8), ps.NewtonSchulz(2, "jordan")),
     "rest scaled": ps.Deflated(low_rank(8)),
     **{f"auto {budget}": ps.Auto(budget) for budget in ("full", "balanced", "cheap")},
 }
@@ -40,7 +42,7 @@ SHAPES = {"tall": (160, 64), "wide": (64, 160), "square": (96, 96), "stack": (3,
 # at three fifths of one or less; Jordan's coefficients end between 0.7 and 1.2.
 TOLERANCE = 0.15
 
-SKETCHED = ("rank 8", "gaussian", "warm", "deflated", "rest scaled")
+SKETCHED = ("rank 8", "gaussian", "warm", "deflated", "two quintics", "rest scaled")
 
 over_maps = pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
 

@@ -152,8 +152,8 @@ class Deflated(Containing):
         steps: NewtonSchulz,
         ops: Products,
         squares: Tensor | None,
-    ) -> tuple[Tensor | RowProduct, SquaredNorm | None]:
-        """p(s·X₀), and after a single step its norm; more steps bring the norm to √m by themselves."""
+    ) -> tuple[Tensor | RowProduct, SquaredNorm]:
+        """p(s·X₀) and a function for ‖T‖²_F, which after several steps takes a pass over T."""
         left, factor, floor = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
         inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor, squares)
         first, *others = steps.polynomials or ((1.0, 0.0),)
@@ -169,7 +169,8 @@ class Deflated(Containing):
         if not others:
             return T, squared
         assert isinstance(T, Tensor)
-        return ops.iterate(T, tuple(others)), None
+        T = ops.iterate(T, tuple(others))
+        return T, lambda: torch.linalg.vector_norm(T, dim=(-2, -1), dtype=torch.float32).square()
 
     def _scaled(
         self, A: Tensor, head: Factors, vectors: Tensor | None, draw: Draw, ops: Products

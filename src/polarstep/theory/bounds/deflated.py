@@ -145,7 +145,7 @@ def certified_deflated_gamma(
     is to be given.
 
     All arguments are in the precision of the step; rounding of ‖M‖²_F − ‖B‖²_F is the caller's to
-    allow for (:func:`polarstep.polar.deflation.rest_frobenius` does).
+    allow for.
 
     Args:
         norm: ‖M‖_F.
