@@ -39,19 +39,32 @@ SPECTRA: dict[str, Callable[[Tensor], Tensor]] = {
     "sixteen spikes": lambda k: torch.where(k <= 16, 1.0, 1e-3),
     "half rank": lambda k: torch.where(k <= len(k) // 2, k**-0.5, 0.0),
 }
-CARRYING = ("warm", "Gaussian h=0, kept 4 steps", "Deflated warm, one step")
+CARRYING = (
+    "warm",
+    "Gaussian h=0, kept 4 steps",
+    "Deflated warm, one step",
+    "Deflated warm, one step in 16 bits",
+    "Deflated warm, a sixth, one step",
+)
 """Maps that carry something from step to step."""
+ROWS = ", rows normalized"
+"""How the names of maps end whose T has its rows normalized."""
 
 
-def maps(rank: int) -> dict[str, ps.PolarMap]:
-    """The maps under test; sketches have ℓ = rank + 8."""
+def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
+    """The maps under test on matrices with this short side; sketches have ℓ = rank + 8.
+
+    "A sixth" is the map that ``auto`` takes, with ℓ = a sixth of the short side.
+    """
     common = {"inner": INNER, "always_sketch": True}
     warm, fresh = (
         ps.LowRank(rank, 8, sketch=sketch, **common) for sketch in (ps.Warm(), ps.Gaussian())
     )
-    flat = ps.NewtonSchulz(1, "flat")
+    flat, full = ps.NewtonSchulz(1, "flat"), ps.NewtonSchulz(5, "polar-express")
+    sixth = ps.LowRank(-(-short // 96) * 16 - 8, 8, sketch=ps.Warm(), **common)
     return {
-        "full space, PolarExpress 5": ps.NewtonSchulz(5, "polar-express"),
+        "full space, PolarExpress 5": full,
+        f"full space, PolarExpress 5{ROWS}": full,
         "full space, quintic 7": ps.NewtonSchulz(7),
         "warm": warm,
         "Gaussian h=0": ps.LowRank(rank, 8, power=0, **common),
@@ -63,6 +76,8 @@ def maps(rank: int) -> dict[str, ps.PolarMap]:
         "Deflated h=1, one step": ps.Deflated(fresh, flat),
         "Deflated warm, one step": ps.Deflated(warm, flat),
         "Deflated warm, one step in 16 bits": ps.Deflated(warm, flat, float8=False),
+        "Deflated warm, a sixth, one step": ps.Deflated(sixth, flat),
+        f"Deflated warm, a sixth, one step{ROWS}": ps.Deflated(sixth, flat),
     }
 
 
@@ -92,11 +107,11 @@ def turning(m: int, n: int, steps: int) -> list[dict[str, Tensor]]:
     ]
 
 
-def recorded(device: torch.device, steps: int) -> list[dict[str, Tensor]]:
-    """Momentum of a 256-wide GPT with zero-initialized projections: a dict for each step."""
+def recorded(device: torch.device, steps: int, width: int) -> list[dict[str, Tensor]]:
+    """Momentum of a GPT with zero-initialized projections: a dict for each step."""
     tokens, _, vocabulary = corpus_tokens()
     text = torch.from_numpy(tokens.astype("int64")).to(device)
-    config = GPTConfig(vocab_size=len(vocabulary), width=256, layers=3, heads=4, context=128)
+    config = GPTConfig(vocab_size=len(vocabulary), width=width, layers=2, heads=4, context=128)
     model = GPT(config, rng.generator("accuracy", "init")).to(device)
     muon = ps.Muon(model.blocks.named_parameters(), lr=0.02, polar=ps.NewtonSchulz(5), fused=False)
     others = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=3e-3)
@@ -121,14 +136,16 @@ def recorded(device: torch.device, steps: int) -> list[dict[str, Tensor]]:
 
 
 def applied(
-    polar: ps.PolarMap, matrices: Sequence[dict[str, Tensor]], device: torch.device
+    name: str, polar: ps.PolarMap, matrices: Sequence[dict[str, Tensor]], device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
-    """T at each step, as the difference of the parameters before and after it."""
+    """T at each step of a map by its name, as the difference of the parameters before and after it."""
+    transform = ps.NormalizedRows() if name.endswith(ROWS) else None
     X = {
         name: torch.nn.Parameter(torch.zeros_like(M, dtype=torch.float32, device=device))
         for name, M in matrices[0].items()
     }
-    muon = ps.Muon(X.items(), lr=1.0, momentum=0.0, polar=polar, lr_scale="none")
+    options = {"lr": 1.0, "momentum": 0.0, "lr_scale": "none"}
+    muon = ps.Muon(X.items(), polar=polar, transform=transform, **options)
     for gradients in matrices:
         for name, parameter in X.items():
             parameter.data.zero_()
@@ -166,7 +183,7 @@ def report(what: str, name: str, measured: Sequence[tuple[float, float, float]])
     """Print the median and the largest γ, the largest Δγ and the largest ν of one map."""
     gamma, delta, nu = zip(*measured, strict=True)
     print(
-        f"  {what:34} {name:36} γ {statistics.median(gamma):8.4f} {max(gamma):8.4f}"
+        f"  {what:34} {name:50} γ {statistics.median(gamma):8.4f} {max(gamma):8.4f}"
         f"   Δγ {max(delta):8.4f}   ν {max(nu):.4f}",
         flush=True,
     )
@@ -179,34 +196,36 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small matrices and few steps")
     options = parser.parse_args()
     device = torch.device(options.device)
-    short, rank, steps = (128, 32, 3) if options.quick else (768, 200, 40)
+    short, rank, steps, width = (128, 32, 3, 256) if options.quick else (768, 200, 40, 512)
     print(machine(device))
     for m, n in ((short, short), (short, 4 * short)):
         matrices = synthetic(m, n)
         cases = {name: Case(M, rank, device) for name, M in matrices.items()}
-        for name, polar in maps(rank).items():
-            first, _, third = applied(polar, [matrices] * 3, device)
+        for name, polar in maps(rank, short).items():
+            first, _, third = applied(name, polar, [matrices] * 3, device)
             for what, case in cases.items():
                 report(f"{what}, {m}×{n}", name, [case.measure(T[what]) for T in (first, third)])
     followed = turning(short, 2 * short, steps=6)
     turned = [{name: Case(M, rank, device) for name, M in each.items()} for each in followed]
     for name in CARRYING:
-        updates = list(applied(maps(rank)[name], followed, device))
+        updates = list(applied(name, maps(rank, short)[name], followed, device))
         for what in SPECTRA:
             measured = [
                 case[what].measure(T[what]) for case, T in zip(turned, updates, strict=True)
             ]
             report(f"{what}, turning", name, measured[1:])
-    history = recorded(device, steps)
+    # Steps in eight bits begin at 512 rows.
+    history = recorded(device, steps, width)
     # These include steps with the oldest bases; a kept basis is made at every fourth step.
     looked_at = [step for step in range(len(history)) if step < 8 or step % 8 in (0, 7)]
     momentum = {
-        step: {name: Case(M, 64, device) for name, M in history[step].items()} for step in looked_at
+        step: {name: Case(M, width // 4, device) for name, M in history[step].items()}
+        for step in looked_at
     }
-    for name, polar in maps(64).items():
+    for name, polar in maps(width // 4, width).items():
         found = [
             case.measure(T[key])
-            for step, T in enumerate(applied(polar, history, device))
+            for step, T in enumerate(applied(name, polar, history, device))
             for key, case in momentum.get(step, {}).items()
         ]
         report(f"recorded momentum, {len(found)} matrices", name, found)
