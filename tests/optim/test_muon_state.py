@@ -10,9 +10,15 @@ from tests.forking import fork
 from tests.optim import resume_worker as worker
 from tests.processes import PATIENCE
 from tests.spectra import gaussian
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn import Parameter
 
-from polarstep import LowRank, Muon
+from polarstep import LowRank, Muon, muon_for
 from polarstep.optim.by_tensors import MOST_DRAWN
 from polarstep.polar import Warm
 
@@ -220,3 +226,44 @@ def test_a_checkpoint_in_another_order_is_told_of_without_numbers_that_are_equal
         UserWarning, match="its parameters in another order, or in other groups, than"
     ):
         Muon(named[::-1]).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_torchs_checkpoints_by_name_load_into_a_model_with_its_layers_in_another_order(flat):
+    def model(names: str) -> nn.Module:
+        """One layer for each name, and a head."""
+        return nn.ModuleDict({name: nn.Linear(8, 8) for name in names} | {"head": nn.Linear(8, 2)})
+
+    saved, loaded = model("ab"), model("ba")
+    for seed, p in enumerate(saved.parameters()):
+        p.grad = gaussian(*p.shape, seed=seed).float()
+    first = muon_for(saved, rules=[("b.weight", "muon")])
+    first.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    content = get_optimizer_state_dict(saved, first, options=options)
+    second = muon_for(loaded, rules=[("b.weight", "muon")])
+    set_optimizer_state_dict(loaded, second, content, options=options)
+    for name, p in saved.named_parameters():
+        q = loaded.get_parameter(name)
+        assert all(
+            torch.equal(second.state[q][key], value) for key, value in first.state[p].items()
+        )
+        assert second.routes[name].why == first.routes[name].why
+    names = {
+        name: p
+        for group in second.param_groups
+        for name, p in zip(group["param_names"], group["params"], strict=True)
+    }
+    assert all(names[name] is p for name, p in loaded.named_parameters())
+
+
+def test_torchs_checkpoints_by_name_load_without_torchs_help_too():
+    a, b = (Parameter(gaussian(4, 4, seed=seed).float()) for seed in range(2))
+    first = Muon([("a", a), ("b", b)])
+    a.grad, b.grad = torch.ones(4, 4), torch.eye(4)
+    first.step()
+    content = get_optimizer_state_dict(nn.ParameterDict({"a": a, "b": b}), first)
+    second = Muon([("b", b), ("a", a)])
+    with pytest.warns(UserWarning, match="in another order"):
+        second.load_state_dict(content)
+    assert torch.equal(second.state[a]["momentum_buffer"], first.state[a]["momentum_buffer"])
