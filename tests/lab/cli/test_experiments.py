@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from rich.text import Text
 from tests.forking import fork
@@ -190,6 +191,9 @@ def test_divergence_has_a_status_of_its_own():
     assert RunRecord.load("r").status == "diverged"
 
 
+IN_PROSE = ["--set", "data.train=corpus:prose"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -201,6 +205,9 @@ def test_divergence_has_a_status_of_its_own():
         (["run", "cifar10", "-m", "muon"], "no CIFAR-10 in"),
         (["run", "nanogpt", "-m", "muon"], "no token shard matches"),
         (["run", "nanogpt-toy", "-m", "muon", "--device", "gpu0"], "expected auto, cpu, cuda"),
+        (["run", "nanogpt-toy", "-m", "muon", "--device", "meta"], "expected auto, cpu, cuda"),
+        (["run", "nanogpt-toy", "-m", "muon", "--device", "mps"], "expected auto, cpu, cuda"),
+        (["run", "nanogpt-toy", "-m", "muon", *IN_PROSE], "no text named 'prose' is shipped"),
         (["compare", "nanogpt-toy", "--seeds", "many"], "expected a number of seeds"),
         (["compare", "nanogpt-toy", "--seeds", "2", "--set", "seed=5"], "choose it with --seed 5"),
         (["run", "missing.json", "-m", "muon"], "missing.json does not exist"),
@@ -215,6 +222,13 @@ def test_failures_are_one_message_and_leave_nothing(arguments, message):
     assert message in said(outcome)
     assert "Traceback" not in outcome.output
     assert not list(Path().rglob("config.json"))
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    outcome = polarstep("run", "nanogpt-toy", "-m", "muon", "--device", "cuda:2", status=1)
+    assert "runtime.device='cuda:2': torch finds the GPUs cuda:0 to cuda:1 here" in said(outcome)
 
 
 def test_a_damaged_shard_ends_a_run_with_its_name():
