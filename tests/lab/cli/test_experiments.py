@@ -184,6 +184,16 @@ def test_tensorboard_on_request():
     assert list(Path("r/tensorboard").glob("events.*"))
 
 
+@pytest.mark.parametrize("twice", [["--values", "6,8", "--seeds", "3,3"], ["--values", "6,8,6"]])
+def test_a_seed_or_a_value_that_is_given_twice_is_one_run(twice):
+    small = [*SMALL, "--set", "optimizer.polar.oversample=2", "--out", "a"]
+    polarstep("ablate", "nanogpt-toy", "rank", *small, *twice)
+    assert len(find_runs(["a"])) == 2
+    again = polarstep("ablate", "nanogpt-toy", "rank", *small, *twice)
+    assert "2 runs in a" in said(again)
+    assert "±" not in said(again)
+
+
 def test_divergence_has_a_status_of_its_own():
     hot = [*SMALL, "--set", "optimizer.lr=1e30", "--out", "r"]
     outcome = polarstep("run", "nanogpt-toy", "-m", "sgd", *hot, status=3)
