@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from tests.forking import fork
 from tests.optim import resume_worker as worker
 from tests.processes import PATIENCE
@@ -20,7 +21,7 @@ from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, muon_for
 from polarstep.optim.by_tensors import MOST_DRAWN
-from polarstep.polar import Warm
+from polarstep.polar import Warm, auto
 
 
 @pytest.fixture(scope="module")
@@ -267,3 +268,35 @@ def test_torchs_checkpoints_by_name_load_without_torchs_help_too():
     with pytest.warns(UserWarning, match="in another order"):
         second.load_state_dict(content)
     assert torch.equal(second.state[a]["momentum_buffer"], first.state[a]["momentum_buffer"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_auto_with_another_rank_loads_by_name_without_its_basis(
+    tmp_path, monkeypatch
+):
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 2))
+    for seed, p in enumerate(model.parameters()):
+        p.grad = gaussian(*p.shape, seed=seed).float()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(auto, "SIXTH", 12)
+        first = muon_for(model, polar="auto")
+        first.step()
+        saved = get_optimizer_state_dict(model, first)
+        dcp.save({"optimizer": saved}, checkpoint_id=tmp_path)
+    second = muon_for(model, polar="auto")
+    for p in model.parameters():
+        p.grad = None
+    state = {"optimizer": get_optimizer_state_dict(model, second)}
+    with pytest.raises(dcp.api.CheckpointException, match="Size mismatch"):
+        dcp.load(state, checkpoint_id=tmp_path)
+    for entries in state["optimizer"]["state"].values():
+        for name in [name for name in entries if name.startswith(("basis", "whitening"))]:
+            del entries[name]
+    dcp.load(state, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(model, second, state["optimizer"])
+    W = model[0].weight
+    assert torch.equal(second.state[W]["momentum_buffer"], first.state[W]["momentum_buffer"])
+    W.grad = gaussian(256, 256).float()
+    second.step()
+    assert second.state[W]["basis"].shape[1] == 48
+    assert first.state[W]["basis"].shape[1] == 32
