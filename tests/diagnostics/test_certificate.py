@@ -280,3 +280,11 @@ def test_floats_of_eight_bits_are_measured():
     M = matrix("power-law", 8, 6).to(torch.float8_e4m3fn)
     assert float(measures.stable_rank(M)) == float(measures.stable_rank(M.double()))
     assert measures.captured_energy(M, M).isfinite()
+
+
+def test_a_cheap_certificate_of_two_precisions_is_refused():
+    M = torch.eye(3, dtype=torch.float64)
+    with pytest.raises(
+        TypeError, match=r"M is torch.float64 and T torch.float32.*certify takes any"
+    ):
+        cheap_certificate(M, M.float())

@@ -281,3 +281,33 @@ def test_an_option_that_would_fail_at_a_later_step_is_refused_at_once(option, me
     optimizer = ps.Muon([torch.nn.Parameter(torch.eye(3))])
     with pytest.raises(TypeError, match=message):
         Monitor(optimizer, **option)
+
+
+def test_a_monitor_counts_on_from_a_checkpoint_that_is_loaded_after_it_was_made():
+    saved = train(4)[1].state_dict()
+    _, _, monitor, _ = train(3, lambda optimizer: _loading(saved, Monitor(optimizer, every=2)))
+    assert {row["step"] for row in monitor.rows} == {4, 6}
+    assert all("tail_index" not in row for row in monitor.rows if row["step"] == 4)
+
+
+def _loading(saved, monitor):
+    monitor.optimizer.load_state_dict(saved)
+    return monitor
+
+
+def test_parameters_that_take_anothers_place_in_a_step_are_watched_from_then_on():
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    optimizer = ps.muon_for(model)
+    with Monitor(optimizer, every=1) as monitor:
+        model.to_empty(device="cpu")
+        for _ in range(2):
+            for seed, p in enumerate(model.parameters()):
+                p.data.fill_(0.5)
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed))
+            optimizer.step()
+    first, second = ([row for row in monitor.rows if row["step"] == step] for step in (0, 1))
+    assert [row["parameter"] for row in first] == [row["parameter"] for row in second]
+    assert "gamma" in first[0]
+    assert "update_ratio" not in first[0]
+    assert all("update_ratio" in row for row in second)

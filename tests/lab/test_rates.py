@@ -172,3 +172,13 @@ def test_command_writes_figure_and_record_and_keeps_earlier_ones(tmp_path):
     bad = CliRunner().invoke(app, ["rates", "--out", str(tmp_path / "bad"), "--alphas", "3"])
     assert bad.exit_code == 2
     assert not (tmp_path / "bad").exists()
+
+
+def test_command_refuses_a_file_for_its_folder_before_it_measures(tmp_path):
+    (tmp_path / "rates").write_text("")
+    for out in ("rates", "rates/inside"):
+        outcome = CliRunner().invoke(app, ["rates", "--quick", "--out", str(tmp_path / out)])
+        assert outcome.exit_code == 2
+        said = " ".join(outcome.output.replace("│", " ").split())
+        assert "is no folder that can be written to" in said
+        assert "steps" not in outcome.output  # no progress was shown

@@ -28,6 +28,14 @@ def test_the_checkpoint_of_another_muon_names_the_converter():
         Muon([W]).load_state_dict(torch.optim.Muon([W]).state_dict())
 
 
+def test_the_checkpoint_of_one_adamw_for_the_whole_model_is_told_from_another_model():
+    model = mlp(8, 8, 8, 2)
+    with pytest.raises(
+        ValueError, match=r"no 'algorithm', only lr.*expected the state_dict\(\) of"
+    ):
+        muon_for(model).load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
+
+
 def test_a_checkpoint_with_other_layers_frozen_names_the_parameters():
     frozen = mlp(8, 8, 8, 2)
     frozen[0].requires_grad_(False)

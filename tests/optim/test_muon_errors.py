@@ -386,6 +386,10 @@ def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
         ),
         (None, "params is a NoneType: expected parameters or groups of them"),
         (dict(nn.Linear(3, 3).named_parameters()), r"parameter 0 is a str: .*give the items\(\)"),
+        (
+            {"params": [Parameter(torch.eye(3))], "lr": 0.1},
+            r"a single parameter group.*a list of gro",
+        ),
         ([nn.Linear(3, 3)], r"parameter 0 is a Linear: .*give the parameters\(\) of a module"),
         ([[nn.Parameter(torch.eye(3))]], "parameter 0 is a list: .*give one flat list"),
         ([{"params": nn.Linear(3, 3)}], r"params is a Linear: .*list\(module\.parameters\(\)\)"),

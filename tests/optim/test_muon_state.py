@@ -6,15 +6,22 @@ import copy
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from tests.forking import fork
 from tests.optim import resume_worker as worker
 from tests.processes import PATIENCE
 from tests.spectra import gaussian
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn import Parameter
 
-from polarstep import LowRank, Muon
+from polarstep import LowRank, Muon, muon_for
 from polarstep.optim.by_tensors import MOST_DRAWN
-from polarstep.polar import Warm
+from polarstep.polar import Warm, auto
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +227,76 @@ def test_a_checkpoint_in_another_order_is_told_of_without_numbers_that_are_equal
         UserWarning, match="its parameters in another order, or in other groups, than"
     ):
         Muon(named[::-1]).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_torchs_checkpoints_by_name_load_into_a_model_with_its_layers_in_another_order(flat):
+    def model(names: str) -> nn.Module:
+        """One layer for each name, and a head."""
+        return nn.ModuleDict({name: nn.Linear(8, 8) for name in names} | {"head": nn.Linear(8, 2)})
+
+    saved, loaded = model("ab"), model("ba")
+    for seed, p in enumerate(saved.parameters()):
+        p.grad = gaussian(*p.shape, seed=seed).float()
+    first = muon_for(saved, rules=[("b.weight", "muon")])
+    first.step()
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    content = get_optimizer_state_dict(saved, first, options=options)
+    second = muon_for(loaded, rules=[("b.weight", "muon")])
+    set_optimizer_state_dict(loaded, second, content, options=options)
+    for name, p in saved.named_parameters():
+        q = loaded.get_parameter(name)
+        assert all(
+            torch.equal(second.state[q][key], value) for key, value in first.state[p].items()
+        )
+        assert second.routes[name].why == first.routes[name].why
+    names = {
+        name: p
+        for group in second.param_groups
+        for name, p in zip(group["param_names"], group["params"], strict=True)
+    }
+    assert all(names[name] is p for name, p in loaded.named_parameters())
+
+
+def test_torchs_checkpoints_by_name_load_without_torchs_help_too():
+    a, b = (Parameter(gaussian(4, 4, seed=seed).float()) for seed in range(2))
+    first = Muon([("a", a), ("b", b)])
+    a.grad, b.grad = torch.ones(4, 4), torch.eye(4)
+    first.step()
+    content = get_optimizer_state_dict(nn.ParameterDict({"a": a, "b": b}), first)
+    second = Muon([("b", b), ("a", a)])
+    with pytest.warns(UserWarning, match="in another order"):
+        second.load_state_dict(content)
+    assert torch.equal(second.state[a]["momentum_buffer"], first.state[a]["momentum_buffer"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_auto_with_another_rank_loads_by_name_without_its_basis(
+    tmp_path, monkeypatch
+):
+    model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 2))
+    for seed, p in enumerate(model.parameters()):
+        p.grad = gaussian(*p.shape, seed=seed).float()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(auto, "SIXTH", 12)
+        first = muon_for(model, polar="auto")
+        first.step()
+        saved = get_optimizer_state_dict(model, first)
+        dcp.save({"optimizer": saved}, checkpoint_id=tmp_path)
+    second = muon_for(model, polar="auto")
+    for p in model.parameters():
+        p.grad = None
+    state = {"optimizer": get_optimizer_state_dict(model, second)}
+    with pytest.raises(dcp.api.CheckpointException, match="Size mismatch"):
+        dcp.load(state, checkpoint_id=tmp_path)
+    for entries in state["optimizer"]["state"].values():
+        for name in [name for name in entries if name.startswith(("basis", "whitening"))]:
+            del entries[name]
+    dcp.load(state, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(model, second, state["optimizer"])
+    W = model[0].weight
+    assert torch.equal(second.state[W]["momentum_buffer"], first.state[W]["momentum_buffer"])
+    W.grad = gaussian(256, 256).float()
+    second.step()
+    assert second.state[W]["basis"].shape[1] == 48
+    assert first.state[W]["basis"].shape[1] == 32

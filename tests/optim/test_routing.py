@@ -84,6 +84,13 @@ def test_muon_rules_pass_over_biases():
     assert optimizer.routes["bias"].algorithm == "AdamW"
 
 
+def test_a_rule_finds_a_name_with_brackets():
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("a[0]", "b", "head")})
+    optimizer = muon_for(model, rules=[("a[0].weight", SGD())])
+    assert optimizer.routes["a[0].weight"].algorithm == "SGD"
+    assert optimizer.routes["b.weight"].algorithm == "Muon"
+
+
 def test_a_rule_for_a_module_holds_for_all_inside_it():
     model = SmallGPT("untied")
     optimizer = muon_for(model, rules=[(model.blocks[1], AdamW(lr=0.5)), (model.head, "muon")])

@@ -80,7 +80,7 @@ def cheap_certificate(
 
     Args:
         M: matrices of shape ``(..., m, n)``.
-        T: what ``polar`` made of them.
+        T: what ``polar`` made of them, in their precision.
         polar: the map, where it is known; its polynomial sharpens both bounds.
         factors: the factors of T from the same step, or ``None``.
     """
@@ -91,6 +91,11 @@ def cheap_certificate(
     shape = M.shape[:-2]
     M, T = (X.reshape(-1, *X.shape[-2:]) for X in (M, T))
     M, T = (X.float() if X.dtype.itemsize < 4 else X for X in (M, T))
+    if M.dtype != T.dtype:
+        raise TypeError(
+            f"M is {M.dtype} and T {T.dtype}: expected one precision, whose rounding errors the bounds "
+            "allow for, as in cheap_certificate(M, polar(M)); polarstep.certify takes any two"
+        )
     inner = None if polar is None else polar.innermost
     B = None if factors is None else factors.B
     norm = _norm(M)

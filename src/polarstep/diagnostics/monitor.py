@@ -107,7 +107,7 @@ class Monitor:
             # Rows are appended to the complete lines; a run that was killed may have left half a line.
             complete = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
             self._file = JsonLines(path, complete)
-        self._step = max((group.get("step", 0) for group in optimizer.param_groups), default=0)
+        self._step = _steps_of(optimizer)
         self._labels: dict[int, str] = {}  # the names of the chosen parameters, by their ids
         self._before: dict[Tensor, Tensor] = {}
         self._previous: dict[Tensor, Tensor] = {}
@@ -116,6 +116,7 @@ class Monitor:
         self._handles = [
             optimizer.register_step_pre_hook(self._prepare),
             optimizer.register_step_post_hook(self._record),
+            optimizer.register_load_state_dict_post_hook(self._go_on),
         ]
 
     def close(self) -> None:
@@ -194,6 +195,10 @@ class Monitor:
                 p: p.grad.detach().clone() for _, p in self._watched() if p.grad is not None
             }
 
+    def _go_on(self, optimizer: object) -> None:
+        """Count on from the step of a checkpoint that was loaded; no gradient came before it."""
+        self._step, self._previous = _steps_of(self.optimizer), {}
+
     def _finish(self, step: int) -> None:
         """Join the polar hook's measurements with those of each parameter, and write the rows."""
         seen: dict[str, list[Row]] = {}
@@ -203,9 +208,11 @@ class Monitor:
             if p.grad is None:
                 continue
             common: Row = {"step": step, "parameter": name, "shape": list(p.shape)}
-            before = self._before[p]
-            own = {"update_ratio": float(update_ratio(whole(p.detach() - before), whole(before)))}
-            own |= self._tail_of(p)
+            own = self._tail_of(p)
+            # A parameter that took another's place in this step, as after fully_shard, has no before.
+            if (before := self._before.get(p)) is not None:
+                ratio = update_ratio(whole(p.detach() - before), whole(before))
+                own = {"update_ratio": float(ratio), **own}
             matrices = seen.get(name, [{"block": 0}])
             for row in matrices:
                 self._write(common | row | own)
@@ -241,3 +248,8 @@ class Monitor:
 
     def _chooses(self, name: str) -> bool:
         return self._select is None or self._select(name)
+
+
+def _steps_of(optimizer: Muon) -> int:
+    """How many steps ``optimizer`` has made, those before a checkpoint included."""
+    return max((group.get("step", 0) for group in optimizer.param_groups), default=0)

@@ -22,7 +22,7 @@ from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.optim.collect import State
 from polarstep.optim.elementwise import counter_device
 from polarstep.optim.elementwise_step import check_buffers
-from polarstep.optim.groups import ELEMENTWISE, Group, named_params, restored
+from polarstep.optim.groups import ELEMENTWISE, Group, check_ours, named_params, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.resized import check_shapes
@@ -46,6 +46,7 @@ torch.serialization.add_safe_globals(
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 
+PER_PARAMETER = ("param_names", "reasons")  # lists in a group with an entry for each parameter
 STARTED_WITH = "_started_with"  # where a pickle has the arguments of _start
 
 
@@ -91,6 +92,8 @@ class Checkpointed(Optimizer):
         Lightning does when it resumes a run, may hold parameters and no options.
         """
         _check_content(state_dict)
+        saved_groups = [_named_in_order(group) for group in state_dict["param_groups"]]
+        state_dict = state_dict | {"param_groups": saved_groups}
         _regroup(self.param_groups, state_dict["param_groups"])
         if not self._optimizer_load_state_dict_pre_hooks:  # a hook may correct the groups
             _check_sizes(self.param_groups, state_dict["param_groups"])
@@ -157,11 +160,32 @@ def _check_content(state_dict: object) -> None:
     )
 
 
+def _named_in_order(group: Group) -> Group:
+    """``group`` of a checkpoint, with its lists of names and reasons in the order of its parameters.
+
+    ``torch.distributed.checkpoint`` has parameters by name, in the order of the optimizer that loads
+    them, and leaves ``"param_names"`` in the order of the optimizer that was saved.
+    """
+    params, names = group.get("params") or (), group.get("param_names") or ()
+    if not names or list(params) == list(names) or not all(isinstance(p, str) for p in params):
+        return group
+    # Names of the user's own do not say which parameter is meant; then the order of params counts.
+    known = set(params) <= set(names)
+    reordered = {key: value for key, value in group.items() if key not in PER_PARAMETER}
+    for key in PER_PARAMETER:
+        of_name = dict(zip(names, group.get(key) or (), strict=False))
+        if known and of_name.keys() >= set(params):
+            reordered[key] = [of_name[name] for name in params]
+    return reordered
+
+
 def _check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
-    """Raise if a checkpoint has other parameters than the optimizer, and say which."""
+    """Raise if a checkpoint has other parameters than the optimizer, and say which, or whose it is."""
     then, now = ([len(group["params"]) for group in each] for each in (saved, groups))
     if then == now:
         return
+    for group in saved:
+        check_ours(group)
     names_then, names_now = (
         [name for group in each for name in group.get("param_names") or ()]
         for each in (saved, groups)

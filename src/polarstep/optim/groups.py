@@ -33,6 +33,7 @@ __all__ = [
     "check_lr",
     "check_new",
     "check_options",
+    "check_ours",
     "check_params",
     "complete",
     "is_by_norm",
@@ -80,12 +81,7 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
     What ``now`` lacks too comes from the defaults. Schedulers store keys of their own in a group, so
     unknown keys are kept.
     """
-    if "algorithm" not in group:
-        raise ValueError(
-            f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
-            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads those of other Muon "
-            "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
-        )
+    check_ours(group)
     defaults = _defaults_of(group["algorithm"], muon_defaults)
     if now is not None and now.get("algorithm", group["algorithm"]) == group["algorithm"]:
         defaults = defaults | {key: now[key] for key in defaults if key in now}
@@ -95,6 +91,16 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
     _check_whole(group)
     check_params(group)
     return group
+
+
+def check_ours(group: Group) -> None:
+    """Raise if a checkpoint's ``group`` is that of another optimizer."""
+    if "algorithm" not in group:
+        raise ValueError(
+            f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
+            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads those of other Muon "
+            "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
+        )
 
 
 def _check_whole(group: Group) -> None:

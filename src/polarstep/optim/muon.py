@@ -191,6 +191,11 @@ class Muon(Checkpointed):
                 f"params is a {type(params).__name__}: expected parameters or groups of them, as "
                 "model.parameters() with its brackets"
             )
+        if isinstance(params, dict) and "params" in params:
+            raise TypeError(
+                "params is a dict with the key 'params', a single parameter group: expected a list of "
+                'groups, as [{"params": ...}]'
+            )
         given: list[Any] = list(params)
         if not given:
             raise ValueError(

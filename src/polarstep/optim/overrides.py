@@ -216,7 +216,8 @@ def _check_count(title: str, asked: object, repeats: int, site: Site) -> None:
 
 def _matches(which: Matcher, site: Site) -> bool:
     if isinstance(which, str):
-        return any(fnmatchcase(name, which) for name in site.names)
+        # A name with brackets, as of a ModuleDict, does not match itself as a pattern.
+        return any(name == which or fnmatchcase(name, which) for name in site.names)
     places = [node for use in site.uses for node in (use.owner, *use.owner.ancestors())]
     if isinstance(which, type):
         return any(isinstance(node.module, which) for node in places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -62,6 +63,12 @@ def rates(
     if record.exists() and not force:
         raise typer.BadParameter(
             f"{record} exists: give another folder, or --force to replace it", param_hint="--out"
+        )
+    place = next(folder for folder in (out, *out.parents) if folder.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise typer.BadParameter(
+            f"{place} is no folder that can be written to: expected one for the results, as rates",
+            param_hint="--out",
         )
     try:
         chosen = tuple(float(alpha) for alpha in alphas.split(","))

@@ -13,6 +13,8 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
+from polarstep_lab.structure import ConfigError
+
 __all__ = ["CharacterVocabulary", "corpus_names", "corpus_text", "corpus_tokens"]
 
 VALIDATION_FRACTION = 0.1
@@ -71,7 +73,7 @@ def corpus_names() -> list[str]:
 def corpus_text(name: str = "tinyshakespeare") -> str:
     """A shipped text in full."""
     if name not in corpus_names():
-        raise ValueError(
+        raise ConfigError(
             f"no text named {name!r} is shipped: expected {', '.join(corpus_names())}. To train on "
             "a text of your own, turn it into shards with `polarstep tokenize`"
         )

@@ -119,9 +119,13 @@ def ablation_runs(
     overrides: Mapping[str, Any],
     out: Path,
 ) -> list[PlannedRun]:
-    """One method with one setting at several values, everything else as in the recipe."""
+    """One method with one setting at several values, everything else as in the recipe.
+
+    A value that is given twice is one run: a second would count as another seed.
+    """
     base = resolve(recipe, method, 0, overrides)
     values = list(values) or list(find_axis(axis).values(base))
+    values = [value for place, value in enumerate(values) if value not in values[:place]]
     if not values:
         raise ConfigError(
             f"the paper has no ablation of {axis} on {base.benchmark}: give the values yourself, "

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from rich.text import Text
 from tests.forking import fork
@@ -183,11 +184,24 @@ def test_tensorboard_on_request():
     assert list(Path("r/tensorboard").glob("events.*"))
 
 
+@pytest.mark.parametrize("twice", [["--values", "6,8", "--seeds", "3,3"], ["--values", "6,8,6"]])
+def test_a_seed_or_a_value_that_is_given_twice_is_one_run(twice):
+    small = [*SMALL, "--set", "optimizer.polar.oversample=2", "--out", "a"]
+    polarstep("ablate", "nanogpt-toy", "rank", *small, *twice)
+    assert len(find_runs(["a"])) == 2
+    again = polarstep("ablate", "nanogpt-toy", "rank", *small, *twice)
+    assert "2 runs in a" in said(again)
+    assert "±" not in said(again)
+
+
 def test_divergence_has_a_status_of_its_own():
     hot = [*SMALL, "--set", "optimizer.lr=1e30", "--out", "r"]
     outcome = polarstep("run", "nanogpt-toy", "-m", "sgd", *hot, status=3)
     assert "diverged at step" in said(outcome)
     assert RunRecord.load("r").status == "diverged"
+
+
+IN_PROSE = ["--set", "data.train=corpus:prose"]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +215,9 @@ def test_divergence_has_a_status_of_its_own():
         (["run", "cifar10", "-m", "muon"], "no CIFAR-10 in"),
         (["run", "nanogpt", "-m", "muon"], "no token shard matches"),
         (["run", "nanogpt-toy", "-m", "muon", "--device", "gpu0"], "expected auto, cpu, cuda"),
+        (["run", "nanogpt-toy", "-m", "muon", "--device", "meta"], "expected auto, cpu, cuda"),
+        (["run", "nanogpt-toy", "-m", "muon", "--device", "mps"], "expected auto, cpu, cuda"),
+        (["run", "nanogpt-toy", "-m", "muon", *IN_PROSE], "no text named 'prose' is shipped"),
         (["compare", "nanogpt-toy", "--seeds", "many"], "expected a number of seeds"),
         (["compare", "nanogpt-toy", "--seeds", "2", "--set", "seed=5"], "choose it with --seed 5"),
         (["run", "missing.json", "-m", "muon"], "missing.json does not exist"),
@@ -215,6 +232,13 @@ def test_failures_are_one_message_and_leave_nothing(arguments, message):
     assert message in said(outcome)
     assert "Traceback" not in outcome.output
     assert not list(Path().rglob("config.json"))
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    outcome = polarstep("run", "nanogpt-toy", "-m", "muon", "--device", "cuda:2", status=1)
+    assert "runtime.device='cuda:2': torch finds the GPUs cuda:0 to cuda:1 here" in said(outcome)
 
 
 def test_a_damaged_shard_ends_a_run_with_its_name():
