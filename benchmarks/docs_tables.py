@@ -106,14 +106,15 @@ def accuracy_table(record: Path) -> str:
 
 
 def tightness_table(record: Path) -> str:
-    """The exact γ beside its cheap bound, from what certificate_tightness.py wrote."""
-    titles = ["map", "γ, median (largest)", "bound, median (largest)"]
+    """The exact γ and ν beside their cheap bounds, from what certificate_tightness.py wrote."""
+    titles = ["map", "γ, median (largest)", "bound, median (largest)", "largest ν", "largest bound"]
     table = []
     for row in json.loads(record.read_text())["maps"]:
         cells = [
             f"{row[f'{kind}_median']:.3f} ({row[f'{kind}_largest']:.3f})".replace("-", "−")
             for kind in ("gamma", "bound")
         ]
+        cells += [f"{row[name]:.3f}" for name in ("nu_largest", "nu_bound_largest")]
         table.append([row["map"], *cells])
     return markdown(dict.fromkeys(titles, "left"), table)
 

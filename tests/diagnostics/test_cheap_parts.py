@@ -135,6 +135,8 @@ def test_a_monitor_bounds_nu_closely_after_deflation_and_after_normalized_rows(p
     for bound, exact in zip(cheap_rows.rows, exact_rows.rows, strict=True):
         assert exact["nu"] <= bound["nu"] <= exact["nu"] + 0.08
         assert exact["gamma"] <= bound["gamma"]
+        if isinstance(polar, ps.Auto):  # whose head tells what a sketch of its own would not
+            assert bound["gamma"] <= exact["gamma"] + 0.15
 
 
 def test_room_for_rounding_grows_with_the_long_side():

@@ -12,7 +12,8 @@ because the residual has rank at most d₀ − ℓ. The smaller of two bounds on
 * ⟨B, Z⟩ + ℓδ·max_{0≤x≤1} x(1 − p_q(x)) for Z = p_q(B/δ), as no singular value σ loses more than
   σ(1 − p_q(σ/δ)) of its alignment. It holds for any basis, and is tightest with many steps.
 
-A sketched map has B already (:class:`polarstep.polar.base.Factors`), so the cost is a few norms. For a
+A sketched map has B already (:class:`polarstep.polar.base.Factors`), so the cost is a few norms. So has
+a deflated map (:class:`polarstep.polar.base.Captured`), whose T is more than QZ. For a
 full-space map the second bound applies with B = M, and the first with a small sketch of its own.
 
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
@@ -39,7 +40,7 @@ from polarstep.autocast import autocast_off
 from polarstep.diagnostics.certificate import Certificate
 from polarstep.diagnostics.measures import check_step
 from polarstep.polar import PolarMap
-from polarstep.polar.base import Factors
+from polarstep.polar.base import Captured, Factors
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.products.base import unit_scaled
 
@@ -68,13 +69,17 @@ def certified(
         return M.clone(), cheap_certificate(M, M, polar)
     T = step.dense.to(M.dtype).reshape(M.shape)
     # On a GPU step.M, and with it B, is a multiple of M; the bounds are the same for both.
-    return T, cheap_certificate(step.M.reshape(M.shape), T, polar, step.factors)
+    return T, cheap_certificate(step.M.reshape(M.shape), T, polar, step.factors, step.captured)
 
 
 @torch.no_grad()
 @autocast_off()
 def cheap_certificate(
-    M: Tensor, T: Tensor, polar: PolarMap | None = None, factors: Factors | None = None
+    M: Tensor,
+    T: Tensor,
+    polar: PolarMap | None = None,
+    factors: Factors | None = None,
+    captured: Captured | None = None,
 ) -> Certificate:
     """Upper bounds on the γ and ν of :func:`polarstep.certify`; NaN for a matrix that is not finite.
 
@@ -83,6 +88,7 @@ def cheap_certificate(
         T: what ``polar`` made of them, in their precision.
         polar: the map, where it is known; its polynomial sharpens both bounds.
         factors: the factors of T from the same step, or ``None``.
+        captured: what the step captured of M where T is more than that, or ``None``.
     """
     check_step(M, T, "cheap_certificate")
     if M.numel() == 0:
@@ -107,7 +113,10 @@ def cheap_certificate(
     d0, precision = min(M.shape[-2:]), torch.finfo(products.of(M.device).dtype(M.dtype)).eps
     if factors is None or B is None:
         alignment = _inner_product(M, T)
-        nuclear = _by_own_sketch(M if M.shape[-2] == d0 else M.mT, norm)
+        known = None if captured is None else _by_captured(captured, norm, precision)
+        if known is None:
+            known = _by_own_sketch(M if M.shape[-2] == d0 else M.mT, norm)
+        nuclear = known
         loss = None if inner is None else inner.alignment_loss(d0, norm)
     else:
         ell = B.shape[-2]
@@ -127,6 +136,23 @@ def cheap_certificate(
     gamma, nu = (torch.where(norm == 0, 0.0, X) for X in (bound, largest - 1))
     gamma, nu = (torch.where(norm.isfinite(), X, torch.nan) for X in (gamma, nu))
     return Certificate(gamma.reshape(shape).double(), nu.reshape(shape).double())
+
+
+def _by_captured(captured: Captured, norm: Tensor, precision: float) -> Tensor | None:
+    """A bound on ‖M‖_* from B and Z of the step; ``None`` where the step's M is too small or large."""
+    Z = captured.factors.Z
+    A, B, Z = (
+        X.float() if X.dtype.itemsize < 4 else X for X in (captured.M, captured.factors.B, Z)
+    )
+    size, norm_B, ell = _norm(A), _norm(B), B.shape[-2]
+    if bool((((size < 1e-15) & (size > 0)) | (size > 1e15)).any()):
+        return None
+    rank = min(A.shape[-2:]) - (ell if captured.factors.orthonormal else 0)
+    bound, loss = _row_norms(B), captured.inner.alignment_loss(ell, norm_B)
+    if loss is not None:
+        bound = torch.minimum(bound, _inner_product(B, Z.to(B.dtype)) + loss)
+    bound = bound + _outside(norm_B, size, rank, precision)
+    return bound * (norm / torch.where(size > 0, size, 1))
 
 
 def _by_own_sketch(X: Tensor, norm: Tensor) -> Tensor:

@@ -172,7 +172,8 @@ class Monitor:
             found = measure(bucket.M[chosen], bucket.T[chosen])
             columns = vars(found)
         else:
-            bound = cheap_certificate(bucket.M, bucket.T, bucket.map, bucket.factors)
+            known = bucket.map, bucket.factors, bucket.captured
+            bound = cheap_certificate(bucket.M, bucket.T, *known)
             columns = {"gamma": bound.gamma[chosen], "nu": bound.nu[chosen]}
         listed = {name: values.tolist() for name, values in columns.items()}
         count: dict[str, int] = {}

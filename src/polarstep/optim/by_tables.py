@@ -166,9 +166,9 @@ class TableBucket:
         elif recalls:
             self._recall(members, state)
 
-    def launch(self) -> Polar:
+    def launch(self, *, shown: bool = False) -> Polar:
         """Momentum, polar, update: launches only, on tensors that keep their place."""
-        draw = Draw(self._numbers if self.draws else None, self._finite, self._squares)
+        draw = Draw(self._numbers if self.draws else None, self._finite, self._squares, shown)
         polar, left = step.launch(self.signature.polar, self, self._carry, draw)
         self._keep(left)
         return polar

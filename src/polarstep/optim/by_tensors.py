@@ -90,7 +90,7 @@ class PlainStep:
                 polar = launch_in_place(signature, matrices, part, hooks)
             else:
                 carry = _joined(signature, part, state)
-                draw = Draw(numbers[signature], finite_flags(part))
+                draw = Draw(numbers[signature], finite_flags(part), shown=bool(hooks))
                 polar, left = launch(signature.polar, matrices, carry, draw)
                 _keep(signature, part, state, left)
             if hooks:

@@ -72,7 +72,7 @@ class ReplayedStep:
         if hooks:
             for bucket, members, at in now:
                 signature = replace(bucket.signature, step=at)
-                show(hooks, signature, members, bucket.key, bucket.launch())
+                show(hooks, signature, members, bucket.key, bucket.launch(shown=True))
         else:
             launch = partial(self._launch, plan)
             plan.replays.run(kind, launch, plan.devices, repeats=plan.repeats)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polarstep.optim.collect import Member, Signature
 from polarstep.polar import Carry, Draw, Polar, PolarMap
-from polarstep.polar.base import Factors
+from polarstep.polar.base import Captured, Factors
 
 __all__ = ["Bucket", "Matrices", "PolarHook", "launch", "show"]
 
@@ -50,6 +50,7 @@ class Bucket:
     M: Tensor  # (batch, m, n)
     T: Tensor  # (batch, m, n)
     factors: Factors | None = None  # if the map works in a subspace
+    captured: Captured | None = None  # if T is more than what the map found in a subspace
 
 
 PolarHook = Callable[[Bucket], None]
@@ -83,6 +84,7 @@ def show(
         polar.M,
         polar.dense.to(polar.M.dtype),
         polar.factors,
+        polar.captured,
     )
     for hook in hooks:
         hook(bucket)

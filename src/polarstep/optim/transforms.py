@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polarstep.polar import Carry, Draw, Polar, PolarMap
+from polarstep.polar.base import Captured
 from polarstep.polar.containing import Containing
 
 __all__ = ["NormalizedRows", "Transform", "followed"]
@@ -138,8 +139,11 @@ class _Followed(Containing):
             T = T.mT
         else:
             T, kept = self.transform.step(polar.dense, M, ours)
+        captured = polar.captured
+        if polar.factors is not None and draw.shown:
+            captured = Captured(polar.M, polar.factors, self.polar.innermost)
         # A transform is taken to keep the norm, as NormalizedRows does.
-        transformed = Polar(M, T, squared_norm=polar.squared_norm)
+        transformed = Polar(M, T, squared_norm=polar.squared_norm, captured=captured)
         return transformed, Carry({k: t for k, t in left.items() if k not in names} | kept)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:

@@ -45,7 +45,7 @@ from polarstep.products.row_product import RowProduct
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 
-__all__ = ["Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap", "wide"]
+__all__ = ["Captured", "Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap", "wide"]
 
 
 class Carry(dict[str, Tensor]):
@@ -80,6 +80,7 @@ class Draw:
     numbers: Tensor | None = None  # the random numbers of this step; None where none are needed
     finite: Tensor | None = None  # a flag per matrix; where it is zero, the carry must not change
     squares: Tensor | None = None  # (batch, parts) that add up to ‖M‖²_F, for a map that uses_norm
+    shown: bool = False  # whether the step is looked at, and is to keep what it has Captured
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,18 @@ class Factors:
 
 
 @dataclass(frozen=True)
+class Captured:
+    """The part of M that a step has found on its way to a T that is more than this part.
+
+    It bounds ‖M‖_* for a certificate.
+    """
+
+    M: Tensor  # (batch, m, n): the step's M, transposed or times a number for each matrix
+    factors: Factors
+    inner: PolarMap  # made Z of B
+
+
+@dataclass(frozen=True)
 class Polar:
     """T of a batch of matrices M: dense, or before it is multiplied out.
 
@@ -151,6 +164,7 @@ class Polar:
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
     squared_norm: Callable[[], Tensor] | None = None
+    captured: Captured | None = None  # of a step that is shown
 
     @property
     def two_factors(self) -> tuple[Tensor, Tensor] | None:
@@ -323,7 +337,7 @@ class PolarMap(ABC):
         if not products.of(M.device).looks_for_free and polar.ignores_scale:
             X, _ = unit_scaled(X)  # squares of very small and very large entries leave float32
         carry = polar.init(len(X), m, n, X.device, X.dtype)
-        return polar.step(X, carry, Draw(numbers))[0]
+        return polar.step(X, carry, Draw(numbers, shown=True))[0]
 
     def numbers_for(self, M: Tensor, generator: torch.Generator) -> Tensor:
         """The random numbers for ``M``, on its device and in at least its precision."""

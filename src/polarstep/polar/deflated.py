@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar import deflation
-from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap, wide
+from polarstep.polar.base import Captured, Carry, Draw, Factors, Polar, PolarMap, wide
 from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -143,7 +143,8 @@ class Deflated(Containing):
         else:
             T, squared = self._lifted(A, polar.factors, self.rest, ops, squares)
         T = T if M.shape[-2] <= M.shape[-1] else T.mT
-        return Polar(M, T, squared_norm=squared), left
+        captured = Captured(A, polar.factors, self.head.innermost) if draw.shown else None
+        return Polar(M, T, squared_norm=squared, captured=captured), left
 
     def _lifted(
         self,
