@@ -10,6 +10,9 @@ an odd polynomial p, which acts on singular values. Three facts carry everything
 
 (1), (2) and (3) hold for every δ. That δ ≥ ‖R‖_op matters for ν without steps, as ‖T‖_op = ‖X₀‖_op. With
 steps even that does not need δ ≥ ‖R‖_op: p is made for [0, 1], and s·‖X₀‖_op ≤ 1 is all that it takes.
+
+γ after steps has a closed form where Q spans leading singular vectors. For other Q rows of Z and R
+overlap, X₀ has other singular vectors than M, and no bound from the spectrum of M alone is known to us.
 """
 
 from __future__ import annotations
