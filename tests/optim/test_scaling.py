@@ -66,6 +66,13 @@ def test_updates_have_the_rms_of_adamw(polar, shape):
     assert updates(polar, gradients) == pytest.approx([0.2] * 3, rel=TOLERANCE)
 
 
+@over_maps
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_updates_have_it_in_other_precisions(polar, dtype):
+    gradient = gaussian(96, 64).to(dtype)
+    assert updates(polar, [gradient]) == pytest.approx([0.2], rel=TOLERANCE)
+
+
 def test_auto_on_matrices_that_it_sketches():
     gradients = [gaussian(200, 260, seed=step).float() for step in range(2)]
     for budget in ("balanced", "cheap"):

@@ -171,7 +171,8 @@ class Deflated(Containing):
             return T, squared
         assert isinstance(T, Tensor)
         T = ops.iterate(T, tuple(others))
-        return T, lambda: torch.linalg.vector_norm(T, dim=(-2, -1), dtype=torch.float32).square()
+        wide_enough = torch.promote_types(T.dtype, torch.float32)
+        return T, lambda: torch.linalg.vector_norm(T, dim=(-2, -1), dtype=wide_enough).square()
 
     def _scaled(
         self, A: Tensor, head: Factors, vectors: Tensor | None, draw: Draw, ops: Products
