@@ -17,7 +17,7 @@ from functools import cache
 from differences import Change, change, percent
 from docs_quality import ROOT, memory, steps
 from long_run import ROWS, TABLE, Row, row_of, tried_rates, whole_run
-from polarstep_lab.records.record import RunRecord, find_runs
+from polarstep_lab.records.record import Result, RunRecord, find_runs
 
 FOLDER, SLOW_FOLDER = "results/long-run/table", "results/long-run-slow/table"
 """The archives of the first table and of the second."""
@@ -55,20 +55,20 @@ def runs() -> dict[str, dict[int, RunRecord]]:
 
 def tests(slug: str) -> dict[int, float]:
     """Test perplexity by seed."""
-    return {
-        seed: run.result.value
-        for seed, run in runs().get(slug, {}).items()
-        if run.result and run.result.status == "finished"
-    }
+    return {seed: result.value for seed, result in _finished(slug)}
 
 
 def validations(slug: str) -> dict[int, float]:
     """The last validation perplexity by seed."""
-    return {
-        seed: run.result.validation
-        for seed, run in runs().get(slug, {}).items()
-        if run.result and run.result.status == "finished" and run.result.validation is not None
-    }
+    found = {seed: result.validation for seed, result in _finished(slug)}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _finished(slug: str) -> Iterator[tuple[int, Result]]:
+    """Seed and result of the runs of a row that did not diverge."""
+    for seed, run in runs().get(slug, {}).items():
+        if run.result and run.result.status == "finished":
+            yield seed, run.result
 
 
 def gap(slug: str) -> Change | None:

@@ -61,19 +61,15 @@ TABLE = (
     _row("muon-polar-express"),
     _row("muon-polar-express-rows"),
     _row("deflated", "Deflated Muon, rank 56"),
-    _row(
-        "deflated-88",
-        "Deflated Muon, rank 88",
-        "deflated",
-        settings={_RANK: 88},
-        rate_of="deflated",
-    ),
-    _row(
-        "deflated-120",
-        "Deflated Muon, rank 120",
-        "deflated",
-        settings={_RANK: 120},
-        rate_of="deflated",
+    *(
+        _row(
+            f"deflated-{rank}",
+            f"Deflated Muon, rank {rank}",
+            "deflated",
+            settings={_RANK: rank},
+            rate_of="deflated",
+        )
+        for rank in (88, 120)
     ),
     _row(
         "deflated-rows",

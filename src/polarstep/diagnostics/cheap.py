@@ -113,22 +113,15 @@ def cheap_certificate(
     d0, precision = min(M.shape[-2:]), torch.finfo(products.of(M.device).dtype(M.dtype)).eps
     if factors is None or B is None:
         alignment = _inner_product(M, T)
-        known = None if captured is None else _by_captured(captured, norm, precision)
-        if known is None:
-            known = _by_own_sketch(M if M.shape[-2] == d0 else M.mT, norm)
-        nuclear = known
-        loss = None if inner is None else inner.alignment_loss(d0, norm)
+        nuclear = None if captured is None else _by_captured(captured, norm, precision)
+        if nuclear is None:
+            nuclear = _by_own_sketch(M if M.shape[-2] == d0 else M.mT, norm)
+        if inner is not None and (loss := inner.alignment_loss(d0, norm)) is not None:
+            nuclear = torch.minimum(nuclear, alignment + loss)
     else:
-        ell = B.shape[-2]
         alignment = _inner_product(B, factors.Z.to(B.dtype))
-        norm_B = _norm(B)
-        tail = _outside(norm_B, norm, d0 - ell if factors.orthonormal else d0, precision)
-        nuclear = _row_norms(B) + tail
-        loss = None if inner is None else inner.alignment_loss(ell, norm_B)
-        loss = None if loss is None else loss + tail
+        nuclear = _by_factors(B, alignment, inner, factors.orthonormal, d0, norm, precision)
     largest = _largest_value(inner, T, norm) + _rounding_of_norm(precision, max(M.shape[-2:]))
-    if loss is not None:
-        nuclear = torch.minimum(nuclear, alignment + loss)
     # Rounding errors of the sum ⟨M, T⟩, and of the products that made B and T.
     slack = (16 * torch.finfo(M.dtype).eps * math.sqrt(d0) * largest + precision) * norm
     bound = 1 - (alignment - slack) / (nuclear + slack)
@@ -144,15 +137,34 @@ def _by_captured(captured: Captured, norm: Tensor, precision: float) -> Tensor |
     A, B, Z = (
         X.float() if X.dtype.itemsize < 4 else X for X in (captured.M, captured.factors.B, Z)
     )
-    size, norm_B, ell = _norm(A), _norm(B), B.shape[-2]
+    size = _norm(A)
     if bool((((size < 1e-15) & (size > 0)) | (size > 1e15)).any()):
         return None
-    rank = min(A.shape[-2:]) - (ell if captured.factors.orthonormal else 0)
-    bound, loss = _row_norms(B), captured.inner.alignment_loss(ell, norm_B)
-    if loss is not None:
-        bound = torch.minimum(bound, _inner_product(B, Z.to(B.dtype)) + loss)
-    bound = bound + _outside(norm_B, size, rank, precision)
-    return bound * (norm / torch.where(size > 0, size, 1))
+    alignment, orthonormal = _inner_product(B, Z.to(B.dtype)), captured.factors.orthonormal
+    of_A = _by_factors(
+        B, alignment, captured.inner, orthonormal, min(A.shape[-2:]), size, precision
+    )
+    return of_A * (norm / torch.where(size > 0, size, 1))
+
+
+def _by_factors(
+    B: Tensor,
+    alignment: Tensor,
+    inner: PolarMap | None,
+    orthonormal: bool,
+    d0: int,
+    norm: Tensor,
+    precision: float,
+) -> Tensor:
+    """A bound on ‖M‖_* from B = QᵀM and ⟨B, Z⟩ = ``alignment``, for ‖M‖_F = ``norm``.
+
+    ``inner`` is the map that made Z of B, if it is known, and ``orthonormal`` whether QᵀQ = I.
+    """
+    norm_B, ell = _norm(B), B.shape[-2]
+    bound = _row_norms(B)
+    if inner is not None and (loss := inner.alignment_loss(ell, norm_B)) is not None:
+        bound = torch.minimum(bound, alignment + loss)
+    return bound + _outside(norm_B, norm, d0 - ell if orthonormal else d0, precision)
 
 
 def _by_own_sketch(X: Tensor, norm: Tensor) -> Tensor:
