@@ -2,7 +2,8 @@
 
 The kernels save three things. A symmetric product computes half of its tiles. Adding a matrix to a
 product, or a multiple of the identity, takes no pass over memory of its own. And for matrices of
-few rows, whose products take a few microseconds each, two products are one launch.
+few rows, whose products take a few microseconds each, two products are one launch; for a Gram form of
+at most 128 rows all products are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polarstep.kernels import polynomial as polynomial_kernel
+from polarstep.kernels import small_gram
 from polarstep.kernels.blend import product_and_blend
 from polarstep.kernels.deflate import inverse_rest_size, scale_to_one
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
@@ -73,7 +75,12 @@ class _Kernels(Products):
         return super().normalized(X, dtype)
 
     def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
-        """W in two launches a step, in three for few matrices, or as in the base class."""
+        """W in one launch for small matrices.
+
+        For larger ones in two launches a step, in three for few matrices, or as in the base class.
+        """
+        if small_gram.suits(G, polynomials):
+            return small_gram.accumulated(G, polynomials)
         if _is_one_launch(G, polynomials):
             return self._in_two_launches(G, polynomials)
         few = G.dtype.itemsize == 2 and G.shape[-1] < self.symmetric_from
