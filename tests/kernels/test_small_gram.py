@@ -79,6 +79,23 @@ def test_each_matrix_has_a_result_of_its_own(device: torch.device) -> None:
     assert W[[0, 3]].isfinite().all()
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_square_of_w_is_stored_as_well(device: torch.device, skip: bool) -> None:
+    from polarstep.kernels.small_gram import accumulated
+
+    G = gram(3, 40, torch.float16, device)
+    V = torch.full_like(G, 0.5, dtype=torch.float32)
+    finite = torch.tensor([1.0, 0.0, 1.0], device=device) if skip else None
+    if skip:
+        G[1] = float("nan")
+    W = accumulated(G, (SEVENTH, QUINTIC), V, finite)
+    want = W.double() @ W.double()
+    if skip:
+        assert W[1].isnan().all()
+        want[1] = 0.5
+    assert torch.allclose(V.double(), want, rtol=1e-5, atol=1e-4)
+
+
 def test_rounds_as_separate_launches_do(device: torch.device) -> None:
     ops, polynomials = products.of(device), (SEVENTH, SEVENTH, QUINTIC)
     G = gram(2, 40, torch.float16, device)

@@ -38,13 +38,15 @@ def _product(A, B):
 
 @triton.jit
 def _accumulated_kernel(
-    G, W,
+    G, W, V, finite,
     polynomials,
     L,
     SQUARED: tl.constexpr,
+    HAS_V: tl.constexpr,
+    SKIP: tl.constexpr,
     BL: tl.constexpr,
 ):  # fmt: skip
-    # G and W are (batch, L, L). Each polynomial is a tuple of rounds (α, β, κ): see _rounds.
+    # G, W and V are (batch, L, L). Each polynomial is a tuple of rounds (α, β, κ): see _rounds.
     batch = tl.program_id(0).to(tl.int64)
     r = tl.arange(0, BL)[:, None]
     c = tl.arange(0, BL)[None, :]
@@ -64,6 +66,10 @@ def _accumulated_kernel(
         if t + 1 < len(polynomials):
             g = _product(_product(p, g).to(g.dtype), p).to(g.dtype)
     tl.store(W + at, w, mask=inside)
+    if HAS_V:
+        if SKIP:
+            inside &= tl.load(finite + batch) != 0
+        tl.store(V + at, _product(w, w).to(V.dtype.element_ty), mask=inside)
 
 
 def suits(G: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
@@ -92,20 +98,29 @@ def _multiplies_in_shared_memory(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
-def accumulated(G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
+def accumulated(
+    G: Tensor,
+    polynomials: tuple[Polynomial, ...],
+    V: Tensor | None = None,
+    finite: Tensor | None = None,
+) -> Tensor:
     """W with φ_q∘…∘φ₁(X) = WX, from contiguous ``G`` = XXᵀ of shape (batch, ℓ, ℓ), ℓ ≤ 128, and q ≥ 1.
 
     W has the dtype of G, and so has every result in between. Sums are float32.
+    W² is written to ``V``, if given: a contiguous tensor of G's shape and of any dtype. A matrix whose
+    ``finite`` is zero keeps its old V.
     """
     batch, L, _ = G.shape
     W = torch.empty_like(G)
     rounds, squared = zip(*map(_rounds, polynomials), strict=True)
     BL = max(16, triton.next_power_of_2(L))
     _accumulated_kernel[(batch,)](
-        G, W,
+        G, W, W if V is None else V, W if finite is None else finite,
         rounds,
         L,
         SQUARED=squared,
+        HAS_V=V is not None,
+        SKIP=finite is not None,
         BL=BL,
         num_warps=8 if BL > 64 else 4,  # an accumulator takes at most 64 registers of a thread
         num_stages=1,

@@ -237,12 +237,18 @@ class _Kernels(Products):
         V: Tensor,
         finite: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """W and X, both float16 where ``B`` is bfloat16; the launch that makes X also stores S."""
+        """W and X, both float16 where ``B`` is bfloat16.
+
+        The launch that makes X also stores S, and that of small W also stores V.
+        """
         H = self.first_weight(B @ B.mT, polynomials[0])
         X = product_and_blend(
             H, B, S, _in_halves(B.dtype), numbers=numbers, scale=scale, finite=finite
         )
-        W = self.accumulated(self.symmetric(X, X), polynomials[1:])
+        G = self.symmetric(X, X)
+        if small_gram.suits(G, polynomials[1:]) and V.is_contiguous():
+            return small_gram.accumulated(G, polynomials[1:], V, finite), X
+        W = self.accumulated(G, polynomials[1:])
         if finite is None:
             product(W, W, symmetric=True, out=V)
         else:
