@@ -25,11 +25,12 @@ def step_cost() -> str:
     width, left, right, row, top = 760, 310, 60, 24, 34
     loads = (("nanoGPT", "the 64 matrices of nanoGPT"), ("8B layer", "a layer of an 8B model"))
     ratios = {at: measured["ratio"] for at, measured in steps(TIMES).items()}
-    longest = math.log(max(ratios[name, load] for name in names for load, _ in loads))
+    longest = math.log(max(ratios[name, load] for name, load in ratios if name in names))
     shapes, y = [], 0
     for load, words in loads:
         shapes.append(text(0, y + 20, f"{words}: time of a step ÷ AdamW's", kind="title"))
-        for i, name in enumerate(names):
+        timed = [name for name in names if (name, load) in ratios]
+        for i, name in enumerate(timed):
             ratio, line = ratios[name, load], y + top + row * i
             # On a logarithmic scale, from half of AdamW's time on.
             length = (width - left - right) * math.log(2 * ratio) / (longest + math.log(2))
@@ -40,18 +41,18 @@ def step_cost() -> str:
                 f'<rect x="{left}" y="{line + 2}" {bar}/>',
                 text(left + length + 6, line + 15, f"{ratio:.2f}×"),
             ]
-        y += top + row * len(names) + 14
+        y += top + row * len(timed) + 14
     return svg(width, y, "Time of an optimizer step over AdamW's", shapes)
 
 
-LOWEST, HIGHEST = -3.0, 10.0
+LOWEST, HIGHEST = -4.0, 10.0
 """The perplexities that the figure of maps shows, in percent of full space's."""
 TICKS = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
 
 
 def frontier() -> str:
     """Perplexity against full space over the time of a step, on two sets of matrices."""
-    points = [
+    known = [
         each
         for each in (*weighed(), *peers())
         if each.timed and each.trained and LOWEST < quality(each.trained).value < HIGHEST
@@ -62,6 +63,7 @@ def frontier() -> str:
     panels = (("nanoGPT", "on nanoGPT's 64 matrices"), ("8B layer", "on a layer of an 8B model"))
     for place, (load, words) in enumerate(panels):
         left = 52 + place * 372
+        points = [each for each in known if (each.timed, load) in steps()]
         times = [steps()[each.timed, load]["ms"] for each in points]
         adamw = steps()["AdamW, fused", load]["ms"]
         x = (0.85 * min(adamw, *times), 1.25 * max(times))

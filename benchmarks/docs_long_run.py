@@ -3,7 +3,7 @@
 Full space is five PolarExpress steps. The figure is the test perplexity, on the half of the held-out
 text that no rate was chosen on; rates were chosen on the other half, on short runs with another seed.
 There are two tables: one of the recipe, and one of runs from before its embedding had a rate that fits.
-Rows of the first that have no run are named as missing. ``long_run.py`` makes the runs, and says which
+Seeds of the first that have no run are named as missing. ``long_run.py`` makes the runs, and says which
 row a run belongs to: functions here take and return the slugs of rows.
 """
 
@@ -16,7 +16,7 @@ from functools import cache
 
 from differences import Change, change, percent
 from docs_quality import ROOT, memory, steps
-from long_run import ROWS, TABLE, Row, row_of, tried_rates, whole_run
+from long_run import ROWS, SEEDS, TABLE, Row, row_of, tried_rates, whole_run
 from polarstep_lab.records.record import Result, RunRecord, find_runs
 
 FOLDER, SLOW_FOLDER = "results/long-run/table", "results/long-run-slow/table"
@@ -87,9 +87,10 @@ def rates() -> dict[str, dict[float, float]]:
     return tried_rates(ROOT / RATES, ROOT / SLOW_RATES)
 
 
-def missing() -> list[Row]:
-    """The rows of the table without a run."""
-    return [row for row in TABLE if row.slug not in runs()]
+def missing() -> dict[str, list[int]]:
+    """The seeds of the table that have no run, by the slug of their row."""
+    found = {row.slug: set(SEEDS) - set(runs().get(row.slug, ())) for row in TABLE}
+    return {slug: sorted(seeds) for slug, seeds in found.items() if seeds}
 
 
 def at_an_edge() -> list[Row]:

@@ -7,12 +7,13 @@ Cost is the time of a whole ``step()`` (``results/step-cost``), quality the perp
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from differences import Change, percent
 
@@ -21,6 +22,8 @@ RUNS = "results/frontier/runs.jsonl"
 TIMES = "results/step-cost/h200-peers.json"
 LATER = "results/step-cost/h200-later.json"
 """Rows of ours that were timed again after their kernels had changed; they replace those of TIMES."""
+ACCURACY = "results/step-cost/h200-accuracy.txt"
+"""γ and ν of applied updates."""
 BASE = ("full", 0.014)
 """The map and the rate that all others are compared with, unless rates are chosen for each map.
 
@@ -28,14 +31,15 @@ BASE = ("full", 0.014)
 HELD = {"nanoGPT": 768, "8B layer": 4096}
 """The short side of the matrices of a workload."""
 SIXTH, TWELFTH = "Deflated, ℓ = a sixth", "Deflated, ℓ = a twelfth"
-"""The map that ``auto`` takes, and the same with half the head; ℓ is at most 256 in both."""
+"""Heads of two widths. ``auto`` takes ℓ = a sixth of the short side, at most 256."""
+AUTO = {"nanoGPT": SIXTH, "8B layer": TWELFTH}
+"""What ``auto`` takes on a workload: of an 8B layer 256 columns are 6%, nearer to a twelfth."""
 TIMED_AS = {
     (SIXTH, "nanoGPT"): "Deflated 120, warm, one step",
-    (SIXTH, "8B layer"): "auto",
     (TWELFTH, "nanoGPT"): "Deflated 56, warm, one step",
     (TWELFTH, "8B layer"): "auto",
 }
-"""Their rows in the records, by workload: on the 8B layer both have ℓ = 256."""
+"""Their rows in the records, by workload."""
 TIMED_ON_ARM = {
     (SIXTH, "nanoGPT"): "auto",
     (TWELFTH, "nanoGPT"): "Deflated 48, warm, one step",
@@ -52,14 +56,15 @@ class Weighed:
     """A map whose cost and quality stand side by side.
 
     ``timed`` is its name in the times and ``trained`` its name and rate in the runs; ``None`` where the
-    record does not have it. ``columns`` are ℓ on the workloads of :data:`HELD`; ``None`` in full space.
+    record does not have it. ``columns`` are ℓ on the workloads of :data:`HELD`, as far as it was timed
+    there; ``None`` in full space.
     ``long`` is its row in the long run.
     """
 
     title: str
     timed: str | None
     trained: tuple[str, float] | None
-    columns: tuple[int, int] | None = None
+    columns: tuple[int, ...] | None = None
     long: str | None = None
 
     @property
@@ -67,10 +72,9 @@ class Weighed:
         """The title, with ℓ and its part of the width of the two workloads."""
         if self.columns is None:
             return self.title
-        shares = [f"{ell / d:.0%}" for ell, d in zip(self.columns, HELD.values(), strict=True)]
-        if self.columns[0] == self.columns[1]:
-            return f"{self.title}, ℓ = {self.columns[0]} ({' and '.join(shares)})"
-        parts = [f"{ell} ({share})" for ell, share in zip(self.columns, shares, strict=True)]
+        parts = [
+            f"{ell} ({ell / d:.0%})" for ell, d in zip(self.columns, HELD.values(), strict=False)
+        ]
         return f"{self.title}, ℓ = {' and '.join(parts)}"
 
 
@@ -79,7 +83,6 @@ def weighed() -> tuple[Weighed, ...]:
     from step_workloads import WORKLOADS
 
     wide = tuple(WORKLOADS[load].width for load in HELD)
-    assert len(wide) == 2
     full = "full space, PolarExpress 5"
     sixth, twelfth = "`Deflated`, warm, a sixth", "`Deflated`, warm, a twelfth"
     return (
@@ -91,12 +94,12 @@ def weighed() -> tuple[Weighed, ...]:
             ("full+rows", 0.014),
             long="muon-polar-express-rows",
         ),
-        Weighed(sixth, SIXTH, if_run("lift-120-warm", 0.014), (128, 256), "deflated-120"),
+        Weighed(sixth, SIXTH, ("lift-120-warm", 0.014), (128,), "deflated-120"),
         Weighed(
             f"{sixth}, `NormalizedRows`",
             with_rows(SIXTH),
-            if_run("lift-120-warm+rows", 0.014),
-            (128, 256),
+            ("lift-120-warm+rows", 0.014),
+            (128,),
             "deflated-120-rows",
         ),
         Weighed(twelfth, TWELFTH, ("lift-56-warm", 0.014), (64, 256), "deflated"),
@@ -111,7 +114,11 @@ def weighed() -> tuple[Weighed, ...]:
         Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
         Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
         Weighed(
-            "`LowRank`, the paper's", "LowRank, the paper's (h=1, q=7)", None, wide, "rand-muon"
+            "`LowRank`, the paper's",
+            "LowRank, the paper's (h=1, q=7)",
+            ("paper", 0.02),
+            wide,
+            "rand-muon",
         ),
     )
 
@@ -120,11 +127,6 @@ def with_rows(timed: str) -> str | None:
     """The name of a map with normalized rows in the times; ``None`` where it was not timed."""
     name = f"{timed}, rows normalized"
     return name if any(name == each for each, _ in steps()) else None
-
-
-def if_run(name: str, rate: float) -> tuple[str, float] | None:
-    """The map and its rate, or ``None`` where no seed was run."""
-    return (name, rate) if (name, rate) in perplexities() else None
 
 
 @cache
@@ -214,6 +216,27 @@ def steps(record: str = TIMES) -> dict[tuple[str, str], dict[str, Any]]:
             if (timed + suffix, load) in found:
                 found[name + suffix, load] = found[timed + suffix, load]
     return found
+
+
+class Applied(NamedTuple):
+    """γ and ν of applied updates: a line of what ``step_accuracy.py`` prints, for a map and matrices.
+
+    ``median`` and ``largest`` are of γ; ``delta`` is the largest Δγ.
+    """
+
+    matrices: str
+    name: str
+    median: float
+    largest: float
+    delta: float
+    nu: float
+
+
+def applied(record: Path = ROOT / ACCURACY) -> list[Applied]:
+    """What ``step_accuracy.py`` printed, line by line."""
+    line = r"^  (\S.*?)\s{2,}(\S.*?)\s+γ\s+(\S+)\s+(\S+)\s+Δγ\s+(\S+)\s+ν (\S+)$"
+    found = re.findall(line, record.read_text(encoding="utf-8"), re.M)
+    return [Applied(matrices, name, *map(float, rest)) for matrices, name, *rest in found]
 
 
 def memory(row: Mapping[str, Any] | None) -> str:

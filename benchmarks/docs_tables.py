@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from docs_quality import (
     ROOT,
     TIMES,
     Weighed,
+    applied,
     at_chosen_rates,
     chosen,
     memory,
@@ -93,14 +93,12 @@ def _unsketched(load: str, device: str) -> bool:
 
 def accuracy_table(record: Path) -> str:
     """γ on recorded momentum, the largest Δγ and the largest ν of each map, from step_accuracy.py."""
-    line = r"^  (\S.*?)\s{2,}(\S.*?)\s+γ\s+(\S+)\s+(\S+)\s+Δγ\s+(\S+)\s+ν (\S+)$"
-    rows = re.findall(line, record.read_text(), re.M)
-    table = []
-    for name in dict.fromkeys(row[1] for row in rows):
-        mine = [row for row in rows if row[1] == name]
-        ((median, largest),) = (row[2:4] for row in mine if row[0].startswith("recorded"))
-        delta, nu = (max(float(row[i]) for row in mine) for i in (4, 5))
-        cells = [f"{float(median):.3f} ({float(largest):.3f})", f"{delta:.3f}", f"{nu:.3f}"]
+    rows, table = applied(record), []
+    for name in dict.fromkeys(row.name for row in rows):
+        mine = [row for row in rows if row.name == name]
+        (real,) = (row for row in mine if row.matrices.startswith("recorded"))
+        delta, nu = max(row.delta for row in mine), max(row.nu for row in mine)
+        cells = [f"{real.median:.3f} ({real.largest:.3f})", f"{delta:.3f}", f"{nu:.3f}"]
         table.append([name, *(cell.replace("-", "−") for cell in cells)])
     return markdown(_first_left("map", "γ, median (largest)", "largest Δγ", "largest ν"), table)
 
@@ -224,7 +222,7 @@ def weighed_table(record: Path) -> str:
     table = []
     for each in weighed():
         times = [
-            f"{steps()[each.timed, load]['ratio']:.2f}×" if each.timed else "not timed"
+            f"{row['ratio']:.2f}×" if (row := steps().get((each.timed, load))) else "not timed"
             for load in HELD
         ]
         table.append([each.name, *times, _told(each), _told_of_the_long_run(each)])

@@ -30,6 +30,8 @@ from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
 from polarstep_lab.suites.suite import PlannedRun, pending, plan_run
 
 RECIPE = "nanogpt-wiki"
+SEEDS = (1, 2, 3)
+"""The seeds of the table."""
 _RANK = "optimizer.polar.rank"
 
 
@@ -274,7 +276,8 @@ def main() -> None:
     parser.add_argument(
         "--rates", type=Path, help="table: the folder or archive of the rates' runs"
     )
-    parser.add_argument("--seeds", default="1,2,3", help="table: by default 1,2,3")
+    seeds = ",".join(map(str, SEEDS))
+    parser.add_argument("--seeds", default=seeds, help=f"table: by default {seeds}")
     parser.add_argument("--seconds", type=float, default=math.inf)
     given = parser.parse_args()
     every = {"rates": ROWS, "table": TABLE}[given.what]

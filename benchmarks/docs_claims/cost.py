@@ -6,7 +6,7 @@ import json
 import math
 
 from docs_claims.words import claim
-from docs_quality import ROOT, SIXTH, peers, steps
+from docs_quality import AUTO, ROOT, peers, steps
 
 FULL_SPACE = "full space, PolarExpress 5"
 
@@ -20,8 +20,8 @@ def ratio(optimizer: str, workload: str) -> str:
 def deflated_price() -> str:
     """What the deflated map costs and saves."""
     saved = [
-        f"{ratio(SIXTH, load)} instead of {ratio(FULL_SPACE, load)} times"
-        for load in ("nanoGPT", "8B layer")
+        f"{ratio(deflated, load)} instead of {ratio(FULL_SPACE, load)} times"
+        for load, deflated in AUTO.items()
     ]
     return f"{saved[0]} AdamW's step on nanoGPT's matrices, and {saved[1]} on an 8B layer"
 
@@ -112,13 +112,15 @@ def peers_price() -> str:
     dion = {peer.title: peer for peer in peers()}["Muon of dion"]
     assert dion.timed is not None
 
-    def both(name: str) -> str:
-        first, second = (f"{rows[name, load]['ratio']:.1f}" for load in ("nanoGPT", "8B layer"))
-        return f"{first} times AdamW's step on nanoGPT's matrices and {second} times on an 8B layer"
+    def both(small: str, large: str | None = None) -> str:
+        first = rows[small, "nanoGPT"]["ratio"]
+        second = rows[large or small, "8B layer"]["ratio"]
+        matrices = "nanoGPT's matrices"
+        return f"{first:.1f} times AdamW's step on {matrices} and {second:.1f} times on an 8B layer"
 
     return (
         f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}; our "
-        f"full space, {both(FULL_SPACE)}; `Deflated`, {both(SIXTH)}"
+        f"full space, {both(FULL_SPACE)}; `Deflated`, {both(*AUTO.values())}"
     )
 
 
@@ -129,7 +131,7 @@ def rows_price() -> str:
     for load, words in (("nanoGPT", "nanoGPT's matrices"), ("8B layer", "an 8B layer")):
         pairs = [
             f"{ratio(f'{name}, rows normalized', load)} instead of {ratio(name, load)}"
-            for name in (FULL_SPACE, SIXTH)
+            for name in (FULL_SPACE, AUTO[load])
         ]
         told.append(
             f"{pairs[0]} times AdamW's step in full space and {pairs[1]} times with `Deflated` "

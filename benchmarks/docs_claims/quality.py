@@ -7,7 +7,7 @@ from docs_claims.cost import FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim, signed
-from docs_quality import BASE, HELD, TWELFTH, million_tokens, peers, perplexities, quality
+from docs_quality import BASE, SIXTH, million_tokens, peers, perplexities, quality
 
 
 def versus_full(trained: tuple[str, float]) -> str:
@@ -35,13 +35,12 @@ def rows_gain() -> str:
 
 @claim
 def deflated_with_rows() -> str:
-    """Whether the deflated map with a smaller head and normalized rows reaches full space for less."""
-    rows, full = f"{TWELFTH}, rows normalized", FULL_SPACE
-    prices = [f"{ratio(rows, load)} instead of {ratio(full, load)}" for load in HELD]
+    """Whether the map of ``auto`` with normalized rows reaches full space for less, at width 768."""
+    prices = [ratio(name, "nanoGPT") for name in (f"{SIXTH}, rows normalized", FULL_SPACE)]
     return (
-        f"{versus_full(('lift-56-warm+rows', 0.014))} against full space without normalized rows, after "
-        f"{million_tokens():.1f}M tokens, for {prices[0]} times AdamW's step on nanoGPT's matrices and "
-        f"{prices[1]} times on an 8B layer"
+        f"{versus_full(('lift-120-warm+rows', 0.014))} against full space without normalized rows, "
+        f"after {million_tokens():.1f}M tokens, for {prices[0]} instead of {prices[1]} times "
+        "AdamW's step on nanoGPT's matrices"
     )
 
 

@@ -167,7 +167,7 @@ def auto_long_run() -> str:
 @claim
 def rows_long_run() -> str:
     """Normalized rows in the long run."""
-    return _normalized_rows("muon-polar-express-rows", "deflated-rows", rank=56)
+    return _normalized_rows("muon-polar-express-rows", "deflated-120-rows", rank=120)
 
 
 @claim
@@ -213,11 +213,17 @@ def long_gap(slug: str) -> str:
 
 @claim
 def long_run_missing() -> str:
-    """Which rows have no run of that length."""
+    """Which seeds have no run of that length, and of which rows."""
     import docs_long_run as study
 
-    names = [f"`{row.slug}`" for row in study.missing()]
-    return ", ".join(names) if names else "no row"
+    rows_of: dict[str, list[str]] = {}
+    for slug, seeds in study.missing().items():
+        rows_of.setdefault(" and ".join(map(str, seeds)), []).append(f"`{slug}`")
+    told = [
+        f"seed{'s' * (' ' in seeds)} {seeds} of {', '.join(slugs)}"
+        for seeds, slugs in rows_of.items()
+    ]
+    return "; ".join(told) if told else "no run"
 
 
 @claim
