@@ -44,7 +44,9 @@ def test_what_the_constructors_take_and_give() -> None:
     ps.Muon((p for p in net.parameters() if p.ndim == 2), lr=torch.tensor(0.1))
     ps.Muon([(name, p) for name, p in net.named_parameters() if p.ndim == 2])
     head = ps.LowRank(48, sketch=ps.Warm(), inner=ps.NewtonSchulz(4, "polar-express-sketch"))
-    optimizer = ps.Muon([nn.Linear(8, 8).weight], polar=ps.Deflated(head, ps.NewtonSchulz(1, "flat")))
+    optimizer = ps.Muon(
+        [nn.Linear(8, 8).weight], polar=ps.Deflated(head, ps.NewtonSchulz(1, "flat"))
+    )
     assert_type(optimizer.routes.rows[0].why, str)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
     Monitor(optimizer, every=10).close()

@@ -119,7 +119,10 @@ def test_bad_parameters(params, error, message):
         ({"cautious_wd": True}, r"option cautious_wd=True.*weight decay here is without it"),
         ({"algorithm": "adamw", "epsilon": 1e-7}, r"option 'epsilon'.*did you mean 'eps'\?"),
         ({"algorithm": "adamw", "beta2": 0.99}, r"option 'beta2'.*did you mean 'betas'\?"),
-        ({"use_muon": False}, r'use_muon=False in a group.*\'muon\'.*give "algorithm".*"adamw" for'),
+        (
+            {"use_muon": False},
+            r'use_muon=False in a group.*\'muon\'.*give "algorithm".*"adamw" for',
+        ),
         ({"algorithm": "adamw", "use_muon": True}, r"use_muon=True in a group.*'adamw'"),
         ({"algorithm": "adamw", "polar": Exact()}, r"option 'polar' in a group with algorithm='ad"),
         ({"algorithm": "adamw", "betas": (0.9, 1.0)}, r"betas=.*expected two numbers in \[0, 1\)"),
@@ -174,6 +177,9 @@ def test_rules_check_their_own():
             AdamW(betas=betas)
     with pytest.raises(TypeError, match="lr=None: expected a finite number ≥ 0"):
         SGD(lr=None)
+    for rule in (AdamW, SGD):
+        with pytest.raises(TypeError, match=r'lr is a tensor: .* group\["lr"\] = lr'):
+            rule(lr=torch.tensor(0.1))
     with pytest.raises(TypeError, match=r"momentum='0\.9': expected a number in \[0, 1\)"):
         SGD(momentum="0.9")
     with pytest.raises(TypeError, match="nesterov='no': expected True or False"):

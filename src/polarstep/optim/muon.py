@@ -48,7 +48,8 @@ from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
 
-Loss = TypeVar("Loss")  # what a closure returns: torch's optimizers declare a float, and most give a tensor
+# What a closure returns. torch's optimizers declare a float; most closures return a tensor.
+Loss = TypeVar("Loss")
 
 
 class Muon(Checkpointed):
