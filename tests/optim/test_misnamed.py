@@ -92,3 +92,10 @@ def test_a_process_group_that_is_none():
     with pytest.raises(TypeError, match=r"process_group='nccl': expected the ranks.*group\.WORLD"):
         muon_for(mlp(8, 8, 8, 2), process_group="nccl")
     assert Distribution(process_group=None).process_group is None
+
+
+def test_a_weight_decay_in_torchs_place_is_not_taken_for_momentum():
+    W = Parameter(torch.eye(3))
+    torch.optim.Muon([W], 0.02, 0.1)
+    with pytest.raises(TypeError, match="positional arguments but 4 were given"):
+        Muon([W], 0.02, 0.1)

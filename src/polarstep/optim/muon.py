@@ -143,12 +143,12 @@ class Muon(Checkpointed):
         self,
         params: ParamsT,
         lr: float | Tensor = 0.02,
+        *,  # torch.optim.Muon has weight_decay here, and torch.optim.SGD momentum
         momentum: float = 0.95,
         nesterov: bool = True,
         polar: PolarMap | Literal["auto"] | None = None,
         weight_decay: float = 0.0,
         lr_scale: LrScale = "spectral",
-        *,
         layout: MatrixLayout = "auto",
         split_sizes: Sequence[int] | None = None,
         split_columns: Sequence[int] | None = None,
