@@ -505,3 +505,14 @@ def test_the_muon_of_2024_had_no_weight_decay():
     group = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "ns_steps": 5, "params": [0]}
     found = ps.convert.options({"state": {}, "param_groups": [group]})
     assert (found["weight_decay"], found["momentum"]) == (0.0, 0.9)
+
+
+@pytest.mark.parametrize("option", ["lr", "weight_decay"])
+def test_the_page_has_the_defaults_of_both(option: str) -> None:
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{option}`"))
+    shown = [float(number) for number in re.findall(r"\(([\d.e-]+)\)", row)][:2]
+    params = [Parameter(torch.eye(3))]
+    assert shown == [
+        optimizer.param_groups[0][option]
+        for optimizer in (ps.Muon(params), torch.optim.Muon(params))
+    ]

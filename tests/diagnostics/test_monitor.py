@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -190,6 +191,12 @@ def test_an_optimizer_without_polar_steps_is_refused():
     other = torch.optim.AdamW([torch.nn.Parameter(torch.eye(3))])
     with pytest.raises(TypeError, match=r"optimizer is a AdamW: expected a polarstep\.Muon"):
         Monitor(other)
+
+
+def test_the_optimizer_inside_a_wrapper_is_asked_for():
+    wrapped = SimpleNamespace(optimizer=ps.Muon([torch.nn.Parameter(torch.eye(3))]))
+    with pytest.raises(TypeError, match=r"there is one inside: give optimizer\.optimizer"):
+        Monitor(wrapped)
 
 
 def test_the_core_install_says_what_a_heatmap_needs(monkeypatch, tmp_path):

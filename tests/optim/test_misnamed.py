@@ -19,6 +19,12 @@ from polarstep.distributed.step import Distribution
         ({"maximize": True}, r"negate the loss"),
         ({"ns_steps": 5}, r"give polar=polarstep\.NewtonSchulz\(steps, coefficients\)"),
         ({"adjust_lr_fn": "match_rms_adamw"}, r'lr_scale="spectral" .* "rms" for'),
+        ({"adjust_lr": "rms_norm"}, r'lr_scale="rms" for "rms_norm"'),
+        ({"distributed_mesh": None}, r"leave it out, as a DTensor brings its mesh"),
+        ({"use_triton": True}, r"leave it out.* fused=False is without"),
+        ({"cautious_wd": True}, r"weight decay here is without it"),
+        ({"adamw_params": []}, r'"algorithm": "adamw"'),
+        ({"use_polar_express": True}, r"did you mean polar\?"),
         ({"wd": 0.1}, r"did you mean weight_decay\?"),
         ({"learning_rate": 0.1}, r"did you mean lr\?"),
         ({"momentun": 0.9}, r"did you mean momentum\?"),
@@ -46,6 +52,21 @@ def test_the_options_of_adamw_are_sent_to_its_rule():
         Muon([Parameter(torch.eye(3))], eps=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [
+        ({"adamw_lr": 3e-4}, r"AdamW\(lr=0\.0003\)"),
+        ({"adam_betas": (0.9, 0.99)}, r"AdamW\(betas=\(0\.9, 0\.99\)\)"),
+        ({"adamw_eps": 1e-10}, r"AdamW\(eps=1e-10\)"),
+        ({"epsilon": 1e-10}, r"AdamW\(eps=1e-10\)"),
+        ({"adamw_wd": 0.1}, r"AdamW\(weight_decay=0\.1\)"),
+    ],
+)
+def test_other_libraries_names_for_the_options_of_adamw(option, rule):
+    with pytest.raises(TypeError, match=f"it is AdamW's; give others=polarstep.{rule}"):
+        muon_for(mlp(8, 8, 8, 2), **option)
+
+
 def test_muon_for_has_its_own_names_for_cuts_and_layouts():
     with pytest.raises(TypeError, match=r"split_sizes=.*did you mean splits\?"):
         muon_for(mlp(8, 8, 8, 2), split_sizes=(4, 4))
@@ -71,3 +92,10 @@ def test_a_process_group_that_is_none():
     with pytest.raises(TypeError, match=r"process_group='nccl': expected the ranks.*group\.WORLD"):
         muon_for(mlp(8, 8, 8, 2), process_group="nccl")
     assert Distribution(process_group=None).process_group is None
+
+
+def test_a_weight_decay_in_torchs_place_is_not_taken_for_momentum():
+    W = Parameter(torch.eye(3))
+    torch.optim.Muon([W], 0.02, 0.1)
+    with pytest.raises(TypeError, match="positional arguments but 4 were given"):
+        Muon([W], 0.02, 0.1)

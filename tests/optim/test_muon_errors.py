@@ -114,6 +114,16 @@ def test_bad_parameters(params, error, message):
         ({"wd": 0.1}, r"option 'wd'.*did you mean 'weight_decay'\?"),
         ({"algorithm": "adamw", "wd": 0.1}, r"option 'wd'.*'adamw': did you mean 'weight_decay'\?"),
         ({"ns_steps": 5}, r"option 'ns_steps'.*did you mean 'polar'\?"),
+        ({"adjust_lr": "rms_norm"}, r"option 'adjust_lr'.*did you mean 'lr_scale'\?"),
+        ({"flatten": True}, r"option 'flatten'.*did you mean 'layout'\?"),
+        ({"cautious_wd": True}, r"option cautious_wd=True.*weight decay here is without it"),
+        ({"algorithm": "adamw", "epsilon": 1e-7}, r"option 'epsilon'.*did you mean 'eps'\?"),
+        ({"algorithm": "adamw", "beta2": 0.99}, r"option 'beta2'.*did you mean 'betas'\?"),
+        (
+            {"use_muon": False},
+            r'use_muon=False in a group.*\'muon\'.*give "algorithm".*"adamw" for',
+        ),
+        ({"algorithm": "adamw", "use_muon": True}, r"use_muon=True in a group.*'adamw'"),
         ({"algorithm": "adamw", "polar": Exact()}, r"option 'polar' in a group with algorithm='ad"),
         ({"algorithm": "adamw", "betas": (0.9, 1.0)}, r"betas=.*expected two numbers in \[0, 1\)"),
         ({"algorithm": "adamw", "lr": -1}, r"lr=-1: expected a finite number ≥ 0"),
@@ -145,8 +155,10 @@ def test_bad_calls():
     optimizer = Muon([W])
     with pytest.raises(TypeError, match="a parameter group is a dict, got list"):
         optimizer.add_param_group([W])
-    with pytest.raises(ValueError, match=r"parameter 0 is in another group .* leave it out"):
+    with pytest.raises(ValueError, match=r"^group 1, parameter 0 is in another group .* leave it"):
         optimizer.add_param_group({"params": [W]})
+    with pytest.raises(ValueError, match=r"^group 1, parameter 0 has shape \(4,\): Muon updates"):
+        Muon([{"params": [matrix()]}, {"params": [Parameter(torch.ones(4))]}])
     with pytest.raises(ValueError, match="no 'params'"):
         optimizer.add_param_group({"lr": 0.1})
     assert len(optimizer.param_groups) == 1
@@ -165,6 +177,9 @@ def test_rules_check_their_own():
             AdamW(betas=betas)
     with pytest.raises(TypeError, match="lr=None: expected a finite number ≥ 0"):
         SGD(lr=None)
+    for rule in (AdamW, SGD):
+        with pytest.raises(TypeError, match=r'lr is a tensor: .* group\["lr"\] = lr'):
+            rule(lr=torch.tensor(0.1))
     with pytest.raises(TypeError, match=r"momentum='0\.9': expected a number in \[0, 1\)"):
         SGD(momentum="0.9")
     with pytest.raises(TypeError, match="nesterov='no': expected True or False"):

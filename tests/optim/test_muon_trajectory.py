@@ -53,7 +53,13 @@ def test_is_equation_1(shape, nesterov, decay, scale):
     X = torch.nn.Parameter(gaussian(*shape))
     gradient = problem(*shape)
     optimizer = Muon(
-        [X], 0.05, 0.9, nesterov, Exact(), decay, scale if scale in SCALES else function
+        [X],
+        0.05,
+        momentum=0.9,
+        nesterov=nesterov,
+        polar=Exact(),
+        weight_decay=decay,
+        lr_scale=scale if scale in SCALES else function,
     )
     start = X.detach().numpy().copy()
     train(optimizer, {X: gradient}, 8)

@@ -300,6 +300,22 @@ def test_vision_transformer_with_bare_parameters():
     assert "leading dimension 1" in optimizer.routes["gate"].why
 
 
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("object_queries", "embedding"),
+        ("codebook", "embedding"),
+        ("sa_lambdas", "vector"),
+        ("alpha", "vector"),
+        ("head_scales", "vector"),
+        ("query", "hidden"),
+    ],
+)
+def test_tables_and_tables_of_scalars_are_known_by_their_names(name, role):
+    model = Bag(**{name: torch.ones(6, 4)}, net=mlp(8, 8, 8, 2))
+    assert roles(muon_for(model))[name] == role
+
+
 def test_names_are_no_evidence_where_there_is_a_type():
     model = nn.Sequential()
     for name, layer in (("pos_embedding", nn.Linear(8, 8)), ("bias", nn.Linear(8, 3))):

@@ -78,9 +78,12 @@ class Monitor:
         tail: bool = True,
     ) -> None:
         if not isinstance(optimizer, Muon):
+            remedy = "polarstep.muon_for(model) makes one"
+            if isinstance(getattr(optimizer, "optimizer", None), Muon):
+                remedy = "there is one inside: give optimizer.optimizer"
             raise TypeError(
                 f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, which has polar "
-                "steps to measure; polarstep.muon_for(model) makes one"
+                f"steps to measure; {remedy}"
             )
         if not isinstance(every, int) or isinstance(every, bool):
             raise TypeError(f"every={every!r}: expected a whole number of steps, such as 100")

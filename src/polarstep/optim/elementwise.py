@@ -40,6 +40,7 @@ class AdamW:
     )  # with the shape of the parameter
 
     def __post_init__(self) -> None:
+        _check_number(self.lr)
         check_at_least_zero(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
         form = "expected two numbers in [0, 1), as (0.9, 0.95)"
         if not isinstance(self.betas, Sequence) or not all(isinstance(b, Real) for b in self.betas):
@@ -109,6 +110,7 @@ class SGD:
     buffers: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
     def __post_init__(self) -> None:
+        _check_number(self.lr)
         check_at_least_zero(lr=self.lr, weight_decay=self.weight_decay)
         check_bool(nesterov=self.nesterov)
         if not isinstance(self.momentum, Real):
@@ -203,6 +205,15 @@ def counter_device(p: Tensor) -> torch.device:
 
 def _has_fused(p: Tensor) -> bool:
     return p.device.type in ("cpu", "cuda")
+
+
+def _check_number(lr: object) -> None:
+    """Raise for a learning rate in a tensor, which a rule cannot hold, as rules are compared."""
+    if isinstance(lr, Tensor):
+        raise TypeError(
+            "lr is a tensor: expected a number; a parameter group may hold a tensor, as after "
+            'group["lr"] = lr for each group of optimizer.param_groups that is to have it'
+        )
 
 
 def check_at_least_zero(**values: float) -> None:

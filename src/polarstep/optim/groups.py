@@ -55,8 +55,8 @@ Rounding = Literal["nearest", "compensated"]
 MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
 # The precisions a parameter may have; 8-bit floats have no arithmetic of their own in torch.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# Options of torch's optimizers that would change a step, and that no rule here has.
-WITHOUT = ("maximize", "amsgrad", "differentiable")
+# Options of other optimizers that would change a step, and that no rule here has.
+WITHOUT = ("maximize", "amsgrad", "differentiable", "cautious_wd")
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
@@ -221,9 +221,12 @@ def _check_muon(group: Group) -> None:
         )
 
 
-def check_params(group: Group) -> None:
-    """Raise for the first parameter that the group's algorithm cannot update."""
-    for name, p in named_params(group):
+def check_params(group: Group, before: Sequence[Group] = ()) -> None:
+    """Raise for the first parameter that the algorithm of ``group`` cannot update.
+
+    ``before`` has the groups before this one, for the number of the group in the message.
+    """
+    for name, p in _told_by_group(group, len(before) or None):
         if not isinstance(p, Tensor):
             raise TypeError(f"{name} is a {type(p).__name__}: expected a tensor; {_instead_of(p)}")
         if p.dtype not in DTYPES:
@@ -255,10 +258,10 @@ def check_params(group: Group) -> None:
             view_of(group, p, name)
 
 
-def check_new(group: Group, others: Sequence[Group]) -> None:
-    """Raise for the first parameter of ``group`` that one of ``others`` holds already."""
-    held = {id(p) for other in others for p in other["params"]}
-    for name, p in named_params(group):
+def check_new(group: Group, before: Sequence[Group]) -> None:
+    """Raise for the first parameter of ``group`` that a group in ``before`` holds already."""
+    held = {id(p) for other in before for p in other["params"]}
+    for name, p in _told_by_group(group, len(before) or None):
         if id(p) in held:
             raise ValueError(
                 f"{name} is in another group of this optimizer: expected every parameter in one group, "
@@ -294,8 +297,13 @@ def labelled_params(groups: Sequence[Group]) -> Iterator[list[tuple[str, Tensor]
     A parameter without a name of its own is told by its group as well, if there are several groups.
     """
     for index, group in enumerate(groups):
-        prefix = f"group {index}, " if len(groups) > 1 and not group.get("param_names") else ""
-        yield [(f"{prefix}{name}", p) for name, p in named_params(group)]
+        yield list(_told_by_group(group, index) if len(groups) > 1 else named_params(group))
+
+
+def _told_by_group(group: Group, index: int | None) -> Iterator[tuple[str, Tensor]]:
+    """Parameters with their names, or with the number of the group and their place in it."""
+    prefix = "" if index is None or group.get("param_names") else f"group {index}, "
+    return ((f"{prefix}{name}", p) for name, p in named_params(group))
 
 
 def view_of(group: Group, p: Tensor, name: str = "the parameter") -> MatrixView:
@@ -362,6 +370,12 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
     torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
     ``wd`` would have no effect, unnoticed for a whole training run.
     """
+    algorithm = group["algorithm"]
+    if group.get("use_muon", algorithm == "muon") != (algorithm == "muon"):
+        raise ValueError(
+            f"use_muon={group['use_muon']} in a group with algorithm={algorithm!r}: expected no key "
+            'use_muon, as algorithm decides; give "algorithm": "muon", or "adamw" for use_muon=False'
+        )
     own, muon = ({"lr_scale" if key == LR_SCALE else key for key in keys} for keys in (own, muon))
     others = muon.union(*(group_of(rule()) for rule in ELEMENTWISE.values())) - own
     for key in sorted(set(group) - own - {"params", "param_names", LR_SCALE}):
@@ -370,7 +384,7 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
         if key in others or meant:
             hint = f"did you mean {meant!r}? " if meant else ""
             raise ValueError(
-                f"option {key!r} in a group with algorithm={group['algorithm']!r}: {hint}"
+                f"option {key!r} in a group with algorithm={algorithm!r}: {hint}"
                 f"expected some of {', '.join(sorted(own))}"
             )
 

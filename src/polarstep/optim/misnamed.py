@@ -27,6 +27,14 @@ SYNONYMS = {
     "ns_steps": "polar",
     "ns_coefficients": "polar",
     "adjust_lr_fn": "lr_scale",
+    "adjust_lr": "lr_scale",
+    "use_polar_express": "polar",
+    "newton_schulz_func": "polar",
+    "flatten": "layout",
+    "epsilon": "eps",
+    "beta1": "betas",
+    "beta2": "betas",
+    "muon_params": "params",
     "layout": "layouts",
     "split_sizes": "splits",
     "split_columns": "splits",
@@ -38,14 +46,34 @@ REMEDIES = {
     "ns_steps": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "ns_coefficients": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "adjust_lr_fn": 'give lr_scale="spectral" for "original", "rms" for "match_rms_adamw"',
+    "adjust_lr": 'give lr_scale="rms" for "rms_norm", polarstep.convert.fan_ratio for "spectral_norm"',
+    "adamw_params": 'give a group {"params": …, "algorithm": "adamw"} beside that of Muon',
+    "distributed_mesh": "leave it out, as a DTensor brings its mesh along; with DDP, give process_group",
+    "use_triton": "leave it out, as kernels are used wherever they run; fused=False is without them",
+    "cautious_wd": "leave it out, as weight decay here is without it",
     "foreach": "leave it out, as matrices of one shape are always updated together",
     "capturable": "leave it out, as a step can be captured in a CUDA graph without it",
     "differentiable": "leave it out, as no gradient flows through a step",
     "maximize": "leave it out, and negate the loss",
     "amsgrad": "leave it out, as AdamW here is without it",
 }
-# Options that AdamW has and Muon has not.
-ADAMW = ("betas", "eps")
+# Options that AdamW has and Muon has not, by the names that other libraries give them.
+ADAMW = {
+    "betas": "betas",
+    "eps": "eps",
+    "epsilon": "eps",
+    **{
+        f"{prefix}_{name}": option
+        for prefix in ("adamw", "adam")
+        for name, option in (
+            ("lr", "lr"),
+            ("betas", "betas"),
+            ("eps", "eps"),
+            ("wd", "weight_decay"),
+            ("weight_decay", "weight_decay"),
+        )
+    },
+}
 
 
 def with_known_names(build: Callable[P, R]) -> Callable[P, R]:
@@ -73,8 +101,9 @@ def _remedy(name: str, value: Any, known: Collection[str]) -> str:
     if name in REMEDIES:
         return REMEDIES[name]
     if name in ADAMW:
-        group = f'a group {{"params": …, "algorithm": "adamw", "{name}": {value!r}}}'
-        rule = f"others=polarstep.AdamW({name}={value!r})"
+        option = ADAMW[name]
+        group = f'a group {{"params": …, "algorithm": "adamw", "{option}": {value!r}}}'
+        rule = f"others=polarstep.AdamW({option}={value!r})"
         return f"it is AdamW's; give {rule if 'others' in known else group}"
     if SYNONYMS.get(name) in known:
         return f"did you mean {SYNONYMS[name]}?"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
 
 __all__ = ["Muon"]
+
+# What a closure returns. torch's optimizers declare a float; most closures return a tensor.
+Loss = TypeVar("Loss")
 
 
 class Muon(Checkpointed):
@@ -140,12 +143,12 @@ class Muon(Checkpointed):
         self,
         params: ParamsT,
         lr: float | Tensor = 0.02,
+        *,  # torch.optim.Muon has weight_decay here, and torch.optim.SGD momentum
         momentum: float = 0.95,
         nesterov: bool = True,
         polar: PolarMap | Literal["auto"] | None = None,
         weight_decay: float = 0.0,
         lr_scale: LrScale = "spectral",
-        *,
         layout: MatrixLayout = "auto",
         split_sizes: Sequence[int] | None = None,
         split_columns: Sequence[int] | None = None,
@@ -264,8 +267,8 @@ class Muon(Checkpointed):
         ready: list[Group] = []
         for group in groups:
             group = complete(group, self.defaults)
-            check_params(group)
             before = [*self.param_groups, *ready]
+            check_params(group, before)
             check_new(group, before)
             if self._waiting is not None:
                 group = with_names(group, before)
@@ -286,11 +289,14 @@ class Muon(Checkpointed):
     def step(self, closure: None = ...) -> None: ...
 
     @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], Loss]) -> Loss: ...
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient."""
+    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:
+        """Update every parameter that has a gradient; ``closure``, if given, computes them first.
+
+        Returns what ``closure`` returns: the loss, a number or a tensor.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -256,9 +256,18 @@ RULES: tuple[Rule, ...] = (
 TABLE_WORDS = ("embed", "embedding", "embeddings", "pos", "position", "positional")
 HINTS: dict[Role, frozenset[str]] = {
     "embedding": frozenset(
-        (*TABLE_WORDS, "emb", "wte", "wpe", "token", "tokens", "latents", "prompt")
+        (
+            *TABLE_WORDS,
+            *("emb", "wte", "wpe", "token", "tokens", "latents", "prompt"),
+            *("queries", "codebook", "codebooks"),
+        )
     ),
-    "vector": frozenset(("bias", "biases", "scale", "gain", "gamma", "beta", "log", "norm")),
+    "vector": frozenset(
+        (
+            *("bias", "biases", "scale", "scales", "gain", "gains", "gamma", "beta", "log", "norm"),
+            *("alpha", "alphas", "lambda", "lambdas"),
+        )
+    ),
 }
 CLASS_HINTS: dict[Role, frozenset[str]] = {
     "embedding": frozenset(TABLE_WORDS),

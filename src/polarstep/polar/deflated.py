@@ -53,6 +53,14 @@ class Deflated(Containing):
         full: the map for matrices on which all this would cost more than it.
         float8: whether a single polynomial step may run in eight bits, on GPUs with such products
             (:mod:`polarstep.products.float8`).
+
+    ``Deflated()`` alone has a fresh sketch of rank 56 for every shape, and no steps. The map that
+    :class:`polarstep.Auto` takes has a warm sketch, a rank that goes with the shape, and one step:
+
+    >>> from polarstep import Auto, Warm
+    >>> head = LowRank(120, 8, sketch=Warm(), inner=NewtonSchulz(4, "polar-express-sketch"))
+    >>> Auto().on(768, 3072, torch.device("cuda")) == Deflated(head, NewtonSchulz(1, "flat"))
+    True
     """
 
     head: LowRank = field(default_factory=_head)
