@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.optim.anatomy import unwrapped
 from polarstep.optim.groups import Group, labelled_params
 from polarstep.optim.muon import Muon
+from polarstep.optim.routing.anatomy import unwrapped
 from polarstep.polar import NewtonSchulz
 
 __all__ = ["FORMATS", "Format", "fan_ratio", "options", "state_dict"]

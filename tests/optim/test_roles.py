@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from polarstep import AdamW, muon_for
-from polarstep.optim.routes import Route
+from polarstep.optim.routing.routes import Route
 
 # --- which role
 

@@ -35,13 +35,13 @@ from polarstep.optim.groups import (
     complete,
 )
 from polarstep.optim.misnamed import with_known_names
+from polarstep.optim.mistakes import Told
 from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resized import Sizes
-from polarstep.optim.routes import Route, Routes, routes_of
+from polarstep.optim.routing.routes import Route, Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
-from polarstep.optim.told import Told
 from polarstep.optim.transforms import Transform
 from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is

@@ -18,10 +18,10 @@ from polarstep.distributed.step import Distribution
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, check_gradients, collect
 from polarstep.optim.groups import Group
+from polarstep.optim.mistakes import callers_level
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
 from polarstep.optim.step import PolarHook
-from polarstep.optim.told import callers_level
 
 __all__ = ["StepOverRanks"]
 

@@ -26,8 +26,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polarstep.diagnostics.gradient_noise import NoiseDraws, draw_noise, held_still, mean_gradient
-from polarstep.optim.anatomy import dissect
-from polarstep.optim.roles import find_role
+from polarstep.optim.routing.anatomy import dissect
+from polarstep.optim.routing.roles import find_role
 from polarstep.rng import key_to_seed
 from polarstep.storage import JsonLines, read_lines
 from polarstep_lab.config import RunConfig

@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from polarstep.matrix import Layout
-from polarstep.optim.anatomy import Site
 from polarstep.optim.elementwise import Elementwise
-from polarstep.optim.fused import Cut
-from polarstep.optim.roles import Form, form_of
+from polarstep.optim.routing.anatomy import Site
+from polarstep.optim.routing.fused_weights import Cut
+from polarstep.optim.routing.roles import Form, form_of
 
 __all__ = [
     "Matcher",

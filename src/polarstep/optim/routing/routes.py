@@ -1,7 +1,7 @@
 """The routing table: for every parameter of an optimizer, the algorithm, its options, and why.
 
 The table is built from the parameter groups at each access, so it shows the current learning rates.
-:mod:`polarstep.optim.route_table` prints it.
+:mod:`polarstep.optim.routing.route_table` prints it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polarstep.distributed.owned_graph import can_replay
 from polarstep.optim.by_tables import can_tabulate
 from polarstep.optim.groups import ELEMENTWISE, Group, labelled_params, scale_of, view_of
 from polarstep.optim.low_precision import is_compensated, stored_dtype
-from polarstep.optim.route_table import WIDTH, printed, terminal_width
+from polarstep.optim.routing.route_table import WIDTH, printed, terminal_width
 
 __all__ = ["Route", "Routes", "left_out", "routes_of"]
 

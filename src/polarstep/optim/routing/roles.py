@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from polarstep.matrix import Layout, MatrixView
-from polarstep.optim.adapters import find_adapter, is_magnitude
-from polarstep.optim.anatomy import EMBEDDINGS, NORMS, RECURRENT, Anatomy, Site, Use
-from polarstep.optim.fused import WHOLE, Cut, find_cut
-from polarstep.optim.orientation import stored_transposed
+from polarstep.optim.routing.adapters import find_adapter, is_magnitude
+from polarstep.optim.routing.anatomy import EMBEDDINGS, NORMS, RECURRENT, Anatomy, Site, Use
+from polarstep.optim.routing.fused_weights import WHOLE, Cut, find_cut
+from polarstep.optim.routing.orientation import stored_transposed
 
 __all__ = ["ROLES", "RULES", "Finding", "Form", "Role", "find_role", "form_of"]
 

@@ -1,8 +1,8 @@
 """``muon_for``: one optimizer for a whole model, every parameter sent to the rule that suits it.
 
-:mod:`polarstep.optim.roles` finds the role of each parameter, and :mod:`polarstep.optim.overrides` the
-caller's exceptions. This module turns both and the hyperparameters into as few parameter groups as
-possible.
+:mod:`polarstep.optim.routing.roles` finds the role of each parameter, and
+:mod:`polarstep.optim.routing.overrides` the caller's exceptions. This module turns both and the
+hyperparameters into as few parameter groups as possible.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.nn.parameter import is_lazy
 
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
-from polarstep.optim.adapters import find_adapter
-from polarstep.optim.anatomy import Site, dissect
 from polarstep.optim.elementwise import AdamW, Elementwise, group_of
 from polarstep.optim.following import Places
 from polarstep.optim.groups import Group, Nonfinite, Rounding
 from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
-from polarstep.optim.overrides import (
+from polarstep.optim.routing.adapters import find_adapter
+from polarstep.optim.routing.anatomy import Site, dissect
+from polarstep.optim.routing.overrides import (
     Matcher,
     Parts,
     Target,
@@ -36,8 +36,8 @@ from polarstep.optim.overrides import (
     apply_splits,
     is_muon,
 )
-from polarstep.optim.roles import ROLES, Form, Role, find_role, form_of
-from polarstep.optim.routes import Route, left_out
+from polarstep.optim.routing.roles import ROLES, Form, Role, find_role, form_of
+from polarstep.optim.routing.routes import Route, left_out
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import PolarMap
@@ -146,9 +146,9 @@ def muon_for(
             ``{"*.proj": "transposed"}`` for weights stored inputs × outputs, or another ``layout`` of
             :class:`polarstep.Muon`.
         rules: exceptions, each a pair (which, target); the first that matches wins, and they come
-            before the built-in :data:`polarstep.optim.roles.RULES`. *Which* is a pattern of names; a
-            module of the model or a class of modules, for all parameters inside; or a function of
-            (name, parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of
+            before the built-in :data:`polarstep.optim.routing.roles.RULES`. *Which* is a pattern of
+            names; a module of the model or a class of modules, for all parameters inside; or a function
+            of (name, parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of
             options for a Muon group of its own; or ``None``, to leave the parameter out of the
             optimizer. Rules with a Muon target skip parameters of fewer than two dimensions.
         momentum_dtype: the precision in which Muon keeps its momentum. This and the arguments below

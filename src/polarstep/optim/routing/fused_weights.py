@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from polarstep.optim.anatomy import Node, Use
+from polarstep.optim.routing.anatomy import Node, Use
 
 __all__ = ["WHOLE", "Cut", "find_cut"]
 

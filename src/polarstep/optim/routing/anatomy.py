@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.rnn import RNNCellBase
 from torch.nn.utils import parametrize
 
-from polarstep.optim.orientation import stored_transposed
+from polarstep.optim.routing.orientation import stored_transposed
 
 __all__ = ["Anatomy", "Node", "Site", "Use", "dissect", "unwrapped"]
 

@@ -14,7 +14,7 @@ from itertools import product, zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from polarstep.optim.routes import Route
+    from polarstep.optim.routing.routes import Route
 
 __all__ = ["WIDTH", "printed", "terminal_width"]
 

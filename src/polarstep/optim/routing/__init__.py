@@ -1,0 +1,11 @@
+"""Which parameter of a model goes to which rule, and why.
+
+* :mod:`~polarstep.optim.routing.anatomy`: the structure of a model, as far as this needs it;
+* :mod:`~polarstep.optim.routing.roles`: the role of each parameter, by a list of rules;
+* :mod:`~polarstep.optim.routing.fused_weights`, :mod:`~polarstep.optim.routing.orientation` and
+  :mod:`~polarstep.optim.routing.adapters`: how a weight is read as matrices, and factors of LoRA;
+* :mod:`~polarstep.optim.routing.overrides`: the caller's exceptions;
+* :mod:`~polarstep.optim.routing.muon_for`: all of it as parameter groups of one optimizer;
+* :mod:`~polarstep.optim.routing.routes` and :mod:`~polarstep.optim.routing.route_table`: what was
+  decided, as data and as text.
+"""
