@@ -103,6 +103,7 @@ TABLE = (
 )
 """Ours, then Table 2's. For these shapes ``auto`` takes the map of ``deflated-120`` on an H200."""
 
+
 def _peer(name: str, **options: Any) -> Row:
     """The row of another library's optimizer."""
     return _row(name, method=f"peer:{name}", **options)

@@ -572,7 +572,7 @@ def test_the_long_run_names_what_is_missing_and_claims_nothing_from_one_seed(lon
 @pytest.fixture
 def peers_of_the_long_run(long_run):
     """``long_run`` with a run and short runs of two peers."""
-    found, figures, study = long_run
+    found, _, study = long_run
     for slug, final in (("dion-normuon", 39.0), ("soap", 38.0)):
         (row,) = study.find_rows(slug)
         short = study.rates_runs([row], found.ROOT / "peer-rates")
@@ -598,7 +598,7 @@ def test_without_a_run_of_a_peer_no_page_speaks_of_peers(long_run, module):
 
 
 def test_a_run_of_a_peer_is_a_row_a_line_and_a_column(peers_of_the_long_run, module, tables):
-    found, figures, study = peers_of_the_long_run
+    found, figures, _ = peers_of_the_long_run
     text = "\n".join(found.table()).replace("\N{NO-BREAK SPACE}", " ")
     assert "| NorMuon of dion | 0.0097 | 39.00 (one seed) | −2.5% (one seed) | 2.0 |" in text
     assert "| SOAP of pytorch_optimizer | 0.00031 | 38.00 (one seed) | −5.0% (one seed) |" in text
