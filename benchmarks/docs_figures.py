@@ -202,10 +202,10 @@ HEIGHT_OF_TIMES = 1.5
 def over_time() -> str:
     """Validation perplexity over the time of the long run, one line for each row of the study."""
     import docs_long_run as study
-    from long_run import TABLE
+    from long_run import SHOWN
 
     lines = {}
-    for row in TABLE:
+    for row in SHOWN:
         if found := study.tests(row.slug):
             lines[row.slug] = study.seconds(study.runs()[row.slug][min(found)])
     full = lines[study.BASE][-1][1]
@@ -219,7 +219,7 @@ def over_time() -> str:
     shapes = [text(0, 20, "Validation perplexity over the time of training", kind="title")]
     shapes += frame.axes(even_ticks(y), even_ticks(frame.x), "minutes of training steps")
     named = []
-    for row in TABLE:
+    for row in SHOWN:
         part = inside.get(row.slug)
         if not part:
             continue
@@ -227,7 +227,8 @@ def over_time() -> str:
         path = "L".join(f"{x:.1f} {up:.1f}" for x, up in spots)
         other = "" if row.method.randomized else " other"
         kind = " full" if row.slug == study.BASE else other
-        shapes.append(f'<path d="M{path}" class="line{kind}"/>')
+        dashes = ' stroke-dasharray="5 3"' if row.method.peer else ""
+        shapes.append(f'<path d="M{path}" class="line{kind}"{dashes}/>')
         named.append((spots[-1][1], f"{_brief(row.title)}, {part[-1][1]:.1f}", spots[-1][0]))
     named.sort()
     room = frame.bottom - 13 * len(named)  # so that the lowest name is still inside the frame
@@ -240,11 +241,13 @@ def over_time() -> str:
         shapes.append(text(frame.right + 18, below + 4, words, kind="small"))
     outside = [
         f"{_brief(row.title)} ({lines[row.slug][-1][1]:.1f})"
-        for row in TABLE
+        for row in SHOWN
         if row.slug in lines and not inside[row.slug]
     ]
     note = f"One seed of each method, {study.million_tokens():.1f}M tokens. "
     note += "Blue: maps that sketch. Thick: full space."
+    if any(row.method.peer for row in SHOWN if row.slug in lines):
+        note += " Dashed: other libraries."
     shapes.append(text(0, height - 8, note, kind="small"))
     if outside:
         height += 14

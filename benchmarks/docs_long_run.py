@@ -3,8 +3,9 @@
 Full space is five PolarExpress steps. The figure is the test perplexity, on the half of the held-out
 text that no rate was chosen on; rates were chosen on the other half, on short runs with another seed.
 There are two tables: one of the recipe, and one of runs from before its embedding had a rate that fits.
-Seeds of the first that have no run are named as missing. ``long_run.py`` makes the runs, and says which
-row a run belongs to: functions here take and return the slugs of rows.
+Seeds of the first that have no run are named as missing, those of other libraries' optimizers only after
+one of them was run. ``long_run.py`` makes the runs, and says which row a run belongs to: functions here
+take and return the slugs of rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import cache
 
 from differences import Change, change, percent
 from docs_quality import ROOT, memory, steps
-from long_run import ROWS, SEEDS, TABLE, Row, row_of, tried_rates, whole_run
+from long_run import PEER_TABLE, ROWS, SEEDS, SHOWN, TABLE, Row, row_of, tried_rates, whole_run
 from polarstep_lab.records.record import Result, RunRecord, find_runs
 
 FOLDER, SLOW_FOLDER = "results/long-run/table", "results/long-run-slow/table"
@@ -38,9 +39,10 @@ TIMED = {
     "deflated-120": "Deflated 120, warm, one step",
     "deflated-120-rows": "Deflated 120, warm, one step, rows normalized",
     "deflated-48": "Deflated 48, warm, one step",
+    **{row.slug: row.title for row in PEER_TABLE},
 }
 """Names in the step-cost record of rows whose map is timed there on the same 64 matrices, without the
-ending of the slug that says which table."""
+ending of the slug that says which table. Peers run without a CUDA graph in the long run."""
 
 
 @cache
@@ -88,8 +90,9 @@ def rates() -> dict[str, dict[float, float]]:
 
 
 def missing() -> dict[str, list[int]]:
-    """The seeds of the table that have no run, by the slug of their row."""
-    found = {row.slug: set(SEEDS) - set(runs().get(row.slug, ())) for row in TABLE}
+    """The seeds of the table that have no run, by the slug of their row; of peers once one was run."""
+    rows = SHOWN if any(row.slug in runs() for row in PEER_TABLE) else TABLE
+    found = {row.slug: set(SEEDS) - set(runs().get(row.slug, ())) for row in rows}
     return {slug: sorted(seeds) for slug, seeds in found.items() if seeds}
 
 
@@ -97,7 +100,7 @@ def at_an_edge() -> list[Row]:
     """The rows of the first table whose best rate is the lowest or the highest that was tried."""
     return [
         row
-        for row in TABLE
+        for row in SHOWN
         if (tried := rates().get(row.slug))
         and min(tried, key=lambda lr: tried[lr]) in (min(tried), max(tried))
     ]
@@ -145,7 +148,7 @@ def times(slug: str) -> tuple[float, float] | None:
     )
 
 
-def table(rows: Sequence[Row] = TABLE) -> Iterator[str]:
+def table(rows: Sequence[Row] = SHOWN) -> Iterator[str]:
     """Markdown: perplexity, difference to full space, times and memory of every row that was run."""
     yield "| method | rate | test perplexity | to full space | optimizer ms | whole step, ms | MiB |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
@@ -157,7 +160,7 @@ def table(rows: Sequence[Row] = TABLE) -> Iterator[str]:
         yield f"| {row.title} | {' | '.join(cells)} |"
 
 
-def table_of_rates(rows: Sequence[Row] = TABLE) -> Iterator[str]:
+def table_of_rates(rows: Sequence[Row] = SHOWN) -> Iterator[str]:
     """Markdown: validation perplexity of each row at each rate, the lowest of a row in bold."""
     yield "| method | rate: validation perplexity |"
     yield "|---|---|"

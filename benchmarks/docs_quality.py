@@ -197,7 +197,7 @@ def peers() -> tuple[Weighed, ...]:
         timed = min(forms, key=lambda name: forms[name]) if forms else None
         trained = best_run(f"peer:{peer.name}")
         if timed or trained:
-            found.append(Weighed(peer.title, timed, trained))
+            found.append(Weighed(peer.title, timed, trained, long=peer.name))
     return tuple(found)
 
 

@@ -160,19 +160,28 @@ def scaling_table(record: Path, unit: str) -> str:
 
 
 def peers_table(record: Path) -> str:
-    """Prices, memory and perplexity of other libraries' optimizers, beside those of ours."""
+    """Prices, memory and perplexity of other libraries' optimizers, beside those of ours.
+
+    As soon as a peer was trained to the end of the long run, there is a column for it.
+    """
+    import docs_long_run
+
     first = next(iter(HELD))
     table = []
     ours = [each for each in weighed() if each.timed and each.trained]
     others = peers()
+    long = any(each.long in docs_long_run.runs() for each in others)
     for each in (*ours, *others):
         rows = [steps().get((each.timed, load)) if each.timed else None for load in HELD]
         times = [f"{row['ms']:.2f} ms, {row['ratio']:.2f}×" if row else "not timed" for row in rows]
         times = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in times]
         rate = f"{each.trained[1]:g}" if each.trained else "–"
         title = each.timed if each in others and each.timed else each.title
-        table.append([title, *times, memory(rows[0]), rate, _told(each)])
-    titles = (*_loads(), f"MiB, {first}", "rate", "perplexity, to full space")
+        cells = [title, *times, memory(rows[0]), rate, _told(each)]
+        table.append([*cells, _told_of_the_long_run(each)] if long else cells)
+    titles = [*_loads(), f"MiB, {first}", "rate", "perplexity, to full space"]
+    if long:
+        titles.append(f"test, after {docs_long_run.million_tokens():.1f}M tokens")
     return markdown(_first_left("optimizer", *titles), table)
 
 
@@ -184,17 +193,17 @@ def _loads() -> list[str]:
 def long_run_table(folder: Path, *, slow: bool = False) -> str:
     """The long run; ``slow``: its runs with the recipe's earlier rate of the embedding."""
     import docs_long_run
-    from long_run import SLOW_TABLE, TABLE
+    from long_run import SHOWN, SLOW_TABLE
 
-    return "\n".join(docs_long_run.table(SLOW_TABLE if slow else TABLE))
+    return "\n".join(docs_long_run.table(SLOW_TABLE if slow else SHOWN))
 
 
 def rates_of_the_long_run(folder: Path, *, slow: bool = False) -> str:
     """The short runs that chose the rates of the same rows."""
     import docs_long_run
-    from long_run import SLOW_TABLE, TABLE
+    from long_run import SHOWN, SLOW_TABLE
 
-    return "\n".join(docs_long_run.table_of_rates(SLOW_TABLE if slow else TABLE))
+    return "\n".join(docs_long_run.table_of_rates(SLOW_TABLE if slow else SHOWN))
 
 
 def accuracies_table(folder: Path) -> str:

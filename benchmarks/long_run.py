@@ -7,7 +7,8 @@ A row of the study (:data:`ROWS`) is a method, with settings besides the recipe'
 with several learning rates for a tenth of the recipe's steps, on a seed that the table leaves out.
 ``table`` takes for each row the rate with the lowest validation perplexity. Rows that take the rate of
 another row have no short runs. Rows of an earlier recipe (:data:`SLOW_TABLE`) are shown, and not run
-again. Runs that ended are left alone. With ``--seconds`` no run is started that
+again. Rows of other libraries' optimizers (:data:`PEER_TABLE`) run where ``--methods`` names them, or
+``peers`` for all of them. Runs that ended are left alone. With ``--seconds`` no run is started that
 would probably end later.
 """
 
@@ -22,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from polarstep.storage import StorageError
-from polarstep_lab.cli.one_by_one import run_one_by_one
+from polarstep_lab.cli.one_by_one import check_peers, run_one_by_one
 from polarstep_lab.cli.options import seeds_of
 from polarstep_lab.methods import Method, find_method
 from polarstep_lab.recipes import resolve
+from polarstep_lab.recipes.nanogpt import EMBEDDING_LR
 from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
 from polarstep_lab.suites.suite import PlannedRun, pending, plan_run
 
@@ -101,6 +103,25 @@ TABLE = (
 )
 """Ours, then Table 2's. For these shapes ``auto`` takes the map of ``deflated-120`` on an H200."""
 
+
+def _peer(name: str, **options: Any) -> Row:
+    """The row of another library's optimizer."""
+    return _row(name, method=f"peer:{name}", **options)
+
+
+PEER_TABLE = (
+    _peer("torch-muon"),
+    _peer("jordan-muon"),
+    _peer("dion-muon"),
+    _peer("dion-normuon"),
+    _peer("dion2"),
+    _peer("dion3"),
+    # The recipe gives SOAP the rates of AdamW as a baseline, whose embedding has 0.4.
+    _peer("soap", settings={"optimizer.embedding_lr": EMBEDDING_LR["muon"]}),
+)
+"""Optimizers of other libraries on the hidden matrices. Embedding and head have the AdamW, the rates and
+the schedule that they have in our rows of :data:`TABLE`."""
+
 SLOW = {"optimizer.embedding_lr": 0.008, "optimizer.head_lr": 0.008}
 """Rates of embedding and head that the recipe had before: the embedding hardly moves."""
 
@@ -142,7 +163,9 @@ SLOW_TABLE = (
     _slow("adamw", "AdamW, warm-up", "-warmup", settings={"schedule.warmup": 150}),
 )
 """Runs from before the recipe had a rate for the embedding that fits entries of size 1."""
-ROWS = (*TABLE, *SLOW_TABLE)
+SHOWN = (*TABLE, *PEER_TABLE)
+"""The rows of one table and figure."""
+ROWS = (*SHOWN, *SLOW_TABLE)
 
 FACTORS = {
     "adamw": (0.1, 0.17, 0.3, 0.55, 1.0),
@@ -151,9 +174,17 @@ FACTORS = {
     "adamw-warmup-slow": (0.17, 0.3, 0.55, 1.0),
     "sgd": (0.3, 1.0, 3.0),
     "sgd-slow": (4.9, 16, 49),
+    # A quarter of the rows moves in a step, the others wait in the momentum. dion's own configs have
+    # Muon's rate all the same; the best one should not be lower than Muon's.
+    "dion2": (0.55, 1.0, 1.8, 3.2),
+    "dion3": (0.55, 1.0, 1.8, 3.2),
+    # Adam's step in a rotated basis, with entries of the same size: from AdamW's best rate upwards.
+    "soap": (0.17, 0.3, 0.55, 1.0),
 }
 """Rates that are tried for a row, as factors of the recipe's, which is the paper's."""
 FACTORS_OF_MUON = (0.3, 0.55, 1.0, 1.8)
+"""The same for all Muon rows. A rate means the same in torch's, Jordan's and our Muon, lr·√max(1, m/n).
+In dion's it is lr·√(m/n): half of that for the 11 matrices of 768×3072, and the same for all others."""
 SEED_OF_RATES = 4
 SHORT = {
     "data.stages.0.steps": 40,
@@ -168,11 +199,11 @@ NO_CHECKPOINTS = {"runtime.keep_checkpoint": False, "runtime.checkpoint_seconds"
 
 
 def find_rows(slugs: str) -> Sequence[Row]:
-    """The rows of a list like ``"adamw,deflated"``."""
-    known = {row.slug: row for row in ROWS if not row.earlier}
+    """The rows of a list like ``"adamw,deflated"``; ``peers`` in it stands for :data:`PEER_TABLE`."""
+    known = {row.slug: [row] for row in SHOWN} | {"peers": [*PEER_TABLE]}
     if unknown := [slug for slug in slugs.split(",") if slug not in known]:
         raise ValueError(f"--methods {unknown[0]}: expected some of {', '.join(known)}")
-    return [known[slug] for slug in slugs.split(",")]
+    return [row for slug in slugs.split(",") for row in known[slug]]
 
 
 def short_run(row: Row, seed: int, lr: float, out: Path = Path()) -> PlannedRun:
@@ -249,7 +280,9 @@ def table_runs(
 def make(runs: Sequence[PlannedRun], seconds: float) -> None:
     """Make the runs that have not ended, while there is time for the longest so far."""
     begin, longest = time.monotonic(), 0.0
-    for planned in pending(runs):
+    waiting = pending(runs)
+    check_peers(waiting)
+    for planned in waiting:
         start = time.monotonic()
         if start - begin + longest > seconds:
             print(f"no time for {planned.directory}")
@@ -271,7 +304,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("rates", "table"))
-    parser.add_argument("--methods", help="slugs of rows; by default all that the command has")
+    parser.add_argument("--methods", help="slugs of rows, or peers; by default all rows but peers")
     parser.add_argument("--runs", type=Path, required=True, help="where the runs go")
     parser.add_argument(
         "--rates", type=Path, help="table: the folder or archive of the rates' runs"
@@ -280,11 +313,8 @@ def main() -> None:
     parser.add_argument("--seeds", default=seeds, help=f"table: by default {seeds}")
     parser.add_argument("--seconds", type=float, default=math.inf)
     given = parser.parse_args()
-    every = {"rates": ROWS, "table": TABLE}[given.what]
     try:
-        rows = (
-            find_rows(given.methods) if given.methods else [row for row in every if not row.earlier]
-        )
+        rows = find_rows(given.methods) if given.methods else TABLE
     except ValueError as error:
         parser.error(str(error))
     if given.what == "rates":

@@ -364,6 +364,7 @@ def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
             }
     monkeypatch.setattr(tables, "weighed", lambda: shown)
     monkeypatch.setattr(tables, "steps", lambda record=None: times)
+    monkeypatch.setattr(importlib.import_module("docs_long_run"), "runs", dict)
     text = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
     _, _, full, torch_muon, dion, soap = text.splitlines()
     assert full == "| full space | 2.00 ms, 4.00× | 2.00 ms, 4.00× | 306 + 26 | 0.014 | – |"
@@ -568,6 +569,72 @@ def test_the_long_run_names_what_is_missing_and_claims_nothing_from_one_seed(lon
     assert "Rand Muon (Nes.-Gaussian): +5.5% ± 6.4 (n = 2)" in claim
 
 
+@pytest.fixture
+def peers_of_the_long_run(long_run):
+    """``long_run`` with a run and short runs of two peers."""
+    found, _, study = long_run
+    for slug, final in (("dion-normuon", 39.0), ("soap", 38.0)):
+        (row,) = study.find_rows(slug)
+        short = study.rates_runs([row], found.ROOT / "peer-rates")
+        for k, planned in enumerate(short):
+            folder = write_planned(planned, final=200.0, status="finished")
+            result = json.loads((folder / "result.json").read_text())
+            (folder / "result.json").write_text(json.dumps(result | {"validation": 200.0 + k % 3}))
+        lr = study.best_rates(found.ROOT / "peer-rates")[slug]
+        write_planned(study.whole_run(row, 1, lr, found.ROOT / "peers"), final, "finished")
+    pack([found.ROOT / "peers"], found.ROOT / found.FOLDER)
+    pack([found.ROOT / "peer-rates"], found.ROOT / found.RATES)
+    return long_run
+
+
+def test_without_a_run_of_a_peer_no_page_speaks_of_peers(long_run, module):
+    found, figures, study = long_run
+    titles = [row.title for row in study.PEER_TABLE]
+    assert len(titles) == 7
+    made = [*found.table(), *found.table_of_rates(), figures.over_time(), module.made("long-run")]
+    assert not [title for title in titles if title in "\n".join(made)]
+    assert "dash" not in figures.over_time()
+    assert "soap" not in module.made("long-run-missing")
+
+
+def test_a_run_of_a_peer_is_a_row_a_line_and_a_column(peers_of_the_long_run, module, tables):
+    found, figures, _ = peers_of_the_long_run
+    text = "\n".join(found.table()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| NorMuon of dion | 0.0097 | 39.00 (one seed) | −2.5% (one seed) | 2.0 |" in text
+    assert "| SOAP of pytorch_optimizer | 0.00031 | 38.00 (one seed) | −5.0% (one seed) |" in text
+    assert "| SOAP of pytorch_optimizer | **0.00031: 200.0**" in "\n".join(found.table_of_rates())
+    drawn = figures.over_time()
+    assert drawn.count("stroke-dasharray") == 2
+    assert "NorMuon, 39.0" in drawn
+    assert "Dashed: other libraries." in drawn
+    missing = module.made("long-run-missing")
+    assert re.search(r"seeds 1 and 2 and 3 of [^;]*`torch-muon`", missing)
+    assert re.search(r"seeds 2 and 3 of [^;]*`soap`", missing)
+    assert "NorMuon of dion: −2.5% (one seed)" in module.made("long-run").replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
+    lines = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    assert lines[0].endswith("| test, after 72.7M tokens |")
+    (normuon,) = (line for line in lines if line.startswith("| NorMuon of dion"))
+    assert normuon.endswith("| −2.5% (one seed) |")
+    (jordan,) = (line for line in lines if line.startswith("| Muon of K. Jordan"))
+    assert jordan.endswith("| not run |")
+
+
+def test_peers_have_the_rates_of_our_rows_and_four_of_their_own(long_run):
+    _, _, study = long_run
+    rows = study.find_rows("peers")
+    assert [row.slug for row in rows] == [row.slug for row in study.PEER_TABLE]
+    (ours,) = study.find_rows("muon-polar-express")
+    settings = study.whole_run(ours, 1, 0.03).config.optimizer
+    for row in rows:
+        config = study.whole_run(row, 1, 0.03).config
+        assert config.rule.peer == row.slug
+        for name in ("embedding_lr", "head_lr", "vector_lr", "other_momentum", "weight_decay"):
+            assert getattr(config.optimizer, name) == getattr(settings, name), (row.slug, name)
+        assert len(list(study.rates_runs([row], Path()))) == len(study.FACTORS_OF_MUON)
+
+
 def test_two_ranks_of_one_method_are_two_rows(long_run):
     found, _, study = long_run
     text = "\n".join(found.table(study.SLOW_TABLE)).replace("\N{NO-BREAK SPACE}", " ")
@@ -634,7 +701,7 @@ def test_the_archived_long_runs_are_those_that_the_program_plans(module):
     rates = study.best_rates(ROOT / found.RATES, ROOT / found.SLOW_RATES)
     plans = {}
     for folder, folder_of_rates, rows in (
-        (found.FOLDER, found.RATES, study.TABLE),
+        (found.FOLDER, found.RATES, study.SHOWN),
         (found.SLOW_FOLDER, found.SLOW_RATES, study.SLOW_TABLE),
     ):
         own = [row for row in rows if row.rate_of is None]

@@ -30,6 +30,9 @@ __all__ = ["FOLDERS", "PEERS", "Peer", "find_peer", "load", "versions"]
 FOLDERS = "POLARSTEP_PEERS"
 """The environment variable with folders of checkouts, separated as in PATH."""
 
+COMMIT = "COMMIT"
+"""The file with the commit of a copy that has no ``.git``."""
+
 EXTRA = "pip install 'polarstep[peers]'"
 CHECKOUT = "a checkout of github.com/microsoft/dion"
 
@@ -57,6 +60,7 @@ class Peer:
         options: its arguments beside parameters, learning rate and weight decay.
         momentum: the key of a parameter group that follows the run's schedule of momentum.
         algorithm: whose learning rate and momentum the recipe gives it.
+        cycle: the work of a step repeats after so many steps; times are means over whole cycles.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Peer:
     options: Options
     momentum: str | None = None
     algorithm: Literal["muon", "adamw"] = "muon"
+    cycle: int = 1
 
     @property
     def method(self) -> Method:
@@ -146,6 +151,7 @@ PEERS: Mapping[str, Peer] = {
             PER_ENTRY,
             _betas,
             algorithm="adamw",
+            cycle=10,  # the default of precondition_frequency: a QR of every preconditioner
         ),
     )
 }
@@ -196,12 +202,27 @@ def versions() -> dict[str, str]:
 
 
 def _commit(path: Path) -> str:
-    """The commit of the checkout that holds ``path``."""
-    command = ["git", "rev-parse", "HEAD"]
+    """The commit of the checkout that holds the file ``path``.
+
+    A copy without ``.git`` has its commit in a file :data:`COMMIT`, beside the package or one folder up.
+    A copy may lie inside a repository of something else, whose commit says nothing about it.
+    """
+    for folder in list(path.parents)[:2]:
+        if (folder / COMMIT).is_file():
+            return (folder / COMMIT).read_text(encoding="utf-8").strip()
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=path.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.strip()
+
     try:
-        told = subprocess.run(
-            command, cwd=path.parent, capture_output=True, text=True, check=True, timeout=10
-        )
+        git("ls-files", "--error-unmatch", path.name)
+        return git("rev-parse", "HEAD")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return told.stdout.strip()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, overload
 
 import torch
@@ -41,7 +42,8 @@ class Together(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for part in self.parts:
-            part.step()
+            with _only_with_gradients(part):
+                part.step()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,6 +55,22 @@ class Together(Optimizer):
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
         self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+@contextmanager
+def _only_with_gradients(part: Optimizer) -> Iterator[None]:
+    """Hide the parameters without a gradient from an optimizer, as a GPT's spare matrices.
+
+    Most optimizers skip such parameters, but ``muon.SingleDeviceMuon`` fails on them.
+    """
+    held = [(group, group["params"]) for group in part.param_groups]
+    for group, params in held:
+        group["params"] = [p for p in params if p.grad is not None]
+    try:
+        yield
+    finally:
+        for group, params in held:
+            group["params"] = params
 
 
 def beside_adamw(peer: Peer, ours: ps.Muon, settings: OptimizerConfig) -> Together:

@@ -66,7 +66,9 @@ def headline(section: Section) -> Text:
     )
     costs = {row: row.gflops for row in shown if row.gflops}
     best = min(ties, key=lambda row: costs.get(row, math.inf))
-    cheaper = section.best([r for r in costs if costs[r] < _AS_MANY * costs.get(best, 0.0)])
+    if best not in costs:
+        return Text(f"{text}; its optimizer FLOPs are not counted.", "headline")
+    cheaper = section.best([r for r in costs if costs[r] < _AS_MANY * costs[best]])
     if cheaper is None:
         return Text(f"{text}; none has fewer FLOPs.", "headline")
     pair = Pair(cheaper.label, cheaper, best)

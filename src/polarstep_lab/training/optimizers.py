@@ -25,7 +25,7 @@ from polarstep_lab.peers import Peer, find_peer
 from polarstep_lab.peers.together import beside_adamw
 from polarstep_lab.training.schedule import Schedule
 
-__all__ = ["ScheduledOptimizer", "build_optimizer", "build_polar", "optimizer_gflops"]
+__all__ = ["ScheduledOptimizer", "build_optimizer", "build_polar", "cycle_of", "optimizer_gflops"]
 
 Model = GPT | ConvNet
 
@@ -118,6 +118,12 @@ def build_optimizer(model: Model, config: RunConfig, schedule: Schedule) -> Sche
         for group in optimizer.param_groups
     )
     return ScheduledOptimizer(optimizer, peaks, schedule)
+
+
+def cycle_of(config: RunConfig) -> int:
+    """The number of steps after which the work of an optimizer's step repeats."""
+    peer = config.rule.peer
+    return config.optimizer.polar.keep if peer is None else find_peer(peer).cycle
 
 
 def _peer(peer: Peer, model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:

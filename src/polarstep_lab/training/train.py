@@ -28,7 +28,7 @@ from polarstep_lab.training.language import LanguageTask
 from polarstep_lab.training.logs import RunLogs
 from polarstep_lab.training.loop import Loop
 from polarstep_lab.training.observer import Observer, StopTraining
-from polarstep_lab.training.optimizers import build_optimizer
+from polarstep_lab.training.optimizers import build_optimizer, cycle_of
 from polarstep_lab.training.ranks import Ranks
 from polarstep_lab.training.schedule import Schedule
 from polarstep_lab.training.tasks import Task
@@ -147,7 +147,7 @@ def _begin(
         task=task,
         scheduled=scheduled,
         ranks=ranks,
-        timer=StepTimer(device, cycle=config.optimizer.polar.keep),
+        timer=StepTimer(device, cycle=cycle_of(config)),
         logs=RunLogs.open(directory, progress, config, task, optimizer, ranks),
         observers=observers,
         step=progress.step,

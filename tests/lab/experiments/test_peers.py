@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
 import sys
 
 import pytest
@@ -14,10 +16,10 @@ from polarstep_lab.config import ConfigError
 from polarstep_lab.methods import find_method
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.peers import PEERS, find_peer, load, versions
-from polarstep_lab.peers.catalogue import FOLDERS
+from polarstep_lab.peers.catalogue import FOLDERS, _commit
 from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.training.optimizers import build_optimizer
+from polarstep_lab.training.optimizers import build_optimizer, cycle_of
 from polarstep_lab.training.schedule import Schedule
 from polarstep_lab.training.train import Interrupted, train
 
@@ -88,6 +90,30 @@ def test_a_peer_learns_and_resumes(name, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize("name", HERE)
+def test_matrices_without_a_gradient_stay_as_they_are(name):
+    """``nanogpt`` and ``nanogpt-wiki`` have two, which the paper counts."""
+    model, scheduled, _ = built(name, **SMALLER, **{"model.spare_mlps": 1})
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    matrices = len(scheduled.optimizer.param_groups[0]["params"])
+    for _ in range(2):  # SOAP's first step only looks at the gradient
+        for name_of, p in model.named_parameters():
+            p.grad = None if name_of.startswith("spare") else torch.randn_like(p)
+        scheduled.set_step(0)
+        scheduled.optimizer.step()
+    same = {n for n, p in model.named_parameters() if torch.equal(p, before[n])}
+    assert same == {"spare_mlps.0.up.weight", "spare_mlps.0.down.weight"}
+    assert len(scheduled.optimizer.param_groups[0]["params"]) == matrices
+
+
+def test_times_of_soap_are_means_over_the_steps_between_two_decompositions():
+    _, scheduled, config = built("soap")
+    hidden, _ = scheduled.optimizer.parts
+    assert cycle_of(config) == hidden.param_groups[0]["precondition_frequency"]
+    assert cycle_of(resolve("nanogpt-toy", "peer:torch-muon")) == 1
+    assert cycle_of(resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.keep": 4})) == 4
+
+
 # A CPU without bfloat16 multiplies it slowly.
 SMALLER = {"model.width": 64, "model.layers": 2, "model.heads": 2}
 
@@ -134,6 +160,26 @@ def test_a_checkout_is_found_by_the_folder_that_the_user_names(tmp_path, monkeyp
     monkeypatch.setattr(sys, "path", [p for p in sys.path if "dion" not in p])
     assert load(find_peer("dion-muon")) is torch.optim.SGD
     monkeypatch.delitem(sys.modules, "dion")
+
+
+def test_a_copy_inside_another_repository_has_its_own_commit(tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    package = tmp_path / "build" / "dion" / "dion"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / ".gitignore").write_text("build/\n")
+    git("init")
+    git("add", ".gitignore")
+    git("commit", "-m", "something else")
+    assert _commit(package / "__init__.py") == "unknown"
+    git("add", "--force", "build")
+    git("commit", "-m", "the package itself")
+    assert re.fullmatch("[0-9a-f]{40}", _commit(package / "__init__.py"))
+    (package.parent / "COMMIT").write_text("0a059a4\n")
+    assert _commit(package / "__init__.py") == "0a059a4"
 
 
 def test_peers_are_for_gpt_recipes_and_their_own_scale(tmp_path):

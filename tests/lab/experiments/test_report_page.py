@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -122,6 +123,9 @@ def test_the_headline_names_ties_and_says_where_nothing_is_cheaper(tmp_path):
     page = page_of(tmp_path)
     assert "SGD (Nesterov), the best of those with fewer FLOPs, needs 50.00%" in page
     assert "and is 3.000 higher (1 common seed)." in page  # one seed has no interval
+    write_run(tmp_path / "e", method="NorMuon of dion", final=29.0, gflops=math.nan)
+    text = "NorMuon of dion has the lowest mean validation perplexity of 5 methods, 29.000"
+    assert f"{text}; its optimizer FLOPs are not counted." in page_of(tmp_path)
 
 
 def test_the_headline_of_ablations_alone_is_about_settings(tmp_path):
