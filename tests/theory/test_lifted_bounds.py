@@ -238,6 +238,94 @@ def test_a_sketch_misses_no_more_than_the_bounds_say(ell, h):
         assert below(torch.stack(values), limit), name
 
 
+@pytest.mark.parametrize("kind", ["leading", "trailing", "between", "sketch", "random"])
+def test_each_step_to_the_bounds_on_the_rest_holds_for_every_basis(kind):
+    M = with_spectrum(OVER, ROWS, COLS)
+    U = torch.linalg.svd(M, full_matrices=False).U
+    squares = OVER.square()
+    for ell in (2, 7):
+        Q = basis(M, kind, ell)
+        B, Z, R = parts(M, Q)
+        t = 1 - (Q.mT @ U).square().sum(-2)
+        b, V = torch.linalg.svd(B, full_matrices=False)[1:]
+        r, rows = torch.linalg.svd(R, full_matrices=False)[1:]
+        overlaps, energy = (R @ V.mT).square().sum(-2), r.square().sum(-1)
+        W, C = overlaps.sum(-1), (R @ B.mT).square().sum((-2, -1))
+        weighted, top = (b * overlaps).sum(-1), r[:, 0].square()
+        shared = (Z @ rows[:, : ROWS - ell].mT).square().sum((-2, -1))
+        torch.testing.assert_close(t.sum(-1), torch.full_like(energy, ROWS - ell))
+        torch.testing.assert_close((squares * t).sum(-1), energy)
+        limits = [
+            (top, energy - squares[:, ell + 1 :].sum(-1)),
+            (W, ell * top),
+            (W, energy - squares[:, 2 * ell :].sum(-1)),
+            (W, C / squares[:, -1]),
+            (weighted, (C * W).sqrt()),
+            (weighted, top * OVER[:, :ell].sum(-1)),
+            (weighted, (OVER**3 * t).sum(-1)),
+            (shared, torch.full_like(W, ell)),
+            (shared, W / squares[:, -1]),
+            (energy, squares[:, : ROWS - ell].sum(-1)),
+        ]
+        for c in squares.T[:, :, None]:
+            shifted = (squares - c).square()
+            limits += [
+                (top, c[:, 0] + ((squares - c).clamp_min(0) * t).sum(-1)),
+                (C, (shifted * t).sum(-1)),
+                (C, shifted.topk(ell).values.sum(-1)),
+            ]
+        for number, (found, limit) in enumerate(limits):
+            assert (found <= limit + 1e-9).all(), number
+
+
+@pytest.mark.parametrize(("ell", "h"), [(2, 0), (5, 0), (7, 0.5), (7, 1), (12, 2)])
+def test_the_bounds_on_the_rest_are_their_closed_forms(ell, h):
+    left = ROWS - ell
+    for spectrum in OVER[[0, 1, 3, 13, 14, 15]]:
+        sigma = spectrum.tolist()
+        missed = [1.0] * ROWS
+        for k in range(1, ell - 1):
+            for i in range(k):
+                f = sum((x / sigma[i]) ** (4 * h + 2) for x in sigma[k:]) / (ell - k - 1)
+                missed[i] = min(missed[i], f / (1 + f))
+        found = bounds.missed_directions(spectrum, ell, h)
+        torch.testing.assert_close(found, torch.tensor(missed).double(), rtol=1e-6, atol=1e-12)
+
+        def most(weights, missed=missed):
+            total, room = 0.0, float(left)
+            for weight, part in sorted(zip(weights, missed, strict=True), reverse=True):
+                total, room = total + weight * min(part, room), room - min(part, room)
+            return total
+
+        def tail(k, sigma=sigma):
+            return sum(x * x for x in sigma[k:])
+
+        squares = [x * x for x in sigma]
+        energy = most(squares)
+        norm = energy - tail(ell + 1)
+        coupling = math.inf
+        for c in squares:
+            parts_above = (max(y - c, 0) * t for y, t in zip(squares, missed, strict=True))
+            norm = min(norm, c + sum(parts_above))
+            shifted = [(y - c) ** 2 for y in squares]
+            coupling = min(coupling, most(shifted), sum(sorted(shifted)[-ell:]))
+        overlap = min(ell * norm, energy - tail(2 * ell), coupling / squares[-1])
+        weighted = min(
+            math.sqrt(coupling * overlap), norm * sum(sigma[:ell]), most([x**3 for x in sigma])
+        )
+        shared = min(ell * energy, sum(squares[:left]) * coupling / squares[-1] ** 2)
+        rest = bounds.sketched_rest_bound(spectrum, ell, h)
+        for name, value in {
+            "energy": energy,
+            "squared_norm": norm,
+            "coupling": coupling,
+            "overlap": overlap,
+            "weighted_overlap": weighted,
+            "shared_rows": shared,
+        }.items():
+            assert float(getattr(rest, name)) == pytest.approx(value, rel=1e-6, abs=1e-12), name
+
+
 def test_the_rest_of_a_flat_spectrum_is_known():
     found = bounds.sketched_rest_bound(3 * torch.ones(20), 6)
     assert float(found.energy) == pytest.approx(9 * 14)
@@ -329,6 +417,7 @@ def test_the_bound_on_real_momentum(momentum):
             bound = bounds.expected_lifted_gamma(sigma, 11, SETS["flat"], h)
             assert below(gammas, bound)
             assert bound.median() < most
+            assert gammas.mean(0).median() < 0.1
 
 
 @over_sets

@@ -36,7 +36,7 @@ from polarstep.polar import deflation
 from polarstep.polar.coefficients import Polynomial
 from polarstep.theory import checks as check
 from polarstep.theory.bounds.deflated import GRID, Polynomials
-from polarstep.theory.bounds.sketched_rest import sketch_width, sketched_rest_bound
+from polarstep.theory.bounds.sketched_rest import sketched_rest_bound
 
 __all__ = [
     "expected_lifted_gamma",
@@ -59,12 +59,12 @@ def lifted_gamma(
 ) -> Tensor:
     """A bound on γ of T = p(s·X₀) for given M and Q: inequality (2), divided by ‖M‖_*.
 
-    It holds for every Q with orthonormal columns, every δ > 0 and every s. q̂ is the lower convex hull of
+    It holds for every Q with orthonormal columns, every δ > 0 and s > 0. q̂ is the lower convex hull of
     q on [0, s²‖X₀‖²_op]. Without overlap, and where q is convex, the bound is the γ of
     :func:`polarstep.theory.bounds.ideal_deflated_gamma`.
 
-    Four SVDs in float64 are for studies and tests. ⟨M, T⟩ itself costs less on a running step; this
-    bound tells how much of γ can come from the overlap.
+    It takes four SVDs in float64, for studies and tests. On a running step it costs less to measure
+    ⟨M, T⟩ itself. What the bound adds is how much of γ can come from the overlap.
 
     >>> M = torch.diag(torch.tensor([10.0, 0.5, 0.4]))
     >>> Q = torch.tensor([[1.0], [0.0], [0.0]])
@@ -174,7 +174,7 @@ def expected_lifted_gamma(
     """
     steps = polynomials_of.validated(polynomials)
     sigma = check.spectrum(singular_values)
-    ell = sketch_width(ell, sigma)
+    ell = check.sketch_width(ell, sigma)
     f = check.positive("factor", factor)
     if reach is None:
         tolerant = deflation.tolerant_scale(steps)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polarstep.theory import checks as check
 
-__all__ = ["RestBound", "missed_directions", "sketch_width", "sketched_rest_bound"]
+__all__ = ["RestBound", "missed_directions", "sketched_rest_bound"]
 
 # How many c are tried in the bound on ‖RBᵀ‖²_F. Each of them is valid, and the best is taken.
 SHIFTS = 64
@@ -43,7 +43,7 @@ def missed_directions(singular_values: Tensor, ell: int, h: float = 0) -> Tensor
     tensor([0.0244, 0.8000, 1.0000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
     """
     sigma = check.spectrum(singular_values)
-    ell, h = sketch_width(ell, sigma), check.power_iterations(h)
+    ell, h = check.sketch_width(ell, sigma), check.power_iterations(h)
     logs = (4 * h + 2) * sigma.log()
     missed = torch.ones_like(sigma)
     for k in range(1, ell - 1):
@@ -92,7 +92,7 @@ def sketched_rest_bound(singular_values: Tensor, ell: int, h: float = 0) -> Rest
     The spectrum has d₀ = min(m, n) values, and more than ℓ of them are not zero.
     """
     sigma = check.spectrum(singular_values)
-    ell = sketch_width(ell, sigma)
+    ell = check.sketch_width(ell, sigma)
     missed = missed_directions(sigma, ell, h)
     squares, left = sigma.square(), sigma.shape[-1] - ell
     energy = _most(squares, missed, left)
@@ -114,17 +114,6 @@ def sketched_rest_bound(singular_values: Tensor, ell: int, h: float = 0) -> Rest
     most = squares[..., :left].sum(-1)
     shared = torch.minimum(ell * energy, most * _ratio(_ratio(coupling, last), last))
     return RestBound(energy, norm, coupling, overlap, weighted, shared)
-
-
-def sketch_width(ell: int, sigma: Tensor) -> int:
-    """1 ≤ ℓ < rank(M), so that there is a rest."""
-    rank = int((sigma > 0).sum(-1).min())
-    if not check.is_whole(ell) or not 1 <= ell < rank:
-        raise ValueError(
-            f"ell={ell}: expected a whole number 1 ≤ ℓ < {rank} = rank(M); with ℓ ≥ rank(M) a sketch "
-            "leaves no rest"
-        )
-    return int(ell)
 
 
 def _most(weights: Tensor, bounds: Tensor, total: int) -> Tensor:
