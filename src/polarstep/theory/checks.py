@@ -24,6 +24,7 @@ __all__ = [
     "oversampling",
     "positive",
     "power_iterations",
+    "sketch_width",
     "spectrum",
     "tail_index",
     "target_rank",
@@ -139,6 +140,17 @@ def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
             f"s + p ≤ {d0}, or the full-space map, which costs no more than so wide a sketch"
         )
     return int(p)
+
+
+def sketch_width(ell: int, sigma: Tensor) -> int:
+    """1 ≤ ℓ < rank(M), so that there is a rest."""
+    rank = int((sigma > 0).sum(-1).min())
+    if not is_whole(ell) or not 1 <= ell < rank:
+        raise ValueError(
+            f"ell={ell!r}: expected a whole number 1 ≤ ℓ < {rank} = rank(M); with ℓ ≥ rank(M) a sketch "
+            "leaves no rest"
+        )
+    return int(ell)
 
 
 def power_iterations(h: float) -> float:

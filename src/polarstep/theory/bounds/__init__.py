@@ -1,7 +1,8 @@
 """Every bound of the paper as a function: for polar maps, noise, momentum, descent and convergence.
 
 :func:`kept_basis_gamma`, about a basis that is used for several steps, is not in the paper, and neither
-are the bounds of :mod:`polarstep.theory.bounds.deflated`, about maps that keep the rest of their sketch.
+are the bounds of :mod:`polarstep.theory.bounds.deflated`, :mod:`polarstep.theory.bounds.lifted` and
+:mod:`polarstep.theory.bounds.sketched_rest`, about maps that keep the rest of their sketch.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from polarstep.theory.bounds.deflated import (
     subspace_norm_floor,
 )
 from polarstep.theory.bounds.descent import one_step_descent_bound, summed_gradient_bound
+from polarstep.theory.bounds.lifted import expected_lifted_gamma, lifted_gamma
 from polarstep.theory.bounds.martingale import gaussian_row_bound, martingale_bound
 from polarstep.theory.bounds.momentum import (
     momentum_error,
@@ -50,10 +52,16 @@ from polarstep.theory.bounds.polar import (
     power_iterations_needed,
     randomized_polar_bound,
 )
+from polarstep.theory.bounds.sketched_rest import (
+    RestBound,
+    missed_directions,
+    sketched_rest_bound,
+)
 
 __all__ = [
     "PAPER_CONSTANT",
     "Bound",
+    "RestBound",
     "Setting",
     "SketchBound",
     "Term",
@@ -66,14 +74,17 @@ __all__ = [
     "deflated_nu",
     "exact_polar_bound",
     "expected_deflated_gamma",
+    "expected_lifted_gamma",
     "gaussian_row_bound",
     "hilbert_constant",
     "ideal_deflated_gamma",
     "inexact_polar_bound",
     "initial_bias_bound",
     "kept_basis_gamma",
+    "lifted_gamma",
     "lifted_nu",
     "martingale_bound",
+    "missed_directions",
     "momentum_error",
     "momentum_error_bound",
     "newton_schulz_gamma",
@@ -83,6 +94,7 @@ __all__ = [
     "randomized_polar_bound",
     "rho",
     "scaled_momentum",
+    "sketched_rest_bound",
     "smallest_batch",
     "subspace_norm_floor",
     "summed_gradient_bound",

@@ -12,7 +12,7 @@ an odd polynomial p, which acts on singular values. Three facts carry everything
 steps even that does not need δ ≥ ‖R‖_op: p is made for [0, 1], and s·‖X₀‖_op ≤ 1 is all that it takes.
 
 γ after steps has a closed form where Q spans leading singular vectors. For other Q rows of Z and R
-overlap, X₀ has other singular vectors than M, and no bound from the spectrum of M alone is known to us.
+overlap, and X₀ has other singular vectors than M; :mod:`polarstep.theory.bounds.lifted` bounds γ then.
 """
 
 from __future__ import annotations

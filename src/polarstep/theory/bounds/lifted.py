@@ -1,0 +1,284 @@
+"""γ of a sketch whose rest is kept and lifted by polynomial steps. None of these bounds is in the paper.
+
+Notation as in :mod:`polarstep.theory.bounds.deflated`: B = QᵀM with the polar factor Z, R = M − QB,
+X₀ = QZ + R/δ and T = p(s·X₀) for an odd polynomial p(x) = x·q(x²). The map inside is exact. For a real
+sketch the rows of Z and R overlap, X₀ has other singular vectors than M, and p acts on those. γ has a
+bound all the same.
+
+Let bᵢ and vᵢ be the singular values and right singular vectors of B, rⱼ and dⱼ those of R, and
+Y = X₀ᵀX₀. QᵀR = 0 gives Y = ZᵀZ + RᵀR/δ², QᵀX₀ = Z and RᵀX₀ = RᵀR/δ. With T = s·X₀·q(s²Y) and
+BᵀZ = (BᵀB)^½ therefore
+
+    ⟨M, T⟩ = ⟨QB, T⟩ + ⟨R, T⟩ = s·Σbᵢ·vᵢᵀq(s²Y)vᵢ + (s/δ)·Σrⱼ²·dⱼᵀq(s²Y)dⱼ.                        (1)
+
+Let q̂ be convex with q̂ ≤ q on [0, s²‖X₀‖²_op]. By Jensen's inequality for the spectral measure of Y at a
+unit vector v, vᵀq(s²Y)v ≥ q̂(s²·vᵀYv), and so
+
+    ⟨M, T⟩ ≥ s·Σbᵢ·q̂(s²(1 + ωᵢ)) + (s/δ)·Σrⱼ²·q̂(s²(rⱼ²/δ² + ζⱼ))                                   (2)
+
+with the overlaps ωᵢ = ‖Rvᵢ‖²/δ² and ζⱼ = ‖Zdⱼ‖². Both are zero where Q spans singular vectors of M.
+:func:`lifted_gamma` is (2) for a given Q, and :func:`expected_lifted_gamma` its mean over Gaussian
+sketches, from the spectrum of M. What it needs to know of a sketch is in
+:mod:`polarstep.theory.bounds.sketched_rest`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from polarstep.polar import coefficients as polynomials_of
+from polarstep.polar import deflation
+from polarstep.polar.coefficients import Polynomial
+from polarstep.theory import checks as check
+from polarstep.theory.bounds.deflated import GRID, Polynomials
+from polarstep.theory.bounds.sketched_rest import sketched_rest_bound
+
+__all__ = [
+    "expected_lifted_gamma",
+    "lifted_gamma",
+]
+
+# κ, the largest √t − t/√(1 + t). It is at the t with t² = 1 − t.
+KAPPA = ((math.sqrt(5) - 1) / 2) ** 2.5
+# How many a are tried in p(x) ≥ x/√(b + ax²), from 0.01 to 10. Each is valid, and the best is taken.
+SLOPES = 121
+
+
+def lifted_gamma(
+    M: Tensor,
+    Q: Tensor,
+    polynomials: Polynomials,
+    delta: Tensor | float | None = None,
+    *,
+    scale: Tensor | float | None = None,
+) -> Tensor:
+    """A bound on γ of T = p(s·X₀) for given M and Q: inequality (2), divided by ‖M‖_*.
+
+    It holds for every Q with orthonormal columns, every δ > 0 and s > 0. q̂ is the lower convex hull of
+    q on [0, s²‖X₀‖²_op]. Without overlap, and where q is convex, the bound is the γ of
+    :func:`polarstep.theory.bounds.ideal_deflated_gamma`.
+
+    It takes four SVDs in float64, for studies and tests. On a running step it costs less to measure
+    ⟨M, T⟩ itself. What the bound adds is how much of γ can come from the overlap.
+
+    >>> M = torch.diag(torch.tensor([10.0, 0.5, 0.4]))
+    >>> Q = torch.tensor([[1.0], [0.0], [0.0]])
+    >>> round(float(lifted_gamma(M, Q, [(1.5, -0.5)], 0.5)), 4)
+    0.0021
+
+    Args:
+        M: matrices of shape (..., m, n).
+        Q: (..., m, ℓ) with orthonormal columns.
+        polynomials: the steps; p is their composition.
+        delta: δ; the δ of :func:`polarstep.polar.deflation.rest_size` unless given.
+        scale: s; 1/‖X₀‖_op unless given.
+    """
+    steps = polynomials_of.validated(polynomials)
+    M, Q = M.detach().to(torch.float64), Q.detach().to(torch.float64)
+    _check_basis(M, Q)
+    sigma = check.spectrum(torch.linalg.svdvals(M))
+    B = Q.mT @ M
+    R = M - Q @ B
+    U, b, V = torch.linalg.svd(B, full_matrices=False)
+    r, D = torch.linalg.svd(R, full_matrices=False)[1:]
+    Z = U @ V
+    if delta is None:
+        eps = torch.finfo(torch.float64).eps
+        left, factor, floor = deflation.rest_size(min(M.shape[-2:]), Q.shape[-1], eps)
+        energy = torch.maximum(r.square().sum(-1), floor * sigma.square().sum(-1))
+        divisor = factor * (energy / left).sqrt()
+    else:
+        divisor = torch.as_tensor(delta, dtype=torch.float64).expand(M.shape[:-2])
+        if not bool((divisor > 0).all()):
+            raise ValueError(f"delta={delta}: expected δ > 0, of the size of R's singular values")
+    norm = torch.linalg.matrix_norm(Q @ Z + R / divisor[..., None, None], 2)
+    s = 1 / norm if scale is None else torch.as_tensor(scale, dtype=torch.float64)
+    s = s.expand(norm.shape)
+    size = divisor[..., None]
+    at_head = 1 + (R @ V.mT).square().sum(-2) / size.square()
+    at_rest = (r / size).square() + (Z @ D.mT).square().sum(-2)
+    at = s[..., None].square() * torch.cat([at_head, at_rest], -1)
+    q = torch.stack(
+        [
+            _convex_part(steps, points, float(reach))
+            for points, reach in zip(
+                at.reshape(-1, at.shape[-1]), (s * norm).flatten(), strict=True
+            )
+        ]
+    ).reshape(at.shape)
+    kept = (torch.cat([b, r.square() / size], -1) * q).sum(-1)
+    return 1 - s * kept / sigma.sum(-1)
+
+
+def expected_lifted_gamma(
+    singular_values: Tensor,
+    ell: int,
+    polynomials: Polynomials,
+    h: float = 0,
+    *,
+    factor: float = deflation.FACTOR,
+    reach: tuple[float, float] | None = None,
+) -> Tensor:
+    """A bound on E γ over Gaussian sketches of ℓ columns, for T = p(s·X₀) and δ = factor·‖R‖_F/√N.
+
+    Let a, b > 0 with p(x) ≥ x/√(b + ax²) for 0 < x ≤ t₁, and t₀ ≤ s‖X₀‖_op ≤ t₁. With β = b/t₀², f the
+    factor, S_h and S_t the sums of the ℓ largest and of the other σᵢ, N = d₀ − ℓ, δ₀ = f·√(T_ℓ/N), the
+    symbols ε, v, O and J for ``energy``, ``squared_norm``, ``weighted_overlap`` and ``shared_rows`` of
+    :func:`sketched_rest_bound`, and κ = max_t(√t − t/√(1 + t)) = 0.3003,
+
+        E⟨M, T⟩ ≥ S_h/√z + S_t/√a − (κ/a)·√(f²(Nβε + aJ) + N²βv)
+        z = a + β + (βv + aO/S_h)/δ₀²
+
+    and γ = 1 − ⟨M, T⟩/‖M‖_*. The first two terms would be ‖M‖_* for a p that is one everywhere; βv and O
+    are what the head loses, and the root is what the rest loses at most, however its singular values are
+    spread. The best a of a grid is taken, each with its least b.
+
+    Proof. As QᵀR = 0, ‖X₀‖²_op ≤ u = 1 + r₁²/δ². So s·q(s²y) ≥ (b/s² + ay)^{−½} ≥ (βu + ay)^{−½}, a
+    convex function of y, and Jensen's inequality as in (2) says
+
+        ⟨M, T⟩ ≥ Σbᵢzᵢ^{−½} + Σ(rⱼ²/δ)(a·rⱼ²/δ² + Dⱼ)^{−½},   zᵢ = βu + a(1 + ωᵢ),   Dⱼ = βu + aζⱼ.
+
+    *Head.* A tangent of z^{−½} is below it: Σbᵢzᵢ^{−½} ≥ (3/2)z^{−½}Σbᵢ − ½z^{−3/2}Σbᵢzᵢ for every z.
+    With Σbᵢ ≤ S_h in the term with r₁ this is at least
+
+        c‖B‖_* − ½z^{−3/2}(βS_h·r₁² + aΣbᵢ‖Rvᵢ‖²)/δ²,   c = (3/2)z^{−½} − ½z^{−3/2}(a + β).
+
+    *Rest.* For x = rⱼ²/δ², √x − x/√(x + D/a) ≤ κ√(D/a). So the second sum is at least ‖R‖_*/√a −
+    (κδ/a)Σ√Dⱼ, where (δΣ√Dⱼ)² ≤ δ²NΣDⱼ = f²‖R‖²_F(Nβ + aΣζⱼ) + N²βr₁².
+
+    *Together.* 0 ≤ c ≤ (a + β)^{−½} ≤ a^{−½} for z ≥ a + β, ‖B‖_* ≥ ‖M‖_* − ‖R‖_*, and ‖R‖_* ≥ S_t as
+    rⱼ ≥ σ_{j+ℓ}. Hence c‖B‖_* + ‖R‖_*/√a ≥ cS_h + S_t/√a. δ ≥ δ₀ by Eckart–Young, and the root is
+    concave, so every mean may be replaced by its bound. With the z above, the terms with S_h add up to
+    S_h·z^{−½}. ∎
+
+    The bound of one also holds: p > 0 makes each term of (1) at least 0. Assumes an exact inner map,
+    p > 0 on (0, t₁], 1 ≤ ℓ < rank(M), and a rest above the rounding floor of
+    :func:`polarstep.polar.deflation.rest_size`.
+
+    >>> spectrum, flat = 1 / torch.arange(1.0, 97.0), polynomials_of.resolve("flat", 1)
+    >>> [round(float(expected_lifted_gamma(spectrum, 16, flat, h)), 2) for h in (0, 1, 2)]
+    [0.68, 0.35, 0.31]
+
+    Args:
+        singular_values: all d₀ = min(m, n) of M, zeros included.
+        ell: ℓ, the number of columns of the sketch.
+        polynomials: the steps; p is their composition.
+        h: power iterations.
+        factor: δ in units of the root mean square of R's singular values.
+        reach: (t₀, t₁); those of :class:`polarstep.Deflated` unless given.
+    """
+    steps = polynomials_of.validated(polynomials)
+    sigma = check.spectrum(singular_values)
+    ell = check.sketch_width(ell, sigma)
+    f = check.positive("factor", factor)
+    if reach is None:
+        tolerant = deflation.tolerant_scale(steps)
+        reach = tolerant / deflation.MARGIN_OF_SCALE, tolerant * deflation.TOLERATED_VALUE
+    low, high = reach
+    if not 0 < low <= high:
+        raise ValueError(
+            f"reach={reach}: expected 0 < t₀ ≤ t₁ with t₀ ≤ s·‖X₀‖_op ≤ t₁; (1, 1) for s = 1/‖X₀‖_op"
+        )
+    a, b = (x.to(sigma.device) for x in _floors(steps, high))
+    beta = b / low**2
+    rest = sketched_rest_bound(sigma, ell, h)
+    left = sigma.shape[-1] - ell
+    head, tail = sigma[..., :ell].sum(-1)[..., None], sigma[..., ell:].sum(-1)[..., None]
+    smallest = (f * f * sigma[..., ell:].square().sum(-1) / left)[..., None]  # δ₀²
+    energy, norm, weighted, shared = (
+        x[..., None]
+        for x in (rest.energy, rest.squared_norm, rest.weighted_overlap, rest.shared_rows)
+    )
+    z = a + beta + (beta * norm + a * weighted / head) / smallest
+    lost = (f * f * (left * beta * energy + a * shared) + left**2 * beta * norm).sqrt()
+    kept = head / z.sqrt() + tail / a.sqrt() - KAPPA / a * lost
+    return (1 - kept.amax(-1) / sigma.sum(-1)).clamp_max(1)
+
+
+def _slope(steps: Polynomials, y: Tensor) -> Tensor:
+    """q(y) = p(√y)/√y."""
+    x = y.sqrt()
+    at_zero = math.prod(polynomial[0] for polynomial in steps)
+    value = polynomials_of.evaluate(steps, x)
+    return torch.where(x > 0, value / torch.where(x > 0, x, 1), at_zero)
+
+
+def _floors(steps: Polynomials, reach: float) -> tuple[Tensor, Tensor]:
+    """Slopes a, and for each the least b with p(x) ≥ x/√(b + ax²) on [0, reach]."""
+    y = _grid(reach)
+    q = _slope(steps, y)
+    if not bool((q > 0).all()):
+        x = float(y[(q <= 0).nonzero()[0, 0]].sqrt())
+        raise ValueError(
+            f"p({x:.3g}) ≤ 0 for these polynomials: expected p > 0 up to s·‖X₀‖_op = {reach:g}; take a "
+            "smaller reach, and a scale that keeps to it"
+        )
+    a = torch.logspace(-2, 1, SLOPES, dtype=torch.float64, device="cpu")
+    needed = -_below(lambda at: -_slope(steps, at).square().reciprocal(), y)
+    return a, (needed - a[:, None] * y).amax(-1)
+
+
+def _convex_part(steps: tuple[Polynomial, ...], at: Tensor, reach: float) -> Tensor:
+    """The lower convex hull of q on [0, reach²], at points there."""
+    # Rounded up, so that matrices with the same reach but for rounding share a hull.
+    knots, values = _hull(steps, math.ceil(reach * 2**32) / 2**32).to(at.device)
+    right = torch.searchsorted(knots, at).clamp(1, len(knots) - 1)
+    part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
+    return torch.lerp(values[right - 1], values[right], part.clamp(0, 1))
+
+
+@lru_cache(maxsize=64)
+def _hull(steps: tuple[Polynomial, ...], reach: float) -> Tensor:
+    """The corners of the lower convex hull of q on [0, reach²]: a row of y, and a row of values."""
+    y = _grid(reach)
+    lowered = _below(lambda at: _slope(steps, at), y)
+    hull: list[tuple[float, float]] = []
+    for point in zip(y.tolist(), lowered.tolist(), strict=True):
+        while len(hull) > 1 and _is_above(hull[-1], hull[-2], point):
+            hull.pop()
+        hull.append(point)
+    return torch.tensor(hull, dtype=torch.float64, device="cpu").T.contiguous()
+
+
+def _grid(reach: float) -> Tensor:
+    """y = x² for equally spaced x: p is steepest at zero."""
+    return torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu").square()
+
+
+def _below(function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    """Values at y, lowered so far that the lines between them are below the function.
+
+    A smooth function is farthest from such a line near its middle; twice the distance there is taken.
+    """
+    value = function(y)
+    line = (value[1:] + value[:-1]) / 2
+    room = 2 * (line - function((y[1:] + y[:-1]) / 2)).clamp_min(0)
+    none = room.new_zeros(1)
+    return value - torch.maximum(torch.cat([room, none]), torch.cat([none, room]))
+
+
+def _is_above(
+    middle: tuple[float, float], left: tuple[float, float], right: tuple[float, float]
+) -> bool:
+    """Whether the middle point lies on the line between the others, or above it."""
+    rise = (middle[1] - left[1]) * (right[0] - left[0])
+    return rise >= (right[1] - left[1]) * (middle[0] - left[0])
+
+
+def _check_basis(M: Tensor, Q: Tensor) -> None:
+    if M.shape[:-1] != Q.shape[:-1]:
+        raise ValueError(
+            f"Q has shape {tuple(Q.shape)} and M {tuple(M.shape)}: expected (..., m, ℓ) for an M of "
+            "shape (..., m, n)"
+        )
+    error = Q.mT @ Q - torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
+    if not float(error.abs().max()) < 1e-6:
+        raise ValueError(
+            f"QᵀQ is {float(error.abs().max()):.1g} from I: expected orthonormal columns, as of "
+            "torch.linalg.qr(Q).Q"
+        )
