@@ -73,6 +73,7 @@ EARLIER = {
 def maps() -> dict[str, tuple[str, Any]]:
     """What each name stands for: in words, and as a map."""
     import polarstep as ps
+    from every_second import EverySecond
 
     def head(rank: int, power: float = 1, **options: Any) -> ps.LowRank:
         inner = ps.NewtonSchulz(4, "polar-express-sketch")
@@ -96,6 +97,22 @@ def maps() -> dict[str, tuple[str, Any]]:
                     f"{rank}+8, {words}, one step of degree 17{' in 16 bits' if bits else ''}",
                     ps.Deflated(head(rank, **options), flat, float8=float8),
                 )
+    warm = ps.Deflated(head(120, sketch=ps.Warm()), flat)
+    found["scaled-120-warm"] = ("120+8, warm, rest scaled", ps.Deflated(warm.head))
+    found |= {
+        "lift-120-warm/2": (
+            "120+8, warm, one step of degree 17 at every second step, rest scaled between",
+            EverySecond(warm),
+        ),
+        "lift-120-warm/2-sized": (
+            "120+8, warm, one step of degree 17 at every second step, rest of equal ‖T‖_F between",
+            EverySecond(warm, "sized"),
+        ),
+        "lift-120-warm/2-head": (
+            "120+8, warm, one step of degree 17 at every second step, no rest between",
+            EverySecond(warm, "head"),
+        ),
+    }
     return found
 
 

@@ -285,3 +285,68 @@ def test_runs_of_the_frontier_are_points_at_width_768(scaling, tmp_path):
         ("deflated", 768, 0.014),
         ("full", 768, 0.014),
     ]
+
+
+@pytest.mark.parametrize("form", ["scaled", "sized", "head"])
+@pytest.mark.parametrize("shape", [(48, 80), (80, 48)])
+def test_every_second_step_lifts_the_rest(frontier, form, shape):
+    """Odd steps are those of the deflated map, and even ones have a head and a rest of the form."""
+    import polarstep as ps
+
+    every_second = importlib.import_module("every_second")
+    inner = ps.NewtonSchulz(4, "polar-express-sketch")
+    head = ps.LowRank(8, 8, sketch=ps.Warm(), inner=inner, always_sketch=True)
+    deflated = ps.Deflated(head, ps.NewtonSchulz(1, "flat"))
+    maps = {
+        "lifted": deflated,
+        "both": every_second.EverySecond(deflated, form),
+        "cheap": every_second.Between(deflated, form),
+    }
+    numbers = torch.Generator().manual_seed(0)
+    G = torch.randn(*shape, generator=numbers) @ torch.diag(torch.linspace(1, 0.1, shape[1]) ** 2)
+    moved, params = {}, {name: torch.nn.Parameter(torch.zeros(shape)) for name in maps}
+    optimizers = {
+        name: ps.Muon([params[name]], lr=1.0, polar=polar, seed=0, momentum=0.0, lr_scale="none")
+        for name, polar in maps.items()
+    }
+    for step in range(4):
+        for name, p in params.items():
+            p.grad, before = G.clone(), p.detach().clone()
+            optimizers[name].step()
+            moved[name, step] = before - p.detach()
+    for step in (0, 2):
+        assert torch.allclose(moved["both", step], moved["lifted", step], atol=1e-5)
+    sizes = {name: torch.linalg.svdvals(moved[name, 3]) for name in maps}
+    apart = float((moved["both", 3] - moved["cheap", 3]).norm() / moved["cheap", 3].norm())
+    assert apart < (0.5 if form == "scaled" else 1e-4)  # the cheap map alone has never seen ‖X₀‖_op
+    largest, rank = float(sizes["both"][0]), int((sizes["both"] > 1e-3).sum())
+    assert rank == (16 if form == "head" else 48)
+    low, high = {"scaled": (0.7, 1.1), "sized": (1.2, 4), "head": (0.9, 1.01)}[form]
+    assert low < largest < high
+    if form == "sized":
+        assert float(moved["both", 3].norm()) == pytest.approx(48**0.5, rel=0.1)
+
+
+def test_the_turn_is_carried_through_a_checkpoint(frontier):
+    import polarstep as ps
+
+    every_second = importlib.import_module("every_second")
+    head = ps.LowRank(8, 8, sketch=ps.Warm(), always_sketch=True)
+    polar = every_second.EverySecond(ps.Deflated(head, ps.NewtonSchulz(1, "flat")))
+    grads = [torch.randn(48, 80, generator=torch.Generator().manual_seed(s)) for s in range(5)]
+
+    def steps(optimizer, p, grads):
+        for grad in grads:
+            p.grad = grad.clone()
+            optimizer.step()
+
+    p = torch.nn.Parameter(torch.zeros(48, 80))
+    optimizer = ps.Muon([p], lr=0.1, polar=polar, seed=0)
+    steps(optimizer, p, grads[:3])
+    other = torch.nn.Parameter(p.detach().clone())
+    resumed = ps.Muon([other], lr=0.1, polar=polar, seed=0)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert float(optimizer.state[p]["turn"]) == 1.0  # three steps: the next one is a cheap one
+    steps(optimizer, p, grads[3:])
+    steps(resumed, other, grads[3:])
+    assert torch.equal(p, other)
