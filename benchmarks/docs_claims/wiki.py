@@ -141,9 +141,7 @@ def larger_batches() -> str:
     small = SEQUENCES * LENGTH / 1000
     return (
         f"{long_gap('deflated')} at rank 56, {long_gap('deflated-88')} at rank 88 and "
-        f"{long_gap('deflated-120')} at rank 120 against full space, and with an embedding that learns "
-        f"more slowly {long_gap('deflated-56-slow')} at rank 56, {long_gap('deflated-120-slow')} at "
-        f"rank 120 and {long_gap('deflated-48-slow')} at rank 48 with the smaller δ. All are after "
+        f"{long_gap('deflated-120')} at rank 120 against full space, after "
         f"{study.million_tokens():.1f}M tokens in batches of "
         f"{min(batches):.0f} to {max(batches):.0f} thousand, on a GPT of "
         f"{run.identity.config['model']['layers']} layers, where those after "
