@@ -77,12 +77,21 @@ ADAMW = {
 
 
 def with_known_names(build: Callable[P, R]) -> Callable[P, R]:
-    """``build``, with an error that names the remedy for a keyword argument it does not have."""
-    known = [name for name in inspect.signature(build).parameters if name != "self"]
+    """``build``, with an error that names the remedy for an argument it does not have."""
+    parameters = inspect.signature(build).parameters
+    known = [name for name in parameters if name != "self"]
+    places = [name for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY]
+    title = build.__qualname__.partition(".")[0]
 
     @wraps(build)
     def call(*args: P.args, **options: P.kwargs) -> R:
-        check_names(build.__qualname__.partition(".")[0], options, known)
+        check_names(title, options, known)
+        if len(args) > len(places):
+            raise TypeError(
+                f"{args[len(places)]!r} has no name in the call of {title}: expected names after "
+                f"{places[-1]}, as momentum=0.95 and weight_decay=0.1, which other optimizers have in "
+                "other places"
+            )
         return build(*args, **options)
 
     return call
