@@ -57,8 +57,7 @@ class Weighed:
 
     ``timed`` is its name in the times and ``trained`` its name and rate in the runs; ``None`` where the
     record does not have it. ``columns`` are ℓ on the workloads of :data:`HELD`, as far as it was timed
-    there; ``None`` in full space.
-    ``long`` is its row in the long run.
+    there; ``None`` in full space. ``long`` is its row in the long run.
     """
 
     title: str

@@ -28,6 +28,7 @@ from polarstep import products
 from polarstep.polar import Carry, Draw, Polar, deflation
 from polarstep.polar.base import Factors, wide
 from polarstep.polar.containing import Containing
+from polarstep.polar.deflated import _precision
 from polarstep.products.flat_product import FlatProduct
 
 __all__ = ["Between", "EverySecond", "Form"]
@@ -134,8 +135,7 @@ def between(
 ) -> tuple[FlatProduct, Tensor]:
     """T of a cheap step on wide ``A``, not multiplied out, and 1/δ; ``reach`` is r."""
     ops = products.of(A.device)
-    precision = max(torch.finfo(X.dtype).eps for X in (A, head.columns, head.projected))
-    size = deflation.rest_size(A.shape[-2], head.width, precision)
+    size = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
     inverse = ops.inverse_rest_size(A, head.projected, *size, squares)
     factor = deflation.FACTOR if form == "sized" else 1 / reach.clamp_min(1)[..., None]
     dual = ops.dual(head.as_computed)

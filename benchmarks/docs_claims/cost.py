@@ -108,15 +108,12 @@ def torch_muon() -> str:
 @claim
 def peers_price() -> str:
     """What other libraries' optimizers cost beside ours, in one run."""
-    rows = steps()
     dion = {peer.title: peer for peer in peers()}["Muon of dion"]
     assert dion.timed is not None
 
     def both(small: str, large: str | None = None) -> str:
-        first = rows[small, "nanoGPT"]["ratio"]
-        second = rows[large or small, "8B layer"]["ratio"]
-        matrices = "nanoGPT's matrices"
-        return f"{first:.1f} times AdamW's step on {matrices} and {second:.1f} times on an 8B layer"
+        first, second = ratio(small, "nanoGPT"), ratio(large or small, "8B layer")
+        return f"{first} times AdamW's step on nanoGPT's matrices and {second} times on an 8B layer"
 
     return (
         f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}; our "

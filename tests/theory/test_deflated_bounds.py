@@ -7,21 +7,16 @@ import math
 
 import pytest
 import torch
+from tests.theory.sketches import STEPS as SETS
+from tests.theory.sketches import sketched_basis
 from tests.theory.spectra import random_spectra, with_spectrum
 
 from polarstep import Exact, certify, rng
 from polarstep.polar import deflation
-from polarstep.polar.coefficients import evaluate, polar_express, resolve
+from polarstep.polar.coefficients import evaluate, resolve
 from polarstep.theory.bounds import deflated as bounds
 
 M_ROWS, N_COLS = 20, 28
-SETS = {
-    "cubic": resolve("cubic", 1),
-    "quintic x2": resolve("quintic", 2),
-    "jordan x2": resolve("jordan", 2),
-    "minimax": polar_express(0.2, 1),
-    "flat": resolve("flat", 1),
-}
 over_sets = pytest.mark.parametrize("polynomials", SETS.values(), ids=SETS.keys())
 
 
@@ -31,10 +26,7 @@ def operator_norm(X):
 
 def sketched(M, ell, h, *key):
     """Q of Algorithm 1 with h power iterations, B = QᵀM and its polar factor."""
-    Omega = torch.randn(M.shape[-1], ell, generator=rng.generator(*key), dtype=M.dtype)
-    Q = torch.linalg.qr(M @ Omega).Q
-    for _ in range(h):
-        Q = torch.linalg.qr(M @ torch.linalg.qr(M.mT @ Q).Q).Q
+    Q = sketched_basis(M, ell, h, *key)
     B = Q.mT @ M
     return Q, B, Exact()(B)
 

@@ -6,38 +6,19 @@ import math
 
 import pytest
 import torch
+from tests.theory.sketches import STEPS, sketched_basis
 from tests.theory.spectra import random_spectra, with_spectrum
 
 import polarstep as ps
 from polarstep import Exact, certify, rng
 from polarstep.polar import deflation
-from polarstep.polar.coefficients import evaluate, polar_express, resolve
+from polarstep.polar.coefficients import evaluate, resolve
 from polarstep.theory import bounds
 from polarstep.theory.bounds import lifted as lifted_bounds
 
 ROWS, COLS = 20, 28
-SETS = {
-    "cubic": resolve("cubic", 1),
-    "quintic x2": resolve("quintic", 2),
-    "jordan x2": resolve("jordan", 2),
-    "minimax": polar_express(0.2, 1),
-    "polar-express": resolve("polar-express", 5),
-    "flat": resolve("flat", 1),
-}
+SETS = STEPS | {"polar-express": resolve("polar-express", 5)}
 over_sets = pytest.mark.parametrize("polynomials", SETS.values(), ids=SETS.keys())
-
-
-def sketched(M, ell, h, *key):
-    """Q of Algorithm 1 with h power iterations; for half-integers the sketch is on the short side."""
-    half = int(2 * h) % 2
-    Omega = torch.randn(
-        M.shape[-2 if half else -1], ell, generator=rng.generator(*key), dtype=M.dtype
-    )
-    Q = Omega.expand(len(M), -1, -1)
-    for step in range(int(2 * h) + 1):
-        turned = (step + half) % 2
-        Q = torch.linalg.qr((M.mT if turned else M) @ Q).Q
-    return Q
 
 
 def parts(M, Q):
@@ -73,7 +54,7 @@ def basis(M, kind, ell):
     if kind == "between":  # half a leading direction each, and half a trailing one
         return (U[..., :ell] + U[..., -ell:].flip(-1)) / math.sqrt(2)
     if kind == "sketch":
-        return sketched(M, ell, 0, "basis", ell)
+        return sketched_basis(M, ell, 0, "basis", ell)
     random = torch.randn(M.shape[0], M.shape[1], ell, generator=rng.generator("random", ell))
     return torch.linalg.qr(random.double()).Q
 
@@ -110,7 +91,7 @@ def test_gamma_is_below_its_bound_for_every_basis(polynomials, kind):
 def test_the_bound_of_a_sketch_is_close_to_gamma(polynomials):
     """What convexity gives away, and what ripples of p do: a bound that is too high fails here."""
     M = with_spectrum(random_spectra(12, ROWS), ROWS, COLS)
-    Q = sketched(M, 6, 1, "close")
+    Q = sketched_basis(M, 6, 1, "close")
     T, scale = lift(M, Q, size(parts(M, Q)[2], 6), polynomials, 1.0)
     bound = bounds.lifted_gamma(M, Q, polynomials, scale=scale)
     torch.testing.assert_close(bound, bounds.lifted_gamma(M, Q, polynomials))  # s = 1/‖X₀‖_op
@@ -143,7 +124,7 @@ def test_it_takes_one_matrix_and_tall_ones():
 
 def test_the_alignment_is_the_sum_of_the_docstring():
     M = with_spectrum(random_spectra(8, ROWS), ROWS, COLS)
-    Q = sketched(M, 5, 0, "identity")
+    Q = sketched_basis(M, 5, 0, "identity")
     B, Z, R = parts(M, Q)
     delta = size(R, 5)[:, None, None]
     X = Q @ Z + R / delta
@@ -215,7 +196,7 @@ def test_a_sketch_misses_no_more_than_the_bounds_say(ell, h):
     U = torch.linalg.svd(M, full_matrices=False).U
     missed, rest = [], {name: [] for name in bounds.RestBound.__dataclass_fields__}
     for draw in range(100):
-        Q = sketched(M, ell, h, "missed", ell, h, draw)
+        Q = sketched_basis(M, ell, h, "missed", ell, h, draw)
         missed.append(1 - (Q.mT @ U).square().sum(-2))
         B, Z, R = parts(M, Q)
         b, V = torch.linalg.svd(B, full_matrices=False)[1:]
@@ -348,7 +329,9 @@ def test_the_energy_is_never_above_that_of_the_captured_energy_lemma(h):
 def test_expected_gamma_is_below_its_bound(ell, h):
     """For every set of polynomials, three factors of δ, and s at both ends of its range."""
     M, draws = with_spectrum(OVER, ROWS, COLS), 24
-    heads = [(Q, *parts(M, Q)) for Q in (sketched(M, ell, h, "mean", ell, i) for i in range(draws))]
+    heads = [
+        (Q, *parts(M, Q)) for Q in (sketched_basis(M, ell, h, "mean", ell, i) for i in range(draws))
+    ]
     informative = dict.fromkeys(SETS, 0)
     for factor in (0.7, 2.0, 4.0):
         X = torch.stack([Q @ Z + R / size(R, ell, factor)[:, None, None] for Q, _, Z, R in heads])
@@ -489,7 +472,7 @@ def test_a_matrix_that_lacks_rank_has_a_bound():
     M = with_spectrum(sigma[None], 12, 16)
     gammas = []
     for draw in range(16):
-        Q = sketched(M, 4, 0, "rank", draw)
+        Q = sketched_basis(M, 4, 0, "rank", draw)
         T, _ = lift(M, Q, size(parts(M, Q)[2], 4), SETS["flat"], 1.0)
         gammas.append(lost(M, T))
     bound = bounds.expected_lifted_gamma(sigma, 4, SETS["flat"], reach=(1.0, 1.0))

@@ -13,6 +13,8 @@ singular values down to 0.01 the error of WX doubles.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -79,11 +81,11 @@ def suits(G: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
     float32 a GPU would round factors to tf32, so only the interpreter takes float32.
     """
     return (
-        (G.dtype.itemsize == 2 or (G.dtype == torch.float32 and interpreted()))
+        not torch.compiler.is_compiling()
+        and (G.dtype.itemsize == 2 or (G.dtype == torch.float32 and interpreted()))
         and G.shape[-1] <= MOST_ROWS
         and G.is_contiguous()
         and all(_rounds(polynomial) is not None for polynomial in polynomials)
-        and not torch.compiler.is_compiling()
         and _multiplies_in_shared_memory(G.device)
     )
 
@@ -128,6 +130,7 @@ def accumulated(
     return W
 
 
+@lru_cache(maxsize=64)
 def _rounds(polynomial: Polynomial) -> tuple[tuple[Round, ...], bool] | None:
     """The rounds (α, β, κ) that make P(G), and whether each round squares H.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from polarstep_lab.git import NoAnswer, git
 from polarstep_lab.paper import Method
 from polarstep_lab.structure import ConfigError
 
@@ -210,19 +210,8 @@ def _commit(path: Path) -> str:
     for folder in list(path.parents)[:2]:
         if (folder / COMMIT).is_file():
             return (folder / COMMIT).read_text(encoding="utf-8").strip()
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments],
-            cwd=path.parent,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        ).stdout.strip()
-
     try:
-        git("ls-files", "--error-unmatch", path.name)
-        return git("rev-parse", "HEAD")
-    except (OSError, subprocess.SubprocessError):
+        git(path.parent, "ls-files", "--error-unmatch", path.name)
+        return git(path.parent, "rev-parse", "HEAD")
+    except NoAnswer:
         return "unknown"

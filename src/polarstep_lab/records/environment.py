@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from polarstep.storage import StorageError, read_json, write_json
+from polarstep_lab.git import NoAnswer, git
 from polarstep_lab.peers.catalogue import versions
 from polarstep_lab.structure import ConfigError
 
@@ -116,14 +116,9 @@ def _git_commit() -> str | None:
     """The commit of both packages' source, with ``+`` where it has been changed since."""
     package = Path(__file__).parents[2]
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=package, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
     try:
-        commit = git("rev-parse", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(package))
+        commit = git(package, "rev-parse", "HEAD")
+        changed = git(package, "status", "--porcelain", "--untracked-files=no", "--", str(package))
         return commit + ("+" if changed else "")
-    except (OSError, subprocess.SubprocessError):
+    except NoAnswer:
         return None
