@@ -37,6 +37,7 @@ MAPS: dict[str, ps.PolarMap] = {
     "low rank": ps.LowRank(48, 8, **INNER),
     "full": ps.NewtonSchulz(5, "polar-express"),
 }
+ROWS = " with rows"  # the ending of a name for the same map with normalized rows
 
 
 class _Hopper:
@@ -71,7 +72,7 @@ class _WithoutProducts(TorchDispatchMode):
         return kwargs.get("out", A.new_empty(*A.shape[:-1], B.shape[-1]))
 
 
-def compiled(polar: ps.PolarMap) -> Counter[str]:
+def compiled(polar: ps.PolarMap, transform: ps.NormalizedRows | None) -> Counter[str]:
     """The kernels of two steps with ``polar``, and how often each is launched."""
     found: Counter[str] = Counter()
     run = JITFunction.run
@@ -83,7 +84,7 @@ def compiled(polar: ps.PolarMap) -> Counter[str]:
     JITFunction.run = compile_only
     try:
         params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
-        optimizer = ps.Muon(params, lr=0.01, polar=polar)
+        optimizer = ps.Muon(params, lr=0.01, polar=polar, transform=transform)
         for _ in range(2):  # a warm map begins with a fresh sketch
             for p in params:
                 p.grad = torch.ones_like(p)
@@ -101,8 +102,9 @@ def main(*names: str) -> None:
     kernels.available = lambda device: True
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     products._BY_KERNELS["cpu"] = _OnHopper()
-    for name in names or MAPS:
-        counts = compiled(MAPS[name]).most_common()
+    for name in names or (*MAPS, *(each + ROWS for each in MAPS)):
+        rows = ps.NormalizedRows() if name.endswith(ROWS) else None
+        counts = compiled(MAPS[name.removesuffix(ROWS)], rows).most_common()
         print(
             f"{name}: " + ", ".join(f"{count} × {kernel}" for kernel, count in counts), flush=True
         )

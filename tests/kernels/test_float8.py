@@ -67,10 +67,15 @@ def deflated(
 
 
 @pytest.mark.parametrize("layout", ["wide", "transposed"])
-def test_a_flattened_matrix_is_stored_in_both_layouts(device: torch.device, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(80, 144, 24), (128, 256, 64), (64, 128, 96)], ids=["odd", "full", "short"]
+)
+def test_a_flattened_matrix_is_stored_in_both_layouts(
+    device: torch.device, m: int, n: int, k: int, layout: str
+) -> None:
     from polarstep.kernels.float8 import flattened
 
-    A, Q, H = (randn(2, *shape, device=device).half() for shape in [(80, 144), (80, 24), (24, 144)])
+    A, Q, H = (randn(2, *shape, device=device).half() for shape in [(m, n), (m, k), (k, n)])
     if layout == "transposed":
         A = A.mT.contiguous().mT
     inverse = torch.tensor([0.5, 2.0], device=device)
@@ -160,16 +165,47 @@ def test_a_product_of_rows_transposed(device: torch.device) -> None:
     assert torch.equal(T.mT.multiplied_out(), T.multiplied_out().mT)
 
 
-@pytest.mark.parametrize("m", [80, 272])  # one tile, and several of which some are mirrored
-def test_a_symmetric_product_is_rounded_once(device: torch.device, m: int) -> None:
+@pytest.mark.parametrize("k", [144, 384])  # fewer columns than rows, and more
+@pytest.mark.parametrize("m", [80, 256, 272])  # one tile; several full ones; several
+def test_a_symmetric_product_is_rounded_once(device: torch.device, m: int, k: int) -> None:
     from polarstep.kernels.product import product
 
-    X = float8(randn(2, m, 144, device=device), 4)
+    X = float8(randn(2, m, k, device=device), 4)
     G = product(X, X.mT, alpha=0.01, D=None, symmetric=True)
     want = 0.01 * X.double() @ X.double().mT
     assert G.dtype == torch.float8_e4m3fn
     assert torch.equal(G.float(), G.float().mT)
     assert torch.allclose(G.double(), want, rtol=EPS, atol=2e-3)
+
+
+def test_a_symmetric_product_of_full_tiles_is_that_of_masked_ones(device: torch.device) -> None:
+    from polarstep.kernels.product import product
+
+    D = randn(2, 272, 272, device=device, seed=1)
+    X, D = float8(randn(2, 272, 384, device=device), 4), float8(D + D.mT, 1)
+    scale = torch.tensor([0.5, 1.5], device=device)
+
+    def made(m: int) -> Tensor:
+        part = X[:, :m].contiguous()
+        return product(
+            part, part.mT, alpha=0.05, D=D[:, :m, :m], beta=3.0, identity=400.0,
+            scale=scale, powers=(2, 1, 0), symmetric=True,
+        ).float()  # fmt: skip
+
+    full, masked = made(256), made(272)
+    assert torch.equal(full, masked[:, :256, :256])
+    assert torch.equal(full, full.mT)
+    assert float(full.abs().max()) == 448  # what is too large is cut off
+
+
+def test_a_nan_of_a_symmetric_product_stays_in_its_row_and_column(device: torch.device) -> None:
+    from polarstep.kernels.product import product
+
+    X = torch.ones(1, 128, 256, device=device)
+    X[0, 5, 7] = math.nan
+    G = product(float8(X, 1), float8(X, 1).mT, symmetric=True).float()
+    finite = torch.arange(128, device=device) != 5
+    assert torch.equal(G[0][finite][:, finite], torch.full((127, 127), 256.0, device=device))
 
 
 @pytest.mark.parametrize("layout", ["wide", "transposed"])

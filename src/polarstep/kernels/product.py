@@ -22,7 +22,15 @@ from polarstep.kernels.descriptors import describable, describe
 from polarstep.kernels.tiles import in_bands
 from polarstep.kernels.trace import squared_norm
 
-__all__ = ["EIGHT_BIT_TILES", "FLOAT8", "LARGEST", "before_rounding", "product", "rounded"]
+__all__ = [
+    "EIGHT_BIT_TILES",
+    "FLOAT8",
+    "LARGEST",
+    "before_rounding",
+    "clamps",
+    "product",
+    "rounded",
+]
 
 # With fewer rows there are too few of the large tiles that the kernel with descriptors needs.
 DESCRIPTORS_FROM = 512
@@ -38,9 +46,12 @@ ROUNDS_BY_HAND = tl.constexpr(interpreted())
 
 
 @triton.jit
-def rounded(x, dtype: tl.constexpr):
-    """``x`` in ``dtype``; eight bits cut off what is too large for them, and NaN stays."""
-    if dtype.primitive_bitwidth == 8:
+def rounded(x, dtype: tl.constexpr, CLAMP: tl.constexpr):
+    """``x`` in ``dtype``; eight bits cut off what is too large for them, and NaN stays.
+
+    CLAMP is false where the conversion itself does so.
+    """
+    if CLAMP and dtype.primitive_bitwidth == 8:
         x = tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))
         if ROUNDS_BY_HAND:  # to three bits of mantissa, half way to even
             bits = x.to(tl.float32).to(tl.int32, bitcast=True)
@@ -164,6 +175,8 @@ def _symmetric_kernel(
     OF_ALPHA: tl.constexpr,
     OF_BETA: tl.constexpr,
     OF_KAPPA: tl.constexpr,
+    CLAMP: tl.constexpr,
+    EVEN: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -171,6 +184,8 @@ def _symmetric_kernel(
 ):  # fmt: skip
     # A and B are descriptors of (batch·rows, cols) memory. Past the end of its matrix a tile reads
     # the next matrix; those entries only reach rows and columns of the result that are not stored.
+    # EVEN: all tiles are square and full. Then nothing is masked, only tiles on the diagonal get the
+    # identity, and only others are mirrored.
     batch = tl.program_id(1)
     # Tiles in bands of GROUP rows, column by column, so that tiles computed together share operands
     # in cache. A band is as wide as its last row; its tiles above the diagonal do nothing.
@@ -211,15 +226,31 @@ def _symmetric_kernel(
         own = (r[:, None] < M) & (c[None, :] < tl.minimum(M, top + BM))
         if HAS_D:
             d = D + batch.to(tl.int64) * D_batch + r[:, None] * D_row + c[None, :] * D_col
-            acc += beta * tl.load(d, mask=own, other=0.0).to(tl.float32)
-        if HAS_IDENTITY:
-            acc += tl.where(r[:, None] == c[None, :], kappa, 0.0)
-        value = before_rounding(acc, out.dtype.element_ty)
+            if EVEN:  # noqa: SIM108 (the kernel language has no such expression)
+                more = tl.load(d)
+            else:
+                more = tl.load(d, mask=own, other=0.0)
+            acc += beta * more.to(tl.float32)
+        element: tl.constexpr = out.dtype.element_ty
         o = out + batch.to(tl.int64) * M * M
-        tl.store(o + r[:, None] * M + c[None, :], rounded(value, out.dtype.element_ty), mask=own)
-        across = (c[:, None] < top) & (r[None, :] < M)
-        mirrored = rounded(tl.trans(value), out.dtype.element_ty)
-        tl.store(o + c[:, None] * M + r[None, :], mirrored, mask=across)
+        here = o + r[:, None] * M + c[None, :]
+        there = o + c[:, None] * M + r[None, :]
+        if EVEN:
+            if side == top:  # the only tiles with the diagonal in them, and without a mirror image
+                if HAS_IDENTITY:
+                    acc += tl.where(r[:, None] == c[None, :], kappa, 0.0)
+                tl.store(here, rounded(before_rounding(acc, element), element, CLAMP))
+            else:
+                value = before_rounding(acc, element)
+                tl.store(here, rounded(value, element, CLAMP))
+                tl.store(there, rounded(tl.trans(value), element, CLAMP))
+        else:
+            if HAS_IDENTITY:
+                acc += tl.where(r[:, None] == c[None, :], kappa, 0.0)
+            value = before_rounding(acc, element)
+            tl.store(here, rounded(value, element, CLAMP), mask=own)
+            across = (c[:, None] < top) & (r[None, :] < M)
+            tl.store(there, rounded(tl.trans(value), element, CLAMP), mask=across)
 
 
 def product(
@@ -316,8 +347,10 @@ def _by_descriptors(
     count = sum(height * triton.cdiv((first + height) * BM, BN) for first, height in heights)
     if D is None and out.dtype == FLOAT8:
         # Triton 3.6 loses parts of an 8-bit tile that it transposes as a product leaves it. Adding
-        # anything from memory rearranges the tile first.
-        D = out.new_zeros(()).expand_as(out)
+        # anything from memory rearranges the tile first. Zero times a tile of A is loaded faster than
+        # zeros of one address, and a NaN in a row of A is in this row of the result anyway.
+        enough = K >= M and A.is_contiguous()
+        D, beta = (A[..., :M], 0.0) if enough else (out.new_zeros(()).expand_as(out), beta)
     d = out if D is None else D
     _symmetric_kernel[(count, batch)](
         _descriptor(A, BM), _descriptor(B.mT, BN), d, out, out if scale is None else scale,
@@ -329,9 +362,20 @@ def _by_descriptors(
         HAS_D=D is not None,
         HAS_IDENTITY=identity != 0.0,
         **_scaled(scale, powers),
+        CLAMP=clamps(),
+        EVEN=BM == BN and M % BM == 0,
         **tiles,
     )  # fmt: skip
     return out
+
+
+def clamps() -> bool:
+    """Whether kernels must cut off what is too large for eight bits.
+
+    NVIDIA's conversion does so by itself, and keeps NaN. Comparing first was a third of all instructions
+    of a tile.
+    """
+    return interpreted() or torch.version.hip is not None
 
 
 def _descriptor_tiles(X: Tensor) -> dict[str, Any]:

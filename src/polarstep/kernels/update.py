@@ -2,7 +2,8 @@
 
 T = LR is computed tile by tile and each tile is subtracted at once. So T is never written to
 memory, and the update costs one read and one write of X. The factors have 16 bits and a short side, or
-eight bits and no short side. T = A/δ + LR of a deflated step costs one read of A more.
+eight bits and no short side. T = A/δ + LR of a deflated step costs one read of A more. Where rows of T
+are to be scaled, they are scaled on the way.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from polarstep.kernels.elements import ELEMENTS
 from polarstep.kernels.float8 import tile_of_rows
 from polarstep.kernels.tiles import in_bands
 from polarstep.products.row_product import RowProduct
+from polarstep.products.scaled_rows import ScaledRows
 
 __all__ = ["update", "update_from_factors", "update_from_rows"]
 
@@ -110,8 +112,9 @@ def _parameter(
 
 @triton.jit
 def _update_kernel(
-    weights, T, decays, steps, finite, strides, size, columns,
-    ELEMENT: tl.constexpr, SKIP: tl.constexpr, STRIDED: tl.constexpr, BLOCK: tl.constexpr,
+    weights, T, decays, steps, finite, strides, factors, sizes, size, columns,
+    ELEMENT: tl.constexpr, SKIP: tl.constexpr, STRIDED: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     matrix = tl.program_id(1).to(tl.int64)
     X, decay, step, stride = _parameter(
@@ -124,6 +127,10 @@ def _update_kernel(
         here = (at // columns) * stride + at % columns
     x = tl.load(X + here, mask=inside, other=0.0).to(tl.float32)
     t = tl.load(T + matrix * size + at, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        row = matrix * (size // columns) + at // columns
+        t *= tl.load(factors + row, mask=inside, other=0.0)
+        step *= tl.load(sizes + matrix)
     tl.store(X + here, (x * decay - step * t).to(ELEMENT), mask=inside)
 
 
@@ -220,7 +227,7 @@ def _rows_kernel(
 
 def update(
     weights: Tensor,
-    T: Tensor,
+    T: Tensor | ScaledRows,
     decays: Tensor,
     steps: Tensor,
     *,
@@ -232,13 +239,16 @@ def update(
 
     ``strides`` has the distance between rows of each X, where some X are parts of wider matrices.
     """
+    scaled, factors, sizes = False, decays, decays  # which are not read then
+    if isinstance(T, ScaledRows):
+        scaled, factors, sizes, T = True, T.factors, T.sizes, T.T
     T = T.contiguous()
     size = T.shape[1] * T.shape[2]
     _update_kernel[(triton.cdiv(size, _BLOCK), T.shape[0])](
         weights, T, decays, steps, decays if finite is None else finite,
-        weights if strides is None else strides, size, T.shape[2],
+        weights if strides is None else strides, factors, sizes, size, T.shape[2],
         ELEMENT=ELEMENTS[element], SKIP=finite is not None, STRIDED=strides is not None,
-        BLOCK=_BLOCK, num_warps=8,
+        SCALED=scaled, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from polarstep.optim.scaling import corrected
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
+from polarstep.products.scaled_rows import ScaledRows
 
 __all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like", "runs_by_kernels"]
 
@@ -221,6 +222,8 @@ class TableBucket:
             update_from_factors(X, T.L, T.R, *tables, plus=(T.A, T.inverse), **where)
         elif isinstance(T, RowProduct):
             update_from_rows(X, T, *tables, **where)
+        elif isinstance(T, ScaledRows):
+            update(X, T, *tables, **where)
         else:
             update(X, polar.dense, *tables, **where)
 

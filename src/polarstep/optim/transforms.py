@@ -14,9 +14,13 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from polarstep import products
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.base import Captured
 from polarstep.polar.containing import Containing
+from polarstep.products.flat_product import FlatProduct
+from polarstep.products.row_product import RowProduct
+from polarstep.products.scaled_rows import ScaledRows
 
 __all__ = ["NormalizedRows", "Transform", "followed"]
 
@@ -35,6 +39,10 @@ class Transform(ABC):
 
         At the first step of a matrix ``carry`` is empty.
         """
+
+    def follow(self, polar: Polar, carry: Carry) -> tuple[Tensor | ScaledRows, Carry]:
+        """:meth:`step` for the T of ``polar``, which need not be multiplied out before or after it."""
+        return self.step(polar.dense, polar.M, carry)
 
     def describe(self) -> str:
         """The transform in a few words, for the routing table."""
@@ -72,30 +80,25 @@ class NormalizedRows(Transform):
         return ("rows",)
 
     def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """T' and v.
+        """T' and v."""
+        scaled, left = self._normalized(T, M, carry)
+        return scaled if isinstance(scaled, Tensor) else scaled.multiplied_out(), left
 
-        T is read twice and T' written once: ‖T'‖_F follows from the lengths of the rows alone.
-        """
-        dtype = torch.promote_types(T.dtype, torch.float32)
-        length = torch.linalg.vector_norm(T, dim=-1, dtype=dtype)
-        v = (1 - self.beta2) * length.square() / T.shape[-1]
-        known = carry.get("rows")
-        if known is not None:
-            v = v + self.beta2 * known.to(dtype)
-        scale = _inverse_root(v)
-        before, after = (each.square().sum(-1, keepdim=True) for each in (length, length * scale))
-        factor = scale * (before.sqrt() * _inverse_root(after))
-        scaled = torch.mul(T, factor[..., None], out=torch.empty_like(T))
-        return scaled, Carry(rows=v.to(M.dtype))
+    def follow(self, polar: Polar, carry: Carry) -> tuple[Tensor | ScaledRows, Carry]:
+        """T' and v; where the device has kernels for it, T' is left to the update."""
+        T = polar.dense if polar.T is None or isinstance(polar.T, ScaledRows) else polar.T
+        return self._normalized(T, polar.M, carry)
+
+    def _normalized(
+        self, T: Tensor | RowProduct | FlatProduct, M: Tensor, carry: Carry
+    ) -> tuple[Tensor | ScaledRows, Carry]:
+        ops = products.of(M.device)
+        scaled, v = ops.normalized_rows(T, self.beta2, carry.get("rows"), M.dtype)
+        return scaled, Carry(rows=v)
 
     def describe(self) -> str:
         """What happens to T."""
         return "rows normalized"
-
-
-def _inverse_root(x: Tensor) -> Tensor:
-    """``x^{-½}``, and zero for zero."""
-    return torch.where(x > 0, x, torch.inf).rsqrt()
 
 
 def followed(polar: PolarMap, transform: Transform | None, *, transposed: bool = False) -> PolarMap:
@@ -134,11 +137,12 @@ class _Followed(Containing):
         names = self.transform.carries
         ours = Carry({name: carry[name] for name in names if name in carry})
         polar, left = self.polar.step(M, carry, draw)
+        T: Tensor | ScaledRows
         if self.transposed:
             T, kept = self.transform.step(polar.dense.mT, M.mT, ours)
             T = T.mT
         else:
-            T, kept = self.transform.step(polar.dense, M, ours)
+            T, kept = self.transform.follow(polar, ours)
         captured = polar.captured
         if polar.factors is not None and draw.shown:
             captured = Captured(polar.M, polar.factors, self.polar.innermost)

@@ -42,6 +42,7 @@ from polarstep.products.deflating import Head
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.plain import product_like
 from polarstep.products.row_product import RowProduct
+from polarstep.products.scaled_rows import ScaledRows
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 
@@ -89,7 +90,8 @@ class Lift:
 
     X: Tensor  # (batch, ℓ, n)
     W: Tensor | None = None  # (batch, ℓ, ℓ)
-    left: Tensor | None = None  # (batch, m, ℓ): QW, where the finder has computed it
+    # A function for QW (batch, m, ℓ), where the finder can compute it better. A deflated map never asks.
+    left: Callable[[], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Factors:
     def two(self) -> tuple[Tensor, Tensor]:
         """L = QW and R = X with T = LR, so that Z = WX, which has the long side, is not formed."""
         if self.lift.left is not None:
-            return self.lift.left, self.lift.X
+            return self.lift.left(), self.lift.X
         if self.lift.W is not None:
             return torch.bmm(self.columns, self.lift.W), self.lift.X
         return self.Q, self.Z
@@ -160,7 +162,7 @@ class Polar:
 
     M: Tensor  # (batch, m, n), tall or wide
     # (batch, m, n), in the precision the map ended in
-    T: Tensor | RowProduct | FlatProduct | None = None
+    T: Tensor | RowProduct | FlatProduct | ScaledRows | None = None
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
     squared_norm: Callable[[], Tensor] | None = None

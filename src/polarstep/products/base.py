@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from polarstep.products.deflating import SIGNS, Deflating, Head, signs, squared_norm
+from polarstep.products.flat_product import FlatProduct
 from polarstep.products.plain import plain_product, product_like
+from polarstep.products.row_product import RowProduct
+from polarstep.products.scaled_rows import ScaledRows
 from polarstep.products.sizes import (
     frobenius_norm,
     largest_entry,
@@ -173,6 +176,29 @@ class Products(Deflating):
         X, _ = unit_scaled(X)
         return X, frobenius_norm(X)
 
+    def normalized_rows(
+        self,
+        T: Tensor | RowProduct | FlatProduct,
+        beta2: float,
+        known: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor | ScaledRows, Tensor]:
+        """T with rows divided by √v and ‖T‖_F restored, and v (batch, m) in ``dtype``.
+
+        v = β₂·known + (1 − β₂)·mean_j T²_ij. T is read twice and written once: the new norm follows from
+        the lengths of the rows alone. A row of zeros stays zero.
+        """
+        T = T if isinstance(T, Tensor) else T.multiplied_out()
+        wide = torch.promote_types(T.dtype, torch.float32)
+        length = torch.linalg.vector_norm(T, dim=-1, dtype=wide)
+        v = (1 - beta2) * length.square() / T.shape[-1]
+        if known is not None:
+            v = v + beta2 * known.to(wide)
+        scale = _inverse_root(v)
+        before, after = (each.square().sum(-1, keepdim=True) for each in (length, length * scale))
+        factor = scale * (before.sqrt() * _inverse_root(after))
+        return torch.mul(T, factor[..., None], out=torch.empty_like(T)), v.to(dtype)
+
     # Polynomials.
 
     def polynomial(self, G: Tensor, polynomial: Polynomial) -> Tensor:
@@ -279,3 +305,8 @@ class Products(Deflating):
         trace = torch.where(known, trace, 1)
         W = self.polynomial(G / trace, polynomial) * torch.where(known, trace.rsqrt(), 0)
         return (W.to(Y.dtype) @ Y).to(dtype)
+
+
+def _inverse_root(x: Tensor) -> Tensor:
+    """``x^{-½}``, and zero for zero."""
+    return torch.where(x > 0, x, torch.inf).rsqrt()

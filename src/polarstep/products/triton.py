@@ -17,10 +17,12 @@ from polarstep.kernels import polynomial as polynomial_kernel
 from polarstep.kernels import small_gram
 from polarstep.kernels.blend import product_and_blend
 from polarstep.kernels.deflate import inverse_rest_size, scale_to_one
+from polarstep.kernels.float8 import product_and_squares
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
 from polarstep.kernels.product import product
 from polarstep.kernels.rest import rest_norm
+from polarstep.kernels.rows import row_numbers, row_squares
 from polarstep.products import float8 as eight_bits
 from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
@@ -29,6 +31,7 @@ from polarstep.products.deflating import Head, RestNorm, RestRules
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.plain import product_like
 from polarstep.products.row_product import RowProduct
+from polarstep.products.scaled_rows import ScaledRows
 from polarstep.products.sizes import shrink_of
 from polarstep.products.squarings import Polynomial, squarings
 
@@ -73,6 +76,29 @@ class _Kernels(Products):
         if dtype.itemsize == 2:
             return normalized_by_kernel(X, shrink_of(dtype), dtype)
         return super().normalized(X, dtype)
+
+    def normalized_rows(
+        self,
+        T: Tensor | RowProduct | FlatProduct,
+        beta2: float,
+        known: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor | ScaledRows, Tensor]:
+        """Two launches. The update scales rows, so T is read once, and a second time for their lengths
+        unless the launch that multiplies it out finds them.
+        """
+        if torch.compiler.is_compiling():
+            return super().normalized_rows(T, beta2, known, dtype)
+        if isinstance(T, RowProduct):
+            dense, squares = product_and_squares(T.A, T.B, T.scale, T.alpha, torch.float16)
+        else:
+            dense = T if isinstance(T, Tensor) else T.multiplied_out()
+            if dense.dtype == torch.float64:
+                return super().normalized_rows(dense, beta2, known, dtype)
+            dense = dense.contiguous()
+            squares = row_squares(dense)
+        v, factors, sizes = row_numbers(squares, dense.shape[-1], beta2, known, dtype)
+        return ScaledRows(dense, factors, sizes), v
 
     def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
         """W in one launch for small matrices.

@@ -136,7 +136,7 @@ class Warm(Finder):
                 B, polynomials, draw.numbers, scale, S, V, draw.finite
             )
             Qt = basis.Q.mT.to(W.dtype) if basis.halves is None else basis.halves
-            return Lift(X, W, (W @ Qt).mT), start
+            return Lift(X, W, lambda: (W @ Qt).mT), start
         lift = inner.lift(B)
         Z = lift.X if lift.W is None else torch.bmm(lift.W, lift.X)
         noise = draw.numbers.mT.to(Z.dtype)
