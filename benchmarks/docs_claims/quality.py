@@ -7,7 +7,7 @@ from docs_claims.cost import FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim, signed
-from docs_quality import BASE, SIXTH, million_tokens, peers, perplexities, quality
+from docs_quality import AUTO, BASE, SIXTH, million_tokens, peers, perplexities, quality
 
 
 def versus_full(trained: tuple[str, float]) -> str:
@@ -89,6 +89,19 @@ def closest_map() -> str:
     return (
         f"{long_gap('deflated-120')} in perplexity after {study.million_tokens():.1f}M tokens, at width "
         "768"
+    )
+
+
+@claim
+def auto_with_rows() -> str:
+    """The map of ``auto`` with normalized rows in long runs, and what its step costs."""
+    import docs_long_run as study
+
+    prices = [ratio(f"{AUTO[load]}, rows normalized", load) for load in ("nanoGPT", "8B layer")]
+    return (
+        f"{long_gap('deflated-120-rows')} against full space without them, after "
+        f"{study.million_tokens():.1f}M tokens, and a step takes {prices[0]} and {prices[1]} times "
+        "AdamW's"
     )
 
 

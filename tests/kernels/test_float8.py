@@ -175,7 +175,9 @@ def test_a_symmetric_product_is_rounded_once(device: torch.device, m: int, k: in
     want = 0.01 * X.double() @ X.double().mT
     assert G.dtype == torch.float8_e4m3fn
     assert torch.equal(G.float(), G.float().mT)
-    assert torch.allclose(G.double(), want, rtol=EPS, atol=2e-3)
+    # A GPU adds products of eight bits with some 14 bits.
+    atol = 2e-3 + 2.0**-13 * float(want.abs().max())
+    assert torch.allclose(G.double(), want, rtol=EPS, atol=atol)
 
 
 def test_a_symmetric_product_of_full_tiles_is_that_of_masked_ones(device: torch.device) -> None:

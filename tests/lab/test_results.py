@@ -164,6 +164,7 @@ COMPARISONS = (
     "slow-long-run",
     "slow-rows-long-run",
     "auto-long-run",
+    "auto-with-rows",
     "deflated-with-rows",
     "cifar-agreement",
     "cifar-maps",
