@@ -122,10 +122,10 @@ class Frame:
             best = next(free, 0)
             taken.append(boxes[best])
             right, down, anchor = _PLACES[best]
-            if abs(down) > 22:  # too far from its mark to be told without a line
+            if right and abs(down) > 16:  # too far from its mark to be told without a line
                 end = y + down - (10 if down > 0 else -4)
                 line = f"M{x:.1f} {y:.1f}L{x + right:.1f} {end:.1f}"
-                shapes.append(f'<path d="{line}" class="grid"/>')
+                shapes.append(f'<path d="{line}" class="axis"/>')
             shapes.append(text(x + right, y + down, name, kind="small", anchor=anchor))
         return shapes
 
