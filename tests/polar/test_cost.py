@@ -24,6 +24,8 @@ ADAMW = "AdamW, fused"
 RECORDS = {
     ("h200", "H200", "nanoGPT"): 1.25,
     ("h200", "H200", "8B layer"): 1.25,
+    ("h200-later", "H200", "nanoGPT"): 1.25,
+    ("h200-later", "H200", "8B layer"): 1.25,
     ("cpu-no-tiles", "cpu", "nanoGPT"): 1.25,
     ("cpu-no-tiles", "cpu", "768×768"): 1.25,
     ("cpu-no-tiles", "cpu", "3072×768"): 1.25,
