@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,18 @@ def before_sharding(rank: int, mesh: Any, *, late: bool = False) -> tuple[str, f
     )
 
 
+def gradients_kept(mesh: Any, plan: str) -> int:
+    """How many of two gradients are still in memory after a step and zero_grad()."""
+    params = matrices(mesh, count=2)
+    ours = ps.Muon(params, lr=0.1, plan=plan)
+    for p in params:
+        p.grad = distribute_tensor(given("gradient", (9, 12), 0), mesh, [Shard(0)])
+    parts = [weakref.ref(p.grad._local_tensor) for p in params]
+    ours.step()
+    ours.zero_grad()
+    return sum(part() is not None for part in parts)
+
+
 def zero_redundancy() -> float:
     """ZeroRedundancyOptimizer over muon_for's groups."""
 
@@ -284,6 +297,8 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
             found["nonfinite", plan, value] = nonfinite_on_one(rank, mesh, plan, value)
     for plan in ("auto", "owner", "gather", "sharded"):
         found["eight bits", plan] = eight_bits(mesh, plan)
+    for plan in ("owner", "gather", "sharded"):
+        found["gradients kept", plan] = gradients_kept(mesh, plan)
     found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)
     found["broken map"] = broken_map_on_one(rank, mesh)

@@ -55,6 +55,13 @@ def test_a_bad_gradient_on_one_rank_skips_the_parameter_on_all(ranks, plan, valu
 
 
 @over_ranks
+@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+def test_gradients_are_not_kept_after_the_step(ranks, plan, found) -> None:
+    for there in found[ranks]:
+        assert there["gradients kept", plan] == 0
+
+
+@over_ranks
 @pytest.mark.parametrize("plan", ["auto", "owner", "gather", "sharded"])
 def test_momentum_in_eight_bits(ranks, plan, found) -> None:
     for there in found[ranks]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -42,6 +43,23 @@ def test_an_option_that_was_written_into_a_group(
     assert_as_planned_anew(
         device, lambda run: run.optimizer.param_groups[1].update({option: value}), lr=0.5
     )
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("polar", [SKETCHED, ps.NewtonSchulz(3)], ids=["sketched", "full"])
+def test_a_plan_does_not_keep_gradients(
+    device: torch.device, polar: ps.PolarMap, nonfinite: str
+) -> None:
+    """A plan lives as long as training does, and gradients are as large as the model."""
+    p = torch.nn.Parameter(torch.ones(16, 32, device=device))
+    optimizer = ps.Muon([p], polar=polar, nonfinite=nonfinite)  # type: ignore[arg-type]
+    for _ in range(3):
+        p.grad = torch.ones_like(p)
+        kept = weakref.ref(p.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert optimizer._replayed.buckets
+        assert kept() is None
 
 
 @pytest.mark.parametrize("how", ["precision", "layout"])

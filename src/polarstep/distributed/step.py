@@ -225,6 +225,7 @@ class Split:
         sharded: dict[Any, Shards] = {}
         for w in range(len(self._works)):
             far = self._selected(w, "owner", "replicated", "sharded")
+            lasting = far.without_gradients()  # trips keep their members until the next step
             for index, p in enumerate(far.params):
                 if p.numel() == 0:
                     continue
@@ -232,7 +233,7 @@ class Split:
                 layout = self._distribution.layout_of(p)
                 assert layout is not None
                 self._targets[id(p)] = Target(far, index, self._state)
-                for signature, member in members_of(far, index, self._state):
+                for signature, member in members_of(lasting, index, self._state):
                     # As in by_tensors, momentum and skipping are handled by parameter.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
                     choice = self._distribution.choice(far.group, p)
