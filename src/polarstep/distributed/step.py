@@ -131,13 +131,14 @@ class Distribution:
         if layout is None:
             return None
         view, asked = view_of(group, p), asked_of(group, self.plan)
-        now = (p, layout, view, group["polar"], p.dtype, p.device, asked)
+        polar, transform = group["polar"], group["transform"]
+        now = (p, layout, view, polar, transform, p.dtype, p.device, asked)
         known = self._recent.get(id(p))
         if known is not None and all(map(operator.is_, known[0], now)):
             return known[1]
         key = now[1:]
         if key not in self._choices:
-            self._choices[key] = chosen(p, layout, view, group["polar"], asked)
+            self._choices[key] = chosen(p, layout, view, polar, asked, transform)
         self._recent[id(p)] = now, self._choices[key]
         return self._choices[key]
 
