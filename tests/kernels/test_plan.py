@@ -62,6 +62,22 @@ def test_a_plan_does_not_keep_gradients(
         assert kept() is None
 
 
+@pytest.mark.parametrize("default", ["meta", "cuda"])
+def test_tables_do_not_depend_on_the_default_device(device: torch.device, default: str) -> None:
+    """``torch.set_default_device("cuda")`` is usual where a step runs by kernels."""
+    if default == "cuda" and device.type != "cuda":
+        pytest.skip("needs a GPU")
+    p, q = (torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(2))
+    for X in (p, q):
+        X.grad = torch.ones_like(X) + X.detach()
+    ps.Muon([q], polar=ps.NewtonSchulz(3)).step()
+    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(3))
+    with torch.device(default):
+        optimizer.step()
+    assert optimizer._replayed.buckets
+    assert torch.equal(p, q)
+
+
 @pytest.mark.parametrize("how", ["precision", "layout"])
 def test_parameters_that_were_moved_are_no_longer_where_the_plan_has_them(
     device: torch.device, how: str
