@@ -230,7 +230,8 @@ class TableBucket:
     def _keep(self, left: Carry) -> None:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped.
 
-        Its precision is at most that of M or of the parameters, to which torch casts a loaded checkpoint.
+        It is kept in no more than the precision of M or of the parameters, to which torch casts a
+        checkpoint that it loads.
         """
         if left is self._carry:
             return
