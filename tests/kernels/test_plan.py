@@ -45,6 +45,29 @@ def test_an_option_that_was_written_into_a_group(
     )
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "entry"),
+    [
+        ("momentum_dtype", torch.float32, "momentum_buffer"),
+        ("rounding", "compensated", "rounding_error"),
+    ],
+)
+def test_an_option_that_kernels_do_not_have(
+    device: torch.device, option: str, value: Any, entry: str
+) -> None:
+    """A parameter that the kernels can no longer update leaves the plan."""
+    p = torch.nn.Parameter(torch.eye(16, 32, device=device, dtype=torch.bfloat16))
+    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(3))
+    for step in range(3):
+        if step == 2:
+            assert optimizer._replayed.buckets
+            optimizer.param_groups[0][option] = value
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert entry in optimizer.state[p]
+    assert option == "rounding" or optimizer.state[p][entry].dtype == value
+
+
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
 @pytest.mark.parametrize("polar", [SKETCHED, ps.NewtonSchulz(3)], ids=["sketched", "full"])
 def test_a_plan_does_not_keep_gradients(
