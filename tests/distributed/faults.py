@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ STEPS = 3
 EXPERTS = (5, 9, 12)  # on four ranks: two, two, one, none
 WARM = ps.LowRank(4, 2, 0, sketch=Warm(), always_sketch=True)
 MAPS = {"full": {}, "warm": {"polar": WARM}}
+SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3))
+WITH_STATE: dict[str, dict[str, Any]] = {
+    "warm": {"polar": WARM, "nonfinite": "skip"},
+    "kept": {"polar": replace(SKETCHED, keep=3), "nonfinite": "skip"},
+    "rest scaled": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
+    "rows": {"transform": ps.NormalizedRows(), "nonfinite": "skip"},
+}
 
 
 @dataclass(frozen=True)
@@ -230,6 +237,25 @@ def before_sharding(rank: int, mesh: Any, *, late: bool = False) -> tuple[str, f
     )
 
 
+def looked_at(mesh: Any, name: str, plan: str) -> float:
+    """A monitor samples every third step, for which all ranks gather what they share otherwise."""
+    p = matrices(mesh, count=1)[0]
+    q = nn.Parameter(p.full_tensor().detach())
+    ours, one = (
+        ps.Muon([p], lr=0.1, plan=plan, **WITH_STATE[name]),
+        ps.Muon([q], lr=0.1, **WITH_STATE[name]),
+    )
+    ps.diagnostics.Monitor(ours, every=3)
+    for step in range(8):
+        q.grad = given("gradient", (9, 12), step)
+        if step == 6:
+            q.grad[0, 0] = math.nan  # a sampled step that is skipped
+        p.grad = distribute_tensor(q.grad, mesh, [Shard(0)])
+        ours.step()
+        one.step()
+    return float((p.full_tensor() - q).abs().max())
+
+
 def gradients_kept(mesh: Any, plan: str) -> int:
     """How many of two gradients are still in memory after a step and zero_grad()."""
     params = matrices(mesh, count=2)
@@ -299,6 +325,8 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         found["eight bits", plan] = eight_bits(mesh, plan)
     for plan in ("owner", "gather", "sharded"):
         found["gradients kept", plan] = gradients_kept(mesh, plan)
+        for name in WITH_STATE:
+            found["looked at", name, plan] = looked_at(mesh, name, plan)
     found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)
     found["broken map"] = broken_map_on_one(rank, mesh)

@@ -56,6 +56,14 @@ def test_a_bad_gradient_on_one_rank_skips_the_parameter_on_all(ranks, plan, valu
 
 @over_ranks
 @pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+@pytest.mark.parametrize("name", faults.WITH_STATE)
+def test_a_monitor_looks_at_some_steps_of_a_map_with_state(ranks, plan, name, found) -> None:
+    for there in found[ranks]:
+        assert there["looked at", name, plan] < 1e-10
+
+
+@over_ranks
+@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
 def test_gradients_are_not_kept_after_the_step(ranks, plan, found) -> None:
     for there in found[ranks]:
         assert there["gradients kept", plan] == 0
