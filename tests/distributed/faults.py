@@ -75,6 +75,23 @@ def experts(rank: int, ranks: int, mesh: Any, plan: str, missing: bool, **option
     return max(off, float((X.full_tensor() - Y).abs().max())), str(ours.routes)
 
 
+def whole_state(mesh: Any) -> float:
+    """A stack that is cut between experts goes on from a carry that is whole on every rank."""
+    start = given("experts", EXPERTS, 0)
+    X, Y = nn.Parameter(distribute_tensor(start, mesh, [Shard(0)])), nn.Parameter(start.clone())
+    ours, one = ps.Muon([X], lr=0.1, polar=WARM), ps.Muon([Y], lr=0.1, polar=WARM)
+    for step in range(STEPS):
+        Y.grad = given("gradient", EXPERTS, step)
+        X.grad = distribute_tensor(Y.grad, mesh, [Shard(0)])
+        ours.step()
+        one.step()
+        if step == 0:
+            ours.state[X]["basis"] = ours.state[X]["basis"].full_tensor()
+    left = ours.state[X]["basis"]
+    assert isinstance(left, DTensor)
+    return float((left.full_tensor() - one.state[Y]["basis"]).abs().max())
+
+
 def matrices(mesh: Any, count: int = 3) -> list[nn.Parameter]:
     return [
         nn.Parameter(distribute_tensor(given("matrix", (9, 12), i), mesh, [Shard(0)]))
@@ -327,6 +344,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         found["gradients kept", plan] = gradients_kept(mesh, plan)
         for name in WITH_STATE:
             found["looked at", name, plan] = looked_at(mesh, name, plan)
+    found["whole state"] = whole_state(mesh)
     found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)
     found["broken map"] = broken_map_on_one(rank, mesh)

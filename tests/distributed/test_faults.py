@@ -63,6 +63,13 @@ def test_a_monitor_looks_at_some_steps_of_a_map_with_state(ranks, plan, name, fo
 
 
 @over_ranks
+def test_experts_take_their_parts_of_a_whole_state_and_leave_parts(ranks, found) -> None:
+    """A whole tensor of which each rank goes on with its own rows would be right on no rank."""
+    for there in found[ranks]:
+        assert there["whole state"] < 1e-10
+
+
+@over_ranks
 @pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
 def test_gradients_are_not_kept_after_the_step(ranks, plan, found) -> None:
     for there in found[ranks]:

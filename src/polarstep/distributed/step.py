@@ -330,7 +330,7 @@ class Split:
             for name, shape in carries.shapes_of(signature, signature.dtype).items():
                 key, of_all = entry(name, member.block), (member.count, *shape)
                 known = self._state[p].get(key)
-                if known is None or known.shape != of_all:
+                if not is_sharded(known) or known.shape != of_all:
                     part = torch.empty((0, *shape), dtype=p.dtype, device=p.device)
                     self._state[p][key] = wrapped(part, p, p.placements, of_all)
 
