@@ -199,7 +199,7 @@ class _Entry:
         its = self.kept
         moments = self.state.get(its.first), self.state.get(its.second)
         if algorithm == "adamw" and None not in moments:
-            step = torch.tensor(float(self.steps or 0), dtype=torch.float32)
+            step = torch.tensor(float(self.steps or 0), dtype=torch.float32, device="cpu")
             return {"step": step, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
         if algorithm == "muon" and moments[1] is None and its.momentum in self.state:
             buffer: Tensor = self.state[its.momentum]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ STEPS = 3
 EXPERTS = (5, 9, 12)  # on four ranks: two, two, one, none
 WARM = ps.LowRank(4, 2, 0, sketch=Warm(), always_sketch=True)
 MAPS = {"full": {}, "warm": {"polar": WARM}}
+SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3))
+WITH_STATE: dict[str, dict[str, Any]] = {
+    "warm": {"polar": WARM, "nonfinite": "skip"},
+    "kept": {"polar": replace(SKETCHED, keep=3), "nonfinite": "skip"},
+    "rest scaled": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
+    "rows": {"transform": ps.NormalizedRows(), "nonfinite": "skip"},
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,23 @@ def experts(rank: int, ranks: int, mesh: Any, plan: str, missing: bool, **option
     known = [v for k, v in one.state[Y].items() if k == "basis"]
     off = max([float((a - b).abs().max()) for a, b in zip(carries, known, strict=True)] or [0.0])
     return max(off, float((X.full_tensor() - Y).abs().max())), str(ours.routes)
+
+
+def whole_state(mesh: Any) -> float:
+    """A stack that is cut between experts goes on from a carry that is whole on every rank."""
+    start = given("experts", EXPERTS, 0)
+    X, Y = nn.Parameter(distribute_tensor(start, mesh, [Shard(0)])), nn.Parameter(start.clone())
+    ours, one = ps.Muon([X], lr=0.1, polar=WARM), ps.Muon([Y], lr=0.1, polar=WARM)
+    for step in range(STEPS):
+        Y.grad = given("gradient", EXPERTS, step)
+        X.grad = distribute_tensor(Y.grad, mesh, [Shard(0)])
+        ours.step()
+        one.step()
+        if step == 0:
+            ours.state[X]["basis"] = ours.state[X]["basis"].full_tensor()
+    left = ours.state[X]["basis"]
+    assert isinstance(left, DTensor)
+    return float((left.full_tensor() - one.state[Y]["basis"]).abs().max())
 
 
 def matrices(mesh: Any, count: int = 3) -> list[nn.Parameter]:
@@ -229,6 +254,37 @@ def before_sharding(rank: int, mesh: Any, *, late: bool = False) -> tuple[str, f
     )
 
 
+def looked_at(mesh: Any, name: str, plan: str) -> float:
+    """A monitor samples every third step, for which all ranks gather what they share otherwise."""
+    p = matrices(mesh, count=1)[0]
+    q = nn.Parameter(p.full_tensor().detach())
+    ours, one = (
+        ps.Muon([p], lr=0.1, plan=plan, **WITH_STATE[name]),
+        ps.Muon([q], lr=0.1, **WITH_STATE[name]),
+    )
+    ps.diagnostics.Monitor(ours, every=3)
+    for step in range(8):
+        q.grad = given("gradient", (9, 12), step)
+        if step == 6:
+            q.grad[0, 0] = math.nan  # a sampled step that is skipped
+        p.grad = distribute_tensor(q.grad, mesh, [Shard(0)])
+        ours.step()
+        one.step()
+    return float((p.full_tensor() - q).abs().max())
+
+
+def gradients_kept(mesh: Any, plan: str) -> int:
+    """How many of two gradients are still in memory after a step and zero_grad()."""
+    params = matrices(mesh, count=2)
+    ours = ps.Muon(params, lr=0.1, plan=plan)
+    for p in params:
+        p.grad = distribute_tensor(given("gradient", (9, 12), 0), mesh, [Shard(0)])
+    parts = [weakref.ref(p.grad._local_tensor) for p in params]
+    ours.step()
+    ours.zero_grad()
+    return sum(part() is not None for part in parts)
+
+
 def zero_redundancy() -> float:
     """ZeroRedundancyOptimizer over muon_for's groups."""
 
@@ -284,6 +340,11 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
             found["nonfinite", plan, value] = nonfinite_on_one(rank, mesh, plan, value)
     for plan in ("auto", "owner", "gather", "sharded"):
         found["eight bits", plan] = eight_bits(mesh, plan)
+    for plan in ("owner", "gather", "sharded"):
+        found["gradients kept", plan] = gradients_kept(mesh, plan)
+        for name in WITH_STATE:
+            found["looked at", name, plan] = looked_at(mesh, name, plan)
+    found["whole state"] = whole_state(mesh)
     found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)
     found["broken map"] = broken_map_on_one(rank, mesh)

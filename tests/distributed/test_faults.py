@@ -55,6 +55,28 @@ def test_a_bad_gradient_on_one_rank_skips_the_parameter_on_all(ranks, plan, valu
 
 
 @over_ranks
+@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+@pytest.mark.parametrize("name", faults.WITH_STATE)
+def test_a_monitor_looks_at_some_steps_of_a_map_with_state(ranks, plan, name, found) -> None:
+    for there in found[ranks]:
+        assert there["looked at", name, plan] < 1e-10
+
+
+@over_ranks
+def test_experts_take_their_parts_of_a_whole_state_and_leave_parts(ranks, found) -> None:
+    """A whole tensor of which each rank goes on with its own rows would be right on no rank."""
+    for there in found[ranks]:
+        assert there["whole state"] < 1e-10
+
+
+@over_ranks
+@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+def test_gradients_are_not_kept_after_the_step(ranks, plan, found) -> None:
+    for there in found[ranks]:
+        assert there["gradients kept", plan] == 0
+
+
+@over_ranks
 @pytest.mark.parametrize("plan", ["auto", "owner", "gather", "sharded"])
 def test_momentum_in_eight_bits(ranks, plan, found) -> None:
     for there in found[ranks]:

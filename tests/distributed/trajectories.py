@@ -50,9 +50,11 @@ MAPS: dict[str, dict[str, Any]] = {
         "lr_scale": "rms",
     },
     "rows": {"transform": ps.NormalizedRows()},
+    "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
 }
-# Maps that ranks can apply to their parts of a matrix, each with products of its own.
-OF_PARTS = ("h=0", "h=½", "h=1", "spectral", "Kaczmarz", "warm", "kept")
+# Maps that ranks can apply to their parts of a matrix, each with products of its own. The last has a
+# transform, which takes whole matrices.
+OF_PARTS = ("h=0", "h=½", "h=1", "spectral", "Kaczmarz", "warm", "kept", "rows of a sketch")
 # Where one rank has the whole matrix it applies any map as one process does. What is left to differ is
 # a state, the norm of an update, and a step without a map or with two.
 OF_WHOLE = ("full space", "warm", "kept", "deflated", "by its norm", "rows")

@@ -201,6 +201,16 @@ def test_symmetric_product_by_descriptors(
     assert torch.allclose(got.double()[finite], want[finite], atol=4e-2, rtol=2e-3)
 
 
+def test_a_symmetric_product_is_written_to_a_part_of_wider_rows(device: torch.device) -> None:
+    from polarstep.kernels.product import product
+
+    X = randn(1, 520, 16, device=device).half()
+    room = torch.zeros(1, 520, 1040, device=device, dtype=torch.float16)
+    product(X, X.mT, symmetric=True, out=room[..., 520:])
+    assert torch.allclose(room[..., 520:].double(), X.double() @ X.double().mT, atol=4e-2)
+    assert not room[..., :520].any()
+
+
 def test_an_unfit_operand_takes_the_kernel_for_all_shapes(device: torch.device) -> None:
     from polarstep.kernels.product import _suits_descriptors, product
 

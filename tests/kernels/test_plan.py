@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -42,6 +43,62 @@ def test_an_option_that_was_written_into_a_group(
     assert_as_planned_anew(
         device, lambda run: run.optimizer.param_groups[1].update({option: value}), lr=0.5
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "entry"),
+    [
+        ("momentum_dtype", torch.float32, "momentum_buffer"),
+        ("rounding", "compensated", "rounding_error"),
+    ],
+)
+def test_an_option_that_kernels_do_not_have(
+    device: torch.device, option: str, value: Any, entry: str
+) -> None:
+    """A parameter that the kernels can no longer update leaves the plan."""
+    p = torch.nn.Parameter(torch.eye(16, 32, device=device, dtype=torch.bfloat16))
+    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(3))
+    for step in range(3):
+        if step == 2:
+            assert optimizer._replayed.buckets
+            optimizer.param_groups[0][option] = value
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert entry in optimizer.state[p]
+    assert option == "rounding" or optimizer.state[p][entry].dtype == value
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("polar", [SKETCHED, ps.NewtonSchulz(3)], ids=["sketched", "full"])
+def test_a_plan_does_not_keep_gradients(
+    device: torch.device, polar: ps.PolarMap, nonfinite: str
+) -> None:
+    """A plan lives as long as training does, and gradients are as large as the model."""
+    p = torch.nn.Parameter(torch.ones(16, 32, device=device))
+    optimizer = ps.Muon([p], polar=polar, nonfinite=nonfinite)  # type: ignore[arg-type]
+    for _ in range(3):
+        p.grad = torch.ones_like(p)
+        kept = weakref.ref(p.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert optimizer._replayed.buckets
+        assert kept() is None
+
+
+@pytest.mark.parametrize("default", ["meta", "cuda"])
+def test_tables_do_not_depend_on_the_default_device(device: torch.device, default: str) -> None:
+    """``torch.set_default_device("cuda")`` is usual where a step runs by kernels."""
+    if default == "cuda" and device.type != "cuda":
+        pytest.skip("needs a GPU")
+    p, q = (torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(2))
+    for X in (p, q):
+        X.grad = torch.ones_like(X) + X.detach()
+    ps.Muon([q], polar=ps.NewtonSchulz(3)).step()
+    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(3))
+    with torch.device(default):
+        optimizer.step()
+    assert optimizer._replayed.buckets
+    assert torch.equal(p, q)
 
 
 @pytest.mark.parametrize("how", ["precision", "layout"])

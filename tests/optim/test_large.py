@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import polarstep as ps
+from polarstep.optim.collect import momentum_dtype
 from polarstep.optim.large import LARGE
 from polarstep.products import in_place
 
@@ -39,6 +40,23 @@ def test_a_step_in_place_is_the_same_step(shape, options, monkeypatch) -> None:
     torch.testing.assert_close(X, expected, atol=2e-4, rtol=0)
     (C,), (D,) = ([s["momentum_buffer"] for s in o.state.values()] for o in (optimizer, usual))
     assert torch.equal(C, D)  # M without Nesterov is C itself, which T must not overwrite
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_a_parameter_in_sixteen_bits_is_multiplied_in_float32(dtype, nesterov, monkeypatch) -> None:
+    """A CPU multiplies bfloat16 hundreds of times slower, and with fewer digits."""
+    ends = []
+    for large in (LARGE, 1):
+        monkeypatch.setattr("polarstep.optim.large.LARGE", large)
+        X = torch.nn.Parameter(torch.zeros(64, 96, dtype=dtype))
+        optimizer = ps.Muon([X], polar=ps.NewtonSchulz(7), nesterov=nesterov)
+        for seed in range(2):
+            X.grad = torch.randn(64, 96, generator=torch.Generator().manual_seed(seed)).to(dtype)
+            optimizer.step()
+        assert optimizer.state[X]["momentum_buffer"].dtype == momentum_dtype(dtype)
+        ends.append(X.detach().float())
+    assert (ends[1] - ends[0]).norm() < 1e-3 * ends[0].norm()
 
 
 def test_hooks_see_m_and_change_nothing(monkeypatch) -> None:

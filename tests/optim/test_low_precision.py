@@ -62,6 +62,32 @@ def test_vectors_keep_small_updates_too(rule, nonfinite):
     assert torch.all((1 - run(torch.bfloat16, "compensated") - exact).abs() < 0.3 * exact)
 
 
+@pytest.mark.parametrize("rule", [AdamW(lr=1e-4), SGD(lr=1e-4)], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
+def test_a_group_may_have_parameters_in_several_precisions(rule, nonfinite, last, wide):
+    """Gains in float32 beside embeddings in bfloat16: each is updated as if it were alone."""
+    ends = []
+    for together in (True, False):
+        params = [Parameter(torch.ones(6, dtype=dtype)) for dtype in (wide, torch.bfloat16)]
+        given = params[::-1] if last else params
+        options = {"algorithm": rule.algorithm, "lr": rule.lr}
+        groups = [given] if together else [[p] for p in given]
+        optimizer = Muon(
+            [{"params": group, **options} for group in groups],
+            rounding="compensated",
+            nonfinite=nonfinite,
+        )
+        for _ in range(100):
+            for p in params:
+                p.grad = torch.full_like(p, 1 / 3)
+            optimizer.step()
+        ends.append([p.detach() for p in params])
+    assert all(map(torch.equal, *ends))
+    assert torch.all(ends[0][1] < 1)
+
+
 def test_compensated_steps_are_those_of_float32_parameters():
     """X + R follows a float32 run to sixteen bits, whatever X alone can show."""
     W = Parameter(gaussian(12, 8, seed=1).bfloat16())

@@ -220,13 +220,27 @@ def test_warm_and_cold_are_told_apart_by_the_map_alone():
     assert not LowRank(3).carries
 
 
+def test_a_bad_checkpoint_with_other_groups_changes_nothing():
+    a, b = (("a", Parameter(torch.eye(3))), ("b", Parameter(torch.eye(4))))
+    content = Muon([{"params": [b]}, {"params": [a]}]).state_dict()
+    content["param_groups"][1]["momentum"] = 2
+    optimizer = Muon([{"params": [a]}, {"params": [b], "lr": 0.5}])
+    before = [dict(group) for group in optimizer.param_groups]
+    with pytest.raises(ValueError, match="momentum=2"):
+        optimizer.load_state_dict(content)
+    after = optimizer.param_groups
+    assert [(g["param_names"], g["lr"]) for g in after] == [(["a"], 0.02), (["b"], 0.5)]
+    assert all(g["params"][0] is h["params"][0] for g, h in zip(after, before, strict=True))
+
+
 def test_a_checkpoint_in_another_order_is_told_of_without_numbers_that_are_equal():
     named = [(name, Parameter(gaussian(4, 4).float())) for name in "ab"]
     saved = Muon(named).state_dict()
     with pytest.warns(
         UserWarning, match="its parameters in another order, or in other groups, than"
-    ):
+    ) as told:
         Muon(named[::-1]).load_state_dict(saved)
+    assert told[0].filename == __file__
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -1,13 +1,24 @@
-"""Devices for which torch has no fused AdamW and SGD: the meta device stands for them."""
+"""Devices for which torch has no fused AdamW and SGD, and a default device that parameters are not on.
+
+The meta device stands for both.
+"""
 
 from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from tests.optim.sample_models import mlp
+from tests.own_parts import sketched
+from tests.spectra import gaussian
+from torch import Tensor
 
+import polarstep as ps
 from polarstep import SGD, AdamW, muon_for
-from polarstep.optim import elementwise
+from polarstep.diagnostics import Monitor
+from polarstep.optim import elementwise, padded
 
 
 @pytest.mark.parametrize("others", [AdamW(), SGD()])
@@ -34,3 +45,41 @@ def test_skipping_without_a_fused_rule(others, monkeypatch):
     optimizer.step()
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == set(before) - {"0.bias"}
+
+
+@pytest.mark.parametrize(
+    "polar",
+    [
+        ps.NewtonSchulz(3),
+        ps.Exact(),
+        sketched(ps.Gaussian()),
+        sketched(ps.Kaczmarz()),
+        sketched(ps.Warm()),
+        ps.Deflated(sketched(ps.Gaussian())),
+        ps.Deflated(sketched(ps.Gaussian()), ps.NewtonSchulz(1, "flat")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", [{}, {"transform": ps.NormalizedRows(), "nonfinite": "skip"}])
+def test_the_default_device_is_not_asked(
+    polar: ps.PolarMap, options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``torch.set_default_device("cuda")``: what a step makes for itself is where it needs it."""
+    monkeypatch.setattr(padded, "MANY", 1)
+
+    def end(*, elsewhere: bool) -> list[Tensor]:
+        params = [torch.nn.Parameter(gaussian(*s, seed=1).float()) for s in ((16, 24), (24, 16))]
+        gain = torch.nn.Parameter(torch.ones(64))
+        groups = [{"params": params, "polar": polar}, {"params": [gain], "algorithm": "adamw"}]
+        given = [[gaussian(*p.shape, seed=k).float() for p in (*params, gain)] for k in range(3)]
+        with torch.device("meta") if elsewhere else nullcontext():
+            optimizer = ps.Muon(groups, lr=0.1, **options)
+            Monitor(optimizer, every=1, exact=False)
+            for gradients in given:
+                for p, G in zip((*params, gain), gradients, strict=True):
+                    p.grad = G
+                optimizer.step()
+                optimizer.load_state_dict(optimizer.state_dict())
+        return [p.detach() for p in (*params, gain)]
+
+    assert all(map(torch.equal, end(elsewhere=True), end(elsewhere=False)))

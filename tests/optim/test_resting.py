@@ -117,3 +117,14 @@ def test_an_infinite_momentum_is_no_measure() -> None:
     trained(p, optimizer, [1.0])
     assert bool(optimizer.state[p]["peak"].isfinite().all())
     assert FADED < 1e-3
+
+
+def test_other_matrices_than_before_start_with_peaks_of_their_own(monkeypatch) -> None:
+    """``split_sizes`` may be written to a group, or be missing in an older checkpoint."""
+    monkeypatch.setattr("polarstep.optim.resting.EVERY", 2)
+    p = torch.nn.Parameter(torch.zeros(12, 8))
+    optimizer = ps.Muon([p])
+    trained(p, optimizer, random((12, 8)))
+    optimizer.param_groups[0]["split_sizes"] = (4, 4, 4)
+    trained(p, optimizer, random((12, 8)))
+    assert optimizer.state[p]["peak"].shape == (3,)

@@ -79,6 +79,34 @@ def test_the_update_keeps_the_norm_of_t_and_is_certified_after_it() -> None:
     assert "rows normalized" in str(optimizer.routes)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_second_moment_does_not_stand_still(dtype: torch.dtype) -> None:
+    """A GPU has M in bfloat16, whose numbers are further apart than v moves in a step."""
+    T = (gaussian(1, 4, 32) * torch.logspace(-2, 0, 4)[:, None]).to(dtype)
+    carry = Carry()
+    for _ in range(200):
+        _, carry = ps.NormalizedRows(0.999).step(T, T, carry)
+    exact = (1 - 0.999**200) * T.double().square().mean(-1)
+    torch.testing.assert_close(carry["rows"].double(), exact, rtol=1e-3, atol=0)
+
+
+def test_other_rows_than_those_of_the_last_step_start_anew() -> None:
+    """``layout`` may be written to a group; the rows of 8×12 matrices are then the columns."""
+    W, fresh = Parameter(torch.zeros(8, 12)), Parameter(torch.zeros(8, 12))
+    options = {"momentum": 0.0, "polar": ps.NewtonSchulz(5), "transform": ps.NormalizedRows()}
+    optimizer = ps.Muon([W], **options)
+    for k in range(2):
+        W.grad = gaussian(8, 12, seed=k).float()
+        optimizer.step()
+    optimizer.param_groups[0]["layout"] = "transposed"
+    W.data.zero_()
+    for p, its in ((W, optimizer), (fresh, ps.Muon([fresh], layout="transposed", **options))):
+        p.grad = gaussian(8, 12, seed=2).float()
+        its.step()
+    assert torch.equal(W, fresh)
+    assert optimizer.state[W]["rows"].shape == (1, 12)
+
+
 @pytest.mark.parametrize("polar", MAPS, ids=str)
 def test_a_checkpoint_goes_on_bit_for_bit(polar: ps.PolarMap) -> None:
     ends = []

@@ -262,7 +262,7 @@ class NoiseDraws:
                 f"{what}: expected a list of parameters whose noise was drawn, some of "
                 f"{', '.join(self.names[:6])}{', …' if len(self.names) > 6 else ''}"
             )
-        return torch.tensor([self.names.index(name) for name in names])
+        return torch.tensor([self.names.index(name) for name in names], device="cpu")
 
 
 def gaussian_reference(count: int, dimension: float) -> tuple[float, float, float]:
@@ -278,10 +278,11 @@ def gaussian_reference(count: int, dimension: float) -> tuple[float, float, floa
 @lru_cache(maxsize=256)
 def _gaussian_reference(count: int, rounded: int) -> tuple[float, float, float]:
     g = generator("gaussian noise", count, rounded)
-    shape = torch.full((GAUSSIAN_REPEATS, count), math.exp(0.2 * rounded) / 2, dtype=torch.float64)
+    of: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+    shape = torch.full((GAUSSIAN_REPEATS, count), math.exp(0.2 * rounded) / 2, **of)
     norms = torch._standard_gamma(shape, generator=g).sqrt()
-    found = torch.tensor([hill(row).alpha for row in norms], dtype=torch.float64)
-    low, middle, high = found.quantile(torch.tensor([0.025, 0.5, 0.975], dtype=torch.float64))
+    found = torch.tensor([hill(row).alpha for row in norms], **of)
+    low, middle, high = found.quantile(torch.tensor([0.025, 0.5, 0.975], **of))
     return float(low), float(middle), float(high)
 
 
@@ -335,4 +336,4 @@ def _inner(a: list[Tensor], b: list[Tensor]) -> Tensor:
 
 
 def _table(rows: list[Tensor]) -> Tensor:
-    return torch.stack(rows).cpu() if rows else torch.empty(0, 0, dtype=torch.float64)
+    return torch.stack(rows).cpu() if rows else torch.empty(0, 0, dtype=torch.float64, device="cpu")

@@ -99,7 +99,9 @@ class LocalState(State):
                 del it.real[key]
             for key, value in it.known.items():
                 known = it.real.get(key)
-                if known is None or not _is_same(_part_of(known, it.p, it.batch), value):
+                # A whole tensor, of which the step has written this rank's rows, is right on no rank.
+                in_parts = not it.batch or is_sharded(known)
+                if not in_parts or not _is_same(_part_of(known, it.p, it.batch), value):
                     it.real[key] = _joined(value, it.p, key, it.batch)
         its = self._of.values()
         real = _Content([self._state, *(it.real for it in its)])

@@ -14,6 +14,7 @@ from polarstep.distributed.layout import Layout, is_sharded
 from polarstep.distributed.ledger import AUTO, AskedPlan, Plan, Side, check_plan
 from polarstep.matrix import MatrixView
 from polarstep.optim.collect import momentum_dtype
+from polarstep.optim.transforms import Transform, followed
 from polarstep.polar import LowRank, PolarMap, Warm
 from polarstep.polar.orthonormal import resolved
 
@@ -40,13 +41,19 @@ class Choice:
 
 
 def chosen(
-    p: Tensor, layout: Layout, view: MatrixView, polar: PolarMap, asked: AskedPlan = AUTO
+    p: Tensor,
+    layout: Layout,
+    view: MatrixView,
+    polar: PolarMap,
+    asked: AskedPlan = AUTO,
+    transform: Transform | None = None,
 ) -> Choice:
     """The plan for the matrices of ``p``: the one ``asked`` for where it is possible, else the cheapest.
 
-    ``polar`` is the map of the group, before it is resolved for a shape.
+    ``polar`` is the map of the group, before it is resolved for a shape, and ``transform`` what the
+    group does to its T. A transform takes whole matrices, so no rank can apply it to a part of T.
     """
-    costs = _costs(p, layout, view, polar)
+    costs = _costs(p, layout, view, polar, transform)
     if asked == "replicated" and "owner" in costs:
         asked = "owner"
     if asked == "owner" and "replicated" in costs:
@@ -68,7 +75,7 @@ def chosen(
 
 
 def _costs(
-    p: Tensor, layout: Layout, view: MatrixView, polar: PolarMap
+    p: Tensor, layout: Layout, view: MatrixView, polar: PolarMap, transform: Transform | None
 ) -> dict[Plan, tuple[float, float]]:
     """Bytes and FLOPs per rank of every plan that is possible."""
     if len(layout.ranks) == 1:
@@ -78,7 +85,7 @@ def _costs(
     if pieces is not None:
         possible.append("replicated" if layout.cut == () else "owner")
     side = cut_side(layout, view)
-    maps = [polar.on(m, n, p.device) for _, m, n in view.shapes]
+    maps = [followed(polar.on(m, n, p.device), transform) for _, m, n in view.shapes]
     if side is not None and _suits_shards(maps[0], layout, p):
         possible.append("sharded")
     size = wire_dtype(polar, p.dtype, p.device).itemsize

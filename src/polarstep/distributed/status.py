@@ -35,7 +35,8 @@ def agreed(
     for ranks, params in _by_ranks(spread).items():
         broken = error is not None or bool(failed)
         flags = [int(broken), step, -step, *(int(p.grad is not None) for p in params)]
-        most = wire.largest(torch.tensor(flags, dtype=torch.int64), ranks, on_host=True).tolist()
+        given = torch.tensor(flags, dtype=torch.int64, device="cpu")
+        most = wire.largest(given, ranks, on_host=True).tolist()
         if most[0]:
             failed.append(ranks)
         if most[1] != -most[2]:

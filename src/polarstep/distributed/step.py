@@ -131,13 +131,14 @@ class Distribution:
         if layout is None:
             return None
         view, asked = view_of(group, p), asked_of(group, self.plan)
-        now = (p, layout, view, group["polar"], p.dtype, p.device, asked)
+        polar, transform = group["polar"], group["transform"]
+        now = (p, layout, view, polar, transform, p.dtype, p.device, asked)
         known = self._recent.get(id(p))
         if known is not None and all(map(operator.is_, known[0], now)):
             return known[1]
         key = now[1:]
         if key not in self._choices:
-            self._choices[key] = chosen(p, layout, view, group["polar"], asked)
+            self._choices[key] = chosen(p, layout, view, polar, asked, transform)
         self._recent[id(p)] = now, self._choices[key]
         return self._choices[key]
 
@@ -225,6 +226,7 @@ class Split:
         sharded: dict[Any, Shards] = {}
         for w in range(len(self._works)):
             far = self._selected(w, "owner", "replicated", "sharded")
+            lasting = far.without_gradients()  # trips keep their members until the next step
             for index, p in enumerate(far.params):
                 if p.numel() == 0:
                     continue
@@ -232,7 +234,7 @@ class Split:
                 layout = self._distribution.layout_of(p)
                 assert layout is not None
                 self._targets[id(p)] = Target(far, index, self._state)
-                for signature, member in members_of(far, index, self._state):
+                for signature, member in members_of(lasting, index, self._state):
                     # As in by_tensors, momentum and skipping are handled by parameter.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
                     choice = self._distribution.choice(far.group, p)
@@ -328,7 +330,7 @@ class Split:
             for name, shape in carries.shapes_of(signature, signature.dtype).items():
                 key, of_all = entry(name, member.block), (member.count, *shape)
                 known = self._state[p].get(key)
-                if known is None or known.shape != of_all:
+                if not is_sharded(known) or known.shape != of_all:
                     part = torch.empty((0, *shape), dtype=p.dtype, device=p.device)
                     self._state[p][key] = wrapped(part, p, p.placements, of_all)
 

@@ -107,7 +107,7 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
                     ranks = (0,) if layout is None else layout.ranks
                     found.setdefault(ranks, []).append((p, key, known))
     for ranks, entries in found.items():
-        flags = torch.tensor([int(known) for _, _, known in entries], dtype=torch.int64)
+        flags = torch.tensor([int(known) for _, _, known in entries], device="cpu")
         for (p, key, _), known in zip(
             entries, wire.largest(flags, ranks, on_host=True).tolist(), strict=True
         ):

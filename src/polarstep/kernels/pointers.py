@@ -26,7 +26,7 @@ _READ_BY_GRAPHS: list[Tensor] = []
 
 def refreshed(table: Tensor, values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
     """``values`` on the table's device, in the table's memory if they fit; never waits for it."""
-    host = torch.tensor(values, dtype=dtype)
+    host = torch.tensor(values, dtype=dtype, device="cpu")
     if table.is_cuda:
         host = host.pin_memory()  # a copy from pageable memory would wait for the device
         if in_a_graph():

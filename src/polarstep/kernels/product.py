@@ -283,7 +283,7 @@ def product(
     N = B.shape[-1]
     if out is None:
         out = torch.empty(batch, M, N, device=A.device, dtype=out_dtype or A.dtype)
-    if symmetric and not by_trace and _suits_descriptors(A, B):
+    if symmetric and not by_trace and out.is_contiguous() and _suits_descriptors(A, B):
         return _by_descriptors(A, B, D, out, alpha, beta, identity, scale, powers)
     tiles = _tiles(M, N, A.element_size(), symmetric)
     rows, cols = triton.cdiv(M, tiles["BM"]), triton.cdiv(N, tiles["BN"])

@@ -228,10 +228,17 @@ class TableBucket:
             update(X, polar.dense, *tables, **where)
 
     def _keep(self, left: Carry) -> None:
-        """Copy the new carry to where a graph reads it, except for parameters that are skipped."""
+        """Copy the new carry to where a graph reads it, except for parameters that are skipped.
+
+        It is kept in no more than the precision of M or of the parameters, to which torch casts a
+        checkpoint that it loads.
+        """
         if left is self._carry:
             return
-        known = self._carry
+        known, widest = self._carry, torch.promote_types(self.signature.dtype, self.dtype)
+        left = Carry(
+            {k: t.to(widest) if t.itemsize > widest.itemsize else t for k, t in left.items()}
+        )
         if known.keys() != left.keys() or any(
             known[k].shape != left[k].shape or known[k].dtype != left[k].dtype for k in left
         ):

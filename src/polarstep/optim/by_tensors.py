@@ -15,8 +15,8 @@ from torch import Tensor
 from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.gather import Gathering
-from polarstep.distributed.layout import is_sharded, local, placed_like
-from polarstep.optim.carried import remember
+from polarstep.distributed.layout import is_sharded, local, placed_like, whole
+from polarstep.optim.carried import entry, remember
 from polarstep.optim.collect import (
     Member,
     Signature,
@@ -41,7 +41,7 @@ from polarstep.optim.low_precision import (
 from polarstep.optim.padded import step_padded
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.step import PolarHook, launch, show
-from polarstep.polar import Carry, Draw, Polar
+from polarstep.polar import Carry, Draw, Polar, PolarMap
 
 __all__ = ["PlainStep", "Target", "Tensors", "apply_updates", "finite_flags"]
 
@@ -135,9 +135,21 @@ def _in_parts(
 def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
     """What the last step left for the matrices of a bucket, as a copy that the step may write to."""
     its = signature
+    for member in members if is_sharded(members[0].param) else ():
+        _gather_carry(state[member.param], member.block, its.polar)
     if its.resumed:
         return Carry.joined(all_recalled(its, members, state))
     return its.polar.init(sum(m.count for m in members), its.m, its.n, its.device, its.dtype)
+
+
+def _gather_carry(of_parameter: dict[str, Any], block: int, polar: PolarMap) -> None:
+    """Make the carry of a block whole in the state, where another plan has left it in parts.
+
+    A step with hooks gathers the matrices that ranks otherwise compute in parts or for one another.
+    """
+    for key in (entry(name, block) for name in polar.carries):
+        if key in of_parameter:
+            of_parameter[key] = whole(of_parameter[key])
 
 
 def finite_flags(members: list[Member]) -> Tensor | None:

@@ -24,6 +24,7 @@ from polarstep.optim.elementwise import counter_device
 from polarstep.optim.elementwise_step import check_buffers
 from polarstep.optim.groups import ELEMENTWISE, Group, check_ours, named_params, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
+from polarstep.optim.mistakes import callers_level
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.resized import check_shapes
 from polarstep.optim.transforms import NormalizedRows
@@ -93,8 +94,18 @@ class Checkpointed(Optimizer):
         """
         _check_content(state_dict)
         saved_groups = [_named_in_order(group) for group in state_dict["param_groups"]]
-        state_dict = state_dict | {"param_groups": saved_groups}
-        _regroup(self.param_groups, state_dict["param_groups"])
+        groups, before = self.param_groups, list(self.param_groups)
+        told = _regroup(groups, saved_groups)
+        try:
+            self._load(state_dict | {"param_groups": saved_groups})
+        except Exception:
+            groups[:] = before  # a checkpoint that is refused changes nothing
+            raise
+        if told is not None:
+            warnings.warn(told, stacklevel=callers_level())
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint whose parameters are in the same groups."""
         if not self._optimizer_load_state_dict_pre_hooks:  # a hook may correct the groups
             _check_sizes(self.param_groups, state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
@@ -207,18 +218,19 @@ def _check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
     )
 
 
-def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
+def _regroup(groups: list[Group], saved: Sequence[Group]) -> str | None:
     """Group the parameters as the checkpoint does, if it has the same names in other groups.
 
     The checkpoint may come from a version that routes a parameter differently, or from a run in which
-    other layers were frozen. The run then goes on with the groups it was saved with.
+    other layers were frozen. The run then goes on with the groups it was saved with, and the words to
+    tell the user are returned.
     """
     then, now = (
         [list(group.get("param_names") or ()) for group in each] for each in (saved, groups)
     )
     names_then, names_now = (sorted(chain.from_iterable(names)) for names in (then, now))
     if then == now or names_then != names_now or not all([*then, *now]):
-        return
+        return None
     owners = {
         name: (p, group)
         for group, names in zip(groups, now, strict=True)
@@ -231,11 +243,10 @@ def _regroup(groups: list[Group], saved: Sequence[Group]) -> None:
     otherwise = "in another order, or in other groups, than this optimizer had them"
     if len(then) != len(now):
         otherwise = f"in {len(then)} groups, and this optimizer had them in {len(now)}"
-    warnings.warn(
+    return (
         f"the checkpoint has its parameters {otherwise}: its groups and their rules are taken over. "
         "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
-        "with a new optimizer",
-        stacklevel=3,
+        "with a new optimizer"
     )
 
 

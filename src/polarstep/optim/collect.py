@@ -61,6 +61,10 @@ class Work:
     finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
     views: list[MatrixView]  # empty unless the group is Muon's
 
+    def without_gradients(self) -> Work:
+        """This work for a plan that outlives the step, and must not keep the gradients' memory."""
+        return replace(self, grads=[])
+
 
 @dataclass(frozen=True)
 class Signature:

@@ -34,10 +34,8 @@ class AdamW:
     weight_decay: float = 0.0
 
     algorithm: ClassVar[str] = "adamw"
-    buffers: ClassVar[tuple[str, ...]] = (
-        "exp_avg",
-        "exp_avg_sq",
-    )  # with the shape of the parameter
+    # Entries of the state with the shape of the parameter.
+    buffers: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def __post_init__(self) -> None:
         _check_number(self.lr)

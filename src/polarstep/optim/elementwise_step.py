@@ -24,14 +24,15 @@ def prepare_elementwise(work: Work, state: State) -> None:
     if not work.params:
         return
     rule = ELEMENTWISE[work.group["algorithm"]]
-    keeps_its_own = is_compensated(work.group, work.params[0])  # it computes in float32 anyway
     for name, p in zip(work.names, work.params, strict=True):
         of_parameter = state[p]
         if not of_parameter:
             of_parameter.update(rule.new_state(p))
             continue
         check_buffers(name, of_parameter, rule)
-        for key in () if keeps_its_own else rule.buffers:
+        if is_compensated(work.group, p):
+            continue  # its step computes in float32 whatever the precision of its state
+        for key in rule.buffers:
             if of_parameter[key].dtype != p.dtype:
                 of_parameter[key] = of_parameter[key].to(p.dtype)
 
@@ -49,22 +50,28 @@ def check_buffers(name: str, of_parameter: dict[str, Any], rule: type[Elementwis
 
 
 def step_elementwise(work: Work, state: State) -> None:
-    """Update the prepared parameters of ``work``, one by one if some may have to be skipped."""
-    if not work.params:
+    """Update the prepared parameters of ``work``, one by one if some may have to be skipped.
+
+    A group may have parameters in several precisions, of which only those in 16 bits are compensated.
+    """
+    plain = []
+    for index, p in enumerate(work.params):
+        if is_compensated(work.group, p):
+            _step_compensated(work, index, state)
+        else:
+            plain.append(index)
+    if not plain:
         return
     rule = ELEMENTWISE[work.group["algorithm"]]
-    if is_compensated(work.group, work.params[0]):
-        for index in range(len(work.params)):
-            _step_compensated(work, index, state)
-        return
-    params = [local(p) for p in work.params]
+    params = [local(work.params[i]) for i in plain]
     # A parameter in bfloat16 may have a gradient in float32 (Tensor.grad_dtype).
-    grads = [local(g).to(p.dtype) for g, p in zip(work.grads, params, strict=True)]
-    states = [{k: local(X) for k, X in state[p].items()} for p in work.params]
+    grads = [local(work.grads[i]).to(p.dtype) for i, p in zip(plain, params, strict=True)]
+    states = [{k: local(X) for k, X in state[work.params[i]].items()} for i in plain]
     if work.finite is None:
         rule.update(work.group, params, grads, states)
         return
-    for p, grad, of_parameter, finite in zip(params, grads, states, work.finite, strict=True):
+    flags = [work.finite[i] for i in plain]
+    for p, grad, of_parameter, finite in zip(params, grads, states, flags, strict=True):
         rule.update(work.group, [p], [grad], [of_parameter], found_inf=1 - finite.float())
 
 

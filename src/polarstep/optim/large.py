@@ -8,6 +8,7 @@ times its memory: 1.26 times for 8192×16384, 1.506 times for 16384×16384.
 
 from __future__ import annotations
 
+from polarstep import products
 from polarstep.optim.collect import Member, Signature
 from polarstep.optim.step import Matrices, PolarHook
 from polarstep.polar import Polar
@@ -30,11 +31,14 @@ def launch_in_place(
 ) -> Polar:
     """One step of a bucket, like :func:`polarstep.optim.step.launch`, for a map without state.
 
-    M is copied first where it is the momentum buffer itself, or where hooks are to see it.
+    M is copied first where it is the momentum buffer itself, where hooks are to see it, or to float32
+    where it has 16 bits.
     """
     M = matrices.momentum()
+    T = products.of(M.device).workable(M)
     is_buffer = not all(member.group["nesterov"] for member in members)
-    T = M.clone() if is_buffer or hooks else M
+    if T is M and (is_buffer or hooks):
+        T = M.clone()
     for X in T:
         signature.polar.overwrite(X if X.shape[0] <= X.shape[1] else X.mT)
     polar = Polar(M, T)

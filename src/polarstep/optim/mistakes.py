@@ -162,7 +162,7 @@ class Told:
 
 
 def callers_level() -> int:
-    """The ``stacklevel`` with which a warning shows the line that called step().
+    """The ``stacklevel`` with which a warning shows the line that called step() or load_state_dict().
 
     torch wraps step() twice, and once more if the optimizer has a scheduler.
     """

@@ -32,9 +32,8 @@ class StepOverRanks:
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
         self._failure: Exception | None = None
-        self._stand_ins = (
-            False  # whether plain tensors stand in for sharded parameters at this step
-        )
+        # Whether plain tensors stand in for sharded parameters at this step.
+        self._stand_ins = False
 
     def collected(
         self, groups: list[Group], state: State, spread: Sequence[tuple[Tensor, Layout]]

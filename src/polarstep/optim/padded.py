@@ -121,8 +121,9 @@ class _Padded:
 
     def momentum(self) -> Tensor:
         """``C ← βC + G``, and M of all members as one batch."""
-        dtype = momentum_dtype(self._members[0].param.dtype)
-        M = torch.zeros(self._places[-1][1], *self._shape, dtype=dtype)
+        p = self._members[0].param
+        shape = self._places[-1][1], *self._shape
+        M = torch.zeros(shape, dtype=momentum_dtype(p.dtype), device=p.device)
         for target, part in zip(self._targets, self._parts(M), strict=True):
             if target.writes_momentum():
                 target.write_momentum(part)
@@ -133,9 +134,10 @@ class _Padded:
     def update(self, polar: Polar) -> None:
         """``X ← (1 − ηλ)X − η·scale·T``; T is scaled for all members at once."""
         sizes = [target.sizes()[0] for target in self._targets]
-        counts = torch.tensor([member.count for member in self._members])
         T = polar.dense
-        T = T * torch.tensor(sizes, dtype=T.dtype).repeat_interleave(counts)[:, None, None]
+        counts = torch.tensor([member.count for member in self._members], device=T.device)
+        each = torch.tensor(sizes, dtype=T.dtype, device=T.device).repeat_interleave(counts)
+        T = T * each[:, None, None]
         alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         for target, part in zip(self._targets, self._parts(T), strict=True):
             params, updates = alike.setdefault(target.remains(), ([], []))

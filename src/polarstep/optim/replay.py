@@ -129,9 +129,10 @@ class ReplayedStep:
                 for p, grad in zip(work.params, work.grads, strict=True)
             ]
             fused.append([i for i, yes in enumerate(can) if yes])
+            lasting = work.without_gradients()
             for i in fused[-1]:
                 momentum_of(work.params[i], state[work.params[i]], work.params[i].dtype)
-                members += list(members_of(work, i, state))
+                members += list(members_of(lasting, i, state))
         if not members:
             return Plan(key, fused, [], [])
         first = works[0].group["step"]

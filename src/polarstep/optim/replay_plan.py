@@ -25,6 +25,9 @@ from polarstep.optim.low_precision import momentum_of
 
 __all__ = ["Plan", "Run", "fill_tables", "goes_on", "key_of"]
 
+# Options of a group that decide in which bucket its matrices are, or whether kernels can update them.
+OPTIONS = ("polar", "transform", "seed", "nesterov", "fused", "rounding", "momentum_dtype")
+
 Run = tuple[TableBucket, list[Member]]
 Shape = tuple[int, int, torch.device]
 
@@ -173,15 +176,16 @@ def _shape(bucket: TableBucket) -> Shape:
 def key_of(work: Work, first: Work) -> tuple[Any, ...]:
     """What a plan depends on: parameters, their memory layout, and the options that decide buckets.
 
-    Ids alone are not enough: ``model.to(...)`` may change precision and layout and keep the id.
+    Ids alone are not enough: ``model.to(...)`` may change precision and layout and keep the id, and any
+    option may be written to a group between two steps.
     """
-    group = work.group
+    group, lr = work.group, work.group["lr"]
     return (
         id(group),
-        *(group[option] for option in ("polar", "transform", "seed", "nesterov", "fused")),
+        *(group[option] for option in OPTIONS),
         is_by_norm(group),
         group["step"] - first.group["step"],
-        isinstance(group["lr"], Tensor),
+        lr.device if isinstance(lr, Tensor) else None,
         work.finite is not None,
         *((id(p), p.dtype, p.device, p.stride()) for p in work.params),
         *work.views,

@@ -68,8 +68,13 @@ def _rest_if_faded(
 
 
 def faded(of_parameter: dict[str, Tensor], most: Tensor, fade: float) -> Tensor:
-    """Which matrices of a parameter rest, from the largest entry of each; their peaks are updated."""
-    known = of_parameter.setdefault("peak", torch.zeros_like(most))
+    """Which matrices of a parameter rest, from the largest entry of each; their peaks are updated.
+
+    A parameter that is cut into other matrices than before, by other ``split_sizes``, has no peaks yet.
+    """
+    known = of_parameter.get("peak")
+    if known is None or known.shape != most.shape:
+        known = of_parameter["peak"] = torch.zeros_like(most)
     peak = torch.maximum(most, fade * known)
     # An infinite or NaN entry of C must not become the peak.
     known.copy_(torch.where(peak.isfinite(), peak, known))

@@ -1,7 +1,7 @@
 """Transforms: changes of the update T after the polar map.
 
-A transform takes T of a batch of matrices, oriented as the parameter is, and returns the matrices
-to apply instead. It may carry tensors from step to step, as a map does. ``Muon(transform=…)``
+A transform takes T of a batch of matrices, with outputs along the rows, and returns the matrices to
+apply instead. It may carry tensors from step to step, as a map does. ``Muon(transform=…)``
 combines any map with any transform; hooks, certificates and checkpoints see the transformed T.
 """
 
@@ -44,6 +44,10 @@ class Transform(ABC):
         """:meth:`step` for the T of ``polar``, which need not be multiplied out before or after it."""
         return self.step(polar.dense, polar.M, carry)
 
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        """Whether a step on m×n matrices can continue from ``carry``, perhaps another transform's."""
+        return all(name in carry for name in self.carries)
+
     def describe(self) -> str:
         """The transform in a few words, for the routing table."""
         return repr(self)
@@ -79,6 +83,10 @@ class NormalizedRows(Transform):
         """The name of v, which has shape (batch, m)."""
         return ("rows",)
 
+    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+        """Whether ``carry`` has a v for matrices of m rows."""
+        return super().resumes(carry, m, n) and carry["rows"].shape[1:] == (m,)
+
     def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """T' and v."""
         scaled, left = self._normalized(T, M, carry)
@@ -92,8 +100,10 @@ class NormalizedRows(Transform):
     def _normalized(
         self, T: Tensor | RowProduct | FlatProduct, M: Tensor, carry: Carry
     ) -> tuple[Tensor | ScaledRows, Carry]:
+        # In 16 bits v would stand still: (1 − β₂)·T² is less than half of v's last digit.
+        wide = torch.promote_types(M.dtype, torch.float32)
         ops = products.of(M.device)
-        scaled, v = ops.normalized_rows(T, self.beta2, carry.get("rows"), M.dtype)
+        scaled, v = ops.normalized_rows(T, self.beta2, carry.get("rows"), wide)
         return scaled, Carry(rows=v)
 
     def describe(self) -> str:
@@ -129,7 +139,7 @@ class _Followed(Containing):
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether map and transform can both continue from ``carry``."""
-        ours = all(name in carry for name in self.transform.carries)
+        ours = self.transform.resumes(carry, *((n, m) if self.transposed else (m, n)))
         return ours and self.polar.resumes(carry, m, n)
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:

@@ -140,7 +140,7 @@ def extremes(polynomials: tuple[Polynomial, ...]) -> tuple[float, float]:
 
     p is smooth in log x, however steep it is at zero; below the grid both are negligible.
     """
-    x = torch.logspace(-8, 0, 80_001, dtype=torch.float64)
+    x = torch.logspace(-8, 0, 80_001, dtype=torch.float64, device="cpu")
     p = evaluate(polynomials, x)
     return max(1.0, float(p.max())), float((x * (1 - p)).max().clamp_min(0)) * (1 + 1e-6) + 1e-8
 

@@ -171,7 +171,7 @@ def norm_floor(kappa: float) -> float:
     >>> round(norm_floor(6 / 4096), 2), round(norm_floor(6 / 256), 2)
     (0.8, 0.89)
     """
-    y = torch.linspace(0, 1, 100_001, dtype=torch.float64)
+    y = torch.linspace(0, 1, 100_001, dtype=torch.float64, device="cpu")
     return float(((kappa + (1 - kappa) * y**10) / (kappa + (1 - kappa) * y**8)).min()) ** 0.25
 
 

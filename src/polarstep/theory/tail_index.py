@@ -207,7 +207,9 @@ def noise_norms(gradients: Tensor) -> Tensor:
 def _choose_k(Z: Tensor) -> int:
     """Half of the largest k at which a straight line explains Z_1, …, Z_k."""
     n = len(Z)
-    grid = torch.logspace(math.log10(SMALLEST), math.log10(n), 60, dtype=torch.float64)
+    grid = torch.logspace(
+        math.log10(SMALLEST), math.log10(n), 60, dtype=torch.float64, device="cpu"
+    )
     k = torch.tensor(sorted({min(n, round(value)) for value in grid.tolist()}), device=Z.device)
     # The Legendre coefficients of Z_1, …, Z_k for all k of the grid at once: with t = 2j/(k+1) − 1
     # they are combinations of the means of Z_j·(j/(k+1))^i, which are running sums.

@@ -80,7 +80,7 @@ def covered_by_proposition_1(polynomial: Sequence[float]) -> bool:
     (True, False)
     """
     (row,) = polynomials.validated((tuple(polynomial),))
-    x = torch.linspace(0, 1, 10_001, dtype=torch.float64)
+    x = torch.linspace(0, 1, 10_001, dtype=torch.float64, device="cpu")
     value = polynomials.evaluate((row,), x)
     slope = sum(((2 * i + 1) * a * x ** (2 * i) for i, a in enumerate(row)), torch.zeros_like(x))
     small = 1e-12

@@ -193,7 +193,8 @@ def _skewed_moment(a: float, alpha: float) -> float:
     mu = a / (a - 1)
     beta = math.lgamma(a - alpha) + math.lgamma(alpha + 1) - math.lgamma(a + 1)
     above = a * mu ** (alpha - a) * math.exp(beta)
-    r = 1 + (mu - 1) * (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    midpoints = (torch.arange(100_000, dtype=torch.float64, device="cpu") + 0.5) / 100_000
+    r = 1 + (mu - 1) * midpoints
     below = (mu - 1) * float(((mu - r) ** alpha * a * r ** (-a - 1)).mean())
     return above + below
 
