@@ -83,7 +83,10 @@ def form_of(site: Site) -> Form:
         if module.groups > 1 and rows % module.groups == 0:
             cut = Cut((rows // module.groups,) * module.groups)
             return Form(layout, cut, f"{module.groups} groups of a {kind}")
-        return Form(layout, what=f"filters of a {kind}")
+        what, fused = f"filters of a {kind}", None
+        if not isinstance(module, _ConvTransposeNd):
+            fused = find_cut(use, rows, module.in_channels)
+        return Form(layout, fused[0], f"{what}: {fused[1]}") if fused else Form(layout, what=what)
     if isinstance(module, nn.MultiheadAttention) and use.label == "in_proj_weight":
         return Form(cut=Cut((rows // 3,) * 3), what="q, k, v of MultiheadAttention")
     if isinstance(module, RECURRENT) and not use.label.startswith("weight_hr"):
