@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from torch import nn
+from torch import Tensor, nn
 
 from polarstep.optim.routing.anatomy import Node, Use
 
-__all__ = ["WHOLE", "Cut", "find_cut"]
+__all__ = ["WHOLE", "Cut", "find_cut", "has_heads_inside"]
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,8 @@ def _pair(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     heads, keys, values = _number(use, HEADS), _number(use, ("key_dim",)), _values(use)
     if heads and keys and values and heads * (keys + values) == outputs:
         return Cut((keys, values), repeats=heads), f"{parts} of {name}, head by head"
-    groups, width = _number(use, GROUPS), _number(use, HEAD_WIDTH)
-    half = _reads(use) or (groups * width if groups and width else None)
-    return (Cut((half,) * 2), f"{parts} of {name}") if half and 2 * half == outputs else None
+    reads = _reads(use)
+    return (Cut((reads,) * 2), f"{parts} of {name}") if reads and 2 * reads == outputs else None
 
 
 def _values(use: Use) -> int | None:
@@ -260,6 +259,17 @@ def _flagged(name: str) -> tuple[Cut, str]:
     return WHOLE, f"‘{name}’ is fused by its name, and not cut: give splits={{…}}"
 
 
+def has_heads_inside(use: Use, p: Tensor) -> bool:
+    """Whether a bare parameter is (width, heads, width of a head), as XLNet's q, k, v and o.
+
+    It is one matrix, with the heads side by side, and no stack of ``width`` matrices.
+    """
+    if use.label == "weight" or p.ndim != 3:
+        return False
+    heads, width = _number(use, HEADS), _number(use, HEAD_WIDTH)
+    return (heads, width) == tuple(p.shape[1:]) and p.shape[0] >= p.shape[2]
+
+
 def _above(use: Use) -> Iterator[Node]:
     """The layer, the module around it, and the module around that one."""
     yield use.owner
@@ -282,8 +292,10 @@ def _reads(use: Use) -> int | None:
     """The inputs of the layer that reads the parts: a neighbour with a name like ``out_proj``."""
     module = use.owner.module
     gated = module._parameters.get(use.label)
-    for label, p in module._parameters.items() if gated is not None else ():
-        if p is not None and p.ndim >= 2 and label != use.label and READERS.search(label):
+    for label, p in module._parameters.items():
+        if gated is None or p is None or p.ndim < 2 or label == use.label:
+            continue
+        if READERS.search(label):
             # The neighbour is stored the same way round, and its outputs are this weight's inputs.
             sides = set(p.shape[-2:])
             common = sides & set(gated.shape[-2:])
