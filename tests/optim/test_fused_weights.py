@@ -265,6 +265,29 @@ def test_attributes_tell_that_parts_come_head_by_head(layer, parts):
     assert (group["split_sizes"], group["split_repeats"]) == (parts, 4)
 
 
+def test_groups_of_heads_in_torchtitan():
+    """Two query heads, a key and a value for each of three groups."""
+    fused = Bag(wqkv=nn.Linear(WIDTH, 48))
+    fused.heads_per_kv, fused.r_dim, fused.head_dim = 2, 4, 4
+    layer = Bag(qkv_linear=fused, wo=nn.Linear(24, WIDTH))
+    optimizer = muon_for(in_a_model(layer))
+    row = optimizer.routes["blocks.0.layer.qkv_linear.wqkv.weight"]
+    assert row.matrix == "24×16 + 12×16 + 12×16"
+    group = optimizer.param_groups[row.group]
+    assert (group["split_sizes"], group["split_repeats"]) == ((8, 4, 4), 3)
+
+
+def test_latent_attention_is_cut_under_either_name():
+    for name in ("kv_b_proj", "wkv_b"):
+        said = {"n_heads": 3, "qk_nope_head_dim": 4, "v_head_dim": 6}
+        layer = Attention(name, nn.Linear(WIDTH, 30), 18, **said)
+        row = muon_for(in_a_model(layer)).routes[f"blocks.0.layer.{name}.weight"]
+        assert (row.matrix, row.why) == (
+            "12×16 + 18×16",
+            f"hidden: Linear: k, v of {name}, head by head",
+        )
+
+
 def test_heads_that_do_not_come_first_are_cut_as_usual():
     layer = Attention("qkv", nn.Linear(WIDTH, 48), 16, num_heads=4, dim_head=4, head_first=False)
     assert muon_for(in_a_model(layer)).routes["blocks.0.layer.qkv.weight"].why == (

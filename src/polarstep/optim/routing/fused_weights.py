@@ -47,10 +47,13 @@ ATTENTION = re.compile(
 )
 KEY_VALUE = re.compile(r"^(to_)?kv(_proj)?$|^key_value$|^keys_values$", re.IGNORECASE)
 QUERY_KEY = re.compile(r"^(to_)?qk$", re.IGNORECASE)
-LATENT = re.compile(r"^kv_b_proj$")
+LATENT = re.compile(r"^kv_b_proj$|^wkv_b$")
 GATED = re.compile(r"gate_(and_)?up|up_gate|^w12$|^wi$", re.IGNORECASE)
 INPUT = re.compile(r"^in_proj$")
-FUSED = (ATTENTION, KEY_VALUE, QUERY_KEY, LATENT, GATED, INPUT)
+FUSED = re.compile(
+    "|".join(each.pattern for each in (ATTENTION, KEY_VALUE, QUERY_KEY, LATENT, GATED, INPUT)),
+    re.IGNORECASE,
+)
 # Names of the layer that reads the result of a fused layer, as the projection back from attention.
 READERS = re.compile(
     r"^(out|o|c|linear|down)?_?proj(_out)?$|^(to_)?out$|^dense(_4h_to_h)?$|^w_?o$|^down$|^w[23]$|^fc2$"
@@ -69,6 +72,8 @@ UNCERTAIN = re.compile(r"query_key_value|linear_qkv|qkvz|qkvg")
 HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "num_q_heads")
 GROUPS = ("num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_heads", "num_heads_kv")
 HEAD_WIDTH = ("head_dim", "head_size", "dim_head", "d_head", "attention_head_size")
+# torchtitan's name for the number of query heads that come before each key and value.
+PER_GROUP = "heads_per_kv"
 HALF = (
     "intermediate_size",
     "intermediate_dim",
@@ -89,7 +94,7 @@ def find_cut(use: Use, outputs: int, inputs: int) -> tuple[Cut, str] | None:
         use = replace(use, owner=_named_fused(use.owner))
     name = use.label if bare else _last(use.owner)
     if LATENT.search(name):
-        return _latent(use, outputs)
+        return _latent(use, name, outputs)
     if GATED.search(name):
         return _gated(use, name, outputs)
     if KEY_VALUE.search(name) or QUERY_KEY.search(name):
@@ -107,7 +112,7 @@ def _named_fused(node: Node) -> Node:
     So ``qkv.conv`` is known by the name ``qkv``, where a convolution and its norm are one module.
     """
     around = node
-    while not any(pattern.search(_last(around)) for pattern in FUSED):
+    while not FUSED.search(_last(around)):
         above = around.parent
         if above is None or isinstance(above.module, CONTAINERS):
             return node
@@ -142,7 +147,9 @@ def _is_by_head(use: Use) -> bool:
     """Whether a module around the weight stores q, k and v of one head after those of another."""
     modules = [node.module for node in _above(use)]
     return any(
-        BY_HEAD.search(type(module).__name__) or getattr(module, "head_first", None) is True
+        BY_HEAD.search(type(module).__name__)
+        or getattr(module, "head_first", None) is True
+        or isinstance(getattr(module, PER_GROUP, None), int)
         for module in modules
     )
 
@@ -192,6 +199,9 @@ def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str
 def _by_head(use: Use, outputs: int) -> Cut | None:
     """q, k and v of one group of heads after those of another; a group has one k and one v."""
     heads, known = _number(use, HEADS), _number(use, HEAD_WIDTH)
+    if (each := _number(use, (PER_GROUP,))) and known:
+        groups, rest = divmod(outputs, (each + 2) * known)
+        return Cut((each * known, known, known), repeats=groups) if rest == 0 else None
     for groups in (_number(use, GROUPS), heads):
         if heads and groups and heads % groups == 0:
             each = heads // groups
@@ -201,12 +211,12 @@ def _by_head(use: Use, outputs: int) -> Cut | None:
     return None
 
 
-def _latent(use: Use, outputs: int) -> tuple[Cut, str] | None:
+def _latent(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     """Keys without position and values of multi-head latent attention, head by head."""
     heads = _number(use, HEADS)
     keys, values = _number(use, ("qk_nope_head_dim",)), _number(use, ("v_head_dim",))
     if heads and keys and values and heads * (keys + values) == outputs:
-        return Cut((keys, values), repeats=heads), "k, v of kv_b_proj, head by head"
+        return Cut((keys, values), repeats=heads), f"k, v of {name}, head by head"
     return None
 
 
