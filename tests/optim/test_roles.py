@@ -72,6 +72,14 @@ def test_functional_tying_without_a_list_of_blocks():
     assert with_role(optimizer, "head") == set()
 
 
+def test_a_last_layer_as_wide_as_the_embedding_is_a_head_if_it_is_called_so():
+    """ImageGPT's embedding has an entry more than its head, and its head is square."""
+    parts = {"wte": nn.Embedding(WIDTH + 1, WIDTH), "blocks": nn.ModuleList([Block(), Block()])}
+    head = nn.Linear(WIDTH, WIDTH, bias=False)
+    assert with_role(muon_for(Bag(**parts, lm_head=head)), "head") == {"lm_head.weight"}
+    assert with_role(muon_for(Bag(**parts, mix=head)), "head") == set()
+
+
 def test_a_position_table_as_long_as_the_model_is_wide_makes_no_heads():
     optimizer = muon_for(SmallGPT("untied", context=WIDTH))
     assert with_role(optimizer, "head") == {"head.weight"}

@@ -269,7 +269,7 @@ def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict
         # A last layer whose outputs are as wide as an embedding that the trunk reads is no head:
         # the embedding is the head, by F.linear(x, embedding.weight) in the forward pass.
         tied = width in embedded and read[width] and width not in vocabularies
-        if not tied:
+        if not tied or HEAD.search(node.name.rpartition(".")[2]):
             how = "the model's last layer" if i == 0 else f"no layer reads its {width} outputs"
             heads.setdefault(id(node.module), how)
     for node in layers:

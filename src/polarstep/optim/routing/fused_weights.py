@@ -199,9 +199,9 @@ def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str
 def _by_head(use: Use, outputs: int) -> Cut | None:
     """q, k and v of one group of heads after those of another; a group has one k and one v."""
     heads, known = _number(use, HEADS), _number(use, HEAD_WIDTH)
-    if (each := _number(use, (PER_GROUP,))) and known:
-        groups, rest = divmod(outputs, (each + 2) * known)
-        return Cut((each * known, known, known), repeats=groups) if rest == 0 else None
+    if (queries := _number(use, (PER_GROUP,))) and known:
+        repeats, rest = divmod(outputs, (queries + 2) * known)
+        return Cut((queries * known, known, known), repeats=repeats) if rest == 0 else None
     for groups in (_number(use, GROUPS), heads):
         if heads and groups and heads % groups == 0:
             each = heads // groups
