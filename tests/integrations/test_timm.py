@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.integrations.pages import blocks, needs, run, same, weights
 from tests.integrations.torchvision_stand_in import stand_in_for_torchvision
+
+from polarstep import muon_for
 
 PAGE = "timm.md"
 pytestmark = needs("timm")
@@ -23,3 +26,26 @@ def test_the_page_trains_and_resumes_bit_for_bit(
     run(resume, namespace, PAGE)
     assert len(steps) == 4 + 2
     assert same(weights(namespace["model"]), weights(namespace["resumed"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "parts"),
+    [
+        ("tiny_vit_5m_224", "stages.1.blocks.0.attn.qkv.weight", (32, 32, 32)),
+        ("coatnet_pico_rw_224", "stages.2.blocks.0.attn.qkv.weight", (32, 32, 32)),
+        ("levit_128s", "stages.0.blocks.0.attn.qkv.linear.weight", (16, 16, 32)),
+    ],
+)
+def test_parts_that_come_head_by_head(
+    name: str, weight: str, parts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that a cut gives to q are those that the layer takes for q."""
+    stand_in_for_torchvision(monkeypatch)
+    import timm
+
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    optimizer = muon_for(model)
+    group = optimizer.param_groups[optimizer.routes[weight].group or 0]
+    heads = model.get_parameter(weight).shape[0] // sum(parts)
+    assert (group["split_sizes"], group["split_repeats"]) == (parts, heads)

@@ -141,6 +141,73 @@ def test_an_adapted_head_stays_a_head():
     assert routes["blocks.0.b.lora_B.default.weight"].role == "adapter"
 
 
+def test_biases_of_an_adapter_are_vectors():
+    layer = Lora()
+    layer.lora_B["default"] = nn.Linear(RANK, OUTPUTS)  # LoraConfig(lora_bias=True)
+    routes = muon_for(in_a_model(layer)).routes
+    assert routes["blocks.0.layer0.lora_B.default.bias"].role == "vector"
+    assert routes["blocks.0.layer0.lora_B.default.weight"].role == "adapter"
+
+
+def test_adalora_divides_by_the_rank_in_its_forward_pass():
+    layer = Lora(scaling=8.0)
+    layer.ranknum = nn.ParameterDict({"default": nn.Parameter(torch.ones(1), requires_grad=False)})
+    row = muon_for(in_a_model(layer)).routes["blocks.0.layer0.lora_A.default.weight"]
+    assert row.why.endswith("s = 2")
+
+
+def test_adapters_that_are_not_lora_are_left_to_adamw():
+    """The rows of OFT are angles, those of VB-LoRA logits: no matrices of a map."""
+
+    class Layer(Bag):
+        adapter_layer_names = ("oft_R", "mix", "modules_to_save")
+
+    layer = Layer(
+        base_layer=nn.Linear(16, 16).requires_grad_(False),
+        oft_R=nn.ModuleDict({"default": Bag(weight=gaussian(8, 6))}),
+        mix=gaussian(4, 6),
+        modules_to_save=nn.ModuleDict({"default": nn.Linear(16, 16, bias=False)}),
+    )
+    routes = muon_for(in_a_model(layer)).routes
+    found = {row.name.split(".", 3)[3]: row.role for row in routes if row.algorithm != "left out"}
+    assert found == {
+        "oft_R.default.weight": "vector",
+        "mix": "vector",
+        "modules_to_save.default.weight": "hidden",
+    }
+    assert routes["blocks.0.layer0.mix"].why == "vector: mix of an adapter that is not LoRA"
+
+
+def test_an_adapted_last_layer_stays_the_head():
+    class Adapted(Bag):
+        adapter_layer_names = ("lily_A", "lily_B")
+
+    head = Adapted(
+        base_layer=nn.Linear(16, 5), lily_A=nn.Linear(16, 4), lily_B=nn.Linear(4, 5, bias=False)
+    )
+    routes = muon_for(Bag(one=nn.Linear(8, 16), two=nn.Linear(16, 16), head=head)).routes
+    assert routes["head.base_layer.weight"].role == "head"
+    assert routes["head.lily_B.weight"].role == "vector"
+
+
+@pytest.mark.parametrize("kind", ["LoHaConfig", "OFTConfig", "IA3Config"])
+def test_other_methods_of_the_real_library_are_refused_with_the_remedy(kind):
+    peft, transformers = map(pytest.importorskip, ("peft", "transformers"))
+    config = transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=8)
+    options = {"IA3Config": {"feedforward_modules": ["mlp.c_proj"], "fan_in_fan_out": True}}
+    if kind not in options:  # these adapt linear layers only
+        config = transformers.LlamaConfig(
+            vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2,
+        )  # fmt: skip
+        options = {"LoHaConfig": {"r": 2}, "OFTConfig": {"r": 0, "oft_block_size": 4}}
+    names = ["c_attn", "mlp.c_proj"] if kind == "IA3Config" else ["q_proj"]
+    method = getattr(peft, kind)(target_modules=names, **options[kind])
+    model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_config(config), method)
+    with pytest.raises(ValueError, match=r"no parameter of PeftModel would be updated by Muon"):
+        muon_for(model)
+
+
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"use_dora": True}], ids=str)
 def test_the_real_library(options):
     peft, transformers = map(pytest.importorskip, ("peft", "transformers"))

@@ -164,6 +164,15 @@ def test_a_bias_of_other_experts_tells_which_side_has_the_outputs():
     assert routes["blocks.0.layer.down_proj"].matrix == "3·(6×10)"
 
 
+def test_stacked_matrices_of_other_names_are_taken_as_they_are_stored():
+    """Zamba's ``x_proj_weight`` reads the width that its module states, and is no expert's matrix."""
+    mixer = Bag(x_proj_weight=gaussian(2, 6, 10), down_proj=gaussian(2, 6, 10))
+    mixer.hidden_size = 10
+    routes = muon_for(in_a_model(mixer)).routes
+    assert routes["blocks.0.layer.x_proj_weight"].matrix == "2·(6×10)"
+    assert routes["blocks.0.layer.down_proj"].matrix == "2·(10×6), stored transposed"
+
+
 def test_a_layout_of_the_users_own():
     model = in_a_model(Bag(mix=gaussian(4, 12)))
     routes = muon_for(model, layouts={"*.mix": "transposed"}, splits={"*.mix": 3}).routes
@@ -193,8 +202,13 @@ def test_a_layout_of_the_users_own():
         (GPTNeoXAttention("query_key_value", nn.Linear(WIDTH, 48), 16, num_heads=4), "3·(16×16)"),
         (Bag(qkv=nn.Linear(WIDTH, 48)), "3·(16×16)"),
         (Bag(qkv=nn.Linear(WIDTH, 64)), "64×16"),
+        (Attention("qkv", nn.Linear(WIDTH, 33), 16), "1×16 + 16×16 + 16×16"),  # one query
+        (Attention("att_proj", nn.Linear(WIDTH, 48), 16), "3·(16×16)"),
+        (Attention("qk", nn.Linear(WIDTH, 32), 16), "2·(16×16)"),
+        (Attention("in_proj", nn.Linear(WIDTH, 88), 16, in_split=[40, 16, 16, 16]),
+         "40×16 + 16×16 + 16×16 + 16×16"),
     ],
-)
+)  # fmt: skip
 def test_shapes_decide_how_a_fused_weight_is_cut(layer, matrix):
     name = next(name for name, child in layer.named_children() if name != "q_attn")
     row = muon_for(in_a_model(layer)).routes[f"blocks.0.layer.{name}.weight"]
@@ -219,6 +233,88 @@ def test_parts_that_come_head_by_head():
     assert row.why == "hidden: Linear: q, k, v of query_key_value, head by head"
     group = optimizer.param_groups[row.group]
     assert (group["split_sizes"], group["split_repeats"]) == ((4, 4, 4), 4)
+
+
+class DisentangledSelfAttention(Attention):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("layer", "parts"),
+    [
+        # LeViT, TinyViT and EfficientFormer state the widths of one head
+        (Attention("qkv", nn.Linear(WIDTH, 64), 32, num_heads=4, key_dim=4, val_dim=8), (4, 4, 8)),
+        (Attention("qkv", nn.Linear(WIDTH, 48), 16, num_heads=4, key_dim=4, val_dim=4), (4, 4, 4)),
+        (Attention("queries_keys_values", nn.Linear(WIDTH, 64), 32,
+                   num_attention_heads=4, key_dim=4, attention_ratio=2), (4, 4, 8)),
+        (Attention("kv", nn.Linear(WIDTH, 48), 32, num_heads=4, key_dim=4, val_dim=8), (4, 8)),
+        # CoAtNet and MaxViT of timm say that heads come first
+        (Attention("qkv", nn.Linear(WIDTH, 48), 16, num_heads=4, dim_head=4, head_first=True),
+         (4, 4, 4)),
+        (DisentangledSelfAttention("in_proj", nn.Linear(WIDTH, 48), 16, num_attention_heads=4),
+         (4, 4, 4)),
+    ],
+)  # fmt: skip
+def test_attributes_tell_that_parts_come_head_by_head(layer, parts):
+    """Cut into q, k and v one after the other, every matrix would mix all three."""
+    optimizer = muon_for(in_a_model(layer))
+    name = next(name for name, _ in layer.named_children())
+    row = optimizer.routes[f"blocks.0.layer.{name}.weight"]
+    assert row.why.endswith("head by head")
+    group = optimizer.param_groups[row.group]
+    assert (group["split_sizes"], group["split_repeats"]) == (parts, 4)
+
+
+def test_groups_of_heads_in_torchtitan():
+    """Two query heads, a key and a value for each of three groups."""
+    fused = Bag(wqkv=nn.Linear(WIDTH, 48))
+    fused.heads_per_kv, fused.r_dim, fused.head_dim = 2, 4, 4
+    layer = Bag(qkv_linear=fused, wo=nn.Linear(24, WIDTH))
+    optimizer = muon_for(in_a_model(layer))
+    row = optimizer.routes["blocks.0.layer.qkv_linear.wqkv.weight"]
+    assert row.matrix == "24×16 + 12×16 + 12×16"
+    group = optimizer.param_groups[row.group]
+    assert (group["split_sizes"], group["split_repeats"]) == ((8, 4, 4), 3)
+
+
+def test_latent_attention_is_cut_under_either_name():
+    for name in ("kv_b_proj", "wkv_b"):
+        said = {"n_heads": 3, "qk_nope_head_dim": 4, "v_head_dim": 6}
+        layer = Attention(name, nn.Linear(WIDTH, 30), 18, **said)
+        row = muon_for(in_a_model(layer)).routes[f"blocks.0.layer.{name}.weight"]
+        assert (row.matrix, row.why) == (
+            "12×16 + 18×16",
+            f"hidden: Linear: k, v of {name}, head by head",
+        )
+
+
+def test_heads_that_do_not_come_first_are_cut_as_usual():
+    layer = Attention("qkv", nn.Linear(WIDTH, 48), 16, num_heads=4, dim_head=4, head_first=False)
+    assert muon_for(in_a_model(layer)).routes["blocks.0.layer.qkv.weight"].why == (
+        "hidden: Linear: q, k, v of qkv"
+    )
+
+
+def test_a_fused_convolution_is_cut_as_a_linear_layer_is():
+    layer = Bag(qkv=nn.Conv2d(WIDTH, 48, 1), proj=nn.Conv2d(WIDTH, WIDTH, 1))
+    row = muon_for(in_a_model(layer)).routes["blocks.0.layer.qkv.weight"]
+    assert (row.matrix, row.why) == ("3·(16×16)", "hidden: filters of a Conv2d: q, k, v of qkv")
+    layer = Bag(qkv=nn.Conv1d(WIDTH, 48, 3), proj=nn.Conv1d(WIDTH, WIDTH, 1))
+    assert muon_for(in_a_model(layer)).routes["blocks.0.layer.qkv.weight"].matrix == "3·(16×48)"
+    layer = Bag(qkv=nn.Conv2d(WIDTH, 50, 1), proj=nn.Conv2d(WIDTH, WIDTH, 1))
+    assert "splits={…}" in muon_for(in_a_model(layer)).routes["blocks.0.layer.qkv.weight"].why
+
+
+def test_the_name_of_a_layer_with_its_norm_says_that_it_is_fused():
+    def with_norm(outputs: int) -> nn.Module:
+        return Bag(conv=nn.Conv2d(WIDTH, outputs, 1), norm=nn.BatchNorm2d(outputs))
+
+    layer = Bag(qkv=with_norm(48), proj=with_norm(WIDTH))
+    routes = muon_for(in_a_model(layer)).routes
+    assert routes["blocks.0.layer.qkv.conv.weight"].matrix == "3·(16×16)"
+    assert routes["blocks.0.layer.proj.conv.weight"].matrix == "16×16"
+    two = Bag(qkv=Bag(first=nn.Linear(WIDTH, 48), second=nn.Linear(48, 48)))
+    assert muon_for(in_a_model(two)).routes["blocks.0.layer.qkv.first.weight"].matrix == "48×16"
 
 
 def test_attributes_tell_the_parts_where_no_layer_reads_them():

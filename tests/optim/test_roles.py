@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.optim.sample_models import VOCABULARY, WIDTH, Bag, Block, SmallGPT, mlp, roles, with_role
@@ -70,6 +72,14 @@ def test_functional_tying_without_a_list_of_blocks():
     assert with_role(optimizer, "head") == set()
 
 
+def test_a_last_layer_as_wide_as_the_embedding_is_a_head_if_it_is_called_so():
+    """ImageGPT's embedding has an entry more than its head, and its head is square."""
+    parts = {"wte": nn.Embedding(WIDTH + 1, WIDTH), "blocks": nn.ModuleList([Block(), Block()])}
+    head = nn.Linear(WIDTH, WIDTH, bias=False)
+    assert with_role(muon_for(Bag(**parts, lm_head=head)), "head") == {"lm_head.weight"}
+    assert with_role(muon_for(Bag(**parts, mix=head)), "head") == set()
+
+
 def test_a_position_table_as_long_as_the_model_is_wide_makes_no_heads():
     optimizer = muon_for(SmallGPT("untied", context=WIDTH))
     assert with_role(optimizer, "head") == {"head.weight"}
@@ -132,6 +142,76 @@ def test_a_second_name_for_a_part_of_the_model_makes_no_head(part, first):
     assert [optimizer.routes[name].shape for name in with_role(optimizer, "head")] == [(3, 16)]
 
 
+def test_a_head_that_predicts_what_the_model_reads_is_known_by_its_name():
+    """A decision transformer reads states and actions, and predicts them."""
+    parts = {
+        "embed_state": nn.Linear(5, WIDTH),
+        "embed_action": nn.Linear(3, WIDTH),
+        "blocks": nn.ModuleList([Block(), Block()]),
+    }
+    heads = {"state": nn.Linear(WIDTH, 5), "action": mlp(WIDTH, 3), "value": nn.Linear(WIDTH, 1)}
+    named = {f"predict_{name}": head for name, head in heads.items()}
+    found = with_role(muon_for(Bag(**parts, **named)), "head")
+    assert found == {
+        "predict_state.weight",
+        "predict_action.0.weight",
+        "predict_value.weight",
+    }
+    assert len(with_role(muon_for(Bag(**parts, **heads)), "head")) == 1
+
+
+def test_language_heads_as_wide_as_a_hidden_layer():
+    """Musicgen's heads have an entry less than its embeddings, and the width of its encoder's MLP."""
+    model = Bag(
+        encoder=nn.ModuleList([Block(), Block()]),  # reads widths 16 and 64
+        decoder=Bag(
+            wte=nn.Embedding(4 * WIDTH + 1, WIDTH),
+            blocks=nn.ModuleList([Block(), Block()]),
+            lm_heads=nn.ModuleList(nn.Linear(WIDTH, 4 * WIDTH) for _ in range(2)),
+        ),
+        join=nn.Linear(WIDTH, WIDTH),
+    )
+    found = with_role(muon_for(model), "head")
+    assert found == {"decoder.lm_heads.0.weight", "decoder.lm_heads.1.weight"}
+
+
+def test_a_head_at_any_place_is_known_by_its_name_and_by_outputs_that_no_layer_reads():
+    def model(**last: nn.Module) -> nn.Module:
+        decoder = Bag(**last, bottleneck=nn.Conv2d(12, WIDTH, 3))  # the last layer is not the head
+        return Bag(backbone=mlp(8, 12, 12), decode_head=decoder, auxiliary=nn.Linear(12, 7))
+
+    optimizer = muon_for(model(classifier=nn.Conv2d(WIDTH, 7, 1)))
+    assert with_role(optimizer, "head") == {"decode_head.classifier.weight", "auxiliary.weight"}
+    assert optimizer.routes["decode_head.classifier.weight"].why == (
+        "head: no layer reads its 7 outputs, and its name says head"
+    )
+    read = model(classifier=nn.Conv2d(WIDTH, 12, 1))  # as wide as what the last layer reads
+    assert with_role(muon_for(read), "head") == {"auxiliary.weight"}
+    assert with_role(muon_for(model(other=nn.Conv2d(WIDTH, 7, 1))), "head") == {"auxiliary.weight"}
+
+
+def test_a_layer_called_head_in_a_repeated_block_is_hidden():
+    blocks = nn.ModuleList(
+        Bag(q_head=nn.Linear(WIDTH, 12), up=nn.Linear(WIDTH, WIDTH)) for _ in range(2)
+    )
+    optimizer = muon_for(Bag(blocks=blocks, out=nn.Linear(WIDTH, 3)))
+    assert with_role(optimizer, "head") == {"out.weight"}
+
+
+def test_stacked_output_layers_are_heads():
+    stack = Bag(weight=torch.randn(3, WIDTH, 21))  # one for each codebook, inputs × outputs
+    decoder = Bag(blocks=nn.ModuleList([Block(), Block()]), codebooks_head=stack)
+    optimizer = muon_for(Bag(decoder=decoder, codec=mlp(8, 12, 8)))
+    assert with_role(optimizer, "head") == {"decoder.codebooks_head.weight", "codec.2.weight"}
+
+
+def test_the_classes_of_a_loss_are_a_head():
+    """The loss is a module of its own, and holds another loss without parameters."""
+    loss = Bag(weight=torch.randn(3, 12), loss=nn.CrossEntropyLoss())
+    optimizer = muon_for(Bag(trunk=mlp(8, 16, 12), objective=loss))
+    assert with_role(optimizer, "head") == {"objective.weight"}
+
+
 def test_flattened_convolution_before_the_head_stays_hidden():
     model = Bag(conv1=nn.Conv2d(1, 4, 3), conv2=nn.Conv2d(4, 8, 3), fc=nn.Linear(8 * 9, 10))
     optimizer = muon_for(model)
@@ -173,6 +253,26 @@ def test_a_router_without_experts_in_sight_has_fewer_rows_than_columns():
     assert optimizer.routes["block.router.weight"].why == "router: ‘router’ in its name"
     many = Bag(block=Bag(router=nn.Linear(WIDTH, 2 * WIDTH), mlp=mlp(2 * WIDTH, 32, WIDTH)))
     assert with_role(muon_for(many), "router") == set()
+
+
+def test_a_router_with_rows_for_shared_experts_too():
+    class TopkRouter(Bag):
+        pass
+
+    gate = TopkRouter(weight=torch.randn(6, WIDTH))  # four experts and two that are shared
+    model = Bag(blocks=nn.ModuleList([Bag(gate=gate, experts=experts())]))
+    assert with_role(muon_for(model), "router") == {"blocks.0.gate.weight"}
+
+
+@pytest.mark.parametrize("name", ["experts", "compress"])
+def test_the_number_of_experts_in_the_configuration_counts_beside_experts(name):
+    """DeepSeek-V4's indexer has a gate with as many rows, and no experts near it."""
+    layer = Bag(gate=nn.Linear(WIDTH, 5), **{name: nn.Linear(WIDTH, WIDTH)})
+    layer.config = SimpleNamespace(n_routed_experts=5)
+    model = Bag(blocks=nn.ModuleList([layer]), out=nn.Linear(WIDTH, 3))
+    assert roles(muon_for(model))["blocks.0.gate.weight"] == (
+        "router" if name == "experts" else "hidden"
+    )
 
 
 def test_sequential_of_blocks_and_of_layers():
@@ -314,6 +414,47 @@ def test_vision_transformer_with_bare_parameters():
 def test_tables_and_tables_of_scalars_are_known_by_their_names(name, role):
     model = Bag(**{name: torch.ones(6, 4)}, net=mlp(8, 8, 8, 2))
     assert roles(muon_for(model))[name] == role
+
+
+def test_queries_without_keys_beside_them_are_a_table():
+    def role(**beside: nn.Module | torch.Tensor) -> str:
+        projector = Bag(latent_query=torch.ones(6, 8), **beside)
+        return roles(muon_for(Bag(projector=projector, net=mlp(9, 9, 2))))["projector.latent_query"]
+
+    assert role(attention=Bag(q=nn.Linear(8, 8), k=nn.Linear(8, 8))) == "embedding"
+    assert role(key=torch.ones(6, 8), out=nn.Linear(8, 8)) == "hidden"  # two maps
+    assert role(out=nn.Linear(7, 8)) == "hidden"  # no layer reads the width of the queries
+
+
+def test_state_space_layers_with_several_heads():
+    """Zamba has a row of A_log and of D for each head."""
+    mixer = Bag(A_log=torch.zeros(2, 12, 4), D=torch.ones(2, 12), mix=torch.ones(12, 12))
+    optimizer = muon_for(Bag(layers=nn.ModuleList([mixer]), out=nn.Linear(12, 3)))
+    assert with_role(optimizer, "hidden") == {"layers.0.mix"}
+    plain = muon_for(Bag(layers=nn.ModuleList([Bag(D=torch.ones(8, 12))]), out=nn.Linear(12, 3)))
+    assert with_role(plain, "hidden") == {"layers.0.D"}
+
+
+@pytest.mark.parametrize(("columns", "role"), [(8 * 6 * 9, "vector"), (100, "hidden")])
+def test_filters_made_flat_are_no_matrix(columns, role):
+    """A CondConv mixes several filters, each a row of its weight."""
+    conv = Bag(weight=torch.randn(4, columns))
+    conv.in_channels, conv.out_channels, conv.kernel_size, conv.groups = 8, 6, (3, 3), 1
+    model = Bag(blocks=nn.ModuleList([Bag(conv=conv)]), net=mlp(9, 9, 2))
+    assert roles(muon_for(model))["blocks.0.conv.weight"] == role
+
+
+def test_a_parameter_with_heads_inside_is_one_matrix():
+    """XLNet's projections are (width, heads, width of a head)."""
+    attention = Bag(q=torch.randn(12, 3, 4), seg_embed=torch.zeros(2, 3, 4))
+    attention.n_head, attention.d_head = 3, 4
+    model = Bag(layers=nn.ModuleList([Bag(attention=attention)]), out=nn.Linear(12, 5))
+    routes = muon_for(model).routes
+    assert routes["layers.0.attention.q"].matrix == "12×12"
+    assert "3 heads side by side" in routes["layers.0.attention.q"].why
+    assert routes["layers.0.attention.seg_embed"].role == "embedding"
+    attention.n_head = 4
+    assert muon_for(model).routes["layers.0.attention.q"].matrix == "12·(3×4)"
 
 
 def test_names_are_no_evidence_where_there_is_a_type():

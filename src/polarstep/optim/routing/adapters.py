@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from polarstep.optim.routing.anatomy import Node, Use
 from polarstep.optim.scaling import LrScale, resolve_scale
 
-__all__ = ["Adapter", "find_adapter", "is_magnitude"]
+__all__ = ["Adapter", "find_adapter", "is_magnitude", "is_other_part"]
 
 FACTOR = re.compile(r"^lora_(embedding_)?([abAB])$")
 MAGNITUDE = re.compile(r"(^|\.)lora_magnitude_vector(\.|$)")
@@ -76,6 +76,13 @@ def find_adapter(use: Use) -> Adapter | None:
     return Adapter(letter.upper(), B.shape[0], inputs, scaling, node, "embedding" in label)
 
 
+def is_other_part(use: Use) -> bool:
+    """Whether a parameter belongs to an adapter of PEFT other than LoRA, as LoHa, OFT or VB-LoRA."""
+    if "lora_" in {part[:5] for part in use.name.split(".")}:
+        return False
+    return use.owner.adapts or use.label in use.owner.adapter_parts
+
+
 def is_magnitude(use: Use) -> bool:
     """Whether a parameter holds DoRA's magnitudes, one number for each output."""
     return MAGNITUDE.search(use.name) is not None
@@ -93,6 +100,8 @@ def _scaling(module: nn.Module, key: str | None, *, rank: int) -> float:
     said = getattr(module, "scaling", None)
     if isinstance(said, dict):
         said = said.get(key)
+    if isinstance(said, int | float) and hasattr(module, "ranknum"):
+        said = said / rank  # AdaLoRA's layers state α, and divide by the rank in the forward pass
     if said is None:
         for name in ("lora_alpha", "alpha"):
             alpha = getattr(module, name, None)

@@ -29,11 +29,15 @@ NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 # Attributes under which a wrapper holds the module it wraps: torch.compile, activation
 # checkpointing and FullyShardedDataParallel.
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-# The parts of an adapter, which add to a layer and are no layers of the model.
-ADAPTER = re.compile(r"(^|\.)lora_")
+# The parts of LoRA, which add to a layer and are no layers of the model.
+LORA = re.compile(r"^lora_")
 # Layers that make shifts and scales for a norm, as in diffusion transformers. They may be registered
 # after the output layer, and what they compute does not leave the model.
 MODULATION = re.compile(r"(^|\.)(ada_?ln|ada_?norm|film|modulation)", re.IGNORECASE)
+# Names of output layers. They count only together with outputs that no layer, or no later one, reads.
+HEAD = re.compile(
+    r"(^|_)(heads?|classifier|predict(or|ion)?s?|logits?|scores?)(_|$)", re.IGNORECASE
+)
 
 
 @dataclass(eq=False)
@@ -46,6 +50,7 @@ class Node:
     parent: Node | None
     children: list[Node] = field(default_factory=list)
     again: bool = False  # whether another node of the same module counts as its place
+    adapts: bool = False  # whether it is part of an adapter, and no layer of the model
 
     def walk(self) -> Iterator[Node]:
         """This node and all below, in the order of ``named_modules``."""
@@ -64,7 +69,7 @@ class Node:
     def widths(self) -> tuple[int, int] | None:
         """Inputs and outputs, for a layer that is one linear map; ``None`` for any other module.
 
-        A layer of unknown type counts if its only matrix is called ``weight``.
+        A layer of unknown type counts if its only matrix, or stack of matrices, is called ``weight``.
         """
         module = self.module
         if isinstance(module, nn.Linear):
@@ -73,14 +78,33 @@ class Node:
             return module.in_channels, module.out_channels
         if isinstance(module, nn.Bilinear):
             return module.in1_features, module.out_features
-        if self.children or isinstance(module, (*EMBEDDINGS, *RECURRENT, *NORMS)):
+        if isinstance(module, (*EMBEDDINGS, *RECURRENT, *NORMS)):
             return None
         matrices = [name for name, p in module._parameters.items() if p is not None and p.ndim > 1]
         weight = module._parameters["weight"] if matrices == ["weight"] else None
-        if weight is None or weight.ndim != 2:
+        if weight is None or weight.ndim not in (2, 3) or self.has_parameters_below:
             return None
-        rows, cols = weight.shape
+        rows, cols = weight.shape[-2:]
         return (rows, cols) if stored_transposed(module, "weight", weight) else (cols, rows)
+
+    @property
+    def adapter_parts(self) -> tuple[str, ...]:
+        """The names under which this layer holds the parts of its adapters, as PEFT's layers state."""
+        said = getattr(self.module, "adapter_layer_names", ())
+        # modules_to_save holds whole layers that are trained in place of others.
+        return tuple(set(said) - {"modules_to_save"}) if isinstance(said, tuple) else ()
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether this layer of unknown type has a stack of matrices as its weight."""
+        weight = self.module._parameters.get("weight")
+        is_known = isinstance(self.module, (_ConvNd, nn.Bilinear, *NORMS))
+        return weight is not None and weight.ndim == 3 and not is_known
+
+    @property
+    def has_parameters_below(self) -> bool:
+        """Whether modules inside this one have parameters, as a loss function has none."""
+        return any(True for child in self.children for _ in child.module.parameters())
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -180,6 +204,9 @@ def _grow(module: nn.Module, name: str, path: str, parent: Node | None) -> Node:
     while (attribute := _wrapped(module)) is not None:
         module, path = module.get_submodule(attribute), _join(path, attribute)
     node = Node(name, path, module, parent)
+    if parent is not None:
+        key = name.rpartition(".")[2]
+        node.adapts = parent.adapts or bool(LORA.match(key)) or key in parent.adapter_parts
     for key, child in module._modules.items():
         hidden = key == "parametrizations" and parametrize.is_parametrized(module)
         if child is not None and not hidden:
@@ -223,9 +250,9 @@ def _uses(node: Node) -> Iterator[tuple[Use, Tensor]]:
 
 
 def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict[int, str]:
-    """The output layers: by their width first, then by their place."""
-    layers = [node for node in root.walk() if not (node.again or ADAPTER.search(node.name))]
-    read = Counter(width for node in layers for width in node.inputs)
+    """The output layers: by their width first, then by their place, then by width and name."""
+    layers = [node for node in root.walk() if not (node.again or node.adapts)]
+    read = _widths_read(layers)
     heads: dict[int, str] = {}
     for node in layers:
         if node.widths is not None:
@@ -236,19 +263,27 @@ def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict
         elif isinstance(node.module, nn.AdaptiveLogSoftmaxWithLoss):
             for part in node.walk():
                 heads[id(part.module)] = "part of an adaptive softmax"
-    for i, node in enumerate(_tail(root, read)):
+    for i, node in enumerate(_tail(root, layers)):
         assert node.widths is not None
         width = node.widths[1]
         # A last layer whose outputs are as wide as an embedding that the trunk reads is no head:
         # the embedding is the head, by F.linear(x, embedding.weight) in the forward pass.
         tied = width in embedded and read[width] and width not in vocabularies
-        if not tied:
+        if not tied or HEAD.search(node.name.rpartition(".")[2]):
             how = "the model's last layer" if i == 0 else f"no layer reads its {width} outputs"
             heads.setdefault(id(node.module), how)
+    for node in layers:
+        if id(node.module) not in heads and _called_head(node) and (side := _unread(node, read)):
+            heads[id(node.module)] = f"no layer reads its {side} outputs, and its name says head"
     return heads
 
 
-def _tail(node: Node, read: Counter[int]) -> list[Node]:
+def _widths_read(layers: list[Node]) -> Counter[int]:
+    """How many of ``layers`` read each width. Which side of a stack has its inputs may not be known."""
+    return Counter(width for node in layers if not node.is_stack for width in node.inputs)
+
+
+def _tail(node: Node, layers: list[Node]) -> list[Node]:
     """The layers whose outputs leave ``node``, the last layer first.
 
     The last layer is one of them. Others (policy and value, one head per task) are registered just
@@ -264,29 +299,70 @@ def _tail(node: Node, read: Counter[int]) -> list[Node]:
         if _has_layers(child) and not MODULATION.search(child.name.rpartition(".")[2])
     ]
     if isinstance(node.module, nn.Sequential):
-        return _tail(children[-1], read) if children and not children[-1].is_block else []
+        return _tail(children[-1], layers) if children and not children[-1].is_block else []
     children = [child for child in children if _has_layers(child, of_its_own=True)]
     found: list[Node] = []
     for child in reversed(children):
-        ends = [] if child.is_block else _tail(child, read)
+        ends = [] if child.is_block else _tail(child, layers)
         by_position = child is children[-1] and not _has_twin_in_dict(child)
-        if not by_position and (not ends or any(_is_read(end, read) for end in ends)):
+        if not by_position and (not ends or any(_is_read(end, layers) for end in ends)):
             break
         found += ends
     return found
 
 
-def _is_read(node: Node, read: Counter[int]) -> bool:
+def _is_read(node: Node, layers: list[Node]) -> bool:
     """Whether another layer may take the outputs of ``node`` as inputs.
 
-    Widths may differ by a factor: convolutions are flattened and fused projections cut in between.
+    Layers registered before a module that is called head do not read what it ends with: they read states
+    and actions that it predicts, or hidden states that happen to be as wide as a vocabulary.
     """
     assert node.widths is not None
+    others = _widths_read(layers) - Counter(node.inputs)
+    flattened = isinstance(node.module, _ConvNd) and any(
+        other % node.widths[1] == 0 for other in others
+    )
+    if not (flattened or _may_read(node, others)):
+        return False
+    head = _called_head(node)
+    if head is None:
+        return True
+    after = layers[layers.index(node) + 1 :]
+    beside = [each for each in head.walk() if each is not node]
+    return node.widths[1] in _widths_read(after + beside)
+
+
+def _may_read(node: Node, read: Counter[int]) -> bool:
+    """Whether layers that read the widths ``read`` may read ``node``, whole or cut into equal parts."""
+    assert node.widths is not None
     width = node.widths[1]
-    others = read - Counter(node.inputs)
-    cut = any(other >= 16 and width % other == 0 for other in others)
-    flattened = isinstance(node.module, _ConvNd) and any(other % width == 0 for other in others)
-    return width in others or cut or flattened
+    return width in read or any(other >= 16 and width % other == 0 for other in read)
+
+
+def _unread(node: Node, read: Counter[int]) -> int | None:
+    """The width of outputs that no other layer of the model reads, wherever it is registered."""
+    if node.widths is None:
+        return None
+    if node.is_stack:  # output layers for several codebooks; either side may have the outputs
+        return next((side for side in node.widths if side not in read), None)
+    unread = not _may_read(node, read - Counter(node.inputs))
+    return node.widths[1] if unread else None
+
+
+def _called_head(node: Node) -> Node | None:
+    """This layer, or a module that ends with it, if called head; none inside a repeated block."""
+    around = [node, *(above for above, _ in zip(node.ancestors(), range(2), strict=False))]
+    called = [place for place in around if HEAD.search(place.name.rpartition(".")[2])]
+    if not called or node.widths is None or any(above.is_block for above in node.ancestors()):
+        return None
+    ends = (p for p in called if isinstance(p.module, nn.ModuleList) or _last_layer(p) is node)
+    return next(ends, None)
+
+
+def _last_layer(node: Node) -> Node:
+    """The layer that is registered last in ``node``."""
+    *_, last = (below for below in node.walk() if below.inputs and not below.adapts)
+    return last
 
 
 def _has_twin_in_dict(node: Node) -> bool:
@@ -302,7 +378,7 @@ def _ends_block(node: Node) -> bool:
     block = next((above for above in node.ancestors() if above.is_block), None)
     if block is None:
         return True
-    layers = [each for each in block.walk() if each.widths and not ADAPTER.search(each.name)]
+    layers = [each for each in block.walk() if each.widths and not each.adapts]
     return layers[-1] is node
 
 
@@ -314,7 +390,7 @@ def _has_layers(node: Node, of_its_own: bool = False) -> bool:
     return any(
         below.inputs
         for below in node.walk()
-        if not ADAPTER.search(below.name) and not (of_its_own and below.again)
+        if not below.adapts and not (of_its_own and below.again)
     )
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from torch import Tensor, nn
 
 from polarstep.optim.routing.anatomy import Node, Use
 
-__all__ = ["WHOLE", "Cut", "find_cut"]
+__all__ = ["WHOLE", "Cut", "find_cut", "has_heads_inside"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,20 @@ class Cut:
 
 WHOLE = Cut()
 
-ATTENTION = re.compile(r"qkv|kqv|query_key_value|c_attn|^w_?pack$", re.IGNORECASE)
-KEY_VALUE = re.compile(r"^(to_)?kv$|^key_value$", re.IGNORECASE)
-LATENT = re.compile(r"^kv_b_proj$")
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+
+ATTENTION = re.compile(
+    r"qkv|kqv|query_key_value|queries_keys_values|c_attn|^att_proj$|^w_?pack$", re.IGNORECASE
+)
+KEY_VALUE = re.compile(r"^(to_)?kv(_proj)?$|^key_value$|^keys_values$", re.IGNORECASE)
+QUERY_KEY = re.compile(r"^(to_)?qk$", re.IGNORECASE)
+LATENT = re.compile(r"^kv_b_proj$|^wkv_b$")
 GATED = re.compile(r"gate_(and_)?up|up_gate|^w12$|^wi$", re.IGNORECASE)
 INPUT = re.compile(r"^in_proj$")
+FUSED = re.compile(
+    "|".join(each.pattern for each in (ATTENTION, KEY_VALUE, QUERY_KEY, LATENT, GATED, INPUT)),
+    re.IGNORECASE,
+)
 # Names of the layer that reads the result of a fused layer, as the projection back from attention.
 READERS = re.compile(
     r"^(out|o|c|linear|down)?_?proj(_out)?$|^(to_)?out$|^dense(_4h_to_h)?$|^w_?o$|^down$|^w[23]$|^fc2$"
@@ -49,7 +61,9 @@ READERS = re.compile(
     re.IGNORECASE,
 )
 # Attention that stores q, k and v of one head (or group of heads) after those of another.
-BY_HEAD = re.compile(r"GPTNeoX|Bloom|Persimmon|Falcon|InternLM2|GPTBigCode|^Disentangled|Lightning")
+BY_HEAD = re.compile(
+    r"GPTNeoX|Bloom|Persimmon|Falcon|InternLM2|GPTBigCode|^Disentangled|Lightning|^LiteMLA"
+)
 # Tensor-parallel blocks in the weights of CodeGen, each with its own q, v and k.
 CODEGEN_BLOCKS = 4
 # The order of parts is not known for these; whoever knows it can give splits.
@@ -57,7 +71,9 @@ UNCERTAIN = re.compile(r"query_key_value|linear_qkv|qkvz|qkvg")
 
 HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "num_q_heads")
 GROUPS = ("num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_heads", "num_heads_kv")
-HEAD_WIDTH = ("head_dim", "head_size", "dim_head", "attention_head_size")
+HEAD_WIDTH = ("head_dim", "head_size", "dim_head", "d_head", "attention_head_size")
+# torchtitan's name for the number of query heads that come before each key and value.
+PER_GROUP = "heads_per_kv"
 HALF = (
     "intermediate_size",
     "intermediate_dim",
@@ -74,19 +90,74 @@ def find_cut(use: Use, outputs: int, inputs: int) -> tuple[Cut, str] | None:
     The cut is :data:`WHOLE` if the name says that the weight is fused, and no shape says how.
     """
     bare = use.label not in ("weight", "original", "original1")
-    name = use.label if bare else use.owner.name.rpartition(".")[2]
+    if not bare:
+        use = replace(use, owner=_named_fused(use.owner))
+    name = use.label if bare else _last(use.owner)
     if LATENT.search(name):
-        return _latent(use, outputs)
+        return _latent(use, name, outputs)
     if GATED.search(name):
         return _gated(use, name, outputs)
-    if KEY_VALUE.search(name):
-        reads = _reads(use)
-        return (Cut((reads,) * 2), f"k, v of {name}") if reads and 2 * reads == outputs else None
+    if KEY_VALUE.search(name) or QUERY_KEY.search(name):
+        return _pair(use, name, outputs)
+    if ATTENTION.search(name) or (INPUT.search(name) and _is_attention_by_head(use)):
+        return _attention(use, name, outputs, inputs)
     if INPUT.search(name):
         return _input(use, name, outputs)
-    if ATTENTION.search(name):
-        return _attention(use, name, outputs, inputs)
     return None
+
+
+def _named_fused(node: Node) -> Node:
+    """The layer, or the module around it that is called fused and has no other layer.
+
+    So ``qkv.conv`` is known by the name ``qkv``, where a convolution and its norm are one module.
+    """
+    around = node
+    while not FUSED.search(_last(around)):
+        above = around.parent
+        if above is None or isinstance(above.module, CONTAINERS):
+            return node
+        layers = (below for below in above.walk() if below.widths is not None)
+        if len(list(islice(layers, 2))) > 1:
+            return node
+        around = above
+    return around
+
+
+def _last(node: Node) -> str:
+    return node.name.rpartition(".")[2]
+
+
+def _pair(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
+    """Two projections in one weight, k and v or q and k."""
+    parts = "q, k" if QUERY_KEY.search(name) else "k, v"
+    heads, keys, values = _number(use, HEADS), _number(use, ("key_dim",)), _values(use)
+    if heads and keys and values and heads * (keys + values) == outputs:
+        return Cut((keys, values), repeats=heads), f"{parts} of {name}, head by head"
+    reads = _reads(use)
+    return (Cut((reads,) * 2), f"{parts} of {name}") if reads and 2 * reads == outputs else None
+
+
+def _values(use: Use) -> int | None:
+    """The width of one head's values, where it may differ from that of its keys, as in LeViT."""
+    ratio, keys = _number(use, ("attention_ratio",)), _number(use, ("key_dim",))
+    return _number(use, ("val_dim",)) or (ratio * keys if ratio and keys else None)
+
+
+def _is_by_head(use: Use) -> bool:
+    """Whether a module around the weight stores q, k and v of one head after those of another."""
+    modules = [node.module for node in _above(use)]
+    return any(
+        BY_HEAD.search(type(module).__name__)
+        or getattr(module, "head_first", None) is True
+        or isinstance(getattr(module, PER_GROUP, None), int)
+        for module in modules
+    )
+
+
+def _is_attention_by_head(use: Use) -> bool:
+    """As :func:`_is_by_head`, where the name of the weight leaves open that it is attention's."""
+    kinds = (type(node.module).__name__ for node in _above(use))
+    return _is_by_head(use) and any("Attention" in kind for kind in kinds)
 
 
 def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str]:
@@ -95,12 +166,15 @@ def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str
     if any(kind.startswith("CodeGen") for kind in kinds):
         part = outputs // (3 * CODEGEN_BLOCKS)
         return Cut((part,) * 3, repeats=CODEGEN_BLOCKS), f"q, v, k of {name}"
-    if any(BY_HEAD.search(kind) for kind in kinds):
+    if _is_by_head(use):
         cut = _by_head(use, outputs)
         if cut is None:
             return _flagged(name)
         return cut, f"{found}, head by head" if cut.repeats > 1 else found
-    keys, values = _number(use, ("key_dim",)), _number(use, ("value_dim",))
+    heads, keys, values = _number(use, HEADS), _number(use, ("key_dim",)), _values(use)
+    if heads and keys and values and heads * (2 * keys + values) == outputs:
+        return Cut((keys, keys, values), repeats=heads), f"{found}, head by head"
+    values = _number(use, ("value_dim",))
     if keys and values and 2 * keys + values == outputs:
         return Cut((keys, keys, values)), found
     if UNCERTAIN.search(name):
@@ -111,7 +185,9 @@ def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str
             return Cut((reads,) * 2), f"k, v of {name}"
         if left > 0 and reads + 2 * left == outputs and reads % left == 0:
             return Cut((reads, left, left)), found
-    heads, width = _number(use, HEADS), _number(use, HEAD_WIDTH)
+        if outputs == 1 + 2 * reads:  # a single query, as in MobileViT's separable attention
+            return Cut((1, reads, reads)), found
+    width = _number(use, HEAD_WIDTH)
     groups = _number(use, GROUPS) or heads
     if heads and groups and width and (heads + 2 * groups) * width == outputs:
         return Cut((heads * width, groups * width, groups * width)), found
@@ -123,6 +199,9 @@ def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str
 def _by_head(use: Use, outputs: int) -> Cut | None:
     """q, k and v of one group of heads after those of another; a group has one k and one v."""
     heads, known = _number(use, HEADS), _number(use, HEAD_WIDTH)
+    if (queries := _number(use, (PER_GROUP,))) and known:
+        repeats, rest = divmod(outputs, (queries + 2) * known)
+        return Cut((queries * known, known, known), repeats=repeats) if rest == 0 else None
     for groups in (_number(use, GROUPS), heads):
         if heads and groups and heads % groups == 0:
             each = heads // groups
@@ -132,12 +211,12 @@ def _by_head(use: Use, outputs: int) -> Cut | None:
     return None
 
 
-def _latent(use: Use, outputs: int) -> tuple[Cut, str] | None:
+def _latent(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     """Keys without position and values of multi-head latent attention, head by head."""
     heads = _number(use, HEADS)
     keys, values = _number(use, ("qk_nope_head_dim",)), _number(use, ("v_head_dim",))
     if heads and keys and values and heads * (keys + values) == outputs:
-        return Cut((keys, values), repeats=heads), "k, v of kv_b_proj, head by head"
+        return Cut((keys, values), repeats=heads), f"k, v of {name}, head by head"
     return None
 
 
@@ -155,7 +234,10 @@ def _gated(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
 
 
 def _input(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
-    """The input projection of a state-space layer or a gated convolution."""
+    """The input projection of a state-space layer, a gated convolution or a parallel block."""
+    parts = next((sizes for node in _above(use) if (sizes := _stated_parts(node.module))), ())
+    if len(parts) > 1 and sum(parts) == outputs:
+        return Cut(parts), f"{len(parts)} parts of {name}"
     reads = _reads(use)
     if reads and outputs in (2 * reads, 3 * reads):
         return Cut((reads,) * (outputs // reads)), f"{outputs // reads} parts of {name}"
@@ -169,14 +251,33 @@ def _input(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     return None
 
 
+def _stated_parts(module: nn.Module) -> tuple[int, ...]:
+    """The sizes of the parts of ``in_proj``, where a module states them, as timm's parallel block."""
+    said = getattr(module, "in_split", None)
+    if isinstance(said, list | tuple) and all(type(size) is int and size > 0 for size in said):
+        return tuple(said)
+    return ()
+
+
 def _has_own_queries(use: Use) -> bool:
     """Whether q is a layer of its own, as in cross-attention, where q comes from elsewhere."""
     beside = use.owner.parent.children if use.owner.parent is not None else []
-    return any(node.name.rpartition(".")[2] in ("q_attn", "q_proj", "to_q") for node in beside)
+    return any(_last(node) in ("q_attn", "q_proj", "to_q") for node in beside)
 
 
 def _flagged(name: str) -> tuple[Cut, str]:
     return WHOLE, f"‘{name}’ is fused by its name, and not cut: give splits={{…}}"
+
+
+def has_heads_inside(use: Use, p: Tensor) -> bool:
+    """Whether a bare parameter is (width, heads, width of a head), as XLNet's q, k, v and o.
+
+    It is one matrix, with the heads side by side, and no stack of ``width`` matrices.
+    """
+    if use.label == "weight" or p.ndim != 3:
+        return False
+    heads, width = _number(use, HEADS), _number(use, HEAD_WIDTH)
+    return (heads, width) == tuple(p.shape[1:]) and p.shape[0] >= p.shape[2]
 
 
 def _above(use: Use) -> Iterator[Node]:
@@ -200,10 +301,11 @@ def _number(use: Use, names: tuple[str, ...]) -> int | None:
 def _reads(use: Use) -> int | None:
     """The inputs of the layer that reads the parts: a neighbour with a name like ``out_proj``."""
     module = use.owner.module
+    gated = module._parameters.get(use.label)
     for label, p in module._parameters.items():
-        if p is not None and p.ndim >= 2 and label != use.label and READERS.search(label):
-            gated = module._parameters[use.label]
-            assert gated is not None
+        if gated is None or p is None or p.ndim < 2 or label == use.label:
+            continue
+        if READERS.search(label):
             # The neighbour is stored the same way round, and its outputs are this weight's inputs.
             sides = set(p.shape[-2:])
             common = sides & set(gated.shape[-2:])
@@ -212,7 +314,7 @@ def _reads(use: Use) -> int | None:
     if use.owner.parent is None:
         return None
     for node in use.owner.parent.children:
-        if node is not use.owner and READERS.search(node.name.rpartition(".")[2]):
+        if node is not use.owner and READERS.search(_last(node)):
             widths = next((below.widths for below in node.walk() if below.widths), None)
             if widths is not None:
                 return widths[0]

@@ -26,6 +26,8 @@ HIDDEN = ("hidden_size", "hidden_dim", "d_model", "in_features")
 # Classes that compute x @ W. The last resort, for matrices that are square.
 CLASSES = re.compile(r"^Conv1D$|^Llama4TextExperts$|^GptOssExperts$")
 READS_HIDDEN = re.compile(r"gate|up|w1|w3|in", re.IGNORECASE)
+# Names of an expert's last matrices, which write to the hidden state.
+WRITES_HIDDEN = re.compile(r"down|w2|out|^o_|^wo$", re.IGNORECASE)
 
 
 def stored_transposed(module: nn.Module, label: str, p: Tensor) -> str | None:
@@ -60,10 +62,10 @@ def stored_transposed(module: nn.Module, label: str, p: Tensor) -> str | None:
     if p.ndim == 3:
         hidden = next((size for name in HIDDEN if (size := _size(module, name))), None)
         hidden = hidden or _hidden_beside(module, label)
-        if hidden in (rows, cols) and (hidden == rows) == _reads_hidden(label):
-            return f"{rows} inputs as rows"
-        if hidden in (rows, cols):
-            return None
+        reads = _reads_hidden(label)
+        # Other names, as Zamba's x_proj_weight inside a state-space layer, say nothing of the side.
+        if hidden in (rows, cols) and (reads or WRITES_HIDDEN.search(label)):
+            return f"{rows} inputs as rows" if (hidden == rows) == reads else None
     return "inputs × outputs" if CLASSES.search(kind) else None
 
 

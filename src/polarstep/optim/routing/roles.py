@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from polarstep.matrix import Layout, MatrixView
-from polarstep.optim.routing.adapters import find_adapter, is_magnitude
+from polarstep.optim.routing.adapters import find_adapter, is_magnitude, is_other_part
 from polarstep.optim.routing.anatomy import EMBEDDINGS, NORMS, RECURRENT, Anatomy, Site, Use
-from polarstep.optim.routing.fused_weights import WHOLE, Cut, find_cut
+from polarstep.optim.routing.fused_weights import WHOLE, Cut, find_cut, has_heads_inside
 from polarstep.optim.routing.orientation import stored_transposed
 
 __all__ = ["ROLES", "RULES", "Finding", "Form", "Role", "find_role", "form_of"]
@@ -83,7 +83,10 @@ def form_of(site: Site) -> Form:
         if module.groups > 1 and rows % module.groups == 0:
             cut = Cut((rows // module.groups,) * module.groups)
             return Form(layout, cut, f"{module.groups} groups of a {kind}")
-        return Form(layout, what=f"filters of a {kind}")
+        what, fused = f"filters of a {kind}", None
+        if not isinstance(module, _ConvTransposeNd):
+            fused = find_cut(use, rows, module.in_channels)
+        return Form(layout, fused[0], f"{what}: {fused[1]}") if fused else Form(layout, what=what)
     if isinstance(module, nn.MultiheadAttention) and use.label == "in_proj_weight":
         return Form(cut=Cut((rows // 3,) * 3), what="q, k, v of MultiheadAttention")
     if isinstance(module, RECURRENT) and not use.label.startswith("weight_hr"):
@@ -95,6 +98,9 @@ def form_of(site: Site) -> Form:
         return Form(what=_kind(module))
     if isinstance(module, nn.Bilinear):
         return Form(what=f"{rows} forms of a Bilinear")
+    if p.ndim == 3 and has_heads_inside(use, p):
+        heads = f"{p.shape[1]} heads side by side"
+        return Form("conv", what=f"bare parameter of {_kind(module)}, {heads}")
     if p.ndim in (2, 3):
         return _linear_form(site)
     if _is_typed(module):
@@ -131,7 +137,7 @@ def adapter(site: Site, anatomy: Anatomy) -> Finding | None:
     use = site.uses[0]
     if is_magnitude(use):
         return Finding("vector", "DoRA's magnitudes")
-    found = find_adapter(use)
+    found = find_adapter(use) if site.parameter.ndim > 1 else None
     if found is None:
         return None
     if found.embeds:
@@ -172,7 +178,44 @@ def named(site: Site, anatomy: Anatomy) -> Finding | None:
         for role, hints in table.items():
             if hint := next((word for word in words if word in hints), None):
                 return Finding(role, f"bare parameter, ‘{hint}’ in its {where}")
+    if "query" in own and _is_table_of_queries(site):
+        return Finding("embedding", "bare parameter, ‘query’ in its name, and no key beside it")
+    if use.label == "D" and "A_log" in use.owner.module._parameters:
+        return Finding("vector", "D of a state-space layer, a factor for each channel")
     return None
+
+
+def flattened(site: Site, anatomy: Anatomy) -> Finding | None:
+    """A bare parameter whose rows are whole filters, made flat, as those that CondConv mixes."""
+    p, module = site.parameter, site.uses[0].owner.module
+    inputs, outputs = (getattr(module, f"{side}_channels", None) for side in ("in", "out"))
+    if p.ndim != 2 or _is_typed(module):
+        return None
+    if not (isinstance(inputs, int) and isinstance(outputs, int)):
+        return None
+    kernel, groups = getattr(module, "kernel_size", 1), getattr(module, "groups", 1)
+    area = math.prod(kernel) if isinstance(kernel, tuple | list) else kernel
+    if p.shape[1] == inputs * outputs * area // groups:
+        return Finding("vector", f"bare parameter, each of {len(p)} rows is a filter made flat")
+    return None
+
+
+def other_adapter(site: Site, anatomy: Anatomy) -> Finding | None:
+    """The parts of an adapter that is not LoRA: angles, logits, kernels, factors of other products.
+
+    Many are no matrices of a map, and what a step of them does to the layer is not known.
+    """
+    use = site.uses[0]
+    if not is_other_part(use):
+        return None
+    names = use.name.split(".")
+    part = next((name for name in names if name in _parts_around(use)), use.label)
+    return Finding("vector", f"{part} of an adapter that is not LoRA")
+
+
+def _parts_around(use: Use) -> set[str]:
+    around = (use.owner, *use.owner.ancestors())
+    return {name for node in around for name in node.adapter_parts}
 
 
 def output_head(site: Site, anatomy: Anatomy) -> Finding | None:
@@ -197,15 +240,15 @@ def router(site: Site, anatomy: Anatomy) -> Finding | None:
     words = [word for node in around for word in _words(node.name.rpartition(".")[2])]
     words += [word for node in around for word in _words(_own_kind(node.module))]
     words += _words(use.label) if use.label in use.owner.module._parameters else []
-    hint = next((word for word in words if word in ROUTER_WORDS), None)
-    if hint is None or _is_in_gated_mlp(use):
+    hints = [word for word in words if word in ROUTER_WORDS]
+    if not hints or _is_in_gated_mlp(use):
         return None
     rows, cols = site.parameter.shape
-    experts = rows if rows in _experts_near(use) else None
-    if experts is not None:
-        return Finding("router", f"a row for each of {rows} experts, ‘{hint}’ in its name")
-    if hint.startswith("rout") and rows < cols:
-        return Finding("router", f"‘{hint}’ in its name")
+    if rows in _experts_near(use):
+        return Finding("router", f"a row for each of {rows} experts, ‘{hints[0]}’ in its name")
+    said = next((hint for hint in hints if hint.startswith("rout")), None)
+    if said is not None and rows < cols:
+        return Finding("router", f"‘{said}’ in its name")
     return None
 
 
@@ -244,16 +287,18 @@ RULES: tuple[Rule, ...] = (
     embedding,
     one_dimensional,
     named,
+    other_adapter,
     router,
     output_head,
     depthwise,
+    flattened,
     vector,
     broadcast,
     hidden,
 )
 
 # Words in the names of bare parameters. Names are weak evidence, and the reason given says so.
-TABLE_WORDS = ("embed", "embedding", "embeddings", "pos", "position", "positional")
+TABLE_WORDS = ("embed", "embedding", "embeddings", "pos", "position", "positional", "ape")
 HINTS: dict[Role, frozenset[str]] = {
     "embedding": frozenset(
         (
@@ -280,6 +325,20 @@ ROUTER_WORDS = frozenset(("router", "routing", "gate", "gating", "wg"))
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
 
 
+def _is_table_of_queries(site: Site) -> bool:
+    """Whether a bare parameter called query holds queries, one a row, and is no map that makes them.
+
+    The map has keys or values beside it. Queries are as wide as the inputs of a layer around them.
+    """
+    p, module = site.parameter, site.uses[0].owner.module
+    if p.ndim != 2 or p.shape[0] == p.shape[1]:
+        return False
+    beside = {word for name in (*module._parameters, *module._modules) for word in _words(name)}
+    if beside & {"key", "keys", "value", "values", "k", "v", "kv"}:
+        return False
+    return any(p.shape[1] in node.inputs for node in site.uses[0].owner.walk())
+
+
 def _is_in_gated_mlp(use: Use) -> bool:
     """Whether a gate is that of an MLP, which has layers called up or down beside it."""
     beside = use.owner.parent.children if use.owner.parent is not None else []
@@ -290,8 +349,12 @@ def _experts_near(use: Use) -> set[int]:
     """How many experts the modules around a layer have, as they say or as they hold them."""
     found: set[int] = set()
     above = [use.owner, *(node for node, _ in zip(use.owner.ancestors(), range(3), strict=False))]
+    # The configuration is the whole model's: its number counts where experts are in sight.
+    beside = (child.name.rpartition(".")[2] for node in above for child in node.children)
+    has_experts = any("expert" in name.lower() for name in beside)
     for node in above:
-        for holder in (node.module, getattr(node.module, "config", None)):
+        config = getattr(node.module, "config", None) if has_experts else None
+        for holder in (node.module, config):
             said = (getattr(holder, name, None) for name in EXPERTS)
             found.update(number for number in said if isinstance(number, int))
     for node in above[:3]:
