@@ -63,21 +63,6 @@ def short_runs() -> str:
 
 
 @claim
-def adamw_gap() -> str:
-    """How Muon compares with AdamW on few tokens."""
-    muon, adamw = (
-        values("results/gpt/table2", "nanogpt-small", method) for method in (FULL, "AdamW")
-    )
-    found = paired(muon, adamw)
-    ends = [statistics.fmean(each.values()) for each in (muon, adamw)]
-    return (
-        f"a validation perplexity of {ends[0]:.1f} where AdamW ends at {ends[1]:.1f}: "
-        f"{found.text(1)} (n = {found.pairs}, 6.6M tokens, each at its tuned rates, "
-        f"which the same text chose)"
-    )
-
-
-@claim
 def warm_loss() -> str:
     """What a warm sketch costs against the paper's, at one rate."""
     gpt = paired(

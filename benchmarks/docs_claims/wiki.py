@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,21 @@ def _longest_wiki_run(folder: str) -> int:
         )
         for run in runs(folder)
         if run.identity.recipe == "nanogpt-wiki"
+    )
+
+
+@claim
+def adamw_gap() -> str:
+    """How AdamW compares with Muon in long runs."""
+    import docs_long_run as study
+
+    ends = [
+        statistics.fmean(study.tests(slug).values()) for slug in ("muon-polar-express", "adamw")
+    ]
+    return (
+        f"a test perplexity of {ends[0]:.1f} where AdamW ends at {ends[1]:.1f}: "
+        f"{long_gap('adamw')}, after {study.million_tokens():.1f}M tokens, each at the best of its own "
+        "rates in short runs on another seed"
     )
 
 
