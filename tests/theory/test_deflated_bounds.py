@@ -379,3 +379,10 @@ def test_plain_numbers_go_with_a_spectrum_on_a_gpu():
         found, expected = call(lambda x: x.cuda()), call(lambda x: x)
         assert found.is_cuda
         torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_the_certificate_of_a_step_that_is_not_finite_is_no_number():
+    """γ = 0 would say that nothing was lost."""
+    norm = torch.tensor([1.0, math.nan, 0.0])
+    found = bounds.certified_deflated_gamma(norm, norm, norm, 0.0, 4, alignment=norm)
+    torch.testing.assert_close(found, norm.double() * 0, equal_nan=True)

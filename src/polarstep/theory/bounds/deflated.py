@@ -256,8 +256,8 @@ def _value(polynomials: Polynomials, x: Tensor) -> Tensor:
 
 
 def _over(lost: Tensor, whole: Tensor) -> Tensor:
-    """lost/whole, and 0 for a zero matrix, which has nothing to lose."""
-    return torch.where(whole > 0, lost / torch.where(whole > 0, whole, 1.0), 0.0).clamp_max(1)
+    """lost/whole, 0 for a zero matrix, which has nothing to lose, and NaN for one that is not finite."""
+    return torch.where(whole == 0, 0.0, lost / torch.where(whole == 0, 1.0, whole)).clamp_max(1)
 
 
 def _check_within_one(reach: Tensor) -> None:
