@@ -175,3 +175,17 @@ def test_students_law_with_many_degrees_of_freedom_is_nearly_normal(dof, alpha):
     assert StudentT(dof).moment(alpha, 3) == pytest.approx(
         expected, rel=2e-5 if dof < 1e6 else 1e-9
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("independent", [True, False])
+def test_noise_of_sixteen_bits_is_that_of_float32_rounded(dtype, independent):
+    """σ₁^α‖∇f‖^α of a gradient that float16 holds may be beyond float16, and a mean is a long sum."""
+    noise = GradientNoise(
+        SymmetricPareto(1.7), 1.5, sigma0=1.0, sigma1=1.0, independent=independent
+    )
+    gradient = torch.full((20, 300), 100.0, dtype=dtype)
+    assert noise.scale(gradient).isfinite().all()
+    found = noise(gradient, 50, generator=rng.generator("sixteen"))
+    expected = noise(gradient.float(), 50, generator=rng.generator("sixteen"))
+    assert torch.equal(found, expected.to(dtype))

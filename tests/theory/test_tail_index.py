@@ -193,3 +193,10 @@ def test_growth_has_no_upper_end_where_sums_may_not_grow():
     found = tail_index.growth(torch.ones(16), sums)
     assert found.high == math.inf
     assert math.isfinite(found.low)
+
+
+def test_noise_norms_of_sixteen_bits_are_in_float32():
+    """The norm of a gradient that float16 holds may be beyond float16."""
+    gradients = (1e4 * torch.randn(8, 1000, generator=rng.generator("half"))).half()
+    expected = tail_index.noise_norms(gradients.double())
+    torch.testing.assert_close(tail_index.noise_norms(gradients).double(), expected)

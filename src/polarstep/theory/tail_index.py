@@ -206,6 +206,7 @@ def noise_norms(gradients: Tensor) -> Tensor:
             "examples, since noise is what an example differs by from the mean"
         )
     flat = gradients.detach().flatten(1)
+    flat = flat.float() if flat.dtype.itemsize < 4 else flat
     return torch.linalg.vector_norm(flat - flat.mean(0), dim=1)
 
 
