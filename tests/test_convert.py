@@ -328,7 +328,9 @@ def test_names_match_parameters_of_a_wrapped_model(wrapped):
         if "blocks" in name and p.ndim == 2
     ]
     optimizer = ps.muon_for(model)
-    optimizer.load_state_dict(ps.convert.state_dict(stepped(hidden), optimizer))
+    with pytest.warns(UserWarning, match="none of the checkpoints has wte.weight and"):
+        content = ps.convert.state_dict(stepped(hidden), optimizer)
+    optimizer.load_state_dict(content)
     assert hidden
     assert all(optimizer.state[p]["momentum_buffer"].eq(1).all() for _, p in hidden)
 
@@ -344,7 +346,9 @@ def test_names_in_place_of_numbers_match_parameters():
     content = get_optimizer_state_dict(model, theirs)
     assert content["param_groups"][0]["params"] == ["0.weight", "1.weight"]
     optimizer = ps.muon_for(model)
-    optimizer.load_state_dict(ps.convert.state_dict(content, optimizer))
+    with pytest.warns(UserWarning, match=r"none of the checkpoints has 2\.weight, so"):
+        content = ps.convert.state_dict(content, optimizer)
+    optimizer.load_state_dict(content)
     assert all(optimizer.state[p]["momentum_buffer"].eq(1).all() for p in params[:2])
 
 
@@ -516,3 +520,75 @@ def test_the_page_has_the_defaults_of_both(option: str) -> None:
         optimizer.param_groups[0][option]
         for optimizer in (ps.Muon(params), torch.optim.Muon(params))
     ]
+
+
+def test_parameters_that_no_checkpoint_has_are_named():
+    """Muon's checkpoint without AdamW's: AdamW would start anew beside a Muon that goes on."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 4), torch.nn.Linear(4, 2))
+    hidden = [(name, p) for name, p in model.named_parameters() if name in ("0.weight", "1.weight")]
+    others = [(name, p) for name, p in model.named_parameters() if "bias" in name or "2" in name]
+    optimizer = ps.muon_for(model, rules=[("[01].weight", "muon")])
+    saved = stepped(hidden)
+    message = r"none of the checkpoints has 2.weight and 3 more.*start anew.*list of checkpoints"
+    with pytest.warns(UserWarning, match=message):
+        content = ps.convert.state_dict(saved, optimizer)
+    assert len(content["state"]) == 2
+    with pytest.warns(UserWarning, match=message):
+        ps.convert.state_dict(saved, optimizer, params=[p for _, p in hidden])
+    adamw = torch.optim.AdamW(others)
+    for each in ([saved, adamw.state_dict()], torch.optim.Muon(hidden).state_dict()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # nothing is lost: all are there, or no state at all
+            ps.convert.state_dict(each, optimizer)
+
+
+@pytest.mark.parametrize("algorithm", ["lion", "dion"])
+def test_a_momentum_of_another_rule_of_dions_is_not_muons(algorithm):
+    """Lion keeps an average for its signs, and Dion takes from its momentum what it has applied."""
+    W = Parameter(gaussian(4, 3).float())
+    group = dion([W]).state_dict()["param_groups"][0] | {"algorithm": algorithm, "step": 3}
+    theirs = {"state": {0: {"momentum": torch.ones(4, 3)}}, "param_groups": [group]}
+    with pytest.warns(UserWarning, match="parameter 0 had another rule in the checkpoint"):
+        assert ps.convert.state_dict(theirs, ps.Muon([W]))["state"] == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("num_heads", 4), ("split_sizes", (2, 2)), ("split_sizes", [2, 2])]
+)
+def test_a_group_of_dions_that_cuts_its_matrices_is_refused(option, value):
+    """polarstep.Muon would have taken the polar factor of the whole matrix."""
+    theirs = dion([Parameter(gaussian(4, 3).float())]).state_dict()
+    expected = ps.convert.options(theirs)
+    theirs["param_groups"][0][option] = 1 if option == "num_heads" else None  # dion's "not cut"
+    assert ps.convert.options(theirs) == expected
+    theirs["param_groups"][0][option] = value
+    with pytest.raises(
+        ValueError, match=rf"{option}=.* in the checkpoint: expected .*split_sizes="
+    ):
+        ps.convert.options(theirs)
+
+
+def test_a_run_with_a_scheduler_is_recognized():
+    """torch's schedulers write initial_lr into every group."""
+    params = fresh()
+    optimizer = Keller(params)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    run(optimizer, params, range(1))
+    saved = optimizer.state_dict()
+    assert "initial_lr" in saved["param_groups"][0]
+    assert ps.convert.options(saved)["momentum"] == 0.9
+    assert len(ps.convert.state_dict(saved, ps.Muon(params))["state"]) == len(params)
+
+
+def test_a_checkpoint_of_moonlights_from_before_a_gradient():
+    """Its states hold use_muon from the start, and no tensor until a parameter has a gradient."""
+    params = fresh()
+    theirs = moonlight(params).state_dict()
+    theirs["state"] = {i: {"use_muon": True} for i in range(len(params))}
+    assert ps.convert.options(theirs)["lr"] == 0.02
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing was lost
+        assert ps.convert.state_dict(theirs, ps.Muon(params))["state"] == {}
+    theirs["state"] = {i: {"use_muon": False} for i in range(len(params))}
+    with pytest.raises(ValueError, match="no group of the checkpoint is updated by Muon"):
+        ps.convert.options(theirs)

@@ -151,7 +151,7 @@ def state_dict(
     anew = []
     for entry, index in zip(entries, order, strict=True):
         name, p, group = places[index]
-        if not entry.state:
+        if entry.empty:
             continue
         found = entry.converted(group["algorithm"])
         if found is None:
@@ -167,9 +167,17 @@ def state_dict(
         converted[index] = found
     if anew:
         warnings.warn(
-            f"{anew[0]}{f' and {len(anew) - 1} more' if len(anew) > 1 else ''} had another rule in the "
-            "checkpoint than in this optimizer, so its state starts anew; to keep it, give the "
-            "parameter the rule it had, by rules=[…] of muon_for",
+            f"{_listed(anew)} had another rule in the checkpoint than in this optimizer, so its state "
+            "starts anew; to keep it, give the parameter the rule it had, by rules=[…] of muon_for",
+            stacklevel=2,
+        )
+    found_places = set(order)
+    missing = [name for i, (name, _, _) in enumerate(places) if i not in found_places]
+    if missing and converted:
+        warnings.warn(
+            f"none of the checkpoints has {_listed(missing)}, so their states start anew while others "
+            "go on; if the other run had two optimizers, give a list of checkpoints, as "
+            "[muon.state_dict(), adamw.state_dict()]",
             stacklevel=2,
         )
     steps = max((entry.steps for entry in entries if entry.steps is not None), default=0)
@@ -177,6 +185,10 @@ def state_dict(
         if group["algorithm"] == "muon":
             group["step"] = steps
     return ours | {"state": converted}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,11 @@ class _Entry:
     state: Mapping[str, Any]
     group: Group
     kept: Format
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to convert; Moonlight's states have a flag before a tensor."""
+        return not any(isinstance(value, Tensor) for value in self.state.values())
 
     @property
     def steps(self) -> int | None:
@@ -201,7 +218,10 @@ class _Entry:
         if algorithm == "adamw" and None not in moments:
             step = torch.tensor(float(self.steps or 0), dtype=torch.float32, device="cpu")
             return {"step": step, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
-        if algorithm == "muon" and moments[1] is None and its.momentum in self.state:
+        # Groups of dion's optimizers name their rule. Lion's and Dion's momentum has the key of Muon's,
+        # but is no sum of gradients; NorMuon's is.
+        summed = self.group.get("algorithm", "muon") in ("muon", "normuon")
+        if algorithm == "muon" and summed and moments[1] is None and its.momentum in self.state:
             buffer: Tensor = self.state[its.momentum]
             return {"momentum_buffer": buffer / self._share}
         return None
@@ -343,7 +363,8 @@ def _is_muons(group: Group, theirs: Mapping[str, Any]) -> bool:
     if "algorithm" in group:
         return bool(group["algorithm"] == "muon")
     states = [theirs["state"].get(key, {}) for key in group["params"]]
-    return "momentum" in group and (not any(states) or any("momentum_buffer" in s for s in states))
+    of_muon = any("momentum_buffer" in s or s.get("use_muon") for s in states)
+    return "momentum" in group and (of_muon or not any(states))
 
 
 def _options(group: Group, source: str | None) -> dict[str, Any]:
@@ -360,6 +381,12 @@ def _options(group: Group, source: str | None) -> dict[str, Any]:
                 "cautious_wd=True in the checkpoint: expected plain weight decay, which Muon here has; "
                 "set weight_decay by hand and convert the state alone"
             )
+        for option, whole in (("num_heads", (None, 1)), ("split_sizes", (None,))):
+            if (cut := group.get(option)) not in whole:
+                raise ValueError(
+                    f"{option}={cut} in the checkpoint: expected matrices that are not cut; make "
+                    "a group with split_sizes=, or give muon_for its splits, and convert the state alone"
+                )
         polar = NewtonSchulz(5, "polar-express")
         known = {"spectral_norm": fan_ratio, "rms_norm": "rms", None: "none"}
         asked = _option(group, "adjust_lr", name)
@@ -412,7 +439,8 @@ def _source(group: Group, source: str | None) -> str:
         return "moonlight"
     if {"ns_steps", "nesterov"} <= keys:
         return "keller-2024"
-    if "use_muon" in keys or {"lr", "momentum", "weight_decay"} >= keys - {"params", "param_names"}:
+    no_options = {"params", "param_names", "initial_lr"}  # the last is torch's schedulers'
+    if "use_muon" in keys or {"lr", "momentum", "weight_decay"} >= keys - no_options:
         return "keller"
     raise ValueError(
         f"a group of the checkpoint has the options {', '.join(sorted(keys))}: expected those of "

@@ -318,3 +318,25 @@ def test_parameters_that_take_anothers_place_in_a_step_are_watched_from_then_on(
     assert "gamma" in first[0]
     assert "update_ratio" not in first[0]
     assert all("update_ratio" in row for row in second)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_closed_monitor_holds_no_copies_of_weights_or_gradients(fails):
+    """A monitor is kept for its rows; a copy of the model beside them would be kept as well."""
+    X = torch.nn.Parameter(torch.eye(12))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    monitor = Monitor(optimizer, every=1)
+
+    def closure():
+        raise RuntimeError("out of data")
+
+    for _ in range(2):
+        X.grad = torch.randn(12, 12, generator=rng.generator("gradients"))
+        optimizer.step()
+    if fails:
+        with pytest.raises(RuntimeError, match="out of data"):
+            optimizer.step(closure)
+    monitor.close()
+    assert monitor.rows
+    assert not monitor._before
+    assert not monitor._previous

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -158,3 +159,57 @@ def test_hilbert_constant_is_valid(alpha):
     C = bounds.hilbert_constant(alpha)
     assert largest <= C * (1 + 1e-9)
     assert largest > (1.0 if alpha < 2 else 0.99)  # so 1 would not do below α = 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_of_torch_give_the_bound_of_plain_numbers(dtype):
+    """A gap, an α or a horizon that was measured is often a tensor; bounds are in float64."""
+    of = functools.partial(torch.tensor, dtype=dtype)
+    known = {"gap": 2.0, "L": 0.5, "alpha": 1.5, "sigma0": 1.0, "sigma1": 0.125, "nu": 0.25}
+    counts = {"d0": 4, "B": 512}
+    plain = Setting(**known, **counts)
+    setting = Setting(
+        **{k: of(v) for k, v in known.items()}, **{k: of(float(v)) for k, v in counts.items()}
+    )
+    assert setting == plain
+    assert all(type(getattr(setting, name)) is float for name in known)
+    assert all(type(getattr(setting, name)) is int for name in counts)
+    expected = bounds.inexact_polar_bound(plain, 100, 0.125, 0.5)
+    found = bounds.inexact_polar_bound(setting, of(100.0), of(0.125), of(0.5))
+    assert found == expected
+    assert str(found) == str(expected)
+    for bound in (bounds.exact_polar_bound, bounds.universal_bound):
+        assert bound(EXACT, of(100.0)) == bound(EXACT, 100)
+    plain_bias = bounds.initial_bias_bound(0.5, 1.5, 1.0, 0.125, 8, 2.0)
+    of_tensors = bounds.initial_bias_bound(of(0.5), of(1.5), 1.0, 0.125, 8, of(2.0))
+    assert type(of_tensors) is float
+    assert of_tensors == plain_bias
+
+
+def test_the_inexact_theorem_and_its_lemmas_hold_for_a_single_step():
+    """Only the schedules need K ≥ 2; at K = 1 the theorem is the descent lemma with ‖S₀‖."""
+    setting = Setting(gap=1.0, L=1.0, d0=4, alpha=1.5, sigma0=1.0, gamma=0.1, nu=0.2)
+    eta, beta = 0.1, 0.9
+    error = bounds.summed_momentum_error_bound(setting, 1, eta, beta, 0.0)
+    by_lemmas = bounds.summed_gradient_bound(setting, 1, eta, error)
+    assert float(bounds.inexact_polar_bound(setting, 1, eta, beta)) == pytest.approx(by_lemmas)
+    with pytest.raises(ValueError, match="K=0: expected a whole number of steps, at least 1"):
+        bounds.inexact_polar_bound(setting, 0, eta, beta)
+    with pytest.raises(ValueError, match="K ≥ 2"):
+        bounds.exact_polar_bound(Setting(1.0, 1.0, 4, 1.5, 1.0), 1)
+
+
+@pytest.mark.parametrize("alpha", [1.05, 1.1, 1.147, 1.3, 2.0])
+def test_the_smallest_batch_is_one_that_a_setting_takes(alpha):
+    """Above 10^14 neighbouring whole numbers give the same ρ after rounding."""
+    for sigma1 in (0.01, 0.1, 0.37, 1.0, 1.93494):
+        for d0 in (1, 16, 768):
+            B = bounds.smallest_batch(alpha, sigma1, d0)
+            assert Setting(1.0, 1.0, d0, alpha, 1.0, sigma1, B).rho > 0
+            threshold = bounds.batch_threshold(alpha, sigma1, d0)
+            assert threshold < B <= threshold * (1 + 1e-12) + 1
+
+
+def test_a_setting_for_which_no_batch_is_large_enough():
+    with pytest.raises(ValueError, match=r"no batch is large enough for alpha=1\.001"):
+        Setting(1.0, 1.0, 768, 1.001, 1.0, sigma1=1.0)

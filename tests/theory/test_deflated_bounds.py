@@ -15,6 +15,7 @@ from polarstep import Exact, certify, rng
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, resolve
 from polarstep.theory.bounds import deflated as bounds
+from polarstep.theory.bounds.lifted import lifted_gamma
 
 M_ROWS, N_COLS = 20, 28
 over_sets = pytest.mark.parametrize("polynomials", SETS.values(), ids=SETS.keys())
@@ -335,3 +336,53 @@ FLAT = torch.ones(8, dtype=torch.float64)
 def test_errors_name_the_assumption_and_the_remedy(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+SPECTRUM = torch.tensor([1.0, 0.5, 0.2, 0.1, 0.1, 0.1])
+BASIS = torch.eye(3)[:, :1]
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("delta", lambda bad: bounds.ideal_deflated_gamma(SPECTRUM, 2, bad)),
+        (
+            "scale",
+            lambda bad: bounds.ideal_deflated_gamma(SPECTRUM, 2, None, [(1.5, -0.5)], scale=bad),
+        ),
+        ("delta", lambda bad: bounds.expected_deflated_gamma(SPECTRUM, 1, 2, 0, bad)),
+        ("scale", lambda bad: lifted_gamma(torch.eye(3), BASIS, [(1.5, -0.5)], 1.0, scale=bad)),
+        ("delta", lambda bad: lifted_gamma(torch.eye(3), BASIS, [(1.5, -0.5)], bad)),
+        ("reach", lambda bad: bounds.lifted_nu([(1.5, -0.5)], bad)),
+    ],
+)
+def test_a_size_that_is_no_positive_number_is_refused(name, call, bad):
+    """A negative δ gave a γ all the same, as large as without steps or below zero."""
+    with pytest.raises(ValueError, match=f"{name}=.*: expected"):
+        call(bad)
+
+
+def test_a_mass_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="mass=nan: expected"):
+        bounds.subspace_norm_floor(math.nan)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_plain_numbers_go_with_a_spectrum_on_a_gpu():
+    sigma, steps = SPECTRUM.double(), [(1.5, -0.5)]
+    for call in (
+        lambda of: bounds.ideal_deflated_gamma(of(sigma), 2, 0.3, steps, scale=0.5),
+        lambda of: bounds.expected_deflated_gamma(of(sigma), 1, 2, 0, 0.5),
+        lambda of: lifted_gamma(of(torch.diag(sigma[:3])), of(BASIS), steps, 0.5, scale=0.5),
+    ):
+        found, expected = call(lambda x: x.cuda()), call(lambda x: x)
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_the_certificate_of_a_step_that_is_not_finite_is_no_number():
+    """γ = 0 would say that nothing was lost."""
+    norm = torch.tensor([1.0, math.nan, 0.0])
+    found = bounds.certified_deflated_gamma(norm, norm, norm, 0.0, 4, alignment=norm)
+    torch.testing.assert_close(found, norm.double() * 0, equal_nan=True)

@@ -145,6 +145,9 @@ def test_rare_correction_is_unbiased_with_its_sigma1_and_points_the_wrong_way():
         (lambda: SymmetricPareto(1.0), "no mean"),
         (lambda: AlphaStable(2.1), "1 < index ≤ 2"),
         (lambda: SkewedPareto(0.5), "no mean"),
+        (lambda: SymmetricPareto(math.inf), r"index=inf.*AlphaStable\(2\.0\)"),
+        (lambda: StudentT(math.inf), r"=inf.*AlphaStable\(2\.0\)"),
+        (lambda: SkewedPareto(math.inf), r"index=inf.*AlphaStable\(2\.0\)"),
         (lambda: StudentT(1.5).moment(1.5), "infinite.*tail index is 1.5"),
         (lambda: GradientNoise(AlphaStable(1.5), 1.5, 1.0), "only moments of order below"),
         (lambda: GradientNoise(StudentT(3.0), 2.5, 1.0), "1 < α ≤ 2"),
@@ -161,3 +164,28 @@ def test_noise_is_attached_to_parameters_and_not_to_a_module():
     noise = GradientNoise(StudentT(3.0), alpha=1.5, sigma0=0.1)
     with pytest.raises(TypeError, match=r"params is a Linear: expected parameters; give its param"):
         noise.attach(torch.nn.Linear(2, 2), rng.generator("noise"))
+
+
+@pytest.mark.parametrize("dof", [1e3, 1e6, 1e9, 1e12, 1e15, 1e300])
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0])
+def test_students_law_with_many_degrees_of_freedom_is_nearly_normal(dof, alpha):
+    """E(ν/χ²_ν)^{α/2} = 1 + α(α + 2)/(4ν) + O(1/ν²), times the moment of the normal law."""
+    normal = AlphaStable(2.0).moment(alpha, 3)
+    expected = normal * (1 + alpha * (alpha + 2) / (4 * dof))
+    assert StudentT(dof).moment(alpha, 3) == pytest.approx(
+        expected, rel=2e-5 if dof < 1e6 else 1e-9
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("independent", [True, False])
+def test_noise_of_sixteen_bits_is_that_of_float32_rounded(dtype, independent):
+    """σ₁^α‖∇f‖^α of a gradient that float16 holds may be beyond float16, and a mean is a long sum."""
+    noise = GradientNoise(
+        SymmetricPareto(1.7), 1.5, sigma0=1.0, sigma1=1.0, independent=independent
+    )
+    gradient = torch.full((20, 300), 100.0, dtype=dtype)
+    assert noise.scale(gradient).isfinite().all()
+    found = noise(gradient, 50, generator=rng.generator("sixteen"))
+    expected = noise(gradient.float(), 50, generator=rng.generator("sixteen"))
+    assert torch.equal(found, expected.to(dtype))

@@ -236,3 +236,35 @@ def test_the_two_polynomials_of_the_propositions_are_covered_and_no_other_set_is
     M = with_spectrum(sigma, 12, 10)
     T = NewtonSchulz(4, (own,))(M)
     assert (certify(M, T).nu <= 1e-12).all()
+
+
+def test_plain_numbers_keep_their_precision():
+    """A list goes to float64 without a stop at float32, in which 0.2 is larger than 0.2."""
+    sigma = [0.2, 0.1]
+    expected = bounds.newton_schulz_gamma(torch.tensor(sigma, dtype=torch.float64), 3, delta=0.2)
+    assert torch.equal(bounds.newton_schulz_gamma(sigma, 3, delta=0.2), expected)
+    # Singular values of float32 are rounded; δ need not be.
+    rounded = bounds.newton_schulz_gamma(torch.tensor(sigma), 3, delta=0.2)
+    torch.testing.assert_close(rounded, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: bounds.newton_schulz_gamma(FLAT, 5, math.nan),
+        lambda: bounds.randomized_polar_bound(FLAT, 2, 2, 1, delta=math.nan),
+    ],
+)
+def test_a_delta_that_is_no_number_is_refused(call):
+    with pytest.raises(ValueError, match=r"delta=nan.*delta=None"):
+        call()
+
+
+@pytest.mark.parametrize("bound", [bounds.randomized_polar_bound, bounds.expected_deflated_gamma])
+def test_a_short_side_below_the_rank_is_refused(bound):
+    """ℓ = d₀ would leave nothing out, but a matrix with d₀ = 5 has no 8 singular values."""
+    sigma = torch.tensor([1.0, 0.5, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1])
+    with pytest.raises(ValueError, match=r"d0=5: expected min\(m, n\).* 8 singular values"):
+        bound(sigma, 3, 2, d0=5)
+    with pytest.raises(ValueError, match="complex"):
+        bound(sigma + 1j, 3, 2)

@@ -192,3 +192,30 @@ def test_a_number_in_the_place_of_a_curve_is_refused(option):
         TypeError, match=rf"{option}=0\.5: expected a curve, a function of the step"
     ):
         Annealed(_optimizer(), **{option: 0.5})
+
+
+def test_momentum_is_annealed_after_a_checkpoint_from_before_the_scheduler():
+    """The groups of such a checkpoint know no initial momentum, as little as a group added later."""
+    ramp = MomentumRamp(10, start=0.85, warmup=4)
+    opt = _optimizer()
+    before = opt.state_dict()
+    scheduler = Annealed(opt, momentum=ramp)
+    opt.load_state_dict(before)
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.eye(3))], "momentum": 0.9})
+    scheduler.base_lrs.append(0.1)
+    seen = []
+    for _ in range(5):
+        opt.step()
+        scheduler.step()
+        seen.append((opt.param_groups[0]["momentum"], opt.param_groups[-1]["momentum"]))
+    assert seen == [
+        (pytest.approx(ramp(k, 0.95)), pytest.approx(ramp(k, 0.9))) for k in range(1, 6)
+    ]
+
+
+def test_momentum_is_annealed_by_a_scheduler_made_in_the_middle_of_a_run():
+    opt = _optimizer()
+    for group in opt.param_groups:
+        group["initial_lr"] = group["lr"]
+    Annealed(opt, momentum=MomentumRamp(10, start=0.85, warmup=4), last_epoch=1)
+    assert opt.param_groups[0]["momentum"] == pytest.approx(0.9)

@@ -107,6 +107,11 @@ def test_noise_norms_are_about_the_mean():
     assert abs(tail_index.hill(tail_index.noise_norms(gradients)).alpha - 1.7) < 0.1
 
 
+# Seven entries of ten are zero, as in the gradient of an embedding of which few rows were used.
+SPARSE = torch.randn(9999, generator=rng.generator("sparse")) * (torch.arange(9999) % 10 > 6)
+SPARSE = SPARSE[torch.randperm(9999, generator=rng.generator("order"))]
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -117,6 +122,7 @@ def test_noise_norms_are_about_the_mean():
         (lambda: tail_index.hill(torch.rand(500), confidence=95), "0.95"),
         (lambda: tail_index.stable(torch.rand(50)), "at least 200"),
         (lambda: tail_index.stable(torch.ones(500)), "no continuous law"),
+        (lambda: tail_index.stable(SPARSE), "no continuous law.*leave out"),
         (lambda: tail_index.noise_norms(torch.ones(1, 3)), "at least two examples"),
         (lambda: tail_index.noise_norms(torch.ones(3)), r"shape \(3,\): expected \(N, ...\)"),
     ],
@@ -187,3 +193,10 @@ def test_growth_has_no_upper_end_where_sums_may_not_grow():
     found = tail_index.growth(torch.ones(16), sums)
     assert found.high == math.inf
     assert math.isfinite(found.low)
+
+
+def test_noise_norms_of_sixteen_bits_are_in_float32():
+    """The norm of a gradient that float16 holds may be beyond float16."""
+    gradients = (1e4 * torch.randn(8, 1000, generator=rng.generator("half"))).half()
+    expected = tail_index.noise_norms(gradients.double())
+    torch.testing.assert_close(tail_index.noise_norms(gradients).double(), expected)

@@ -123,10 +123,11 @@ class Monitor:
         ]
 
     def close(self) -> None:
-        """Take the hooks off and close the file; the rows stay."""
+        """Take the hooks off, free copies of weights and gradients, and close the file; rows stay."""
         for handle in self._handles:
             handle.remove()
         self._stop_looking()
+        self._before, self._previous = {}, {}
         if self._file is not None:
             self._file.sync()
             self._file.close()

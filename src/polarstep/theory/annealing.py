@@ -155,9 +155,6 @@ class Annealed(LRScheduler):
                     f"{'Trapezoid' if name == 'lr' else 'MomentumRamp'}(total=1000)"
                 )
         self.lr_curve, self.momentum_curve = lr, momentum
-        for group in optimizer.param_groups:
-            if last_epoch == -1 and "momentum" in group:
-                group.setdefault("initial_momentum", group["momentum"])
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:  # type: ignore[override]
@@ -165,8 +162,10 @@ class Annealed(LRScheduler):
         step = self.last_epoch
         if self.momentum_curve is not None:
             for group in self.optimizer.param_groups:
-                if "initial_momentum" in group:
-                    group["momentum"] = self.momentum_curve(step, group["initial_momentum"])
+                if "momentum" in group:
+                    # Groups of a checkpoint from before the scheduler have no such key.
+                    peak = group.setdefault("initial_momentum", group["momentum"])
+                    group["momentum"] = self.momentum_curve(step, peak)
         factor = 1.0 if self.lr_curve is None else self.lr_curve(step)
         return [float(base) * factor for base in self.base_lrs]
 

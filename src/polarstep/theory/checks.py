@@ -15,6 +15,7 @@ from torch import Tensor
 
 __all__ = [
     "at_least_one_sample",
+    "at_least_one_step",
     "delta_covers",
     "horizon",
     "is_number",
@@ -23,12 +24,18 @@ __all__ = [
     "nonnegative",
     "oversampling",
     "positive",
+    "positive_each",
     "power_iterations",
+    "short_side",
     "sketch_width",
     "spectrum",
     "tail_index",
     "target_rank",
 ]
+
+
+ROUNDING = 1e-6
+"""How far, relative to it, ‖M‖_op from a float32 SVD may exceed a δ that is meant to be equal to it."""
 
 
 def is_number(value: object) -> bool:
@@ -63,6 +70,13 @@ def horizon(K: int) -> int:
     return int(K)
 
 
+def at_least_one_step(K: int) -> int:
+    """K ≥ 1 steps, which is all that statements for a given η and β ask for."""
+    if not is_whole(K) or K < 1:
+        raise ValueError(f"K={K!r}: expected a whole number of steps, at least 1")
+    return int(K)
+
+
 def at_least_one_sample(B: int) -> int:
     """B ≥ 1 samples in a mini-batch."""
     if not is_whole(B) or B < 1:
@@ -94,9 +108,23 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
+def positive_each(name: str, value: Tensor | float, sigma: Tensor, expected: str) -> Tensor:
+    """Finite numbers > 0, one or one per matrix, in float64 and on the device of ``sigma``."""
+    found = torch.as_tensor(value, dtype=torch.float64, device=sigma.device)
+    if not bool(((found > 0) & found.isfinite()).all()):
+        raise ValueError(f"{name}={value}: expected {expected}")
+    return found
+
+
 def spectrum(singular_values: Tensor) -> Tensor:
     """Singular values in float64, largest first, zeros allowed at the end; at least one is not 0."""
-    sigma = torch.as_tensor(singular_values)
+    sigma = singular_values
+    if not isinstance(sigma, Tensor):  # plain numbers have the precision of float64
+        sigma = torch.as_tensor(sigma, dtype=torch.float64)
+    if sigma.is_complex():
+        raise ValueError(
+            "the singular values are complex: pass torch.linalg.svdvals(M), not M itself"
+        )
     if sigma.ndim < 1 or sigma.shape[-1] < 1:
         raise ValueError(f"expected singular values of shape (..., r), got {tuple(sigma.shape)}")
     sigma = sigma.detach().to(torch.float64)
@@ -142,6 +170,19 @@ def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
     return int(p)
 
 
+def short_side(d0: int | None, sigma: Tensor) -> int | None:
+    """d₀ = min(m, n), at least the number of singular values that are not zero; ``None`` stays."""
+    if d0 is None:
+        return None
+    rank = int((sigma > 0).sum(-1).max())
+    if not is_whole(d0) or d0 < rank:
+        raise ValueError(
+            f"d0={d0!r}: expected min(m, n), a whole number not below the {rank} singular values above "
+            "zero; leave d0 out if the spectrum is whole"
+        )
+    return int(d0)
+
+
 def sketch_width(ell: int, sigma: Tensor) -> int:
     """1 ≤ ℓ < rank(M), so that there is a rest."""
     rank = int((sigma > 0).sum(-1).min())
@@ -167,11 +208,12 @@ def delta_covers(delta: Tensor | float | None, sigma: Tensor) -> Tensor:
     value = torch.as_tensor(delta, dtype=torch.float64, device=sigma.device)
     value = value.expand(sigma.shape[:-1])
     largest = sigma.amax(-1)
-    if bool((value < largest * (1 - 1e-12)).any()):
+    if not bool((value >= largest * (1 - ROUNDING)).all()):  # a NaN is not above anything either
         worst = int((value - largest).argmin())
         low, need = float(value.flatten()[worst]), float(largest.flatten()[worst])
+        fault = "no number" if math.isnan(low) else f"below ‖M‖_op = {need:g}"
         raise ValueError(
-            f"delta={low:g} is below ‖M‖_op = {need:g}: the polynomials keep singular values in "
-            "[0, 1] only if δ ≥ ‖M‖_op; take delta=None for δ = ‖M‖_F, which is always enough"
+            f"delta={low:g} is {fault}: the polynomials keep singular values in [0, 1] only if "
+            "δ ≥ ‖M‖_op; take delta=None for δ = ‖M‖_F, which is always enough"
         )
     return torch.maximum(value, largest)

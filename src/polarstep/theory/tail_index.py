@@ -30,6 +30,11 @@ __all__ = ["TailIndex", "growth", "hill", "noise_norms", "per_sample_gradients",
 SMALLEST = 100
 """The fewest samples, and the fewest order statistics, behind an estimate."""
 
+NO_LAW = (
+    "no continuous law, and so no α-stable one; leave out samples that are exactly zero, as entries of "
+    "parameters without a gradient"
+)
+
 
 @dataclass(frozen=True)
 class TailIndex:
@@ -108,7 +113,7 @@ def stable(samples: Tensor, confidence: float = 0.95) -> TailIndex:
     x = x[: 2 * pairs : 2] - x[1 : 2 * pairs : 2]
     scale = x.abs().median()
     if not scale > 0:
-        raise ValueError("more than half of the samples are equal: no continuous law; add samples")
+        raise ValueError(f"more than half of the samples are equal: {NO_LAW}")
     x = x / scale
     low, high = (_frequency(x, level) for level in (0.9, 0.3))
     t = torch.logspace(math.log10(low), math.log10(high), 10, dtype=torch.float64, device=x.device)
@@ -201,6 +206,7 @@ def noise_norms(gradients: Tensor) -> Tensor:
             "examples, since noise is what an example differs by from the mean"
         )
     flat = gradients.detach().flatten(1)
+    flat = flat.float() if flat.dtype.itemsize < 4 else flat
     return torch.linalg.vector_norm(flat - flat.mean(0), dim=1)
 
 
@@ -243,6 +249,8 @@ def _frequency(x: Tensor, level: float) -> float:
     low, high = 0.0, 1e-3
     while float(torch.cos(high * x).mean()) > level:
         low, high = high, 2 * high
+        if high > 1e6:  # the median of |x| is 1, so that a continuous law has long been there
+            raise ValueError(f"many of the samples are equal: {NO_LAW}")
     for _ in range(30):
         middle = (low + high) / 2
         if float(torch.cos(middle * x).mean()) > level:

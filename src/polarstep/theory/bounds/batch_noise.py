@@ -57,6 +57,7 @@ def initial_bias_bound(
     E‖S₀‖_F ≤ β²‖∇f(X₀)‖_F + (1−β²)·(the batch-noise lemma)^{1/α} by Jensen. This bound is not in
     the paper.
     """
-    beta = check.momentum(beta)
+    beta, alpha = check.momentum(beta), check.tail_index(alpha)
+    gradient_norm = check.nonnegative("gradient_norm", gradient_norm)
     noise = batch_noise_bound(alpha, sigma0, sigma1, B, gradient_norm, C_alpha)
     return beta**2 * gradient_norm + (1 - beta**2) * noise ** (1 / alpha)

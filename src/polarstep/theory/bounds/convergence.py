@@ -63,7 +63,7 @@ def smallest_batch(
     nu: float = 0.0,
     C_alpha: float = PAPER_CONSTANT,
 ) -> int:
-    """The smallest whole B above :func:`batch_threshold`.
+    """The smallest whole B above :func:`batch_threshold`, up to rounding, with ρ > 0.
 
     >>> smallest_batch(alpha=2, sigma1=0.1, d0=16), smallest_batch(alpha=1.5, sigma1=0.1, d0=16)
     (7, 23)
@@ -74,7 +74,11 @@ def smallest_batch(
             f"no batch is large enough for alpha={alpha} and sigma1={sigma1}: expected an α further "
             "from 1, or noise with a smaller σ₁"
         )
-    return math.floor(threshold) + 1
+    B, more = math.floor(threshold) + 1, 1
+    # Far above 10^14 neighbours of the threshold have ρ ≤ 0 after rounding, though not in exact numbers.
+    while rho(alpha, sigma1, d0, B, gamma, nu, C_alpha) <= 0:
+        B, more = B + more, 2 * more
+    return B
 
 
 def rho(
@@ -130,18 +134,24 @@ class Setting:
     C_alpha: float = PAPER_CONSTANT
 
     def __post_init__(self) -> None:
-        check.tail_index(self.alpha)
-        for name in ("gap", "L", "sigma0", "sigma1", "nu"):
-            check.nonnegative(name, getattr(self, name))
-        for name in ("gradient0", "S0"):
-            if getattr(self, name) is not None:
-                check.nonnegative(name, getattr(self, name))
+        # Numbers of NumPy and torch become plain ones: a bound is computed in float64, on no device.
+        plain: dict[str, float] = {"alpha": check.tail_index(self.alpha)}
+        for name in ("gap", "L", "sigma0", "sigma1", "nu", "gradient0", "S0"):
+            if name not in ("gradient0", "S0") or getattr(self, name) is not None:
+                plain[name] = check.nonnegative(name, getattr(self, name))
+        plain |= {"d0": _short_side(self.d0), "B": check.at_least_one_sample(self.B)}
+        plain |= {"gamma": _gamma(self.gamma), "C_alpha": check.positive("C_alpha", self.C_alpha)}
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
         if self.rho <= 0:
+            needed = smallest_batch(
+                self.alpha, self.sigma1, self.d0, self.gamma, self.nu, self.C_alpha
+            )
             raise ValueError(
                 f"B={self.B} is below the threshold {self.batch_threshold:.4g} that σ₁={self.sigma1:g}, "
                 f"α={self.alpha:g}, d₀={self.d0}, γ̄={self.gamma:g} and ν̄={self.nu:g} set (ρ = "
-                f"{self.rho:.3g} ≤ 0): the theorem needs B ≥ {math.floor(self.batch_threshold) + 1}, "
-                "or noise with a smaller σ₁"
+                f"{self.rho:.3g} ≤ 0): the theorem needs B ≥ {needed}, or "
+                "noise with a smaller σ₁"
             )
 
     @property
@@ -238,7 +248,7 @@ def inexact_polar_bound(setting: Setting, K: int, eta: float, beta: float) -> Bo
         initial bias      c·E‖S₀‖_F/(ρ(1 − β)K)
         relative noise    cκ·σ₁‖∇f(X₀)‖_F/(ρB^{(α−1)/α}K)
     """
-    K = check.horizon(K)
+    K = check.at_least_one_step(K)
     eta, beta = check.positive("eta", eta), check.momentum(beta)
     return _terms("inexact-polar theorem", setting, K, eta, beta, beta**2)
 
@@ -255,7 +265,7 @@ def exact_polar_bound(setting: Setting, K: int) -> Bound:
             "γ̄ = ν̄ = 0; use inexact_polar_bound(setting, K, eta, beta) for an inexact one"
         )
     schedule = from_tail_index(K, setting.alpha)
-    return _terms("exact-polar theorem", setting, K, schedule.lr, schedule.momentum, 1.0)
+    return _terms("exact-polar theorem", setting, schedule.K, schedule.lr, schedule.momentum, 1.0)
 
 
 def universal_bound(setting: Setting, K: int) -> Bound:
@@ -270,7 +280,7 @@ def universal_bound(setting: Setting, K: int) -> Bound:
             "not grow with the gradient); with σ₁ > 0 use inexact_polar_bound and a schedule for α"
         )
     schedule = universal(K)
-    bound = _terms("corollary without α", setting, K, schedule.lr, schedule.momentum, 1.0)
+    bound = _terms("corollary without α", setting, schedule.K, schedule.lr, schedule.momentum, 1.0)
     return replace(bound, terms=tuple(t for t in bound.terms if t.name != "relative noise"))
 
 
@@ -312,9 +322,14 @@ def _gamma(gamma: float) -> float:
     return float(gamma)
 
 
-def _noise_factor(alpha: float, d0: int, nu: float, C_alpha: float) -> float:
-    """(1 + √d₀(1 + ν̄))·2√π·C_α^{1/α}, the factor of σ₁/B^{(α−1)/α} in ρ."""
+def _short_side(d0: int) -> int:
     if not check.is_whole(d0) or d0 < 1:
         raise ValueError(f"d0={d0}: expected min(m, n), a whole number ≥ 1")
+    return int(d0)
+
+
+def _noise_factor(alpha: float, d0: int, nu: float, C_alpha: float) -> float:
+    """(1 + √d₀(1 + ν̄))·2√π·C_α^{1/α}, the factor of σ₁/B^{(α−1)/α} in ρ."""
+    d0 = _short_side(d0)
     nu, C_alpha = check.nonnegative("nu", nu), check.positive("C_alpha", C_alpha)
     return (1 + math.sqrt(d0) * (1 + nu)) * 2 * math.sqrt(math.pi) * C_alpha ** (1 / alpha)

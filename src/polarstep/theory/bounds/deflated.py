@@ -39,6 +39,9 @@ __all__ = [
 Polynomials = Sequence[Polynomial]
 
 GRID = 4001
+# What errors say is expected of δ and of s.
+DELTA = "δ > 0, of the size of R's singular values"
+SCALE = "s > 0, with s·‖X₀‖_op ≤ 1 or little more; take scale=None for 1/‖X₀‖_op"
 
 
 def ideal_deflated_gamma(
@@ -72,13 +75,15 @@ def ideal_deflated_gamma(
         )
     head, tail = sigma[..., : int(ell)], sigma[..., int(ell) :]
     largest = tail[..., :1]
-    divisor = largest if delta is None else torch.as_tensor(delta, dtype=sigma.dtype)[..., None]
+    divisor = largest
+    if delta is not None:
+        divisor = check.positive_each("delta", delta, sigma, DELTA)[..., None]
     x = torch.where(largest > 0, tail / torch.where(divisor > 0, divisor, 1), 0.0)
     norm = x[..., :1].clamp_min(1) if ell else x[..., :1]
     if scale is None:
         scale = 1 / torch.where(norm > 0, norm, 1) if polynomials else 1.0
     else:
-        scale = torch.as_tensor(scale, dtype=sigma.dtype)[..., None]
+        scale = check.positive_each("scale", scale, sigma, SCALE)[..., None]
     _check_within_one(scale * norm)
     kept = (tail * _value(polynomials, scale * x)).sum(-1)
     at_head = _value(polynomials, scale * torch.ones_like(largest))
@@ -112,14 +117,14 @@ def expected_deflated_gamma(
     """
     sigma = check.spectrum(singular_values)
     s = check.target_rank(s, sigma)
-    d0 = sigma.shape[-1] if d0 is None else d0
+    d0 = check.short_side(d0, sigma) or sigma.shape[-1]
     p = check.oversampling(p, s, d0)
     h = check.power_iterations(h)
     squares = sigma.square()
     decay = sigma[..., s] / sigma[..., s - 1]
     tail = squares[..., s:].sum(-1)
     energy = torch.minimum((1 + s / (p - 1) * decay ** (4 * h)) * tail, squares.sum(-1))
-    top = sigma[..., 0] if delta is None else torch.as_tensor(delta, dtype=sigma.dtype)
+    top = sigma[..., 0] if delta is None else check.positive_each("delta", delta, sigma, DELTA)
     left = d0 - s - p
     if left == 0:
         return torch.zeros_like(tail)
@@ -218,7 +223,7 @@ def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
     >>> round(lifted_nu([(1.5, -0.5)], 1.17), 6), round(lifted_nu([(3.4445, -4.775, 2.0315)]), 3)
     (0.0, 0.202)
     """
-    if not reach > 0:
+    if not 0 < reach < math.inf:
         raise ValueError(
             f"reach={reach}: expected a bound on s·‖X₀‖_op, above 0; usually 1 to 1.17"
         )
@@ -240,7 +245,7 @@ def subspace_norm_floor(mass: Tensor | float) -> Tensor:
     [1.0, 0.91, 0.637]
     """
     kappa = torch.as_tensor(mass, dtype=torch.float64)
-    if bool(((kappa < 0) | (kappa > 1)).any()):
+    if not bool(((kappa >= 0) & (kappa <= 1)).all()):
         raise ValueError(f"mass={mass}: expected ‖P_V r‖² of a unit vector r, 0 ≤ κ ≤ 1")
     root = kappa.sqrt()
     return (2 * root / (1 + root)).sqrt()
@@ -251,8 +256,8 @@ def _value(polynomials: Polynomials, x: Tensor) -> Tensor:
 
 
 def _over(lost: Tensor, whole: Tensor) -> Tensor:
-    """lost/whole, and 0 for a zero matrix, which has nothing to lose."""
-    return torch.where(whole > 0, lost / torch.where(whole > 0, whole, 1.0), 0.0).clamp_max(1)
+    """lost/whole, 0 for a zero matrix, which has nothing to lose, and NaN for one that is not finite."""
+    return torch.where(whole == 0, 0.0, lost / torch.where(whole == 0, 1.0, whole)).clamp_max(1)
 
 
 def _check_within_one(reach: Tensor) -> None:

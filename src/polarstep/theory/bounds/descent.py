@@ -37,7 +37,7 @@ def summed_gradient_bound(setting: Setting, K: int, eta: float, error_sum: float
     With :func:`~polarstep.theory.bounds.momentum.summed_momentum_error_bound` in place of
     ``error_sum`` this becomes the inexact-polar theorem.
     """
-    K, eta = check.horizon(K), check.positive("eta", eta)
+    K, eta = check.at_least_one_step(K), check.positive("eta", eta)
     error = check.nonnegative("error_sum", error_sum)
     curvature = setting.L * setting.d0 / 2 * (eta * (1 + setting.nu)) ** 2 * K
     return (setting.gap + eta * _c(setting) * error + curvature) / (eta * (1 - setting.gamma))

@@ -35,7 +35,7 @@ from polarstep.polar import coefficients as polynomials_of
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import Polynomial
 from polarstep.theory import checks as check
-from polarstep.theory.bounds.deflated import GRID, Polynomials
+from polarstep.theory.bounds.deflated import DELTA, GRID, SCALE, Polynomials
 from polarstep.theory.bounds.sketched_rest import sketched_rest_bound
 
 __all__ = [
@@ -93,11 +93,9 @@ def lifted_gamma(
         energy = torch.maximum(r.square().sum(-1), floor * sigma.square().sum(-1))
         divisor = factor * (energy / left).sqrt()
     else:
-        divisor = torch.as_tensor(delta, dtype=torch.float64).expand(M.shape[:-2])
-        if not bool((divisor > 0).all()):
-            raise ValueError(f"delta={delta}: expected δ > 0, of the size of R's singular values")
+        divisor = check.positive_each("delta", delta, sigma, DELTA).expand(M.shape[:-2])
     norm = torch.linalg.matrix_norm(Q @ Z + R / divisor[..., None, None], 2)
-    s = 1 / norm if scale is None else torch.as_tensor(scale, dtype=torch.float64)
+    s = 1 / norm if scale is None else check.positive_each("scale", scale, sigma, SCALE)
     s = s.expand(norm.shape)
     size = divisor[..., None]
     at_head = 1 + (R @ V.mT).square().sum(-2) / size.square()

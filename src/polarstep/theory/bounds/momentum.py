@@ -106,7 +106,8 @@ def summed_momentum_error_bound(
     E‖S₀‖_F/(1−β) + K·β²Lη√d₀(1 + ν̄)/(1−β) + K·κ·Γ_α·σ₀(1−β)^{(α−1)/α}
     + κσ₁·(‖∇f(X₀)‖_F + gradient_sum), with the symbols of :func:`momentum_error_bound`.
     """
-    K, eta, beta = check.horizon(K), check.positive("eta", eta), check.momentum(beta)
+    K = check.at_least_one_step(K)
+    eta, beta = check.positive("eta", eta), check.momentum(beta)
     total = check.nonnegative("gradient_sum", gradient_sum)
     kappa = _kappa(setting)
     steady = _drift(setting, eta, beta) + kappa * _averaged_noise(setting, beta)

@@ -138,7 +138,7 @@ def randomized_polar_bound(
     """
     sigma = check.spectrum(singular_values)
     s = check.target_rank(s, sigma)
-    p = check.oversampling(p, s, d0)
+    p = check.oversampling(p, s, check.short_side(d0, sigma))
     h = check.power_iterations(h)
     bound_delta = check.delta_covers(delta, sigma)
     head, tail, decay = _split(sigma, s)

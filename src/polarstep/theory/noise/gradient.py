@@ -53,7 +53,7 @@ class GradientNoise:
 
     def scale(self, gradient: Tensor) -> Tensor:
         """(σ₀^α + σ₁^α‖∇f‖_F^α)^{1/α}, with the norm over the last two dimensions, or a whole vector."""
-        norm = _norm(gradient)
+        norm = _norm(_wide(gradient))
         return (self.sigma0**self.alpha + (self.sigma1 * norm) ** self.alpha) ** (1 / self.alpha)
 
     def __call__(self, gradient: Tensor, batch: int = 1, *, generator: torch.Generator) -> Tensor:
@@ -67,17 +67,18 @@ class GradientNoise:
         unit = (
             d * self.law.moment(self.alpha) if self.independent else self.law.moment(self.alpha, d)
         )
-        total = torch.zeros((), dtype=gradient.dtype, device=generator.device)
+        exact = _wide(gradient)
+        total = torch.zeros((), dtype=exact.dtype, device=generator.device)
         part = max(1, CHUNK // max(1, gradient.numel()))
         for start in range(0, batch, part):
             shape = (min(part, batch - start), *replicas)
             if self.independent:
-                xi = self.law.sample((*shape, d), 1, generator, gradient.dtype)
+                xi = self.law.sample((*shape, d), 1, generator, exact.dtype)
             else:
-                xi = self.law.sample(shape, d, generator, gradient.dtype)
+                xi = self.law.sample(shape, d, generator, exact.dtype)
             total = total + xi.reshape(*shape, *matrix).sum(0)
         xi = (total / batch).to(gradient.device) * unit ** (-1 / self.alpha)
-        return gradient + xi * self.scale(gradient)
+        return (exact + xi * self.scale(exact)).to(gradient.dtype)
 
     def attach(self, params: Iterable[Tensor], generator: torch.Generator) -> Attached:
         """Add this noise to every gradient of ``params`` from now on.
@@ -153,6 +154,11 @@ class RareCorrection:
         zeta = -self.c + self.c / self.probability * hits / batch
         zeta = zeta.to(gradient.device, gradient.dtype)
         return gradient * (1 + zeta.reshape(*replicas, 1, 1) if replicas else 1 + zeta)
+
+
+def _wide(gradient: Tensor) -> Tensor:
+    """The gradient, in float32 if it has 16 bits, whose range powers of norms and rare draws leave."""
+    return gradient.float() if gradient.dtype.itemsize < 4 else gradient
 
 
 def _norm(gradient: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class StudentT(Law):
 
     def _moment(self, alpha: float, d: int) -> float:
         nu = self.dof
-        log = math.lgamma((nu - alpha) / 2) - math.lgamma(nu / 2) + alpha / 2 * math.log(nu / 2)
+        log = _log_gamma_ratio(nu / 2, -alpha / 2) + alpha / 2 * math.log(nu / 2)
         return math.exp(log) * _normal_moment(alpha, d)
 
 
@@ -161,10 +161,7 @@ class SkewedPareto(Law):
     index: float
 
     def __post_init__(self) -> None:
-        if not self.index > 1:
-            raise ValueError(
-                f"index={self.index}: expected a > 1, without which the noise has no mean"
-            )
+        _check_index(self.index, math.inf)
 
     @property
     def tail(self) -> float:
@@ -200,6 +197,11 @@ def _skewed_moment(a: float, alpha: float) -> float:
 
 
 def _check_index(index: float, largest: float) -> None:
+    if index == math.inf:
+        raise ValueError(
+            "index=inf: expected a finite index; the law without a heavy tail is AlphaStable(2.0), the "
+            "normal law"
+        )
     if not 1 < index <= largest:
         upper = "" if largest == math.inf else f" ≤ {largest:g}"
         raise ValueError(
@@ -210,7 +212,14 @@ def _check_index(index: float, largest: float) -> None:
 
 def _normal_moment(alpha: float, d: int) -> float:
     """E‖g‖^α of a standard normal vector: 2^{α/2}·Γ((d+α)/2)/Γ(d/2)."""
-    return math.exp(alpha / 2 * math.log(2) + math.lgamma((d + alpha) / 2) - math.lgamma(d / 2))
+    return math.exp(alpha / 2 * math.log(2) + _log_gamma_ratio(d / 2, alpha / 2))
+
+
+def _log_gamma_ratio(x: float, a: float) -> float:
+    """log(Γ(x + a)/Γ(x)). For a large x the difference of the logarithms would be rounding errors."""
+    if x < 1e6:
+        return math.lgamma(x + a) - math.lgamma(x)
+    return a * math.log(x) + a * (a - 1) / (2 * x)  # Stirling's series; the next term is O(x⁻²)
 
 
 def _uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
