@@ -402,3 +402,32 @@ def test_folders_are_told_from_files_before_any_token_is_made():
     assert ". is no file: expected text files, as ./*.txt" in said(outcome)
     outcome = polarstep("tokenize", "text.txt", "-o", "text.txt", "--characters", status=1)
     assert "text.txt is a file: expected a folder for the shards" in said(outcome)
+
+
+def test_shards_of_another_prefix_keep_their_files_and_their_vocabulary():
+    Path("a.txt").write_text("so much depends " * 20)
+    Path("b.txt").write_text("upon a red wheel barrow " * 20)
+    shards = Path("shards")
+    polarstep("tokenize", "a.txt", "-o", "shards", "--characters", "--prefix", "text_old")
+    before = {path.name: path.read_bytes() for path in shards.iterdir()}
+    refused = polarstep("tokenize", "b.txt", "-o", "shards", "--characters", status=1)
+    assert "vocabulary.json is the vocabulary of text_old_train_000001.bin" in said(refused)
+    polarstep("tokenize", "a.txt", "-o", "shards", "--characters", "--force")
+    assert before.items() <= {path.name: path.read_bytes() for path in shards.iterdir()}.items()
+    assert (shards / "text_train_000001.bin").exists()
+
+
+def test_without_a_validation_shard_none_is_recommended():
+    Path("a.txt").write_text("so much depends " * 20)
+    words = ["a.txt", "-o", "shards", "--characters", "--validation", "0"]
+    assert "data.val" not in polarstep("tokenize", *words).output
+
+
+@pytest.mark.parametrize("noted", ["[]", '{"vocab_size": "many"}', "{", "{}"])
+def test_a_vocabulary_file_that_is_not_ours_is_named(noted):
+    Path("poem.txt").write_text("so much depends upon a red wheel barrow\n" * 60)
+    outcome = polarstep("tokenize", "poem.txt", "--out", "shards", "--characters")
+    settings = shlex.split(outcome.output.splitlines()[-1].partition("with: ")[2])
+    Path("shards/vocabulary.json").write_text(noted)
+    outcome = polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, *settings, status=1)
+    assert "shards/vocabulary.json" in said(outcome)
