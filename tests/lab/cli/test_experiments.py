@@ -431,3 +431,13 @@ def test_a_vocabulary_file_that_is_not_ours_is_named(noted):
     Path("shards/vocabulary.json").write_text(noted)
     outcome = polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, *settings, status=1)
     assert "shards/vocabulary.json" in said(outcome)
+
+
+def test_text_that_is_trained_on_is_not_held_out():
+    Path("poem.txt").write_text("so much depends upon a red wheel barrow\n" * 60)
+    polarstep("tokenize", "poem.txt", "--out", "shards", "--characters")
+    both = ["--set", "data.train=shards/*.bin", "--set", "data.val=shards/text_val_*.bin"]
+    more = ["--set", "model.vocab_size=20", "--set", "evaluation.tokens=96", "--out", "r"]
+    outcome = polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, *both, *more, status=1)
+    assert "text_val_000000.bin is matched by data.train" in said(outcome)
+    assert not Path("r").exists()
