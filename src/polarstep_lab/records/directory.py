@@ -8,6 +8,7 @@ leaves other files in the directory alone.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -104,9 +105,19 @@ def check_directory(
         )
     if previous.config != identity.config:
         raise StorageError(
-            f"{directory} holds an unfinished run with other settings: resume it with "
-            f"`{previous.command}`, or give another --out"
+            f"{directory} holds an unfinished run with other settings: "
+            f"{_how_to_resume(previous, directory)}, or give another --out"
         )
+
+
+def _how_to_resume(run: RunIdentity, directory: Path) -> str:
+    """What to do to go on with the run in ``directory`` as it was begun.
+
+    The command in a record does not name the directory, so that it makes the run anew anywhere.
+    """
+    if not run.command:
+        return "resume it with the config it was started with"
+    return f"resume it with `{run.command} --out {shlex.quote(str(directory))} --resume`"
 
 
 def claim_directory(
