@@ -22,6 +22,7 @@ from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.tokenizer import Characters
 from polarstep_lab.methods import METHODS, OURS
 from polarstep_lab.records.record import RunRecord, find_runs
+from polarstep_lab.training.language import LanguageTask
 
 SMALL = [
     part
@@ -441,3 +442,32 @@ def test_text_that_is_trained_on_is_not_held_out():
     outcome = polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, *both, *more, status=1)
     assert "text_val_000000.bin is matched by data.train" in said(outcome)
     assert not Path("r").exists()
+
+
+@pytest.fixture
+def ctrl_c_at_the_end(monkeypatch):
+    """A Ctrl-C while the test text of a run is read, after its last step."""
+    final = LanguageTask.final
+
+    def interrupted(self, last):
+        signal.raise_signal(signal.SIGINT)
+        return final(self, last)
+
+    monkeypatch.setattr(LanguageTask, "final", interrupted)
+
+
+@pytest.mark.usefixtures("ctrl_c_at_the_end")
+def test_ctrl_c_during_the_last_evaluation_stops_a_suite():
+    arguments = ["compare", "nanogpt-toy", "-m", "adamw,sgd", *SMALL, "--out", "all"]
+    outcome = polarstep(*arguments, status=130)
+    assert "the run had ended, its result is in all/adamw/seed-0. Run the same" in said(outcome)
+    (made,) = Path("all").rglob("config.json")
+    assert RunRecord.load(made.parent).status == "finished"
+
+
+@pytest.mark.usefixtures("ctrl_c_at_the_end")
+def test_ctrl_c_during_the_last_evaluation_of_a_single_run():
+    outcome = polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL, "--out", "r", status=130)
+    assert "the run had ended, its result is in r" in said(outcome)
+    assert "--resume" not in said(outcome)
+    assert RunRecord.load("r").status == "finished"
