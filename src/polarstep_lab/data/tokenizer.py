@@ -184,8 +184,8 @@ def tokenize_files(
     ``validation`` is the fraction of the tokens, taken from the end, that goes to the validation
     shard. ``progress`` is called after each file.
 
-    ``vocabulary.json`` describes all shards of a folder. Where it describes shards of another prefix, made
-    with another vocabulary, nothing is written.
+    ``vocabulary.json`` describes all shards of a folder. Where it describes shards of another prefix,
+    made with another vocabulary, nothing is written.
     """
     if not 0 <= validation < 1:
         raise ValueError(f"validation={validation}: expected a fraction in [0, 1)")
