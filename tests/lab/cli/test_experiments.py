@@ -471,3 +471,39 @@ def test_ctrl_c_during_the_last_evaluation_of_a_single_run():
     assert "the run had ended, its result is in r" in said(outcome)
     assert "--resume" not in said(outcome)
     assert RunRecord.load("r").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.batch_size=161", "data.batch_size=161: expected at most 160"),
+        ("data.whitening_images=0", "data.whitening_images=0: expected at least 1"),
+        ("schedule.extension=5", "schedule.extension=5 leaves nothing of the 5 steps"),
+        ("schedule.momentum_cooldown=-1", "momentum_cooldown=-1: expected at least 0"),
+        ("optimizer.lr=" + "1" * 5000, "optimizer.lr='111"),
+    ],
+)
+def test_settings_that_cannot_be_trained_with_are_named(setting, message):
+    fake_cifar10(Path("data"))
+    outcome = polarstep(
+        "run", "cifar10-tiny", "-m", "muon", "--set", "model.widths=[8,16,16]",
+        "--set", "data.held_out=40", "--set", "data.train_images=null",
+        "--set", "data.batch_size=32", "--set", "data.epochs=1",
+        "--set", setting, "--out", "r", "--device", "cpu", status=1,
+    )  # fmt: skip
+    assert message in said(outcome)
+    assert not Path("r").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"overrides": None}, "overrides is None, expected settings by name"),
+        ({"recipe": ["nanogpt-toy"]}, "recipe is ['nanogpt-toy'], expected a name"),
+        ({"method": 3}, "method is 3, expected a name"),
+    ],
+)
+def test_a_recipe_file_of_another_shape_is_named(changed, message):
+    content = {"recipe": "nanogpt-toy", "method": "muon", "overrides": {}} | changed
+    Path("mine.json").write_text(json.dumps(content))
+    assert f"mine.json: {message}" in said(polarstep("run", "mine.json", status=1))
