@@ -16,6 +16,7 @@ from typing import Literal
 
 from polarstep.storage import StorageError, write_json
 from polarstep_lab.records import record
+from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.mark import (
     CONFIG,
     FORMAT,
@@ -70,9 +71,9 @@ def state_of(directory: Path) -> State:
 
 
 def files_of_run(directory: Path) -> list[Path]:
-    """The files in ``directory`` that a run wrote."""
+    """The files in ``directory`` that a run wrote; an archive of runs in it is none of them."""
     found = [path for pattern in _FILES for path in sorted(directory.glob(pattern))]
-    return [path for path in found if path.is_file() or path.is_symlink()]
+    return [p for p in found if p.name != ARCHIVE and (p.is_file() or p.is_symlink())]
 
 
 # --- the claim ----------------------------------------------------------------------------------
