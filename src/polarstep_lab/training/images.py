@@ -61,8 +61,8 @@ class ImageTask:
             kept = kept[: data.train_images]
         if data.batch_size > len(kept):
             raise ConfigError(
-                f"data.batch_size={data.batch_size}: expected at most {len(kept)}, the number of training "
-                "images"
+                f"data.batch_size={data.batch_size}: expected at most {len(kept)}, the number of "
+                "training images"
             )
         steps = math.ceil(data.epochs * (len(kept) // data.batch_size))
         if config.schedule.extension >= steps:
