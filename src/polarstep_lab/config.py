@@ -184,7 +184,7 @@ class ScheduleConfig:
     extension: Natural = 0
     momentum_start: BelowOne | None = None
     momentum_warmup: Annotated[float, Field(ge=0, le=1)] = 0.2
-    momentum_cooldown: int = 0
+    momentum_cooldown: Natural = 0
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -230,7 +230,7 @@ class ImageData:
     flip: bool = True
     translation: Annotated[int, Field(ge=0, lt=32)] = 2
     label_smoothing: BelowOne = 0.2
-    whitening_images: int = 5000
+    whitening_images: Count = 5000
 
 
 @dataclass(frozen=True, config=CHECKED)

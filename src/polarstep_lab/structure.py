@@ -100,5 +100,5 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{text!r}: expected KEY=VALUE, as in optimizer.lr=0.02")
     try:
         return key.strip(), json.loads(value)
-    except json.JSONDecodeError:
+    except ValueError:  # no JSON, or a number of more digits than Python reads
         return key.strip(), value

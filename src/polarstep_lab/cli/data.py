@@ -28,6 +28,7 @@ from polarstep_lab.data.tokenizer import (
     Tokenizer,
     VocabularyError,
     read_documents,
+    shards_with_prefix,
     tokenize_files,
 )
 from polarstep_lab.structure import ConfigError
@@ -84,7 +85,7 @@ def tokenize(
             )
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{out} is a file: expected a folder for the shards, as --out data")
-        there = sorted(out.glob(f"{prefix}_*.bin"))
+        there = shards_with_prefix(out, prefix)
         if there and not force:
             raise ConfigError(
                 f"{out} already has {there[0].name}: nothing was overwritten; give another --out or "
@@ -117,11 +118,12 @@ def tokenize(
         for old in there:
             if old not in kept:
                 old.unlink()  # left over from a longer text; training would read it too
+    held_out = f"--set data.val='{out}/{prefix}_val_*.bin' " if validation else ""
     for summary in written:
         typer.echo(f"{summary.path}: {summary.tokens:,} tokens")
     typer.echo(
-        f"train on them with: --set data.train='{out}/{prefix}_train_*.bin' "
-        f"--set data.val='{out}/{prefix}_val_*.bin' --set model.vocab_size={tokenizer.vocab_size}"
+        f"train on them with: --set data.train='{out}/{prefix}_train_*.bin' {held_out}"
+        f"--set model.vocab_size={tokenizer.vocab_size}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from polarstep.storage import StorageError
-from polarstep_lab.cli.failures import DIVERGED, clear_errors
+from polarstep_lab.cli.failures import DIVERGED, INTERRUPTED, clear_errors
 from polarstep_lab.cli.one_by_one import check_peers, run_one_by_one
 from polarstep_lab.cli.options import (
     BoardOption,
@@ -28,6 +28,7 @@ from polarstep_lab.cli.options import (
 from polarstep_lab.records.directory import state_of
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import plan_run
+from polarstep_lab.training.interrupt import Interrupted
 from polarstep_lab.training.ranks import launched, world_size
 
 __all__ = ["run"]
@@ -79,7 +80,13 @@ def run(
             return
         if resume and not force:
             ranks.from_first(lambda: _check_resumable(planned.directory))
-        result = run_one_by_one([planned], resume, force, tensorboard, ranks)[0]
+        try:
+            result = run_one_by_one([planned], resume, force, tensorboard, ranks)[0]
+        except Interrupted as stopped:
+            if not stopped.ended:
+                raise
+            typer.echo(str(stopped), err=True)  # there is nothing to go on with
+            raise typer.Exit(INTERRUPTED) from None
     if ranks.first:
         typer.echo(f"recorded in {planned.directory}")
     if result.status == "diverged":

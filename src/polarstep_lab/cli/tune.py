@@ -14,7 +14,7 @@ from rich.table import Table
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.methods import find_method, find_methods
-from polarstep_lab.structure import parse_assignment
+from polarstep_lab.structure import ConfigError, parse_assignment
 from polarstep_lab.suites.places import Place, Where, place_for
 from polarstep_lab.suites.progress import progress_display
 from polarstep_lab.training.ranks import refuse_launcher
@@ -77,6 +77,8 @@ def tune(
             study_of(recipe, chosen.slug, storage, overrides, seed, cast(Any, pruner))
             for chosen in find_methods(method)
         ]
+        for spec in specs:
+            _refuse_searched(spec)
         device = str(overrides.get("runtime.device", "auto"))
         with place_for(on, workers, device) as place:
             for spec in specs:
@@ -88,6 +90,17 @@ def tune(
                     write_tuned(collect, best)
                 found.append((path, best))
     _show(found)
+
+
+def _refuse_searched(spec: StudySpec) -> None:
+    """Raise if a setting that is to hold for all trials is one that the trials try values of."""
+    for key, searched in spec.space.items():
+        if key in spec.overrides:
+            raise ConfigError(
+                f"--set {key}={spec.overrides[key]}: tuning {spec.method} tries {key} from "
+                f"{searched.low:g} to {searched.high:g}, so that it cannot be the same for all trials; "
+                "leave it out, or train with it by `polarstep run`"
+            )
 
 
 def _run(spec: StudySpec, trials: int, place: Place) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polarstep.storage import write_json
+from polarstep.storage import StorageError, read_json, write_json
 from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.shards import write_shard
 
@@ -183,11 +183,16 @@ def tokenize_files(
 
     ``validation`` is the fraction of the tokens, taken from the end, that goes to the validation
     shard. ``progress`` is called after each file.
+
+    ``vocabulary.json`` describes all shards of a folder. Where it describes shards of another prefix,
+    made with another vocabulary, nothing is written.
     """
     if not 0 <= validation < 1:
         raise ValueError(f"validation={validation}: expected a fraction in [0, 1)")
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens={shard_tokens}: expected at least 1")
+
+    _keep_vocabulary(out, prefix, tokenizer)
 
     def pieces() -> Iterator[NDArray[np.uint16]]:
         for file in files:
@@ -210,6 +215,27 @@ def tokenize_files(
     return written
 
 
+def shards_with_prefix(folder: Path, prefix: str) -> list[Path]:
+    """The shards in ``folder`` that :func:`tokenize_files` wrote with ``prefix``, sorted.
+
+    Those of the prefix ``text_old`` are not those of ``text``.
+    """
+    name = re.compile(rf"{re.escape(prefix)}_(train|val)_\d+\.bin")
+    return sorted(path for path in folder.glob("*.bin") if name.fullmatch(path.name))
+
+
+def _keep_vocabulary(out: Path, prefix: str, tokenizer: Tokenizer) -> None:
+    """Raise if shards of another prefix in ``out`` have a vocabulary that would be overwritten."""
+    path = out / VOCABULARY_FILE
+    ours = shards_with_prefix(out, prefix)
+    others = sorted(shard.name for shard in out.glob("*.bin") if shard not in ours)
+    if others and path.exists() and read_json(path) != tokenizer.describe():
+        raise ValueError(
+            f"{path} is the vocabulary of {others[0]} and is not that of this text: one folder has one "
+            "vocabulary; nothing was written, give another --out"
+        )
+
+
 def _write(path: Path, tokens: NDArray[np.uint16]) -> ShardSummary:
     write_shard(path, tokens)
     return ShardSummary(path, len(tokens))
@@ -220,4 +246,12 @@ def vocab_size_beside(shard: Path) -> int | None:
     path = shard.parent / VOCABULARY_FILE
     if not path.exists():
         return None
-    return int(json.loads(path.read_text(encoding="utf-8"))["vocab_size"])
+    noted = read_json(path)
+    size = noted.get("vocab_size") if isinstance(noted, dict) else None
+    if type(size) is not int or size < 1:
+        raise StorageError(
+            f"{path} says nothing of how many tokens there are (vocab_size={size!r}): expected the file "
+            "that `polarstep tokenize` writes beside its shards; restore it, or move it away, and "
+            "the run goes on without what it said"
+        )
+    return size

@@ -68,6 +68,10 @@ def read_recipe_file(path: Path, method: Method | str | None) -> tuple[str, Meth
         raise ConfigError(
             f"{path} is not a recipe file: expected the keys recipe, method and overrides"
         ) from None
+    for key, kind in (("recipe", str), ("method", str), ("overrides", dict)):
+        if not isinstance(content[key], kind):
+            expected = "settings by name" if kind is dict else "a name"
+            raise ConfigError(f"{path}: {key} is {content[key]!r}, expected {expected}")
     found = find_method(slug)
     asked = find_method(method) if isinstance(method, str) else method
     if asked is not None and asked != found:

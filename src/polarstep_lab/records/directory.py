@@ -8,6 +8,7 @@ leaves other files in the directory alone.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Literal
 
 from polarstep.storage import StorageError, write_json
 from polarstep_lab.records import record
+from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.mark import (
     CONFIG,
     FORMAT,
@@ -69,9 +71,9 @@ def state_of(directory: Path) -> State:
 
 
 def files_of_run(directory: Path) -> list[Path]:
-    """The files in ``directory`` that a run wrote."""
+    """The files in ``directory`` that a run wrote; an archive of runs in it is none of them."""
     found = [path for pattern in _FILES for path in sorted(directory.glob(pattern))]
-    return [path for path in found if path.is_file() or path.is_symlink()]
+    return [p for p in found if p.name != ARCHIVE and (p.is_file() or p.is_symlink())]
 
 
 # --- the claim ----------------------------------------------------------------------------------
@@ -104,9 +106,19 @@ def check_directory(
         )
     if previous.config != identity.config:
         raise StorageError(
-            f"{directory} holds an unfinished run with other settings: resume it with "
-            f"`{previous.command}`, or give another --out"
+            f"{directory} holds an unfinished run with other settings: "
+            f"{_how_to_resume(previous, directory)}, or give another --out"
         )
+
+
+def _how_to_resume(run: RunIdentity, directory: Path) -> str:
+    """What to do to go on with the run in ``directory`` as it was begun.
+
+    The command in a record does not name the directory, so that it makes the run anew anywhere.
+    """
+    if not run.command:
+        return "resume it with the config it was started with"
+    return f"resume it with `{run.command} --out {shlex.quote(str(directory))} --resume`"
 
 
 def claim_directory(

@@ -59,7 +59,7 @@ def pack(folders: Sequence[Path], out: Path, *, force: bool = False) -> Packed:
         runs = {_name(path, archive): read_files(path) for path in archived_runs(archive)}
     before = dict(runs)
     kept = 0
-    for name, path in _named(folders).items():
+    for name, path in _named(folders, archive).items():
         files = without_machine(read_files(path))
         old = before.get(name)
         if old is not None and _config(old, archive / name) != _config(files, path):
@@ -97,8 +97,8 @@ def without_machine(files: Mapping[str, Any]) -> dict[str, Any]:
     return clean
 
 
-def _named(folders: Sequence[Path]) -> dict[str, Path]:
-    """The runs below ``folders`` by their names in an archive."""
+def _named(folders: Sequence[Path], archive: Path) -> dict[str, Path]:
+    """The runs below ``folders`` by their names in ``archive``; the runs that it has are left out."""
     named: dict[str, Path] = {}
     for folder in folders:
         found = find_runs([folder])
@@ -108,6 +108,9 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
                 "`polarstep compare` make them"
             )
         for path in found:
+            inside = split_path(path)
+            if inside is not None and inside[0].resolve() == archive.resolve():
+                continue
             name = _name(path, folder)
             other = named.setdefault(name, path)
             if other.resolve() != path.resolve():

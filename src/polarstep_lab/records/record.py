@@ -268,7 +268,8 @@ def read_files(directory: Path) -> dict[str, Any]:
         raise StorageError(f"{directory} is not a run directory: it has no {CONFIG}")
     documents = (directory / name for name in (CONFIG, ENVIRONMENT, RESULT))
     files = {path.name: read_json(path) for path in documents if path.exists()}
-    return files | {path.name: read_lines(path) for path in sorted(directory.glob("*.jsonl"))}
+    logs = (path for path in sorted(directory.glob("*.jsonl")) if path.name != ARCHIVE)
+    return files | {path.name: read_lines(path) for path in logs}
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:

@@ -8,10 +8,14 @@ from typing import Any
 
 from polarstep_lab.records.record import RunIdentity, RunRecord
 
-__all__ = ["keeps_setting", "set_beside_axis", "setting_of", "settings_in"]
+__all__ = ["NOT_TRAINING", "keeps_setting", "set_beside_axis", "setting_of", "settings_in"]
 
 _HARMLESS = ("seed", "runtime.", "data.root", "evaluation.every")
 """Overrides that say where and how to run, not what: the setting is still the recipe's."""
+
+
+NOT_TRAINING = ("runtime.compile", "data.root", "evaluation.every")
+"""Settings that do not change what is trained: runs that differ in nothing else compare."""
 
 
 def setting_of(run: RunRecord) -> str:

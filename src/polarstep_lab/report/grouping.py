@@ -18,7 +18,7 @@ from polarstep_lab.ablations import AXES, apply_axis
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import TABLE_2, Setting
-from polarstep_lab.records.settings import settings_in
+from polarstep_lab.records.settings import NOT_TRAINING, settings_in
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import METRICS, Runs
 
@@ -26,9 +26,6 @@ __all__ = ["in_table_2", "sections_of"]
 
 _SCALED = ("nanogpt-small", "nanogpt-wiki")
 """Recipes that compare the paper's methods on another model: the order compares, digits do not."""
-
-_NOT_TRAINING = ("runtime.compile", "data.root", "evaluation.every")
-"""Settings in which a row may differ from its base: they do not change what is trained."""
 
 
 def in_table_2(recipe: str, benchmark: str) -> Setting | None:
@@ -212,7 +209,7 @@ def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
         for path in sorted({*ours, *theirs})
         if ours.get(path) != theirs.get(path)
         and path.split(".")[-1] != axis
-        and path not in _NOT_TRAINING
+        and path not in NOT_TRAINING
     ]
 
 

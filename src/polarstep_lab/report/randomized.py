@@ -8,6 +8,7 @@ sketch ablation.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -64,6 +65,7 @@ class Pair:
 def pairs_of(section: Section) -> list[Pair]:
     """The randomized rows of a section, each with its full-space row; rows without it are left out.
 
+    Both rows of a pair have the same model and the same data.
     Empty where every row recorded noise, γ or ν: recording takes most of the time of such runs.
     """
     if section.watched:
@@ -80,8 +82,19 @@ def pairs_of(section: Section) -> list[Pair]:
                     label = row.label.replace(method.name, other.method_that_ran, 1)
                     labelled[other] = f"{label}, {other.label}"
         for full in (m for m in muons if m.nesterov is method.nesterov and not m.randomized):
-            pairs += [Pair(name, r, rows[full.name]) for r, name in labelled.items() if r.metric]
+            for other, label in labelled.items():
+                found = _of_the_same_task([rows[full.name], *section.rows], full.name, other)
+                if other.metric and found:
+                    pairs.append(Pair(label, other, found))
     return pairs
+
+
+def _of_the_same_task(rows: Sequence[Row], method: str, row: Row) -> Row | None:
+    """The first of ``rows`` that has this method, and the model and the data of ``row``.
+
+    A run of more steps, or of a larger network, reaches another metric whatever its polar map.
+    """
+    return next((r for r in rows if r.method == method and r.metric and r.task == row.task), None)
 
 
 def randomized_blocks(section: Section) -> list[Block | None]:

@@ -6,7 +6,9 @@ that diverged, failed, were stopped or have not ended enter no mean; each row sa
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +21,7 @@ from polarstep_lab.estimates import Difference, Estimate, paired
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import Published
 from polarstep_lab.records.record import RunRecord
+from polarstep_lab.records.settings import NOT_TRAINING, settings_in
 from polarstep_lab.report.runs import STATUSES, TIMES, Metric
 
 __all__ = ["AblationSet", "Row", "Section"]
@@ -50,6 +53,20 @@ class Row:
     def setting(self) -> str:
         """What determines the result of these runs, apart from the seed, as a string to compare."""
         return str(self.runs["setting"].iloc[0])
+
+    @cached_property
+    def task(self) -> str:
+        """Model, data, stages of training and length of the test, as a string to compare.
+
+        Runs of more steps, or of a larger network, reach another metric whatever their method is.
+        """
+        found = {
+            path: value
+            for path, value in settings_in(self.config).items()
+            if path.startswith(("model.", "data.", "evaluation.tokens"))
+            and path not in NOT_TRAINING
+        }
+        return json.dumps(found, sort_keys=True, default=str)
 
     @property
     def value(self) -> Any:
@@ -256,8 +273,17 @@ class Section:
 
     @property
     def by_method(self) -> dict[str, Row]:
-        """One row for each method: a row in the paper's setting, or else the row with the most seeds."""
-        best_first = sorted(self.rows, key=lambda row: (row.paper is None, -len(row.finished)))
+        """One row for each method: a row in the paper's setting, or else of the most common task.
+
+        The task is that for which the most methods have a finished run, so that methods are compared
+        on the same model and data. Of several rows the row with the most seeds is taken.
+        """
+        done = {(row.task, row.method) for row in self.rows if not row.finished.empty}
+        methods = Counter(task for task, _ in done)
+        best_first = sorted(
+            self.rows,
+            key=lambda row: (row.paper is None, -methods[row.task], -len(row.finished)),
+        )
         return {row.method: row for row in reversed(best_first)}
 
     def label_in(self, ablation: AblationSet, row: Row) -> str:

@@ -77,6 +77,9 @@ def run_in_processes(
                 process.start()
         yield from _listen(events, team, len(runs))
     finally:
+        # Runs that no worker took are still in the queue. Without this the process would wait at its
+        # end until somebody reads them, for ever after a Ctrl-C.
+        jobs.cancel_join_thread()
         for process in team:
             process.join(timeout=20)  # after a Ctrl-C they still write their checkpoints
             if process.is_alive():

@@ -59,6 +59,17 @@ class ImageTask:
                     f"data.train_images={data.train_images}: expected 1 to {len(kept)}, or null"
                 )
             kept = kept[: data.train_images]
+        if data.batch_size > len(kept):
+            raise ConfigError(
+                f"data.batch_size={data.batch_size}: expected at most {len(kept)}, the number of "
+                "training images"
+            )
+        steps = math.ceil(data.epochs * (len(kept) // data.batch_size))
+        if config.schedule.extension >= steps:
+            raise ConfigError(
+                f"schedule.extension={config.schedule.extension} leaves nothing of the {steps} steps: "
+                "expected fewer"
+            )
         images = cifar.train_images[kept].to(device)
         normalize = Normalizer.of(images)
         train = ImageBatches(

@@ -26,11 +26,16 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(Exception):
-    """The run was stopped by a signal, after writing its checkpoint."""
+    """The run was stopped by a signal, after writing its checkpoint.
 
-    def __init__(self, directory: Path, step: int, steps: int) -> None:
-        super().__init__(f"stopped after step {step} of {steps}; the checkpoint is in {directory}")
-        self.directory, self.step, self.steps = directory, step, steps
+    With ``ended`` the signal came too late to stop this run: its result is written, and whoever makes
+    several runs must not begin another.
+    """
+
+    def __init__(self, directory: Path, step: int, steps: int, ended: bool = False) -> None:
+        left = "the run had ended, its result" if ended else "the checkpoint"
+        super().__init__(f"stopped after step {step} of {steps}; {left} is in {directory}")
+        self.directory, self.step, self.steps, self.ended = directory, step, steps, ended
 
 
 class Interrupt:

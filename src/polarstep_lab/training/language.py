@@ -63,6 +63,7 @@ class LanguageTask:
         vocab, window = config.model.vocab_size, config.data.window
         train = TokenWindows(tuple(_tokens(config.data.train, 0, vocab)), window, vocab)
         held_out = TokenWindows(tuple(_tokens(config.data.val, 1, vocab)), window, vocab)
+        _check_apart(config.data)
         val, test = _halved(held_out, config.evaluation.tokens)
         model = deepcopy(_initial(config.model, config.seed, device))
         network = shared_out(
@@ -224,6 +225,20 @@ def _initial(config: GPTConfig, seed: int, device: torch.device) -> GPT:
     weights, and drawing them for GPT-2's vocabulary takes a second, as long as sixty steps on a GPU.
     """
     return GPT(config, generator(seed, "weights")).to(device)
+
+
+def _check_apart(data: TextData) -> None:
+    """Raise if a shard is both trained on and held out: its perplexity would be that of known text."""
+    if any(patterns[0].startswith(CORPUS) for patterns in (data.train, data.val)):
+        return  # a shipped text is cut in two parts
+    held_out = {shard.resolve() for shard in find_shards(data.val)}
+    both = [shard for shard in find_shards(data.train) if shard.resolve() in held_out]
+    if both:
+        raise ConfigError(
+            f"{both[0]} is matched by data.train={list(data.train)} and by data.val={list(data.val)}: "
+            "text that is trained on cannot be validated on; narrow one of the patterns, as "
+            "data.train='DIR/*_train_*.bin' and data.val='DIR/*_val_*.bin'"
+        )
 
 
 def _tokens(patterns: tuple[str, ...], part: int, vocab_size: int) -> list[Any]:

@@ -55,6 +55,10 @@ class Loop:
     began: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
     last: Validation | None = None
+    interrupt: Interrupt = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.interrupt = Interrupt(patient=self.ranks.count > 1)
 
     @property
     def seconds(self) -> float:
@@ -62,10 +66,16 @@ class Loop:
         return self.seconds_before + time.perf_counter() - self.began
 
     def to_the_end(self) -> Result:
-        """Train, write the result, and tell the observers how it ended."""
+        """Train, write the result, and tell the observers how it ended.
+
+        A signal during the last evaluation, or at the step that diverges, raises :class:`Interrupted`
+        after the result is written. Several ranks make a single run, which has then ended anyway.
+        """
         result = None
         try:
             result = self._train()
+            if self.interrupt.pending and self.ranks.count == 1:
+                raise Interrupted(self.directory, self.step, self.task.steps, ended=True)
         except (Interrupted, StorageError):
             raise
         except Exception as error:
@@ -84,7 +94,7 @@ class Loop:
     def _train(self) -> Result:
         """Train until the last step, or until the run is stopped or diverges."""
         try:
-            with Interrupt(patient=self.ranks.count > 1) as interrupt:
+            with self.interrupt:
                 vote = Vote(self.ranks)
                 self.task.model.train()
                 if self.step == 0:
@@ -92,7 +102,7 @@ class Loop:
                 while self.step < self.task.steps:
                     self._measure()
                     self._one_step()
-                    decision = vote.cast(self._wish(interrupt))
+                    decision = vote.cast(self._wish())
                     if decision & _Wish.SAVE:
                         self._checkpoint()
                     if decision & _Wish.STOP:
@@ -146,9 +156,9 @@ class Loop:
         for observer in self.observers:
             observer.advance(self.step)
 
-    def _wish(self, interrupt: Interrupt) -> _Wish:
+    def _wish(self) -> _Wish:
         """What to do after a step: stop after a signal, or save by rank 0's clock."""
-        wish = _Wish.STOP if interrupt.pending else _Wish.GO_ON
+        wish = _Wish.STOP if self.interrupt.pending else _Wish.GO_ON
         now = time.perf_counter()
         due = now - self.saved >= self.config.runtime.checkpoint_seconds
         if not due or not self.ranks.first or self.step == self.task.steps:

@@ -66,7 +66,8 @@ def train(
     All of them call this function. Rank 0 alone writes into ``directory``, calls ``observers``, which
     may then not raise :class:`StopTraining`, and calls ``tell``.
 
-    Raises :class:`Interrupted` after a Ctrl-C, once the checkpoint is written. Other errors are passed
+    Raises :class:`Interrupted` after a Ctrl-C, once the checkpoint is written; a run that was past its
+    last step has its result instead, and the exception says ``ended``. Other errors are passed
     on, and what was recorded before them is intact.
     """
     identity, ranks = identity or identify(config), ranks or Ranks()

@@ -22,6 +22,7 @@ from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.tokenizer import Characters
 from polarstep_lab.methods import METHODS, OURS
 from polarstep_lab.records.record import RunRecord, find_runs
+from polarstep_lab.training.language import LanguageTask
 
 SMALL = [
     part
@@ -402,3 +403,107 @@ def test_folders_are_told_from_files_before_any_token_is_made():
     assert ". is no file: expected text files, as ./*.txt" in said(outcome)
     outcome = polarstep("tokenize", "text.txt", "-o", "text.txt", "--characters", status=1)
     assert "text.txt is a file: expected a folder for the shards" in said(outcome)
+
+
+def test_shards_of_another_prefix_keep_their_files_and_their_vocabulary():
+    Path("a.txt").write_text("so much depends " * 20)
+    Path("b.txt").write_text("upon a red wheel barrow " * 20)
+    shards = Path("shards")
+    polarstep("tokenize", "a.txt", "-o", "shards", "--characters", "--prefix", "text_old")
+    before = {path.name: path.read_bytes() for path in shards.iterdir()}
+    refused = polarstep("tokenize", "b.txt", "-o", "shards", "--characters", status=1)
+    assert "vocabulary.json is the vocabulary of text_old_train_000001.bin" in said(refused)
+    polarstep("tokenize", "a.txt", "-o", "shards", "--characters", "--force")
+    assert before.items() <= {path.name: path.read_bytes() for path in shards.iterdir()}.items()
+    assert (shards / "text_train_000001.bin").exists()
+
+
+def test_without_a_validation_shard_none_is_recommended():
+    Path("a.txt").write_text("so much depends " * 20)
+    words = ["a.txt", "-o", "shards", "--characters", "--validation", "0"]
+    assert "data.val" not in polarstep("tokenize", *words).output
+
+
+@pytest.mark.parametrize("noted", ["[]", '{"vocab_size": "many"}', "{", "{}"])
+def test_a_vocabulary_file_that_is_not_ours_is_named(noted):
+    Path("poem.txt").write_text("so much depends upon a red wheel barrow\n" * 60)
+    outcome = polarstep("tokenize", "poem.txt", "--out", "shards", "--characters")
+    settings = shlex.split(outcome.output.splitlines()[-1].partition("with: ")[2])
+    Path("shards/vocabulary.json").write_text(noted)
+    outcome = polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, *settings, status=1)
+    assert "shards/vocabulary.json" in said(outcome)
+
+
+def test_text_that_is_trained_on_is_not_held_out():
+    Path("poem.txt").write_text("so much depends upon a red wheel barrow\n" * 60)
+    polarstep("tokenize", "poem.txt", "--out", "shards", "--characters")
+    both = ["--set", "data.train=shards/*.bin", "--set", "data.val=shards/text_val_*.bin"]
+    more = ["--set", "model.vocab_size=20", "--set", "evaluation.tokens=96", "--out", "r"]
+    outcome = polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, *both, *more, status=1)
+    assert "text_val_000000.bin is matched by data.train" in said(outcome)
+    assert not Path("r").exists()
+
+
+@pytest.fixture
+def ctrl_c_at_the_end(monkeypatch):
+    """A Ctrl-C while the test text of a run is read, after its last step."""
+    final = LanguageTask.final
+
+    def interrupted(self, last):
+        signal.raise_signal(signal.SIGINT)
+        return final(self, last)
+
+    monkeypatch.setattr(LanguageTask, "final", interrupted)
+
+
+@pytest.mark.usefixtures("ctrl_c_at_the_end")
+def test_ctrl_c_during_the_last_evaluation_stops_a_suite():
+    arguments = ["compare", "nanogpt-toy", "-m", "adamw,sgd", *SMALL, "--out", "all"]
+    outcome = polarstep(*arguments, status=130)
+    assert "the run had ended, its result is in all/adamw/seed-0. Run the same" in said(outcome)
+    (made,) = Path("all").rglob("config.json")
+    assert RunRecord.load(made.parent).status == "finished"
+
+
+@pytest.mark.usefixtures("ctrl_c_at_the_end")
+def test_ctrl_c_during_the_last_evaluation_of_a_single_run():
+    outcome = polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL, "--out", "r", status=130)
+    assert "the run had ended, its result is in r" in said(outcome)
+    assert "--resume" not in said(outcome)
+    assert RunRecord.load("r").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.batch_size=161", "data.batch_size=161: expected at most 160"),
+        ("data.whitening_images=0", "data.whitening_images=0: expected at least 1"),
+        ("schedule.extension=5", "schedule.extension=5 leaves nothing of the 5 steps"),
+        ("schedule.momentum_cooldown=-1", "momentum_cooldown=-1: expected at least 0"),
+        ("optimizer.lr=" + "1" * 5000, "optimizer.lr='111"),
+    ],
+)
+def test_settings_that_cannot_be_trained_with_are_named(setting, message):
+    fake_cifar10(Path("data"))
+    outcome = polarstep(
+        "run", "cifar10-tiny", "-m", "muon", "--set", "model.widths=[8,16,16]",
+        "--set", "data.held_out=40", "--set", "data.train_images=null",
+        "--set", "data.batch_size=32", "--set", "data.epochs=1",
+        "--set", setting, "--out", "r", "--device", "cpu", status=1,
+    )  # fmt: skip
+    assert message in said(outcome)
+    assert not Path("r").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"overrides": None}, "overrides is None, expected settings by name"),
+        ({"recipe": ["nanogpt-toy"]}, "recipe is ['nanogpt-toy'], expected a name"),
+        ({"method": 3}, "method is 3, expected a name"),
+    ],
+)
+def test_a_recipe_file_of_another_shape_is_named(changed, message):
+    content = {"recipe": "nanogpt-toy", "method": "muon", "overrides": {}} | changed
+    Path("mine.json").write_text(json.dumps(content))
+    assert f"mine.json: {message}" in said(polarstep("run", "mine.json", status=1))

@@ -72,6 +72,7 @@ def test_a_rate_that_diverges_is_pruned_not_fatal(tmp_path):
         (["nanogpt-toy", "-m", "moun"], "did you mean 'muon'"),
         (["nanogpt-toy", "-m", "muon", "--set", "model.widht=3"], "width"),
         (["nanogpt-toy", "-m", "muon", "--pruner", "secateurs"], "expected median, hyperband"),
+        (["nanogpt-toy", "-m", "muon", "--set", "optimizer.lr=0.1"], "tries optimizer.lr from"),
     ],
 )
 def test_bad_requests_are_named(invoke, arguments, message):

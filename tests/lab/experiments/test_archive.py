@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from polarstep.storage import StorageError, read_json, read_lines, write_json
 from polarstep_lab.cli import app
 from polarstep_lab.records.archive import ARCHIVE, write_archive
+from polarstep_lab.records.directory import files_of_run
 from polarstep_lab.records.pack import _stripped, pack
 from polarstep_lab.records.record import Ablation, RunRecord, find_runs, read_files
 from polarstep_lab.report import report_files
@@ -295,3 +296,23 @@ def test_times_of_a_whole_run(tmp_path):
     (tmp_path / "a" / "result.json").unlink()
     (tmp_path / "a" / "metrics.jsonl").unlink()
     assert math.isnan(RunRecord.load(tmp_path / "a").seconds)
+
+
+def test_an_archive_in_a_run_directory_is_no_log_of_the_run(tmp_path):
+    """``polarstep pack RUN --out RUN``: packed again it would hold itself, and --force remove it."""
+    run = write_run(tmp_path / "run")
+    before = read_files(run)
+    archive = pack([run], run).archive
+    assert read_files(run) == before
+    content = archive.read_bytes()
+    pack([run], run)
+    assert archive.read_bytes() == content
+    assert archive not in files_of_run(run)
+
+
+def test_runs_are_packed_again_into_the_folder_that_holds_them(tmp_path):
+    write_run(tmp_path / "a")
+    assert pack([tmp_path], tmp_path).runs == 1
+    write_run(tmp_path / "b", seed=1)
+    again = pack([tmp_path], tmp_path)
+    assert (again.runs, again.added, again.replaced) == (2, 1, 0)

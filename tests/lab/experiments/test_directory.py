@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -395,3 +397,28 @@ def test_nothing_to_resume_is_said(tmp_path):
     assert told == [f"{out} has no checkpoint yet: the run starts again at step 0"]
     finished = polarstep(*run_command(out, "--resume"), status=1)
     assert "holds a finished run" in finished
+
+
+def test_the_command_that_resumes_a_run_with_other_settings_does_so(tmp_path):
+    out = tmp_path / "my run"
+    with pytest.raises(RuntimeError, match="no power"):
+        train(tiny_gpt("adamw"), out, observers=[Stopping()])
+    identity = RunIdentity.load(out)
+    command = shlex.join(["polarstep", "run", "nanogpt-toy", "--method", "adamw", *SMALL])
+    replace(identity, command=command).save(out)
+    said = polarstep(*run_command(out, "--set", "optimizer.lr=0.5", "--resume"), status=1)
+    told = said.partition("resume it with `")[2].partition("`")[0]
+    polarstep(*shlex.split(told)[1:])
+    assert Result.load(out).status == "finished"
+
+
+class Stopping:
+    """An observer that raises an error after the second step."""
+
+    def start(self, config, steps, step): ...
+    def row(self, row): ...
+    def end(self, result): ...
+
+    def advance(self, step):
+        if step == 2:
+            raise RuntimeError("no power")

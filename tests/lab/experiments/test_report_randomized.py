@@ -234,3 +234,23 @@ def test_rows_of_one_axis_and_two_methods_are_told_apart(add, tmp_path):
     text = markdown((section(tmp_path),), ())
     for method in (FULL, GAUSSIAN):
         assert f"\nsolver = cubic with {method}:\n" in text
+
+
+def test_rows_of_other_lengths_are_not_compared(add, tmp_path):
+    """More seeds of a longer full-space run: it is by its length that such a run is better."""
+    short, long = ({"data": {"stages": [{"steps": steps}]}} for steps in (100, 900))
+    add(FULL, [20.0, 21.0, 22.0], settings=long)
+    add(GAUSSIAN, [31.0, 32.0], settings=short)
+    assert pairs_of(section(tmp_path)) == []
+    add(FULL, [30.0, 31.0], settings=short)
+    (pair,) = pairs_of(section(tmp_path))
+    assert (pair.row.method, pair.full.method) == (GAUSSIAN, FULL)
+    assert pair.difference.value == 1.0
+
+
+def test_of_several_rows_of_a_method_that_of_the_common_task_is_compared(add, tmp_path):
+    short, long = ({"data": {"stages": [{"steps": steps}]}} for steps in (100, 900))
+    add(FULL, [20.0, 21.0, 22.0], settings=long)
+    for method in (FULL, GAUSSIAN, KACZMARZ):
+        add(method, [31.0, 32.0], settings=short)
+    assert {len(row.finished) for row in section(tmp_path).by_method.values()} == {2}
