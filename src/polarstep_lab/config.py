@@ -186,6 +186,14 @@ class ScheduleConfig:
     momentum_warmup: Annotated[float, Field(ge=0, le=1)] = 0.2
     momentum_cooldown: Natural = 0
 
+    def check_steps(self, steps: int) -> None:
+        """Raise if the extension is all of the run."""
+        if self.extension >= steps:
+            raise ConfigError(
+                f"schedule.extension={self.extension} leaves nothing of the {steps} steps: "
+                "expected fewer"
+            )
+
 
 @dataclass(frozen=True, config=CHECKED)
 class Stage:
@@ -324,11 +332,7 @@ class RunConfig:
                     f"sequences of {self.data.window} tokens are longer than model.context="
                     f"{self.model.context}: raise model.context or shorten data.stages"
                 )
-            if self.schedule.extension >= self.data.steps:
-                raise ValueError(
-                    f"schedule.extension={self.schedule.extension} leaves nothing of the "
-                    f"{self.data.steps} steps: expected fewer"
-                )
+            self.schedule.check_steps(self.data.steps)
         elif self.runtime.micro_batch is not None:
             raise ValueError(
                 f"runtime.micro_batch={self.runtime.micro_batch} would change what batch norm sees: "

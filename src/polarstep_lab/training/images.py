@@ -64,12 +64,6 @@ class ImageTask:
                 f"data.batch_size={data.batch_size}: expected at most {len(kept)}, the number of "
                 "training images"
             )
-        steps = math.ceil(data.epochs * (len(kept) // data.batch_size))
-        if config.schedule.extension >= steps:
-            raise ConfigError(
-                f"schedule.extension={config.schedule.extension} leaves nothing of the {steps} steps: "
-                "expected fewer"
-            )
         images = cifar.train_images[kept].to(device)
         normalize = Normalizer.of(images)
         train = ImageBatches(
@@ -81,6 +75,7 @@ class ImageTask:
             data.flip,
             data.translation,
         )
+        config.schedule.check_steps(_steps(data, train))
         val = cifar.train_images[held_out].to(device), cifar.train_labels[held_out].to(device)
         test = cifar.test_images.to(device), cifar.test_labels.to(device)
         model = ConvNet(config.model, generator(config.seed, "weights")).to(device)
@@ -109,7 +104,7 @@ class ImageTask:
     @property
     def steps(self) -> int:
         """The number of whole batches in all epochs."""
-        return math.ceil(self._data.epochs * self.train.per_epoch)
+        return _steps(self._data, self.train)
 
     def stage_lr(self, step: int) -> float:
         """Always 1: there is one stage."""
@@ -248,3 +243,7 @@ def _six_views(logits: Any, images: Tensor) -> Tensor:
 
 def _accuracy(logits: Tensor, labels: Tensor) -> float:
     return (logits.argmax(1) == labels).double().mean().item()
+
+
+def _steps(data: ImageData, train: ImageBatches) -> int:
+    return math.ceil(data.epochs * train.per_epoch)

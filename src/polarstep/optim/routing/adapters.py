@@ -49,7 +49,7 @@ class Adapter:
     @property
     def why(self) -> str:
         """The adapter in a few words."""
-        layer = self.of.name.rpartition(".")[2] or "the model"
+        layer = self.of.last_name or "the model"
         return f"LoRA {self.letter} of {layer} {self.outputs}×{self.inputs}, s = {self.scaling:g}"
 
 

@@ -52,6 +52,11 @@ class Node:
     again: bool = False  # whether another node of the same module counts as its place
     adapts: bool = False  # whether it is part of an adapter, and no layer of the model
 
+    @property
+    def last_name(self) -> str:
+        """The name within the module around it, as ``qkv`` of ``blocks.0.attn.qkv``."""
+        return self.name.rpartition(".")[2]
+
     def walk(self) -> Iterator[Node]:
         """This node and all below, in the order of ``named_modules``."""
         yield self
@@ -205,7 +210,7 @@ def _grow(module: nn.Module, name: str, path: str, parent: Node | None) -> Node:
         module, path = module.get_submodule(attribute), _join(path, attribute)
     node = Node(name, path, module, parent)
     if parent is not None:
-        key = name.rpartition(".")[2]
+        key = node.last_name
         node.adapts = parent.adapts or bool(LORA.match(key)) or key in parent.adapter_parts
     for key, child in module._modules.items():
         hidden = key == "parametrizations" and parametrize.is_parametrized(module)
@@ -269,7 +274,7 @@ def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict
         # A last layer whose outputs are as wide as an embedding that the trunk reads is no head:
         # the embedding is the head, by F.linear(x, embedding.weight) in the forward pass.
         tied = width in embedded and read[width] and width not in vocabularies
-        if not tied or HEAD.search(node.name.rpartition(".")[2]):
+        if not tied or HEAD.search(node.last_name):
             how = "the model's last layer" if i == 0 else f"no layer reads its {width} outputs"
             heads.setdefault(id(node.module), how)
     for node in layers:
@@ -296,7 +301,7 @@ def _tail(node: Node, layers: list[Node]) -> list[Node]:
     children = [
         child
         for child in node.children
-        if _has_layers(child) and not MODULATION.search(child.name.rpartition(".")[2])
+        if _has_layers(child) and not MODULATION.search(child.last_name)
     ]
     if isinstance(node.module, nn.Sequential):
         return _tail(children[-1], layers) if children and not children[-1].is_block else []
@@ -352,7 +357,7 @@ def _unread(node: Node, read: Counter[int]) -> int | None:
 def _called_head(node: Node) -> Node | None:
     """This layer, or a module that ends with it, if called head; none inside a repeated block."""
     around = [node, *(above for above, _ in zip(node.ancestors(), range(2), strict=False))]
-    called = [place for place in around if HEAD.search(place.name.rpartition(".")[2])]
+    called = [place for place in around if HEAD.search(place.last_name)]
     if not called or node.widths is None or any(above.is_block for above in node.ancestors()):
         return None
     ends = (p for p in called if isinstance(p.module, nn.ModuleList) or _last_layer(p) is node)

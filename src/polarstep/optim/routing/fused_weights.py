@@ -92,7 +92,7 @@ def find_cut(use: Use, outputs: int, inputs: int) -> tuple[Cut, str] | None:
     bare = use.label not in ("weight", "original", "original1")
     if not bare:
         use = replace(use, owner=_named_fused(use.owner))
-    name = use.label if bare else _last(use.owner)
+    name = use.label if bare else use.owner.last_name
     if LATENT.search(name):
         return _latent(use, name, outputs)
     if GATED.search(name):
@@ -112,7 +112,7 @@ def _named_fused(node: Node) -> Node:
     So ``qkv.conv`` is known by the name ``qkv``, where a convolution and its norm are one module.
     """
     around = node
-    while not FUSED.search(_last(around)):
+    while not FUSED.search(around.last_name):
         above = around.parent
         if above is None or isinstance(above.module, CONTAINERS):
             return node
@@ -121,10 +121,6 @@ def _named_fused(node: Node) -> Node:
             return node
         around = above
     return around
-
-
-def _last(node: Node) -> str:
-    return node.name.rpartition(".")[2]
 
 
 def _pair(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
@@ -262,7 +258,7 @@ def _stated_parts(module: nn.Module) -> tuple[int, ...]:
 def _has_own_queries(use: Use) -> bool:
     """Whether q is a layer of its own, as in cross-attention, where q comes from elsewhere."""
     beside = use.owner.parent.children if use.owner.parent is not None else []
-    return any(_last(node) in ("q_attn", "q_proj", "to_q") for node in beside)
+    return any(node.last_name in ("q_attn", "q_proj", "to_q") for node in beside)
 
 
 def _flagged(name: str) -> tuple[Cut, str]:
@@ -314,7 +310,7 @@ def _reads(use: Use) -> int | None:
     if use.owner.parent is None:
         return None
     for node in use.owner.parent.children:
-        if node is not use.owner and READERS.search(_last(node)):
+        if node is not use.owner and READERS.search(node.last_name):
             widths = next((below.widths for below in node.walk() if below.widths), None)
             if widths is not None:
                 return widths[0]

@@ -173,7 +173,7 @@ def named(site: Site, anatomy: Anatomy) -> Finding | None:
         return None
     own, kind = _words(use.label), _words(_kind(use.owner.module))
     if isinstance(use.owner.module, nn.ParameterList | nn.ParameterDict):
-        own += _words(use.owner.name.rpartition(".")[2])
+        own += _words(use.owner.last_name)
     for where, words, table in (("name", own, HINTS), ("class's name", kind, CLASS_HINTS)):
         for role, hints in table.items():
             if hint := next((word for word in words if word in hints), None):
@@ -237,7 +237,7 @@ def router(site: Site, anatomy: Anatomy) -> Finding | None:
     if site.parameter.ndim != 2:
         return None
     around = [use.owner, *([use.owner.parent] if use.owner.parent is not None else [])]
-    words = [word for node in around for word in _words(node.name.rpartition(".")[2])]
+    words = [word for node in around for word in _words(node.last_name)]
     words += [word for node in around for word in _words(_own_kind(node.module))]
     words += _words(use.label) if use.label in use.owner.module._parameters else []
     hints = [word for word in words if word in ROUTER_WORDS]
@@ -342,7 +342,7 @@ def _is_table_of_queries(site: Site) -> bool:
 def _is_in_gated_mlp(use: Use) -> bool:
     """Whether a gate is that of an MLP, which has layers called up or down beside it."""
     beside = use.owner.parent.children if use.owner.parent is not None else []
-    return any({"up", "down"} & set(_words(node.name.rpartition(".")[2])) for node in beside)
+    return any({"up", "down"} & set(_words(node.last_name)) for node in beside)
 
 
 def _experts_near(use: Use) -> set[int]:
@@ -350,7 +350,7 @@ def _experts_near(use: Use) -> set[int]:
     found: set[int] = set()
     above = [use.owner, *(node for node, _ in zip(use.owner.ancestors(), range(3), strict=False))]
     # The configuration is the whole model's: its number counts where experts are in sight.
-    beside = (child.name.rpartition(".")[2] for node in above for child in node.children)
+    beside = (child.last_name for node in above for child in node.children)
     has_experts = any("expert" in name.lower() for name in beside)
     for node in above:
         config = getattr(node.module, "config", None) if has_experts else None
