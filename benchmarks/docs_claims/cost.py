@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import math
 
+import torch
+
+import polarstep as ps
+from docs_claims.wiki import long_gap
 from docs_claims.words import claim
 from docs_quality import AUTO, ROOT, peers, steps
 
@@ -18,12 +22,24 @@ def ratio(optimizer: str, workload: str) -> str:
 
 @claim
 def deflated_price() -> str:
-    """What the deflated map costs and saves."""
-    saved = [
+    """What the map of ``auto`` costs and saves, at which ranks, and how a rank that small trains."""
+    import docs_long_run as study
+
+    small, large = (
         f"{ratio(deflated, load)} instead of {ratio(FULL_SPACE, load)} times"
         for load, deflated in AUTO.items()
-    ]
-    return f"{saved[0]} AdamW's step on nanoGPT's matrices, and {saved[1]} on an 8B layer"
+    )
+    ells = []
+    for d in (768, 4096):
+        polar = ps.Auto().on(d, d, torch.device("cuda"))
+        assert isinstance(polar, ps.Deflated), d
+        ells.append(polar.head.rank + polar.head.oversample)
+    return (
+        f"{small} AdamW's step on nanoGPT's matrices (ℓ = {ells[0]}, {ells[0] / 768:.0%} of the width), "
+        f"and {large} on an 8B layer (ℓ = {ells[1]}, {ells[1] / 4096:.0%}). No model of that width was "
+        f"trained; at width 768 a head of {64 / 768:.0%} ended at {long_gap('deflated')} in perplexity "
+        f"against full space, after {study.million_tokens():.1f}M tokens"
+    )
 
 
 @claim

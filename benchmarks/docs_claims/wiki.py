@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
+from calendar import month_name
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from differences import change, paired, percent
 from docs_claims.recorded import FULL, SKETCHED, runs, tokens_of, values
@@ -276,11 +277,36 @@ def long_run_time() -> str:
 @claim
 def text_of_the_runs() -> str:
     """What the GPTs were trained on, so that it can be built again."""
-    found = json.loads((ROOT / "results/gpt/text.json").read_text())
-    train, held = found["shards"]
+    train, held = _shards()
     return (
         f"{train['documents']:,} articles, {train['tokens']:,} tokens, for training and "
         f"{held['documents']:,} articles, {held['tokens']:,} tokens, held out; the shortest article has "
         f"{min(train['shortest'], held['shortest'])} tokens, the median {train['median']}. SHA-256 of "
         f"the tokens as little-endian uint16: `{train['sha256'][:16]}…` and `{held['sha256'][:16]}…`"
     )
+
+
+@claim
+def filter_of_the_text() -> str:
+    """The filter by length, as the articles show it."""
+    shortest = {shard["characters"]["shortest"] for shard in _shards()}
+    return f"the shortest article has {' and '.join(f'{n:,}' for n in sorted(shortest))} characters"
+
+
+@claim
+def day_of_the_text() -> str:
+    """The day of the dump, after which articles hardly name a day."""
+    train, _ = _shards()
+    days = train["days"]["documents"]
+    last = max(range(1, len(days)), key=lambda day: min(days[:day]) - max(days[day:]))
+    before, after = days[:last], days[last:]
+    year, month = map(int, train["days"]["month"].split("-"))
+    return (
+        f"each day of {month_name[month]} {year} up to the {last}th is named by {min(before)} to "
+        f"{max(before)} articles, each later day by {min(after)} to {max(after)}"
+    )
+
+
+def _shards() -> list[dict[str, Any]]:
+    """What ``describe_text.py`` found in the training shard and in the held-out shard."""
+    return json.loads((ROOT / "results/gpt/text.json").read_text())["shards"]

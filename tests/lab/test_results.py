@@ -11,6 +11,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.lab.experiments.synthetic import write_ablation, write_run, write_table_2
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 from polarstep.polar import auto
 from polarstep.polar.cost import DEVICES
-from polarstep.storage import StorageError
+from polarstep.storage import StorageError, read_lines
 from polarstep_lab.cli import app
 from polarstep_lab.cli.options import seeds_of
 from polarstep_lab.config import RunConfig
@@ -172,6 +173,7 @@ COMPARISONS = (
     "cifar-sketches",
     "closest-map",
     "deflated-gap",
+    "deflated-price",
     "gamma-and-training",
     "gap-over-tokens",
     "gap-over-width",
@@ -298,6 +300,38 @@ def test_the_commands_under_our_maps_on_cifar10_make_the_runs_of_their_tables():
             for run in map(RunRecord.load, find_runs([ROOT / folder]))
         }
         assert made == recorded
+
+
+def test_the_commands_of_which_map_make_the_runs_of_the_frontier():
+    """All but those of earlier versions of a map, which the page says cannot be repeated."""
+    page = (ROOT / "docs/which.md").read_text()
+    made = set()
+    for command in re.findall(r"benchmarks/frontier.py run (?:[^`\n\\]|\\\n)*", page):
+        words = shlex.split(command.replace("\\\n", " "))
+        maps, rates, seeds = (
+            words[words.index(option) + 1].split(",") for option in ("--maps", "--lr", "--seeds")
+        )
+        made |= {
+            (name, float(rate), int(seed)) for name in maps for rate in rates for seed in seeds
+        }
+    earlier = ("flat-", "joint-", "apart-", "scaled", "jordan-")
+    recorded = {
+        (run["map"], run["lr"], run["seed"])
+        for run in read_lines(ROOT / "results/frontier/runs.jsonl")
+        if not run["map"].startswith(earlier)
+    }
+    assert made == recorded
+
+
+def test_the_text_of_the_runs_is_described_by_length_and_by_the_days_it_names(module):
+    from describe_text import days_named, summary
+
+    text = "Born 4 March 2014, or March 14, 2014; not 4 March 2013, 104 March 2014 or May 2014."
+    assert days_named(text, "2014-03") == {4, 14}
+    assert summary(np.array([3, 9, 5])) == {"shortest": 3, "median": 5, "longest": 9}
+    assert "up to the 4th is named by 7 to 10 articles, each later" in module.made(
+        "day-of-the-text"
+    )
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path):

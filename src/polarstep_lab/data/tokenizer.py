@@ -91,7 +91,7 @@ class Gpt2:
                 f"{vocabulary} has {len(ranks)} tokens; GPT-2 has {GPT2_TOKENS - 1} besides the end of "
                 "text: use r50k_base.tiktoken"
             )
-        self._encoding: tiktoken.Encoding = tiktoken.Encoding(
+        self.encoding: tiktoken.Encoding = tiktoken.Encoding(
             "gpt2",
             pat_str=r50k_pat_str,
             mergeable_ranks=ranks,
@@ -106,7 +106,7 @@ class Gpt2:
 
     def encode(self, document: str) -> NDArray[np.uint16]:
         """End of text, then the document; a ``<|endoftext|>`` inside it is read as plain characters."""
-        body = self._encoding.encode_ordinary(document)
+        body = self.encoding.encode_ordinary(document)
         return np.array([GPT2_TOKENS - 1, *body], dtype=np.uint16)
 
     def describe(self) -> dict[str, object]:

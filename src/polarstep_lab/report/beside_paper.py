@@ -57,7 +57,7 @@ def beside_the_paper(section: Section) -> Beside | None:
     if setting is None:
         return None
     found = section.by_method
-    rows = {method: found[method] for method in setting.rows if method in found}
+    rows = _of_one_task({method: found[method] for method in setting.rows if method in found})
     comparable = any(row.paper for row in rows.values())
     means = pd.Series({method: row.metric.mean for method, row in rows.items() if row.metric})
     if len(means) < (1 if comparable else 2):
@@ -83,6 +83,14 @@ def beside_the_paper(section: Section) -> Beside | None:
     )  # fmt: skip
     order, lines = _order(rows, setting, section), pd.DataFrame(columns, index=[*rows])
     return Beside(comparable, summary, order, lines, notes, setting)
+
+
+def _of_one_task(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """The rows of the paper's own setting, or else of the task that most rows have."""
+    tasks = Counter(row.task for row in rows.values() if row.paper)
+    tasks = tasks or Counter(row.task for row in rows.values())
+    common = max(tasks, key=lambda task: tasks[task], default="")
+    return {method: row for method, row in rows.items() if row.task == common}
 
 
 def paper_blocks(section: Section) -> list[Block | None]:

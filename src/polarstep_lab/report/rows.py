@@ -55,18 +55,22 @@ class Row:
         return str(self.runs["setting"].iloc[0])
 
     @cached_property
-    def task(self) -> str:
-        """Model, data, stages of training and length of the test, as a string to compare.
-
-        Runs of more steps, or of a larger network, reach another metric whatever their method is.
-        """
-        found = {
+    def task_settings(self) -> Mapping[str, Any]:
+        """Model, data, stages of training and length of the test, by the path of each setting."""
+        return {
             path: value
             for path, value in settings_in(self.config).items()
             if path.startswith(("model.", "data.", "evaluation.tokens"))
             and path not in NOT_TRAINING
         }
-        return json.dumps(found, sort_keys=True, default=str)
+
+    @cached_property
+    def task(self) -> str:
+        """The settings of the task, as a string to compare.
+
+        Runs of more steps, or of a larger network, reach another metric whatever their method is.
+        """
+        return json.dumps(self.task_settings, sort_keys=True, default=str)
 
     @property
     def value(self) -> Any:
@@ -295,6 +299,20 @@ class Section:
     def watched(self) -> bool:
         """Whether every row recorded noise, or γ and ν: its runs were made to measure them."""
         return all(row.first_with("gamma") or row.first_with("noise") for row in self.all_rows)
+
+    @cached_property
+    def apart(self) -> list[str]:
+        """The settings of the task in which finished rows of the comparison differ.
+
+        Such rows have a table, and no row of it is called the best: by its length or its network alone
+        a run can be better than another.
+        """
+        tasks = [row.task_settings for row in self.rows if row.metric]
+        return [
+            path
+            for path in sorted({path for task in tasks for path in task})
+            if any(task.get(path) != tasks[0].get(path) for task in tasks)
+        ]
 
     def best(self, rows: Sequence[Row]) -> Row | None:
         """The row with the best mean metric."""

@@ -42,7 +42,9 @@ def _comparison_table(section: Section) -> Table:
         off = difference_cells(row.off_the_paper, section.metric)["Difference"]
         beside[row] = {"Paper": _paper_text(row), "Difference": off}
     looks = [look_of(row.method) for row in rows]
-    return _table(section, f"Comparison of {section.recipe}", "Method", rows, beside, looks)
+    compared = () if section.apart else section.rows
+    name = f"Comparison of {section.recipe}"
+    return _table(section, name, "Method", rows, compared, beside, looks)
 
 
 def _comparison_caption(section: Section) -> str:
@@ -84,8 +86,9 @@ def _ablation_table(section: Section, ablation: AblationSet) -> Table:
         beside[row] = cells | ({"Authors": _paper_text(row)} if authors else {})
     looks = [look_of("")] * (len(beside) - len(ablation.rows))
     looks += ordinal_looks(len(ablation.rows), ablation.numeric)
-    name = f"Ablation of {ablation.axis}"
-    return _table(section, name, ablation.axis, ablation.row_names, beside, looks, whole_run=False)
+    compared = [row for row in ablation.row_names if row not in ablation.strays]
+    name, named = f"Ablation of {ablation.axis}", ablation.row_names
+    return _table(section, name, ablation.axis, named, compared, beside, looks, whole_run=False)
 
 
 def _ablation_caption(section: Section) -> str:
@@ -126,11 +129,15 @@ def _table(
     name: str,
     column: str,
     named: Mapping[Row, str],
+    compared: Sequence[Row],
     beside: Mapping[Row, Mapping[str, str]],
     looks: Sequence[Look],
     whole_run: bool = True,
 ) -> Table:
-    """A line for each row of ``named``: its name, metric, cells ``beside`` it, cost and times."""
+    """A line for each row of ``named``: its name, metric, cells ``beside`` it, cost and times.
+
+    The best of the rows ``compared`` stands in bold.
+    """
     metric, conditions, lines = section.metric, _conditions([*named]), []
     for row, label in named.items():
         interval = row.metric and row.metric.from_zero.interval
@@ -147,7 +154,7 @@ def _table(
             **conditions[row],
         }
         lines.append(cells)
-    scored = [row for row in named if row.metric]
+    scored = [row for row in compared if row.metric]
     best = section.best(scored) if len(scored) > 1 else None
     place = None if best is None else [*named].index(best)
     return Table(name, pd.DataFrame(lines), place, looks)

@@ -248,6 +248,17 @@ def test_rows_of_other_lengths_are_not_compared(add, tmp_path):
     assert pair.difference.value == 1.0
 
 
+def test_methods_of_other_lengths_have_a_table_and_no_best(add, tmp_path):
+    for method, steps, values in ((FULL, 100, [31.0, 32.0]), (GAUSSIAN, 900, [20.0, 21.0])):
+        add(method, values, settings={"data": {"stages": [{"steps": steps}]}})
+    text = markdown((section(tmp_path),), ())
+    assert "The rows differ in data.stages, so that no best of them is named." in text
+    assert "lowest mean" not in text
+    assert "**20.5" not in text
+    add(FULL, [30.0], settings={"data": {"stages": [{"steps": 900}]}})
+    assert section(tmp_path).apart == ["data.stages"]
+
+
 def test_of_several_rows_of_a_method_that_of_the_common_task_is_compared(add, tmp_path):
     short, long = ({"data": {"stages": [{"steps": steps}]}} for steps in (100, 900))
     add(FULL, [20.0, 21.0, 22.0], settings=long)
