@@ -225,3 +225,12 @@ def cpu_auto() -> str:
         f'`polar="auto"` is {found[0]:.1f} times as fast as full space with PolarExpress 5 on a tenth '
         f"of nanoGPT's matrices, and {found[1]:.1f} times on one of each shape"
     )
+
+
+@claim
+def cpu_auto_flops() -> str:
+    """The same by the paper's count of FLOPs."""
+    shapes = [(768, 768)] * 4 + [(768, 3072)] * 2
+    full = sum(ps.NewtonSchulz(5, "polar-express").flops(*shape) for shape in shapes)
+    auto = sum(ps.Auto().on(*shape, torch.device("cpu")).flops(*shape) for shape in shapes)
+    return f"{full / auto:.1f}"

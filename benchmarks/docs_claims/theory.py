@@ -150,3 +150,27 @@ def tuned_for_variance() -> str:
         f"distinguish the schedules: it falls like {slope(wrong, 'minimum')} and "
         f"{slope(right, 'minimum')}, flatter than either promise"
     )
+
+
+@claim
+def batches_below_the_threshold() -> str:
+    """How a batch far below the threshold compares with a batch at the threshold."""
+    study = _rates()["batch"]
+    rows = {row["details"]["batch"]: row["fit"] for row in study["rows"]}
+    small, large = rows[256], rows[max(rows)]
+    average, least = (
+        small[kind]["values"][-1] / large[kind]["values"][-1] for kind in ("average", "minimum")
+    )
+
+    def slope(fit: Mapping[str, Any]) -> str:
+        found = fit["average"]
+        ends = " to ".join(signed(found[end], 2) for end in ("low", "high"))
+        return f"K^{{{signed(found['slope'], 2)}}} (95% {ends})"
+
+    return (
+        f"with a batch of {max(rows):,}, the threshold, the average of E‖∇f‖ over a run falls like "
+        f"{slope(large)}, where K^{{−1/4}} is promised. With B = 256 it falls like {slope(small)}, but "
+        f"after {study['setup']['horizons'][-1]} steps it is {average:.1f} times as large, and the "
+        f"smallest value of a run {least:.1f} times as large (means of "
+        f"{study['setup']['replicas']} replicas)"
+    )
