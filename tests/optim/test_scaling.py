@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 from tests.solvers import HEADS
-from tests.spectra import gaussian, matrix
+from tests.spectra import gaussian, matrix, with_singular_values
 from torch import nn
 
 import polarstep as ps
@@ -84,6 +84,17 @@ def test_auto_on_matrices_that_it_sketches():
 def test_sketched_maps_on_a_decaying_spectrum(name):
     gradients = [matrix("power-law", 64, 160, seed=step).float() for step in range(2)]
     assert updates(MAPS[name], gradients) == pytest.approx([0.2] * 2, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("rest", [ps.NewtonSchulz(1, "flat"), None], ids=["lifted", "scaled"])
+@pytest.mark.parametrize("leading", [1, 30, 100])
+def test_deflated_maps_whose_head_is_not_lifted_to_one(rest, leading):
+    """Four directions are so long that the inner map leaves the others of the head below one."""
+    sigma = torch.ones(64, dtype=torch.float64)
+    sigma[:4] = leading
+    gradients = [with_singular_values(sigma, 64, 160, seed=step).float() for step in range(2)]
+    found = updates(ps.Deflated(low_rank(24), rest), gradients)
+    assert found == pytest.approx([0.2] * 2, rel=0.05)
 
 
 @pytest.mark.parametrize("name", SKETCHED)

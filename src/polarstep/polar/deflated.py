@@ -15,6 +15,7 @@ from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
+from polarstep.products.deflating import squared_norm_of_product
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 
@@ -187,8 +188,9 @@ class Deflated(Containing):
     ) -> tuple[FlatProduct, SquaredNorm, Tensor]:
         """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
 
-        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0, with ‖Z‖²_F ≈ ℓ. R has at most m − ℓ singular values,
-        none of them far above δ, while ‖R‖_F is not known for a rest that is small beside M.
+        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0. ‖Z‖²_F is below ℓ where the inner map does not lift all
+        of B. R has at most m − ℓ singular values, none of them far above δ, while ‖R‖_F is not known for
+        a rest that is small beside M.
         """
         dual = ops.dual(head.as_computed)
         found = deflation.rest_norm(
@@ -202,7 +204,12 @@ class Deflated(Containing):
         )
         T = ops.flat_product(A, dual, found.inverse)
         left = A.shape[-2] - head.width
-        return T, lambda: head.width + found.energy.clamp_max(left), found.vectors
+
+        def squared_norm() -> Tensor:
+            of_head = squared_norm_of_product(head.lift.W, head.lift.X)
+            return of_head + found.energy.clamp_max(left)
+
+        return T, squared_norm, found.vectors
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count of the path that is taken."""
