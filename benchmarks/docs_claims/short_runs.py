@@ -124,3 +124,31 @@ def solver_ablation() -> str:
     }
     told = _beside_the_recipe("results/gpt/ablations", "solver", words)
     return f"{told}, against the quintic ({_seeds()})"
+
+
+@claim
+def solver_full_space() -> str:
+    """The solvers in full space, against each other."""
+    cubic, jordan, express = (
+        values("results/gpt-ablations", "nanogpt-small", FULL, "solver", name)
+        for name in ("cubic", "empirical", "polar-express")
+    )
+    found = [paired(each, cubic) for each in (express, jordan)]
+    return (
+        f"{found[0].text(1)} with PolarExpress and {found[1].text(1)} with Jordan's coefficients, against "
+        f"the cubic (test perplexity, n = {found[0].pairs}, 6.6M tokens)"
+    )
+
+
+@claim
+def length_ablation() -> str:
+    """Sequences of 2048 tokens against sequences of 512, at equal tokens a step."""
+    long, short = (
+        values("results/gpt-ablations", "nanogpt-small", SKETCHED, "sequence-length", length)
+        for length in (2048, 512)
+    )
+    changes = [100 * (long[seed] / short[seed] - 1) for seed in sorted(long)]
+    return (
+        f"{' and '.join(f'{each:.0f}%' for each in changes)} higher on {len(changes)} seeds (test "
+        "perplexity, 6.6M tokens)"
+    )

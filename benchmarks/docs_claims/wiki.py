@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from calendar import month_name
@@ -62,6 +63,32 @@ def adamw_gap() -> str:
         f"a test perplexity of {ends[0]:.1f} where AdamW ends at {ends[1]:.1f}: "
         f"{long_gap('adamw')}, after {study.million_tokens():.1f}M tokens, each at the best of its own "
         "rates in short runs on another seed"
+    )
+
+
+@claim
+def gpt_order() -> str:
+    """How many pairs of methods come in the paper's order in the long runs."""
+    import docs_long_run as study
+    from polarstep_lab.estimates import Estimate
+    from polarstep_lab.methods import find_method
+    from polarstep_lab.paper import TABLE_2
+
+    rows = TABLE_2["nanogpt"].rows
+    ends = {method: study.tests(find_method(method).slug) for method in rows}
+    found = {method: Estimate.of(values.values()) for method, values in ends.items()}
+    told = same = turned = 0
+    for a, b in itertools.combinations(rows, 2):
+        here, paper = found[a].minus(found[b]), rows[a].estimate.minus(rows[b].estimate)
+        if paper.clear:
+            told += 1
+            agrees = (here.value > 0) is (paper.value > 0)
+            same += here.clear and agrees
+            turned += here.clear and not agrees
+    seeds = {len(values) for values in ends.values()}
+    return (
+        f"of the {told} pairs of methods that the paper tells apart at 95%, {same} come in the same order "
+        f"here and {turned or 'none'} in the other (n = {min(seeds)}, {study.million_tokens():.1f}M tokens)"
     )
 
 

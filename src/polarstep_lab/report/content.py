@@ -49,12 +49,14 @@ def _shown(blocks: Sequence[Block | None]) -> list[Block]:
 def headline(section: Section) -> Text:
     """Quality against cost: the best row, and the best of the rows whose step needs fewer FLOPs.
 
-    The rows are those of the comparison; those of the ablations, where there is no comparison. Rows
-    that differ in their task are not weighed against each other.
+    The rows are those of the comparison; those of the ablation, where there is one and no comparison.
+    Rows that differ in their task, or in more than one axis, are not weighed against each other.
     """
     if section.apart:
         text = f"The rows differ in {listed(section.apart)}, so that no best of them is named."
         return Text(text, "headline")
+    if not section.rows and len(section.ablations) > 1:
+        return Text("", "headline")
     metric = section.metric
     shown = {
         r: r.metric.text(metric.decimals) for r in section.rows or section.all_rows if r.metric

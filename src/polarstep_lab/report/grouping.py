@@ -48,13 +48,15 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
         metric = next(metric for metric in METRICS if metric.key == judged)
         note = "validation only" if earlier else ""
         sections.append(Section(recipe, benchmark, metric, rows, ablations, note))
-    # The paper's benchmarks and the language model come first, sections without a finished run last.
+    # The paper's benchmarks and the language model come first, sections without a finished run last. Of
+    # a recipe's two sections the first is the one that compares methods.
     sections.sort(
         key=lambda section: (
             all(row.finished.empty for row in section.all_rows),
             in_table_2(section.recipe, section.benchmark) is None,
             section.benchmark != "nanogpt",
             section.recipe,
+            not section.rows,
             section.note,
         )
     )

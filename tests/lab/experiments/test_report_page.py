@@ -136,6 +136,19 @@ def test_the_headline_of_ablations_alone_is_about_settings(tmp_path):
         "rank = 64 has the lowest mean validation perplexity of 2 settings, 32.000; rank = 16, the"
     )
     assert text in page_of(tmp_path)
+    # Another axis: settings of both differ in more than one thing, and none is called the best.
+    write_run(tmp_path / "steps", ablation=Ablation("steps", 9), final=30.0)
+    assert "lowest mean" not in page_of(tmp_path)
+
+
+def test_a_section_that_compares_methods_comes_before_one_with_ablations_alone(tmp_path):
+    write_run(tmp_path / "a", method="AdamW", final=31.0)
+    folder = write_run(tmp_path / "b", ablation=Ablation("rank", 16), final=30.0)
+    result = json.loads((folder / "result.json").read_text())
+    result |= {"metric": "test_perplexity", "validation": 30.5}
+    (folder / "result.json").write_text(json.dumps(result))
+    titles = re.findall("^## (.*)$", report_files([tmp_path])["summary.md"].decode(), re.MULTILINE)
+    assert [title.endswith("validation only") for title in titles] == [True, False]
 
 
 HOSTILE = "x|y <script>alert(1)</script>\n# [a](b) `c` **d** &amp;"
