@@ -135,8 +135,8 @@ def solver_full_space() -> str:
     )
     found = [paired(each, cubic) for each in (express, jordan)]
     return (
-        f"{found[0].text(1)} with PolarExpress and {found[1].text(1)} with Jordan's coefficients, against "
-        f"the cubic (test perplexity, n = {found[0].pairs}, 6.6M tokens)"
+        f"{found[0].text(1)} with PolarExpress and {found[1].text(1)} with Jordan's coefficients, "
+        f"against the cubic (test perplexity, n = {found[0].pairs}, 6.6M tokens)"
     )
 
 

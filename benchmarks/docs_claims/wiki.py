@@ -87,8 +87,9 @@ def gpt_order() -> str:
             turned += here.clear and not agrees
     seeds = {len(values) for values in ends.values()}
     return (
-        f"of the {told} pairs of methods that the paper tells apart at 95%, {same} come in the same order "
-        f"here and {turned or 'none'} in the other (n = {min(seeds)}, {study.million_tokens():.1f}M tokens)"
+        f"of the {told} pairs of methods that the paper tells apart at 95%, {same} come in the same "
+        f"order here and {turned or 'none'} in the other (n = {min(seeds)}, "
+        f"{study.million_tokens():.1f}M tokens)"
     )
 
 
