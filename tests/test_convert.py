@@ -147,9 +147,10 @@ class Keller(torch.optim.Optimizer):
             for p in group["params"]:
                 B = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
                 B.lerp_(p.grad, 1 - group["momentum"])
-                T = newton_schulz(p.grad.lerp(B, group["momentum"]))
+                T = newton_schulz(p.grad.lerp(B, group["momentum"]).flatten(1))
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(T, alpha=-group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+                scale = max(1, p.shape[-2] / p.shape[-1]) ** 0.5  # for a filter: of kh and kw
+                p.add_(T.view_as(p), alpha=-group["lr"] * scale)
 
 
 class Summing(torch.optim.Optimizer):
@@ -503,6 +504,45 @@ def test_what_is_no_checkpoint_of_another_optimizer():
         ps.convert.state_dict(theirs.state_dict(), theirs)
     with pytest.raises(ValueError, match=r"polarstep's own.*optimizer\.load_state_dict as it is"):
         ps.convert.options(ours.state_dict())
+
+
+@pytest.mark.parametrize(("kernel", "theirs"), [((2, 2), 1.0), ((4, 1), 2.0)])
+def test_filters_whose_steps_had_another_scale_are_named(kernel, theirs):
+    """KellerJordan's Muon scales a filter by kh/kw; a group with that scale goes on as before."""
+    tall, wide = (Parameter(gaussian(m, 16).float().view(m, -1, *kernel)) for m in (36, 8))
+    optimizer = Keller([tall, wide])
+    run(optimizer, [tall, wide], range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    again = [Parameter(p.detach().clone()) for p in (tall, wide)]
+    expected = run(optimizer, [tall, wide], range(3, 6))
+    options = ps.convert.options(saved)
+    named = [("tall", again[0]), ("wide", again[1])]
+    which = "tall" if theirs == 1 else "tall and 1 more"
+    factor = "" if theirs == 1 else r" and lr_factor=2"
+    message = (
+        rf"{which}: KellerJordan's Muon .* of tall are multiplied by 1\.5 where they were by "
+        rf'{theirs:g}; .* a group with lr_scale="none"{factor}$'
+    )
+    with pytest.warns(UserWarning, match=message):
+        ps.convert.state_dict(saved, ps.Muon(named, **options))
+    mine = ps.Muon(named, **(options | {"lr_scale": "none", "lr_factor": theirs, "polar": POLAR}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mine.load_state_dict(ps.convert.state_dict(saved, mine))
+    for a, b in zip(run(mine, again, range(3, 6)), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_muon_of_2025_with_steps_in_its_groups_kept_an_average():
+    """From February to May 2025 its groups had ns_steps, nesterov and weight_decay."""
+    W = Parameter(gaussian(4, 3).float())
+    group = {"lr": 0.02, "weight_decay": 0.01, "momentum": 0.9, "nesterov": True, "ns_steps": 5}
+    state = {0: {"momentum_buffer": torch.ones(4, 3)}}
+    optimizer = ps.Muon([W])
+    theirs = {"state": state, "param_groups": [group | {"params": [0]}]}
+    found = ps.convert.state_dict(theirs, optimizer)["state"][0]["momentum_buffer"]
+    torch.testing.assert_close(found, torch.full((4, 3), 10.0))
+    assert ps.convert.options(theirs)["weight_decay"] == 0.01
 
 
 def test_the_muon_of_2024_had_no_weight_decay():

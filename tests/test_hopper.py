@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 from tests.forking import fork
@@ -22,4 +24,13 @@ def test_the_kernels_of_a_step_in_eight_bits_compile() -> None:
     launched = {each.partition(" × ")[2] for each in counts.strip().split(", ")}
     assert name == "auto"
     # The products in eight bits, the update that multiplies the last of them out, and the estimate of s.
-    assert {"_flatten_kernel", "_symmetric_kernel", "_rows_kernel", "_scale_kernel"} <= launched
+    expected = {"_flatten_kernel", "_symmetric_kernel", "_update_from_rows_kernel", "_scale_kernel"}
+    assert expected <= launched
+
+
+def test_no_two_kernels_share_a_name() -> None:
+    """Profiles, and the counts above, know a kernel by its name alone."""
+    texts = [path.read_text() for path in Path("src").rglob("*.py")]
+    names = [name for text in texts for name in re.findall(r"^def (\w+_kernel)\(", text, re.M)]
+    assert names
+    assert len(names) == len(set(names))

@@ -16,6 +16,7 @@ from polarstep.storage import (
     StorageError,
     read_json,
     read_lines,
+    refuse_unwritable,
     to_json,
     write_atomically,
     write_json,
@@ -37,6 +38,17 @@ def test_a_file_is_written_with_its_folders_and_nothing_beside_it(tmp_path):
         write_atomically(path, lambda file, text=text: file.write(text))
         assert path.read_bytes() == text
         assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_folder_that_may_not_be_written_to_is_refused_and_nothing_is_made(tmp_path, monkeypatch):
+    path = tmp_path / "a" / "b" / "file"
+    refuse_unwritable(path, "--out")
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(
+        os, "access", lambda place, mode: place != tmp_path
+    )  # root may write anywhere
+    with pytest.raises(StorageError, match=r"that cannot be written to: choose another --out"):
+        refuse_unwritable(path, "--out")
 
 
 def test_others_may_read_a_file_as_far_as_the_umask_allows(tmp_path):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.optim.groups import Group, labelled_params
+from polarstep.optim.groups import LR_SCALE, Group, labelled_params, scale_of, view_of
 from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import unwrapped
 from polarstep.polar import NewtonSchulz
@@ -49,14 +49,15 @@ class Format:
     first: str = "exp_avg"  # AdamW's moments and counter
     second: str = "exp_avg_sq"
     counter: str = "step"
+    by_kernel: bool = False  # whether the scale of a convolution filter is √max(1, kh/kw)
 
 
 FORMATS: dict[str, Format] = {
     # torch.optim.Muon, and torch.optim.AdamW beside it.
     "torch": Format(averages=True),
     # KellerJordan/Muon: Muon, MuonWithAuxAdam and their versions for a single device.
-    "keller": Format(averages=True),
-    # KellerJordan/Muon until 2024, with ns_steps and nesterov in its groups.
+    "keller": Format(averages=True, by_kernel=True),
+    # KellerJordan/Muon until January 2025, with ns_steps and without weight_decay in its groups.
     "keller-2024": Format(averages=False),
     # MoonshotAI/Moonlight.
     "moonlight": Format(averages=False, weight_decay="wd", first="moment1", second="moment2"),
@@ -171,6 +172,7 @@ def state_dict(
             "starts anew; to keep it, give the parameter the rule it had, by rules=[…] of muon_for",
             stacklevel=2,
         )
+    _warn_of_filters(entries, [places[index] for index in order])
     found_places = set(order)
     missing = [name for i, (name, _, _) in enumerate(places) if i not in found_places]
     if missing and converted:
@@ -185,6 +187,36 @@ def state_dict(
         if group["algorithm"] == "muon":
             group["step"] = steps
     return ours | {"state": converted}
+
+
+def _warn_of_filters(
+    entries: Sequence[_Entry], places: Sequence[tuple[str, Tensor, Group]]
+) -> None:
+    """Warn of convolution filters whose steps have another scale here than in the checkpoint's Muon.
+
+    KellerJordan's ``muon_update`` takes the scale √max(1, m/n) of the gradient's last two dimensions,
+    which are kh and kw for a filter; here m × n is the matrix out × in·kh·kw.
+    """
+    changed = []
+    for entry, (name, p, group) in zip(entries, places, strict=True):
+        filters = entry.kept.by_kernel and p.dim() == 4 and group["algorithm"] == "muon"
+        if not filters or group[LR_SCALE] != "spectral":
+            continue
+        theirs = math.sqrt(max(1.0, p.shape[2] / p.shape[3]))
+        (_, m, n), *_ = view_of(group, p, name).shapes
+        ours = scale_of(group, p.device)(m, n)
+        if not math.isclose(ours, theirs):
+            changed.append((name, theirs, ours))
+    if changed:
+        name, theirs, ours = changed[0]
+        factor = "" if theirs == 1 else f" and lr_factor={theirs:.4g}"
+        warnings.warn(
+            f"{_listed([name for name, _, _ in changed])}: KellerJordan's Muon scales the steps of a "
+            "convolution filter by √max(1, kh/kw), polarstep by √max(1, out/(in·kh·kw)), so that those "
+            f"of {name} are multiplied by {ours:.4g} where they were by {theirs:.4g}; to go on as "
+            f'before, give such filters a group with lr_scale="none"{factor}',
+            stacklevel=3,
+        )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -437,8 +469,8 @@ def _source(group: Group, source: str | None) -> str:
         return "dion"
     if {"wd", "adamw_betas"} <= keys:
         return "moonlight"
-    if {"ns_steps", "nesterov"} <= keys:
-        return "keller-2024"
+    if {"ns_steps", "nesterov"} <= keys:  # those of 2025 have weight decay, and keep an average
+        return "keller" if "weight_decay" in keys else "keller-2024"
     no_options = {"params", "param_names", "initial_lr"}  # the last is torch's schedulers'
     if "use_muon" in keys or {"lr", "momentum", "weight_decay"} >= keys - no_options:
         return "keller"

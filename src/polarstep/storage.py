@@ -22,6 +22,7 @@ __all__ = [
     "StorageError",
     "read_json",
     "read_lines",
+    "refuse_unwritable",
     "to_json",
     "write_atomically",
     "write_json",
@@ -57,6 +58,23 @@ def write_atomically(
         name.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def refuse_unwritable(path: Path, option: str) -> None:
+    """Raise if :func:`write_atomically` could not write to ``path``, which ``option`` gave.
+
+    For what takes long before it writes. Nothing is made: a full disk shows only when it is written to.
+    """
+    folder = next(place for place in path.parents if place.exists())
+    if path.is_dir():
+        reason = f"{path} is a folder, expected a file"
+    elif not folder.is_dir():
+        reason = f"{folder} is a file, expected a folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"{folder} is a folder that cannot be written to"
+    else:
+        return
+    raise StorageError(f"{path} cannot be written, {reason}: choose another {option}")
 
 
 @contextmanager

@@ -92,6 +92,25 @@ def whole_state(mesh: Any) -> float:
     return float((left.full_tensor() - one.state[Y]["basis"]).abs().max())
 
 
+def other_plan(mesh: Any, name: str, plan: str) -> float:
+    """A stack of experts whose group has ``plan`` for a step, between steps with the plan local."""
+    start = given("experts", EXPERTS, 0)
+    X, Y = nn.Parameter(distribute_tensor(start, mesh, [Shard(0)])), nn.Parameter(start.clone())
+    options = WITH_STATE[name]
+    ours, one = ps.Muon([X], lr=0.1, **options), ps.Muon([Y], lr=0.1, **options)
+    for step, its in enumerate(("local", plan, "local", plan, "local")):
+        ours.param_groups[0]["plan"] = its
+        Y.grad = given("gradient", EXPERTS, step)
+        X.grad = distribute_tensor(Y.grad, mesh, [Shard(0)])
+        ours.step()
+        one.step()
+    left = [
+        value.full_tensor() - one.state[Y][key].view(value.shape)
+        for key, value in sorted(ours.state[X].items())
+    ]
+    return max(float(off.abs().max()) for off in (X.full_tensor() - Y, *left))
+
+
 def matrices(mesh: Any, count: int = 3) -> list[nn.Parameter]:
     return [
         nn.Parameter(distribute_tensor(given("matrix", (9, 12), i), mesh, [Shard(0)]))
@@ -344,6 +363,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
         found["gradients kept", plan] = gradients_kept(mesh, plan)
         for name in WITH_STATE:
             found["looked at", name, plan] = looked_at(mesh, name, plan)
+    for plan in ("owner", "gather"):
+        for name in WITH_STATE:
+            found["other plan", name, plan] = other_plan(mesh, name, plan)
     found["whole state"] = whole_state(mesh)
     found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)

@@ -63,6 +63,15 @@ def test_a_monitor_looks_at_some_steps_of_a_map_with_state(ranks, plan, name, fo
 
 
 @over_ranks
+@pytest.mark.parametrize("plan", ["owner", "gather"])
+@pytest.mark.parametrize("name", faults.WITH_STATE)
+def test_experts_go_on_where_another_plan_stopped(ranks, plan, name, found) -> None:
+    """The other plan leaves a carry in other parts; taken for no carry, the map would start anew."""
+    for there in found[ranks]:
+        assert there["other plan", name, plan] < 1e-10
+
+
+@over_ranks
 def test_experts_take_their_parts_of_a_whole_state_and_leave_parts(ranks, found) -> None:
     """A whole tensor of which each rank goes on with its own rows would be right on no rank."""
     for there in found[ranks]:

@@ -180,5 +180,5 @@ def test_command_refuses_a_file_for_its_folder_before_it_measures(tmp_path):
         outcome = CliRunner().invoke(app, ["rates", "--quick", "--out", str(tmp_path / out)])
         assert outcome.exit_code == 2
         said = " ".join(outcome.output.replace("│", " ").split())
-        assert "is no folder that can be written to" in said
+        assert "is a file, expected a folder: choose another --out" in said
         assert "steps" not in outcome.output  # no progress was shown

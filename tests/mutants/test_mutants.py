@@ -170,5 +170,16 @@ def test_a_survivor_without_a_reason_fails_the_run(capsys, monkeypatch):
     assert table.report([VERDICT, SURVIVOR]) == 1  # half is too little
 
 
+def test_every_reason_is_that_of_a_mutant_that_exists():
+    """Code that has changed may need its reason no more, or another one."""
+    files = {Path(file) for file, *_ in record.reasons()}
+    names = {
+        record.name_of(file, mutant)
+        for file in files & set(Path("src").rglob("*.py"))
+        for mutant in mutants_of(file.read_text())
+    }
+    assert [name for name in record.reasons() if name not in names] == []
+
+
 def test_the_docs_have_the_table_of_the_record():
     assert table.table(record.load().values()) in table.PAGE.read_text()

@@ -152,9 +152,7 @@ class Distribution:
 
         Hooks see whole matrices: with hooks a rank computes every matrix that it has a part of.
         """
-        local_state = self.local_state(state)
-        local_state.refresh()
-        return Split(self, works, state, local_state, hooked=hooked)
+        return Split(self, works, state, self.local_state(state), hooked=hooked)
 
     def trips(self, buckets: list[Spread]) -> list[Trip]:
         """Who sends what to whom, kept from step to step while the buckets stay the same."""
@@ -187,12 +185,29 @@ class Split:
         self._active: list[Run] = []
         self._found: Found = []
         self._targets: dict[int, Target] = {}
+        self._gather_carries()
+        local_state.refresh()
         # Whole matrices of this rank, for the steps of a single process.
         self.here = [
             localized(work, local_state, self._indices(w, "local")) for w, work in enumerate(works)
         ]
         # Matrices that every rank gathers and computes.
         self.gathered = [self._selected(w, "gather") for w in range(len(works))]
+
+    def _gather_carries(self) -> None:
+        """Make whole what another plan has left in parts, for parameters that are computed here now.
+
+        Other plans cut the entries of a carry, and here a rank has those of its own matrices, which it
+        takes from the whole (:mod:`polarstep.distributed.local`). All ranks have the same ``works``.
+        """
+        for work, plans in zip(self._works, self._plans, strict=True):
+            for p, plan in zip(work.params, plans, strict=True):
+                if plan != "local" or not is_sharded(p):
+                    continue
+                of_parameter: dict[str, Any] = self._state.get(p, {})
+                for key, value in of_parameter.items():
+                    if is_sharded(value) and value.placements != p.placements:
+                        of_parameter[key] = whole(value)
 
     def _plan(self, group: Group, p: Tensor, hooked: bool) -> str:
         choice = self._distribution.choice(group, p)

@@ -11,7 +11,11 @@ import os
 
 import torch
 
-__all__ = ["available", "interpreted"]
+__all__ = ["MOST_MATRICES", "available", "interpreted"]
+
+# A kernel's matrices are along the second dimension of its grid, which CUDA ends at 65,535: a launch on
+# more matrices fails as "invalid argument". Steps on more run in parts.
+MOST_MATRICES = 65_535
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 

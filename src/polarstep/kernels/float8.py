@@ -122,7 +122,7 @@ def tile_of_rows(
 
 
 @triton.jit
-def _rows_kernel(
+def _product_of_rows_kernel(
     A, B, out, scale, squares,
     M, N, K,
     alpha,
@@ -177,7 +177,7 @@ def _product_of_rows(
     N = B.shape[1]
     out = torch.empty(batch, M, N, dtype=dtype, device=A.device)
     BM, BN, BK = _TILES["BM"], _TILES["BN"], _TILES["BK"]
-    _rows_kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN), batch)](
+    _product_of_rows_kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN), batch)](
         describe(A.view(-1, K), [BM, BK]), describe(B.view(-1, K), [BN, BK]), out, scale,
         scale if squares is None else squares,
         M, N, K,

@@ -198,7 +198,7 @@ def _factors_kernel(
 
 
 @triton.jit
-def _rows_kernel(
+def _update_from_rows_kernel(
     weights, A, B, scale, decays, steps, finite, strides,
     M, N, K,
     alpha,
@@ -305,7 +305,7 @@ def update_from_rows(
     N = T.B.shape[1]
     tiles = _ROW_TILES if K < _LONG_ROWS else _LONG_ROW_TILES
     BM, BN, BK = tiles["BM"], tiles["BN"], tiles["BK"]
-    _rows_kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN), batch)](
+    _update_from_rows_kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN), batch)](
         weights, describe(T.A.view(-1, K), [BM, BK]), describe(T.B.view(-1, K), [BN, BK]), T.scale,
         decays, steps, decays if finite is None else finite, weights if strides is None else strides,
         M, N, K,

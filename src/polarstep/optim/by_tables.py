@@ -57,6 +57,7 @@ def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
         p.numel() > 0
         and view.in_rectangles
         and p.dtype in (torch.float32, torch.bfloat16)
+        and all(count <= kernels.MOST_MATRICES for count, _, _ in view.shapes)
         and all(
             columns * p.element_size() % ALIGNMENT == 0
             for columns in (view.cols, *(n for _, _, n in view.shapes))

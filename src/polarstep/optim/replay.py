@@ -14,6 +14,7 @@ from itertools import cycle
 
 import torch
 
+from polarstep import kernels
 from polarstep.optim.by_tables import TableBucket, can_tabulate, lies_like
 from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
 from polarstep.optim.groups import Group, is_transposed
@@ -161,7 +162,7 @@ class ReplayedStep:
             if any(_could_own(group, its) for group in idle)
         }
         for signature, together in buckets.items():
-            most = LARGEST_BUCKET // (2 * signature.m * signature.n)
+            most = min(LARGEST_BUCKET // (2 * signature.m * signature.n), kernels.MOST_MATRICES)
             for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
                 count = sum(member.count for member in chunk)
                 bucket = before.get((signature, part))

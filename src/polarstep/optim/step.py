@@ -61,7 +61,7 @@ def launch(
 ) -> tuple[Polar, Carry]:
     """Run one step of a bucket; return T as it was applied, and the carry for the next step."""
     M = matrices.momentum()
-    polar, left = polar_map.step(M, carry, draw)
+    polar, left = polar_map.step_on_many(M, carry, draw)
     matrices.update(polar)
     return polar, left
 

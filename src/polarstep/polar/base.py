@@ -35,7 +35,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from polarstep import products
+from polarstep import kernels, products
 from polarstep.autocast import autocast_off_on
 from polarstep.distributed.layout import is_sharded
 from polarstep.products.deflating import Head
@@ -304,6 +304,28 @@ class PolarMap(ABC):
         T = self._polar(X, draw.numbers) if wide else self._polar(X.mT, draw.numbers).mT
         return Polar(M, T), Carry()
 
+    def step_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        """:meth:`step` for any number of matrices: in parts, where they are too many for a kernel."""
+        most = kernels.MOST_MATRICES
+        if len(M) <= most or not kernels.available(M.device):
+            return self.step(M, carry, draw)
+        parts = torch.split(M, most)
+        counts = [len(part) for part in parts]
+        flags, squares = (
+            [None] * len(parts) if each is None else torch.split(each, counts)
+            for each in (draw.finite, draw.squares)
+        )
+        found = [
+            self.step(part, its_carry, Draw(draw.numbers, finite, square))
+            for part, its_carry, finite, square in zip(
+                parts, carry.split(counts), flags, squares, strict=True
+            )
+        ]
+        T = torch.cat([polar.multiplied_out() for polar, _ in found])
+        norms = [polar.squared_norm for polar, _ in found if polar.squared_norm is not None]
+        joined = (lambda: torch.cat([norm() for norm in norms])) if norms else None
+        return Polar(M, T, squared_norm=joined), Carry.joined([left for _, left in found])
+
     def lift(self, B: Tensor) -> Lift:
         """T of wide matrices ``B`` of few rows, without the last product where that is cheaper."""
         return Lift(self.as_computed(B))
@@ -339,7 +361,7 @@ class PolarMap(ABC):
         if not products.of(M.device).looks_for_free and polar.ignores_scale:
             X, _ = unit_scaled(X)  # squares of very small and very large entries leave float32
         carry = polar.init(len(X), m, n, X.device, X.dtype)
-        return polar.step(X, carry, Draw(numbers, shown=True))[0]
+        return polar.step_on_many(X, carry, Draw(numbers, shown=True))[0]
 
     def numbers_for(self, M: Tensor, generator: torch.Generator) -> Tensor:
         """The random numbers for ``M``, on its device and in at least its precision."""

@@ -9,11 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from polarstep.storage import StorageError
 from polarstep_lab.ablations import AXES
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.methods import METHODS, all_methods, find_method
 from polarstep_lab.recipes import RECIPES
-from polarstep_lab.records.record import RunRecord, find_runs
+from polarstep_lab.records.record import UNREADABLE, RunRecord, find_runs
 
 __all__ = ["list_"]
 
@@ -70,8 +71,9 @@ def _list_runs(folder: Path, console: Console) -> None:
     table.add_column("run", overflow="fold", min_width=16)
     for header in ("method", "seed", "status", "steps", "value"):
         table.add_column(header, no_wrap=True)
-    recipe, found = "", find_runs([folder])
-    if not found:
+    damaged: list[str] = []
+    recipe, found = "", find_runs([folder], lambda _, error: damaged.append(str(error)))
+    if not found and not damaged:
         console.print(
             f"no runs in {folder}: expected folders with a config.json, as `polarstep run` and "
             "`polarstep compare` make them, or an archive of `polarstep pack`",
@@ -81,17 +83,26 @@ def _list_runs(folder: Path, console: Console) -> None:
         )
         return
     for directory in found:
-        run = RunRecord.load(directory)
+        try:
+            run = RunRecord.load(directory)
+            method = find_method(run.identity.method).slug
+        except UNREADABLE as error:
+            reason = str(error)
+            damaged.append(reason if str(directory) in reason else f"{directory}: {reason}")
+            continue
         identity = run.identity
         if identity.recipe != recipe:
             recipe = identity.recipe
             table.add_row(recipe, style="bold")
         table.add_row(
             str(directory.relative_to(folder)),
-            find_method(identity.method).slug,
+            method,
             str(identity.seed),
             run.status,
             str(run.metrics[-1].step if run.metrics else 0),
             f"{run.result.value:.4f}" if run.result else "",
         )
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    if damaged:
+        raise StorageError("\n".join(["these could not be read and are not shown", *damaged]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from polarstep.storage import write_json
+from polarstep.storage import StorageError, refuse_unwritable, write_json
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.rates.figure import draw
@@ -64,12 +63,10 @@ def rates(
         raise typer.BadParameter(
             f"{record} exists: give another folder, or --force to replace it", param_hint="--out"
         )
-    place = next(folder for folder in (out, *out.parents) if folder.exists())
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        raise typer.BadParameter(
-            f"{place} is no folder that can be written to: expected one for the results, as rates",
-            param_hint="--out",
-        )
+    try:
+        refuse_unwritable(record, "--out")
+    except StorageError as error:
+        raise typer.BadParameter(str(error), param_hint="--out") from error
     try:
         chosen = tuple(float(alpha) for alpha in alphas.split(","))
     except ValueError:

@@ -65,7 +65,14 @@ def tune(
     with clear_errors(""):
         need("tuning", "optuna")
     # Optuna takes a second to import, which help and usage errors need not wait for.
-    from polarstep_lab.tune import best_recipe, study_of, write_recipe, write_tuned
+    from polarstep_lab.tune import (
+        best_recipe,
+        check_recipe,
+        check_tuned,
+        study_of,
+        write_recipe,
+        write_tuned,
+    )
 
     storage = study or out / f"{recipe}.journal"
     command = shlex.join(["polarstep", *sys.argv[1:]])
@@ -77,14 +84,17 @@ def tune(
             study_of(recipe, chosen.slug, storage, overrides, seed, cast(Any, pruner))
             for chosen in find_methods(method)
         ]
-        for spec in specs:
+        paths = [out / f"{recipe}-{spec.method}.json" for spec in specs]
+        for spec, path in zip(specs, paths, strict=True):
             _refuse_searched(spec)
+            check_recipe(path, spec.recipe, spec.method)
+        if collect is not None:
+            check_tuned(collect, recipe)
         device = str(overrides.get("runtime.device", "auto"))
         with place_for(on, workers, device) as place:
-            for spec in specs:
+            for spec, path in zip(specs, paths, strict=True):
                 _run(spec, trials, place)
                 best = best_recipe(spec, command)
-                path = out / f"{recipe}-{spec.method}.json"
                 write_recipe(path, best)
                 if collect is not None:
                     write_tuned(collect, best)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -39,6 +39,7 @@ from polarstep_lab.records.archive import ARCHIVE, archived_runs, read_archived,
 from polarstep_lab.records.mark import CONFIG, is_foreign
 
 __all__ = [
+    "UNREADABLE",
     "Ablation",
     "MetricRow",
     "Result",
@@ -55,6 +56,9 @@ NOISE = "noise.jsonl"
 RESULT = "result.json"
 CHECKPOINT = "checkpoint.pt"
 PREVIOUS_CHECKPOINT = "checkpoint.previous.pt"
+
+UNREADABLE = (StorageError, OSError, LookupError, TypeError, ValueError)
+"""What is raised where a run or an archive is damaged; readers of many runs go on to the next."""
 
 Status = Literal["finished", "diverged", "stopped", "failed"]
 Kind = Literal["train", "val"]
@@ -272,11 +276,14 @@ def read_files(directory: Path) -> dict[str, Any]:
     return files | {path.name: read_lines(path) for path in logs}
 
 
-def find_runs(paths: Iterable[Path | str]) -> list[Path]:
+def find_runs(
+    paths: Iterable[Path | str], tell: Callable[[Path, Exception], None] | None = None
+) -> list[Path]:
     """All runs at or below the given paths, in directories and in archives, sorted, each once.
 
     A folder with a ``config.json`` of another program is not a run. A path that *is* such a folder is
-    returned all the same, so that reading it says what is wrong.
+    returned all the same, so that reading it says what is wrong. With ``tell``, an archive below the
+    paths that cannot be read is handed to it, with the error, in place of raising the error.
     """
     found: set[Path] = set()
     seen: set[str] = set()
@@ -291,7 +298,12 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
             if CONFIG in names and (folder == path or not is_foreign(folder)):
                 found.add(folder)
             if ARCHIVE in names:
-                found.update(archived_runs(folder / ARCHIVE))
+                try:
+                    found.update(archived_runs(folder / ARCHIVE))
+                except UNREADABLE as error:
+                    if tell is None:
+                        raise
+                    tell(folder / ARCHIVE, error)
     return sorted(found)
 
 

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from polarstep.storage import StorageError
 from polarstep_lab.estimates import plural
 from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
-from polarstep_lab.records.archive import ARCHIVE
-from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
+from polarstep_lab.records.archive import ARCHIVE, split_path
+from polarstep_lab.records.record import UNREADABLE, RunIdentity, RunRecord, find_runs
 from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setting_of
 
 __all__ = [
@@ -74,25 +73,36 @@ class Runs:
 def collect(paths: Sequence[Path | str]) -> Runs:
     """Read every run at or below ``paths``, from directories and archives alike.
 
-    A run that cannot be read becomes a notice, and does not keep the others from being reported. Names
-    are relative to ``paths``, so that the same records give the same report on every machine.
+    A run or an archive that cannot be read becomes a notice, and does not keep the others from being
+    reported. Names are relative to ``paths``, so that the same records give the same report on every
+    machine.
     """
     lines: dict[Path, dict[str, Any]] = {}
     notices = []
     for root in map(Path, paths):
-        for directory in (found for found in find_runs([root]) if found not in lines):
-            top = root.parent if root.name == ARCHIVE else root
-            parts = (top.name, *directory.relative_to(root).parts)
-            name = "/".join(part for part in parts if part and part != ARCHIVE)
+
+        def leave_out(path: Path, error: Exception, root: Path = root) -> None:
+            inside = split_path(path)
+            place = inside[0] if inside else path
+            reason = str(error).replace(str(place), _name(place, root))
+            notices.append(f"{_name(path, root)} is left out: {reason}")
+
+        for directory in (found for found in find_runs([root], leave_out) if found not in lines):
+            name = "/".join(part for part in _name(directory, root).split("/") if part != ARCHIVE)
             try:
                 lines[directory] = {"run": name, **_line(RunRecord.load(directory))}
-            except (StorageError, TypeError, KeyError) as error:
-                reason = str(error).replace(str(directory), name)
-                notices.append(f"{name} is left out: {reason}")
+            except UNREADABLE as error:
+                leave_out(directory, error)
     columns = [*RUN_COLUMNS, *_MORE_COLUMNS]
     frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
     frame = frame.sort_values(["seed", "run"], ignore_index=True)
     return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
+
+
+def _name(path: Path, root: Path) -> str:
+    """The name of a run or an archive in a report: its path from the folder ``root`` on."""
+    top = root.parent if root.name == ARCHIVE else root
+    return "/".join(part for part in (top.name, *path.relative_to(root).parts) if part)
 
 
 def _line(run: RunRecord) -> dict[str, Any]:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from polarstep_lab.tune.result import best_recipe, trial_table, write_recipe, write_tuned
+from polarstep_lab.tune.result import (
+    best_recipe,
+    check_recipe,
+    check_tuned,
+    trial_table,
+    write_recipe,
+    write_tuned,
+)
 from polarstep_lab.tune.study import StudySpec
 from polarstep_lab.tune.training import TrainingObjective, study_of
 from polarstep_lab.tune.workers import Objective, Progress, Pruned, tune
@@ -14,6 +21,8 @@ __all__ = [
     "StudySpec",
     "TrainingObjective",
     "best_recipe",
+    "check_recipe",
+    "check_tuned",
     "study_of",
     "trial_table",
     "tune",

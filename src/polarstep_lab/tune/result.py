@@ -13,11 +13,18 @@ from typing import Any
 
 from optuna.trial import TrialState
 
-from polarstep.storage import StorageError, read_json, write_json
+from polarstep.storage import StorageError, read_json, refuse_unwritable, write_json
 from polarstep_lab.config import ConfigError
 from polarstep_lab.tune.study import DONE, StudySpec, best_trial, count, open_study
 
-__all__ = ["best_recipe", "trial_table", "write_recipe", "write_tuned"]
+__all__ = [
+    "best_recipe",
+    "check_recipe",
+    "check_tuned",
+    "trial_table",
+    "write_recipe",
+    "write_tuned",
+]
 
 
 def best_recipe(spec: StudySpec, command: str = "") -> dict[str, Any]:
@@ -49,16 +56,37 @@ def best_recipe(spec: StudySpec, command: str = "") -> dict[str, Any]:
     }
 
 
-def write_recipe(path: Path, recipe: dict[str, Any]) -> None:
-    """Write a recipe file; one that tuning did not write is left alone."""
+def check_recipe(path: Path, recipe: str, method: str) -> None:
+    """Raise if :func:`write_recipe` could not write the best trial of ``method`` to ``path``.
+
+    A file that tuning did not write, or wrote for another method, is left alone.
+    """
+    refuse_unwritable(path, "--out")
     if path.exists():
         known = read_json(path)
         ours = isinstance(known, dict) and "tuned" in known
-        if not ours or any(known.get(key) != recipe[key] for key in ("recipe", "method")):
+        if not ours or (known.get("recipe"), known.get("method")) != (recipe, method):
             raise StorageError(
-                f"{path} exists and is not a tuned recipe of {recipe['recipe']} for "
-                f"{recipe['method']}: choose another --out, or move it away"
+                f"{path} exists and is not a tuned recipe of {recipe} for {method}: choose another "
+                "--out, or move it away"
             )
+
+
+def check_tuned(path: Path, recipe: str) -> None:
+    """Raise if :func:`write_tuned` could not enter values of ``recipe`` into the file at ``path``."""
+    refuse_unwritable(path, "--collect")
+    if path.exists():
+        known = read_json(path)
+        if not isinstance(known, dict) or known.get("recipe") != recipe:
+            raise StorageError(
+                f"{path} exists and does not hold tuned values of {recipe}: choose another file, or "
+                "move it away"
+            )
+
+
+def write_recipe(path: Path, recipe: dict[str, Any]) -> None:
+    """Write a recipe file; one that tuning did not write is left alone."""
+    check_recipe(path, recipe["recipe"], recipe["method"])
     write_json(path, recipe)
 
 
@@ -67,15 +95,9 @@ def write_tuned(path: Path, recipe: dict[str, Any]) -> None:
 
     Settings that all its trials shared, such as a shorter run, are noted and not taken over.
     """
-    content: dict[str, Any] = {"recipe": recipe["recipe"], "methods": {}}
-    if path.exists():
-        known = read_json(path)
-        if not isinstance(known, dict) or known.get("recipe") != recipe["recipe"]:
-            raise StorageError(
-                f"{path} exists and does not hold tuned values of {recipe['recipe']}: choose "
-                "another file, or move it away"
-            )
-        content = known
+    check_tuned(path, recipe["recipe"])
+    new = {"recipe": recipe["recipe"], "methods": {}}
+    content: dict[str, Any] = read_json(path) if path.exists() else new
     searched = recipe["tuned"]["space"]
     shared = {key: value for key, value in recipe["overrides"].items() if key not in searched}
     content["methods"][recipe["method"]] = {

@@ -369,6 +369,29 @@ def test_list_passes_over_the_config_of_another_program():
     assert find_runs(["runs"]) == [Path("runs/nanogpt-toy/muon/seed-0")]
 
 
+def test_list_shows_the_other_runs_and_names_those_that_are_damaged():
+    for seed in range(4):
+        polarstep("run", "nanogpt-toy", "-m", "muon", *SMALL, "--seed", str(seed))
+    runs = Path("runs/nanogpt-toy/muon")
+    (runs / "seed-0/config.json").write_text("{")
+    (runs / "seed-1/result.json").write_text("[]")
+    known = json.loads((runs / "seed-3/config.json").read_text())
+    (runs / "seed-3/config.json").write_text(json.dumps(known | {"method": "of-tomorrow"}))
+    Path("runs/packed").mkdir()
+    Path("runs/packed/records.jsonl").write_text("no archive")
+    outcome = polarstep("list", "runs", status=1)
+    assert "nanogpt-toy/muon/seed-2" in outcome.stdout
+    assert "finished" in outcome.stdout
+    assert all(f"seed-{seed}" not in outcome.stdout for seed in (0, 1, 3))
+    for message in (
+        f"{runs}/seed-0/config.json is not valid JSON",
+        f"{runs}/seed-1/result.json holds [], expected a JSON object",
+        f"{runs}/seed-3: method 'of-tomorrow'",
+        "runs/packed/records.jsonl is not an archive of runs",
+    ):
+        assert message in outcome.stderr
+
+
 def test_list_says_that_there_are_no_runs():
     Path("empty").mkdir()
     Path("notes.txt").write_text("no run")

@@ -79,3 +79,25 @@ def test_bad_requests_are_named(invoke, arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 1
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "taken"], "taken is a file, expected a folder: choose another --out"),
+        (["--out", "taken/below"], "taken is a file, expected a folder: choose another --out"),
+        (["--out", "others"], "is not a tuned recipe of nanogpt-toy for muon"),
+        (["--collect", "others"], "others is a folder, expected a file: choose another --collect"),
+        (["--collect", "taken"], "taken exists and does not hold tuned values of nanogpt-toy"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named_before_the_first_trial(
+    invoke, tmp_path, arguments, message
+):
+    (tmp_path / "taken").write_text("{}")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/nanogpt-toy-muon.json").write_text("{}")
+    result = invoke("nanogpt-toy", "-m", "adamw,muon", "-n", 1, *SET, "--study", "s.db", *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert not (tmp_path / "s.db").exists()

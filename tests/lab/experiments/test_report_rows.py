@@ -11,7 +11,7 @@ import statistics
 import pytest
 from tests.lab.experiments.synthetic import markdown, write_comparison, write_planned, write_run
 
-from polarstep.storage import read_json, write_json
+from polarstep.storage import StorageError, read_json, write_json
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report.figures import ablation_figure
@@ -274,6 +274,20 @@ def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):
     assert len(runs.notices) == 1
     assert f"{tmp_path.name}/broken" in runs.notices[0]
     assert str(tmp_path) not in runs.notices[0]
+
+
+def test_a_broken_archive_is_named_and_does_not_stop_the_others(tmp_path):
+    write_run(tmp_path / "good")
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "records.jsonl").write_text("no archive")
+    runs = collect([tmp_path])
+    assert len(runs.frame) == 1
+    archive = f"{tmp_path.name}/packed/records.jsonl"
+    assert runs.notices == (
+        f"{archive} is left out: {archive} is not an archive of runs: make one with `polarstep pack`",
+    )
+    with pytest.raises(StorageError, match="is not an archive of runs"):
+        collect([tmp_path / "packed" / "records.jsonl"])
 
 
 def test_csv_keeps_every_digit_and_every_run(tmp_path):
