@@ -340,3 +340,20 @@ def test_a_closed_monitor_holds_no_copies_of_weights_or_gradients(fails):
     assert monitor.rows
     assert not monitor._before
     assert not monitor._previous
+
+
+def test_a_monitor_closed_after_a_step_that_raised_looks_at_no_later_step():
+    """Its polar hook would keep CUDA graphs from being replayed, and measure every step in vain."""
+    X = torch.nn.Parameter(torch.eye(4))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+
+    def closure():
+        raise RuntimeError("out of data")
+
+    with Monitor(optimizer, every=1) as monitor, pytest.raises(RuntimeError, match="out of data"):
+        optimizer.step(closure)
+    assert not optimizer._polar_hooks
+    X.grad = torch.eye(4)
+    optimizer.step()
+    assert not monitor.rows
+    assert not monitor._pending
