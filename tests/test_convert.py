@@ -611,6 +611,23 @@ def test_the_muon_of_2024_had_no_weight_decay():
     assert (found["weight_decay"], found["momentum"]) == (0.0, 0.9)
 
 
+@pytest.mark.parametrize(
+    ("source", "share"),
+    [("torch", 0.1), ("keller", 0.1), ("keller-2024", 1.0), ("moonlight", 1.0), ("dion", 1.0)],
+)
+def test_which_muons_keep_an_average_and_which_a_sum(source, share):
+    """After a first gradient of ones C is 1, and an average with β = 0.9 is 0.1."""
+    kept = ps.convert.FORMATS[source]
+    W = Parameter(gaussian(4, 3).float())
+    theirs = {
+        "state": {0: {kept.momentum: torch.full((4, 3), share)}},
+        "param_groups": [{"params": [0], kept.beta: 0.9}],
+    }
+    found = ps.convert.state_dict(theirs, ps.Muon([W]), source=source)["state"][0]
+    torch.testing.assert_close(found["momentum_buffer"], torch.ones(4, 3))
+    assert len(ps.convert.FORMATS) == 5
+
+
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])
 def test_the_page_has_the_defaults_of_both(option: str) -> None:
     row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{option}`"))
