@@ -21,6 +21,7 @@ from polarstep.products.base import (
 )
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
+from polarstep.products.row_product import RowProduct
 
 DEVICES = {"plain": Products(), "cpu": Cpu()}
 over_devices = pytest.mark.parametrize("ops", DEVICES.values(), ids=DEVICES.keys())
@@ -186,6 +187,17 @@ def test_plain_product_with_and_without_a_term():
     torch.testing.assert_close(plain_product(A, B, None, 1.0, 7.0), A @ B)
     torch.testing.assert_close(plain_product(A, B, None, 0.5, 7.0), 0.5 * (A @ B))
     torch.testing.assert_close(plain_product(A, B, D, 0.5, 7.0), 0.5 * (A @ B) + 7 * D)
+
+
+def test_the_transpose_of_a_product_of_rows_has_its_factors_exchanged():
+    """(α·s·ABᵀ)ᵀ = α·s·BAᵀ."""
+
+    def dense(product):
+        return product.alpha * product.scale[:, None, None] * (product.A @ product.B.mT)
+
+    T = RowProduct(gaussian(2, 5, 3), gaussian(2, 4, 3, seed=1), torch.tensor([2.0, 3.0]), 0.5)
+    torch.testing.assert_close(dense(T.mT), dense(T).mT)
+    torch.testing.assert_close(dense(T.mT.mT), dense(T))
 
 
 # Norms
