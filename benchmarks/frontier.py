@@ -378,7 +378,9 @@ def main() -> None:
     train.add_argument("--steps", type=int, default=STEPS)
     train.add_argument("--width", type=int, default=WIDTH)
     train.add_argument("--device", default="cuda")
-    train.add_argument("--untimed", action="store_true", help="other runs share the GPU: leave out ms")
+    train.add_argument(
+        "--untimed", action="store_true", help="other runs share the GPU: leave out ms"
+    )
     train.add_argument("--out", type=Path, default=Path("frontier.jsonl"))
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()

@@ -320,7 +320,9 @@ def main() -> None:
     train.add_argument("--seeds", default="", help="only these, as 0 or 1,2")
     train.add_argument("--seconds", type=float, help="start no run that would end later")
     train.add_argument("--device", default="cuda")
-    train.add_argument("--untimed", action="store_true", help="other runs share the GPU: leave out ms")
+    train.add_argument(
+        "--untimed", action="store_true", help="other runs share the GPU: leave out ms"
+    )
     train.add_argument("--out", type=Path, default=Path("scaling.jsonl"))
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()
