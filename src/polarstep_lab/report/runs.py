@@ -62,9 +62,9 @@ class Runs:
 
     Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
     equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
-    varies; ``paper``, the published figure; ``began`` and ``ended``; ``shared``, whether programs without
-    a record used the device too; ``conditions``, what must be equal for times to compare; and ``alone``,
-    whether nothing else used the device.
+    varies; ``paper``, the published figure; ``began`` and ``ended``; ``shared``, whether programs that
+    leave no record used the device too; ``conditions``, what must be equal for times to compare; and
+    ``alone``, whether nothing else used the device.
     """
 
     frame: pd.DataFrame
