@@ -121,6 +121,14 @@ def peers_quality() -> str:
 
 
 @claim
+def peers_ahead() -> str:
+    """The optimizers of other libraries whose mean is below that of our full space."""
+    found = {each.title: quality(each.trained) for each in peers() if each.trained}
+    ahead = [f"{title} {each.told(unit='%')}" for title, each in found.items() if each.value < 0]
+    return f"{' and '.join(ahead)}, against our full space after {million_tokens():.1f}M tokens"
+
+
+@claim
 def papers_gap() -> str:
     """What rank 200 costs in the paper's own table."""
     from polarstep_lab.paper import TABLE_2
