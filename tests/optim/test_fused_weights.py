@@ -209,6 +209,16 @@ def test_a_layout_of_the_users_own():
         muon_for(model, layouts={"*.mux": "stack"})
 
 
+def test_a_pattern_that_matches_nothing_is_told_the_names_of_matrices():
+    """The remedy names no bias, though the name of one may be nearer."""
+    model = in_a_model(Bag(proj=nn.Linear(WIDTH, WIDTH)))
+    for options in ({"layouts": {"*.proj": "transposed"}}, {"splits": {"*.proj": 2}}):
+        with pytest.raises(ValueError, match="matches no parameter of two dim") as refused:
+            muon_for(model, **options)
+        assert "proj.weight" in str(refused.value)
+        assert "bias" not in str(refused.value)
+
+
 # --- fused
 
 

@@ -26,7 +26,14 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov and Hutter 2019), decoupled weight decay."""
+    """AdamW (Loshchilov and Hutter 2019).
+
+    Args:
+        lr: the learning rate.
+        betas: β₁ and β₂, in [0, 1). torch's default is (0.9, 0.999).
+        eps: ε, added to the root of the second moment.
+        weight_decay: decoupled weight decay. torch's default is 0.01.
+    """
 
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
@@ -97,7 +104,14 @@ class AdamW:
 
 @dataclass(frozen=True)
 class SGD:
-    """SGD with (Nesterov) momentum; its weight decay is torch's, added to the gradient."""
+    """SGD with momentum.
+
+    Args:
+        lr: the learning rate.
+        momentum: β in [0, 1).
+        nesterov: Nesterov or Polyak momentum; ``False`` if ``momentum`` is zero.
+        weight_decay: added to the gradient, as torch does.
+    """
 
     lr: float = 1e-2
     momentum: float = 0.9

@@ -83,7 +83,8 @@ class Muon(Checkpointed):
         lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, with which the entries of an
             update have a root mean square of 0.2·lr, so that AdamW's learning rates carry over; or a
             function of (m, n). ``"rms"`` is 0.2·√(mn/k) for a map with k singular values near one:
-            0.2·√max(m, n) in full space, and more for a low-rank map, where k = ℓ.
+            0.2·√max(m, n) in full space, and more for a low-rank map, where k = ℓ. In ``param_groups``
+            its key is ``"shape_scale"``, because timm's schedulers use ``"lr_scale"``.
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
         split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
@@ -94,7 +95,8 @@ class Muon(Checkpointed):
             rows of q as one matrix, and k and v alike.
         lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
         momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter,
-            ``torch.bfloat16``, or ``torch.int8`` for eight bits with a scale for each 128 entries.
+            ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for eight bits with a scale for each
+            128 entries.
         rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
             rounded, in two more bytes a parameter (:mod:`polarstep.optim.low_precision`). ``"nearest"``
             loses it, as torch's optimizers do. Neither matters for parameters in float32.

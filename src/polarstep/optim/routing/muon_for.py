@@ -143,8 +143,8 @@ def muon_for(
             ``{"rows": (64, 64, 64), "repeats": 12}`` for parts that come in turn, head by head. Fused
             weights whose shapes say how they are fused are cut without this; ``1`` leaves them whole.
         layouts: which weights are read otherwise than their module suggests, by the same patterns:
-            ``{"*.proj": "transposed"}`` for weights stored inputs × outputs, or another ``layout`` of
-            :class:`polarstep.Muon`.
+            ``{"*.proj.weight": "transposed"}`` for weights stored inputs × outputs, or another
+            ``layout`` of :class:`polarstep.Muon`.
         rules: exceptions, each a pair (which, target); the first that matches wins, and they come
             before the built-in :data:`polarstep.optim.routing.roles.RULES`. *Which* is a pattern of
             names; a module of the model or a class of modules, for all parameters inside; or a function

@@ -96,7 +96,7 @@ def _check_target(title: str, target: Target) -> None:
 
 def apply_layouts(layouts: Mapping[str, Layout], sites: Sequence[Site]) -> dict[Site, Form]:
     """The form of each weight that a pattern in ``layouts`` matches, before ``splits`` cut it."""
-    _check_mapping("layouts", layouts, '{"*.proj": "transposed"}')
+    _check_mapping("layouts", layouts, '{"*.proj.weight": "transposed"}')
     forms: dict[Site, Form] = {}
     for pattern, layout in layouts.items():
         title = f"layouts[{pattern!r}]"
@@ -134,11 +134,11 @@ def _check_mapping(argument: str, given: object, example: str) -> None:
 
 def _matrices(title: str, pattern: str, sites: Sequence[Site]) -> list[Site]:
     """The parameters of two dimensions and more that a pattern matches; an error if there are none."""
-    matched = [site for site in sites if _matches(pattern, site) and site.parameter.ndim >= 2]
+    matrices = [site for site in sites if site.parameter.ndim >= 2]
+    matched = [site for site in matrices if _matches(pattern, site)]
     if not matched:
-        raise ValueError(
-            f"{title} matches no parameter of two dimensions and more; {_closest(pattern, sites)}"
-        )
+        known = _closest(pattern, matrices or sites)
+        raise ValueError(f"{title} matches no parameter of two dimensions and more; {known}")
     return matched
 
 
