@@ -6,6 +6,7 @@ from polarstep.polar.deflated import Deflated
 from polarstep.polar.exact import Exact
 from polarstep.polar.finders import Finder, Warm
 from polarstep.polar.low_rank import LowRank
+from polarstep.polar.minimax import polar_express
 from polarstep.polar.newton_schulz import NewtonSchulz
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "Polar",
     "PolarMap",
     "Warm",
+    "polar_express",
 ]

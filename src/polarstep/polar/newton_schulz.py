@@ -41,6 +41,7 @@ class NewtonSchulz(PolarMap):
         steps: q, the number of polynomials applied.
         coefficients: a name (``polarstep.polar.coefficients.names()``) or a sequence of
             polynomials ``(a, b, c)`` for ax + bx³ + cx⁵, one a step, the last one repeated.
+            :func:`polarstep.polar.polar_express` makes such a sequence.
         delta: ``"frobenius"``: ‖M‖_F, the usual choice. ``"spectral"``: the Schatten-8 norm
             ‖M‖_S8 = ‖(MMᵀ)²‖_F^¼ from one extra pair of products; it is at least ‖M‖_op and at most
             min(m, n)^⅛·‖M‖_op, where ‖M‖_F may be as large as min(m, n)^½·‖M‖_op. ``"operator"``:
@@ -85,7 +86,8 @@ class NewtonSchulz(PolarMap):
             warnings.warn(
                 f"dtype={self.dtype} with coefficients={self.coefficients!r}: rounding to 16 bits may "
                 "lift a singular value above one, where these polynomials blow it up; use polynomials "
-                "with a safety factor, as polar_express(lower, steps) makes them, or dtype=None",
+                "with a safety factor, as polarstep.polar.polar_express(lower, steps) makes them, or "
+                "dtype=None",
                 stacklevel=3,
             )
         if self.form not in get_args(Form):
