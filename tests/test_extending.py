@@ -124,6 +124,13 @@ def test_the_rule_of_the_page(page: dict[str, Any]) -> None:
     assert b.tolist() == [-0.5, 0.5, 0, -0.5, 0.5]
     assert c.tolist() == [0] * 5
     assert not optimizer.state[c]["momentum_buffer"].any()
+    b.grad = torch.tensor([-1.0, -2, 1, 3, -4])
+    optimizer.step()  # from the state of the first, 0.9·1 − 1 < 0
+    assert b.tolist() == [0, 1, -0.5, -1, 1]
+    assert c.tolist() == [0] * 5
+    b.data = b.data.bfloat16()
+    optimizer.step()
+    assert optimizer.state[b]["momentum_buffer"].dtype == torch.bfloat16
     assert {route.algorithm for route in optimizer.routes} == {"SignDescent"}
     assert "SignDescent" in str(optimizer.routes)
     with pytest.raises(ValueError, match=r"option 'betas'.*expected some of .*momentum"):
