@@ -118,7 +118,7 @@ def maps() -> dict[str, tuple[str, Any]]:
 
 
 OPTIONS = {"rows": "rows normalized", "fans": "rate times √(m/n)"}
-"""What may follow the name of a map after a plus, and what it means."""
+"""What may follow the name of a map after a plus, and what it means; dion multiplies rates by √(m/n)."""
 
 
 def parts_of(name: str) -> tuple[str, list[str]]:
@@ -127,11 +127,6 @@ def parts_of(name: str) -> tuple[str, list[str]]:
     if unknown := set(options) - set(OPTIONS):
         sys.exit(f"--maps {name}: {unknown.pop()} is no option; expected {', '.join(OPTIONS)}")
     return base, options
-
-
-def _by_fans(m: int, n: int) -> float:
-    """√(m/n), by which dion multiplies a rate; ours is √max(1, m/n)."""
-    return math.sqrt(m / n)
 
 
 def optimizer_of(
@@ -154,7 +149,7 @@ def optimizer_of(
         lr=lr,
         polar=None if other else polar or maps()[base][1],
         transform=ps.NormalizedRows() if "rows" in options else None,
-        lr_scale=_by_fans if "fans" in options else "spectral",
+        lr_scale=ps.convert.fan_ratio if "fans" in options else "spectral",
         embeddings=ps.AdamW(lr=EMBEDDING),
         heads=ps.AdamW(lr=OTHERS),
         vectors=ps.AdamW(lr=OTHERS),
