@@ -77,6 +77,7 @@ def counted(
     dtype: torch.dtype,
     at: int = 1,
     copies: int = 1,
+    lr_scale: Any = "spectral",
 ) -> Any:
     """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
     count, m, n = SHAPES[name]
@@ -88,7 +89,7 @@ def counted(
         G = torch.randn(m, n, generator=rng.generator(name, i)).to(dtype)
         params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
         params[-1].grad = params[-1].detach()
-    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan)
+    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan, lr_scale=lr_scale)
     for _ in range(at):
         optimizer.step()
     with received() as found, Flops() as flops:
@@ -176,5 +177,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         at = KEPT if name == "kept" else 1
         found["copied", plan, name, shape] = counted(
             shape, MAPS[name], plan, torch.float32, at, copies=2
+        )
+    for shape in ("small tall", "small wide"):
+        found["by norm", shape] = counted(
+            shape, MAPS["h=1"], "sharded", torch.float32, lr_scale="rms"
         )
     return found

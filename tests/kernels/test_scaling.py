@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.spectra import gaussian
+from tests.spectra import gaussian, with_singular_values
 
 import polarstep as ps
 
@@ -38,6 +40,38 @@ def test_fused_updates_have_the_rms_of_adamw(device: torch.device, polar: ps.Pol
     assert moved[0] == pytest.approx(moved[1], rel=0.02)
     assert moved[0][:2] == pytest.approx([0.2] * 2, rel=0.15)
     assert moved[0][2] < 0.15
+
+
+LOW_RANK = {
+    "gaussian": HEAD,
+    "warm, without Z": replace(HEAD, sketch=ps.Warm()),
+    "warm, with Z": replace(HEAD, sketch=ps.Warm(), inner=ps.NewtonSchulz(7)),
+    "kept": replace(HEAD, keep=2),
+    "rest scaled": ps.Deflated(HEAD),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("polar", LOW_RANK.values(), ids=LOW_RANK.keys())
+def test_fused_updates_keep_it_where_few_directions_tower(
+    device: torch.device, polar: ps.PolarMap, dtype: torch.dtype
+) -> None:
+    """Three times as the first, by graphs after that, of matrices with and without such directions."""
+    shapes = [(48, 64), (64, 48), (48, 64), (3, 48, 96)]
+    params = [torch.nn.Parameter(torch.zeros(s, device=device, dtype=dtype)) for s in shapes]
+    optimizer = ps.Muon(params, lr=1.0, polar=polar, lr_scale="rms", fused=True)
+    for step in range(5):
+        before = [p.detach().clone() for p in params]
+        for i, p in enumerate(params):
+            sigma = torch.ones(48, dtype=torch.float64)
+            sigma[: 2 * i] = 100
+            gradient = with_singular_values(sigma, *p.shape[-2:], seed=step)
+            p.grad = gradient.expand(p.shape).contiguous().to(p)
+        optimizer.step()
+        for p, old in zip(params, before, strict=True):
+            rms = (p.detach() - old).double().square().mean((-2, -1)).sqrt()
+            assert rms.flatten().tolist() == pytest.approx([0.2] * rms.numel(), abs=0.01)
+    assert optimizer._replayed.buckets
 
 
 def test_a_scale_may_change_between_steps(device: torch.device) -> None:

@@ -1,7 +1,11 @@
-"""``lr_scale="rms"``: the entries of an update have a root mean square of 0.2·lr with every map."""
+"""``lr_scale="rms"``: the entries of an update have a root mean square of 0.2·lr.
+
+With low-rank maps that is so on every spectrum, with others where most singular values are lifted.
+"""
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import get_args
 
@@ -13,6 +17,7 @@ from torch import nn
 
 import polarstep as ps
 from polarstep.optim.scaling import SCALES, LrScale, resolve_scale
+from polarstep.polar.base import Lift
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
@@ -97,6 +102,88 @@ def test_deflated_maps_whose_head_is_not_lifted_to_one(rest, leading):
     assert found == pytest.approx([0.2] * 2, rel=0.05)
 
 
+SPIKED = {  # how many directions tower over the others, and by how much
+    "four of 100": (4, 100.0),
+    "one of 100": (1, 100.0),
+    "four of 1000": (4, 1000.0),
+    "rank four": (4, math.inf),
+    "none": (0, 1.0),
+}
+LOW_RANK = {
+    "the paper's": MAPS["the paper's"],
+    **{f"rank {rank}": low_rank(rank) for rank in (2, 8, 24, 40)},
+    **{name: low_rank(24, **options) for name, options in HEADS.items()},
+    "warm, the paper's steps": low_rank(24, sketch=ps.Warm(), inner=ps.NewtonSchulz(7)),
+    "plain steps": low_rank(24, inner=ps.NewtonSchulz(7, form="plain")),
+    "a restart": low_rank(24, inner=ps.NewtonSchulz(12, form="gram")),
+    "Jordan's": low_rank(24, inner=ps.NewtonSchulz(5, "jordan")),
+    "spectral": low_rank(24, inner=ps.NewtonSchulz(5, delta="spectral")),
+    "no steps": low_rank(24, inner=ps.NewtonSchulz(0)),
+    "of exact": low_rank(24, inner=ps.Exact()),
+    "of products": low_rank(24, orth="products"),
+}
+
+
+def spiked(name, m, n, seed=0):
+    count, leading = SPIKED[name]
+    sigma = torch.ones(min(m, n), dtype=torch.float64)
+    if leading == math.inf:
+        sigma[count:] = 0
+    else:
+        sigma[:count] = leading
+    return with_singular_values(sigma, m, n, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("spectrum", SPIKED)
+@pytest.mark.parametrize("polar", LOW_RANK.values(), ids=LOW_RANK.keys())
+def test_low_rank_maps_keep_it_on_every_spectrum(polar, spectrum, dtype):
+    """Few directions tower so high that the inner map leaves the others far below one, or at zero."""
+    for shape in ((64, 160), (160, 64), (96, 96)):
+        gradients = [spiked(spectrum, *shape, seed=step).to(dtype) for step in range(3)]
+        assert updates(polar, gradients) == pytest.approx([0.2] * 3, abs=0.01), shape
+
+
+@pytest.mark.parametrize("name", ["PolarExpress", "quintic", "jordan", "beyond the sides"])
+def test_in_full_space_the_scale_is_that_of_other_libraries_on_every_spectrum(name):
+    """0.2·√max(m, n), with which runs of torch and Moonlight are continued; the RMS may be less."""
+    for spectrum in SPIKED:
+        gradient = spiked(spectrum, 64, 160).float()
+        [found] = updates(MAPS[name], [gradient])
+        [without] = updates(MAPS[name], [gradient], lr_scale="none")
+        assert found == pytest.approx(0.2 * math.sqrt(160) * without, rel=1e-5)
+
+
+def test_a_low_rank_update_is_scaled_matrix_by_matrix():
+    """Of a stack, and where torch cannot add the product of the factors to the parameter."""
+    stack = torch.stack([spiked(name, 48, 80).float() for name in SPIKED])
+    for layout in (torch.Tensor.contiguous, lambda X: X.mT.contiguous().mT):
+        p = nn.Parameter(layout(torch.zeros_like(stack)))
+        p.grad = stack.clone()
+        ps.Muon([p], lr=1.0, polar=low_rank(24), lr_scale="rms").step()
+        found = p.detach().square().mean((-2, -1)).sqrt()
+        torch.testing.assert_close(found, torch.full_like(found, 0.2), atol=2e-4, rtol=0)
+
+
+def test_zero_matrices_stay_beside_others():
+    p = nn.Parameter(torch.ones(2, 48, 80))
+    p.grad = torch.stack([torch.zeros(48, 80), gaussian(48, 80).float()])
+    ps.Muon([p], lr=1.0, polar=low_rank(24), lr_scale="rms").step()
+    assert torch.equal(p[0], torch.ones(48, 80))
+    assert p[1].detach().sub(1).square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
+
+
+def test_the_norm_is_computed_only_where_it_is_asked_for(monkeypatch):
+    def refuse(self):
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(Lift, "squared_norm", refuse)
+    gradients = [gaussian(64, 160).float()]
+    updates(low_rank(24), gradients, lr_scale="spectral")
+    with pytest.raises(AssertionError, match="asked"):
+        updates(low_rank(24), gradients)
+
+
 @pytest.mark.parametrize("name", SKETCHED)
 def test_sketched_maps_on_momentum_of_a_gpt(name, momentum):
     """From the third of its steps on; before, momentum has a rank of a few."""
@@ -104,6 +191,14 @@ def test_sketched_maps_on_momentum_of_a_gpt(name, momentum):
         for M in matrices[len(matrices) // 3 :]:
             [found] = updates(MAPS[name], [M], momentum=0.0, nesterov=False)
             assert found == pytest.approx(0.2, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["rank 8", "gaussian", "warm", "kept", "the paper's"])
+def test_low_rank_maps_keep_it_on_momentum_of_a_gpt_from_the_first_step_on(name, momentum):
+    for matrices in momentum.values():
+        for M in matrices:
+            [found] = updates(MAPS[name], [M], momentum=0.0, nesterov=False)
+            assert found == pytest.approx(0.2 if M.any() else 0, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["rank 8", "rest scaled", "PolarExpress"])

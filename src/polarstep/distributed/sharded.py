@@ -44,7 +44,9 @@ from polarstep.distributed.summed import (
 from polarstep.optim.by_tensors import Target
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State
+from polarstep.optim.scaling import to_norm
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
+from polarstep.polar.base import Lift
 from polarstep.polar.finders import Fresh, Kept
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.products.sizes import largest_entry, unit_scale_for
@@ -113,8 +115,14 @@ def sharded_step(
     A = yield from _unit_scaled(A, bucket.ranks)
     work = _OnShards(bucket, polar, A)
     Q = yield from work.basis(state, numbers)
-    Z = yield from work.lifted(Q)
+    Z, squared = yield from work.lifted(Q)
     work.leave(state, Q, Z, numbers)
+    if squared is not None:
+        factor = to_norm(polar.effective_rank(its.m, its.n), squared)[:, None, None]
+        if Q.numel() < Z.numel():
+            Q = (factor * Q).to(Q.dtype)
+        else:
+            Z = (factor * Z).to(Z.dtype)
     T = Q @ Z
     return list(torch.split(T if its.m <= its.n else T.mT, counts))
 
@@ -174,20 +182,29 @@ class _OnShards:
                 S = yield from self._cholesky_qr(Y, rough=not last)
         return S
 
-    def lifted(self, Q: Tensor) -> Steps:
-        """Z = inner(QᵀA), whole where the short side is cut, else this rank's columns of it."""
+    def lifted(self, Q: Tensor) -> Generator[None, None, tuple[Tensor, Tensor | None]]:
+        """Z = inner(QᵀA), whole where the short side is cut, else this rank's columns of it.
+
+        Also ‖Z‖²_F of all columns, of shape (batch,), where the scale of a step depends on it.
+        """
+        by_norm = self.bucket.signature.by_norm
         B, inner = Q.mT @ self.A, self.polar.inner
         assert isinstance(inner, NewtonSchulz)
         if not self.is_long:
-            return (yield from self._at_owners(B, lifted_by(inner)))
+            Z = yield from self._at_owners(B, lifted_by(inner))
+            return Z, Lift(Z).squared_norm() if by_norm else None
+        squared: Tensor | None = None
         polynomials, epsilon = inner.polynomials, gram.rounding(B.dtype)
         starts = [0, *gram.restarts(polynomials, epsilon, settling=False), len(polynomials)]
         for first, end in pairwise(starts):
             G = packed(self._gram(B.mT))
-            weight = weight_of(inner, first, end, B.shape[-2])
+            asked = by_norm and end == len(polynomials)
+            weight = weight_of(inner, first, end, B.shape[-2], by_norm=asked)
             W = yield from self._at_owners(G, weight, dtype=self.sums)
+            if asked:
+                W, squared = W[:, :-1], W[:, -1]
             B = unpacked(W, B.shape[-2], symmetric=True).to(B.dtype) @ B
-        return B
+        return B, squared
 
     def leave(self, state: State, Q: Tensor, Z: Tensor, numbers: Tensor | None) -> None:
         """Put what the finder leaves for the next step into the state."""

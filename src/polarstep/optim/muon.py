@@ -82,8 +82,9 @@ class Muon(Checkpointed):
         weight_decay: λ, decoupled.
         lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, with which the entries of an
             update have a root mean square of 0.2·lr, so that AdamW's learning rates carry over; or a
-            function of (m, n). ``"rms"`` is 0.2·√(mn/k) for a map with k singular values near one:
-            0.2·√max(m, n) in full space, and more for a low-rank map, where k = ℓ.
+            function of (m, n). ``"rms"`` is 0.2·√(mn)/‖T‖_F with sketched maps, which compute ‖T‖_F,
+            and 0.2·√max(m, n) in full space. There the RMS is below 0.2 where the map does not lift
+            all singular values to one (:mod:`polarstep.optim.scaling` has figures).
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
         split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -92,6 +92,30 @@ class Lift:
     W: Tensor | None = None  # (batch, ℓ, ℓ)
     # A function for QW (batch, m, ℓ), where the finder can compute it better. A deflated map never asks.
     left: Callable[[], Tensor] | None = None
+    G: Tensor | None = None  # (batch, ℓ, ℓ): XXᵀ, where the inner map has formed it
+
+    def squared_norm(self) -> Tensor:
+        """‖Z‖²_F = tr(W·XXᵀ·Wᵀ), of shape (batch,), without forming Z.
+
+        Rounding errors of ε·tr XXᵀ in XXᵀ are multiplied by ‖W‖²_op, as they are in the inner map, whose
+        restarts (:mod:`polarstep.polar.gram`) keep them below 2e-2.
+        """
+        wide_enough = torch.promote_types(self.X.dtype, torch.float32)
+        if self.W is None:
+            return torch.linalg.vector_norm(self.X, dim=(-2, -1), dtype=wide_enough).square()
+        G = products.of(self.X.device).gram(self.X) if self.G is None else self.G
+        W = self.W.to(wide_enough)
+        return ((W @ G.to(wide_enough)) * W).sum((-2, -1))
+
+    def times(self, factor: Tensor) -> Lift:
+        """c·Z for a ``factor`` c of shape (batch, 1, 1); of a Z with a W."""
+        assert self.W is not None
+        left = self.left
+        return Lift(
+            self.X,
+            _scaled(self.W, factor),
+            None if left is None else lambda: _scaled(left(), factor),
+        )
 
 
 @dataclass(frozen=True)
@@ -139,6 +163,13 @@ class Factors:
         if self.lift.W is not None:
             return torch.bmm(self.columns, self.lift.W), self.lift.X
         return self.Q, self.Z
+
+    def times(self, factor: Tensor) -> Factors:
+        """Factors of c·T for a ``factor`` c of shape (batch,), which multiplies the small W, or Q."""
+        c = factor[:, None, None]
+        if self.lift.W is None:
+            return replace(self, columns=_scaled(self.columns, c), orthonormal=False)
+        return replace(self, lift=self.lift.times(c))
 
 
 @dataclass(frozen=True)
@@ -256,7 +287,8 @@ class PolarMap(ABC):
     def effective_rank(self, m: int, n: int) -> int:
         """The number of singular values of T that the map brings near one, ‖T‖²_F in short.
 
-        ``lr_scale="rms"`` divides by its root. It is asked of the map that :meth:`on` returns.
+        ``lr_scale="rms"`` divides by its root where a step does not know ‖T‖_F
+        (:attr:`Polar.squared_norm`). It is asked of the map that :meth:`on` returns.
         """
         return min(m, n)
 
@@ -391,6 +423,11 @@ class PolarMap(ABC):
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """How an m×n matrix on ``device`` will be treated, in a few words, for the routing table."""
         return repr(self)
+
+
+def _scaled(X: Tensor, factor: Tensor) -> Tensor:
+    """``factor``·X, rounded once to the precision of X."""
+    return (factor * X).to(X.dtype)
 
 
 def wide(M: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
-from polarstep.products.deflating import squared_norm_of_product
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 
@@ -206,8 +205,7 @@ class Deflated(Containing):
         left = A.shape[-2] - head.width
 
         def squared_norm() -> Tensor:
-            of_head = squared_norm_of_product(head.lift.W, head.lift.X)
-            return of_head + found.energy.clamp_max(left)
+            return head.lift.squared_norm() + found.energy.clamp_max(left)
 
         return T, squared_norm, found.vectors
 
