@@ -10,7 +10,8 @@ A GPT of 5 layers × 768 sees every token once: 1500 steps of 16 × 1024 tokens 
 Momentum rises from 0.85 to 0.95 over the first tenth; learning rates are constant, then fall linearly
 to 5% over the last 60%. TRAIN.bin and VAL.bin are shards of GPT-2 tokens (``polarstep tokenize``
 writes them). A run takes half a minute on an H200. ``ms`` is the time of ``step()`` in this loop, with
-AdamW's part, on a host that is busy with the model; ``step_cost.py`` has the optimizer's alone.
+AdamW's part, on a host that is busy with the model; ``step_cost.py`` has the optimizer's alone. Runs
+that share a GPU with others are made with ``--untimed``: their records have no ``ms``.
 
 A run whose record is in ``--out`` is not made again, so the same command goes on where it stopped.
 ``--lr best`` is the rate with the lowest perplexity on seed 3, which tables of chosen rates leave out.
@@ -192,11 +193,12 @@ def run(
     width: int = WIDTH,
     polar: Any = None,
     measured: Callable[[Any], dict[str, Any]] = lambda optimizer: {},
+    timed: bool = True,
 ) -> dict[str, Any]:
     """Train a GPT of :data:`LAYERS` layers once, on the device of the tokens.
 
     ``name`` and ``polar`` are those of :func:`optimizer_of`. What ``measured`` returns for the optimizer
-    after the last step is added to the record.
+    after the last step is added to the record. Steps are ``timed`` on a GPU only.
     """
     import torch
 
@@ -229,7 +231,7 @@ def run(
                 group[key] = 0.85 + 0.1 * min(1.0, done / 0.1)
         loss = summed(order[SEQUENCES * step : SEQUENCES * (step + 1)], train)
         (loss / (SEQUENCES * LENGTH)).backward()
-        if on_gpu and step % 100 == 50:
+        if on_gpu and timed and step % 100 == 50:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             begin.record()
@@ -278,13 +280,17 @@ def made_with(name: str, device: torch.device) -> dict[str, Any]:
 
 
 def best_rate(records: Sequence[Mapping[str, Any]], name: str, steps: int = STEPS) -> float | None:
-    """The rate with the lowest perplexity of a map on seed :data:`CHOICE`; ``None`` without a run."""
-    tried = {
-        record["lr"]: record["perplexity"]
+    """The rate with the lowest perplexity of a map on seed :data:`CHOICE`; ``None`` without a run.
+
+    The first half of the held-out text decides, and all of it where a record has no halves.
+    """
+    tried = [
+        record
         for record in records
         if (record["map"], record["seed"], record["steps"]) == (name, CHOICE, steps)
-    }
-    return min(tried, key=lambda lr: tried[lr]) if tried else None
+    ]
+    half = "validation" if all("validation" in record for record in tried) else "perplexity"
+    return min(tried, key=lambda record: record[half])["lr"] if tried else None
 
 
 def others() -> dict[str, str]:
@@ -372,6 +378,9 @@ def main() -> None:
     train.add_argument("--steps", type=int, default=STEPS)
     train.add_argument("--width", type=int, default=WIDTH)
     train.add_argument("--device", default="cuda")
+    train.add_argument(
+        "--untimed", action="store_true", help="other runs share the GPU: leave out ms"
+    )
     train.add_argument("--out", type=Path, default=Path("frontier.jsonl"))
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()
@@ -390,7 +399,8 @@ def main() -> None:
                 if identity(asked) in map(identity, read_lines(options.out)):
                     print(f"{name}, seed {seed}, rate {lr:g}: in {options.out}", flush=True)
                     continue
-                row = run(data, held_out, name, seed, lr, options.steps, options.width)
+                shape = (options.steps, options.width)
+                row = run(data, held_out, name, seed, lr, *shape, timed=not options.untimed)
                 append(options.out, row)
                 print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
 

@@ -303,6 +303,7 @@ def make(options: argparse.Namespace) -> None:
             planned.steps,
             planned.width,
             polar,
+            timed=not options.untimed,
         )
         append(options.out, row)
         print(f"{json.dumps(row)}  {time.perf_counter() - begin - spent:.0f} s", flush=True)
@@ -319,6 +320,9 @@ def main() -> None:
     train.add_argument("--seeds", default="", help="only these, as 0 or 1,2")
     train.add_argument("--seconds", type=float, help="start no run that would end later")
     train.add_argument("--device", default="cuda")
+    train.add_argument(
+        "--untimed", action="store_true", help="other runs share the GPU: leave out ms"
+    )
     train.add_argument("--out", type=Path, default=Path("scaling.jsonl"))
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""torch.autocast around a step, a map or a certificate changes nothing."""
+"""torch.autocast and torch.inference_mode around a step, a map or a certificate change nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.spectra import gaussian, matrix
 from torch import nn
 
 import polarstep as ps
-from polarstep.autocast import autocast_off, autocast_off_on
+from polarstep.autocast import autocast_off, autocast_off_on, inference_mode_off
 from polarstep.diagnostics import certified, cheap_certificate
 
 
@@ -73,3 +73,16 @@ def test_no_autocast_is_no_context(kind):
         assert torch.is_autocast_enabled("cpu") == (kind == "meta")
     with autocast_off_on(device):
         assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("around", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_tensors_are_ordinary_and_the_gradients_as_the_caller_has_them(around):
+    with around():
+        given = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        with inference_mode_off():
+            made = torch.zeros(3)
+            assert not torch.is_inference_mode_enabled()
+            assert torch.is_grad_enabled() == (around is torch.enable_grad)
+        assert (torch.is_inference_mode_enabled(), torch.is_grad_enabled()) == given
+    assert not made.is_inference()
+    made.requires_grad_().sum().backward()  # refused for a tensor of inference mode

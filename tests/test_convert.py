@@ -380,6 +380,7 @@ def test_moments_of_an_adamw_that_does_something_else_are_refused(option):
 
 W = Parameter(torch.zeros(4, 3))
 V = Parameter(torch.zeros(4, 3))
+U = Parameter(torch.zeros(4, 3))
 MUON, TWO = (torch.optim.Muon(params).state_dict() for params in ([W], [W, V]))
 OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
 
@@ -393,26 +394,6 @@ OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
             "source='jax': expected one of",
         ),
         (lambda: ps.convert.options(torch.optim.AdamW([W]).state_dict()), ValueError, "no group"),
-        (lambda: ps.convert.state_dict(OTHER, ps.Muon([W])), ValueError, "options params, rho"),
-        (lambda: ps.convert.state_dict({}, ps.Muon([W])), TypeError, "without 'state'"),
-        (
-            lambda: ps.convert.state_dict(MUON, ps.Muon([W, Parameter(torch.zeros(2, 2))])),
-            ValueError,
-            "1 parameters and the optimizer 2",
-        ),
-        (
-            lambda: ps.convert.state_dict(
-                MUON, ps.Muon([W]), params=[Parameter(torch.zeros(4, 3))]
-            ),
-            ValueError,
-            r"params\[0\] is not in the optimizer",
-        ),
-        (
-            lambda: ps.convert.state_dict(TWO, ps.Muon([W, V]), params=[W, W]),
-            ValueError,
-            "1 different params: expected the 2 parameters of the checkpoint",
-        ),
-        (lambda: ps.convert.state_dict([], ps.Muon([W])), ValueError, "theirs is empty"),
         (
             lambda: ps.convert.options([MUON]),
             TypeError,
@@ -424,6 +405,32 @@ OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
             "has no 'wd', only .*: expected that of the format 'moonlight'; leave source= out",
         ),
         (lambda: ps.convert.options(MUON, source="dion"), ValueError, "has no 'adjust_lr', only"),
+        (
+            lambda: ps.convert.options(
+                {
+                    "state": {},
+                    "param_groups": [
+                        {"mu": 0.9, "epsilon": 0.0, "adjust_lr": "odd", "params": [0]}
+                        | {"algorithm": "muon"}
+                    ],
+                }
+            ),
+            ValueError,
+            "adjust_lr='odd' in the checkpoint: expected one of 'spectral_norm', 'rms_norm', None",
+        ),
+    ],
+)
+def test_options_that_cannot_be_read(attempt, error, message):
+    with pytest.raises(error, match=message):
+        attempt()
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error", "message"),
+    [
+        (lambda: ps.convert.state_dict(OTHER, ps.Muon([W])), ValueError, "options params, rho"),
+        (lambda: ps.convert.state_dict({}, ps.Muon([W])), TypeError, "without 'state'"),
+        (lambda: ps.convert.state_dict([], ps.Muon([W])), ValueError, "theirs is empty"),
         (
             lambda: ps.convert.state_dict(
                 MUON | {"state": {0: {"momentum_buffer": torch.zeros(3, 4)}}}, ps.Muon([W])
@@ -450,6 +457,33 @@ OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
             ValueError,
             "momentum=1.0 in a group of the checkpoint: expected 0 ≤ β < 1",
         ),
+    ],
+)
+def test_states_that_cannot_be_converted(attempt, error, message):
+    with pytest.raises(error, match=message):
+        attempt()
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error", "message"),
+    [
+        (
+            lambda: ps.convert.state_dict(MUON, ps.Muon([W, Parameter(torch.zeros(2, 2))])),
+            ValueError,
+            "1 parameters and the optimizer 2",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                MUON, ps.Muon([W]), params=[Parameter(torch.zeros(4, 3))]
+            ),
+            ValueError,
+            r"params\[0\] is not in the optimizer",
+        ),
+        (
+            lambda: ps.convert.state_dict(TWO, ps.Muon([W, V]), params=[W, W]),
+            ValueError,
+            "1 different params: expected the 2 parameters of the checkpoint",
+        ),
         (
             lambda: ps.convert.state_dict(
                 torch.optim.Muon([("body.0.weight", W)]).state_dict(),
@@ -459,23 +493,35 @@ OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
             "1 parameters and the optimizer 2 .the optimizer has no 'body.0.weight', so names",
         ),
         (
-            lambda: ps.convert.options(
-                {
-                    "state": {},
-                    "param_groups": [
-                        {"mu": 0.9, "epsilon": 0.0, "adjust_lr": "odd", "params": [0]}
-                        | {"algorithm": "muon"}
-                    ],
-                }
+            lambda: ps.convert.state_dict(
+                torch.optim.Muon([("0.weight", W), ("2.weight", V)]).state_dict(),
+                ps.Muon([("0.weight", W), ("1.weight", V), ("3.weight", U)]),
             ),
             ValueError,
-            "adjust_lr='odd' in the checkpoint: expected one of 'spectral_norm', 'rms_norm', None",
+            "2 parameters and the optimizer 3 .the optimizer has no '2.weight', so names",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                torch.optim.Muon([("a", W), ("module.b", V)]).state_dict(),
+                ps.Muon([("b", W), ("c", V)]),
+            ),
+            ValueError,
+            "'module.b' is number 1 in the checkpoint and number 0 in the optimizer .*has no 'a', so",
         ),
     ],
 )
-def test_what_cannot_be_converted(attempt, error, message):
+def test_parameters_that_cannot_be_matched(attempt, error, message):
+    """A momentum that another parameter had would be taken on in silence."""
     with pytest.raises(error, match=message):
         attempt()
+
+
+def test_the_order_matches_parameters_that_were_renamed():
+    content = stepped([("trunk.0", W), ("trunk.1", V)])
+    content["state"][1]["momentum_buffer"] *= 2
+    optimizer = ps.Muon([("body.0", W), ("trunk.1", V)])
+    found = ps.convert.state_dict(content, optimizer)["state"]
+    assert [float(found[i]["momentum_buffer"].mean()) for i in (0, 1)] == pytest.approx([1, 2])
 
 
 def test_the_page_runs():
@@ -533,6 +579,20 @@ def test_filters_whose_steps_had_another_scale_are_named(kernel, theirs):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("source", ps.convert.FORMATS)
+def test_filters_of_other_muons_keep_their_scale(source):
+    """KellerJordan's Muon since 2025 alone takes the scale of a filter from kh and kw."""
+    p = Parameter(gaussian(36, 16).float().view(36, 4, 2, 2))
+    key = ps.convert.FORMATS[source].momentum
+    group = {"params": [0], "momentum": 0.9}
+    theirs = {"state": {0: {key: torch.ones_like(p)}}, "param_groups": [group]}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = ps.convert.state_dict(theirs, ps.Muon([p]), source=source)
+    assert found["state"][0]["momentum_buffer"].shape == p.shape
+    assert len(told) == (source == "keller")
+
+
 def test_the_muon_of_2025_with_steps_in_its_groups_kept_an_average():
     """From February to May 2025 its groups had ns_steps, nesterov and weight_decay."""
     W = Parameter(gaussian(4, 3).float())
@@ -549,6 +609,23 @@ def test_the_muon_of_2024_had_no_weight_decay():
     group = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "ns_steps": 5, "params": [0]}
     found = ps.convert.options({"state": {}, "param_groups": [group]})
     assert (found["weight_decay"], found["momentum"]) == (0.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("source", "share"),
+    [("torch", 0.1), ("keller", 0.1), ("keller-2024", 1.0), ("moonlight", 1.0), ("dion", 1.0)],
+)
+def test_which_muons_keep_an_average_and_which_a_sum(source, share):
+    """After a first gradient of ones C is 1, and an average with β = 0.9 is 0.1."""
+    kept = ps.convert.FORMATS[source]
+    W = Parameter(gaussian(4, 3).float())
+    theirs = {
+        "state": {0: {kept.momentum: torch.full((4, 3), share)}},
+        "param_groups": [{"params": [0], kept.beta: 0.9}],
+    }
+    found = ps.convert.state_dict(theirs, ps.Muon([W]), source=source)["state"][0]
+    torch.testing.assert_close(found["momentum_buffer"], torch.ones(4, 3))
+    assert len(ps.convert.FORMATS) == 5
 
 
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])

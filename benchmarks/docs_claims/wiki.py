@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 from calendar import month_name
@@ -74,22 +73,15 @@ def gpt_order() -> str:
     from polarstep_lab.methods import find_method
     from polarstep_lab.paper import TABLE_2
 
-    rows = TABLE_2["nanogpt"].rows
-    ends = {method: study.tests(find_method(method).slug) for method in rows}
+    paper = TABLE_2["nanogpt"]
+    ends = {method: study.tests(find_method(method).slug) for method in paper.rows}
     found = {method: Estimate.of(values.values()) for method, values in ends.items()}
-    told = same = turned = 0
-    for a, b in itertools.combinations(rows, 2):
-        here, paper = found[a].minus(found[b]), rows[a].estimate.minus(rows[b].estimate)
-        if paper.clear:
-            told += 1
-            agrees = (here.value > 0) is (paper.value > 0)
-            same += here.clear and agrees
-            turned += here.clear and not agrees
+    same, unclear, turned = paper.order(found)
     seeds = {len(values) for values in ends.values()}
     return (
-        f"of the {told} pairs of methods that the paper tells apart at 95%, {same} come in the same "
-        f"order here and {turned or 'none'} in the other (n = {min(seeds)}, "
-        f"{study.million_tokens():.1f}M tokens)"
+        f"of the {same + unclear + len(turned)} pairs of methods that the paper tells apart at 95%, "
+        f"{same} come in the same order here and {len(turned) or 'none'} in the other "
+        f"(n = {min(seeds)}, {study.million_tokens():.1f}M tokens)"
     )
 
 

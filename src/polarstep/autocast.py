@@ -36,7 +36,7 @@ def autocast_off() -> Iterator[None]:
 
 @contextmanager
 def inference_mode_off() -> Iterator[None]:
-    """A context without gradients that makes ordinary tensors, inside ``torch.inference_mode()`` too."""
+    """A context that makes ordinary tensors, and in ``torch.inference_mode()`` keeps gradients off."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             yield

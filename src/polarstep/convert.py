@@ -119,8 +119,8 @@ def state_dict(
 ) -> dict[str, Any]:
     """A checkpoint for ``optimizer.load_state_dict`` with the momentum of other optimizers.
 
-    The options stay those of ``optimizer``. Parameters are matched by name if both sides have names,
-    else by ``params``, else by their order.
+    The options stay those of ``optimizer``. Parameters are matched by ``params`` if it is given, else
+    by name if both sides have the same names, else by their order, which no name may contradict.
 
     Args:
         theirs: the ``state_dict()`` of the other optimizer, or of several, as of ``torch.optim.Muon``
@@ -385,6 +385,14 @@ def _order(
             f"the checkpoint has {without}, and muon_for has put them in an order of its "
             "own: expected params=, the parameters in the order of the other optimizer's groups"
         )
+    by_name = {unwrapped(name): i for i, (name, _, _) in enumerate(places)}
+    for i, entry in enumerate(entries):
+        if entry.name is not None and by_name.get(unwrapped(entry.name), i) != i:
+            raise ValueError(
+                f"{entry.name!r} is number {i} in the checkpoint and number "
+                f"{by_name[unwrapped(entry.name)]} in the optimizer{why}: expected the same names, or "
+                "the same order; give params= in the order of the other optimizer's groups"
+            )
     return list(range(len(places)))
 
 

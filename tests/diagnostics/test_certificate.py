@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tests.solvers import factored, over_solvers
@@ -193,6 +195,18 @@ def test_measures_on_known_matrices():
     for measure in (measures.stable_rank, measures.effective_rank):
         assert torch.equal(measure(zero), torch.zeros(2, dtype=torch.float64))
     assert float(measures.update_ratio(0.1 * one, one)) == pytest.approx(0.1, rel=1e-6)
+    assert float(measures.update_ratio(one, 0 * one)) == math.inf
+    assert float(measures.update_ratio(0 * one, 0 * one)) == 0
+
+
+@pytest.mark.parametrize("rank", [measures.stable_rank, measures.effective_rank])
+def test_ranks_of_what_is_no_matrix_are_refused(rank):
+    with pytest.raises(TypeError, match="M is a list: expected a tensor"):
+        rank([[1.0, 0.0], [0.0, 1.0]])
+    with pytest.raises(TypeError, match=r"M is torch\.int64: .*call M\.float"):
+        rank(torch.eye(2).long())
+    with pytest.raises(ValueError, match=r"M has shape \(3,\): expected matrices"):
+        rank(torch.ones(3))
 
 
 @pytest.mark.parametrize(("m", "n"), [(24, 40), (40, 24)])

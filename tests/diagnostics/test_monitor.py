@@ -153,6 +153,26 @@ def test_tensorboard_and_select(tmp_path):
     assert list(tmp_path.glob("events*"))
 
 
+def test_every_matrix_of_a_stack_has_a_curve_of_its_own():
+    """Under one tag the γ of three matrices would be a single curve that jumps between them."""
+    curves = {}
+
+    class Spy:
+        def add_scalar(self, tag, scalar_value, global_step):
+            curves.setdefault(tag, []).append((global_step, scalar_value))
+
+    X = torch.nn.Parameter(torch.zeros(3, 6, 4))
+    optimizer = ps.Muon([("experts", X)], polar=ps.NewtonSchulz(3))
+    with Monitor(optimizer, every=1, tensorboard=Spy(), tail=False) as monitor:
+        for _ in range(2):
+            X.grad = torch.randn(3, 6, 4, generator=rng.generator("stack"))
+            optimizer.step()
+    for block, name in enumerate(["experts", "experts[1]", "experts[2]"]):
+        rows = [row for row in monitor.rows if row["block"] == block]
+        assert curves[f"gamma/{name}"] == [(row["step"], row["gamma"]) for row in rows]
+        assert [row["step"] for row in rows] == [0, 1]
+
+
 def test_a_resumed_monitor_appends(tmp_path):
     path = tmp_path / "rows.jsonl"
     train(2, lambda o: Monitor(o, every=1, jsonl=path))
@@ -340,3 +360,20 @@ def test_a_closed_monitor_holds_no_copies_of_weights_or_gradients(fails):
     assert monitor.rows
     assert not monitor._before
     assert not monitor._previous
+
+
+def test_a_monitor_closed_after_a_step_that_raised_looks_at_no_later_step():
+    """Its polar hook would keep CUDA graphs from being replayed, and measure every step in vain."""
+    X = torch.nn.Parameter(torch.eye(4))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+
+    def closure():
+        raise RuntimeError("out of data")
+
+    with Monitor(optimizer, every=1) as monitor, pytest.raises(RuntimeError, match="out of data"):
+        optimizer.step(closure)
+    assert not optimizer._polar_hooks
+    X.grad = torch.eye(4)
+    optimizer.step()
+    assert not monitor.rows
+    assert not monitor._pending

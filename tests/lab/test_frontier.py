@@ -107,6 +107,10 @@ def test_the_best_rate_is_that_of_the_seed_that_chooses(frontier):
     assert frontier.best_rate(rows, "full") == 0.02
     assert frontier.best_rate(rows, "low-rank") is None
     assert frontier.best_rate(rows, "full", steps=3) is None
+    halves = [{"validation": 3.0, "test": 9.0}, {"validation": 4.0, "test": 1.0}]
+    chosen = [row | half for row, half in zip(rows, halves, strict=False)]
+    assert frontier.best_rate(chosen, "full") == 0.01  # by the half that no table shows
+    assert frontier.best_rate([chosen[0], rows[1]], "full") == 0.02  # one of them has no halves
 
 
 @pytest.fixture

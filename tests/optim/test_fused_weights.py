@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from polarstep import AdamW, Exact, Muon, NormalizedRows, muon_for
 from polarstep.matrix import MatrixView
+from polarstep.optim.routing.orientation import stored_transposed
 
 
 class Conv1D(nn.Module):
@@ -139,6 +140,31 @@ def test_which_side_has_the_outputs(module, transposed):
     model = Bag(first=module, rest=nn.ModuleList([Bag(a=nn.Linear(6, 6), b=nn.Linear(6, 6))]))
     matrix = muon_for(model).routes["first.weight"].matrix
     assert matrix.endswith(", stored transposed") == transposed
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [("in_features", "out_features"), ("input_size", "output_size"), ("in_dim", "out_dim")],
+)
+def test_a_layer_states_both_of_its_widths_or_is_read_by_its_bias(inputs, outputs):
+    """One width alone may be that of the module around the weight: 4 outputs, and a bias of 6."""
+    layer = Bag(weight=gaussian(6, 4), bias=torch.zeros(6))
+    setattr(layer, outputs, 4)
+    assert stored_transposed(layer, "weight", layer.weight) is None
+    setattr(layer, inputs, 6)
+    assert stored_transposed(layer, "weight", layer.weight) == f"{outputs} = 4 columns"
+    setattr(layer, inputs, 4)
+    setattr(layer, outputs, 6)
+    assert stored_transposed(layer, "weight", layer.weight) is None
+
+
+def test_the_outputs_of_a_conv1d_suffice():
+    """Older versions of transformers state nf and no nx."""
+    layer = Bag(weight=gaussian(6, 4))
+    layer.nf = 4
+    assert stored_transposed(layer, "weight", layer.weight) == "nf = 4 columns"
+    layer.nf = 6
+    assert stored_transposed(layer, "weight", layer.weight) is None
 
 
 def test_experts_that_are_transposed_and_interleaved():

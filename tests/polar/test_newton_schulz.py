@@ -457,3 +457,18 @@ def test_the_gram_form_ends_in_the_precision_that_is_asked_for(steps, asked):
     tolerance = 1e-2 if asked == torch.bfloat16 else 1e-5
     expected = gram.apply_polynomials(X.double(), polynomials)
     torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("polynomials", "fits"),
+    [
+        (coefficients.resolve("jordan", 5), True),
+        (coefficients.resolve("quintic", 9), True),
+        (((90.0, -89.0),), False),  # 34.8 at x = 0.58, and one at x = 1
+        (((1.5, -0.5), (90.0, -89.0)), False),
+        (((90.0, -89.0), (0.001, 0.0)), False),  # on the way, not at the end
+        (((101.0, -201.0, 101.0),), False),
+    ],
+)
+def test_polynomials_that_grow_between_zero_and_one_do_not_fit_float16(polynomials, fits):
+    assert gram.fits_float16(polynomials) == fits

@@ -21,6 +21,7 @@ from polarstep.products.base import (
 )
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
+from polarstep.products.row_product import RowProduct
 
 DEVICES = {"plain": Products(), "cpu": Cpu()}
 over_devices = pytest.mark.parametrize("ops", DEVICES.values(), ids=DEVICES.keys())
@@ -188,6 +189,17 @@ def test_plain_product_with_and_without_a_term():
     torch.testing.assert_close(plain_product(A, B, D, 0.5, 7.0), 0.5 * (A @ B) + 7 * D)
 
 
+def test_the_transpose_of_a_product_of_rows_has_its_factors_exchanged():
+    """(α·s·ABᵀ)ᵀ = α·s·BAᵀ."""
+
+    def dense(product):
+        return product.alpha * product.scale[:, None, None] * (product.A @ product.B.mT)
+
+    T = RowProduct(gaussian(2, 5, 3), gaussian(2, 4, 3, seed=1), torch.tensor([2.0, 3.0]), 0.5)
+    torch.testing.assert_close(dense(T.mT), dense(T).mT)
+    torch.testing.assert_close(dense(T.mT.mT), dense(T))
+
+
 # Norms
 
 
@@ -256,6 +268,35 @@ def test_sizes_that_leave_the_range(dtype, inside, outside):
 
     assert leaves(*inside, 1.0, 0.0, float("nan")) == [False] * 5
     assert leaves(*outside, float("inf")) == [True] * 3
+
+
+# Rows
+
+
+@over_devices
+def test_rows_over_the_root_of_their_moments_keep_the_norm_of_the_matrix(ops):
+    """T' = c·diag(v)^(-½)·T with ‖T'‖_F = ‖T‖_F, for v ← β₂v + (1 − β₂)·mean_j T²_ij."""
+    known = moments = None
+    for step in range(3):
+        T = gaussian(2, 5, 7, seed=step) * torch.logspace(0, -3, 5, dtype=torch.float64)[:, None]
+        T[1, 2] = 0
+        scaled, known = ops.normalized_rows(T, 0.9, known, torch.float64)
+        fresh = 0.1 * T.square().mean(-1)
+        moments = fresh if moments is None else 0.9 * moments + fresh
+        torch.testing.assert_close(known, moments)
+        rows = torch.where(moments > 0, moments, 1).rsqrt()[..., None] * T
+        c = torch.linalg.matrix_norm(T) / torch.linalg.matrix_norm(rows)
+        torch.testing.assert_close(scaled, c[:, None, None] * rows)
+        assert not scaled[1, 2].any()
+
+
+@over_devices
+def test_rows_of_a_first_step_come_out_equally_long(ops):
+    T = gaussian(2, 5, 7) * torch.logspace(0, -3, 5, dtype=torch.float64)[:, None]
+    scaled, _ = ops.normalized_rows(T, 0.9, None, torch.float32)
+    lengths = torch.linalg.vector_norm(scaled, dim=-1)
+    expected = torch.linalg.matrix_norm(T)[:, None].expand(2, 5) / 5**0.5
+    torch.testing.assert_close(lengths, expected)
 
 
 # Polynomials

@@ -88,6 +88,16 @@ def test_the_scale_is_one_over_the_norm_unless_given(polynomials):
         torch.testing.assert_close(found, given)
 
 
+@over_sets
+def test_without_a_head_gamma_does_not_depend_on_delta(polynomials):
+    """Then X₀ = M/δ, and s = 1/‖X₀‖_op makes s·X₀ = M/‖M‖_op of it, for a δ of any size."""
+    sigma = random_spectra(8, 16)
+    expected = bounds.ideal_deflated_gamma(sigma, 0, None, polynomials)
+    for factor in (0.2, 3.0):
+        found = bounds.ideal_deflated_gamma(sigma, 0, factor * sigma[:, 0], polynomials)
+        torch.testing.assert_close(found, expected)
+
+
 def test_gamma_falls_with_the_head_and_vanishes_for_a_flat_rest():
     sigma = random_spectra(8, 16)
     gammas = torch.stack([bounds.ideal_deflated_gamma(sigma, ell) for ell in range(16)])

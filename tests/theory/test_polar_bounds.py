@@ -31,6 +31,24 @@ def test_newton_schulz_gamma_is_what_the_map_gives(coefficients, steps):
     )
 
 
+@pytest.mark.parametrize(
+    "bound",
+    [
+        lambda sigma, *h: bounds.randomized_polar_bound(sigma, 4, 4, *h).A,
+        lambda sigma, *h: bounds.captured_energy_bound(sigma, 4, 4, *h),
+        lambda sigma, *h: bounds.missed_directions(sigma, 8, *h),
+        lambda sigma, *h: bounds.sketched_rest_bound(sigma, 8, *h).energy,
+        lambda sigma, *h: bounds.expected_deflated_gamma(sigma, 4, 4, *h),
+        lambda sigma, *h: bounds.expected_lifted_gamma(sigma, 8, [(1.875, -1.25, 0.375)], *h),
+    ],
+)
+def test_bounds_of_sketches_are_those_without_power_iterations_unless_asked(bound):
+    """Those of h = 1 would promise too much of a plain sketch."""
+    sigma = torch.arange(1, 17, dtype=torch.float64) ** -1.5
+    torch.testing.assert_close(bound(sigma), bound(sigma, 0), rtol=0, atol=0)
+    assert (bound(sigma) - bound(sigma, 1)).abs().max() > 1e-3
+
+
 def test_newton_schulz_gamma_falls_with_steps_and_grows_with_delta():
     sigma = random_spectra(8, 16)
     gammas = torch.stack([bounds.newton_schulz_gamma(sigma, q) for q in range(12)])

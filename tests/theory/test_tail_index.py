@@ -200,3 +200,14 @@ def test_noise_norms_of_sixteen_bits_are_in_float32():
     gradients = (1e4 * torch.randn(8, 1000, generator=rng.generator("half"))).half()
     expected = tail_index.noise_norms(gradients.double())
     torch.testing.assert_close(tail_index.noise_norms(gradients).double(), expected)
+
+
+def test_the_fewest_samples_that_an_index_is_read_from():
+    """More than 100 that are not zero for Hill's estimate, and 100 pairs for a stable law."""
+    samples = draw(StudentT(2.0), 0, 200)
+    assert tail_index.hill(torch.cat([samples[:101], torch.zeros(50)])).used <= 100
+    with pytest.raises(ValueError, match="100 nonzero samples: expected more than 100"):
+        tail_index.hill(torch.cat([samples[:100], torch.zeros(50)]))
+    assert tail_index.stable(samples).alpha > 0
+    with pytest.raises(ValueError, match="198 samples: expected at least 200"):
+        tail_index.stable(samples[:198])

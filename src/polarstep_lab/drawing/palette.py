@@ -13,11 +13,22 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from polarstep_lab.methods import METHODS, all_methods
 
-__all__ = ["ALL_LOOKS", "CHROME", "SERIES", "Look", "look_of", "ordinal_looks", "themed"]
+__all__ = [
+    "ALL_LOOKS",
+    "CHROME",
+    "SERIES",
+    "Look",
+    "look_of",
+    "looks_of",
+    "ordinal_looks",
+    "themed",
+]
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,9 @@ class Look:
     dash: str = "-"
     marker: str = "o"
 
+
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 _METHOD_LOOKS = (
     Look("--series-adamw", "#6b6875", "#8d9489", "-", "s"),
@@ -53,13 +67,38 @@ _ORDINAL_LOOKS = (
     Look("--ordinal-6", "#081737", "#eef6ff", "-", "X"),
 )
 
-_BESIDE = {
-    method.name: replace(_ORDINAL_LOOKS[-1 - 2 * place % len(_ORDINAL_LOOKS)], dash=dash)
-    for place, (method, dash) in enumerate(
-        zip(all_methods()[len(METHODS) :], itertools.cycle((":", "-.")), strict=False)
-    )
+_MAP_LOOKS = {
+    "polar-express": Look("--series-polar-express", "#2d0309", "#f3eff2", "-", "X"),
+    "deflated": Look("--series-deflated", "#5d12a1", "#af3087", "--", "P"),
+    "auto": Look("--series-auto", "#0a583b", "#2e723f", "--", "D"),
 }
-"""The look of each method that is not in Table 2: the colours of ordered values, dotted."""
+"""The look of each map that Table 2 does not have."""
+
+
+def _beside() -> dict[str, Look]:
+    """The looks of methods that are not in Table 2.
+
+    Ours have the colour of their map, and with normalized rows another dash and marker. Those of other
+    libraries have the colours of ordered values.
+    """
+    found = {}
+    peers = zip(
+        itertools.cycle(_ORDINAL_LOOKS[::-2] + _ORDINAL_LOOKS[-2::-2]),
+        itertools.cycle((":", "-.")),
+        strict=False,
+    )
+    for method in all_methods()[len(METHODS) :]:
+        if method.peer is not None:
+            look, dash = next(peers)
+            found[method.name] = replace(look, dash=dash)
+            continue
+        look = _MAP_LOOKS[method.polar] if method.polar else SERIES["Rand Muon (Nes.-Gaussian)"]
+        rows = replace(look, dash="-." if look.dash == "--" else ":", marker="v")
+        found[method.name] = rows if method.normalize_rows else look
+    return found
+
+
+_BESIDE = _beside()
 
 CHROME = (
     Look("--ink", "#1b1d23", "#e9eaee"),
@@ -71,7 +110,7 @@ CHROME = (
 )
 """Text, secondary text, rules, page, raised boxes and warnings."""
 
-ALL_LOOKS = (*CHROME, *_METHOD_LOOKS, *_ORDINAL_LOOKS)
+ALL_LOOKS = (*CHROME, *_METHOD_LOOKS, *_MAP_LOOKS.values(), *_ORDINAL_LOOKS)
 """Every look that the page's style sheet has to define."""
 
 _VARIABLES = {look.light: look.variable for look in ALL_LOOKS}
@@ -82,11 +121,28 @@ def look_of(method: str) -> Look:
     return (SERIES | _BESIDE).get(method, replace(CHROME[1], dash=":", marker="P"))
 
 
+def looks_of(methods: Iterable[str]) -> list[Look]:
+    """A look for each row by its method; further rows of a method differ in dash and marker.
+
+    >>> [(look.light, look.dash, look.marker) for look in looks_of(["AdamW", "AdamW", "AdamW"])]
+    [('#6b6875', '-', 's'), ('#6b6875', '--', '^'), ('#6b6875', '-.', 'P')]
+    """
+    rows: Counter[str] = Counter()
+    found = []
+    for method in methods:
+        look, further = look_of(method), rows[method]
+        dash = _DASHES[(_DASHES.index(look.dash) + further) % len(_DASHES)]
+        marker = _MARKERS[(_MARKERS.index(look.marker) + 2 * further) % len(_MARKERS)]
+        found.append(replace(look, dash=dash, marker=marker))
+        rows[method] += 1
+    return found
+
+
 def ordinal_looks(count: int, ordered: bool = True) -> list[Look]:
     """Looks for ``count`` values, from pale to deep; dashed apart where the values have no order."""
     last = len(_ORDINAL_LOOKS) - 1
     places = [round(i * last / (count - 1)) for i in range(count)] if count > 1 else [last // 2]
-    dashes = itertools.cycle("-" if ordered else ("-", "--", "-.", ":"))
+    dashes = itertools.cycle("-" if ordered else _DASHES)
     looks = [_ORDINAL_LOOKS[place] for place in places[:count]]
     return [replace(look, dash=dash) for look, dash in zip(looks, dashes, strict=False)]
 

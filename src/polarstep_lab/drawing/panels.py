@@ -164,6 +164,8 @@ def paint_series(axes: Axes, series: Series) -> None:
         name = series.label if series.y is None else None
         axes.fill_between(x, series.low, series.high, color=look.light, label=name, **shade)
         style["marker"] = "o" * (len(x) == 1)
+        if series.label and len(x) > 1:  # a few markers, to tell lines of like colours apart
+            style |= {"marker": look.marker, "markersize": 4, "markevery": max(1, len(x) // 7)}
         if series.y is not None:
             axes.plot(x, series.y, label=series.label, **style)
         return

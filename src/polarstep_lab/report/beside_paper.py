@@ -6,7 +6,6 @@ other text, only the order of the methods and the relative cost of their steps a
 
 from __future__ import annotations
 
-import itertools
 import math
 import string
 from collections import Counter
@@ -161,21 +160,8 @@ def _agreement(rows: Mapping[str, Row], section: Section) -> str:
 
 def _order(rows: Mapping[str, Row], setting: Setting, section: Section) -> str:
     """How many pairs of methods that the paper tells apart come in the same order here."""
-    same, unclear, turned = 0, 0, []
-    better = section.metric.higher_is_better
-    judged = {method: row.metric for method, row in rows.items() if row.metric}
-    for a, b in itertools.combinations(judged, 2):
-        paper = setting.rows[a].estimate.minus(setting.rows[b].estimate)
-        here = judged[a].minus(judged[b])
-        if not paper.clear:
-            continue
-        if not here.clear:
-            unclear += 1
-        elif (here.value > 0) is (paper.value > 0):
-            same += 1
-        else:
-            first, second = (a, b) if (here.value > 0) is better else (b, a)
-            turned.append(f"{first} before {second}")
+    found = {method: row.metric for method, row in rows.items() if row.metric}
+    same, unclear, turned = setting.order(found)
     if not (pairs := same + unclear + len(turned)):
         return ""
     parts = [
@@ -185,5 +171,7 @@ def _order(rows: Mapping[str, Row], setting: Setting, section: Section) -> str:
     if unclear:
         parts.append(f"{unclear} {'is' if unclear == 1 else 'are'} not told apart by these seeds")
     if turned:
-        parts.append(f"{len(turned)} the other way round ({'; '.join(turned)})")
+        better = section.metric.higher_is_better
+        told = [f"{a} before {b}" if better else f"{b} before {a}" for a, b in turned]
+        parts.append(f"{len(turned)} the other way round ({'; '.join(told)})")
     return f"{', '.join(parts)}."

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
+from polarstep_lab.drawing.palette import Look, ordinal_looks
 from polarstep_lab.drawing.panels import ALARM, INK_SOFT, RULE, Drawing, Panel, Series, paint_series
 from polarstep_lab.estimates import listed
 from polarstep_lab.records.record import RunRecord
@@ -46,9 +46,9 @@ class Curve:
         """The mean at the last step; NaN where no seed finished."""
         return math.nan if self.points.empty else float(self.points["mean"].iloc[-1])
 
-    def series(self, against: str) -> list[Series]:
+    def series(self, against: str, look: Look) -> list[Series]:
         """The mean with its band, then a dotted line for each run that did not finish."""
-        points, look = self.points.reset_index(names="steps"), look_of(self.row.method)
+        points = self.points.reset_index(names="steps")
         mean, std = points["mean"], points["std"]
         found = [
             Series(self.row.label, look, points[against], mean, mean - std, mean + std, band=True)
@@ -126,14 +126,17 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
         if window:  # the inset is at the upper right, where a falling curve leaves room
             inset = axes.inset_axes((0.46, 0.44, 0.52, 0.53))
             for curve in curves:
-                paint_series(inset, curve.series("steps")[0])
+                paint_series(inset, curve.series("steps", section.looks[curve.row])[0])
             inset.set(xlim=window[:2], ylim=window[2:])
             inset.tick_params(labelsize=8)
             inset.grid(True, axis="y")
             inset.spines[:].set(visible=True, color=INK_SOFT, linewidth=0.8)
             axes.indicate_inset_zoom(inset, edgecolor=RULE, alpha=1.0)
 
-    steps, seconds = ([s for c in curves for s in c.series(key)] for key in ("steps", "seconds"))
+    steps, seconds = (
+        [series for curve in curves for series in curve.series(key, section.looks[curve.row])]
+        for key in ("steps", "seconds")
+    )
     panels = [
         Panel(steps, "Training step", quantity, yscale=scale, finish=finish),
         Panel(seconds, "Seconds since the run began", quantity, yscale=scale),
@@ -163,7 +166,7 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     panels: list[Panel] = []
     for label, by_row in costs.items():
         series = [
-            _points(row.label, replace(look_of(row.method), dash="none"), {cost: row})
+            _points(row.label, replace(section.looks[row], dash="none"), {cost: row})
             for row, cost in by_row.items()
             if cost and not math.isnan(cost) and scored[row].mean <= limit
         ]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polarstep_lab.drawing.palette import Look, looks_of
 from polarstep_lab.estimates import Difference, Estimate, paired
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import Published
@@ -269,6 +270,11 @@ class Section:
         """A name for files and anchors."""
         name = f"{self.benchmark}-{self.recipe} {self.note}"
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+    @cached_property
+    def looks(self) -> dict[Row, Look]:
+        """How each row of the comparison is drawn."""
+        return dict(zip(self.rows, looks_of(row.method for row in self.rows), strict=True))
 
     @property
     def all_rows(self) -> tuple[Row, ...]:

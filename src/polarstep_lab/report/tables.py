@@ -41,7 +41,7 @@ def _comparison_table(section: Section) -> Table:
     for row in rows if any(row.paper for row in rows) else ():
         off = difference_cells(row.off_the_paper, section.metric)["Difference"]
         beside[row] = {"Paper": _paper_text(row), "Difference": off}
-    looks = [look_of(row.method) for row in rows]
+    looks = [section.looks[row] for row in rows]
     compared = () if section.apart else section.rows
     name = f"Comparison of {section.recipe}"
     return _table(section, name, "Method", rows, compared, beside, looks)

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 from tests.lab.experiments.synthetic import write_comparison, write_run
 
 from polarstep.storage import StorageError
-from polarstep_lab.drawing.palette import CHROME, SERIES
+from polarstep_lab.drawing.palette import CHROME, SERIES, look_of
 from polarstep_lab.drawing.panels import Drawing, Panel, Series
+from polarstep_lab.methods import all_methods
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files, write_report
 from polarstep_lab.report.figures import curve_of, zoom
@@ -149,6 +150,13 @@ def test_a_section_that_compares_methods_comes_before_one_with_ablations_alone(t
     (folder / "result.json").write_text(json.dumps(result))
     titles = re.findall("^## (.*)$", report_files([tmp_path])["summary.md"].decode(), re.MULTILINE)
     assert [title.endswith("validation only") for title in titles] == [True, False]
+
+
+def test_rows_of_one_method_are_drawn_apart(tmp_path):
+    for lr in (0.01, 0.02, 0.03):
+        write_run(tmp_path / str(lr), method="AdamW", overrides={"optimizer.lr": lr})
+    (section,), _ = sections_of(collect([tmp_path]))
+    assert len({(look.dash, look.marker) for look in section.looks.values()}) == 3
 
 
 HOSTILE = "x|y <script>alert(1)</script>\n# [a](b) `c` **d** &amp;"
@@ -362,7 +370,9 @@ def lab(rgb):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("sight", BLINDNESS)
 def test_methods_can_be_told_apart_by_every_sight(theme, sight):
-    colours = [getattr(look, theme) for look in SERIES.values()]
+    ours = [m.name for m in all_methods()[len(SERIES) :] if m.peer is None]
+    colours = {getattr(look_of(method), theme) for method in (*SERIES, *ours)}
+    assert len(colours) == len(SERIES) + 3  # with normalized rows a map keeps its colour
     seen = [lab(np.array(BLINDNESS[sight]) @ linear(colour)) for colour in colours]
     # A difference (CIE76) of 2.3 is just noticeable; lines of 2 px need several times that.
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 20
@@ -380,7 +390,8 @@ def test_colours_stand_out_from_the_page(theme):
         low, high = sorted((page, luminance(colour)))
         return (high + 0.05) / (low + 0.05)
 
-    assert all(contrast(getattr(look, theme)) >= 3 for look in SERIES.values())  # WCAG 1.4.11
+    looks = [look_of(method.name) for method in all_methods() if method.peer is None]
+    assert all(contrast(getattr(look, theme)) >= 3 for look in looks)  # WCAG 1.4.11
     assert all(contrast(chrome[name]) >= 4.5 for name in ("--ink", "--ink-soft", "--alarm"))
 
 
