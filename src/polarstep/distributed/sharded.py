@@ -46,7 +46,7 @@ from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State
 from polarstep.optim.scaling import to_norm
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
-from polarstep.polar.base import Lift
+from polarstep.polar.base import Lift, counted_norm
 from polarstep.polar.finders import Fresh, Kept
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.products.sizes import largest_entry, unit_scale_for
@@ -118,7 +118,8 @@ def sharded_step(
     Z, squared = yield from work.lifted(Q)
     work.leave(state, Q, Z, numbers)
     if squared is not None:
-        factor = to_norm(polar.effective_rank(its.m, its.n), squared)[:, None, None]
+        counted = counted_norm(squared, polar.width)
+        factor = to_norm(polar.effective_rank(its.m, its.n), counted)[:, None, None]
         if Q.numel() < Z.numel():
             Q = (factor * Q).to(Q.dtype)
         else:

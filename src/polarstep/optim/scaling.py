@@ -110,8 +110,7 @@ def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
 
 def to_norm(rank: int, squared: Tensor) -> Tensor:
     """√rank/‖T‖_F from ``squared`` = ‖T‖²_F, of shape (batch,); one where T is zero."""
-    known = squared > 0
-    return torch.where(known, (rank / torch.where(known, squared, 1)).sqrt(), 1)
+    return torch.where(squared > 0, (rank / squared).sqrt(), 1)
 
 
 def at_assumed_norm(polar: Polar, made_by: PolarMap) -> Polar:

@@ -46,7 +46,31 @@ from polarstep.products.scaled_rows import ScaledRows
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 
-__all__ = ["Captured", "Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap", "wide"]
+__all__ = [
+    "LEAST_SHARE",
+    "Captured",
+    "Carry",
+    "Draw",
+    "Factors",
+    "Lift",
+    "Polar",
+    "PolarMap",
+    "counted_norm",
+    "wide",
+]
+
+# The share of its ℓ singular values that Z is taken to have at least, where the length of a step depends
+# on ‖Z‖_F. Momentum of rank one has ‖Z‖_F = 1. Divided by that, one singular value of the step would be as
+# long as ℓ together, √ℓ times what it is on other momentum. By a quarter it is at most twice as long.
+LEAST_SHARE = 0.25
+
+
+def counted_norm(squared: Tensor, width: int) -> Tensor:
+    """max(‖Z‖²_F, ℓ/4) from ``squared`` = ‖Z‖²_F for ℓ = ``width``, with which ``lr_scale="rms"`` counts.
+
+    It is used by every plan. A NaN stays a NaN.
+    """
+    return squared.clamp_min(LEAST_SHARE * width)
 
 
 class Carry(dict[str, Tensor]):
@@ -164,6 +188,10 @@ class Factors:
             return torch.bmm(self.columns, self.lift.W), self.lift.X
         return self.Q, self.Z
 
+    def counted_norm(self) -> Tensor:
+        """max(‖Z‖²_F, ℓ/4), of shape (batch,), as :func:`counted_norm` says."""
+        return counted_norm(self.lift.squared_norm(), self.width)
+
     def times(self, factor: Tensor) -> Factors:
         """Factors of c·T for a ``factor`` c of shape (batch,), which multiplies the small W, or Q."""
         c = factor[:, None, None]
@@ -196,6 +224,7 @@ class Polar:
     T: Tensor | RowProduct | FlatProduct | ScaledRows | None = None
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
+    # T with few singular values has more here than it is (counted_norm).
     squared_norm: Callable[[], Tensor] | None = None
     captured: Captured | None = None  # of a step that is shown
 

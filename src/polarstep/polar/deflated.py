@@ -10,7 +10,17 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar import deflation
-from polarstep.polar.base import Captured, Carry, Draw, Factors, Polar, PolarMap, wide
+from polarstep.polar.base import (
+    Captured,
+    Carry,
+    Draw,
+    Factors,
+    Lift,
+    Polar,
+    PolarMap,
+    counted_norm,
+    wide,
+)
 from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -162,11 +172,14 @@ class Deflated(Containing):
         ops: Products,
         squares: Tensor | None,
     ) -> tuple[Tensor | RowProduct, SquaredNorm]:
-        """p(s·X₀) and a function for ‖T‖²_F, which after several steps takes a pass over T."""
+        """p(s·X₀) and a function for ‖T‖²_F, which after several steps takes a pass over T.
+
+        The head is no part of T that could be told from the rest, so ``counted_norm`` takes all of ‖T‖²_F.
+        """
         left, factor, floor = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
         inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor, squares)
         first, *others = steps.polynomials or ((1.0, 0.0),)
-        T, squared = ops.flat_step(
+        T, of_first = ops.flat_step(
             A,
             head.as_computed,
             inverse,
@@ -176,11 +189,10 @@ class Deflated(Containing):
             float8=self.float8 and not others,
         )
         if not others:
-            return T, squared
+            return T, lambda: counted_norm(of_first(), head.width)
         assert isinstance(T, Tensor)
         T = ops.iterate(T, tuple(others))
-        wide_enough = torch.promote_types(T.dtype, torch.float32)
-        return T, lambda: torch.linalg.vector_norm(T, dim=(-2, -1), dtype=wide_enough).square()
+        return T, lambda: counted_norm(Lift(T).squared_norm(), head.width)
 
     def _scaled(
         self, A: Tensor, head: Factors, vectors: Tensor | None, draw: Draw, ops: Products
@@ -188,7 +200,7 @@ class Deflated(Containing):
         """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
 
         ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0. ‖Z‖²_F is below ℓ where the inner map does not lift all
-        of B. R has at most m − ℓ singular values, none of them far above δ, while ‖R‖_F is not known for
+        of B, and counts as at least ℓ/4. R has at most m − ℓ singular values, none of them far above δ, while ‖R‖_F is not known for
         a rest that is small beside M.
         """
         dual = ops.dual(head.as_computed)
@@ -205,7 +217,7 @@ class Deflated(Containing):
         left = A.shape[-2] - head.width
 
         def squared_norm() -> Tensor:
-            return head.lift.squared_norm() + found.energy.clamp_max(left)
+            return head.counted_norm() + found.energy.clamp_max(left)
 
         return T, squared_norm, found.vectors
 

@@ -194,7 +194,7 @@ class LowRank(Containing):
         lift, carry = self.finder.lift(self.inner, B, basis, self.width, carry, draw)
         orthonormal = self.finder.makes_orthonormal(A.device, A.dtype)
         factors = Factors(basis.Q, B, lift, self.width, orthonormal)
-        return Polar(M, factors=factors, squared_norm=lift.squared_norm), carry
+        return Polar(M, factors=factors, squared_norm=factors.counted_norm), carry
 
     def _projected(self, A: Tensor, carry: Carry, draw: Draw) -> tuple[Basis, Tensor]:
         """Q and B = QᵀA."""
