@@ -79,7 +79,7 @@ class Reference:
         return torch.cat(sized).reshape(self.X.shape)
 
     def _scale(self, place: int, shape: torch.Size) -> float:
-        """The factor on lr; for "rms" by ‖T‖²_F, of Z or as the package says, or by min(m, n)."""
+        """The factor on lr; for "rms" by max(‖Z‖²_F, ℓ/4), ‖T‖²_F as the package says, or min(m, n)."""
         name = self.options["shape_scale"]  # where a group keeps lr_scale
         return SCALES[name](*shape, self._memory[place].get("squared_norm", min(shape)))
 
@@ -136,7 +136,7 @@ class Reference:
                 self.known = False  # any Q is a basis of nothing
         Z = reference(polar.inner, (Q.mT @ M)[None])
         assert Z is not None
-        memory["squared_norm"] = Z[0].square().sum().item() or 1.0
+        memory["squared_norm"] = max(Z[0].square().sum().item(), polar.width / 4)
         if warm:
             noise = self._numbers(polar, shape).double() / math.sqrt(M.shape[1])
             memory["Omega"] = Z[0].mT + polar.sketch.noise * noise

@@ -1,6 +1,7 @@
 """``lr_scale="rms"``: the entries of an update have a root mean square of 0.2·lr.
 
-With low-rank maps that is so on every spectrum, with others where most singular values are lifted.
+With low-rank maps that is so on every spectrum with ‖T‖²_F ≥ ℓ/4, with full-space maps where most
+singular values are lifted.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ SPIKED = {  # how many directions tower over the others, and by how much
     "one of 100": (1, 100.0),
     "four of 1000": (4, 1000.0),
     "rank four": (4, math.inf),
+    "rank one": (1, math.inf),
     "none": (0, 1.0),
 }
 LOW_RANK = {
@@ -134,14 +136,86 @@ def spiked(name, m, n, seed=0):
     return with_singular_values(sigma, m, n, seed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+# On four directions of 100 these leave so many singular values near zero that ‖T‖²_F < ℓ/4.
+UNLIFTED = ("rank 40", "kaczmarz", "spectral", "no steps")
+LIFTED = {name: polar for name, polar in LOW_RANK.items() if name not in UNLIFTED}
+SIDES = ((64, 160), (160, 64), (96, 96))
+
+in_both_precisions = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
+)
+
+
+@in_both_precisions
+@pytest.mark.parametrize("spectrum", ["flat", "power law", "four of 100"])
+@pytest.mark.parametrize("polar", LIFTED.values(), ids=LIFTED.keys())
+def test_low_rank_maps_keep_it_whatever_the_spectrum(polar, spectrum, dtype):
+    for shape in SIDES:
+        of = {"flat": matrix, "power law": matrix, "four of 100": spiked}[spectrum]
+        named = spectrum.replace(" law", "-law")
+        gradients = [of(named, *shape, seed=step).to(dtype) for step in range(3)]
+        assert updates(polar, gradients) == pytest.approx([0.2] * 3, rel=0.02), shape
+
+
+def by_the_bound(polar, T):
+    """0.2·√(mn)/max(‖T‖_F, √ℓ/2), the factor on T of a low-rank map."""
+    return 0.2 * math.sqrt(T.numel()) / max(float(T.norm()), math.sqrt(polar.width) / 2)
+
+
+def moved(polar, gradient, lr_scale):
+    """The first step of a zero matrix, times −1."""
+    p = nn.Parameter(torch.zeros_like(gradient))
+    p.grad = gradient.clone()
+    ps.Muon([p], lr=1.0, polar=polar, lr_scale=lr_scale).step()
+    return -p.detach().double()
+
+
+@in_both_precisions
 @pytest.mark.parametrize("spectrum", SPIKED)
 @pytest.mark.parametrize("polar", LOW_RANK.values(), ids=LOW_RANK.keys())
-def test_low_rank_maps_keep_it_on_every_spectrum(polar, spectrum, dtype):
-    """Few directions tower so high that the inner map leaves the others far below one, or at zero."""
-    for shape in ((64, 160), (160, 64), (96, 96)):
-        gradients = [spiked(spectrum, *shape, seed=step).to(dtype) for step in range(3)]
-        assert updates(polar, gradients) == pytest.approx([0.2] * 3, abs=0.01), shape
+def test_a_low_rank_step_is_as_long_as_the_formula_says(polar, spectrum, dtype):
+    """0.2·√(mn)·T/max(‖T‖_F, √ℓ/2), at most twice 0.2·√(mn/ℓ)·T; T is the step without a scale."""
+    rounding = {torch.float32: 2e-4, torch.bfloat16: 2e-2}[dtype]
+    for shape in SIDES:
+        gradient = spiked(spectrum, *shape).to(dtype)
+        step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
+        factor = by_the_bound(polar, T)
+        assert float((step - factor * T).norm() / step.norm()) < rounding, shape
+        assert factor <= 2 * 0.2 * math.sqrt(T.numel() / polar.width) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 7, 8, 9, 16, 32])
+def test_the_scale_of_momentum_of_rank_r_is_that_of_a_quarter_of_l_at_least(rank):
+    """ℓ = 32 with exact singular values of one: 0.2·√(mn/max(r, ℓ/4)), and ‖T‖_op = 1."""
+    polar = low_rank(24, inner=ps.Exact())
+    sigma = (torch.arange(64) < rank).double()
+    step = moved(polar, with_singular_values(sigma, 64, 160), "rms")
+    scale = 0.2 * math.sqrt(64 * 160 / max(rank, 8))
+    assert float(torch.linalg.matrix_norm(step, 2)) == pytest.approx(scale, rel=1e-6)
+    rms = float(step.square().mean().sqrt())
+    assert rms == pytest.approx(0.2 * min(1, math.sqrt(rank / 8)), rel=1e-6)
+
+
+RESTS = {
+    "scaled": None,
+    "lifted": ps.NewtonSchulz(1, "flat"),
+    "lifted twice": ps.NewtonSchulz(2),
+}
+
+
+@in_both_precisions
+@pytest.mark.parametrize("rest", RESTS.values(), ids=RESTS.keys())
+def test_deflated_steps_are_no_longer_than_with_a_quarter_of_the_head(rest, dtype):
+    """At most 0.2·√(mn/(ℓ/4))·T, and on float32 of rank one, which has no rest, exactly so."""
+    polar = ps.Deflated(low_rank(24), rest)
+    for shape, spectrum in product(SIDES, SPIKED):
+        gradient = spiked(spectrum, *shape).to(dtype)
+        step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
+        most = 0.4 * math.sqrt(T.numel() / 32)
+        found = float(step.norm() / T.norm())
+        assert found <= most * (1 + 1e-2)
+        if spectrum == "rank one" and dtype == torch.float32:
+            assert found == pytest.approx(most, rel=2e-2)
 
 
 @pytest.mark.parametrize("name", ["PolarExpress", "quintic", "jordan", "beyond the sides"])
@@ -158,11 +232,11 @@ def test_a_low_rank_update_is_scaled_matrix_by_matrix():
     """Of a stack, and where torch cannot add the product of the factors to the parameter."""
     stack = torch.stack([spiked(name, 48, 80).float() for name in SPIKED])
     for layout in (torch.Tensor.contiguous, lambda X: X.mT.contiguous().mT):
-        p = nn.Parameter(layout(torch.zeros_like(stack)))
-        p.grad = stack.clone()
-        ps.Muon([p], lr=1.0, polar=low_rank(24), lr_scale="rms").step()
-        found = p.detach().square().mean((-2, -1)).sqrt()
-        torch.testing.assert_close(found, torch.full_like(found, 0.2), atol=2e-4, rtol=0)
+        found, T = (moved(low_rank(24), layout(stack), name) for name in ("rms", "none"))
+        factors = [by_the_bound(low_rank(24), each) for each in T]
+        assert max(factors) > 1.5 * min(factors)
+        expected = torch.stack([f * each for f, each in zip(factors, T, strict=True)])
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
 
 
 def test_zero_matrices_stay_beside_others():

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, rng
 from polarstep.polar import Warm
-from polarstep.polar.base import Lift
+from polarstep.polar.base import Lift, counted_norm
 from polarstep.products.cpu import Cpu
 
 ORTH = ["householder", "cholesky", "products"]
@@ -384,6 +384,16 @@ def test_the_norm_of_a_low_rank_map_is_its_own_where_the_matrix_has_a_low_rank(i
         M = (gaussian(80, rank, seed=seed) @ gaussian(rank, 200, seed=seed + 9)).float()
         step = polar.from_nothing(M)
         assert step is not None
+        assert step.factors is not None
         assert step.squared_norm is not None
-        found = float(step.squared_norm())
-        assert found == pytest.approx(float(step.dense.double().square().sum()), rel=1e-3)
+        exact = float(step.dense.double().square().sum())
+        assert float(step.factors.lift.squared_norm()) == pytest.approx(exact, rel=1e-3)
+        assert float(step.squared_norm()) == pytest.approx(max(exact, 10), rel=1e-3)
+
+
+def test_the_norm_that_counts_is_a_quarter_of_l_at_least():
+    squared = torch.tensor([0.0, 1.0, 9.9, 10.1, 40.0, torch.nan, torch.inf])
+    found = counted_norm(squared, 40)
+    assert found[:5].tolist() == pytest.approx([10, 10, 10, 10.1, 40])
+    assert found[5].isnan()
+    assert found[6].isinf()
