@@ -18,6 +18,7 @@ from torch import nn
 
 import polarstep as ps
 from polarstep.optim.scaling import SCALES, LrScale, resolve_scale
+from polarstep.polar import base, deflated
 from polarstep.polar.base import Lift
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
@@ -196,18 +197,17 @@ def test_the_scale_of_momentum_of_rank_r_is_that_of_a_quarter_of_l_at_least(rank
     assert rms == pytest.approx(0.2 * min(1, math.sqrt(rank / 8)), rel=1e-6)
 
 
-RESTS = {
-    "scaled": None,
-    "lifted": ps.NewtonSchulz(1, "flat"),
-    "lifted twice": ps.NewtonSchulz(2),
+DEFLATED = {
+    "rest scaled": ps.Deflated(low_rank(24)),
+    "rest lifted": ps.Deflated(low_rank(24), ps.NewtonSchulz(1, "flat")),
+    "rest lifted twice": ps.Deflated(low_rank(24), ps.NewtonSchulz(2)),
 }
 
 
 @in_both_precisions
-@pytest.mark.parametrize("rest", RESTS.values(), ids=RESTS.keys())
-def test_deflated_steps_are_no_longer_than_with_a_quarter_of_the_head(rest, dtype):
+@pytest.mark.parametrize("polar", DEFLATED.values(), ids=DEFLATED.keys())
+def test_deflated_steps_are_no_longer_than_with_a_quarter_of_the_head(polar, dtype):
     """At most 0.2·√(mn/(ℓ/4))·T, and on float32 of rank one, which has no rest, exactly so."""
-    polar = ps.Deflated(low_rank(24), rest)
     for shape, spectrum in product(SIDES, SPIKED):
         gradient = spiked(spectrum, *shape).to(dtype)
         step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
@@ -247,15 +247,31 @@ def test_zero_matrices_stay_beside_others():
     assert p[1].detach().sub(1).square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
 
 
-def test_the_norm_is_computed_only_where_it_is_asked_for(monkeypatch):
-    def refuse(self):
+@pytest.mark.parametrize("scale", ["none", "spectral", lambda m, n: 0.3], ids=str)
+@pytest.mark.parametrize("polar", [low_rank(24), *DEFLATED.values()], ids=["low rank", *DEFLATED])
+def test_the_norm_is_computed_only_where_it_is_asked_for(polar, scale, monkeypatch):
+    def refuse(*_):
         raise AssertionError("asked")
 
     monkeypatch.setattr(Lift, "squared_norm", refuse)
+    for module in (base, deflated):
+        monkeypatch.setattr(module, "counted_norm", refuse)
     gradients = [gaussian(64, 160).float()]
-    updates(low_rank(24), gradients, lr_scale="spectral")
+    updates(polar, gradients, lr_scale=scale)
     with pytest.raises(AssertionError, match="asked"):
-        updates(low_rank(24), gradients)
+        updates(polar, gradients)
+
+
+@pytest.mark.parametrize("polar", [low_rank(24), *DEFLATED.values()], ids=["low rank", *DEFLATED])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_moves_nothing_else(polar, bad):
+    """A matrix with a NaN becomes NaN, as without a scale; the others of its stack step as ever."""
+    stack = torch.stack([gaussian(48, 80, seed=i).float() for i in range(2)])
+    alone = moved(polar, stack[1:], "rms")
+    stack[0, 3, 5] = bad
+    with_scale, without = (moved(polar, stack, scale) for scale in ("rms", "none"))
+    torch.testing.assert_close(with_scale[1:], alone, atol=1e-4, rtol=0)
+    assert torch.equal(with_scale[0].isfinite(), without[0].isfinite())
 
 
 @pytest.mark.parametrize("name", SKETCHED)

@@ -59,16 +59,16 @@ __all__ = [
     "wide",
 ]
 
-# The share of its ℓ singular values that Z is taken to have at least, where the length of a step depends
-# on ‖Z‖_F. Momentum of rank one has ‖Z‖_F = 1. Divided by that, one singular value of the step would be as
-# long as ℓ together, √ℓ times what it is on other momentum. By a quarter it is at most twice as long.
+# Where the length of a step depends on ‖Z‖_F, ‖Z‖²_F is taken to be at least this share of ℓ. Momentum
+# of rank one has ‖Z‖_F = 1. A step divided by that would be √ℓ times as long in its one direction as a
+# step with ‖Z‖²_F = ℓ is. With a quarter of ℓ it is at most twice as long.
 LEAST_SHARE = 0.25
 
 
 def counted_norm(squared: Tensor, width: int) -> Tensor:
-    """max(‖Z‖²_F, ℓ/4) from ``squared`` = ‖Z‖²_F for ℓ = ``width``, with which ``lr_scale="rms"`` counts.
+    """max(‖Z‖²_F, ℓ/4) from ``squared`` = ‖Z‖²_F and ℓ = ``width``: what ``lr_scale="rms"`` divides by.
 
-    It is used by every plan. A NaN stays a NaN.
+    Every plan calls this function. A NaN stays NaN.
     """
     return squared.clamp_min(LEAST_SHARE * width)
 
@@ -224,7 +224,7 @@ class Polar:
     T: Tensor | RowProduct | FlatProduct | ScaledRows | None = None
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
-    # T with few singular values has more here than it is (counted_norm).
+    # It is at least ℓ/4, also where ‖T‖²_F is less (counted_norm).
     squared_norm: Callable[[], Tensor] | None = None
     captured: Captured | None = None  # of a step that is shown
 

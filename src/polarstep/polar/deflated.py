@@ -174,7 +174,7 @@ class Deflated(Containing):
     ) -> tuple[Tensor | RowProduct, SquaredNorm]:
         """p(s·X₀) and a function for ‖T‖²_F, which after several steps takes a pass over T.
 
-        The head is no part of T that could be told from the rest, so ``counted_norm`` takes all of ‖T‖²_F.
+        The steps mix head and rest, so here all of ‖T‖²_F, not the head's part, counts as at least ℓ/4.
         """
         left, factor, floor = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
         inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor, squares)
@@ -200,8 +200,8 @@ class Deflated(Containing):
         """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
 
         ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0. ‖Z‖²_F is below ℓ where the inner map does not lift all
-        of B, and counts as at least ℓ/4. R has at most m − ℓ singular values, none of them far above δ, while ‖R‖_F is not known for
-        a rest that is small beside M.
+        of B, and counts as at least ℓ/4. R has at most m − ℓ singular values, none of them far above δ,
+        while ‖R‖_F is not known for a rest that is small beside M.
         """
         dual = ops.dual(head.as_computed)
         found = deflation.rest_norm(
