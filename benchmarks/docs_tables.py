@@ -130,13 +130,16 @@ def frontier_table(summary: Path) -> str:
 
 
 def chosen_table(record: Path) -> str:
-    """Every map at the best of three rates, chosen on one seed and reported on others."""
+    """Every map and peer at the best of three rates, chosen on one seed and reported on others.
+
+    Those with other rates than :data:`RATES` are in :func:`peers_table` only.
+    """
     from frontier import CHOICE, FULL, titles
 
     words, table = titles(), []
     for name in dict.fromkeys(name for name, _ in perplexities()):
         found, rate = at_chosen_rates(name), chosen(name)
-        if found is None:
+        if found is None or any(CHOICE not in perplexities().get((name, r), {}) for r in RATES):
             continue
         base, *rows = name.split("+")
         title = words[base] + (", rows normalized" if rows else "")
