@@ -247,7 +247,9 @@ def test_zero_matrices_stay_beside_others():
     assert p[1].detach().sub(1).square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
 
 
-@pytest.mark.parametrize("scale", ["none", "spectral", lambda m, n: 0.3], ids=str)
+@pytest.mark.parametrize(
+    "scale", ["none", "spectral", lambda m, n: 0.3], ids=["none", "spectral", "function"]
+)
 @pytest.mark.parametrize("polar", [low_rank(24), *DEFLATED.values()], ids=["low rank", *DEFLATED])
 def test_the_norm_is_computed_only_where_it_is_asked_for(polar, scale, monkeypatch):
     def refuse(*_):
