@@ -118,7 +118,7 @@ def maps() -> dict[str, tuple[str, Any]]:
 
 
 OPTIONS = {"rows": "rows normalized", "fans": "rate times √(m/n)"}
-"""What may follow the name of a map after a plus, and what it means."""
+"""What may follow the name of a map after a plus, and what it means; dion multiplies rates by √(m/n)."""
 
 
 def parts_of(name: str) -> tuple[str, list[str]]:
@@ -127,11 +127,6 @@ def parts_of(name: str) -> tuple[str, list[str]]:
     if unknown := set(options) - set(OPTIONS):
         sys.exit(f"--maps {name}: {unknown.pop()} is no option; expected {', '.join(OPTIONS)}")
     return base, options
-
-
-def _by_fans(m: int, n: int) -> float:
-    """√(m/n), by which dion multiplies a rate; ours is √max(1, m/n)."""
-    return math.sqrt(m / n)
 
 
 def optimizer_of(
@@ -154,7 +149,7 @@ def optimizer_of(
         lr=lr,
         polar=None if other else polar or maps()[base][1],
         transform=ps.NormalizedRows() if "rows" in options else None,
-        lr_scale=_by_fans if "fans" in options else "spectral",
+        lr_scale=ps.convert.fan_ratio if "fans" in options else "spectral",
         embeddings=ps.AdamW(lr=EMBEDDING),
         heads=ps.AdamW(lr=OTHERS),
         vectors=ps.AdamW(lr=OTHERS),
@@ -305,22 +300,25 @@ def titles() -> dict[str, str]:
     return EARLIER | {name: words for name, (words, _) in maps().items()} | others()
 
 
+def title_of(name: str) -> str:
+    """What a map with its options stands for, in words."""
+    base, options = parts_of(name)
+    return ", ".join([titles()[base], *(OPTIONS[option] for option in options)])
+
+
 def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a row for each map and rate, with the mean of the paired differences to full space.
 
     Differences are between runs of one seed and one rate, or to :data:`RATE` where full space was not
     run at that rate. Rows of other rates than :data:`RATE` say so.
     """
-    names = titles()
     found: dict[tuple[str, float], dict[int, float]] = {}
     for record in records:
         at = (record["map"], record.get("lr", RATE))
         found.setdefault(at, {})[record["seed"]] = record["perplexity"]
     rows = []
     for (name, lr), runs in found.items():
-        base, options = parts_of(name)
-        words = ", ".join([names[base], *(OPTIONS[option] for option in options)])
-        words += "" if lr == RATE else f", rate {lr:g}"
+        words = title_of(name) + ("" if lr == RATE else f", rate {lr:g}")
         full = found.get((FULL, lr), found[FULL, RATE])
         lost = percent(runs, full)
         values = ", ".join(f"{runs[s]:.2f}" for s in sorted(runs))
