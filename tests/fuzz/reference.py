@@ -79,7 +79,7 @@ class Reference:
         return torch.cat(sized).reshape(self.X.shape)
 
     def _scale(self, place: int, shape: torch.Size) -> float:
-        """The factor on lr; for "rms" by max(‖Z‖²_F, ℓ/4), ‖T‖²_F as the package says, or min(m, n)."""
+        """The factor on lr; for "rms" by max(‖Z‖²_F, ℓ/9), ‖T‖²_F as the package says, or min(m, n)."""
         name = self.options["shape_scale"]  # where a group keeps lr_scale
         return SCALES[name](*shape, self._memory[place].get("squared_norm", min(shape)))
 

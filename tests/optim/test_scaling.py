@@ -1,6 +1,6 @@
 """``lr_scale="rms"``: the entries of an update have a root mean square of 0.2·lr.
 
-With low-rank maps that is so on every spectrum with ‖T‖²_F ≥ ℓ/4, with full-space maps where most
+With low-rank maps that is so on every spectrum with ‖T‖²_F ≥ ℓ/9, with full-space maps where most
 singular values are lifted.
 """
 
@@ -137,7 +137,7 @@ def spiked(name, m, n, seed=0):
     return with_singular_values(sigma, m, n, seed)
 
 
-# On four directions of 100 these leave so many singular values near zero that ‖T‖²_F < ℓ/4.
+# On four directions of 100 these leave so many singular values near zero that ‖T‖²_F < ℓ/9.
 UNLIFTED = ("rank 40", "kaczmarz", "spectral", "no steps")
 LIFTED = {name: polar for name, polar in LOW_RANK.items() if name not in UNLIFTED}
 SIDES = ((64, 160), (160, 64), (96, 96))
@@ -159,8 +159,8 @@ def test_low_rank_maps_keep_it_whatever_the_spectrum(polar, spectrum, dtype):
 
 
 def by_the_bound(polar, T):
-    """0.2·√(mn)/max(‖T‖_F, √ℓ/2), the factor on T of a low-rank map."""
-    return 0.2 * math.sqrt(T.numel()) / max(float(T.norm()), math.sqrt(polar.width) / 2)
+    """0.2·√(mn)/max(‖T‖_F, √ℓ/3), the factor on T of a low-rank map."""
+    return 0.2 * math.sqrt(T.numel()) / max(float(T.norm()), math.sqrt(polar.width) / 3)
 
 
 def moved(polar, gradient, lr_scale):
@@ -175,26 +175,26 @@ def moved(polar, gradient, lr_scale):
 @pytest.mark.parametrize("spectrum", SPIKED)
 @pytest.mark.parametrize("polar", LOW_RANK.values(), ids=LOW_RANK.keys())
 def test_a_low_rank_step_is_as_long_as_the_formula_says(polar, spectrum, dtype):
-    """0.2·√(mn)·T/max(‖T‖_F, √ℓ/2), at most twice 0.2·√(mn/ℓ)·T; T is the step without a scale."""
-    rounding = {torch.float32: 2e-4, torch.bfloat16: 2e-2}[dtype]
+    """0.2·√(mn)·T/max(‖T‖_F, √ℓ/3), at most three times 0.2·√(mn/ℓ)·T; T is the step without a scale."""
+    rounding = {torch.float32: 1e-3, torch.bfloat16: 2e-2}[dtype]
     for shape in SIDES:
         gradient = spiked(spectrum, *shape).to(dtype)
         step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
         factor = by_the_bound(polar, T)
         assert float((step - factor * T).norm() / step.norm()) < rounding, shape
-        assert factor <= 2 * 0.2 * math.sqrt(T.numel() / polar.width) * (1 + 1e-12)
+        assert factor <= 3 * 0.2 * math.sqrt(T.numel() / polar.width) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("rank", [1, 2, 7, 8, 9, 16, 32])
-def test_the_scale_of_momentum_of_rank_r_is_that_of_a_quarter_of_l_at_least(rank):
-    """ℓ = 32 with exact singular values of one: 0.2·√(mn/max(r, ℓ/4)), and ‖T‖_op = 1."""
-    polar = low_rank(24, inner=ps.Exact())
+@pytest.mark.parametrize("rank", [1, 3, 4, 5, 16, 36])
+def test_the_scale_of_momentum_of_rank_r_is_that_of_a_ninth_of_l_at_least(rank):
+    """ℓ = 36 with exact singular values of one: 0.2·√(mn/max(r, ℓ/9)), and ‖T‖_op = 1."""
+    polar = low_rank(28, inner=ps.Exact())
     sigma = (torch.arange(64) < rank).double()
     step = moved(polar, with_singular_values(sigma, 64, 160), "rms")
-    scale = 0.2 * math.sqrt(64 * 160 / max(rank, 8))
+    scale = 0.2 * math.sqrt(64 * 160 / max(rank, 4))
     assert float(torch.linalg.matrix_norm(step, 2)) == pytest.approx(scale, rel=1e-6)
     rms = float(step.square().mean().sqrt())
-    assert rms == pytest.approx(0.2 * min(1, math.sqrt(rank / 8)), rel=1e-6)
+    assert rms == pytest.approx(0.2 * min(1, math.sqrt(rank / 4)), rel=1e-6)
 
 
 DEFLATED = {
@@ -206,12 +206,12 @@ DEFLATED = {
 
 @in_both_precisions
 @pytest.mark.parametrize("polar", DEFLATED.values(), ids=DEFLATED.keys())
-def test_deflated_steps_are_no_longer_than_with_a_quarter_of_the_head(polar, dtype):
-    """At most 0.2·√(mn/(ℓ/4))·T, and on float32 of rank one, which has no rest, exactly so."""
+def test_deflated_steps_are_no_longer_than_with_a_ninth_of_the_head(polar, dtype):
+    """At most 0.2·√(mn/(ℓ/9))·T, and on float32 of rank one, which has no rest, exactly so."""
     for shape, spectrum in product(SIDES, SPIKED):
         gradient = spiked(spectrum, *shape).to(dtype)
         step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
-        most = 0.4 * math.sqrt(T.numel() / 32)
+        most = 0.6 * math.sqrt(T.numel() / 32)
         found = float(step.norm() / T.norm())
         assert found <= most * (1 + 1e-2)
         if spectrum == "rank one" and dtype == torch.float32:

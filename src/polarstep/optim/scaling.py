@@ -5,19 +5,16 @@ by an amount that depends on the shape. A scale, a factor on η, makes up for th
 
 ``"rms"`` is 0.2·√(mn)/‖T‖_F, with which the entries of an update have a root mean square (RMS) of 0.2.
 
-**Sketched maps** compute ‖T‖_F at every step, from small matrices (``Polar.squared_norm``). A low-rank
-map knows ‖T‖_F = ‖Z‖_F up to rounding. ‖Z‖²_F counts as at least ℓ/4
-(:func:`polarstep.polar.base.counted_norm`), so ``"rms"`` of a low-rank map is::
+**Sketched maps** compute ‖T‖_F at every step, from small matrices (``Polar.squared_norm``): a low-rank map
+‖T‖_F = ‖Z‖_F up to rounding, a deflated map an estimate. ‖T‖²_F counts as at least ℓ/9
+(:func:`polarstep.polar.base.counted_norm`), so ``"rms"`` is::
 
-    0.2·√(mn)/max(‖T‖_F, √ℓ/2) ≤ 2·0.2·√(mn/ℓ)
+    0.2·√(mn)/max(‖T‖_F, √ℓ/3) ≤ 3·0.2·√(mn/ℓ)
 
-Its RMS is 0.2 on every spectrum with ‖T‖²_F ≥ ℓ/4, and 0.4·‖T‖_F/√ℓ on others. These are spectra with
-fewer than ℓ/4 directions, and those of which the inner map leaves most singular values far below one.
+The RMS is 0.2 on every spectrum with ‖T‖²_F ≥ ℓ/9, and 0.6·‖T‖_F/√ℓ on others. These are spectra with
+fewer than ℓ/9 directions, and those of which the inner map leaves most singular values far below one.
 Without the bound, momentum of rank one would have steps √ℓ times as long in their one direction as all
-other momentum has. With it they are at most twice as long.
-
-A deflated map estimates ‖T‖_F. Without steps for the rest its head's ‖Z‖²_F counts as at least ℓ/4, and
-with steps all of ‖T‖²_F does. Both bound ``"rms"`` by 0.4·√(mn/ℓ).
+other momentum has. With it they are at most three times as long.
 
 The RMS was, in float32 on a CPU, with ``LowRank(200)`` (ℓ = 210), and with deflated maps of ℓ = 128
 without steps and with one, on 768×768 and on 768×3072 matrices alike::

@@ -59,14 +59,14 @@ __all__ = [
     "wide",
 ]
 
-# Where the length of a step depends on ‖Z‖_F, ‖Z‖²_F is taken to be at least this share of ℓ. Momentum
-# of rank one has ‖Z‖_F = 1. A step divided by that would be √ℓ times as long in its one direction as a
-# step with ‖Z‖²_F = ℓ is. With a quarter of ℓ it is at most twice as long.
-LEAST_SHARE = 0.25
+# Where the length of a step depends on ‖T‖_F, ‖T‖²_F is taken to be at least this share of ℓ. Momentum
+# of rank one has ‖T‖_F = 1. A step divided by that would be √ℓ times as long in its one direction as a
+# step with ‖T‖²_F = ℓ is. With a ninth of ℓ it is at most three times as long.
+LEAST_SHARE = 1 / 9
 
 
 def counted_norm(squared: Tensor, width: int) -> Tensor:
-    """max(‖Z‖²_F, ℓ/4) from ``squared`` = ‖Z‖²_F and ℓ = ``width``: what ``lr_scale="rms"`` divides by.
+    """max(‖T‖²_F, ℓ/9) from ``squared`` = ‖T‖²_F and ℓ = ``width``: what ``lr_scale="rms"`` divides by.
 
     Every plan calls this function. A NaN stays NaN.
     """
@@ -189,7 +189,7 @@ class Factors:
         return self.Q, self.Z
 
     def counted_norm(self) -> Tensor:
-        """max(‖Z‖²_F, ℓ/4), of shape (batch,), as :func:`counted_norm` says."""
+        """max(‖Z‖²_F, ℓ/9), of shape (batch,), as :func:`counted_norm` says."""
         return counted_norm(self.lift.squared_norm(), self.width)
 
     def times(self, factor: Tensor) -> Factors:
@@ -224,7 +224,7 @@ class Polar:
     T: Tensor | RowProduct | FlatProduct | ScaledRows | None = None
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
-    # It is at least ℓ/4, also where ‖T‖²_F is less (counted_norm).
+    # It is at least ℓ/9, also where ‖T‖²_F is less (counted_norm).
     squared_norm: Callable[[], Tensor] | None = None
     captured: Captured | None = None  # of a step that is shown
 

@@ -172,10 +172,7 @@ class Deflated(Containing):
         ops: Products,
         squares: Tensor | None,
     ) -> tuple[Tensor | RowProduct, SquaredNorm]:
-        """p(s·X₀) and a function for ‖T‖²_F, which after several steps takes a pass over T.
-
-        The steps mix head and rest, so here all of ‖T‖²_F, not the head's part, counts as at least ℓ/4.
-        """
+        """p(s·X₀) and a function for ‖T‖²_F, which after several steps takes a pass over T."""
         left, factor, floor = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
         inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor, squares)
         first, *others = steps.polynomials or ((1.0, 0.0),)
@@ -200,8 +197,8 @@ class Deflated(Containing):
         """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
 
         ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0. ‖Z‖²_F is below ℓ where the inner map does not lift all
-        of B, and counts as at least ℓ/4. R has at most m − ℓ singular values, none of them far above δ,
-        while ‖R‖_F is not known for a rest that is small beside M.
+        of B. R has at most m − ℓ singular values, none of them far above δ, while ‖R‖_F is not known for
+        a rest that is small beside M.
         """
         dual = ops.dual(head.as_computed)
         found = deflation.rest_norm(
@@ -217,7 +214,8 @@ class Deflated(Containing):
         left = A.shape[-2] - head.width
 
         def squared_norm() -> Tensor:
-            return head.counted_norm() + found.energy.clamp_max(left)
+            of_rest = found.energy.clamp_max(left)
+            return counted_norm(head.lift.squared_norm() + of_rest, head.width)
 
         return T, squared_norm, found.vectors
 
