@@ -20,9 +20,9 @@ The RMS was, in float32 on a CPU, with ``LowRank(200)`` (ℓ = 210), and with de
 without steps and with one, on 768×768 and on 768×3072 matrices alike::
 
     flat, or σₖ = 1/k                              0.200    0.200    0.200
-    four directions a hundred times all others     0.164    0.198    0.200
-    four directions a thousand times all others    0.058    0.192    0.200
-    rank one                                       0.028    0.035    0.040
+    four directions a hundred times all others     0.200    0.200    0.200
+    four directions a thousand times all others    0.086    0.197    0.200
+    rank one                                       0.041    0.053    0.060
 
 On momentum recorded from a GPT it was 0.200 with low-rank maps and 0.19 to 0.21 with deflated maps, from
 the first step on. It was lower with the products of a GPU and a warm head without steps, where none of
