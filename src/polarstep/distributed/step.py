@@ -185,8 +185,7 @@ class Split:
         self._active: list[Run] = []
         self._found: Found = []
         self._targets: dict[int, Target] = {}
-        self._gather_carries()
-        local_state.refresh()
+        local_state.begin(self._whole_here())
         # Whole matrices of this rank, for the steps of a single process.
         self.here = [
             localized(work, local_state, self._indices(w, "local")) for w, work in enumerate(works)
@@ -194,20 +193,14 @@ class Split:
         # Matrices that every rank gathers and computes.
         self.gathered = [self._selected(w, "gather") for w in range(len(works))]
 
-    def _gather_carries(self) -> None:
-        """Make whole what another plan has left in parts, for parameters that are computed here now.
-
-        Other plans cut the entries of a carry, and here a rank has those of its own matrices, which it
-        takes from the whole (:mod:`polarstep.distributed.local`). All ranks have the same ``works``.
-        """
-        for work, plans in zip(self._works, self._plans, strict=True):
-            for p, plan in zip(work.params, plans, strict=True):
-                if plan != "local" or not is_sharded(p):
-                    continue
-                of_parameter: dict[str, Any] = self._state.get(p, {})
-                for key, value in of_parameter.items():
-                    if is_sharded(value) and value.placements != p.placements:
-                        of_parameter[key] = whole(value)
+    def _whole_here(self) -> list[Tensor]:
+        """The sharded parameters whose matrices are whole on their ranks; the same list on all ranks."""
+        return [
+            p
+            for work, plans in zip(self._works, self._plans, strict=True)
+            for p, plan in zip(work.params, plans, strict=True)
+            if plan == "local" and is_sharded(p)
+        ]
 
     def _plan(self, group: Group, p: Tensor, hooked: bool) -> str:
         choice = self._distribution.choice(group, p)
@@ -330,11 +323,11 @@ class Split:
 
     def settle(self) -> None:
         """Write what the steps on local parts have changed into the optimizer's state."""
-        self.state.settle()
         for w, work in enumerate(self._works):
             for i, p in enumerate(work.params):
                 if self._plans[w][i] == "local" and is_sharded(p) and not local(p).numel():
                     self._settle_empty(work, i)
+        self.state.settle()
 
     def _settle_empty(self, work: Work, index: int) -> None:
         """Make the entries, empty, of a parameter without a part here: a checkpoint asks all ranks."""
