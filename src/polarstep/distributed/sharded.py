@@ -28,7 +28,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from polarstep import flops, products
+from polarstep import flops, kernels, products
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, Span
 from polarstep.distributed.ledger import FINAL_PASSES, Side
@@ -335,7 +335,8 @@ class _OnShards:
         if own:
             total = torch.stack(arrived).sum(0).view(own, *X.shape[1:])
             try:
-                mine = [f(total.to(dtype)).to(dtype)]
+                totals = torch.split(total.to(dtype), kernels.in_parts(own, X.device))
+                mine = [f(part).to(dtype) for part in totals]
             except Exception as error:  # told to all ranks when their collectives are done
                 self.bucket.errors.append(error)
                 mine = [total.new_zeros(own, *shape, dtype=dtype)]
