@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout
-from polarstep.distributed.status import agreed, all_finite
+from polarstep.distributed.status import Agreement, Report, agreed, all_finite
 from polarstep.distributed.step import Distribution
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, check_gradients, collect
@@ -21,7 +21,7 @@ from polarstep.optim.groups import Group
 from polarstep.optim.mistakes import callers_level
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
-from polarstep.optim.step import PolarHook
+from polarstep.optim.step import Bucket, PolarHook
 
 __all__ = ["StepOverRanks"]
 
@@ -32,15 +32,22 @@ class StepOverRanks:
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
         self._failure: Exception | None = None
+        self._agreement = Agreement()  # of the ranks, about this step
         # Whether plain tensors stand in for sharded parameters at this step.
         self._stand_ins = False
 
     def collected(
-        self, groups: list[Group], state: State, spread: Sequence[tuple[Tensor, Layout]]
+        self,
+        groups: list[Group],
+        state: State,
+        spread: Sequence[tuple[Tensor, Layout]],
+        *,
+        hooked: bool,
     ) -> list[Work]:
         """What every group has to update, agreed on with the ranks that have parts of it.
 
-        ``spread`` has every parameter that other ranks have a part of.
+        ``spread`` has every parameter that other ranks have a part of. ``hooked``: whether hooks of this
+        rank look at the step.
         """
         if not spread:
             whole, stand_ins = self._distribution.whole(groups), None
@@ -55,8 +62,11 @@ class StepOverRanks:
         except Exception as found:  # raised on all ranks together
             error = error or found
         steps = sum(group.get("step", 0) for group in groups)
-        elsewhere = agreed(spread, steps, error)
-        works = [collect(group, elsewhere) for group in groups]
+        memory = self._distribution.memory
+        report = Report(steps, error, hooked, outdated=not memory.is_of(state, spread))
+        self._agreement = agreed(spread, report)
+        memory.forget(self._agreement.outdated)
+        works = [collect(group, self._agreement.with_gradient) for group in groups]
         layouts = {id(p): layout for p, layout in spread}
         all_finite(
             (flag, layouts[id(p)])
@@ -94,13 +104,20 @@ class StepOverRanks:
         plain: PlainStep,
         hooks: tuple[PolarHook, ...],
     ) -> None:
-        """Do this rank's share of the work on the matrices of ``muon``."""
-        split = self._distribution.split(muon, state, hooked=bool(hooks))
+        """Do this rank's share of the work on the matrices of ``muon``.
+
+        An error in it is told at the next step: other ranks wait for what this rank has to send.
+        """
+        split = self._distribution.split(muon, state, hooked=self._agreement.hooked)
+        hooks = tuple(_noting_errors(hook, split.errors) for hook in hooks)
         let_rest(split.here, split.state)
         split.let_rest()
         split.begin(plain)
-        updated = replayed(split.here, split.state, hooks)
-        plain(split.here, split.state, hooks, skip=updated)
+        try:
+            updated = replayed(split.here, split.state, hooks)
+            plain(split.here, split.state, hooks, skip=updated)
+        except Exception as error:
+            split.errors.append(error)
         plain(split.gathered, state, hooks, skip=set())
         split.finish()
         split.settle()
@@ -110,8 +127,20 @@ class StepOverRanks:
         """Warn of an error in this rank's share, which all ranks will raise at the next step."""
         if self._failure is not None:
             warnings.warn(
-                f"{type(self._failure).__name__}: {self._failure}; the matrices of this rank were not "
-                "updated, and all ranks will raise this error at the next step",
+                f"{type(self._failure).__name__}: {self._failure}; some matrices of this rank may not have "
+                "been updated, and all ranks will raise this error at the next step",
                 RuntimeWarning,
                 stacklevel=callers_level(),
             )
+
+
+def _noting_errors(hook: PolarHook, errors: list[Exception]) -> PolarHook:
+    """``hook``, with its errors in ``errors``."""
+
+    def noting(bucket: Bucket) -> None:
+        try:
+            hook(bucket)
+        except Exception as error:
+            errors.append(error)
+
+    return noting
