@@ -62,6 +62,43 @@ def out_of_step_on_two_meshes(rank: int, grid: Any) -> list[str]:
     return words_of(optimizer, params, 1)
 
 
+def other_parameters_on_one(rank: int) -> list[str]:
+    """Rank 1 has a matrix less, as where experts of its own are among the plain parameters."""
+    params = [nn.Parameter(given("a", (8, 12), i)) for i in range(2 if rank == 1 else 3)]
+    optimizer = ps.Muon(params, lr=0.1, process_group=dist.group.WORLD)
+    return words_of(optimizer, params, 1)
+
+
+def more_parameters_on_one(rank: int, mesh: Any) -> list[str]:
+    """Rank 1 gets a matrix that no other rank has, between two steps."""
+    params = [matrix("a", mesh, Shard(0))]
+    optimizer = ps.Muon(params, lr=0.1, plan="owner")
+    words = words_of(optimizer, params, 1)
+    if rank == 1:
+        params.append(nn.Parameter(given("alone", (8, 12), 0)))
+        optimizer.add_param_group({"params": params[1:]})
+    return words + words_of(optimizer, params)
+
+
+def offloaded(mesh: Any) -> set[str]:
+    """The backends by which parameters on the host are exchanged, where the main one is NCCL."""
+    main, swap, used = dist.group.WORLD, dist.all_to_all_single, set()
+    backend = dist.get_backend
+
+    def noted(*arguments: Any, group: Any, **options: Any) -> Any:
+        used.add("nccl" if group is main else backend(group))
+        return swap(*arguments, group=group, **options)
+
+    dist.all_to_all_single = noted
+    dist.get_backend = lambda group: "nccl" if group is main else backend(group)
+    try:
+        params = [matrix("offloaded", mesh, Shard(0))]
+        words_of(ps.Muon(params, lr=0.1, plan="owner"), params)
+    finally:
+        dist.all_to_all_single, dist.get_backend = swap, backend
+    return used
+
+
 def a_hook_on_one(rank: int, mesh: Any, plan: str) -> tuple[list[str], int, float]:
     """What the steps raised, how many buckets the hook of rank 0 saw, how far weights are off."""
     names = [f"hooked {i}" for i in range(3)]
@@ -207,6 +244,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         "bad hook": a_hook_that_fails_on_one(rank, mesh),
         "bad map": a_map_that_fails_on_experts_of_one(mesh),
         "peaks": peaks(mesh),
+        "other parameters": other_parameters_on_one(rank),
+        "more parameters": more_parameters_on_one(rank, mesh),
+        "offloaded": offloaded(mesh),
     }
     for plan in ("owner", "sharded", "replicated", "gather"):
         found["hook", plan] = a_hook_on_one(rank, mesh, plan)

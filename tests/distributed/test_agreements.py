@@ -29,6 +29,27 @@ def test_ranks_at_different_steps_stop_on_all_axes_of_a_mesh(found) -> None:
         assert "from 0 to 1: expected the same step on all ranks" in there["out of step"][0]
 
 
+def test_ranks_with_other_parameters_are_told(found) -> None:
+    words = [there["other parameters"] for there in found]
+    assert all(each == words[0] for each in words)
+    assert (
+        "rank 0: 3 parameters in common with ranks (0, 1, 2, 3): 8×12 torch.float64" in words[0][0]
+    )
+    assert "rank 1: 2 parameters in common" in words[0][0]
+
+
+def test_a_rank_may_have_parameters_of_its_own(found) -> None:
+    """The steps of its own groups do not count where ranks compare their steps."""
+    for there in found:
+        assert there["more parameters"] == ["nothing"] * 3
+
+
+def test_what_is_on_the_host_does_not_go_by_nccl(found) -> None:
+    """FSDP2 with CPUOffloadPolicy, after init_process_group("nccl")."""
+    for there in found:
+        assert there["offloaded"] == {"gloo"}
+
+
 @pytest.mark.parametrize("plan", ["owner", "sharded", "replicated", "gather"])
 def test_a_hook_on_one_rank_sees_whole_matrices(plan, found) -> None:
     """As where rank 0 alone writes a log; the others took another plan and waited for it."""

@@ -12,7 +12,8 @@ some rank is to see whole matrices, and whether some rank must gather a basis ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -23,14 +24,14 @@ from torch import Tensor
 from polarstep.distributed import wire
 from polarstep.distributed.layout import Layout
 
-__all__ = ["Agreement", "Report", "agreed", "all_finite"]
+__all__ = ["Agreement", "Report", "agreed", "all_finite", "check_alike"]
 
 
 @dataclass(frozen=True)
 class Report:
     """What a rank tells the others before a step."""
 
-    step: int
+    steps: Mapping[tuple[int, ...], int]  # of the groups that share parameters with these ranks
     error: Exception | None = None
     hooked: bool = False  # whether hooks look at this step
     outdated: bool = False  # whether the state has another basis than the one kept in memory
@@ -52,21 +53,20 @@ def agreed(spread: Sequence[tuple[Tensor, Layout]], report: Report) -> Agreement
     all ranks. Raises on all ranks if one of them reports an error, or is at another step. With several
     sets of ranks, as the axes of a mesh, the sets that come later carry the failure on.
     """
-    found, step = Agreement(), report.step
+    found = Agreement()
     failed: list[tuple[int, ...]] = []
     words = {}
     if report.error is not None:
         words[dist.get_rank()] = f"{type(report.error).__name__}: {report.error}"
     for ranks, params in _by_ranks(spread).items():
+        step = report.steps[ranks]
         flags = [bool(words or failed), report.hooked, report.outdated, step, -step]
         given = torch.tensor(
             [*map(int, flags), *(int(p.grad is not None) for p in params)],
             dtype=torch.int64,
             device="cpu",
         )
-        some_broken, hooked, outdated, last, first, *has = wire.largest(
-            given, ranks, on_host=True
-        ).tolist()
+        some_broken, hooked, outdated, last, first, *has = wire.largest(given, ranks).tolist()
         if last != -first:
             words[_OF_NO_RANK] = _apart(-first, last)
         if some_broken or last != -first:
@@ -82,6 +82,37 @@ def agreed(spread: Sequence[tuple[Tensor, Layout]], report: Report) -> Agreement
 
 # The key for words that are not of a single rank.
 _OF_NO_RANK = -1
+
+
+def check_alike(spread: Sequence[tuple[Tensor, Layout]]) -> None:
+    """Raise on all ranks if they have other parameters in common, or in another order.
+
+    :func:`agreed` exchanges a flag for each parameter, so its exchange would fail or never end.
+    """
+    failed: list[tuple[int, ...]] = []
+    words: dict[int, str] = {}
+    for ranks, params in _by_ranks(spread).items():
+        shapes = [(tuple(p.shape), str(p.dtype)) for p in params]
+        numbers = (len(params), zlib.crc32(repr(shapes).encode()))
+        flags = [bool(failed), *numbers, *(-number for number in numbers)]
+        given = torch.tensor(flags, dtype=torch.int64, device="cpu")
+        broken, most, last, least, first = wire.largest(given, ranks).tolist()
+        if (most, last) != (-least, -first):
+            words[dist.get_rank()] = _told(ranks, shapes)
+        if broken or (most, last) != (-least, -first):
+            failed.append(ranks)
+    if failed:
+        _raise_for_all(failed, words, None)
+
+
+def _told(ranks: tuple[int, ...], shapes: list[tuple[tuple[int, ...], str]]) -> str:
+    first = ", ".join(f"{'×'.join(map(str, shape))} {dtype}" for shape, dtype in shapes[:4])
+    more = ", …" if len(shapes) > 4 else ""
+    return (
+        f"{len(shapes)} parameters in common with ranks {ranks}: {first}{more}; expected the same "
+        "parameters in the same order on all of them. With process_group=… these are all plain "
+        "parameters: give those that one rank has alone to another optimizer"
+    )
 
 
 def _apart(first: int, last: int) -> str:

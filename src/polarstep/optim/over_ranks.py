@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout
-from polarstep.distributed.status import Agreement, Report, agreed, all_finite
+from polarstep.distributed.status import Agreement, Report, agreed, all_finite, check_alike
 from polarstep.distributed.step import Distribution
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, check_gradients, collect
@@ -33,6 +33,7 @@ class StepOverRanks:
         self._distribution = distribution
         self._failure: Exception | None = None
         self._agreement = Agreement()  # of the ranks, about this step
+        self._alike: Sequence[tuple[Tensor, Layout]] = ()  # parameters that all ranks have alike
         # Whether plain tensors stand in for sharded parameters at this step.
         self._stand_ins = False
 
@@ -55,19 +56,24 @@ class StepOverRanks:
             if whole:
                 stand_ins = self._distribution.local_state(state).stand_ins(whole)
             return [collect(group, stand_ins=stand_ins) for group in groups]
+        if spread is not self._alike:
+            # A rank may add parameters that no other has; then the list is new, and has the same.
+            if [id(p) for p, _ in spread] != [id(p) for p, _ in self._alike]:
+                check_alike(spread)
+            self._alike = spread
         error, self._failure = self._failure, None
         try:
             for group in groups:
                 check_gradients(group)
         except Exception as found:  # raised on all ranks together
             error = error or found
-        steps = sum(group.get("step", 0) for group in groups)
+        layouts = {id(p): layout for p, layout in spread}
         memory = self._distribution.memory
-        report = Report(steps, error, hooked, outdated=not memory.is_of(state, spread))
+        outdated = not memory.is_of(state, spread)
+        report = Report(_steps(groups, layouts), error, hooked, outdated)
         self._agreement = agreed(spread, report)
         memory.forget(self._agreement.outdated)
         works = [collect(group, self._agreement.with_gradient) for group in groups]
-        layouts = {id(p): layout for p, layout in spread}
         all_finite(
             (flag, layouts[id(p)])
             for work in works
@@ -127,11 +133,26 @@ class StepOverRanks:
         """Warn of an error in this rank's share, which all ranks will raise at the next step."""
         if self._failure is not None:
             warnings.warn(
-                f"{type(self._failure).__name__}: {self._failure}; some matrices of this rank may not have "
-                "been updated, and all ranks will raise this error at the next step",
+                f"{type(self._failure).__name__}: {self._failure}; this rank may not have updated all "
+                "of its matrices, and all ranks will raise this error at the next step",
                 RuntimeWarning,
                 stacklevel=callers_level(),
             )
+
+
+def _steps(groups: list[Group], layouts: dict[int, Layout]) -> dict[tuple[int, ...], int]:
+    """The sum of the steps of all groups that have parameters in common with a set of ranks.
+
+    ``layouts`` has those of the parameters that other ranks have a part of, by id. A rank may have more
+    groups than others, with parameters of its own.
+    """
+    steps: dict[tuple[int, ...], int] = {}
+    for group in groups:
+        found = [layouts[id(p)] for p in group["params"] if id(p) in layouts]
+        # Parameters of a shape and mesh have one layout; to hash the ranks of all would take longer.
+        for ranks in {layout.ranks for layout in {id(each): each for each in found}.values()}:
+            steps[ranks] = steps.get(ranks, 0) + group.get("step", 0)
+    return steps
 
 
 def _noting_errors(hook: PolarHook, errors: list[Exception]) -> PolarHook:
