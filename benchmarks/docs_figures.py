@@ -45,7 +45,7 @@ def step_cost() -> str:
     return svg(width, y, "Time of an optimizer step over AdamW's", shapes)
 
 
-LOWEST, HIGHEST = -4.0, 10.0
+LOWEST, HIGHEST = -4.0, 15.0
 """The perplexities that the figure of maps shows, in percent of full space's."""
 TICKS = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
 
@@ -57,21 +57,21 @@ def frontier() -> str:
         for each in (*weighed(), *peers())
         if each.timed and each.trained and LOWEST < quality(each.trained).value < HIGHEST
     ]
-    width, height = 760, 560
+    width, panel = 760, 400
     title = f"Perplexity after {million_tokens():.1f}M tokens, against full space"
     shapes = [text(0, 20, title, kind="title")]
     panels = (("nanoGPT", "on nanoGPT's 64 matrices"), ("8B layer", "on a layer of an 8B model"))
     for place, (load, words) in enumerate(panels):
-        left = 52 + place * 372
+        top = 44 + place * (panel + 62)
         points = [each for each in known if (each.timed, load) in steps()]
         times = [steps()[each.timed, load]["ms"] for each in points]
         adamw = steps()["AdamW, fused", load]["ms"]
         x = (0.85 * min(adamw, *times), 1.25 * max(times))
-        frame = Frame(left, 60, left + 320, height - 62, x, (LOWEST, HIGHEST))
-        percents = {value: percent(value) for value in range(-2, 10, 2)}
+        frame = Frame(52, top, width - 16, top + panel, x, (LOWEST, HIGHEST))
+        percents = {value: percent(value) for value in range(-2, 15, 2)}
         ticks = {tick: f"{tick:g}" for tick in TICKS if x[0] <= tick <= x[1]}
         shapes += frame.axes(percents, ticks, f"optimizer ms per step, {words}")
-        at, top = frame.at(adamw, HIGHEST)
+        at, _ = frame.at(adamw, HIGHEST)
         shapes.append(f'<path d="M{at:.1f} {frame.bottom}V{top + 14:.1f}" class="axis"/>')
         shapes.append(text(at - 3, top + 8, "AdamW", kind="small"))
         for each in points:
@@ -84,7 +84,8 @@ def frontier() -> str:
         f"Bars: 95% t-intervals over paired seeds, of {seeds} in full space. Hollow: one seed. "
         "The GPT is 768 wide in both panels."
     )
-    shapes.append(text(0, height - 8, note, kind="small"))
+    height = 44 + len(panels) * (panel + 62)
+    shapes.append(text(0, height - 4, note, kind="small"))
     return svg(width, height, "Perplexity over the time of an optimizer step", shapes)
 
 
@@ -163,7 +164,7 @@ def gaps() -> str:
         percents = {value: percent(value) for value in multiples(2, y)}
         shapes += frame.axes(percents, {tick: f"{tick:.0f}" for tick in ticks}, words)
         for name, kind, title in (
-            (study.DEFLATED, "low", "Deflated"),
+            (study.SIXTH, "low", "the map of auto"),
             (study.LOW_RANK, "other", "LowRank"),
         ):
             points = over[unit](found, name)

@@ -48,7 +48,9 @@ TIMED_ON_ARM = {
 
 
 RATES = (0.01, 0.014, 0.02)
-"""The rates that a map's own is chosen from, on the seed that ``frontier.py`` keeps for that."""
+"""The rates that a map's own is chosen from, on the seed that ``frontier.py`` keeps for that.
+
+AdamW and SOAP, whose rates are of another size, have three of their own."""
 
 
 @dataclass(frozen=True)
@@ -129,33 +131,42 @@ def with_rows(timed: str) -> str | None:
 
 
 @cache
+def records() -> list[dict[str, Any]]:
+    """All runs of ``frontier.py``."""
+    return [json.loads(line) for line in (ROOT / RUNS).read_text(encoding="utf-8").splitlines()]
+
+
 def perplexities() -> dict[tuple[str, float], dict[int, float]]:
-    """Validation perplexity by map and rate, then by seed."""
+    """Perplexity on all held-out text, by map and rate, then by seed."""
     found: dict[tuple[str, float], dict[int, float]] = {}
-    for line in (ROOT / RUNS).read_text(encoding="utf-8").splitlines():
-        run = json.loads(line)
+    for run in records():
         found.setdefault((run["map"], run["lr"]), {})[run["seed"]] = run["perplexity"]
     return found
 
 
 def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Change:
-    """Perplexity against that of ``base`` on the same seeds, in percent."""
-    return percent(perplexities()[trained], perplexities()[base])
+    """Perplexity against that of ``base`` on the same seeds, in percent.
+
+    Every seed counts for maps at the rate of ``base``. A map with a rate of its own, and an optimizer of
+    another library, has a :func:`chosen` rate: the seed that chose it does not count.
+    """
+    (name, rate), runs = trained, perplexities()[trained]
+    if rate != base[1] or name.startswith("peer:"):
+        runs = _reported(runs) or runs
+    return percent(runs, perplexities()[base])
 
 
 def chosen(name: str) -> float | None:
-    """The best of :data:`RATES` for a map, on one seed; ``None`` where they were not all run there."""
-    from frontier import CHOICE
+    """The rate that one seed chose for a map; ``None`` where that seed has less than three rates."""
+    from frontier import CHOICE, best_rate
 
-    tried = {rate: perplexities().get((name, rate), {}).get(CHOICE) for rate in RATES}
-    if None in tried.values():
-        return None
-    return min(tried, key=lambda rate: tried[rate])
+    tried = {run["lr"] for run in records() if (run["map"], run["seed"]) == (name, CHOICE)}
+    return best_rate(records(), name) if len(tried) >= len(RATES) else None
 
 
 def at_chosen_rates(name: str) -> Change | None:
     """A map against full space, each at its chosen rate, on the seeds that chose nothing, in percent."""
-    from frontier import CHOICE, FULL
+    from frontier import FULL
 
     rates = [chosen(each) for each in (name, FULL)]
     if None in rates:
@@ -163,15 +174,26 @@ def at_chosen_rates(name: str) -> Change | None:
     runs, full = (
         perplexities().get((each, rate), {}) for each, rate in zip((name, FULL), rates, strict=True)
     )
-    others = {seed: value for seed, value in runs.items() if seed != CHOICE}
+    others = _reported(runs)
     return percent(others, full) if others.keys() & full.keys() else None
 
 
-def best_run(name: str) -> tuple[str, float] | None:
-    """The map, AdamW or peer of this name, and the rate with the lowest mean perplexity of all its runs.
+def _reported(runs: Mapping[int, float]) -> dict[int, float]:
+    """The runs without that of the seed that chooses rates."""
+    from frontier import CHOICE
 
-    The seeds that are reported choose this rate too, which flatters the optimizer a little.
+    return {seed: value for seed, value in runs.items() if seed != CHOICE}
+
+
+def best_run(name: str) -> tuple[str, float] | None:
+    """The map, AdamW or peer of this name, and its rate: the one that was :func:`chosen` for it.
+
+    Where none was, or no other seed has it, it is the rate with the lowest mean perplexity of all runs.
+    The seeds that are reported then choose the rate too, which flatters the optimizer a little.
     """
+    rate = chosen(name)
+    if rate is not None and _reported(perplexities()[name, rate]):
+        return name, rate
     runs = [key for key in perplexities() if key[0] == name]
     if not runs:
         return None

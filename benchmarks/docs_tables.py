@@ -130,19 +130,20 @@ def frontier_table(summary: Path) -> str:
 
 
 def chosen_table(record: Path) -> str:
-    """Every map at the best of three rates, chosen on one seed and reported on others."""
-    from frontier import CHOICE, FULL, titles
+    """Every map and peer at the best of three rates, chosen on one seed and reported on others.
 
-    words, table = titles(), []
+    Those with other rates than :data:`RATES` are in :func:`peers_table` only.
+    """
+    from frontier import CHOICE, FULL, title_of
+
+    table = []
     for name in dict.fromkeys(name for name, _ in perplexities()):
         found, rate = at_chosen_rates(name), chosen(name)
-        if found is None:
+        if found is None or any(CHOICE not in perplexities().get((name, r), {}) for r in RATES):
             continue
-        base, *rows = name.split("+")
-        title = words[base] + (", rows normalized" if rows else "")
         tried = [f"{perplexities()[name, each][CHOICE]:.2f}" for each in RATES]
         told = "–" if name == FULL else found.told(unit="%")
-        table.append([title, *tried, f"{rate:g}", told])
+        table.append([title_of(name), *tried, f"{rate:g}", told])
     rates = [f"{rate:g}" for rate in RATES]
     return markdown(_first_left("map", *rates, "chosen", "other seeds, to full space"), table)
 

@@ -305,22 +305,25 @@ def titles() -> dict[str, str]:
     return EARLIER | {name: words for name, (words, _) in maps().items()} | others()
 
 
+def title_of(name: str) -> str:
+    """What a map with its options stands for, in words."""
+    base, options = parts_of(name)
+    return ", ".join([titles()[base], *(OPTIONS[option] for option in options)])
+
+
 def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a row for each map and rate, with the mean of the paired differences to full space.
 
     Differences are between runs of one seed and one rate, or to :data:`RATE` where full space was not
     run at that rate. Rows of other rates than :data:`RATE` say so.
     """
-    names = titles()
     found: dict[tuple[str, float], dict[int, float]] = {}
     for record in records:
         at = (record["map"], record.get("lr", RATE))
         found.setdefault(at, {})[record["seed"]] = record["perplexity"]
     rows = []
     for (name, lr), runs in found.items():
-        base, options = parts_of(name)
-        words = ", ".join([names[base], *(OPTIONS[option] for option in options)])
-        words += "" if lr == RATE else f", rate {lr:g}"
+        words = title_of(name) + ("" if lr == RATE else f", rate {lr:g}")
         full = found.get((FULL, lr), found[FULL, RATE])
         lost = percent(runs, full)
         values = ", ".join(f"{runs[s]:.2f}" for s in sorted(runs))

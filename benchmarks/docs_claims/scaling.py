@@ -24,7 +24,13 @@ def _scaled(unit: str) -> str:
 
     found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
     told = []
-    for name, words in ((study.DEFLATED, "`Deflated`"), (study.LOW_RANK, "`LowRank`")):
+    for name, words in (
+        (study.SIXTH, "the map of `auto`"),
+        (study.DEFLATED, "`Deflated` with rank 48"),
+        (study.LOW_RANK, "`LowRank`"),
+    ):
+        if unit not in study.fits(found, name):
+            continue
         line = study.fits(found, name)[unit]
         points = (study.over_tokens if unit == "tokens" else study.over_width)(found, name)
         places = sorted({x for x, _ in points})
@@ -51,15 +57,19 @@ def _scaled(unit: str) -> str:
 
 @claim
 def widest_gap() -> str:
-    """The deflated map in the widest model that was run."""
+    """Deflated maps in the widest model, with a rank that grows with the width and with a fixed one."""
     import scaling as study
 
     found = study.gaps(study.recorded(ROOT / "results/scaling/runs.jsonl", study.FRONTIER))
-    told = [
-        change(found[study.DEFLATED][study.STEPS, width].values()).told(unit="%")
-        for width in (study.WIDTHS[-1], study.WIDTH)
-    ]
+    grows, stays = (
+        [
+            change(found[name][study.STEPS, width].values()).told(unit="%")
+            for width in (study.WIDTHS[-1], study.WIDTH)
+        ]
+        for name in (study.SIXTH, study.DEFLATED)
+    )
     return (
-        f"at width {study.WIDTHS[-1]} the gap of `Deflated` is {told[0]}, where at width {study.WIDTH} "
-        f"it is {told[1]}, both after {million_tokens():.1f}M tokens"
+        f"at width {study.WIDTHS[-1]} the gap of the map of `auto`, whose rank grows with the width, is "
+        f"{grows[0]}, where at width {study.WIDTH} it is {grows[1]}; with rank 48 at both widths it is "
+        f"{stays[0]} and {stays[1]}, all after {million_tokens():.1f}M tokens"
     )

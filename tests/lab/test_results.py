@@ -181,7 +181,10 @@ COMPARISONS = (
     "larger-batches",
     "long-run",
     "low-rank-loss",
+    "peers-ahead",
     "peers-quality",
+    "five-steps",
+    "solver-full-space",
     "rank-ablation",
     "rows-gain",
     "short-runs",
@@ -345,7 +348,15 @@ def quality(module, monkeypatch):
     found = importlib.import_module("docs_quality")
     runs: dict[tuple[str, float], dict[int, float]] = {}
     times: dict[tuple[str, str], dict[str, float]] = {}
-    monkeypatch.setattr(found, "perplexities", lambda: runs)
+
+    def records():
+        return [
+            {"map": name, "lr": lr, "seed": seed, "perplexity": perplexity, "steps": 1500}
+            for (name, lr), seeds in runs.items()
+            for seed, perplexity in seeds.items()
+        ]
+
+    monkeypatch.setattr(found, "records", records)
     monkeypatch.setattr(found, "steps", lambda record=None: times)
     return found, runs, times
 
@@ -359,6 +370,10 @@ def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
     assert (found.chosen("full"), found.chosen("low-rank")) == (0.014, 0.01)
     gap = found.at_chosen_rates("low-rank")
     assert (gap.value, gap.pairs) == (pytest.approx(2.0), 2)  # seed 3 chose, and does not count
+    assert found.quality(("low-rank", 0.01)).pairs == 2
+    assert (
+        found.quality(("low-rank", 0.014)).pairs == 2
+    )  # the rate of full space: every seed counts
     del runs["low-rank", 0.02]
     assert found.chosen("low-rank") is None
     assert found.at_chosen_rates("low-rank") is None
@@ -382,6 +397,15 @@ def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
     assert dion.trained == ("peer:dion-muon", 0.02)
     assert (torch_muon.timed, torch_muon.trained) == ("torch.optim.Muon", None)
     assert (soap.timed, soap.trained) == (None, ("peer:soap", 0.002))
+    for rate, perplexity in ((0.01, 50.0), (0.014, 49.0), (0.02, 51.0)):
+        runs.setdefault(("peer:dion-muon", rate), {})[3] = perplexity
+    runs["full", 0.014][3] = 50.0
+    dion = found.peers()[1]
+    assert dion.trained == (
+        "peer:dion-muon",
+        0.014,
+    )  # seed 3 chose it, although 0.02 has a lower mean
+    assert found.quality(dion.trained).value == pytest.approx(4.0)  # of seed 0 alone
 
 
 def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
@@ -481,7 +505,7 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
         | {"perplexity": 50 * (1 + (gap + 0.2 * seed) / 100)}
         for steps, width, gap_of_low_rank in ((375, 768, 4), (750, 768, 5), (1500, 384, 6))
         for seed in (0, 1)
-        for name, gap in (("full", 0.0), ("deflated", 0.5), ("low-rank", gap_of_low_rank))
+        for name, gap in (("full", 0.0), ("deflated-sixth", 0.5), ("low-rank", gap_of_low_rank))
     ]
     rows += [row | {"width": 768} for row in rows if row["width"] == 384]
     for row in rows:
@@ -498,7 +522,7 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
     assert drawn.count("<circle") == 2 * (6 + 4)
     assert drawn.count('class="bar') == 4
     over_tokens, over_width = claims.gap_over_tokens(), claims.gap_over_width()
-    assert "`Deflated` does not change clearly, +0.00" in over_tokens.replace("−", "+")
+    assert "the map of `auto` does not change clearly, +0.00" in over_tokens.replace("−", "+")
     assert "`LowRank` grows by this fit, +1.00" in over_tokens
     assert (
         "n = 6 pairs of runs at 3 lengths, 6.1M to 24.6M tokens; +1.00 to +1.00 with any"

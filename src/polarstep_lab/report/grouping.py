@@ -79,10 +79,11 @@ def _judged(frame: pd.DataFrame) -> pd.Series:
 def _timed(members: pd.DataFrame) -> pd.Series:
     """Which runs of a section count for its times: those that ran alone, or else all that finished.
 
-    Runs that share a device slow one another down. A run that did not finish may have timed only its
-    first steps, which are the slowest.
+    Runs that share a device slow one another down, and a report says how many there were. Of programs
+    without a record nothing is known, so a run beside one never counts. A run that did not finish may
+    have timed only its first steps, which are the slowest.
     """
-    finished = members["status"] == "finished"
+    finished = (members["status"] == "finished") & ~members["shared"]
     alone = finished & members["alone"]
     return alone if alone.any() else finished
 

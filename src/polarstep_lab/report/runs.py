@@ -51,9 +51,9 @@ RUN_COLUMNS = [
 ]  # fmt: skip
 """The columns of ``runs.csv``."""
 
-_MORE_COLUMNS = ["record", "setting", "besides", "paper", "began", "ended", "conditions"]
+_MORE_COLUMNS = ["record", "setting", "besides", "paper", "began", "ended", "shared", "conditions"]
 _FLOATS = ["value", "optimizer_gflops_per_step", *TIMES, "began", "ended"]
-_DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
+_DTYPES = {"seed": int, "steps": "Int64", "shared": bool, **dict.fromkeys(_FLOATS, float)}
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class Runs:
 
     Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
     equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
-    varies; ``paper``, the published figure; ``began`` and ``ended``; ``conditions``, what must be equal
-    for times to compare; and ``alone``, whether no other run shared the device.
+    varies; ``paper``, the published figure; ``began`` and ``ended``; ``shared``, whether programs that
+    leave no record used the device too; ``conditions``, what must be equal for times to compare; and
+    ``alone``, whether nothing else used the device.
     """
 
     frame: pd.DataFrame
@@ -129,6 +130,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         # A run without an end does not count as alone on its device. The end is as early as the
         # record's whole seconds allow, so that a run does not overlap with the next one in turn.
         "ended": began - 1 + run.seconds if run.seconds > 1 and not shared else math.nan,
+        "shared": bool(shared),
         "conditions": _conditions(run),
     }
 

@@ -610,3 +610,9 @@ def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
         assert len(found.finished) == 2
         alone = "over the 1 seeds of a row that had it to themselves" in markdown((section,), ())
         assert alone == shared
+    for environment in tmp_path.glob("*/environment.json"):
+        known = json.loads(environment.read_text())
+        environment.write_text(json.dumps(known | {"device_shared": True}))
+    (section,), _ = sections_of(collect([tmp_path]))
+    assert section.rows[0].timed.empty
+    assert "Times measured" not in markdown((section,), ())
