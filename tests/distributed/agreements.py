@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import polarstep as ps
@@ -78,6 +78,12 @@ def more_parameters_on_one(rank: int, mesh: Any) -> list[str]:
         params.append(nn.Parameter(given("alone", (8, 12), 0)))
         optimizer.add_param_group({"params": params[1:]})
     return words + words_of(optimizer, params)
+
+
+def on_other_ranks() -> list[str]:
+    """A matrix on the first two ranks, in the optimizers of all."""
+    params = [matrix("elsewhere", DeviceMesh("cpu", [0, 1]), Shard(0))]
+    return words_of(ps.Muon(params, lr=0.1, plan="owner"), params, 1)
 
 
 def offloaded(mesh: Any) -> set[str]:
@@ -254,4 +260,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         found["kept", change] = a_kept_basis_that_changes(mesh, folder, change)
     for plan in ("owner", "replicated", "gather"):
         found["channels last", plan] = channels_last(mesh, plan)
+    # The last, as it makes a group on some ranks only: torch names a group that a part of the ranks make
+    # by how many groups a rank has, so that later groups of all ranks would have several names.
+    found["elsewhere"] = on_other_ranks()
     return found

@@ -44,6 +44,12 @@ def test_a_rank_may_have_parameters_of_its_own(found) -> None:
         assert there["more parameters"] == ["nothing"] * 3
 
 
+def test_a_rank_without_a_part_is_told_to_leave_the_parameter_out(found) -> None:
+    for rank, there in enumerate(found):
+        (word,) = there["elsewhere"]
+        assert word == "nothing" if rank < 2 else f"and this is rank {rank}: expected" in word
+
+
 def test_what_is_on_the_host_does_not_go_by_nccl(found) -> None:
     """FSDP2 with CPUOffloadPolicy, after init_process_group("nccl")."""
     for there in found:
