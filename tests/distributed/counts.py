@@ -109,6 +109,7 @@ def order(plan: str) -> list[str]:
             params[-1].grad = params[-1].detach()
     polar = ps.LowRank(4, 2, 0, always_sketch=True)
     optimizer, events = ps.Muon(params, lr=0.1, polar=polar, plan=plan), []
+    optimizer.step()  # the first step has one more exchange: whether all ranks have these parameters
 
     def noted(word: str, call: Any) -> Any:
         def calling(*arguments: Any, **options: Any) -> Any:

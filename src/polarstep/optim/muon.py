@@ -326,10 +326,12 @@ class Muon(Checkpointed):
                 "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
                 "ranks must agree on its gradients at every step; capture forward and backward alone"
             )
-        works = self._over_ranks.collected(self.param_groups, self.state, spread)
+        hooks = tuple(self._polar_hooks.values())
+        works = self._over_ranks.collected(
+            self.param_groups, self.state, spread, hooked=bool(hooks)
+        )
         self._told.of_step(self.param_groups, works, self._places)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
-        hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)

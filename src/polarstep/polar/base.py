@@ -367,25 +367,29 @@ class PolarMap(ABC):
 
     def step_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """:meth:`step` for any number of matrices: in parts, where they are too many for a kernel."""
-        most = kernels.MOST_MATRICES
-        if len(M) <= most or not kernels.available(M.device):
-            return self.step(M, carry, draw)
-        parts = torch.split(M, most)
-        counts = [len(part) for part in parts]
-        flags, squares = (
-            [None] * len(parts) if each is None else torch.split(each, counts)
-            for each in (draw.finite, draw.squares)
-        )
-        found = [
-            self.step(part, its_carry, Draw(draw.numbers, finite, square))
-            for part, its_carry, finite, square in zip(
-                parts, carry.split(counts), flags, squares, strict=True
-            )
-        ]
+        found = self.steps_on_many(M, carry, draw)
+        if len(found) == 1:
+            return found[0]
         T = torch.cat([polar.multiplied_out() for polar, _ in found])
         norms = [polar.squared_norm for polar, _ in found if polar.squared_norm is not None]
         joined = (lambda: torch.cat([norm() for norm in norms])) if norms else None
         return Polar(M, T, squared_norm=joined), Carry.joined([left for _, left in found])
+
+    def steps_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> list[tuple[Polar, Carry]]:
+        """What :meth:`step` returns for each of the parts in which kernels take the matrices."""
+        counts = kernels.in_parts(len(M), M.device)
+        if len(counts) == 1:
+            return [self.step(M, carry, draw)]
+        flags, squares = (
+            [None] * len(counts) if each is None else torch.split(each, counts)
+            for each in (draw.finite, draw.squares)
+        )
+        return [
+            self.step(part, its_carry, Draw(draw.numbers, finite, square))
+            for part, its_carry, finite, square in zip(
+                torch.split(M, counts), carry.split(counts), flags, squares, strict=True
+            )
+        ]
 
     def lift(self, B: Tensor) -> Lift:
         """T of wide matrices ``B`` of few rows, without the last product where that is cheaper."""
