@@ -77,6 +77,7 @@ def counted(
     dtype: torch.dtype,
     at: int = 1,
     copies: int = 1,
+    lr_scale: Any = "spectral",
 ) -> Any:
     """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
     count, m, n = SHAPES[name]
@@ -88,7 +89,7 @@ def counted(
         G = torch.randn(m, n, generator=rng.generator(name, i)).to(dtype)
         params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
         params[-1].grad = params[-1].detach()
-    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan)
+    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan, lr_scale=lr_scale)
     for _ in range(at):
         optimizer.step()
     with received() as found, Flops() as flops:
@@ -108,6 +109,7 @@ def order(plan: str) -> list[str]:
             params[-1].grad = params[-1].detach()
     polar = ps.LowRank(4, 2, 0, always_sketch=True)
     optimizer, events = ps.Muon(params, lr=0.1, polar=polar, plan=plan), []
+    optimizer.step()  # the first step has one more exchange: whether all ranks have these parameters
 
     def noted(word: str, call: Any) -> Any:
         def calling(*arguments: Any, **options: Any) -> Any:
@@ -176,5 +178,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         at = KEPT if name == "kept" else 1
         found["copied", plan, name, shape] = counted(
             shape, MAPS[name], plan, torch.float32, at, copies=2
+        )
+    for shape in ("small tall", "small wide"):
+        found["by norm", shape] = counted(
+            shape, MAPS["h=1"], "sharded", torch.float32, lr_scale="rms"
         )
     return found

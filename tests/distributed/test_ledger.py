@@ -55,6 +55,19 @@ def test_a_step_of_two_copies_costs_what_the_ledger_says(plan, name, shape, foun
     agrees_with_the_ledger(results, plan, name, shape, copies=2)
 
 
+@needs_gloo
+@pytest.mark.parametrize("ranks", RANKS)
+def test_steps_by_the_norm_receive_one_number_more_where_the_long_side_is_cut(ranks, found) -> None:
+    for shape, more in (("small tall", 4), ("small wide", 0)):  # rows are cut
+        count, m, n = counts.SHAPES[shape]
+        results = [there["by norm", shape] for there in found[ranks]]
+        where = ("sharded", m, n, count, ranks, counts.MAPS["h=1"])
+        expected = ledger.bytes_received(*where, itemsize=4, by_norm=True)
+        assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
+        without = ledger.bytes_received(*where, itemsize=4)
+        assert expected - without == count * (ranks - 1) / ranks * more
+
+
 def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     """The mean over ranks is what the ledger says; the routing table has the same bytes."""
     count, m, n = counts.SHAPES[shape]

@@ -29,13 +29,20 @@ def test_a_gram_matrix_without_a_factor_is_flagged():
     assert inverse_root_of(3, False)(packed(G))[0, -1] == NO_FACTOR
 
 
+@pytest.mark.parametrize("by_norm", [False, True])
+@pytest.mark.parametrize("steps", [0, 5])
 @pytest.mark.parametrize("delta", ["frobenius", "spectral"])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_a_weight_is_that_of_the_inner_map_at_every_scale(delta, scale):
-    inner = ps.NewtonSchulz(5, delta=delta)
+def test_a_weight_is_that_of_the_inner_map_at_every_scale(delta, scale, steps, by_norm):
+    inner = ps.NewtonSchulz(steps, delta=delta)
     B = scale * gaussian(3, 4, 20)
     B[1] = 0
-    W = unpacked(weight_of(inner, 0, 5, 4)(packed(B @ B.mT)), 4, symmetric=True)
-    torch.testing.assert_close(W @ B, inner(B), atol=1e-9, rtol=0)
+    found = weight_of(inner, 0, steps, 4, by_norm=by_norm)(packed(B @ B.mT))
+    T = inner(B)
+    if by_norm:
+        found, squared = found[:, :-1], found[:, -1]
+        torch.testing.assert_close(squared, T.square().sum((-2, -1)), atol=1e-9, rtol=0)
+    W = unpacked(found, 4, symmetric=True)
+    torch.testing.assert_close(W @ B, T, atol=1e-9, rtol=0)
     assert W.isfinite().all()
     assert not W[1].any()

@@ -49,15 +49,31 @@ MAPS: dict[str, dict[str, Any]] = {
         "polar": ps.Deflated(sketched(), ps.NewtonSchulz(1, "quintic")),
         "lr_scale": "rms",
     },
+    "sketched, by its norm": {
+        "polar": sketched(inner=ps.NewtonSchulz(9, "cubic", "spectral")),
+        "lr_scale": "rms",
+    },
+    "warm, by its norm": {"polar": sketched(sketch=Warm(), power=1), "lr_scale": "rms"},
     "rows": {"transform": ps.NormalizedRows()},
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
 }
 # Maps that ranks can apply to their parts of a matrix, each with products of its own. The last has a
 # transform, which takes whole matrices.
-OF_PARTS = ("h=0", "h=½", "h=1", "spectral", "Kaczmarz", "warm", "kept", "rows of a sketch")
+OF_PARTS = (
+    "h=0",
+    "h=½",
+    "h=1",
+    "spectral",
+    "Kaczmarz",
+    "warm",
+    "kept",
+    "sketched, by its norm",
+    "warm, by its norm",
+    "rows of a sketch",
+)
 # Where one rank has the whole matrix it applies any map as one process does. What is left to differ is
 # a state, the norm of an update, and a step without a map or with two.
-OF_WHOLE = ("full space", "warm", "kept", "deflated", "by its norm", "rows")
+OF_WHOLE = ("full space", "warm", "kept", "deflated", "by its norm", "warm, by its norm", "rows")
 
 
 class Networks(nn.Module):

@@ -79,11 +79,9 @@ class Reference:
         return torch.cat(sized).reshape(self.X.shape)
 
     def _scale(self, place: int, shape: torch.Size) -> float:
-        """The factor on lr; for "rms" by ‖T‖²_F, which is ℓ, min(m, n), or what the package says."""
+        """The factor on lr; for "rms" by max(‖Z‖²_F, ℓ/9), ‖T‖²_F as the package says, or min(m, n)."""
         name = self.options["shape_scale"]  # where a group keeps lr_scale
-        runs = self.options["polar"].on(*shape, self.X.device)
-        rank: float = min(runs.width, *shape) if isinstance(runs, LowRank) else min(shape)
-        return SCALES[name](*shape, self._memory[place].get("squared_norm", rank))
+        return SCALES[name](*shape, self._memory[place].get("squared_norm", min(shape)))
 
     def _factor(self, place: int, M: Tensor, step: int) -> Tensor:
         """T of one matrix, and T' of a transform."""
@@ -138,6 +136,7 @@ class Reference:
                 self.known = False  # any Q is a basis of nothing
         Z = reference(polar.inner, (Q.mT @ M)[None])
         assert Z is not None
+        memory["squared_norm"] = max(Z[0].square().sum().item(), polar.width / 4)
         if warm:
             noise = self._numbers(polar, shape).double() / math.sqrt(M.shape[1])
             memory["Omega"] = Z[0].mT + polar.sketch.noise * noise

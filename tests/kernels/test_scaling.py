@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.spectra import gaussian
+from tests.spectra import gaussian, with_singular_values
 
 import polarstep as ps
+from polarstep.polar import base, deflated
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 HEAD = ps.LowRank(8, 8, inner=INNER, always_sketch=True)
@@ -38,6 +42,86 @@ def test_fused_updates_have_the_rms_of_adamw(device: torch.device, polar: ps.Pol
     assert moved[0] == pytest.approx(moved[1], rel=0.02)
     assert moved[0][:2] == pytest.approx([0.2] * 2, rel=0.15)
     assert moved[0][2] < 0.15
+
+
+LOW_RANK = {
+    "gaussian": HEAD,
+    "warm, without Z": replace(HEAD, sketch=ps.Warm()),
+    "warm, with Z": replace(HEAD, sketch=ps.Warm(), inner=ps.NewtonSchulz(7)),
+    "kept": replace(HEAD, keep=2),
+    "rest scaled": ps.Deflated(HEAD),
+    "rest lifted": ps.Deflated(HEAD, ps.NewtonSchulz(1, "flat")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("polar", LOW_RANK.values(), ids=LOW_RANK.keys())
+def test_fused_updates_keep_it_where_few_directions_tower(
+    device: torch.device, polar: ps.PolarMap, dtype: torch.dtype
+) -> None:
+    """Three times as the first, by graphs after that, of matrices with and without such directions."""
+    shapes = [(48, 64), (64, 48), (48, 64), (3, 48, 96)]
+    params = [torch.nn.Parameter(torch.zeros(s, device=device, dtype=dtype)) for s in shapes]
+    optimizer = ps.Muon(params, lr=1.0, polar=polar, lr_scale="rms", fused=True)
+    for step in range(5):
+        before = [p.detach().clone() for p in params]
+        for i, p in enumerate(params):
+            sigma = torch.ones(48, dtype=torch.float64)
+            sigma[: 2 * i] = 100
+            gradient = with_singular_values(sigma, *p.shape[-2:], seed=step)
+            p.grad = gradient.expand(p.shape).contiguous().to(p)
+        optimizer.step()
+        for p, old in zip(params, before, strict=True):
+            rms = (p.detach() - old).double().square().mean((-2, -1)).sqrt()
+            assert rms.flatten().tolist() == pytest.approx([0.2] * rms.numel(), abs=0.01)
+    assert optimizer._replayed.buckets
+
+
+@pytest.mark.parametrize("spectrum", ["rank one", "two of 1000"])
+@pytest.mark.parametrize("polar", LOW_RANK.values(), ids=LOW_RANK.keys())
+def test_fused_steps_are_bounded_where_few_directions_are_there(
+    device: torch.device, polar: ps.PolarMap, spectrum: str
+) -> None:
+    """0.2·√(mn)·T/max(‖T‖_F, √ℓ/3) with ℓ = 16; T is the fused step without a scale."""
+    sigma = (torch.arange(48) == 0).double()
+    if spectrum == "two of 1000":
+        sigma = torch.where(torch.arange(48) < 2, 1000.0, 1.0).double()
+    gradients = [with_singular_values(sigma, 48, 64, seed=i).float() for i in range(2)]
+    found = {}
+    for scale in ("rms", "none"):
+        params = [torch.nn.Parameter(torch.zeros(48, 64, device=device)) for _ in gradients]
+        optimizer = ps.Muon(params, lr=1.0, polar=polar, lr_scale=scale, fused=True)
+        before: list[torch.Tensor] = []
+        for _ in range(3):
+            before = [p.detach().clone() for p in params]
+            for p, G in zip(params, gradients, strict=True):
+                p.grad = G.to(device)
+            optimizer.step()
+        changes = zip(params, before, strict=True)
+        found[scale] = [float((p.detach() - old).double().norm()) for p, old in changes]
+    assert optimizer._replayed.buckets
+    for step, norm in zip(found["rms"], found["none"], strict=True):
+        most = 0.6 * math.sqrt(48 * 64 / 16)
+        assert step / norm <= most * (1 + 1e-3)
+        if isinstance(polar, ps.LowRank):
+            assert step == pytest.approx(min(0.2 * math.sqrt(48 * 64), most * norm), rel=1e-2)
+
+
+@pytest.mark.parametrize("polar", [HEAD, *map(MAPS.get, ("rest scaled", "one step"))])
+def test_other_scales_ask_for_no_norm(
+    device: torch.device, polar: ps.PolarMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(base.Lift, "squared_norm", refuse)
+    for module in (base, deflated):
+        monkeypatch.setattr(module, "counted_norm", refuse)
+    p = torch.nn.Parameter(torch.zeros(48, 64, device=device))
+    p.grad = gaussian(48, 64).float().to(device)
+    ps.Muon([p], polar=polar, lr_scale="spectral", fused=True).step()
+    with pytest.raises(AssertionError, match="asked"):
+        ps.Muon([p], polar=polar, lr_scale="rms", fused=True).step()
 
 
 def test_a_scale_may_change_between_steps(device: torch.device) -> None:

@@ -1,7 +1,12 @@
-"""``lr_scale="rms"``: the entries of an update have a root mean square of 0.2·lr with every map."""
+"""``lr_scale="rms"``: the entries of an update have a root mean square of 0.2·lr.
+
+With low-rank maps that is so on every spectrum with ‖T‖²_F ≥ ℓ/9, with full-space maps where most
+singular values are lifted.
+"""
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import get_args
 
@@ -13,6 +18,8 @@ from torch import nn
 
 import polarstep as ps
 from polarstep.optim.scaling import SCALES, LrScale, resolve_scale
+from polarstep.polar import base, deflated
+from polarstep.polar.base import Lift
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
@@ -97,6 +104,178 @@ def test_deflated_maps_whose_head_is_not_lifted_to_one(rest, leading):
     assert found == pytest.approx([0.2] * 2, rel=0.05)
 
 
+SPIKED = {  # how many directions tower over the others, and by how much
+    "four of 100": (4, 100.0),
+    "one of 100": (1, 100.0),
+    "four of 1000": (4, 1000.0),
+    "rank four": (4, math.inf),
+    "rank one": (1, math.inf),
+    "none": (0, 1.0),
+}
+LOW_RANK = {
+    "the paper's": MAPS["the paper's"],
+    **{f"rank {rank}": low_rank(rank) for rank in (2, 8, 24, 40)},
+    **{name: low_rank(24, **options) for name, options in HEADS.items()},
+    "warm, the paper's steps": low_rank(24, sketch=ps.Warm(), inner=ps.NewtonSchulz(7)),
+    "plain steps": low_rank(24, inner=ps.NewtonSchulz(7, form="plain")),
+    "a restart": low_rank(24, inner=ps.NewtonSchulz(12, form="gram")),
+    "Jordan's": low_rank(24, inner=ps.NewtonSchulz(5, "jordan")),
+    "spectral": low_rank(24, inner=ps.NewtonSchulz(5, delta="spectral")),
+    "no steps": low_rank(24, inner=ps.NewtonSchulz(0)),
+    "of exact": low_rank(24, inner=ps.Exact()),
+    "of products": low_rank(24, orth="products"),
+}
+
+
+def spiked(name, m, n, seed=0):
+    count, leading = SPIKED[name]
+    sigma = torch.ones(min(m, n), dtype=torch.float64)
+    if leading == math.inf:
+        sigma[count:] = 0
+    else:
+        sigma[:count] = leading
+    return with_singular_values(sigma, m, n, seed)
+
+
+# On four directions of 100 these leave so many singular values near zero that ‖T‖²_F < ℓ/9.
+UNLIFTED = ("rank 40", "kaczmarz", "spectral", "no steps")
+LIFTED = {name: polar for name, polar in LOW_RANK.items() if name not in UNLIFTED}
+SIDES = ((64, 160), (160, 64), (96, 96))
+
+in_both_precisions = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
+)
+
+
+@in_both_precisions
+@pytest.mark.parametrize("spectrum", ["flat", "power law", "four of 100"])
+@pytest.mark.parametrize("polar", LIFTED.values(), ids=LIFTED.keys())
+def test_low_rank_maps_keep_it_whatever_the_spectrum(polar, spectrum, dtype):
+    for shape in SIDES:
+        of = {"flat": matrix, "power law": matrix, "four of 100": spiked}[spectrum]
+        named = spectrum.replace(" law", "-law")
+        gradients = [of(named, *shape, seed=step).to(dtype) for step in range(3)]
+        assert updates(polar, gradients) == pytest.approx([0.2] * 3, rel=0.02), shape
+
+
+def by_the_bound(polar, T):
+    """0.2·√(mn)/max(‖T‖_F, √ℓ/3), the factor on T of a low-rank map."""
+    return 0.2 * math.sqrt(T.numel()) / max(float(T.norm()), math.sqrt(polar.width) / 3)
+
+
+def moved(polar, gradient, lr_scale):
+    """The first step of a zero matrix, times −1."""
+    p = nn.Parameter(torch.zeros_like(gradient))
+    p.grad = gradient.clone()
+    ps.Muon([p], lr=1.0, polar=polar, lr_scale=lr_scale).step()
+    return -p.detach().double()
+
+
+@in_both_precisions
+@pytest.mark.parametrize("spectrum", SPIKED)
+@pytest.mark.parametrize("polar", LOW_RANK.values(), ids=LOW_RANK.keys())
+def test_a_low_rank_step_is_as_long_as_the_formula_says(polar, spectrum, dtype):
+    """0.2·√(mn)·T/max(‖T‖_F, √ℓ/3), at most three times 0.2·√(mn/ℓ)·T; T is the step without a scale."""
+    rounding = {torch.float32: 1e-3, torch.bfloat16: 2e-2}[dtype]
+    for shape in SIDES:
+        gradient = spiked(spectrum, *shape).to(dtype)
+        step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
+        factor = by_the_bound(polar, T)
+        assert float((step - factor * T).norm() / step.norm()) < rounding, shape
+        assert factor <= 3 * 0.2 * math.sqrt(T.numel() / polar.width) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 4, 5, 16, 36])
+def test_the_scale_of_momentum_of_rank_r_is_that_of_a_ninth_of_l_at_least(rank):
+    """ℓ = 36 with exact singular values of one: 0.2·√(mn/max(r, ℓ/9)), and ‖T‖_op = 1."""
+    polar = low_rank(28, inner=ps.Exact())
+    sigma = (torch.arange(64) < rank).double()
+    step = moved(polar, with_singular_values(sigma, 64, 160), "rms")
+    scale = 0.2 * math.sqrt(64 * 160 / max(rank, 4))
+    assert float(torch.linalg.matrix_norm(step, 2)) == pytest.approx(scale, rel=1e-6)
+    rms = float(step.square().mean().sqrt())
+    assert rms == pytest.approx(0.2 * min(1, math.sqrt(rank / 4)), rel=1e-6)
+
+
+DEFLATED = {
+    "rest scaled": ps.Deflated(low_rank(24)),
+    "rest lifted": ps.Deflated(low_rank(24), ps.NewtonSchulz(1, "flat")),
+    "rest lifted twice": ps.Deflated(low_rank(24), ps.NewtonSchulz(2)),
+}
+
+
+@in_both_precisions
+@pytest.mark.parametrize("polar", DEFLATED.values(), ids=DEFLATED.keys())
+def test_deflated_steps_are_no_longer_than_with_a_ninth_of_the_head(polar, dtype):
+    """At most 0.2·√(mn/(ℓ/9))·T, and on float32 of rank one, which has no rest, exactly so."""
+    for shape, spectrum in product(SIDES, SPIKED):
+        gradient = spiked(spectrum, *shape).to(dtype)
+        step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
+        most = 0.6 * math.sqrt(T.numel() / 32)
+        found = float(step.norm() / T.norm())
+        assert found <= most * (1 + 1e-2)
+        if spectrum == "rank one" and dtype == torch.float32:
+            assert found == pytest.approx(most, rel=2e-2)
+
+
+@pytest.mark.parametrize("name", ["PolarExpress", "quintic", "jordan", "beyond the sides"])
+def test_in_full_space_the_scale_is_that_of_other_libraries_on_every_spectrum(name):
+    """0.2·√max(m, n), with which runs of torch and Moonlight are continued; the RMS may be less."""
+    for spectrum in SPIKED:
+        gradient = spiked(spectrum, 64, 160).float()
+        [found] = updates(MAPS[name], [gradient])
+        [without] = updates(MAPS[name], [gradient], lr_scale="none")
+        assert found == pytest.approx(0.2 * math.sqrt(160) * without, rel=1e-5)
+
+
+def test_a_low_rank_update_is_scaled_matrix_by_matrix():
+    """Of a stack, and where torch cannot add the product of the factors to the parameter."""
+    stack = torch.stack([spiked(name, 48, 80).float() for name in SPIKED])
+    for layout in (torch.Tensor.contiguous, lambda X: X.mT.contiguous().mT):
+        found, T = (moved(low_rank(24), layout(stack), name) for name in ("rms", "none"))
+        factors = [by_the_bound(low_rank(24), each) for each in T]
+        assert max(factors) > 1.5 * min(factors)
+        expected = torch.stack([f * each for f, each in zip(factors, T, strict=True)])
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+def test_zero_matrices_stay_beside_others():
+    p = nn.Parameter(torch.ones(2, 48, 80))
+    p.grad = torch.stack([torch.zeros(48, 80), gaussian(48, 80).float()])
+    ps.Muon([p], lr=1.0, polar=low_rank(24), lr_scale="rms").step()
+    assert torch.equal(p[0], torch.ones(48, 80))
+    assert p[1].detach().sub(1).square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "scale", ["none", "spectral", lambda m, n: 0.3], ids=["none", "spectral", "function"]
+)
+@pytest.mark.parametrize("polar", [low_rank(24), *DEFLATED.values()], ids=["low rank", *DEFLATED])
+def test_the_norm_is_computed_only_where_it_is_asked_for(polar, scale, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(Lift, "squared_norm", refuse)
+    for module in (base, deflated):
+        monkeypatch.setattr(module, "counted_norm", refuse)
+    gradients = [gaussian(64, 160).float()]
+    updates(polar, gradients, lr_scale=scale)
+    with pytest.raises(AssertionError, match="asked"):
+        updates(polar, gradients)
+
+
+@pytest.mark.parametrize("polar", [low_rank(24), *DEFLATED.values()], ids=["low rank", *DEFLATED])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_moves_nothing_else(polar, bad):
+    """A matrix with a NaN becomes NaN, as without a scale; the others of its stack step as ever."""
+    stack = torch.stack([gaussian(48, 80, seed=i).float() for i in range(2)])
+    alone = moved(polar, stack[1:], "rms")
+    stack[0, 3, 5] = bad
+    with_scale, without = (moved(polar, stack, scale) for scale in ("rms", "none"))
+    torch.testing.assert_close(with_scale[1:], alone, atol=1e-4, rtol=0)
+    assert torch.equal(with_scale[0].isfinite(), without[0].isfinite())
+
+
 @pytest.mark.parametrize("name", SKETCHED)
 def test_sketched_maps_on_momentum_of_a_gpt(name, momentum):
     """From the third of its steps on; before, momentum has a rank of a few."""
@@ -104,6 +283,14 @@ def test_sketched_maps_on_momentum_of_a_gpt(name, momentum):
         for M in matrices[len(matrices) // 3 :]:
             [found] = updates(MAPS[name], [M], momentum=0.0, nesterov=False)
             assert found == pytest.approx(0.2, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["rank 8", "gaussian", "warm", "kept", "the paper's"])
+def test_low_rank_maps_keep_it_on_momentum_of_a_gpt_from_the_first_step_on(name, momentum):
+    for matrices in momentum.values():
+        for M in matrices:
+            [found] = updates(MAPS[name], [M], momentum=0.0, nesterov=False)
+            assert found == pytest.approx(0.2 if M.any() else 0, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["rank 8", "rest scaled", "PolarExpress"])

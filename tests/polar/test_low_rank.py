@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, rng
 from polarstep.polar import Warm
+from polarstep.polar.base import Lift, counted_norm
 from polarstep.products.cpu import Cpu
 
 ORTH = ["householder", "cholesky", "products"]
@@ -355,3 +356,44 @@ def test_z_is_made_when_it_is_asked_for():
     assert L.shape == (2, 24, 12)
     torch.testing.assert_close(L @ R, step.factors.Q @ step.factors.Z, atol=2e-6, rtol=0)
     torch.testing.assert_close(step.factors.Z, solver.inner(step.factors.B), atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["G is formed", "G is given"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_norm_of_a_lift_is_known_without_multiplying_it_out(dtype, weighted, given):
+    """For rows of lengths of one, from a tenth to one, of which one is not zero, and all zero."""
+    rows = torch.stack([orthogonal(96, seed, 32).mT for seed in range(4)])
+    one = (torch.arange(32) == 3).double()
+    lengths = torch.stack([torch.ones(32), torch.linspace(0.1, 1, 32), one, 0 * one]).double()
+    W = torch.diag_embed(lengths) @ orthogonal(32, 9, 32) if weighted else None
+    X = (orthogonal(32, 9, 32).mT @ rows if weighted else lengths[..., None] * rows).to(dtype)
+    found = Lift(X, W, G=X.float() @ X.float().mT if given else None).squared_norm()
+    assert found.shape == (4,)
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    rounding = 1e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found.double(), lengths.square().sum(-1), atol=1e-5, rtol=rounding)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 40])
+@pytest.mark.parametrize("inner", [NewtonSchulz(7), NewtonSchulz(4, "polar-express-sketch")])
+def test_the_norm_of_a_low_rank_map_is_its_own_where_the_matrix_has_a_low_rank(inner, rank):
+    """Rounding errors of directions that are not there do not add up to a norm."""
+    polar = LowRank(32, 8, inner=inner, always_sketch=True)
+    for seed in range(5):
+        M = (gaussian(80, rank, seed=seed) @ gaussian(rank, 200, seed=seed + 9)).float()
+        step = polar.from_nothing(M)
+        assert step is not None
+        assert step.factors is not None
+        assert step.squared_norm is not None
+        exact = float(step.dense.double().square().sum())
+        assert float(step.factors.lift.squared_norm()) == pytest.approx(exact, rel=1e-3)
+        assert float(step.squared_norm()) == pytest.approx(max(exact, 40 / 9), rel=1e-3)
+
+
+def test_the_norm_that_counts_is_a_ninth_of_l_at_least():
+    squared = torch.tensor([0.0, 1.0, 3.9, 4.1, 40.0, torch.nan, torch.inf])
+    found = counted_norm(squared, 36)
+    assert found[:5].tolist() == pytest.approx([4, 4, 4, 4.1, 40])
+    assert found[5].isnan()
+    assert found[6].isinf()

@@ -342,11 +342,12 @@ def test_the_weight_of_a_matrix_makes_its_polar_factor(name, steps):
     polynomials = coefficients.resolve(name, steps)
     exact = NewtonSchulz(steps, name, form="plain")(X)
     for scale in (1.0, 1e-30, 1e30):
-        W, S = gram.weight((scale * X).float(), polynomials)
+        W, S, _ = gram.weight((scale * X).float(), polynomials)
         torch.testing.assert_close((W @ S).double(), exact, atol=3e-5, rtol=0)
     X = X[:2]
-    W, S = gram.weight(X, polynomials)
+    W, S, G = gram.weight(X, polynomials)
     assert S is X
+    torch.testing.assert_close(G, X @ X.mT)
     torch.testing.assert_close(W @ X, exact[:2], atol=1e-12, rtol=0)
 
 
@@ -355,11 +356,11 @@ def test_a_weight_shrinks_by_its_own_rounding_errors():
     polynomials = coefficients.resolve("quintic", 7)
     for seed in range(20):
         X = (gaussian(1, 40, 60, seed=seed) + 99 * matrix("one-dominant", 40, 60)).float()
-        W, _ = gram.weight(X, polynomials)
+        W, _, _ = gram.weight(X, polynomials)
         T = W.double() @ X.double()
         assert torch.linalg.matrix_norm(T, 2) <= 1
-    exact, _ = gram.weight(gaussian(40, 60)[None], polynomials)
-    rounded, _ = gram.weight(gaussian(40, 60)[None].float(), polynomials)
+    exact, _, _ = gram.weight(gaussian(40, 60)[None], polynomials)
+    rounded, _, _ = gram.weight(gaussian(40, 60)[None].float(), polynomials)
     assert 0.9e-5 < 1 - float((rounded / exact).median()) < 1.1e-5
 
 

@@ -54,6 +54,9 @@ class ScalarWriter(Protocol):
 class Monitor:
     """Samples an optimizer every ``every`` steps; the module's docstring says what is measured.
 
+    It gathers parameters that are sharded over ranks, so every rank needs one; a file or a writer is for
+    one of them.
+
     Args:
         optimizer: any :class:`polarstep.Muon`, such as :func:`polarstep.muon_for` gives.
         every: sample the steps 0, N, 2N, …

@@ -201,10 +201,15 @@ def _of_mesh(mesh: Any, placements: Any, shape: tuple[int, ...]) -> Layout:
         replicas.append(replica)
     order = sorted(range(len(ranks)), key=ranks.__getitem__)
     ranks = tuple(ranks[i] for i in order)
-    me = ranks.index(torch.distributed.get_rank())
+    here = torch.distributed.get_rank()
+    if here not in ranks:
+        raise ValueError(
+            f"a parameter of shape {shape} is on a mesh of ranks {ranks}, and this is rank {here}: "
+            "expected parameters of which this rank has a part; leave it out of this rank's optimizer"
+        )
     return Layout(
         ranks,
-        me,
+        ranks.index(here),
         shape,
         tuple(boxes[i] for i in order),
         tuple(replicas[i] for i in order),

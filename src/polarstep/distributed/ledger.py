@@ -90,6 +90,7 @@ def bytes_received(
     sharded: Side = "rows",
     step: int = 1,
     copies: int = 1,
+    by_norm: bool = False,
 ) -> float:
     """Bytes that a rank receives in one step of ``count`` m×n matrices.
 
@@ -106,6 +107,8 @@ def bytes_received(
         sharded: which side of the matrices the ranks have cut.
         step: the step, as a kept basis makes some steps cheaper.
         copies: how many copies of the matrices the ranks hold; a divisor of N.
+        by_norm: whether steps are scaled by ‖T‖_F, as with ``lr_scale="rms"``. Ranks that hold parts of
+            the long side receive ‖T‖²_F with W: one number for each matrix.
     """
     shards = _shards(plan, ranks, copies)
     ranks = shards if plan in WITHIN_A_COPY else ranks
@@ -133,7 +136,7 @@ def bytes_received(
     passes = chain.rough + chain.final
     summed = chain.summed * ell * other * (sum_itemsize + itemsize)  # a sum there, a basis back
     triangles = 2 * triangle * (passes + chain.small) + passes  # a pass has a flag for each matrix
-    scale = 2  # the largest entry of each matrix
+    scale = 2 + by_norm * chain.small  # the largest entry of each matrix, and its ‖T‖²_F
     start = 0  # a warm start, of which each rank holds a part
     if isinstance(polar.finder, Warm) and step > 0 and not chain.small:
         start = ell * other * itemsize

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
+from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.optim.collect import State, Work
 from polarstep.optim.groups import view_of
 from polarstep.optim.low_precision import BLOCK, check_blocks, scale_as_sharded, stored_dtype
@@ -42,6 +42,8 @@ class LocalState(State):
         super().__init__()
         self._state = state
         self._of: dict[int, _StandIn] = {}  # by the id of the parameter
+        # The sharded parameters of this step, also those without a part on this rank.
+        self._stepped: list[Any] = []
         # What both forms of the state held when they last agreed. Comparing every tensor of every
         # parameter at every step would take longer than the rest of the host's work.
         self._agreed: _Agreement | None = None
@@ -63,9 +65,10 @@ class LocalState(State):
         An attribute of a ``DTensor`` takes four times as long to read as that of a plain tensor, so
         every attribute is read once, and the step then works with the parts.
         """
+        self._stepped = list(params)
         self.refresh()
         found, of = {}, self._of.get
-        for p in params:
+        for p in self._stepped:
             grad = p.grad
             if grad is not None:
                 it = of(id(p))
@@ -81,9 +84,30 @@ class LocalState(State):
             it = self._read(p)
         return it.part
 
+    def begin(self, params: list[Any]) -> None:
+        """Begin a step on the parts of ``params``; all ranks that have or lack a part call together.
+
+        Other plans cut the entries of a carry, where here a rank has those of its own matrices. So what
+        another plan or a checkpoint has left in parts is made whole, and a rank takes its own from the
+        whole. This is looked for only if the state or ``params`` are others than after the last step.
+        """
+        if self._agrees() and _are_same(params, self._stepped):
+            return
+        self._agreed, self._stepped = None, params
+        for p in params:
+            of_parameter: dict[str, Any] = self._state.get(p, {})
+            for key, value in of_parameter.items():
+                if is_sharded(value) and value.placements != p.placements:
+                    of_parameter[key] = whole(value)
+        self.refresh()
+
+    def _agrees(self) -> bool:
+        """Whether the optimizer's state is as the last step left it."""
+        return self._agreed is not None and self._agreed.real.is_there()
+
     def refresh(self) -> None:
         """Read what others have put into the optimizer's state since the last step."""
-        if self._agreed is None or not self._agreed.real.is_there():
+        if not self._agrees():
             for it in list(self._of.values()):
                 if it.p in self._state:
                     self._read(it.p)
@@ -94,7 +118,10 @@ class LocalState(State):
         """Write the tensors that the step has made into the optimizer's state, as sharded tensors."""
         if self._agreed is not None and self._agreed.known.is_there():
             return
+        stepped = {id(p) for p in self._stepped}
         for it in self._of.values():
+            if id(it.p) not in stepped:
+                continue  # the step had another plan for it, whose results are in the optimizer's state
             for key in [key for key in it.real if key not in it.known]:
                 del it.real[key]
             for key, value in it.known.items():
@@ -104,7 +131,8 @@ class LocalState(State):
                 if not in_parts or not _is_same(_part_of(known, it.p, it.batch), value):
                     it.real[key] = _joined(value, it.p, key, it.batch)
         its = self._of.values()
-        real = _Content([self._state, *(it.real for it in its)])
+        without_part = (self._state.get(p, {}) for p in self._stepped if id(p) not in self._of)
+        real = _Content([self._state, *(it.real for it in its), *without_part])
         self._agreed = _Agreement(real, _Content([it.known for it in its]))
 
     def _forget(self, it: _StandIn) -> None:
@@ -144,8 +172,12 @@ class _Content:
 
     def is_there(self) -> bool:
         """Whether the dicts still have the same values."""
-        now = _values(self._dicts)
-        return len(now) == len(self._values) and all(map(operator.is_, now, self._values))
+        return _are_same(_values(self._dicts), self._values)
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    """Whether two lists have the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _values(dicts: Sequence[dict[Any, Any]]) -> list[Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -309,17 +310,18 @@ class Trip:
         """
         its = self.bucket.signature
         carry = carry or its.polar.init(len(M), its.m, its.n, its.device, its.dtype)
-        polar, left = its.polar.step(M, carry, draw)
-        _check_carry(left, shapes)
-        polar = at_assumed_norm(polar, its.polar) if its.by_norm else polar
         out: list[list[Tensor]] = [[] for _ in self.ranks]
-        for row, j in enumerate(self.owned):
-            for rank in range(len(self.ranks)):
-                out[rank] += self._back(polar, row, self.parts[j][rank])
-                for name, shape in shapes.items():
-                    start, stop = self._spans(j, shape)[rank]
-                    tensor = left[name][row]
-                    out[rank].append(tensor[..., start:stop] if shape else tensor)
+        owned = iter(self.owned)
+        for polar, left in its.polar.steps_on_many(M, carry, draw):
+            _check_carry(left, shapes)
+            polar = at_assumed_norm(polar, its.polar) if its.by_norm else polar
+            for row, j in enumerate(islice(owned, len(polar.M))):
+                for rank in range(len(self.ranks)):
+                    out[rank] += self._back(polar, row, self.parts[j][rank])
+                    for name, shape in shapes.items():
+                        start, stop = self._spans(j, shape)[rank]
+                        tensor = left[name][row]
+                        out[rank].append(tensor[..., start:stop] if shape else tensor)
         return out
 
     def _sizes_back(self, shapes: dict[str, tuple[int, ...]]) -> tuple[list[int], list[int]]:

@@ -21,16 +21,17 @@ and no rank repeats the work of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from polarstep import flops, products
+from polarstep import flops, kernels, products
 from polarstep.distributed import carries, wire
-from polarstep.distributed.layout import Layout, Span
+from polarstep.distributed.layout import Layout, Span, local
 from polarstep.distributed.ledger import FINAL_PASSES, Side
 from polarstep.distributed.summed import (
     basis_of,
@@ -44,7 +45,9 @@ from polarstep.distributed.summed import (
 from polarstep.optim.by_tensors import Target
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State
+from polarstep.optim.scaling import to_norm
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
+from polarstep.polar.base import Lift, counted_norm
 from polarstep.polar.finders import Fresh, Kept
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.products.sizes import largest_entry, unit_scale_for
@@ -56,6 +59,39 @@ Steps = Generator[None, None, Tensor]
 MOST_PASSES = 4
 
 
+@dataclass(frozen=True)
+class _WholeBasis:
+    """A kept basis as a whole, and the part of it that the optimizer's state had at that time."""
+
+    whole: Tensor
+    part: Tensor
+    version: int  # of the part; a write to it changes the number
+
+    def is_of(self, of_parameter: dict[str, Any]) -> bool:
+        X = of_parameter.get("kept")
+        return X is not None and local(X) is self.part and self.part._version == self.version
+
+
+class WholeBases(dict[int, _WholeBasis]):
+    """Whole kept bases by the ids of their parameters, which would else be gathered at every step.
+
+    A basis is gathered again when the state has another. All ranks must do so together, and a rank
+    without a part of the basis cannot see that another has changed. So the ranks agree on it before the
+    step (:mod:`polarstep.distributed.status`).
+    """
+
+    def is_of(self, state: State, spread: Iterable[tuple[Tensor, Layout]]) -> bool:
+        """Whether the state has the same bases."""
+        return not self or all(
+            self[id(p)].is_of(state.get(p, {})) for p, _ in spread if id(p) in self
+        )
+
+    def forget(self, outdated: Iterable[int]) -> None:
+        """Drop the bases of these parameters."""
+        for key in outdated:
+            self.pop(key, None)
+
+
 @dataclass
 class Shards:
     """A bucket of matrices that are all cut in the same way along one side."""
@@ -65,8 +101,7 @@ class Shards:
     layout: Layout
     side: Side
     errors: list[Exception]  # of this rank, to be told to all ranks after the step
-    # Whole bases by parameter and name, with a stamp of the part in the state that each belongs to.
-    memory: dict[tuple[int, str], tuple[tuple[int, int], Tensor]]
+    memory: WholeBases
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -113,8 +148,15 @@ def sharded_step(
     A = yield from _unit_scaled(A, bucket.ranks)
     work = _OnShards(bucket, polar, A)
     Q = yield from work.basis(state, numbers)
-    Z = yield from work.lifted(Q)
+    Z, squared = yield from work.lifted(Q)
     work.leave(state, Q, Z, numbers)
+    if squared is not None:
+        counted = counted_norm(squared, polar.width)
+        factor = to_norm(polar.effective_rank(its.m, its.n), counted)[:, None, None]
+        if Q.numel() < Z.numel():
+            Q = (factor * Q).to(Q.dtype)
+        else:
+            Z = (factor * Z).to(Z.dtype)
     T = Q @ Z
     return list(torch.split(T if its.m <= its.n else T.mT, counts))
 
@@ -174,20 +216,29 @@ class _OnShards:
                 S = yield from self._cholesky_qr(Y, rough=not last)
         return S
 
-    def lifted(self, Q: Tensor) -> Steps:
-        """Z = inner(QᵀA), whole where the short side is cut, else this rank's columns of it."""
+    def lifted(self, Q: Tensor) -> Generator[None, None, tuple[Tensor, Tensor | None]]:
+        """Z = inner(QᵀA), whole where the short side is cut, else this rank's columns of it.
+
+        Also ‖Z‖²_F of all columns, of shape (batch,), where the scale of a step depends on it.
+        """
+        by_norm = self.bucket.signature.by_norm
         B, inner = Q.mT @ self.A, self.polar.inner
         assert isinstance(inner, NewtonSchulz)
         if not self.is_long:
-            return (yield from self._at_owners(B, lifted_by(inner)))
+            Z = yield from self._at_owners(B, lifted_by(inner))
+            return Z, Lift(Z).squared_norm() if by_norm else None
+        squared: Tensor | None = None
         polynomials, epsilon = inner.polynomials, gram.rounding(B.dtype)
         starts = [0, *gram.restarts(polynomials, epsilon, settling=False), len(polynomials)]
         for first, end in pairwise(starts):
             G = packed(self._gram(B.mT))
-            weight = weight_of(inner, first, end, B.shape[-2])
+            asked = by_norm and end == len(polynomials)
+            weight = weight_of(inner, first, end, B.shape[-2], by_norm=asked)
             W = yield from self._at_owners(G, weight, dtype=self.sums)
+            if asked:
+                W, squared = W[:, :-1], W[:, -1]
             B = unpacked(W, B.shape[-2], symmetric=True).to(B.dtype) @ B
-        return B
+        return B, squared
 
     def leave(self, state: State, Q: Tensor, Z: Tensor, numbers: Tensor | None) -> None:
         """Put what the finder leaves for the next step into the state."""
@@ -213,10 +264,9 @@ class _OnShards:
         part = torch.cat(parts)
         if not whole:
             return part
-        keys = [(id(member.param), name) for member in members]
-        known = [self.bucket.memory.get(key) for key in keys]
-        if all(k is not None and k[0] == _stamp(p) for k, p in zip(known, parts, strict=True)):
-            return torch.cat([k[1] for k in known if k is not None])
+        known = [self.bucket.memory.get(id(member.param)) for member in members]
+        if name == "kept" and all(known):
+            return torch.cat([each.whole for each in known if each is not None])
         member = members[0]
         spans = carries.spans(member.param, self.bucket.layout, member.count, shape)
         lengths = [spans[i][1] - spans[i][0] for i in self.bucket.layout.peers]
@@ -239,13 +289,13 @@ class _OnShards:
         return self.polar.width, min(its.m, its.n) if name == "kept" else max(its.m, its.n)
 
     def _memorize(self, state: State, name: str, X: Tensor) -> None:
-        """Store a whole kept basis in memory, with a stamp that shows later changes of its part."""
+        """Store a whole kept basis in memory."""
         if name != "kept":
             return
         counts = [member.count for member in self.bucket.members]
         for member, each in zip(self.bucket.members, torch.split(X, counts), strict=True):
             part = carries.found(state, member, name, self._shape(name))
-            self.bucket.memory[id(member.param), name] = (_stamp(part), each.clone())
+            self.bucket.memory[id(member.param)] = _WholeBasis(each.clone(), part, part._version)
 
     def _whitening(self, state: State) -> Tensor | None:
         """V of a start Ωᵀ = V·S that a GPU left for whole matrices; ``None`` where there is none."""
@@ -335,7 +385,8 @@ class _OnShards:
         if own:
             total = torch.stack(arrived).sum(0).view(own, *X.shape[1:])
             try:
-                mine = [f(total.to(dtype)).to(dtype)]
+                totals = torch.split(total.to(dtype), kernels.in_parts(own, X.device))
+                mine = [f(part).to(dtype) for part in totals]
             except Exception as error:  # told to all ranks when their collectives are done
                 self.bucket.errors.append(error)
                 mine = [total.new_zeros(own, *shape, dtype=dtype)]
@@ -343,11 +394,6 @@ class _OnShards:
         coming = wire.send([mine] * len(ranks), sizes, dtype, X.device, ranks)
         yield
         return torch.cat([part.view(-1, *shape) for part in coming.wait()])
-
-
-def _stamp(part: Tensor) -> tuple[int, int]:
-    """What changes when a tensor is replaced or written to."""
-    return part.data_ptr(), part._version
 
 
 def _fresh_of(polar: LowRank) -> Fresh:

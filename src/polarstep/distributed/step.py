@@ -9,7 +9,7 @@ in the same order.
 from __future__ import annotations
 
 import operator
-from collections.abc import Generator, Iterable
+from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.owner import Part, Spread, Trip, balanced, part_of
 from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
-from polarstep.distributed.sharded import Shards, sharded_step
+from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
 from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, State, Work, members_of
@@ -80,8 +80,7 @@ class Distribution:
         self._local: LocalState | None = None
         self._trips: tuple[Any, list[Trip]] = ((), [])
         self.graphs = OwnedGraphs()
-        # Whole kept bases, which polarstep.distributed.sharded would otherwise gather at every step.
-        self.memory: dict[tuple[int, str], tuple[tuple[int, int], Tensor]] = {}
+        self.memory = WholeBases()
 
     def layout_of(self, p: Tensor) -> Layout | None:
         """Where the parts of ``p`` lie; ``None`` if this process alone has it."""
@@ -147,10 +146,11 @@ class Distribution:
         choice = self.choice(group, p)
         return None if choice is None else str(choice)
 
-    def split(self, works: list[Work], state: State, *, hooked: bool) -> Split:
+    def split(self, works: list[Work], state: State, *, hooked: Container[int]) -> Split:
         """The parameters of this step, divided by the plan that each follows.
 
-        Hooks see whole matrices: with hooks a rank computes every matrix that it has a part of.
+        Hooks see whole matrices: of the parameters whose ids are in ``hooked``, as some rank has hooks,
+        every rank computes all matrices that it has a part of.
         """
         return Split(self, works, state, self.local_state(state), hooked=hooked)
 
@@ -175,7 +175,7 @@ class Split:
         state: State,
         local_state: LocalState,
         *,
-        hooked: bool,
+        hooked: Container[int],
     ) -> None:
         self._distribution, self._works, self._state = distribution, works, state
         self.state = local_state
@@ -185,8 +185,7 @@ class Split:
         self._active: list[Run] = []
         self._found: Found = []
         self._targets: dict[int, Target] = {}
-        self._gather_carries()
-        local_state.refresh()
+        local_state.begin(self._whole_here())
         # Whole matrices of this rank, for the steps of a single process.
         self.here = [
             localized(work, local_state, self._indices(w, "local")) for w, work in enumerate(works)
@@ -194,25 +193,19 @@ class Split:
         # Matrices that every rank gathers and computes.
         self.gathered = [self._selected(w, "gather") for w in range(len(works))]
 
-    def _gather_carries(self) -> None:
-        """Make whole what another plan has left in parts, for parameters that are computed here now.
+    def _whole_here(self) -> list[Tensor]:
+        """The sharded parameters whose matrices are whole on their ranks; the same list on all ranks."""
+        return [
+            p
+            for work, plans in zip(self._works, self._plans, strict=True)
+            for p, plan in zip(work.params, plans, strict=True)
+            if plan == "local" and is_sharded(p)
+        ]
 
-        Other plans cut the entries of a carry, and here a rank has those of its own matrices, which it
-        takes from the whole (:mod:`polarstep.distributed.local`). All ranks have the same ``works``.
-        """
-        for work, plans in zip(self._works, self._plans, strict=True):
-            for p, plan in zip(work.params, plans, strict=True):
-                if plan != "local" or not is_sharded(p):
-                    continue
-                of_parameter: dict[str, Any] = self._state.get(p, {})
-                for key, value in of_parameter.items():
-                    if is_sharded(value) and value.placements != p.placements:
-                        of_parameter[key] = whole(value)
-
-    def _plan(self, group: Group, p: Tensor, hooked: bool) -> str:
+    def _plan(self, group: Group, p: Tensor, hooked: Container[int]) -> str:
         choice = self._distribution.choice(group, p)
         plan = "local" if choice is None else choice.plan
-        if not hooked or plan == "local":
+        if id(p) not in hooked or plan == "local":
             return plan
         return "local" if plan == "replicated" else "gather"
 
@@ -310,7 +303,11 @@ class Split:
             assert layout is not None
             pieces = layout.pieces(member.view)
             assert pieces is not None
-            U = updates.setdefault(id(member.param), torch.empty_like(X))
+            if id(member.param) not in updates:  # contiguous, also where X is in channels_last
+                updates[id(member.param)] = torch.empty_like(
+                    X, memory_format=torch.contiguous_format
+                )
+            U = updates[id(member.param)]
             size = target.sizes()[member.block]
             several = not target.has_one_block or isinstance(size, Tensor)
             spread_out = U.view(pieces[layout.me].shape)
@@ -330,11 +327,11 @@ class Split:
 
     def settle(self) -> None:
         """Write what the steps on local parts have changed into the optimizer's state."""
-        self.state.settle()
         for w, work in enumerate(self._works):
             for i, p in enumerate(work.params):
                 if self._plans[w][i] == "local" and is_sharded(p) and not local(p).numel():
                     self._settle_empty(work, i)
+        self.state.settle()
 
     def _settle_empty(self, work: Work, index: int) -> None:
         """Make the entries, empty, of a parameter without a part here: a checkpoint asks all ranks."""
@@ -361,8 +358,11 @@ class Split:
                 assert layout is not None
                 if "momentum_buffer" in self._state[p] and layout.pieces(work.views[i]) is not None:
                     looked.append((p, layout, work, i, _largest(work, i, layout, self._state)))
-        for ranks in dict.fromkeys(layout.ranks for _, layout, _, _, _ in looked):
-            those = [each for each in looked if each[1].ranks == ranks]
+        alike: dict[Any, list[tuple[Tensor, Layout, Work, int, Tensor]]] = {}
+        for each in looked:
+            key = (each[1].ranks, each[-1].dtype, each[-1].device)
+            alike.setdefault(key, []).append(each)
+        for (ranks, _, _), those in alike.items():
             packed = wire.largest(torch.cat([each[-1] for each in those]), ranks)
             sizes = [len(each[-1]) for each in those]
             for (p, layout, work, i, _), most in zip(
@@ -387,20 +387,24 @@ def _blocks(work: Work, index: int) -> list[tuple[Member, int]]:
 
 
 def _parts_here(
-    work: Work, index: int, layout: Layout, state: State
+    work: Work, index: int, layout: Layout, C: Tensor
 ) -> tuple[Tensor, list[Part | None]]:
     """This rank's part of C, as (batch, rows, columns), and where each matrix lies in it."""
     pieces = layout.pieces(work.views[index])
     assert pieces is not None
     mine = pieces[layout.me]
+    parts = [part_of(mine, member, k) for member, k in _blocks(work, index)]
+    return C.reshape(mine.shape), parts
+
+
+def _momentum_here(work: Work, index: int, state: State) -> Tensor:
     p = work.params[index]
-    C = local(momentum_of(p, state[p], state[p]["momentum_buffer"].dtype)).view(mine.shape)
-    return C, [part_of(mine, member, k) for member, k in _blocks(work, index)]
+    return local(momentum_of(p, state[p], state[p]["momentum_buffer"].dtype))
 
 
 def _largest(work: Work, index: int, layout: Layout, state: State) -> Tensor:
     """The largest magnitude of this rank's part of each matrix of C."""
-    C, parts = _parts_here(work, index, layout, state)
+    C, parts = _parts_here(work, index, layout, _momentum_here(work, index, state))
     most = C.new_zeros(len(parts))
     for i, part in enumerate(parts):
         if part is not None:
@@ -410,9 +414,12 @@ def _largest(work: Work, index: int, layout: Layout, state: State) -> Tensor:
 
 def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -> None:
     """C ← 0 for this rank's parts of the matrices that rest."""
-    C, parts = _parts_here(work, index, layout, state)
+    kept = _momentum_here(work, index, state)
+    C, parts = _parts_here(work, index, layout, kept)
     for flag, part in zip(flags, parts, strict=True):
         if part is not None:
             C[part.batch, slice(*part.rows)].masked_fill_(flag, 0)
+    if C.data_ptr() != kept.data_ptr():  # a copy, as of a filter in channels_last
+        kept.copy_(C.view(kept.shape))
     p = work.params[index]
-    keep_momentum(C.view(local(p).shape), p, state[p], state[p]["momentum_buffer"].dtype)
+    keep_momentum(kept, p, state[p], state[p]["momentum_buffer"].dtype)

@@ -28,8 +28,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class _Flagged:
-    """A function of packed matrices that appends a flag to each of its results."""
+class _Longer:
+    """A function of packed matrices that appends a number to each of its results."""
 
     call: Callable[[Tensor], Tensor]
 
@@ -39,7 +39,7 @@ class _Flagged:
 
 def shape_of(f: Callable[[Tensor], Tensor], X: Tensor) -> tuple[int, ...]:
     """The shape of what ``f`` returns for one matrix of ``X``, known before ``f`` is called."""
-    return (*X.shape[1:-1], X.shape[-1] + isinstance(f, _Flagged))
+    return (*X.shape[1:-1], X.shape[-1] + isinstance(f, _Longer))
 
 
 def basis_of(polar: LowRank, *, rough: bool) -> Callable[[Tensor], Tensor]:
@@ -59,8 +59,13 @@ def lifted_by(inner: NewtonSchulz) -> Callable[[Tensor], Tensor]:
     return lifted
 
 
-def weight_of(inner: NewtonSchulz, first: int, end: int, ell: int) -> Callable[[Tensor], Tensor]:
-    """W, packed, with inner(B) = WB for steps ``first`` to ``end``, from the packed BBᵀ."""
+def weight_of(
+    inner: NewtonSchulz, first: int, end: int, ell: int, *, by_norm: bool
+) -> Callable[[Tensor], Tensor]:
+    """W, packed, with inner(B) = WB for steps ``first`` to ``end``, from the packed BBᵀ.
+
+    ``by_norm`` appends ‖WB‖²_F to each W.
+    """
     polynomials = inner.polynomials
     is_last = end == len(polynomials)
 
@@ -77,13 +82,17 @@ def weight_of(inner: NewtonSchulz, first: int, end: int, ell: int) -> Callable[[
                 norm = torch.where(known, norm * (1 + 4 * torch.finfo(G.dtype).eps), 1)
                 G, scale = G / norm.square(), scale / norm
         if first == end:  # no steps at all
-            identity = torch.eye(ell, dtype=G.dtype, device=G.device)
-            return packed(scale * identity)
-        W = products.of(G.device).accumulated(G, polynomials[first:end])
-        shrink = gram.overshoot(polynomials[first:end], G.dtype) if is_last else 0.0
-        return packed(W * scale * (1 - shrink))
+            W = torch.eye(ell, dtype=G.dtype, device=G.device).expand_as(G)
+        else:
+            W = products.of(G.device).accumulated(G, polynomials[first:end])
+            W = W * (1 - (gram.overshoot(polynomials[first:end], G.dtype) if is_last else 0.0))
+        found = packed(scale * W)
+        if not by_norm:
+            return found
+        squared = torch.where(scale > 0, (W @ G) * W, 0).sum((-2, -1))
+        return torch.cat([found, squared[:, None]], dim=1)
 
-    return weight
+    return _Longer(weight) if by_norm else weight
 
 
 def inverse_root_of(ell: int, is_first: bool) -> Callable[[Tensor], Tensor]:
@@ -105,7 +114,7 @@ def inverse_root_of(ell: int, is_first: bool) -> Callable[[Tensor], Tensor]:
         flag = torch.where(failed, 2, far.to(G.dtype))
         return torch.cat([packed(inverse), flag[:, None].to(G.dtype)], dim=1)
 
-    return _Flagged(inverse)
+    return _Longer(inverse)
 
 
 def packed(X: Tensor) -> Tensor:

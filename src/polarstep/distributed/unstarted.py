@@ -108,9 +108,7 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
                     found.setdefault(ranks, []).append((p, key, known))
     for ranks, entries in found.items():
         flags = torch.tensor([int(known) for _, _, known in entries], device="cpu")
-        for (p, key, _), known in zip(
-            entries, wire.largest(flags, ranks, on_host=True).tolist(), strict=True
-        ):
+        for (p, key, _), known in zip(entries, wire.largest(flags, ranks).tolist(), strict=True):
             if not known:
                 del state[p][key]
 

@@ -39,6 +39,11 @@ def side_group_of(ranks: tuple[int, ...]) -> Any:
     return main if "gloo" in str(dist.get_backend(main)) else _group(ranks, "gloo")
 
 
+def _group_for(X: Tensor, ranks: tuple[int, ...]) -> Any:
+    """The group for an exchange of ``X``; where ``X`` is offloaded to the host, NCCL cannot send it."""
+    return side_group_of(ranks) if X.device.type == "cpu" else group_of(ranks)
+
+
 def _group(ranks: tuple[int, ...], backend: str) -> Any:
     world = tuple(range(dist.get_world_size()))
     if ranks == world and not backend:
@@ -120,7 +125,7 @@ def exchange(
         sent.view(torch.uint8),
         [each * count for count in counts],
         [each * size for size in sizes],
-        group=group_of(ranks),
+        group=_group_for(sent, ranks),
         async_op=True,
     )
     return Arriving(received, list(counts), handle, sent)
@@ -140,15 +145,15 @@ class Comparing:
         return self.values
 
 
-def compare(values: Tensor, ranks: tuple[int, ...], *, on_host: bool = False) -> Comparing:
+def compare(values: Tensor, ranks: tuple[int, ...]) -> Comparing:
     """Begin to find the largest of each of ``values`` over ``ranks``, in place."""
     if len(ranks) == 1:
         return Comparing(values, None)
-    group = side_group_of(ranks) if on_host else group_of(ranks)
+    group = _group_for(values, ranks)
     handle = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
     return Comparing(values, handle)
 
 
-def largest(values: Tensor, ranks: tuple[int, ...], *, on_host: bool = False) -> Tensor:
+def largest(values: Tensor, ranks: tuple[int, ...]) -> Tensor:
     """The largest of each of ``values`` over ``ranks``, in place."""
-    return compare(values, ranks, on_host=on_host).wait()
+    return compare(values, ranks).wait()

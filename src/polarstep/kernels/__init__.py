@@ -11,7 +11,7 @@ import os
 
 import torch
 
-__all__ = ["MOST_MATRICES", "available", "interpreted"]
+__all__ = ["MOST_MATRICES", "available", "in_parts", "interpreted"]
 
 # A kernel's matrices are along the second dimension of its grid, which CUDA ends at 65,535: a launch on
 # more matrices fails as "invalid argument". Steps on more run in parts.
@@ -28,3 +28,10 @@ def interpreted() -> bool:
 def available(device: torch.device) -> bool:
     """Whether the kernels can work on tensors on ``device``."""
     return _HAS_TRITON and (device.type == "cuda" or interpreted())
+
+
+def in_parts(count: int, device: torch.device) -> list[int]:
+    """The numbers of matrices of the parts in which ``count`` matrices on ``device`` take a step."""
+    if count <= MOST_MATRICES or not available(device):
+        return [count]
+    return [min(MOST_MATRICES, count - first) for first in range(0, count, MOST_MATRICES)]

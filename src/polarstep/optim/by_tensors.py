@@ -340,6 +340,10 @@ class Tensors:
 
     def update(self, polar: Polar) -> None:
         """Update X; T = LR is never stored where torch can add the product to X at once."""
+        group = self._members[0].group
+        if is_by_norm(group):
+            _, m, n = polar.M.shape
+            polar = at_assumed_norm(polar, group["polar"].on(m, n, polar.M.device))
         two = polar.two_factors
         products_taken = [two is not None and t.takes_product(two[0].dtype) for t in self._targets]
         if two is not None:
@@ -350,10 +354,6 @@ class Tensors:
                     target.take_product(L, R)
         if all(products_taken):
             return
-        first = self._members[0]
-        if is_by_norm(first.group):
-            _, m, n = polar.M.shape
-            polar = at_assumed_norm(polar, first.group["polar"].on(m, n, polar.M.device))
         parts = torch.split(polar.dense.to(polar.M.dtype), self._counts)
         ready: list[tuple[Target, tuple[Tensor, Tensor, Any]]] = []
         for target, taken, member, T in zip(

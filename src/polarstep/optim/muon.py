@@ -82,9 +82,11 @@ class Muon(Checkpointed):
         weight_decay: λ, decoupled.
         lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, with which the entries of an
             update have a root mean square of 0.2·lr, so that AdamW's learning rates carry over; or a
-            function of (m, n). ``"rms"`` is 0.2·√(mn/k) for a map with k singular values near one:
-            0.2·√max(m, n) in full space, and more for a low-rank map, where k = ℓ. In ``param_groups``
-            its key is ``"shape_scale"``, because timm's schedulers use ``"lr_scale"``.
+            function of (m, n). ``"rms"`` is 0.2·√(mn)/‖T‖_F with sketched maps, which compute ‖T‖_F,
+            but at most 0.6·√(mn/ℓ), as momentum of a few directions would have very long steps. In
+            full space it is 0.2·√max(m, n). The RMS is below 0.2 where ‖T‖²_F < ℓ/9, and in full
+            space where not all singular values are lifted to one (:mod:`polarstep.optim.scaling` has
+            figures). In ``param_groups`` the key is ``"shape_scale"``, as timm uses ``"lr_scale"``.
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
         split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
@@ -325,10 +327,12 @@ class Muon(Checkpointed):
                 "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
                 "ranks must agree on its gradients at every step; capture forward and backward alone"
             )
-        works = self._over_ranks.collected(self.param_groups, self.state, spread)
+        hooks = tuple(self._polar_hooks.values())
+        works = self._over_ranks.collected(
+            self.param_groups, self.state, spread, hooked=bool(hooks)
+        )
         self._told.of_step(self.param_groups, works, self._places)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
-        hooks = tuple(self._polar_hooks.values())
         replayed = self._replayed
         if in_a_graph():
             _check_started(works, self.state)

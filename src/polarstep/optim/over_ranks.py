@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout
-from polarstep.distributed.status import agreed, all_finite
+from polarstep.distributed.status import Agreement, Report, agreed, all_finite, check_alike
 from polarstep.distributed.step import Distribution
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, check_gradients, collect
@@ -21,7 +21,7 @@ from polarstep.optim.groups import Group
 from polarstep.optim.mistakes import callers_level
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resting import let_rest
-from polarstep.optim.step import PolarHook
+from polarstep.optim.step import Bucket, PolarHook
 
 __all__ = ["StepOverRanks"]
 
@@ -32,15 +32,23 @@ class StepOverRanks:
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
         self._failure: Exception | None = None
+        self._agreement = Agreement()  # of the ranks, about this step
+        self._alike: Sequence[tuple[Tensor, Layout]] = ()  # parameters that all ranks have alike
         # Whether plain tensors stand in for sharded parameters at this step.
         self._stand_ins = False
 
     def collected(
-        self, groups: list[Group], state: State, spread: Sequence[tuple[Tensor, Layout]]
+        self,
+        groups: list[Group],
+        state: State,
+        spread: Sequence[tuple[Tensor, Layout]],
+        *,
+        hooked: bool,
     ) -> list[Work]:
         """What every group has to update, agreed on with the ranks that have parts of it.
 
-        ``spread`` has every parameter that other ranks have a part of.
+        ``spread`` has every parameter that other ranks have a part of. ``hooked``: whether hooks of this
+        rank look at the step.
         """
         if not spread:
             whole, stand_ins = self._distribution.whole(groups), None
@@ -48,16 +56,24 @@ class StepOverRanks:
             if whole:
                 stand_ins = self._distribution.local_state(state).stand_ins(whole)
             return [collect(group, stand_ins=stand_ins) for group in groups]
+        if spread is not self._alike:
+            # A rank may add parameters that no other has; then the list is new, and has the same.
+            if [id(p) for p, _ in spread] != [id(p) for p, _ in self._alike]:
+                check_alike(spread)
+            self._alike = spread
         error, self._failure = self._failure, None
         try:
             for group in groups:
                 check_gradients(group)
         except Exception as found:  # raised on all ranks together
             error = error or found
-        steps = sum(group.get("step", 0) for group in groups)
-        elsewhere = agreed(spread, steps, error)
-        works = [collect(group, elsewhere) for group in groups]
         layouts = {id(p): layout for p, layout in spread}
+        memory = self._distribution.memory
+        outdated = not memory.is_of(state, spread)
+        report = Report(_steps(groups, layouts), error, hooked, outdated)
+        self._agreement = agreed(spread, report)
+        memory.forget(self._agreement.outdated)
+        works = [collect(group, self._agreement.with_gradient) for group in groups]
         all_finite(
             (flag, layouts[id(p)])
             for work in works
@@ -94,13 +110,20 @@ class StepOverRanks:
         plain: PlainStep,
         hooks: tuple[PolarHook, ...],
     ) -> None:
-        """Do this rank's share of the work on the matrices of ``muon``."""
-        split = self._distribution.split(muon, state, hooked=bool(hooks))
+        """Do this rank's share of the work on the matrices of ``muon``.
+
+        An error in it is told at the next step: other ranks wait for what this rank has to send.
+        """
+        split = self._distribution.split(muon, state, hooked=self._agreement.hooked)
+        hooks = tuple(_noting_errors(hook, split.errors) for hook in hooks)
         let_rest(split.here, split.state)
         split.let_rest()
         split.begin(plain)
-        updated = replayed(split.here, split.state, hooks)
-        plain(split.here, split.state, hooks, skip=updated)
+        try:
+            updated = replayed(split.here, split.state, hooks)
+            plain(split.here, split.state, hooks, skip=updated)
+        except Exception as error:
+            split.errors.append(error)
         plain(split.gathered, state, hooks, skip=set())
         split.finish()
         split.settle()
@@ -110,8 +133,35 @@ class StepOverRanks:
         """Warn of an error in this rank's share, which all ranks will raise at the next step."""
         if self._failure is not None:
             warnings.warn(
-                f"{type(self._failure).__name__}: {self._failure}; the matrices of this rank were not "
-                "updated, and all ranks will raise this error at the next step",
+                f"{type(self._failure).__name__}: {self._failure}; this rank may not have updated all "
+                "of its matrices, and all ranks will raise this error at the next step",
                 RuntimeWarning,
                 stacklevel=callers_level(),
             )
+
+
+def _steps(groups: list[Group], layouts: dict[int, Layout]) -> dict[tuple[int, ...], int]:
+    """The sum of the steps of all groups that have parameters in common with a set of ranks.
+
+    ``layouts`` has those of the parameters that other ranks have a part of, by id. A rank may have more
+    groups than others, with parameters of its own.
+    """
+    steps: dict[tuple[int, ...], int] = {}
+    for group in groups:
+        found = [layouts[id(p)] for p in group["params"] if id(p) in layouts]
+        # Parameters of a shape and mesh have one layout; to hash the ranks of all would take longer.
+        for ranks in {layout.ranks for layout in {id(each): each for each in found}.values()}:
+            steps[ranks] = steps.get(ranks, 0) + group.get("step", 0)
+    return steps
+
+
+def _noting_errors(hook: PolarHook, errors: list[Exception]) -> PolarHook:
+    """``hook``, with its errors in ``errors``."""
+
+    def noting(bucket: Bucket) -> None:
+        try:
+            hook(bucket)
+        except Exception as error:
+            errors.append(error)
+
+    return noting

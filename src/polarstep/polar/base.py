@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -46,7 +46,31 @@ from polarstep.products.scaled_rows import ScaledRows
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 
-__all__ = ["Captured", "Carry", "Draw", "Factors", "Lift", "Polar", "PolarMap", "wide"]
+__all__ = [
+    "LEAST_SHARE",
+    "Captured",
+    "Carry",
+    "Draw",
+    "Factors",
+    "Lift",
+    "Polar",
+    "PolarMap",
+    "counted_norm",
+    "wide",
+]
+
+# Where the length of a step depends on ‖T‖_F, ‖T‖²_F is taken to be at least this share of ℓ. Momentum
+# of rank one has ‖T‖_F = 1. A step divided by that would be √ℓ times as long in its one direction as a
+# step with ‖T‖²_F = ℓ is. With a ninth of ℓ it is at most three times as long.
+LEAST_SHARE = 1 / 9
+
+
+def counted_norm(squared: Tensor, width: int) -> Tensor:
+    """max(‖T‖²_F, ℓ/9) from ``squared`` = ‖T‖²_F and ℓ = ``width``: what ``lr_scale="rms"`` divides by.
+
+    Every plan calls this function. A NaN stays NaN.
+    """
+    return squared.clamp_min(LEAST_SHARE * width)
 
 
 class Carry(dict[str, Tensor]):
@@ -92,6 +116,30 @@ class Lift:
     W: Tensor | None = None  # (batch, ℓ, ℓ)
     # A function for QW (batch, m, ℓ), where the finder can compute it better. A deflated map never asks.
     left: Callable[[], Tensor] | None = None
+    G: Tensor | None = None  # (batch, ℓ, ℓ): XXᵀ, where the inner map has formed it
+
+    def squared_norm(self) -> Tensor:
+        """‖Z‖²_F = tr(W·XXᵀ·Wᵀ), of shape (batch,), without forming Z.
+
+        Rounding errors of ε·tr XXᵀ in XXᵀ are multiplied by ‖W‖²_op, as they are in the inner map, whose
+        restarts (:mod:`polarstep.polar.gram`) keep them below 2e-2.
+        """
+        wide_enough = torch.promote_types(self.X.dtype, torch.float32)
+        if self.W is None:
+            return torch.linalg.vector_norm(self.X, dim=(-2, -1), dtype=wide_enough).square()
+        G = products.of(self.X.device).gram(self.X) if self.G is None else self.G
+        W = self.W.to(wide_enough)
+        return ((W @ G.to(wide_enough)) * W).sum((-2, -1))
+
+    def times(self, factor: Tensor) -> Lift:
+        """c·Z for a ``factor`` c of shape (batch, 1, 1); of a Z with a W."""
+        assert self.W is not None
+        left = self.left
+        return Lift(
+            self.X,
+            _scaled(self.W, factor),
+            None if left is None else lambda: _scaled(left(), factor),
+        )
 
 
 @dataclass(frozen=True)
@@ -140,6 +188,17 @@ class Factors:
             return torch.bmm(self.columns, self.lift.W), self.lift.X
         return self.Q, self.Z
 
+    def counted_norm(self) -> Tensor:
+        """max(‖Z‖²_F, ℓ/9), of shape (batch,), as :func:`counted_norm` says."""
+        return counted_norm(self.lift.squared_norm(), self.width)
+
+    def times(self, factor: Tensor) -> Factors:
+        """Factors of c·T for a ``factor`` c of shape (batch,), which multiplies the small W, or Q."""
+        c = factor[:, None, None]
+        if self.lift.W is None:
+            return replace(self, columns=_scaled(self.columns, c), orthonormal=False)
+        return replace(self, lift=self.lift.times(c))
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -165,6 +224,7 @@ class Polar:
     T: Tensor | RowProduct | FlatProduct | ScaledRows | None = None
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
+    # It is at least ℓ/9, also where ‖T‖²_F is less (counted_norm).
     squared_norm: Callable[[], Tensor] | None = None
     captured: Captured | None = None  # of a step that is shown
 
@@ -256,7 +316,8 @@ class PolarMap(ABC):
     def effective_rank(self, m: int, n: int) -> int:
         """The number of singular values of T that the map brings near one, ‖T‖²_F in short.
 
-        ``lr_scale="rms"`` divides by its root. It is asked of the map that :meth:`on` returns.
+        ``lr_scale="rms"`` divides by its root where a step does not know ‖T‖_F
+        (:attr:`Polar.squared_norm`). It is asked of the map that :meth:`on` returns.
         """
         return min(m, n)
 
@@ -306,25 +367,29 @@ class PolarMap(ABC):
 
     def step_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """:meth:`step` for any number of matrices: in parts, where they are too many for a kernel."""
-        most = kernels.MOST_MATRICES
-        if len(M) <= most or not kernels.available(M.device):
-            return self.step(M, carry, draw)
-        parts = torch.split(M, most)
-        counts = [len(part) for part in parts]
-        flags, squares = (
-            [None] * len(parts) if each is None else torch.split(each, counts)
-            for each in (draw.finite, draw.squares)
-        )
-        found = [
-            self.step(part, its_carry, Draw(draw.numbers, finite, square))
-            for part, its_carry, finite, square in zip(
-                parts, carry.split(counts), flags, squares, strict=True
-            )
-        ]
+        found = self.steps_on_many(M, carry, draw)
+        if len(found) == 1:
+            return found[0]
         T = torch.cat([polar.multiplied_out() for polar, _ in found])
         norms = [polar.squared_norm for polar, _ in found if polar.squared_norm is not None]
         joined = (lambda: torch.cat([norm() for norm in norms])) if norms else None
         return Polar(M, T, squared_norm=joined), Carry.joined([left for _, left in found])
+
+    def steps_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> list[tuple[Polar, Carry]]:
+        """What :meth:`step` returns for each of the parts in which kernels take the matrices."""
+        counts = kernels.in_parts(len(M), M.device)
+        if len(counts) == 1:
+            return [self.step(M, carry, draw)]
+        flags, squares = (
+            [None] * len(counts) if each is None else torch.split(each, counts)
+            for each in (draw.finite, draw.squares)
+        )
+        return [
+            self.step(part, its_carry, Draw(draw.numbers, finite, square))
+            for part, its_carry, finite, square in zip(
+                torch.split(M, counts), carry.split(counts), flags, squares, strict=True
+            )
+        ]
 
     def lift(self, B: Tensor) -> Lift:
         """T of wide matrices ``B`` of few rows, without the last product where that is cheaper."""
@@ -391,6 +456,11 @@ class PolarMap(ABC):
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """How an m×n matrix on ``device`` will be treated, in a few words, for the routing table."""
         return repr(self)
+
+
+def _scaled(X: Tensor, factor: Tensor) -> Tensor:
+    """``factor``·X, rounded once to the precision of X."""
+    return (factor * X).to(X.dtype)
 
 
 def wide(M: Tensor) -> Tensor:

@@ -10,12 +10,21 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar import deflation
-from polarstep.polar.base import Captured, Carry, Draw, Factors, Polar, PolarMap, wide
+from polarstep.polar.base import (
+    Captured,
+    Carry,
+    Draw,
+    Factors,
+    Lift,
+    Polar,
+    PolarMap,
+    counted_norm,
+    wide,
+)
 from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.products import Products
-from polarstep.products.deflating import squared_norm_of_product
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 
@@ -167,7 +176,7 @@ class Deflated(Containing):
         left, factor, floor = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
         inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor, squares)
         first, *others = steps.polynomials or ((1.0, 0.0),)
-        T, squared = ops.flat_step(
+        T, of_first = ops.flat_step(
             A,
             head.as_computed,
             inverse,
@@ -177,11 +186,10 @@ class Deflated(Containing):
             float8=self.float8 and not others,
         )
         if not others:
-            return T, squared
+            return T, lambda: counted_norm(of_first(), head.width)
         assert isinstance(T, Tensor)
         T = ops.iterate(T, tuple(others))
-        wide_enough = torch.promote_types(T.dtype, torch.float32)
-        return T, lambda: torch.linalg.vector_norm(T, dim=(-2, -1), dtype=wide_enough).square()
+        return T, lambda: counted_norm(Lift(T).squared_norm(), head.width)
 
     def _scaled(
         self, A: Tensor, head: Factors, vectors: Tensor | None, draw: Draw, ops: Products
@@ -206,8 +214,8 @@ class Deflated(Containing):
         left = A.shape[-2] - head.width
 
         def squared_norm() -> Tensor:
-            of_head = squared_norm_of_product(head.lift.W, head.lift.X)
-            return of_head + found.energy.clamp_max(left)
+            of_rest = found.energy.clamp_max(left)
+            return counted_norm(head.lift.squared_norm() + of_rest, head.width)
 
         return T, squared_norm, found.vectors
 

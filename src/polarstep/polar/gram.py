@@ -164,8 +164,8 @@ def apply_to_normalized(X: Tensor, polynomials: tuple[Polynomial, ...]) -> Tenso
     return apply_polynomials(product_like(X, W, X), polynomials[end:])
 
 
-def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> tuple[Tensor, Tensor] | None:
-    """W and S with ``WS`` = φ_q∘…∘φ₁(X/‖X‖_F), for ``X`` on a CPU; ``None`` if a restart is needed.
+def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """W, S and SSᵀ with ``WS`` = φ_q∘…∘φ₁(X/‖X‖_F), for ``X`` on a CPU; ``None`` if a restart is needed.
 
     S is X itself, or X times a power of two where its entries are so small or so large that W, of size
     1/‖X‖_F, or the squares of X would leave the range of float32.
@@ -176,7 +176,8 @@ def weight(X: Tensor, polynomials: tuple[Polynomial, ...]) -> tuple[Tensor, Tens
     if restarts(polynomials, rounding(X.dtype), settling=False):
         return None
     S, G, trace = scaled_gram(X)
-    return _accumulated_by_trace(G, trace, polynomials, 1 - overshoot(polynomials, X.dtype)), S
+    W = _accumulated_by_trace(G, trace, polynomials, 1 - overshoot(polynomials, X.dtype))
+    return W, S, G
 
 
 def overshoot(polynomials: tuple[Polynomial, ...], dtype: torch.dtype) -> float:

@@ -143,7 +143,7 @@ class LowRank(Containing):
         return self.finder.carries
 
     def effective_rank(self, m: int, n: int) -> int:
-        """ℓ, or min(m, n) where that is less."""
+        """ℓ, or min(m, n) where that is less. A step knows ‖T‖²_F = ‖Z‖²_F itself."""
         return min(self.width, m, n)
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
@@ -193,7 +193,8 @@ class LowRank(Containing):
             basis, B = self._projected(A, carry, draw)
         lift, carry = self.finder.lift(self.inner, B, basis, self.width, carry, draw)
         orthonormal = self.finder.makes_orthonormal(A.device, A.dtype)
-        return Polar(M, factors=Factors(basis.Q, B, lift, self.width, orthonormal)), carry
+        factors = Factors(basis.Q, B, lift, self.width, orthonormal)
+        return Polar(M, factors=factors, squared_norm=factors.counted_norm), carry
 
     def _projected(self, A: Tensor, carry: Carry, draw: Draw) -> tuple[Basis, Tensor]:
         """Q and B = QᵀA."""

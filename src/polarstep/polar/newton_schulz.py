@@ -198,8 +198,8 @@ class NewtonSchulz(PolarMap):
         ):
             weighted = gram.weight(B, self.polynomials)
             if weighted is not None:
-                W, X = weighted
-                return Lift(X, W)
+                W, X, G = weighted
+                return Lift(X, W, G=G)
         return super().lift(B)
 
     def _is_normalized_on_the_way(

@@ -29,7 +29,6 @@ __all__ = [
     "first_vectors",
     "signs",
     "squared_norm",
-    "squared_norm_of_product",
 ]
 
 # The columns of signs(), and of the vectors that estimate ‖R‖_op: the least that a GPU multiplies at
@@ -301,15 +300,3 @@ def squared_norm(P: Tensor, G: Tensor) -> Tensor:
     W = (P @ V).to(G.dtype)
     dtype = torch.promote_types(G.dtype, torch.float32)
     return (W.to(dtype) * (G @ W).to(dtype)).sum((-2, -1)) / V.shape[-1]
-
-
-def squared_norm_of_product(W: Tensor | None, X: Tensor) -> Tensor:
-    """An estimate of ‖WX‖²_F, of shape (batch,), by products with 16 columns; ``None`` for W = I.
-
-    It is the mean of ‖XᵀWᵀv‖² over the vectors v of :func:`squared_norm`.
-    """
-    dtype = torch.promote_types(X.dtype, torch.float32)
-    V = signs(X.shape[-2], X.device).to(dtype)
-    count = V.shape[-1]
-    V = V if W is None else W.to(dtype).mT @ V
-    return (X.mT @ V.to(X.dtype)).to(dtype).square().sum((-2, -1)) / count

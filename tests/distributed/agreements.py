@@ -1,0 +1,266 @@
+"""What ranks must agree on before they share a step: main returns what each of four ranks saw."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from tests.distributed.faults import Broken, given, raised
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import polarstep as ps
+
+KEPT = ps.LowRank(4, 2, 0, keep=4, always_sketch=True, inner=ps.NewtonSchulz(3))
+CHANGES = ("checkpoint", "twice", "in place")
+RESTING = 66  # steps; momentum is looked at after 64 of them
+
+
+def matrix(name: str, mesh: Any, *placements: Any, shape: tuple[int, ...] = (8, 12)) -> Any:
+    return nn.Parameter(distribute_tensor(given(name, shape, 0), mesh, placements))
+
+
+def give_gradients(params: list[Any], step: int) -> None:
+    for i, p in enumerate(params):
+        G = given(f"gradient {i}", tuple(p.shape), step).to(p.dtype)
+        p.grad = distribute_tensor(G, p.device_mesh, p.placements) if isinstance(p, DTensor) else G
+
+
+def words_of(optimizer: ps.Muon, params: list[Any], steps: int = 2) -> list[str]:
+    """What each step raised."""
+    words = []
+    for step in range(steps):
+        give_gradients(params, step)
+        words.append(raised(optimizer.step))
+    return words
+
+
+def an_error_on_two_meshes(rank: int, grid: Any) -> list[str]:
+    """Rank 0 fails; one parameter is on its column of the mesh, and another on all ranks."""
+    params = [matrix("a", grid["dp"], Shard(0)), matrix("b", grid, Shard(0), Shard(1))]
+    optimizer = ps.Muon(params, lr=0.1)
+    optimizer.param_groups[0]["momentum"] = 7 if rank == 0 else 0.95
+    words = words_of(optimizer, params, 1)
+    optimizer.param_groups[0]["momentum"] = 0.95
+    return words + words_of(optimizer, params, 1)
+
+
+def out_of_step_on_two_meshes(rank: int, grid: Any) -> list[str]:
+    """Rank 3 is at another step; rank 0 has no parameter in common with it."""
+    params = [matrix("a", grid["tp"], Shard(0)), matrix("b", grid["dp"], Shard(0))]
+    optimizer = ps.Muon(params, lr=0.1)
+    optimizer.param_groups[0]["step"] = int(rank == 3)
+    return words_of(optimizer, params, 1)
+
+
+def other_parameters_on_one(rank: int) -> list[str]:
+    """Rank 1 has a matrix less, as where experts of its own are among the plain parameters."""
+    params = [nn.Parameter(given("a", (8, 12), i)) for i in range(2 if rank == 1 else 3)]
+    optimizer = ps.Muon(params, lr=0.1, process_group=dist.group.WORLD)
+    return words_of(optimizer, params, 1)
+
+
+def more_parameters_on_one(rank: int, mesh: Any) -> list[str]:
+    """Rank 1 gets a matrix that no other rank has, between two steps."""
+    params = [matrix("a", mesh, Shard(0))]
+    optimizer = ps.Muon(params, lr=0.1, plan="owner")
+    words = words_of(optimizer, params, 1)
+    if rank == 1:
+        params.append(nn.Parameter(given("alone", (8, 12), 0)))
+        optimizer.add_param_group({"params": params[1:]})
+    return words + words_of(optimizer, params)
+
+
+def on_other_ranks() -> list[str]:
+    """A matrix on the first two ranks, in the optimizers of all."""
+    params = [matrix("elsewhere", DeviceMesh("cpu", [0, 1]), Shard(0))]
+    return words_of(ps.Muon(params, lr=0.1, plan="owner"), params, 1)
+
+
+def offloaded(mesh: Any) -> set[str]:
+    """The backends by which parameters on the host are exchanged, where the main one is NCCL."""
+    main, swap, used = dist.group.WORLD, dist.all_to_all_single, set()
+    backend = dist.get_backend
+
+    def noted(*arguments: Any, group: Any, **options: Any) -> Any:
+        used.add("nccl" if group is main else backend(group))
+        return swap(*arguments, group=group, **options)
+
+    dist.all_to_all_single = noted
+    dist.get_backend = lambda group: "nccl" if group is main else backend(group)
+    try:
+        params = [matrix("offloaded", mesh, Shard(0))]
+        words_of(ps.Muon(params, lr=0.1, plan="owner"), params)
+    finally:
+        dist.all_to_all_single, dist.get_backend = swap, backend
+    return used
+
+
+def a_hook_on_one(rank: int, mesh: Any, plan: str) -> tuple[list[str], int, float]:
+    """What the steps raised, how many buckets the hook of rank 0 saw, how far weights are off."""
+    names = [f"hooked {i}" for i in range(3)]
+    params = [matrix(name, mesh, Shard(0), shape=(9, 12)) for name in names]
+    if plan == "replicated":
+        params = [nn.Parameter(given(name, (9, 12), 0)) for name in names]
+    alone = [nn.Parameter(given(name, (9, 12), 0)) for name in names]
+    polar = ps.LowRank(4, 2, always_sketch=True)
+    group = dist.group.WORLD if plan == "replicated" else None
+    ours = ps.Muon(params, lr=0.1, plan=plan, polar=polar, process_group=group)
+    one, seen = ps.Muon(alone, lr=0.1, polar=polar), []
+    if rank == 0:
+        ours.register_polar_hook(lambda bucket: seen.append(bucket.M.shape))
+    words = words_of(ours, params)
+    words_of(one, alone)
+    ends = [p.full_tensor() if isinstance(p, DTensor) else p for p in params]
+    off = max(float((p - q).detach().abs().max()) for p, q in zip(ends, alone, strict=True))
+    return words, len(seen), off
+
+
+def a_hook_that_fails_on_one(rank: int, mesh: Any) -> list[str]:
+    """The matrices of two shapes are gathered, and the hook fails at the first."""
+    params = [matrix(f"bad {i}", mesh, Shard(0), shape=(9, 12 + i)) for i in range(2)]
+    optimizer = ps.Muon(params, lr=0.1, plan="owner")
+
+    def hook(bucket: object) -> None:
+        if rank == 0:
+            raise OSError("the disk is full")
+
+    optimizer.register_polar_hook(hook)
+    return words_of(optimizer, params)
+
+
+def a_map_that_fails_on_experts_of_one(mesh: Any) -> tuple[list[str], float]:
+    """Rank 1 fails on its experts, while it owes others a part of a matrix."""
+    params = [matrix("experts", mesh, Shard(0), shape=(4, 9, 12)), matrix("a", mesh, Shard(0))]
+    groups = [
+        {"params": params[:1], "polar": Broken()},
+        {"params": params[1:], "plan": "owner"},
+    ]
+    words = words_of(ps.Muon(groups, lr=0.1), params)
+    alone = nn.Parameter(given("a", (8, 12), 0))
+    one = ps.Muon([alone], lr=0.1)
+    alone.grad = given("gradient 1", (8, 12), 0)
+    one.step()
+    return words, float((params[1].full_tensor() - alone).detach().abs().max())
+
+
+class One(nn.Module):
+    def __init__(self, p: nn.Parameter) -> None:
+        super().__init__()
+        self.p = p
+
+
+def a_kept_basis_that_changes(mesh: Any, folder: Path, change: str) -> float:
+    """The state has another basis than the whole in memory. Of the basis, rank 3 has no part."""
+    p = matrix("kept", mesh, Shard(1), shape=(9, 12))
+    q = nn.Parameter(p.full_tensor().detach().clone())
+    ours, one = ps.Muon([p], lr=0.1, plan="sharded", polar=KEPT), ps.Muon([q], lr=0.1, polar=KEPT)
+
+    def go(*steps: int) -> None:
+        for step in steps:
+            give_gradients([p], step)
+            give_gradients([q], step)
+            ours.step()
+            one.step()
+
+    def load_copies() -> None:
+        content = ours.state_dict()
+        content["state"] = {
+            index: {name: X.clone() for name, X in its.items()}
+            for index, its in content["state"].items()
+        }
+        ours.load_state_dict(content)
+
+    go(*range(6))
+    if change == "checkpoint":
+        model = One(p)
+        dcp.save(
+            {"optimizer": get_optimizer_state_dict(model, ours)}, checkpoint_id=folder / "kept"
+        )
+        content = {"optimizer": get_optimizer_state_dict(model, ours)}
+        dcp.load(content, checkpoint_id=folder / "kept")
+        set_optimizer_state_dict(model, ours, content["optimizer"])
+    elif change == "twice":
+        load_copies()
+    else:
+        part = ours.state[p]["kept"].to_local()
+        if part.numel():
+            part.copy_(part.clone())
+    go(6)
+    if change == "twice":
+        load_copies()
+    go(7, 8, 9)
+    return float((p.full_tensor() - q).detach().abs().max())
+
+
+def channels_last(mesh: Any, plan: str) -> float:
+    """Filters in channels_last, until their momentum has been looked at."""
+    shape = (8, 4, 3, 3)
+
+    def stored(X: Tensor) -> Tensor:
+        return X.contiguous(memory_format=torch.channels_last)
+
+    def placed(X: Tensor) -> Any:
+        if plan == "replicated":
+            return stored(X)
+        part = X.chunk(mesh.size())[mesh.get_local_rank()]
+        return DTensor.from_local(stored(part), mesh, [Shard(0)], run_check=False)
+
+    p, q = nn.Parameter(placed(given("filter", shape, 0))), nn.Parameter(given("filter", shape, 0))
+    group = dist.group.WORLD if plan == "replicated" else None
+    options: dict[str, Any] = {"lr": 0.1, "momentum": 0.1, "polar": ps.NewtonSchulz(3)}
+    ours, one = ps.Muon([p], plan=plan, process_group=group, **options), ps.Muon([q], **options)
+    for step in range(RESTING):
+        # Without a gradient the momentum has faded when it is looked at, and is set to zero.
+        G = given("gradient", shape, step) * (step < 3)
+        p.grad, q.grad = placed(G), G
+        ours.step()
+        one.step()
+    whole = p.full_tensor() if isinstance(p, DTensor) else p
+    return float((whole - q).detach().abs().max())
+
+
+def peaks(mesh: Any) -> list[tuple[torch.dtype, torch.dtype]]:
+    """The precision of the momentum, and of its peak, of parameters in three precisions."""
+    params = [matrix("peak", mesh, Shard(0)) for _ in range(3)]
+    kinds = (torch.float32, torch.float64, torch.bfloat16)
+    params = [nn.Parameter(p.detach().to(dtype)) for p, dtype in zip(params, kinds, strict=True)]
+    optimizer = ps.Muon(params, lr=0.1, plan="owner", polar=ps.NewtonSchulz(1))
+    words_of(optimizer, params, RESTING)
+    states = [optimizer.state[p] for p in params]
+    return [(its["momentum_buffer"].dtype, its["peak"].dtype) for its in states]
+
+
+def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
+    warnings.simplefilter("ignore")
+    mesh = init_device_mesh("cpu", (ranks,))
+    grid = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("dp", "tp"))
+    found: dict[Any, Any] = {
+        "error": an_error_on_two_meshes(rank, grid),
+        "out of step": out_of_step_on_two_meshes(rank, grid),
+        "bad hook": a_hook_that_fails_on_one(rank, mesh),
+        "bad map": a_map_that_fails_on_experts_of_one(mesh),
+        "peaks": peaks(mesh),
+        "other parameters": other_parameters_on_one(rank),
+        "more parameters": more_parameters_on_one(rank, mesh),
+        "offloaded": offloaded(mesh),
+    }
+    for plan in ("owner", "sharded", "replicated", "gather"):
+        found["hook", plan] = a_hook_on_one(rank, mesh, plan)
+    for change in CHANGES:
+        found["kept", change] = a_kept_basis_that_changes(mesh, folder, change)
+    for plan in ("owner", "replicated", "gather"):
+        found["channels last", plan] = channels_last(mesh, plan)
+    # The last, as it makes a group on some ranks only: torch names a group that a part of the ranks make
+    # by how many groups a rank has, so that later groups of all ranks would have several names.
+    found["elsewhere"] = on_other_ranks()
+    return found
