@@ -252,6 +252,8 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         "peaks": peaks(mesh),
         "other parameters": other_parameters_on_one(rank),
         "more parameters": more_parameters_on_one(rank, mesh),
+        # On some ranks only, a group is made here. The group for the host comes after it.
+        "elsewhere": on_other_ranks(),
         "offloaded": offloaded(mesh),
     }
     for plan in ("owner", "sharded", "replicated", "gather"):
@@ -260,7 +262,4 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         found["kept", change] = a_kept_basis_that_changes(mesh, folder, change)
     for plan in ("owner", "replicated", "gather"):
         found["channels last", plan] = channels_last(mesh, plan)
-    # The last, as it makes a group on some ranks only: torch names a group that a part of the ranks make
-    # by how many groups a rank has, so that later groups of all ranks would have several names.
-    found["elsewhere"] = on_other_ranks()
     return found

@@ -50,8 +50,10 @@ def _group(ranks: tuple[int, ...], backend: str) -> Any:
         return dist.group.WORLD
     key = (ranks, backend)
     if key not in _GROUPS or not _is_alive(_GROUPS[key]):
+        # torch names a group that only its members make by how many groups a rank has. These numbers
+        # may differ, and then all wait for ever. A group of all ranks does not need such a name.
         _GROUPS[key] = dist.new_group(
-            list(ranks), backend=backend or None, use_local_synchronization=True
+            list(ranks), backend=backend or None, use_local_synchronization=ranks != world
         )
     return _GROUPS[key]
 
