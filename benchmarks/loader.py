@@ -10,6 +10,7 @@ is timed after a warm-up pass, when the operating system has cached the file.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -37,10 +38,12 @@ def rate(windows: TokenWindows, count: int) -> float:
 
 
 def main() -> None:
+    """Time batches of several lengths, and exit with 1 below the promise."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("shards", nargs="*", help="patterns; without any, a shard is written")
+    patterns = parser.parse_args().shards
     with tempfile.TemporaryDirectory() as folder:
-        if len(sys.argv) > 1:
-            patterns = sys.argv[1:]
-        else:
+        if not patterns:
             tokens = np.random.default_rng(0).integers(0, 50257, size=50_000_000, dtype=np.uint16)
             write_shard(Path(folder) / "shard.bin", tokens)
             patterns = [f"{folder}/*.bin"]
