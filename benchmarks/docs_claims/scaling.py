@@ -29,9 +29,9 @@ def _scaled(unit: str) -> str:
         (study.DEFLATED, "`Deflated` with rank 48"),
         (study.LOW_RANK, "`LowRank`"),
     ):
-        if unit not in study.fits(found, name):
+        line = study.fits(found, name).get(unit)
+        if line is None:
             continue
-        line = study.fits(found, name)[unit]
         points = (study.over_tokens if unit == "tokens" else study.over_width)(found, name)
         places = sorted({x for x, _ in points})
         verb = f"{line.verdict} by this fit"

@@ -114,9 +114,7 @@ class Order(NamedTuple):
 
     same: int  # in the same order here
     unclear: int  # not told apart here
-    turned: list[
-        tuple[str, str]
-    ]  # the other way round; the method with the larger figure here first
+    turned: list[tuple[str, str]]  # the other way round, with the larger figure here first
 
 
 @dataclass(frozen=True)

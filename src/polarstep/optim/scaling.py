@@ -127,7 +127,7 @@ def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
     """
     if polar.squared_norm is None:
         return sizes
-    factor = to_norm(made_by.effective_rank(*polar.M.shape[-2:]), polar.squared_norm())
+    factor = _to_assumed(polar.squared_norm(), polar, made_by)
     return sizes * factor.to(sizes.dtype).reshape(-1, *[1] * (sizes.dim() - 1))
 
 
@@ -136,11 +136,16 @@ def to_norm(rank: int, squared: Tensor) -> Tensor:
     return torch.where(squared > 0, (rank / squared).sqrt(), 1)
 
 
+def _to_assumed(squared: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
+    """√effective rank / ‖T‖_F of each matrix, from ``squared`` = ‖T‖²_F."""
+    return to_norm(made_by.effective_rank(*polar.M.shape[-2:]), squared)
+
+
 def at_assumed_norm(polar: Polar, made_by: PolarMap) -> Polar:
     """T :func:`corrected` to ‖T‖²_F = the effective rank of its map, which the scale assumes."""
     if polar.squared_norm is None:
         return polar
     if polar.factors is not None:
-        factor = to_norm(made_by.effective_rank(*polar.M.shape[-2:]), polar.squared_norm())
+        factor = _to_assumed(polar.squared_norm(), polar, made_by)
         return replace(polar, factors=polar.factors.times(factor), squared_norm=None)
     return replace(polar, T=corrected(polar.multiplied_out(), polar, made_by), squared_norm=None)
