@@ -149,7 +149,7 @@ def optimizer_of(
         lr=lr,
         polar=None if other else polar or maps()[base][1],
         transform=ps.NormalizedRows() if "rows" in options else None,
-        lr_scale=ps.convert.fan_ratio if "fans" in options else "spectral",
+        lr_scale="fan-ratio" if "fans" in options else "spectral",
         embeddings=ps.AdamW(lr=EMBEDDING),
         heads=ps.AdamW(lr=OTHERS),
         vectors=ps.AdamW(lr=OTHERS),
