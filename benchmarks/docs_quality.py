@@ -95,6 +95,7 @@ def weighed() -> tuple[Weighed, ...]:
             ("full+rows", 0.014),
             long="muon-polar-express-rows",
         ),
+        Weighed("full space, `fan-ratio`", full, ("full+fans", 0.02)),
         Weighed(sixth, SIXTH, ("lift-120-warm", 0.014), (128,), "deflated-120"),
         Weighed(
             f"{sixth}, `NormalizedRows`",
@@ -102,6 +103,12 @@ def weighed() -> tuple[Weighed, ...]:
             ("lift-120-warm+rows", 0.014),
             (128,),
             "deflated-120-rows",
+        ),
+        Weighed(
+            f"{sixth}, `NormalizedRows`, `fan-ratio`",
+            with_rows(SIXTH),
+            ("lift-120-warm+rows+fans", 0.02),
+            (128,),
         ),
         Weighed(twelfth, TWELFTH, ("lift-56-warm", 0.014), (64, 256), "deflated"),
         Weighed(
@@ -150,8 +157,8 @@ def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Chang
     Every seed counts for maps at the rate of ``base``. A map with a rate of its own, and an optimizer of
     another library, has a :func:`chosen` rate: the seed that chose it does not count.
     """
-    (name, rate), runs = trained, perplexities()[trained]
-    if rate != base[1] or name.startswith("peer:"):
+    runs = perplexities()[trained]
+    if trained[1] != base[1] or any(name.startswith("peer:") for name, _ in (trained, base)):
         runs = _reported(runs) or runs
     return percent(runs, perplexities()[base])
 
