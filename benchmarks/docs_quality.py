@@ -7,6 +7,7 @@ Cost is the time of a whole ``step()`` (``results/step-cost``), quality the perp
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping
@@ -194,6 +195,18 @@ def _reported(runs: Mapping[int, float]) -> dict[int, float]:
 
 def best_run(name: str) -> tuple[str, float] | None:
     """The map, AdamW or peer of this name, and its rate: the one that was :func:`chosen` for it.
+
+    With a warm-up or without, whichever the seed that chooses rates has lower.
+    """
+    from frontier import CHOICE
+
+    found = [run for each in (name, f"{name}+warmup") if (run := _best_rate_of(each))]
+    on_choice = {run: perplexities()[run].get(CHOICE, math.inf) for run in found}
+    return min(found, key=lambda run: on_choice[run], default=None)
+
+
+def _best_rate_of(name: str) -> tuple[str, float] | None:
+    """The name and its chosen rate.
 
     Where none was, or no other seed has it, it is the rate with the lowest mean perplexity of all runs.
     The seeds that are reported then choose the rate too, which flatters the optimizer a little.

@@ -406,6 +406,11 @@ def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
         0.014,
     )  # seed 3 chose it, although 0.02 has a lower mean
     assert found.quality(dion.trained).value == pytest.approx(4.0)  # of seed 0 alone
+    for rate in (0.01, 0.014, 0.02):
+        runs["peer:dion-muon+warmup", rate] = {3: 48.5, 0: 50.0}
+    assert found.peers()[1].trained[0] == "peer:dion-muon+warmup"  # seed 3 has it lower
+    runs["peer:dion-muon", 0.014][3] = 48.0
+    assert found.peers()[1].trained == ("peer:dion-muon", 0.014)
 
 
 def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
