@@ -22,9 +22,9 @@ from torch import Tensor
 import polarstep as ps
 from polarstep import products
 from polarstep.polar import Carry, Draw, Finder
-from polarstep.polar.base import Lift
 from polarstep.polar.finders import Basis, Fresh
 from polarstep.polar.orthonormal import orthonormalize
+from polarstep.polar.result import Lift
 
 __all__ = ["Chosen", "Measured", "Renewed", "filled", "fitted", "power_law"]
 

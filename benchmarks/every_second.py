@@ -26,9 +26,10 @@ from torch import Tensor
 import polarstep as ps
 from polarstep import products
 from polarstep.polar import Carry, Draw, Polar, deflation
-from polarstep.polar.base import Factors, wide
+from polarstep.polar.base import wide
 from polarstep.polar.containing import Containing
 from polarstep.polar.deflated import _precision
+from polarstep.polar.result import Factors
 from polarstep.products.flat_product import FlatProduct
 
 __all__ = ["Between", "EverySecond", "Form"]

@@ -25,7 +25,7 @@ from polarstep import (
     Sketch,
 )
 from polarstep.polar import Finder, Warm, coefficients
-from polarstep.polar.base import Factors
+from polarstep.polar.result import Factors
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from torch import nn
 
 import polarstep as ps
 from polarstep.optim.scaling import SCALES, LrScale, resolve_scale
-from polarstep.polar import base, deflated
-from polarstep.polar.base import Lift
+from polarstep.polar import deflated, result
+from polarstep.polar.result import Lift
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
@@ -256,7 +256,7 @@ def test_the_norm_is_computed_only_where_it_is_asked_for(polar, scale, monkeypat
         raise AssertionError("asked")
 
     monkeypatch.setattr(Lift, "squared_norm", refuse)
-    for module in (base, deflated):
+    for module in (result, deflated):
         monkeypatch.setattr(module, "counted_norm", refuse)
     gradients = [gaussian(64, 160).float()]
     updates(polar, gradients, lr_scale=scale)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, rng
 from polarstep.polar import Warm
-from polarstep.polar.base import Lift, counted_norm
+from polarstep.polar.result import Lift, counted_norm
 from polarstep.products.cpu import Cpu
 
 ORTH = ["householder", "cholesky", "products"]

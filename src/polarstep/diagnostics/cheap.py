@@ -12,8 +12,8 @@ because the residual has rank at most d₀ − ℓ. The smaller of two bounds on
 * ⟨B, Z⟩ + ℓδ·max_{0≤x≤1} x(1 − p_q(x)) for Z = p_q(B/δ), as no singular value σ loses more than
   σ(1 − p_q(σ/δ)) of its alignment. It holds for any basis, and is tightest with many steps.
 
-A sketched map has B already (:class:`polarstep.polar.base.Factors`), so the cost is a few norms. So has
-a deflated map (:class:`polarstep.polar.base.Captured`), whose T is more than QZ. For a
+A sketched map has B already (:class:`polarstep.polar.result.Factors`), so the cost is a few norms. So
+has a deflated map (:class:`polarstep.polar.result.Captured`), whose T is more than QZ. For a
 full-space map the second bound applies with B = M, and the first with a small sketch of its own.
 
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
@@ -40,8 +40,8 @@ from polarstep.autocast import autocast_off
 from polarstep.diagnostics.certificate import Certificate
 from polarstep.diagnostics.measures import check_step
 from polarstep.polar import PolarMap
-from polarstep.polar.base import Captured, Factors
 from polarstep.polar.orthonormal import orthonormalize
+from polarstep.polar.result import Captured, Factors
 from polarstep.products.sizes import frobenius_norm, unit_scaled
 
 __all__ = ["certified", "cheap_certificate"]

@@ -47,9 +47,9 @@ from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, Signature, State
 from polarstep.optim.scaling import to_norm
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
-from polarstep.polar.base import Lift, counted_norm
 from polarstep.polar.finders import Fresh, Kept
 from polarstep.polar.orthonormal import orthonormalize
+from polarstep.polar.result import Lift, counted_norm
 from polarstep.products.sizes import largest_entry, unit_scale_for
 
 __all__ = ["Shards", "sharded_step"]

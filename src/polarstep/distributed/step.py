@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.distributed import carries, wire
-from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
+from polarstep.distributed import carries
+from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
 from polarstep.distributed.ledger import AUTO, AskedPlan, check_plan
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owned_graph import OwnedGraphs
-from polarstep.distributed.owner import Part, Spread, Trip, balanced, part_of
+from polarstep.distributed.owner import Part, Spread, Trip, balanced
 from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
+from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
 from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import Member, State, Work, members_of
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
-from polarstep.optim.resting import faded, fading, largest
 
 __all__ = ["Distribution", "Split"]
 
@@ -347,79 +347,7 @@ class Split:
                     self._state[p][key] = wrapped(part, p, p.placements, of_all)
 
     def let_rest(self) -> None:
-        """The rule of :mod:`polarstep.optim.resting` for matrices in parts, with one small exchange."""
-        looked: list[tuple[Tensor, Layout, Work, int, Tensor]] = []
-        for w in range(len(self._works)):
-            work = self._selected(w, "owner", "replicated", "sharded", "gather")
-            if fading(work) is None:
-                continue
-            for i, p in enumerate(work.params):
-                layout = self._distribution.layout_of(p)
-                assert layout is not None
-                if "momentum_buffer" in self._state[p] and layout.pieces(work.views[i]) is not None:
-                    looked.append((p, layout, work, i, _largest(work, i, layout, self._state)))
-        alike: dict[Any, list[tuple[Tensor, Layout, Work, int, Tensor]]] = {}
-        for each in looked:
-            key = (each[1].ranks, each[-1].dtype, each[-1].device)
-            alike.setdefault(key, []).append(each)
-        for (ranks, _, _), those in alike.items():
-            packed = wire.largest(torch.cat([each[-1] for each in those]), ranks)
-            sizes = [len(each[-1]) for each in those]
-            for (p, layout, work, i, _), most in zip(
-                those, torch.split(packed, sizes), strict=True
-            ):
-                fade = fading(work)
-                assert fade is not None
-                if "peak" in self._state[p]:  # another plan may have left it in parts
-                    self._state[p]["peak"] = whole(self._state[p]["peak"])
-                flags = faded(self._state[p], most, fade)
-                _mask(work, i, layout, self._state, flags)
-
-
-def _blocks(work: Work, index: int) -> list[tuple[Member, int]]:
-    """The matrices of a parameter, as a block and an index in the block."""
-    shapes = work.views[index].shapes
-    return [
-        (Member(work, index, block), k)
-        for block, (count, _, _) in enumerate(shapes)
-        for k in range(count)
-    ]
-
-
-def _parts_here(
-    work: Work, index: int, layout: Layout, C: Tensor
-) -> tuple[Tensor, list[Part | None]]:
-    """This rank's part of C, as (batch, rows, columns), and where each matrix lies in it."""
-    pieces = layout.pieces(work.views[index])
-    assert pieces is not None
-    mine = pieces[layout.me]
-    parts = [part_of(mine, member, k) for member, k in _blocks(work, index)]
-    return C.reshape(mine.shape), parts
-
-
-def _momentum_here(work: Work, index: int, state: State) -> Tensor:
-    p = work.params[index]
-    return local(momentum_of(p, state[p], state[p]["momentum_buffer"].dtype))
-
-
-def _largest(work: Work, index: int, layout: Layout, state: State) -> Tensor:
-    """The largest magnitude of this rank's part of each matrix of C."""
-    C, parts = _parts_here(work, index, layout, _momentum_here(work, index, state))
-    most = C.new_zeros(len(parts))
-    for i, part in enumerate(parts):
-        if part is not None:
-            most[i] = largest(C[part.batch, slice(*part.rows)][None])[0]
-    return most
-
-
-def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -> None:
-    """C ← 0 for this rank's parts of the matrices that rest."""
-    kept = _momentum_here(work, index, state)
-    C, parts = _parts_here(work, index, layout, kept)
-    for flag, part in zip(flags, parts, strict=True):
-        if part is not None:
-            C[part.batch, slice(*part.rows)].masked_fill_(flag, 0)
-    if C.data_ptr() != kept.data_ptr():  # a copy, as of a filter in channels_last
-        kept.copy_(C.view(kept.shape))
-    p = work.params[index]
-    keep_momentum(kept, p, state[p], state[p]["momentum_buffer"].dtype)
+        """Let matrices in parts rest whose gradients have become zero; all ranks decide together."""
+        plans = ("owner", "replicated", "sharded", "gather")
+        works = [self._selected(w, *plans) for w in range(len(self._works))]
+        let_parts_rest(works, self._distribution.layout_of, self._state)

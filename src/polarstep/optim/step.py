@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polarstep.optim.collect import Member, Signature
 from polarstep.polar import Carry, Draw, Polar, PolarMap
-from polarstep.polar.base import Captured, Factors
+from polarstep.polar.result import Captured, Factors
 
 __all__ = ["Bucket", "Matrices", "PolarHook", "launch", "show"]
 

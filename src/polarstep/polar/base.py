@@ -21,16 +21,15 @@ A map is a frozen dataclass: comparable, hashable, printable, picklable, valid i
 
 An optimizer calls :meth:`PolarMap.step` once for each bucket of matrices and each step. A step is
 given the :class:`Carry` that the last step returned, and random numbers drawn beforehand. It
-returns T as a :class:`Polar`, not multiplied out, and the carry for the next step. ``polar(M,
-generator=g)`` is one step with an empty carry.
+returns T, not multiplied out (:mod:`polarstep.polar.result`), and the carry for the next step.
+``polar(M, generator=g)`` is one step with an empty carry.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,39 +37,11 @@ from torch import Tensor
 from polarstep import kernels, products
 from polarstep.autocast import autocast_off_on
 from polarstep.distributed.layout import is_sharded
-from polarstep.products.deflating import Head
-from polarstep.products.flat_product import FlatProduct
-from polarstep.products.plain import product_like
-from polarstep.products.row_product import RowProduct
-from polarstep.products.scaled_rows import ScaledRows
+from polarstep.polar.result import Lift, Polar
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 
-__all__ = [
-    "LEAST_SHARE",
-    "Captured",
-    "Carry",
-    "Draw",
-    "Factors",
-    "Lift",
-    "Polar",
-    "PolarMap",
-    "counted_norm",
-    "wide",
-]
-
-# Where the length of a step depends on ‖T‖_F, ‖T‖²_F is taken to be at least this share of ℓ. Momentum
-# of rank one has ‖T‖_F = 1. A step divided by that would be √ℓ times as long in its one direction as a
-# step with ‖T‖²_F = ℓ is. With a ninth of ℓ it is at most three times as long.
-LEAST_SHARE = 1 / 9
-
-
-def counted_norm(squared: Tensor, width: int) -> Tensor:
-    """max(‖T‖²_F, ℓ/9) from ``squared`` = ‖T‖²_F and ℓ = ``width``: what ``lr_scale="rms"`` divides by.
-
-    Every plan calls this function. A NaN stays NaN.
-    """
-    return squared.clamp_min(LEAST_SHARE * width)
+__all__ = ["Carry", "Draw", "PolarMap", "wide"]
 
 
 class Carry(dict[str, Tensor]):
@@ -106,149 +77,6 @@ class Draw:
     finite: Tensor | None = None  # a flag per matrix; where it is zero, the carry must not change
     squares: Tensor | None = None  # (batch, parts) that add up to ‖M‖²_F, for a map that uses_norm
     shown: bool = False  # whether the step is looked at, and is to keep what it has Captured
-
-
-@dataclass(frozen=True)
-class Lift:
-    """Z = WX, the polar factor of a small matrix, before it is multiplied out; W = I if it is None."""
-
-    X: Tensor  # (batch, ℓ, n)
-    W: Tensor | None = None  # (batch, ℓ, ℓ)
-    # A function for QW (batch, m, ℓ), where the finder can compute it better. A deflated map never asks.
-    left: Callable[[], Tensor] | None = None
-    G: Tensor | None = None  # (batch, ℓ, ℓ): XXᵀ, where the inner map has formed it
-
-    def squared_norm(self) -> Tensor:
-        """‖Z‖²_F = tr(W·XXᵀ·Wᵀ), of shape (batch,), without forming Z.
-
-        Rounding errors of ε·tr XXᵀ in XXᵀ are multiplied by ‖W‖²_op, as they are in the inner map, whose
-        restarts (:mod:`polarstep.polar.gram`) keep them below 2e-2.
-        """
-        wide_enough = torch.promote_types(self.X.dtype, torch.float32)
-        if self.W is None:
-            return torch.linalg.vector_norm(self.X, dim=(-2, -1), dtype=wide_enough).square()
-        G = products.of(self.X.device).gram(self.X) if self.G is None else self.G
-        W = self.W.to(wide_enough)
-        return ((W @ G.to(wide_enough)) * W).sum((-2, -1))
-
-    def times(self, factor: Tensor) -> Lift:
-        """c·Z for a ``factor`` c of shape (batch, 1, 1); of a Z with a W."""
-        assert self.W is not None
-        left = self.left
-        return Lift(
-            self.X,
-            _scaled(self.W, factor),
-            None if left is None else lambda: _scaled(left(), factor),
-        )
-
-
-@dataclass(frozen=True)
-class Factors:
-    """T = Q·Z = Q·W·X of a sketched map, for wide matrices M (tall ones are transposed first).
-
-    B = QᵀM, which the map needs anyway, tells how much of M the basis captured. Tensors may be
-    padded with zeros beyond ℓ = ``width`` rows or columns.
-    """
-
-    columns: Tensor  # (batch, m, ≥ ℓ): Q with padding
-    projected: Tensor  # (batch, ≥ ℓ, n): B with padding
-    lift: Lift  # Z, in the precision the inner map ended in
-    width: int
-    orthonormal: bool  # whether QᵀQ = I up to rounding; if not, null directions may be missing
-
-    @property
-    def Q(self) -> Tensor:
-        """(batch, m, ℓ), ‖Q‖_op ≤ 1, in the precision of Z."""
-        return self.columns[..., : self.width].to(self.Z.dtype)
-
-    @property
-    def B(self) -> Tensor:
-        """(batch, ℓ, n), QᵀM on M's own scale."""
-        return self.projected[:, : self.width]
-
-    @cached_property
-    def Z(self) -> Tensor:
-        """(batch, ℓ, n), the polar factor of B."""
-        X, W = self.lift.X, self.lift.W
-        if W is not None:
-            X = products.of(X.device).apply(W, X, self.projected.dtype)
-        return X[:, : self.width]
-
-    @property
-    def as_computed(self) -> Head:
-        """Q, B, X and W with their padding, each in its own precision."""
-        return Head(self.columns, self.projected, self.lift.X, self.lift.W)
-
-    @cached_property
-    def two(self) -> tuple[Tensor, Tensor]:
-        """L = QW and R = X with T = LR, so that Z = WX, which has the long side, is not formed."""
-        if self.lift.left is not None:
-            return self.lift.left(), self.lift.X
-        if self.lift.W is not None:
-            return torch.bmm(self.columns, self.lift.W), self.lift.X
-        return self.Q, self.Z
-
-    def counted_norm(self) -> Tensor:
-        """max(‖Z‖²_F, ℓ/9), of shape (batch,), as :func:`counted_norm` says."""
-        return counted_norm(self.lift.squared_norm(), self.width)
-
-    def times(self, factor: Tensor) -> Factors:
-        """Factors of c·T for a ``factor`` c of shape (batch,), which multiplies the small W, or Q."""
-        c = factor[:, None, None]
-        if self.lift.W is None:
-            return replace(self, columns=_scaled(self.columns, c), orthonormal=False)
-        return replace(self, lift=self.lift.times(c))
-
-
-@dataclass(frozen=True)
-class Captured:
-    """The part of M that a step has found on its way to a T that is more than this part.
-
-    It bounds ‖M‖_* for a certificate.
-    """
-
-    M: Tensor  # (batch, m, n): the step's M, transposed or times a number for each matrix
-    factors: Factors
-    inner: PolarMap  # made Z of B
-
-
-@dataclass(frozen=True)
-class Polar:
-    """T of a batch of matrices M: dense, or before it is multiplied out.
-
-    A sketched map has ``factors``, and every other map has ``T``.
-    """
-
-    M: Tensor  # (batch, m, n), tall or wide
-    # (batch, m, n), in the precision the map ended in
-    T: Tensor | RowProduct | FlatProduct | ScaledRows | None = None
-    factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
-    # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
-    # It is at least ℓ/9, also where ‖T‖²_F is less (counted_norm).
-    squared_norm: Callable[[], Tensor] | None = None
-    captured: Captured | None = None  # of a step that is shown
-
-    @property
-    def two_factors(self) -> tuple[Tensor, Tensor] | None:
-        """L and R with T = LR, oriented as M is; ``None`` where T is dense."""
-        if self.factors is None:
-            return None
-        L, R = self.factors.two
-        return (L, R) if self.M.shape[-2] <= self.M.shape[-1] else (R.mT, L.mT)
-
-    def multiplied_out(self) -> Tensor:
-        """T in the precision the map ended in, in the memory layout of M."""
-        if self.factors is None:
-            assert self.T is not None
-            return self.T if isinstance(self.T, Tensor) else self.T.multiplied_out()
-        two = self.two_factors
-        assert two is not None
-        return product_like(self.M, *two)
-
-    @cached_property
-    def dense(self) -> Tensor:
-        """:meth:`multiplied_out`, computed once."""
-        return self.multiplied_out()
 
 
 class PolarMap(ABC):
@@ -456,11 +284,6 @@ class PolarMap(ABC):
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """How an m×n matrix on ``device`` will be treated, in a few words, for the routing table."""
         return repr(self)
-
-
-def _scaled(X: Tensor, factor: Tensor) -> Tensor:
-    """``factor``·X, rounded once to the precision of X."""
-    return (factor * X).to(X.dtype)
 
 
 def wide(M: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from polarstep.polar.base import Carry, Draw, Polar, PolarMap
+from polarstep.polar.base import Carry, Draw, PolarMap
+from polarstep.polar.result import Polar
 
 __all__ = ["Containing"]
 

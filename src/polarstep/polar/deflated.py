@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,27 +9,16 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar import deflation
-from polarstep.polar.base import (
-    Captured,
-    Carry,
-    Draw,
-    Factors,
-    Lift,
-    Polar,
-    PolarMap,
-    counted_norm,
-    wide,
-)
+from polarstep.polar.base import Carry, Draw, PolarMap, wide
 from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
+from polarstep.polar.result import Captured, Factors, Lift, Polar, SquaredNorm, counted_norm
 from polarstep.products import Products
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 
 __all__ = ["Deflated"]
-
-SquaredNorm = Callable[[], Tensor]
 
 
 def _head() -> LowRank:

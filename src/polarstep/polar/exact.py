@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.polar.base import Lift, PolarMap
+from polarstep.polar.base import PolarMap
+from polarstep.polar.result import Lift
 from polarstep.products.base import unit_scaled
 
 __all__ = ["Exact"]

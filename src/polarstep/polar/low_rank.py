@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, products
-from polarstep.polar.base import Carry, Draw, Factors, Polar, PolarMap, wide
+from polarstep.polar.base import Carry, Draw, PolarMap, wide
 from polarstep.polar.containing import Containing
 from polarstep.polar.finders import Finder, Fresh, Kept
 from polarstep.polar.finders.base import Basis
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method
+from polarstep.polar.result import Factors, Polar
 from polarstep.products.base import largest_entry, leaves_range, unit_scaled
 from polarstep.sketch import Gaussian, Sketch
 

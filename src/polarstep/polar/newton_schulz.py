@@ -12,8 +12,9 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.polar import coefficients, gram
-from polarstep.polar.base import Lift, PolarMap
+from polarstep.polar.base import PolarMap
 from polarstep.polar.coefficients import Name, Polynomial
+from polarstep.polar.result import Lift
 from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
 from polarstep.products.base import leaves_range, unit_scale

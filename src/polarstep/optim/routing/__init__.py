@@ -1,6 +1,7 @@
 """Which parameter of a model goes to which rule, and why.
 
-* :mod:`~polarstep.optim.routing.anatomy`: the structure of a model, as far as this needs it;
+* :mod:`~polarstep.optim.routing.anatomy`: the structure of a model, as far as this needs it, made of
+  :mod:`~polarstep.optim.routing.node`, with the output :mod:`~polarstep.optim.routing.heads`;
 * :mod:`~polarstep.optim.routing.roles`: the role of each parameter, by a list of rules;
 * :mod:`~polarstep.optim.routing.fused_weights`, :mod:`~polarstep.optim.routing.orientation` and
   :mod:`~polarstep.optim.routing.adapters`: how a weight is read as matrices, and factors of LoRA;

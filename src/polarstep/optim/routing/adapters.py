@@ -21,7 +21,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polarstep.optim.routing.anatomy import Node, Use
+from polarstep.optim.routing.anatomy import Use
+from polarstep.optim.routing.node import Node
 from polarstep.optim.scaling import LrScale, resolve_scale
 
 __all__ = ["Adapter", "find_adapter", "is_magnitude", "is_other_part"]

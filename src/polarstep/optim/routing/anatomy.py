@@ -2,146 +2,29 @@
 
 :func:`dissect` walks a model once. It sees through wrappers (``torch.compile``, DDP, activation
 checkpointing), so names and findings do not depend on them. It gathers every place that uses a
-parameter, so a tied parameter is one :class:`Site`. And it finds the output heads: the layers whose
-outputs no other layer reads.
+parameter, so a tied parameter is one :class:`Site`. And it lists the embeddings and the output heads
+(:mod:`polarstep.optim.routing.heads`).
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.rnn import RNNCellBase
 from torch.nn.utils import parametrize
 
-from polarstep.optim.routing.orientation import stored_transposed
+from polarstep.optim.routing.heads import find_heads
+from polarstep.optim.routing.node import EMBEDDINGS, Node
 
-__all__ = ["Anatomy", "Node", "Site", "Use", "dissect", "unwrapped"]
+__all__ = ["Anatomy", "Site", "Use", "dissect", "unwrapped"]
 
-EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-RECURRENT = (nn.RNNBase, RNNCellBase)
-NORMS = (_NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 # Attributes under which a wrapper holds the module it wraps: torch.compile, activation
 # checkpointing and FullyShardedDataParallel.
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 # The parts of LoRA, which add to a layer and are no layers of the model.
 LORA = re.compile(r"^lora_")
-# Layers that make shifts and scales for a norm, as in diffusion transformers. They may be registered
-# after the output layer, and what they compute does not leave the model.
-MODULATION = re.compile(r"(^|\.)(ada_?ln|ada_?norm|film|modulation)", re.IGNORECASE)
-# Names of output layers. They count only together with outputs that no layer, or no later one, reads.
-HEAD = re.compile(
-    r"(^|_)(heads?|classifier|predict(or|ion)?s?|logits?|scores?)(_|$)", re.IGNORECASE
-)
-
-
-@dataclass(eq=False)
-class Node:
-    """A module and its place in the model. Wrappers are no nodes, and ``name`` leaves theirs out."""
-
-    name: str
-    path: str  # as model.named_modules() has it, wrappers included
-    module: nn.Module
-    parent: Node | None
-    children: list[Node] = field(default_factory=list)
-    again: bool = False  # whether another node of the same module counts as its place
-    adapts: bool = False  # whether it is part of an adapter, and no layer of the model
-
-    @property
-    def last_name(self) -> str:
-        """The name within the module around it, as ``qkv`` of ``blocks.0.attn.qkv``."""
-        return self.name.rpartition(".")[2]
-
-    def walk(self) -> Iterator[Node]:
-        """This node and all below, in the order of ``named_modules``."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
-
-    def ancestors(self) -> Iterator[Node]:
-        """The nodes above, innermost first."""
-        node = self.parent
-        while node is not None:
-            yield node
-            node = node.parent
-
-    @property
-    def widths(self) -> tuple[int, int] | None:
-        """Inputs and outputs, for a layer that is one linear map; ``None`` for any other module.
-
-        A layer of unknown type counts if its only matrix, or stack of matrices, is called ``weight``.
-        """
-        module = self.module
-        if isinstance(module, nn.Linear):
-            return module.in_features, module.out_features
-        if isinstance(module, _ConvNd):
-            return module.in_channels, module.out_channels
-        if isinstance(module, nn.Bilinear):
-            return module.in1_features, module.out_features
-        if isinstance(module, (*EMBEDDINGS, *RECURRENT, *NORMS)):
-            return None
-        matrices = [name for name, p in module._parameters.items() if p is not None and p.ndim > 1]
-        weight = module._parameters["weight"] if matrices == ["weight"] else None
-        if weight is None or weight.ndim not in (2, 3) or self.has_parameters_below:
-            return None
-        rows, cols = weight.shape[-2:]
-        return (rows, cols) if stored_transposed(module, "weight", weight) else (cols, rows)
-
-    @property
-    def adapter_parts(self) -> tuple[str, ...]:
-        """The names under which this layer holds the parts of its adapters, as PEFT's layers state."""
-        said = getattr(self.module, "adapter_layer_names", ())
-        # modules_to_save holds whole layers that are trained in place of others.
-        return tuple(set(said) - {"modules_to_save"}) if isinstance(said, tuple) else ()
-
-    @property
-    def is_stack(self) -> bool:
-        """Whether this layer of unknown type has a stack of matrices as its weight."""
-        weight = self.module._parameters.get("weight")
-        is_known = isinstance(self.module, (_ConvNd, nn.Bilinear, *NORMS))
-        return weight is not None and weight.ndim == 3 and not is_known
-
-    @property
-    def has_parameters_below(self) -> bool:
-        """Whether modules inside this one have parameters, as a loss function has none."""
-        return any(True for child in self.children for _ in child.module.parameters())
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The widths this layer reads."""
-        module = self.module
-        if isinstance(module, nn.MultiheadAttention):
-            return module.embed_dim, module.kdim, module.vdim
-        if isinstance(module, nn.Bilinear):
-            return module.in1_features, module.in2_features
-        if isinstance(module, RECURRENT):
-            return (module.input_size,)
-        return self.widths[:1] if self.widths else ()
-
-    @property
-    def is_block(self) -> bool:
-        """Whether this module is one of several alike that follow each other, as in a trunk.
-
-        In a ``ModuleList`` every module with layers of its own is a block. In a ``Sequential`` a
-        module is a block if it has a sibling of its class; if it is a ``Sequential`` itself, the
-        sibling must have the same shapes.
-        """
-        if self.parent is None or not self.children or self.widths is not None:
-            return False
-        if isinstance(self.parent.module, nn.ModuleList):
-            return True
-        if not isinstance(self.parent.module, nn.Sequential):
-            return False
-        siblings = [node.module for node in self.parent.children if node is not self]
-        kind = type(self.module)
-        if kind is nn.Sequential:
-            return any(type(m) is kind and _shapes(m) == _shapes(self.module) for m in siblings)
-        return any(type(m) is kind for m in siblings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +85,7 @@ def dissect(model: nn.Module) -> Anatomy:
         if isinstance(node.module, EMBEDDINGS):
             vocabularies.setdefault(node.module.num_embeddings, node.name)
             embedded.add(node.module.embedding_dim)
-    return Anatomy(root, sites, vocabularies, _heads(root, vocabularies, embedded))
+    return Anatomy(root, sites, vocabularies, find_heads(root, vocabularies, embedded))
 
 
 def _grow(module: nn.Module, name: str, path: str, parent: Node | None) -> Node:
@@ -252,155 +135,6 @@ def _uses(node: Node) -> Iterator[tuple[Use, Tensor]]:
             key = f"parametrizations.{key}"
             label = key.split(".")[1]
             yield Use(_join(node.name, key), _join(node.path, key), node, label), p
-
-
-def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict[int, str]:
-    """The output layers: by their width first, then by their place, then by width and name."""
-    layers = [node for node in root.walk() if not (node.again or node.adapts)]
-    read = _widths_read(layers)
-    heads: dict[int, str] = {}
-    for node in layers:
-        if node.widths is not None:
-            width = node.widths[1]
-            if width in vocabularies and not read[width] and _ends_block(node):
-                table = vocabularies[width]
-                heads[id(node.module)] = f"a row for each entry of {table}"
-        elif isinstance(node.module, nn.AdaptiveLogSoftmaxWithLoss):
-            for part in node.walk():
-                heads[id(part.module)] = "part of an adaptive softmax"
-    for i, node in enumerate(_tail(root, layers)):
-        assert node.widths is not None
-        width = node.widths[1]
-        # A last layer whose outputs are as wide as an embedding that the trunk reads is no head:
-        # the embedding is the head, by F.linear(x, embedding.weight) in the forward pass.
-        tied = width in embedded and read[width] and width not in vocabularies
-        if not tied or HEAD.search(node.last_name):
-            how = "the model's last layer" if i == 0 else f"no layer reads its {width} outputs"
-            heads.setdefault(id(node.module), how)
-    for node in layers:
-        if id(node.module) not in heads and _called_head(node) and (side := _unread(node, read)):
-            heads[id(node.module)] = f"no layer reads its {side} outputs, and its name says head"
-    return heads
-
-
-def _widths_read(layers: list[Node]) -> Counter[int]:
-    """How many of ``layers`` read each width. Which side of a stack has its inputs may not be known."""
-    return Counter(width for node in layers if not node.is_stack for width in node.inputs)
-
-
-def _tail(node: Node, layers: list[Node]) -> list[Node]:
-    """The layers whose outputs leave ``node``, the last layer first.
-
-    The last layer is one of them. Others (policy and value, one head per task) are registered just
-    before it, and no layer reads their outputs. A trunk of repeated blocks has no head inside.
-    """
-    if node.widths is not None:
-        return [node]
-    if isinstance(node.module, (nn.MultiheadAttention, *RECURRENT)):
-        return []
-    children = [
-        child
-        for child in node.children
-        if _has_layers(child) and not MODULATION.search(child.last_name)
-    ]
-    if isinstance(node.module, nn.Sequential):
-        return _tail(children[-1], layers) if children and not children[-1].is_block else []
-    children = [child for child in children if _has_layers(child, of_its_own=True)]
-    found: list[Node] = []
-    for child in reversed(children):
-        ends = [] if child.is_block else _tail(child, layers)
-        by_position = child is children[-1] and not _has_twin_in_dict(child)
-        if not by_position and (not ends or any(_is_read(end, layers) for end in ends)):
-            break
-        found += ends
-    return found
-
-
-def _is_read(node: Node, layers: list[Node]) -> bool:
-    """Whether another layer may take the outputs of ``node`` as inputs.
-
-    Layers registered before a module that is called head do not read what it ends with: they read states
-    and actions that it predicts, or hidden states that happen to be as wide as a vocabulary.
-    """
-    assert node.widths is not None
-    others = _widths_read(layers) - Counter(node.inputs)
-    flattened = isinstance(node.module, _ConvNd) and any(
-        other % node.widths[1] == 0 for other in others
-    )
-    if not (flattened or _may_read(node, others)):
-        return False
-    head = _called_head(node)
-    if head is None:
-        return True
-    after = layers[layers.index(node) + 1 :]
-    beside = [each for each in head.walk() if each is not node]
-    return node.widths[1] in _widths_read(after + beside)
-
-
-def _may_read(node: Node, read: Counter[int]) -> bool:
-    """Whether layers that read the widths ``read`` may read ``node``, whole or cut into equal parts."""
-    assert node.widths is not None
-    width = node.widths[1]
-    return width in read or any(other >= 16 and width % other == 0 for other in read)
-
-
-def _unread(node: Node, read: Counter[int]) -> int | None:
-    """The width of outputs that no other layer of the model reads, wherever it is registered."""
-    if node.widths is None:
-        return None
-    if node.is_stack:  # output layers for several codebooks; either side may have the outputs
-        return next((side for side in node.widths if side not in read), None)
-    unread = not _may_read(node, read - Counter(node.inputs))
-    return node.widths[1] if unread else None
-
-
-def _called_head(node: Node) -> Node | None:
-    """This layer, or a module that ends with it, if called head; none inside a repeated block."""
-    around = [node, *(above for above, _ in zip(node.ancestors(), range(2), strict=False))]
-    called = [place for place in around if HEAD.search(place.last_name)]
-    if not called or node.widths is None or any(above.is_block for above in node.ancestors()):
-        return None
-    ends = (p for p in called if isinstance(p.module, nn.ModuleList) or _last_layer(p) is node)
-    return next(ends, None)
-
-
-def _last_layer(node: Node) -> Node:
-    """The layer that is registered last in ``node``."""
-    *_, last = (below for below in node.walk() if below.inputs and not below.adapts)
-    return last
-
-
-def _has_twin_in_dict(node: Node) -> bool:
-    """Whether ``node`` is one of several alike in a ``ModuleDict``: experts, or one head per task."""
-    if node.parent is None or not isinstance(node.parent.module, nn.ModuleDict):
-        return False
-    alike = [child for child in node.parent.children if type(child.module) is type(node.module)]
-    return bool(node.children) and len(alike) > 1
-
-
-def _ends_block(node: Node) -> bool:
-    """Whether ``node`` is in no repeated block, or is the last layer of its block."""
-    block = next((above for above in node.ancestors() if above.is_block), None)
-    if block is None:
-        return True
-    layers = [each for each in block.walk() if each.widths and not each.adapts]
-    return layers[-1] is node
-
-
-def _has_layers(node: Node, of_its_own: bool = False) -> bool:
-    """Whether there are layers with matrices at or below ``node``, embeddings aside.
-
-    Layers ``of_its_own`` are those that have their place here, and not elsewhere in the model.
-    """
-    return any(
-        below.inputs
-        for below in node.walk()
-        if not below.adapts and not (of_its_own and below.again)
-    )
-
-
-def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
-    return [tuple(p.shape) for p in module.parameters()]
 
 
 def unwrapped(name: str) -> str:

@@ -15,7 +15,8 @@ from itertools import islice
 
 from torch import Tensor, nn
 
-from polarstep.optim.routing.anatomy import Node, Use
+from polarstep.optim.routing.anatomy import Use
+from polarstep.optim.routing.node import Node
 
 __all__ = ["WHOLE", "Cut", "find_cut", "has_heads_inside"]
 

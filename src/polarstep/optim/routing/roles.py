@@ -18,8 +18,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from polarstep.matrix import Layout, MatrixView
 from polarstep.optim.routing.adapters import find_adapter, is_magnitude, is_other_part
-from polarstep.optim.routing.anatomy import EMBEDDINGS, NORMS, RECURRENT, Anatomy, Site, Use
+from polarstep.optim.routing.anatomy import Anatomy, Site, Use
 from polarstep.optim.routing.fused_weights import WHOLE, Cut, find_cut, has_heads_inside
+from polarstep.optim.routing.node import EMBEDDINGS, NORMS, RECURRENT
 from polarstep.optim.routing.orientation import stored_transposed
 
 __all__ = ["ROLES", "RULES", "Finding", "Form", "Role", "find_role", "form_of"]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.polar.base import Carry, Draw, Lift, PolarMap
+from polarstep.polar.base import Carry, Draw, PolarMap
 from polarstep.polar.orthonormal import Method, resolved
+from polarstep.polar.result import Lift
 
 __all__ = ["Basis", "Finder"]
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from polarstep.polar.base import Carry, Draw, Lift, PolarMap
+from polarstep.polar.base import Carry, Draw, PolarMap
 from polarstep.polar.finders.base import Basis, Finder
 from polarstep.polar.finders.fresh import Fresh
+from polarstep.polar.result import Lift
 
 __all__ = ["Kept"]
 

@@ -35,10 +35,11 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.polar import gram
-from polarstep.polar.base import Carry, Draw, Lift, PolarMap
+from polarstep.polar.base import Carry, Draw, PolarMap
 from polarstep.polar.finders.base import Basis, Finder
 from polarstep.polar.finders.fresh import Fresh
 from polarstep.polar.orthonormal import Method, orthonormalize, whitened_polynomials
+from polarstep.polar.result import Lift
 from polarstep.polar.small import GRAM_FROM
 from polarstep.sketch import Gaussian
 
