@@ -175,7 +175,7 @@ def keep_ablation() -> str:
 def ablation_intervals() -> str:
     """How many intervals the figure of ablations has, and how many leave out zero."""
     changes = [found for axis in AXES for found in axis.changes().values()]
-    return f"Of {len(changes)} intervals {sum(found.clear for found in changes)} leave out zero"
+    return f"{sum(found.clear for found in changes)} of the {len(changes)} intervals leave out zero"
 
 
 @claim
