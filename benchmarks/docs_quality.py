@@ -7,6 +7,7 @@ Cost is the time of a whole ``step()`` (``results/step-cost``), quality the perp
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping
@@ -95,6 +96,7 @@ def weighed() -> tuple[Weighed, ...]:
             ("full+rows", 0.014),
             long="muon-polar-express-rows",
         ),
+        Weighed("full space, `fan-ratio`", full, ("full+fans", 0.02)),
         Weighed(sixth, SIXTH, ("lift-120-warm", 0.014), (128,), "deflated-120"),
         Weighed(
             f"{sixth}, `NormalizedRows`",
@@ -102,6 +104,12 @@ def weighed() -> tuple[Weighed, ...]:
             ("lift-120-warm+rows", 0.014),
             (128,),
             "deflated-120-rows",
+        ),
+        Weighed(
+            f"{sixth}, `NormalizedRows`, `fan-ratio`",
+            with_rows(SIXTH),
+            ("lift-120-warm+rows+fans", 0.02),
+            (128,),
         ),
         Weighed(twelfth, TWELFTH, ("lift-56-warm", 0.014), (64, 256), "deflated"),
         Weighed(
@@ -150,8 +158,8 @@ def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Chang
     Every seed counts for maps at the rate of ``base``. A map with a rate of its own, and an optimizer of
     another library, has a :func:`chosen` rate: the seed that chose it does not count.
     """
-    (name, rate), runs = trained, perplexities()[trained]
-    if rate != base[1] or name.startswith("peer:"):
+    runs = perplexities()[trained]
+    if trained[1] != base[1] or any(name.startswith("peer:") for name, _ in (trained, base)):
         runs = _reported(runs) or runs
     return percent(runs, perplexities()[base])
 
@@ -187,6 +195,18 @@ def _reported(runs: Mapping[int, float]) -> dict[int, float]:
 
 def best_run(name: str) -> tuple[str, float] | None:
     """The map, AdamW or peer of this name, and its rate: the one that was :func:`chosen` for it.
+
+    With a warm-up or without, whichever the seed that chooses rates has lower.
+    """
+    from frontier import CHOICE
+
+    found = [run for each in (name, f"{name}+warmup") if (run := _best_rate_of(each))]
+    on_choice = {run: perplexities()[run].get(CHOICE, math.inf) for run in found}
+    return min(found, key=lambda run: on_choice[run], default=None)
+
+
+def _best_rate_of(name: str) -> tuple[str, float] | None:
+    """The name and its chosen rate.
 
     Where none was, or no other seed has it, it is the rate with the lowest mean perplexity of all runs.
     The seeds that are reported then choose the rate too, which flatters the optimizer a little.

@@ -8,8 +8,10 @@
 
 A GPT of 5 layers × 768 sees every token once: 1500 steps of 16 × 1024 tokens are 24.6 million.
 Momentum rises from 0.85 to 0.95 over the first tenth; learning rates are constant, then fall linearly
-to 5% over the last 60%. TRAIN.bin and VAL.bin are shards of GPT-2 tokens (``polarstep tokenize``
-writes them). A run takes half a minute on an H200. ``ms`` is the time of ``step()`` in this loop, with
+to 5% over the last 60%. With ``+warmup`` after a name, as ``adamw+warmup``, they rise over the first
+tenth. TRAIN.bin and VAL.bin are shards of GPT-2 tokens (``polarstep tokenize`` writes them).
+
+A run takes half a minute on an H200. ``ms`` is the time of ``step()`` in this loop, with
 AdamW's part, on a host that is busy with the model; ``step_cost.py`` has the optimizer's alone. Runs
 that share a GPU with others are made with ``--untimed``: their records have no ``ms``.
 
@@ -117,8 +119,12 @@ def maps() -> dict[str, tuple[str, Any]]:
     return found
 
 
-OPTIONS = {"rows": "rows normalized", "fans": "rate times √(m/n)"}
-"""What may follow the name of a map after a plus, and what it means; dion multiplies rates by √(m/n)."""
+WARM_UP = 0.1
+"""The part of a run over which all rates rise from zero, with the option ``warmup``."""
+OPTIONS = {"rows": "rows normalized", "fans": "rate times √(m/n)", "warmup": "warm-up"}
+"""What may follow the name of a map after a plus, and what it means; dion multiplies rates by √(m/n).
+
+``warmup`` is for AdamW and for peers that are usually given one, as ``adamw+warmup``."""
 
 
 def parts_of(name: str) -> tuple[str, list[str]]:
@@ -149,7 +155,7 @@ def optimizer_of(
         lr=lr,
         polar=None if other else polar or maps()[base][1],
         transform=ps.NormalizedRows() if "rows" in options else None,
-        lr_scale=ps.convert.fan_ratio if "fans" in options else "spectral",
+        lr_scale="fan-ratio" if "fans" in options else "spectral",
         embeddings=ps.AdamW(lr=EMBEDDING),
         heads=ps.AdamW(lr=OTHERS),
         vectors=ps.AdamW(lr=OTHERS),
@@ -219,7 +225,7 @@ def run(
     times = []
     for step in range(steps):
         done = step / steps
-        factor = 1.0 if done < 0.4 else 1 - (done - 0.4) / 0.6 * 0.95
+        factor = rate_factor(done, warm_up=WARM_UP if "warmup" in parts_of(name)[1] else 0.0)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
             if key in group and group.get("algorithm", "muon") == "muon":
@@ -246,6 +252,13 @@ def run(
     return row | ({"ms": statistics.median(times)} if times else {}) | made_with(name, device)
 
 
+def rate_factor(done: float, warm_up: float = 0.0) -> float:
+    """What learning rates are multiplied by, after a part ``done`` of a run."""
+    if done < warm_up:
+        return done / warm_up
+    return 1.0 if done < 0.4 else 1 - (done - 0.4) / 0.6 * 0.95
+
+
 def perplexities_of(losses: Sequence[float]) -> dict[str, float]:
     """Perplexity on all held-out text, and on its halves, from the mean loss of each batch in order.
 
@@ -266,10 +279,11 @@ def made_with(name: str, device: torch.device) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     found = {"device": torch.cuda.get_device_name(device) if on_gpu else "cpu"}
     found["torch"] = torch.__version__
-    if name.startswith("peer:"):
+    base, _ = parts_of(name)
+    if base.startswith("peer:"):
         from polarstep_lab.peers import find_peer, versions
 
-        package = find_peer(name.removeprefix("peer:")).package
+        package = find_peer(base.removeprefix("peer:")).package
         found |= {key: version for key, version in versions().items() if key == package}
     return found
 

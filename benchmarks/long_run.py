@@ -35,6 +35,7 @@ RECIPE = "nanogpt-wiki"
 SEEDS = (1, 2, 3)
 """The seeds of the table."""
 _RANK = "optimizer.polar.rank"
+_FANS = {"optimizer.lr_scale": "fan-ratio"}
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,22 @@ TABLE = (
         settings={_RANK: 120},
         rate_of="muon-polar-express-rows",
     ),
+    _row(
+        "muon-polar-express-fans",
+        "Muon (PolarExpress 5, rate times √(m/n))",
+        "muon-polar-express",
+        settings=_FANS,
+    ),
+    _row(
+        "deflated-120-rows-fans",
+        "Deflated Muon, rank 120, normalized rows, rate times √(m/n)",
+        "deflated-rows",
+        settings=_FANS | {_RANK: 120},
+        rate_of="muon-polar-express-fans",
+    ),
     _row("rand-muon"),
     _row("adamw"),
+    _row("adamw-warmup", "AdamW, warm-up", "adamw", settings={"schedule.warmup": 100}),
     _row(
         "adamw-head",
         "AdamW, head at the rate of the matrices",
@@ -170,6 +185,7 @@ ROWS = (*SHOWN, *SLOW_TABLE)
 FACTORS = {
     "adamw": (0.1, 0.17, 0.3, 0.55, 1.0),
     "adamw-head": (0.17, 0.3, 0.55, 1.0),
+    "adamw-warmup": (0.17, 0.3, 0.55, 1.0),
     "adamw-slow": (0.1, 0.17, 0.3, 0.55, 1.0),
     "adamw-warmup-slow": (0.17, 0.3, 0.55, 1.0),
     "sgd": (0.3, 1.0, 3.0),

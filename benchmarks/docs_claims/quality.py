@@ -128,6 +128,47 @@ def peers_ahead() -> str:
     return f"{' and '.join(ahead)}, against our full space after {million_tokens():.1f}M tokens"
 
 
+FANS = ("full+fans", 0.02)
+AUTO_FANS = ("lift-120-warm+rows+fans", 0.02)
+"""Full space, and the map of ``auto`` with normalized rows, at rates times √(m/n)."""
+
+
+@claim
+def fan_ratio_gain() -> str:
+    """What the rate √(m/n) in place of √max(1, m/n) changes, each at its own best rate."""
+    rows = quality(AUTO_FANS, ("lift-120-warm+rows", 0.014))
+    return (
+        f"perplexity changes by {versus_full(FANS)} in full space and by {rows.told(unit='%')} with the "
+        "map of `auto` and normalized rows, both at 0.02 against 0.014 without it, "
+        f"after {million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def fan_ratio_beside_dion() -> str:
+    """Our maps at dion's rate beside dion's, and what each costs."""
+    others = {each.title: each for each in peers()}
+    told = []
+    for words, ours, timed, title in (
+        ("full space", FANS, FULL_SPACE, "Muon of dion"),
+        (
+            "the map of `auto` with normalized rows",
+            AUTO_FANS,
+            f"{SIXTH}, rows normalized",
+            "NorMuon of dion",
+        ),
+    ):
+        theirs = others[title]
+        assert theirs.trained is not None
+        assert theirs.timed is not None
+        told.append(
+            f"{words} has {quality(ours, theirs.trained).told(unit='%')} against {title}, for "
+            f"{ratio(timed, 'nanoGPT')} instead of {ratio(theirs.timed, 'nanoGPT')} times AdamW's step "
+            "on nanoGPT's matrices"
+        )
+    return f"{', and '.join(told)}, after {million_tokens():.1f}M tokens"
+
+
 @claim
 def papers_gap() -> str:
     """What rank 200 costs in the paper's own table."""

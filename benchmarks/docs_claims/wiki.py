@@ -251,13 +251,14 @@ def long_run_missing() -> str:
     """Which seeds have no run of that length, and of which rows."""
     import docs_long_run as study
 
-    rows_of: dict[str, list[str]] = {}
+    rows_of: dict[tuple[int, ...], list[str]] = {}
     for slug, seeds in study.missing().items():
-        rows_of.setdefault(" and ".join(map(str, seeds)), []).append(f"`{slug}`")
-    told = [
-        f"seed{'s' * (' ' in seeds)} {seeds} of {', '.join(slugs)}"
-        for seeds, slugs in rows_of.items()
-    ]
+        rows_of.setdefault(tuple(seeds), []).append(f"`{slug}`")
+    told = []
+    for seeds, slugs in rows_of.items():
+        words = f"seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, seeds))}"
+        every = len(seeds) == len(study.SEEDS)
+        told.append(f"{'all seeds' if every else words} of {', '.join(slugs)}")
     return "; ".join(told) if told else "no run"
 
 

@@ -28,14 +28,9 @@ from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import unwrapped
 from polarstep.polar import NewtonSchulz
 
-__all__ = ["FORMATS", "Format", "fan_ratio", "options", "state_dict"]
+__all__ = ["FORMATS", "Format", "options", "state_dict"]
 
 JORDAN = (3.4445, -4.775, 2.0315)
-
-
-def fan_ratio(m: int, n: int) -> float:
-    """√(m/n), dion's ``adjust_lr="spectral_norm"``: smaller than one for wide matrices."""
-    return math.sqrt(m / n)
 
 
 @dataclass(frozen=True)
@@ -428,7 +423,7 @@ def _options(group: Group, source: str | None) -> dict[str, Any]:
                     "a group with split_sizes=, or give muon_for its splits, and convert the state alone"
                 )
         polar = NewtonSchulz(5, "polar-express")
-        known = {"spectral_norm": fan_ratio, "rms_norm": "rms", None: "none"}
+        known = {"spectral_norm": "fan-ratio", "rms_norm": "rms", None: "none"}
         asked = _option(group, "adjust_lr", name)
         if asked not in known:
             raise ValueError(

@@ -23,6 +23,7 @@ __all__ = ["Reference"]
 SCALES = {
     "none": lambda m, n, rank: 1.0,
     "spectral": lambda m, n, rank: math.sqrt(max(1.0, m / n)),
+    "fan-ratio": lambda m, n, rank: math.sqrt(m / n),
     "rms": lambda m, n, rank: 0.2 * math.sqrt(m * n / rank),
 }
 

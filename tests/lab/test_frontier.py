@@ -79,7 +79,7 @@ def test_a_rate_without_full_space_is_compared_with_the_best_of_full_space(front
 def test_options_follow_a_map_after_a_plus(frontier):
     text = "\n".join(frontier.table([row("full", 0, 50.0), row("full+rows+fans", 0, 49.0)]))
     assert "| full space, PolarExpress 5, rows normalized, rate times √(m/n) | 49.00 |" in text
-    with pytest.raises(SystemExit, match="colums is no option; expected rows, fans"):
+    with pytest.raises(SystemExit, match="colums is no option; expected rows, fans, warmup"):
         frontier.parts_of("full+colums")
 
 
@@ -100,6 +100,14 @@ def test_rates_by_fans_are_those_of_dion(frontier):
     for m, n in shapes:
         ratio = moved["full+fans", (m, n)] / moved["full", (m, n)]
         assert ratio == pytest.approx(min(1, m / n) ** 0.5, rel=1e-4)
+
+
+def test_rates_may_rise_at_first_and_fall_at_the_end(frontier):
+    assert [frontier.rate_factor(done) for done in (0.0, 0.05, 0.39)] == [1.0] * 3
+    assert frontier.rate_factor(1.0) == pytest.approx(0.05)
+    assert frontier.rate_factor(0.7) == pytest.approx(1 - 0.5 * 0.95)
+    risen = [frontier.rate_factor(done, warm_up=0.1) for done in (0.0, 0.025, 0.1, 0.7)]
+    assert risen == pytest.approx([0.0, 0.25, 1.0, frontier.rate_factor(0.7)])
 
 
 def test_the_best_rate_is_that_of_the_seed_that_chooses(frontier):
@@ -145,7 +153,7 @@ def test_a_run_is_made_once_and_its_rate_may_be_chosen(frontier, small, monkeypa
     out = small / "runs.jsonl"
     shards = (small / "train.bin", small / "val.bin")
     where = ("--device", "cpu", "--width", 32, "--steps", 2, "--out", out)
-    names = "full,lift-48-warm+rows,adamw,peer:torch-muon"
+    names = "full,lift-48-warm+rows,adamw,adamw+warmup,peer:torch-muon,peer:torch-muon+warmup"
     first = ("--maps", names, "--seeds", 3, "--lr", "0.01,0.02")
     called(frontier, monkeypatch, "run", *shards, *first, *where)
     rows = read_lines(out)

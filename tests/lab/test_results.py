@@ -412,6 +412,11 @@ def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
         0.014,
     )  # seed 3 chose it, although 0.02 has a lower mean
     assert found.quality(dion.trained).value == pytest.approx(4.0)  # of seed 0 alone
+    for rate in (0.01, 0.014, 0.02):
+        runs["peer:dion-muon+warmup", rate] = {3: 48.5, 0: 50.0}
+    assert found.peers()[1].trained[0] == "peer:dion-muon+warmup"  # seed 3 has it lower
+    runs["peer:dion-muon", 0.014][3] = 48.0
+    assert found.peers()[1].trained == ("peer:dion-muon", 0.014)
 
 
 def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
@@ -625,7 +630,7 @@ def test_the_long_run_names_what_is_missing_and_claims_nothing_from_one_seed(lon
     assert "| Muon (Nesterov) | 0.018 | diverged | – |" in text
     assert "not measured" in text
     missing = module.made("long-run-missing")
-    assert re.search(r"seeds 1 and 2 and 3 of [^;]*`deflated-rows`[^;]*`sgd`", missing)
+    assert re.search(r"all seeds of [^;]*`deflated-rows`[^;]*`sgd`", missing)
     assert re.search(r"seeds 2 and 3 of [^;]*`adamw`", missing)
     assert "seed 3 of `muon-polar-express`, `rand-muon`" in missing
     assert "slow" not in missing  # not run again
@@ -673,7 +678,7 @@ def test_a_run_of_a_peer_is_a_row_a_line_and_a_column(peers_of_the_long_run, mod
     assert "NorMuon, 39.0" in drawn
     assert "Dashed: other libraries." in drawn
     missing = module.made("long-run-missing")
-    assert re.search(r"seeds 1 and 2 and 3 of [^;]*`torch-muon`", missing)
+    assert re.search(r"all seeds of [^;]*`torch-muon`", missing)
     assert re.search(r"seeds 2 and 3 of [^;]*`soap`", missing)
     assert "NorMuon of dion: −2.5% (one seed)" in module.made("long-run").replace(
         "\N{NO-BREAK SPACE}", " "

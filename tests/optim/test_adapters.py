@@ -52,7 +52,7 @@ def step_with(model: nn.Module, optimizer: Muon, seed: int) -> None:
 
 @pytest.mark.parametrize("scaling", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("shape", [(96, 48), (48, 96)], ids=str)
-@pytest.mark.parametrize("scale", ["spectral", "rms"])
+@pytest.mark.parametrize("scale", ["spectral", "fan-ratio", "rms"])
 def test_a_step_moves_the_layer_no_further_than_a_step_of_its_own(scaling, shape, scale):
     """‖Δ(s·BA)‖₂ ≤ η·scale(m, n) while ‖A‖, ‖B‖ ≤ 1, and not many times less."""
     layer = Lora(*shape, scaling=scaling)
@@ -60,7 +60,11 @@ def test_a_step_moves_the_layer_no_further_than_a_step_of_its_own(scaling, shape
     lr = 1e-3
     optimizer = muon_for(model, lr, polar=Exact(), lr_scale=scale)
     m, n = shape
-    full = {"spectral": math.sqrt(max(1, m / n)), "rms": 0.2 * math.sqrt(max(m, n))}[scale]
+    full = {
+        "spectral": math.sqrt(max(1, m / n)),
+        "fan-ratio": math.sqrt(m / n),
+        "rms": 0.2 * math.sqrt(max(m, n)),
+    }[scale]
     moves = []
     for k in range(30):
         before = layer.delta().detach()

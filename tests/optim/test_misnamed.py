@@ -19,7 +19,7 @@ from polarstep.distributed.step import Distribution
         ({"maximize": True}, r"negate the loss"),
         ({"ns_steps": 5}, r"give polar=polarstep\.NewtonSchulz\(steps, coefficients\)"),
         ({"adjust_lr_fn": "match_rms_adamw"}, r'lr_scale="spectral" .* "rms" for'),
-        ({"adjust_lr": "rms_norm"}, r'lr_scale="rms" for "rms_norm"'),
+        ({"adjust_lr": "rms_norm"}, r'lr_scale="fan-ratio" for "spectral_norm", "rms" for'),
         ({"distributed_mesh": None}, r"leave it out, as a DTensor brings its mesh"),
         ({"use_triton": True}, r"leave it out.* fused=False is without"),
         ({"cautious_wd": True}, r"weight decay here is without it"),

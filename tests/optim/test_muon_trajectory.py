@@ -15,6 +15,7 @@ from polarstep.polar import Warm
 SCALES = {
     "none": lambda m, n: 1.0,
     "spectral": lambda m, n: math.sqrt(max(1, m / n)),
+    "fan-ratio": lambda m, n: math.sqrt(m / n),
     "rms": lambda m, n: 0.2 * math.sqrt(max(m, n)),
 }
 
@@ -47,7 +48,7 @@ def train(optimizer, gradients, steps):
 @pytest.mark.parametrize("shape", [(7, 11), (11, 7), (6, 6), (1, 5)], ids=str)
 @pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "polyak"])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-@pytest.mark.parametrize("scale", ["none", "spectral", "rms", "callable"])
+@pytest.mark.parametrize("scale", [*SCALES, "callable"])
 def test_is_equation_1(shape, nesterov, decay, scale):
     function = SCALES.get(scale, lambda m, n: m + 2.0 * n)
     X = torch.nn.Parameter(gaussian(*shape))

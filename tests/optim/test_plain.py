@@ -106,6 +106,14 @@ def test_a_function_must_be_given_again(given) -> None:
         optimizer.load_state_dict(saved(lr_scale=tenth))
 
 
+def test_a_scale_that_was_a_function_of_this_package_has_a_name_now() -> None:
+    content = saved()
+    content["param_groups"][0][LR_SCALE] = json.dumps({"function": "fan_ratio"})
+    optimizer = Muon([Parameter(torch.eye(3))])
+    optimizer.load_state_dict(content)
+    assert optimizer.param_groups[0][LR_SCALE] == "fan-ratio"
+
+
 def test_a_class_that_is_not_defined_here_is_named() -> None:
     content = saved()
     content["param_groups"][0]["polar"] = json.dumps({"class": "os.path.Elsewhere", "options": {}})

@@ -46,7 +46,7 @@ REMEDIES = {
     "ns_steps": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "ns_coefficients": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "adjust_lr_fn": 'give lr_scale="spectral" for "original", "rms" for "match_rms_adamw"',
-    "adjust_lr": 'give lr_scale="rms" for "rms_norm", polarstep.convert.fan_ratio for "spectral_norm"',
+    "adjust_lr": 'give lr_scale="fan-ratio" for "spectral_norm", "rms" for "rms_norm"',
     "adamw_params": 'give a group {"params": …, "algorithm": "adamw"} beside that of Muon',
     "distributed_mesh": "leave it out, as a DTensor brings its mesh along; with DDP, give process_group",
     "use_triton": "leave it out, as kernels are used wherever they run; fused=False is without them",

@@ -80,13 +80,14 @@ class Muon(Checkpointed):
         polar: T; by default five PolarExpress steps in full space. ``"auto"`` is
             :class:`polarstep.Auto`, which chooses a map for each shape.
         weight_decay: λ, decoupled.
-        lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"rms"``, with which the entries of an
-            update have a root mean square of 0.2·lr, so that AdamW's learning rates carry over; or a
-            function of (m, n). ``"rms"`` is 0.2·√(mn)/‖T‖_F with sketched maps, which compute ‖T‖_F,
-            but at most 0.6·√(mn/ℓ), as momentum of a few directions would have very long steps. In
-            full space it is 0.2·√max(m, n). The RMS is below 0.2 where ‖T‖²_F < ℓ/9, and in full
-            space where not all singular values are lifted to one (:mod:`polarstep.optim.scaling` has
-            figures). In ``param_groups`` the key is ``"shape_scale"``, as timm uses ``"lr_scale"``.
+        lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"fan-ratio"``, √(m/n), with which wide
+            matrices take shorter steps; ``"rms"``, with which the entries of an update have a root
+            mean square of 0.2·lr, so that AdamW's learning rates carry over; or a function of (m, n).
+            ``"rms"`` is 0.2·√(mn)/‖T‖_F with sketched maps, which compute ‖T‖_F, but at most
+            0.6·√(mn/ℓ), as momentum of a few directions would have very long steps. In full space
+            it is 0.2·√max(m, n). The RMS is below 0.2 where ‖T‖²_F < ℓ/9, and in full space where
+            not all singular values are lifted to one (:mod:`polarstep.optim.scaling` has figures).
+            In ``param_groups`` the key is ``"shape_scale"``, as timm uses ``"lr_scale"``.
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
         split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own

@@ -130,6 +130,8 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
             if name in known
         }
         return kind(**options)
+    if value == {"function": "fan_ratio"}:
+        return "fan-ratio"  # it was a function of this package before it had a name
     path = value.get("object") or value.get("function")
     if path == _path(now if "function" in value else type(now)):
         return now

@@ -3,7 +3,11 @@
 T(M) has singular values near one whatever the shape of M, so the step η·T changes a layer's output
 by an amount that depends on the shape. A scale, a factor on η, makes up for that.
 
-``"rms"`` is 0.2·√(mn)/‖T‖_F, with which the entries of an update have a root mean square (RMS) of 0.2.
+``"fan-ratio"`` is √(m/n), for outputs m and inputs n of a layer. An input x whose entries have a root
+mean square (RMS) of one is √n long, and an update η·√(m/n)·T changes the output by at most η√m: by an
+RMS of η, whatever the shape. ``"spectral"`` is the same for tall matrices, and one for wide ones.
+
+``"rms"`` is 0.2·√(mn)/‖T‖_F, with which the entries of an update have an RMS of 0.2.
 
 **Sketched maps** compute ‖T‖_F at every step, from small matrices (``Polar.squared_norm``): a low-rank
 map ‖T‖_F = ‖Z‖_F up to rounding, a deflated map an estimate. ‖T‖²_F counts as at least ℓ/9
@@ -61,7 +65,7 @@ from polarstep.polar import Polar, PolarMap
 
 __all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_scale", "to_norm"]
 
-LrScale = Literal["none", "spectral", "rms"] | Callable[[int, int], float]
+LrScale = Literal["none", "spectral", "fan-ratio", "rms"] | Callable[[int, int], float]
 
 # The root mean square of the entries of an update by "rms", in units of η: that of AdamW's updates.
 RMS = 0.2
@@ -75,6 +79,10 @@ def _spectral(m: int, n: int, rank: int) -> float:
     return math.sqrt(max(1.0, m / max(n, 1)))
 
 
+def _fan_ratio(m: int, n: int, rank: int) -> float:
+    return math.sqrt(m / max(n, 1))
+
+
 def _rms(m: int, n: int, rank: int) -> float:
     return RMS * math.sqrt(m * n / max(rank, 1))
 
@@ -84,6 +92,8 @@ SCALES: dict[str, Callable[[int, int, int], float]] = {
     "none": _none,
     # √max(1, m/n): tall layers step in proportion to the RMS of their output (Jordan et al. 2024).
     "spectral": _spectral,
+    # √(m/n): all layers do so (Bernstein and Newhouse 2024; dion's "spectral_norm").
+    "fan-ratio": _fan_ratio,
     # 0.2·√(mn/‖T‖²_F), in full space 0.2·√max(m, n): the RMS of an update is 0.2, as with AdamW, so
     # AdamW's learning rate and weight decay carry over (Liu et al. 2025, Moonlight).
     "rms": _rms,
@@ -95,6 +105,8 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
 
     >>> resolve_scale("spectral")(3072, 768, 768), resolve_scale("spectral")(768, 3072, 768)
     (2.0, 1.0)
+    >>> resolve_scale("fan-ratio")(3072, 768, 768), resolve_scale("fan-ratio")(768, 3072, 768)
+    (2.0, 0.5)
     >>> resolve_scale("rms")(100, 400, 100), resolve_scale("rms")(100, 400, 25)
     (4.0, 8.0)
     """
