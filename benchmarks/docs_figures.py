@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from docs_ablations import ablations
 from docs_quality import (
     ROOT,
     TIMES,
@@ -293,6 +294,7 @@ LONG_RUN = "results/long-run/table/records.jsonl"
 FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
     "docs/assets/frontier.svg": frontier,
+    "docs/assets/gpt-ablations.svg": ablations,
 }
 if (ROOT / GAPS).exists():
     FIGURES["docs/assets/gaps.svg"] = gaps

@@ -8,7 +8,8 @@ subject:
     quality     perplexity after 24.6 million tokens, against full space
     scaling     how that gap changes with the tokens and with the width
     cifar10     accuracy on CIFAR-10
-    short_runs  the GPT of ``nanogpt-small``, on 6.6 million tokens
+    short_runs  the GPT of ``nanogpt-small`` at several rates, on 6.6 million tokens
+    ablations   its ablations: one setting changed at a time
     wiki        the GPT with the paper's matrices, and the text of its runs
     theory      γ, the noise of gradients, and rates
     adaptive    ranks and new bases chosen by the captured share
@@ -17,12 +18,22 @@ Intervals are 95% t-intervals over paired seeds. A claim that one map is better,
 many seeds, which baseline and how many tokens.
 """
 
-from docs_claims import adaptive, cifar10, cost, quality, scaling, short_runs, theory, wiki
+from docs_claims import (
+    ablations,
+    adaptive,
+    cifar10,
+    cost,
+    quality,
+    scaling,
+    short_runs,
+    theory,
+    wiki,
+)
 from docs_claims.words import CLAIMS
 
 __all__ = [
-    "CLAIMS", "adaptive", "cifar10", "cost", "made", "quality", "scaling", "short_runs", "theory",
-    "wiki",
+    "CLAIMS", "ablations", "adaptive", "cifar10", "cost", "made", "quality", "scaling", "short_runs",
+    "theory", "wiki",
 ]  # fmt: skip
 
 
