@@ -107,10 +107,13 @@ def test_it_is_the_plain_estimate(
         assert got.inverse.shape == want.inverse.shape == (4, 1, 1)
         assert got.vectors.dtype == dtype
         assert got.vectors.shape == want.vectors.shape == (4, min(m, SIGNS), n)
-        assert got.inverse[1] == got.energy[1] == 0
+        assert got.inverse[1] == got.unheld[1] == got.seen[1] == 0
         rtol = tolerance(device)
         assert torch.allclose(got.inverse.double(), want.inverse, rtol=rtol, atol=0)
-        assert torch.allclose(got.energy.double(), want.energy, rtol=2 * rtol, atol=0)
+        assert torch.allclose(got.unheld.double(), want.unheld, rtol=2 * rtol, atol=0)
+        # More vectors than R has directions: some of U are rounding, and see a little twice.
+        loose = 2e-2 if m - ell < SIGNS else 2 * rtol
+        assert torch.allclose(got.seen.double(), want.seen, rtol=loose, atol=0)
         vectors = got.vectors.clone()
     ratio = 1 / (got.inverse.double().flatten() * norm_of_rest(A, D, B))
     assert (ratio[[0, 2, 3]] >= 0.95).all()
@@ -154,7 +157,8 @@ def test_the_estimate_is_the_same_however_products_are_cut(
     assert (max(count for _, count in parts) > 1) == (most > 1)
     assert min(blocks for blocks, _ in parts) >= least
     assert torch.allclose(found.inverse, usual.inverse, rtol=1e-5, atol=0)
-    assert torch.allclose(found.energy, usual.energy, rtol=2e-5, atol=0)
+    assert torch.allclose(found.unheld, usual.unheld, rtol=2e-5, atol=0)
+    assert torch.allclose(found.seen, usual.seen, rtol=2e-5, atol=0)
     size = float(usual.vectors.abs().max())
     assert torch.allclose(found.vectors, usual.vectors, atol=2e-3 * size)
 
@@ -189,11 +193,11 @@ def test_known_squares_spare_the_norm(device: torch.device) -> None:
     squares = (whole / 3000).repeat(1, 3000)
     got, want = (rest_norm(A, D, B, IN_FLOAT32, known, None, None) for known in (squares, None))
     assert torch.allclose(got.inverse, want.inverse, rtol=1e-6)
-    assert torch.allclose(got.energy, want.energy, rtol=1e-5)
+    assert torch.allclose(got.unheld, want.unheld, rtol=1e-5)
     # They are believed: nothing is left of a matrix whose norm is that of its head.
     less = B.double().square().sum((-2, -1))[:, None]
     found = rest_norm(A, D, B, IN_FLOAT32, less, None, None)
-    assert (found.energy <= 0.1 * want.energy).all()
+    assert (found.unheld <= 0.1 * want.unheld).all()
 
 
 def test_vectors_are_overwritten_but_for_skipped_matrices(device: torch.device) -> None:
@@ -223,7 +227,7 @@ def test_a_matrix_that_is_not_finite_has_no_rest_and_leaves_no_trace(
     A, B = A.clone(), B.clone()
     A[2, 3, 4] = B[2, 1, 4] = bad
     found = rest_norm(A, D, B, IN_FLOAT32, None, None, None)
-    assert found.inverse[2] == found.energy[2] == 0
+    assert found.inverse[2] == found.unheld[2] == found.seen[2] == 0
     assert found.vectors.isfinite().all()
     assert (found.vectors[2] != 0).any()
     assert torch.equal(found.inverse[[0, 3]], clean.inverse[[0, 3]])
@@ -256,7 +260,8 @@ def test_a_rest_that_is_rounding_is_left_out(device: torch.device, dtype: torch.
     rules = RestRules(1.1, 0.5, 2.0**-16, 1e-3 if dtype.itemsize == 2 else 1e-5)
     found = rest_norm(A, Q.to(dtype), B, rules, None, None, None)
     assert (found.inverse == 0).all()
-    assert (found.energy == 0).all()
+    assert (found.unheld == 0).all()
+    assert (found.seen == 0).all()
 
 
 @pytest.mark.parametrize("weighted", [False, True])

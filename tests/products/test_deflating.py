@@ -314,9 +314,12 @@ def test_delta_is_the_norm_of_the_rest_with_its_margin(name):
     whole = 3 * tail.norm().item()
     least, most = min(3 * 1.05, whole), min(3 * 1.1 * 1.3, whole * (1 + 1e-6))
     assert least - 1e-6 <= delta <= most
-    assert found.energy.item() == pytest.approx((whole / delta) ** 2, rel=1e-6)
+    assert found.unheld.item() == pytest.approx((whole / delta) ** 2, rel=1e-6)
+    # 16 vectors see all of the longest of 20 directions, and what is the same as of any other 16.
+    longest = 3 * tail[:SIGNS].norm().item()
+    assert found.seen.item() == pytest.approx((longest / delta) ** 2, rel=1e-2)
     assert found.inverse.shape == (1, 1, 1)
-    assert found.energy.shape == (1,)
+    assert found.unheld.shape == found.seen.shape == (1,)
 
 
 def test_the_carried_vectors_turn_towards_the_leading_direction_and_keep_some_of_the_first():
@@ -341,7 +344,7 @@ def test_zero_and_what_is_not_finite_leave_no_trace():
     first = RULES.fresh * first_vectors(40, 60, A.device).double()
     assert found.inverse.flatten()[0] > 0
     assert found.inverse.flatten()[1:].tolist() == [0.0, 0.0]
-    assert found.energy[1:].tolist() == [0.0, 0.0]
+    assert found.unheld[1:].tolist() == found.seen[1:].tolist() == [0.0, 0.0]
     for vectors in found.vectors[1:]:
         torch.testing.assert_close(vectors, first[0])
 
@@ -351,7 +354,8 @@ def test_squares_that_are_known_take_the_place_of_the_norm():
     known = A.square().sum(-1)  # (batch, parts)
     usual, found = (OPS.rest_norm(A, Q, B, RULES, squares=each) for each in (None, known))
     torch.testing.assert_close(found.inverse, usual.inverse)
-    torch.testing.assert_close(found.energy, usual.energy)
+    torch.testing.assert_close(found.unheld, usual.unheld)
+    torch.testing.assert_close(found.seen, usual.seen)
 
 
 def test_columns_become_orthonormal_but_for_those_that_are_rounding():

@@ -248,7 +248,7 @@ def _rest_kernel(
 
 @triton.jit
 def _norm_kernel(
-    factor, of_W, of_B, whole, W, finite, inverse, energy, vectors,
+    factor, of_W, of_B, whole, W, finite, inverse, unheld, seen, vectors,
     rows, parts,
     MARGIN: tl.constexpr,
     FRESH: tl.constexpr,
@@ -263,7 +263,10 @@ def _norm_kernel(
     STEP: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """1/δ, ‖R‖²_F/δ² and the rows of the next V; every program computes δ, and the first stores it."""
+    """The numbers of a RestNorm and the rows of the next V.
+
+    Every program computes δ, and the first stores it.
+    """
     batch = tl.program_id(1).to(tl.int64)
     c = tl.arange(0, FEW)
     N = tl.load(factor + batch * FEW * FEW + c[:, None] * FEW + c[None, :])
@@ -271,9 +274,9 @@ def _norm_kernel(
     # W has the factor 64/‖A‖_F of Y and one of its own; orthonormal columns have neither of Y's.
     K = tl.dot(tl.dot(N, K, input_precision="ieee"), tl.trans(N), input_precision="ieee")
     lengths = _on_diagonal(K, FEW)
-    seen = tl.sum(lengths, axis=0)  # ‖W‖²_F
-    usable = (seen > 0) & (seen < float("inf"))
-    over = tl.where(usable, 1 / tl.where(usable, seen, 1.0), 0.0)
+    energy = tl.sum(lengths, axis=0)  # ‖W‖²_F
+    usable = (energy > 0) & (energy < float("inf"))
+    over = tl.where(usable, 1 / tl.where(usable, energy, 1.0), 0.0)
     K = tl.where(usable, K * over, 0.0)
 
     # A bound on ‖K‖ from the traces of K² and K⁴ (polarstep.products.deflating).
@@ -282,20 +285,23 @@ def _norm_kernel(
     second = tl.sum(tl.sum(squared * squared, axis=1), axis=0) / COUNT
     deviation = tl.sqrt(tl.maximum(second - mean * mean, 0.0))
     bound = tl.sqrt(mean + ROOT * deviation)
-    largest = tl.sqrt(seen * bound) / _UNIT
+    largest = tl.sqrt(energy * bound) / _UNIT
     longest = tl.sqrt(tl.max(lengths, axis=0)) / _UNIT
 
     square = tl.load(whole + batch)
     safe = tl.where(square > 0, square, 1.0)
     head = sum_of_parts(of_B + batch * parts, parts, 256)  # ‖B‖²_F/‖A‖²_F
     part = tl.sqrt(tl.maximum(1 + ROOM - head, 0.0)).to(tl.float32)
+    left = (1 - head).to(tl.float32)
+    energy /= _UNIT * _UNIT
     size = tl.minimum(MARGIN * largest, tl.maximum(part, longest))  # δ/‖A‖_F
     known = usable & (largest > LEAST)
     size = tl.where(known, size, 1.0)
     if tl.program_id(0) == 0:
         value = tl.where(known, 1 / (size.to(tl.float64) * tl.sqrt(safe)), 0.0)
         tl.store(inverse + batch, tl.minimum(value, 1e38).to(tl.float32))
-        tl.store(energy + batch, tl.where(known, (part / size) * (part / size), 0.0))
+        tl.store(unheld + batch, tl.where(known, left / size / size, 0.0))
+        tl.store(seen + batch, tl.where(known, energy / size / size, 0.0))
 
     # W/‖W‖_F times √b, and some of the first vectors.
     N = tl.trans(N) * tl.sqrt(COUNT * over)
@@ -411,15 +417,16 @@ def rest_norm(
     AY, DY = _products(A.mT, Y if pairs is None else pairs, D.mT, Y, of_Y, factor, first=False)
     W, of_W, of_B = _rest(AY, B.mT, DY, whole, None, first=False)
 
-    inverse, energy = room(), room()
+    inverse, unheld, seen = room(), room(), room()
     if first:
         vectors = room(few, n, dtype=A.dtype)
     _norm_kernel[(triton.cdiv(n, _LAST_ROWS), batch)](
-        factor, of_W, of_B, whole, W, whole if finite is None else finite, inverse, energy, vectors,
+        factor, of_W, of_B, whole, W, whole if finite is None else finite,
+        inverse, unheld, seen, vectors,
         n, of_W.shape[1],
         MARGIN=rules.margin, FRESH=rules.fresh, ROOM=rules.room, LEAST=rules.least,
         LENGTH=math.sqrt(3 / n), SKIP=finite is not None and not first,
         COUNT=few, ROOT=math.sqrt(few - 1), FEW=SIGNS,
         ROWS=_LAST_ROWS, STEP=_LAST_STEP, AT_ONCE=32, num_warps=_LAST_WARPS,
     )  # fmt: skip
-    return RestNorm(inverse[:, None, None], energy, vectors)
+    return RestNorm(inverse[:, None, None], unheld, seen, vectors)

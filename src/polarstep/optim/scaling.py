@@ -25,18 +25,30 @@ without steps and with one, on 768×768 and on 768×3072 matrices alike::
 
     flat, or σₖ = 1/k                              0.200    0.200    0.200
     four directions a hundred times all others     0.200    0.200    0.200
-    four directions a thousand times all others    0.086    0.197    0.200
+    four directions a thousand times all others    0.086    0.200    0.200
     rank one                                       0.041    0.053    0.060
 
 On momentum recorded from a GPT it was 0.200 with low-rank maps and 0.19 to 0.21 with deflated maps, from
-the first step on. It was lower with the products of a GPU and a warm head without steps, where none of
-the four directions was there a step before: 0.13 and 0.06 where they are a hundred and a thousand times
-as long, of 96 rows with ℓ = 16 and 32 in Triton's interpreter.
+the first step on.
+
+**In 16 bits**, as on a GPU, a deflated map without steps knows ‖T‖_F only up to the rounding of B = QᵀM
+(:func:`polarstep.polar.deflation.rest_energy`). With four directions a hundred and a thousand times as
+long as all others, the least and the greatest RMS of 16 to 160 steps were, with bfloat16 products on a
+CPU::
+
+    48×96, ℓ = 16                                  0.19 to 0.24
+    96×160, ℓ = 32                                 0.19 to 0.21    0.17 to 0.23
+    256×512, ℓ = 48                                0.20 to 0.20    0.17 to 0.22
+    96×160, ℓ = 16 and 32, with a warm sketch      0.19 to 0.21    0.15 to 0.21
+
+It was furthest off where the singular values of the rest fall as well, as k^-½: 0.18 to 0.30 on 96×160
+matrices, where a step in ten was above 0.21, and 0.13 to 0.21 on 256×512 matrices.
 
 ``"rms"`` costs a sketched map about ten launches more on a GPU, most of them on one number for each
 matrix. One reads Z, or forms XXᵀ by 2ℓ²n operations where Z = WX is not formed, as with a warm sketch.
 That is ℓ/(3m) of the products of such a step: 3% for ℓ = 64 and m = 768. On a CPU it reads Z, or adds
-2ℓ³ operations where the inner map has formed XXᵀ. Other scales add nothing.
+2ℓ³ operations where the inner map has formed XXᵀ. A deflated map without steps also forms BBᵀ and QᵀQ,
+by 2ℓ²(m + n) operations, and has some ten launches more for it. Other scales add nothing.
 
 **Full-space maps** are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
 ``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, and runs of these can be continued. The

@@ -185,8 +185,7 @@ class Deflated(Containing):
         """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
 
         ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0. ‖Z‖²_F is below ℓ where the inner map does not lift all
-        of B. R has at most m − ℓ singular values, none of them far above δ, while ‖R‖_F is not known for
-        a rest that is small beside M.
+        of B. :func:`polarstep.polar.deflation.rest_energy` says how well ‖R‖_F is known.
         """
         dual = ops.dual(head.as_computed)
         found = deflation.rest_norm(
@@ -202,7 +201,7 @@ class Deflated(Containing):
         left = A.shape[-2] - head.width
 
         def squared_norm() -> Tensor:
-            of_rest = found.energy.clamp_max(left)
+            of_rest = deflation.rest_energy(found, head.columns, head.projected, left)
             return counted_norm(head.lift.squared_norm() + of_rest, head.width)
 
         return T, squared_norm, found.vectors

@@ -64,8 +64,10 @@ class RestNorm:
 
     inverse: Tensor
     """(batch, 1, 1): 1/δ, and zero where R is nothing but rounding or A is not finite."""
-    energy: Tensor
-    """(batch,): ‖R‖²_F/δ², or a little more."""
+    unheld: Tensor
+    """(batch,): (‖A‖²_F − ‖B‖²_F)/δ², which is ‖R‖²_F/δ² for an orthonormal Q, up to rounding."""
+    seen: Tensor
+    """(batch,): ‖W‖²_F/δ² for W = RᵀU, the part of ‖R‖²_F/δ² that lies in the span of b vectors U."""
     vectors: Tensor
     """(batch, b, n): for the next step's estimate."""
 
@@ -158,15 +160,19 @@ class Deflating(ABC):
         largest = seen * _norm_from_moments(K).sqrt()
         longest = seen * K.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None].sqrt()
 
-        part = (1 + rules.room - frobenius_norm(B).square() / norm.square()).clamp_min(0).sqrt()
+        unheld = 1 - frobenius_norm(B).square() / norm.square()
+        part = (unheld + rules.room).clamp_min(0).sqrt()
         size = torch.minimum(rules.margin * largest, torch.maximum(part, longest))  # δ/‖A‖_F
         known = largest > rules.least
         size = torch.where(known, size, 1)
         most = 1 / torch.finfo(dtype).tiny
         inverse = torch.where(known, 1 / (size * norm), 0).clamp_max(most).to(dtype)
-        energy = torch.where(known, (part / size).square(), 0).flatten()
+        unheld, seen = (
+            torch.where(known, energy / size.square(), 0).flatten()
+            for energy in (unheld, seen.square())
+        )
         carried = (unit * math.sqrt(V.shape[-1])).mT.to(dtype) + rules.fresh * first
-        return RestNorm(inverse, energy, carried)
+        return RestNorm(inverse, unheld, seen, carried)
 
     # X₀ = A/δ + D(Z' − B/δ).
 
