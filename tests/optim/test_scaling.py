@@ -349,6 +349,7 @@ def test_scales_of_an_empty_matrix_are_numbers():
     assert {name: scale(0, 4, 0) for name, scale in SCALES.items()} == {
         "none": 1.0,
         "spectral": 1.0,
+        "fan-ratio": 0.0,
         "rms": 0.0,
     }
     assert resolve_scale(lambda m, n: m - n)(7, 4, 2) == 3
