@@ -11,44 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.own_parts import SignDescent
 from torch import Tensor, nn
 
 import polarstep as ps
 from polarstep.optim.elementwise_rule import ELEMENTWISE
-
-
-@dataclass(frozen=True)
-class SignDescent(ps.Elementwise):
-    """C ← βC + G, X ← X − lr·sign(C), and a count of steps that is no buffer."""
-
-    lr: float = 1e-3
-    beta: float = 0.9
-
-    algorithm = "test-sign"
-    buffers = ("average",)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta={self.beta}: expected 0 ≤ beta < 1")
-
-    @staticmethod
-    def new_state(p: Tensor) -> dict[str, Any]:
-        return {"average": torch.zeros_like(p), "count": torch.zeros((), dtype=torch.int64)}
-
-    @staticmethod
-    def update(
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        found_inf: Tensor | None = None,
-    ) -> None:
-        for p, grad, state in zip(params, grads, states, strict=True):
-            kept = 1 if found_inf is None else int(1 - found_inf)
-            if kept:
-                state["average"].mul_(group["beta"]).add_(grad)
-                p.sub_(group["lr"] * state["average"].sign())
-                state["count"] += 1  # writes the same tensor to the state
 
 
 @pytest.fixture(autouse=True)
