@@ -101,7 +101,7 @@ def step_elementwise(work: Work, state: State) -> None:
     # A parameter in bfloat16 may have a gradient in float32 (Tensor.grad_dtype).
     grads = [local(work.grads[i]).to(p.dtype) for i, p in zip(plain, params, strict=True)]
     states: list[dict[str, Any]] = [
-        _InPlace((k, local(X)) for k, X in state[work.params[i]].items()) for i in plain
+        _InPlace({k: local(X) for k, X in state[work.params[i]].items()}) for i in plain
     ]
     if work.finite is None:
         rule.update(work.group, params, grads, states)
@@ -116,7 +116,7 @@ def _step_compensated(work: Work, index: int, state: State) -> None:
     p, rule = work.params[index], ELEMENTWISE[work.group["algorithm"]]
     R = local(rounding_error(p, state[p]))
     kept = {k: local(X) for k, X in state[p].items() if k != "rounding_error"}
-    wide = _InPlace((k, X.float()) for k, X in kept.items())
+    wide = _InPlace({k: X.float() for k, X in kept.items()})
     x = local(p).float() + R
     stop = None if work.finite is None else 1 - work.finite[index].float()
     rule.update(work.group, [x], [local(work.grads[index]).float()], [wide], found_inf=stop)
