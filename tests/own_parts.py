@@ -1,4 +1,4 @@
-"""Polar maps, a sketch and range finders as a user would write them, and runs with each of them.
+"""Polar maps, a sketch, range finders and a rule as a user would write them, and runs with the maps.
 
 The library knows nothing of these classes. tests/optim and tests/kernels train with them.
 """
@@ -259,6 +259,40 @@ class Followed(Finder):
 
     def describe(self, m: int, n: int, inner: ps.PolarMap, width: int, device: torch.device) -> str:
         return "Followed"
+
+
+@dataclass(frozen=True)
+class SignDescent(ps.Elementwise):
+    """C ← βC + G, X ← X − lr·sign(C), and a count of steps that is no buffer."""
+
+    lr: float = 1e-3
+    beta: float = 0.9
+
+    algorithm = "test-sign"
+    buffers = ("average",)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta={self.beta}: expected 0 ≤ beta < 1")
+
+    @staticmethod
+    def new_state(p: Tensor) -> dict[str, Any]:
+        return {"average": torch.zeros_like(p), "count": torch.zeros((), dtype=torch.int64)}
+
+    @staticmethod
+    def update(
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        found_inf: Tensor | None = None,
+    ) -> None:
+        for p, grad, state in zip(params, grads, states, strict=True):
+            kept = 1 if found_inf is None else int(1 - found_inf)
+            if kept:
+                state["average"].mul_(group["beta"]).add_(grad)
+                p.sub_(group["lr"] * state["average"].sign())
+                state["count"] += 1  # writes the same tensor to the state
 
 
 def sketched(sketch: ps.Sketch | Finder, **options: Any) -> ps.LowRank:

@@ -2,7 +2,7 @@
 
 from polarstep import convert
 from polarstep.diagnostics.certificate import Certificate, certify
-from polarstep.optim import SGD, AdamW, Muon, NormalizedRows, Transform, muon_for
+from polarstep.optim import SGD, AdamW, Elementwise, Muon, NormalizedRows, Transform, muon_for
 from polarstep.polar import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch
 
@@ -14,6 +14,7 @@ __all__ = [
     "Auto",
     "Certificate",
     "Deflated",
+    "Elementwise",
     "Exact",
     "Finder",
     "Gaussian",

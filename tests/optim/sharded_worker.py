@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.own_parts import SignDescent
 from torch import Tensor, nn
 
 from polarstep import SGD, LowRank, Muon, NewtonSchulz, muon_for, rng
@@ -24,6 +25,7 @@ POISONED = 1  # the step at which a gradient has an infinity
 CASES: dict[str, dict[str, Any]] = {
     "default": {"weight_decay": 0.1},
     "Polyak, SGD": {"nesterov": False, "others": SGD(lr=0.1)},
+    "a rule of one's own": {"others": SignDescent(lr=0.01)},
     "Gaussian": {"polar": LowRank(4, 2, always_sketch=True)},
     "warm": {"polar": LowRank(4, 2, sketch=Warm(), always_sketch=True)},
     "kept": {"polar": LowRank(4, 2, power=0, always_sketch=True, keep=2)},

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polarstep.optim.elementwise import Elementwise, group_of
+from polarstep.optim.elementwise_rule import Elementwise, group_of
 from polarstep.optim.groups import Group, check_lr
 
 __all__ = ["as_listed", "named_uniquely", "sorted_by_rule", "with_names"]

@@ -89,8 +89,9 @@ class Checkpointed(Optimizer):
         """Continue from a checkpoint; options that are missing in it stay as they are here.
 
         torch casts what it loads to the precision of the parameter. Momentum that is kept in another
-        precision is loaded without that cast. Groups that somebody else has put into the optimizer, as
-        Lightning does when it resumes a run, may hold parameters and no options.
+        precision, and what an element-wise rule keeps beside its buffers, is loaded without that cast.
+        Groups that somebody else has put into the optimizer, as Lightning does when it resumes a run,
+        may hold parameters and no options.
         """
         _check_content(state_dict)
         saved_groups = [_named_in_order(group) for group in state_dict["param_groups"]]
@@ -122,10 +123,9 @@ class Checkpointed(Optimizer):
             handle.remove()
         for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
             for key, p in zip(saved["params"], group["params"], strict=True):
-                if group["algorithm"] != "muon" or stored_dtype(group, p) == p.dtype:
-                    continue
-                for name in MOMENTUM_STATE:
-                    value = seen[0]["state"].get(key, {}).get(name)
+                of_parameter = seen[0]["state"].get(key, {})
+                for name in _kept_as_saved(group, p, of_parameter):
+                    value = of_parameter.get(name)
                     if isinstance(value, Tensor):
                         self.state[p][name] = value.to(p.device, copy=True)
         drop_placeholders(self.param_groups, self.state)
@@ -155,6 +155,18 @@ class Checkpointed(Optimizer):
             # torch leaves AdamW's counter on the device the checkpoint was read to.
             if isinstance(of_parameter.get("step"), Tensor):
                 of_parameter["step"] = of_parameter["step"].to(counter_device(p))
+
+
+def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> Sequence[str]:
+    """The entries of the state of ``p`` with a precision of their own.
+
+    An element-wise rule has there what is not shaped as the parameter, such as a count, which would be
+    wrong from 257 on in bfloat16. ``"step"`` is left to torch, which does not cast it.
+    """
+    if group["algorithm"] in ELEMENTWISE:
+        cast = (*ELEMENTWISE[group["algorithm"]].buffers, "rounding_error", "step")
+        return [name for name in of_parameter if name not in cast]
+    return () if stored_dtype(group, p) == p.dtype else MOMENTUM_STATE
 
 
 def _check_content(state_dict: object) -> None:
@@ -261,4 +273,4 @@ def _check_buffers(groups: Sequence[Group], state: State) -> None:
                 del of_parameter["momentum_buffer"]
             if of_parameter and group["algorithm"] in ELEMENTWISE:
                 check_buffers(name, of_parameter, ELEMENTWISE[group["algorithm"]])
-            check_shapes(name, p, of_parameter)
+            check_shapes(name, p, of_parameter, group)

@@ -2,7 +2,7 @@
 
 The arithmetic is torch's own (``torch.optim.adamw.adamw``, ``torch.optim.sgd.sgd``, fused where the
 device has it), with torch's names for the state, so that a checkpoint looks like one of
-``torch.optim.AdamW``. This module describes the two rules for parameter groups.
+``torch.optim.AdamW``. What any rule consists of is in :mod:`polarstep.optim.elementwise_rule`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-__all__ = ["SGD", "AdamW", "Elementwise"]
+from polarstep.optim.elementwise_rule import Elementwise, State
 
-State = dict[str, Any]
+__all__ = ["SGD", "AdamW"]
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Elementwise):
     """AdamW (Loshchilov and Hutter 2019).
 
     Args:
@@ -41,7 +41,6 @@ class AdamW:
     weight_decay: float = 0.0
 
     algorithm: ClassVar[str] = "adamw"
-    # Entries of the state with the shape of the parameter.
     buffers: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def __post_init__(self) -> None:
@@ -103,7 +102,7 @@ class AdamW:
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Elementwise):
     """SGD with momentum.
 
     Args:
@@ -169,14 +168,6 @@ class SGD:
                 nesterov=group["nesterov"],
                 maximize=False,
             )
-
-
-Elementwise = AdamW | SGD
-
-
-def group_of(rule: Elementwise) -> dict[str, Any]:
-    """The hyperparameters of ``rule`` as a parameter group holds them."""
-    return {"algorithm": rule.algorithm, **asdict(rule)}
 
 
 @contextmanager

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from polarstep.distributed.layout import local
+from polarstep.distributed.layout import is_sharded, local
 from polarstep.optim.collect import State, Work
-from polarstep.optim.elementwise import Elementwise
-from polarstep.optim.groups import ELEMENTWISE
+from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
 from polarstep.optim.low_precision import is_compensated, put, rounding_error
 
 __all__ = ["check_buffers", "prepare_elementwise", "step_elementwise"]
@@ -26,15 +25,50 @@ def prepare_elementwise(work: Work, state: State) -> None:
     rule = ELEMENTWISE[work.group["algorithm"]]
     for name, p in zip(work.names, work.params, strict=True):
         of_parameter = state[p]
-        if not of_parameter:
-            of_parameter.update(rule.new_state(p))
-            continue
-        check_buffers(name, of_parameter, rule)
+        if of_parameter:
+            check_buffers(name, of_parameter, rule)
+        else:
+            of_parameter.update(_new_state(rule, p))
         if is_compensated(work.group, p):
             continue  # its step computes in float32 whatever the precision of its state
         for key in rule.buffers:
             if of_parameter[key].dtype != p.dtype:
                 of_parameter[key] = of_parameter[key].to(p.dtype)
+
+
+def _new_state(rule: type[Elementwise], p: Tensor) -> dict[str, Any]:
+    """The first state of ``p``; an error if it is none that a step, a shard or a checkpoint can have."""
+    state = rule.new_state(p)
+    title = f"new_state of {rule.__name__}"
+    if not isinstance(state, dict):
+        raise TypeError(f"{title} returned a {type(state).__name__}: expected a dict of tensors")
+    for key, X in state.items():
+        if not isinstance(X, Tensor):
+            raise TypeError(
+                f"{title} has {key!r} as a {type(X).__name__}: expected a tensor, as "
+                "torch.zeros(()) for a number"
+            )
+    for key in rule.buffers:
+        X = state.get(key)
+        if X is None or X.shape != p.shape or is_sharded(X) != is_sharded(p):
+            found = "nothing" if X is None else f"a {type(X).__name__} of shape {tuple(X.shape)}"
+            raise ValueError(
+                f"{title} has {found} for {key!r}, one of its buffers, and the parameter is a "
+                f"{type(p).__name__} of shape {tuple(p.shape)}: expected torch.zeros_like(p), or "
+                f"{key!r} left out of buffers"
+            )
+    return state
+
+
+class _InPlace(dict[str, Any]):
+    """A parameter's state as ``update`` gets it: an entry that is replaced would be lost."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self.get(key) is not value:
+            raise ValueError(
+                f"update puts a new value at {key!r} of a state, which would be lost: expected the "
+                f"tensor that new_state made to be changed in place, as state[{key!r}].copy_(value)"
+            )
 
 
 def check_buffers(name: str, of_parameter: dict[str, Any], rule: type[Elementwise]) -> None:
@@ -66,7 +100,9 @@ def step_elementwise(work: Work, state: State) -> None:
     params = [local(work.params[i]) for i in plain]
     # A parameter in bfloat16 may have a gradient in float32 (Tensor.grad_dtype).
     grads = [local(work.grads[i]).to(p.dtype) for i, p in zip(plain, params, strict=True)]
-    states = [{k: local(X) for k, X in state[work.params[i]].items()} for i in plain]
+    states: list[dict[str, Any]] = [
+        _InPlace({k: local(X) for k, X in state[work.params[i]].items()}) for i in plain
+    ]
     if work.finite is None:
         rule.update(work.group, params, grads, states)
         return
@@ -80,7 +116,7 @@ def _step_compensated(work: Work, index: int, state: State) -> None:
     p, rule = work.params[index], ELEMENTWISE[work.group["algorithm"]]
     R = local(rounding_error(p, state[p]))
     kept = {k: local(X) for k, X in state[p].items() if k != "rounding_error"}
-    wide = {k: X.float() for k, X in kept.items()}
+    wide = _InPlace({k: X.float() for k, X in kept.items()})
     x = local(p).float() + R
     stop = None if work.finite is None else 1 - work.finite[index].float()
     rule.update(work.group, [x], [local(work.grads[index]).float()], [wide], found_inf=stop)

@@ -1,7 +1,8 @@
 """Parameter groups: the keys of each algorithm, their defaults, and the values they accept.
 
 A group is a plain dict, as torch requires. ``group["algorithm"]`` names the algorithm that updates
-its parameters: ``"muon"``, ``"adamw"`` or ``"sgd"``. Every check comes before any change.
+its parameters: ``"muon"``, ``"adamw"``, ``"sgd"`` or that of another rule in :data:`ELEMENTWISE`. Every
+check comes before any change.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from polarstep.distributed.ledger import check_plan
 from polarstep.matrix import Layout, MatrixView
-from polarstep.optim.elementwise import Elementwise, check_at_least_zero, check_bool, group_of
+from polarstep.optim.elementwise import check_at_least_zero, check_bool
+from polarstep.optim.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
 from polarstep.optim.misnamed import REMEDIES, SYNONYMS
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
@@ -47,8 +48,6 @@ __all__ = [
 
 Group = dict[str, Any]
 
-# The elementwise rules by their name in group["algorithm"].
-ELEMENTWISE: dict[str, type[Elementwise]] = {rule.algorithm: rule for rule in get_args(Elementwise)}
 Nonfinite = Literal["propagate", "skip"]
 Rounding = Literal["nearest", "compensated"]
 # The precisions in which momentum can be kept; None is that of the parameter.
@@ -117,7 +116,7 @@ def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
         return muon_defaults
     _check_algorithm(algorithm)
     common = {option: muon_defaults[option] for option in ("nonfinite", "rounding")}
-    return group_of(ELEMENTWISE[algorithm]()) | common
+    return defaults_of(ELEMENTWISE[algorithm]) | common
 
 
 def check_options(group: Group) -> None:
@@ -146,8 +145,9 @@ def _check_options(group: Group) -> None:
             raise ValueError(f"{option}={group[option]!r}: expected one of {', '.join(names)}")
     if group.get("plan") is not None:
         check_plan(group["plan"])
+    own = () if algorithm == "muon" else options_of(ELEMENTWISE[algorithm])
     for option in WITHOUT:
-        if group.get(option):
+        if group.get(option) and option not in own:
             raise ValueError(
                 f"option {option}={group[option]!r} in a group with algorithm={algorithm!r}: "
                 f"{REMEDIES[option]}"
@@ -157,15 +157,18 @@ def _check_options(group: Group) -> None:
             group[LR_SCALE] = group.pop("lr_scale")
         _check_muon(group)
     else:
-        rule = ELEMENTWISE[algorithm]
+        build: Callable[..., Any] = ELEMENTWISE[algorithm]
         # A rule checks its options when it is built. lr is left out: in a group it may be a tensor.
-        rule(**{each.name: group[each.name] for each in fields(rule) if each.name != "lr"})
+        build(**{option: group[option] for option in own if option != "lr"})
 
 
 def _check_algorithm(algorithm: str) -> None:
     if algorithm != "muon" and algorithm not in ELEMENTWISE:
         known = ", ".join(("muon", *ELEMENTWISE))
-        raise ValueError(f"algorithm={algorithm!r}: expected one of {known}")
+        raise ValueError(
+            f"algorithm={algorithm!r}: expected one of {known}; a rule of your own is known once its "
+            "class is defined, so import its module before"
+        )
 
 
 def _check_muon(group: Group) -> None:
@@ -377,7 +380,7 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
             'use_muon, as algorithm decides; give "algorithm": "muon", or "adamw" for use_muon=False'
         )
     own, muon = ({"lr_scale" if key == LR_SCALE else key for key in keys} for keys in (own, muon))
-    others = muon.union(*(group_of(rule()) for rule in ELEMENTWISE.values())) - own
+    others = muon.union(*map(options_of, ELEMENTWISE.values())) - own - set(RESERVED)
     for key in sorted(set(group) - own - {"params", "param_names", LR_SCALE}):
         close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
         meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None

@@ -140,7 +140,7 @@ class Told:
         )
 
     def _tell_of_one_rate(self, groups: Sequence[Group]) -> None:
-        """Warn if AdamW or SGD now has Muon's learning rate, and was made with a smaller one.
+        """Warn if another rule now has Muon's learning rate, and was made with a smaller one.
 
         A loop that writes the same ``group["lr"]`` to all groups leads to this, as does ``OneCycleLR``
         with one number. A rate in a tensor is not read, as that would wait for the device.

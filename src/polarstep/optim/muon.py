@@ -21,11 +21,11 @@ from polarstep.optim.added import as_listed, named_uniquely, sorted_by_rule, wit
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.checkpoint import Checkpointed
 from polarstep.optim.collect import State, Work, members_of
-from polarstep.optim.elementwise import AdamW, Elementwise
+from polarstep.optim.elementwise import AdamW
+from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
 from polarstep.optim.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.optim.following import Places
 from polarstep.optim.groups import (
-    ELEMENTWISE,
     LR_SCALE,
     Group,
     Nonfinite,
@@ -73,7 +73,8 @@ class Muon(Checkpointed):
         params: parameters, named parameters or parameter groups. A group may override everything
             below, and a group with ``algorithm="adamw"`` or ``"sgd"`` is updated by that rule with
             its own options (:class:`polarstep.AdamW`, :class:`polarstep.SGD`): one optimizer for a
-            whole model. :func:`polarstep.muon_for` builds such groups.
+            whole model. So is a group that names another :class:`polarstep.Elementwise`.
+            :func:`polarstep.muon_for` builds such groups.
         lr: η.
         momentum: β in [0, 1).
         nesterov: Nesterov (the default) or Polyak momentum.
@@ -130,7 +131,7 @@ class Muon(Checkpointed):
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
-    ``weights_only=True``, its default. The class of a map of your own must be defined before
+    ``weights_only=True``, its default. The class of a map or a rule of your own must be defined before
     :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again.
 
     >>> from polarstep import Exact
@@ -259,8 +260,8 @@ class Muon(Checkpointed):
 
         A group without ``"algorithm"`` that is added to an existing optimizer may bring any parameters.
         Those that :func:`polarstep.muon_for` knows, because they were frozen then, get the rule it has
-        for them. Of the others, vectors get AdamW. Each rule has its own group
-        (:mod:`polarstep.optim.added`).
+        for them. Of the others, vectors get its rule ``vectors``, or AdamW. Each rule has its own
+        group (:mod:`polarstep.optim.added`).
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
@@ -369,12 +370,17 @@ def _check_started(works: list[Work], state: State) -> None:
     """Raise if a graph captures the creation of a state, which every replay would repeat."""
     for work in works:
         for name, p in zip(work.names, work.params, strict=True):
-            if not state.get(p):
+            if not state.get(p) and not _needs_no_state(work, p):
                 raise RuntimeError(
                     f"the first step of {name} is being captured in a CUDA graph, and every replay "
                     "would start from a state of zeros; call step() a few times before the capture, on "
                     "a side stream, as torch's notes on CUDA graphs do"
                 )
+
+
+def _needs_no_state(work: Work, p: Tensor) -> bool:
+    rule = ELEMENTWISE.get(work.group["algorithm"])
+    return rule is not None and not rule.new_state(p)
 
 
 def _check_draws(works: list[Work], state: State) -> None:

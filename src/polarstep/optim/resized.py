@@ -12,12 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from polarstep.optim.elementwise_rule import ELEMENTWISE
 from polarstep.optim.groups import Group, named_params
 
 __all__ = ["Sizes", "check_shapes"]
-
-# Entries of the state that have the shape of their parameter, with every rule.
-SHAPED_ALIKE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "rounding_error")
 
 
 class Sizes:
@@ -37,13 +35,14 @@ class Sizes:
             return
         for group in groups:
             for name, p in named_params(group):
-                check_shapes(name, p, state.get(p, {}))
+                check_shapes(name, p, state.get(p, {}), group)
         self._known = sizes
 
 
-def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any]) -> None:
+def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: Group) -> None:
     """Raise for the first tensor in the state of ``p`` that cannot be that of ``p``."""
-    for key in SHAPED_ALIKE:
+    rule = ELEMENTWISE.get(group.get("algorithm", "muon"))
+    for key in (*(("momentum_buffer",) if rule is None else rule.buffers), "rounding_error"):
         kept = of_parameter.get(key)
         if kept is not None and getattr(kept, "shape", None) != p.shape:
             found = tuple(kept.shape) if isinstance(kept, Tensor) else type(kept).__name__

@@ -20,7 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
-from polarstep.optim.elementwise import AdamW, Elementwise, group_of
+from polarstep.optim.elementwise import AdamW
+from polarstep.optim.elementwise_rule import Elementwise, group_of, meant
 from polarstep.optim.following import Places
 from polarstep.optim.groups import Group, Nonfinite, Rounding
 from polarstep.optim.misnamed import check_names, with_known_names
@@ -112,7 +113,7 @@ def muon_for(
     plan: AskedPlan = "auto",
     process_group: Any = None,
 ) -> Muon:
-    """Muon for the hidden matrices of ``model``, AdamW or SGD for everything else, in one optimizer.
+    """Muon for the hidden matrices of ``model``, AdamW or another rule for the rest, in one optimizer.
 
     Embeddings and output heads are found by the type of the layer, by weight tying and by position;
     convolutions (also grouped), attention, recurrent gates and stacked experts are read as the
@@ -128,10 +129,11 @@ def muon_for(
         momentum: Muon's β.
         nesterov: Nesterov or Polyak momentum in Muon.
         polar: Muon's polar map, or ``"auto"`` for :class:`polarstep.Auto`.
-        weight_decay: Muon's weight decay; AdamW and SGD have their own in ``others``.
+        weight_decay: Muon's weight decay; ``others`` has its own.
         lr_scale: how Muon's learning rate depends on the shape of a matrix.
         transform: a change of T before it is applied.
-        others: the rule for all parameters that are not Muon's: ``AdamW(...)`` or ``SGD(...)``.
+        others: the rule for all parameters that are not Muon's: ``AdamW(...)``, ``SGD(...)`` or another
+            :class:`polarstep.Elementwise`.
         embeddings: instead of ``others``, for embeddings and the heads tied to them.
         heads: instead of ``others``, for output heads.
         routers: instead of ``others``, for the layers that choose experts.
@@ -148,12 +150,13 @@ def muon_for(
         rules: exceptions, each a pair (which, target); the first that matches wins, and they come
             before the built-in :data:`polarstep.optim.routing.roles.RULES`. *Which* is a pattern of
             names; a module of the model or a class of modules, for all parameters inside; or a function
-            of (name, parameter). *Target* is ``AdamW(...)`` or ``SGD(...)``; ``"muon"``, or a dict of
-            options for a Muon group of its own; or ``None``, to leave the parameter out of the
-            optimizer. Rules with a Muon target skip parameters of fewer than two dimensions.
+            of (name, parameter). *Target* is ``AdamW(...)``, ``SGD(...)`` or another
+            :class:`polarstep.Elementwise`; ``"muon"``, or a dict of options for a Muon group of its own;
+            or ``None``, to leave the parameter out of the optimizer. Rules with a Muon target skip
+            parameters of fewer than two dimensions.
         momentum_dtype: the precision in which Muon keeps its momentum. This and the arguments below
             are :class:`polarstep.Muon`'s.
-        rounding: how parameters in bfloat16 and float16 are rounded, those of AdamW and SGD too.
+        rounding: how parameters in bfloat16 and float16 are rounded, those that are not Muon's too.
         nonfinite: what happens to a parameter whose gradient is not finite.
         seed: seed of the sketches.
         fused: whether a GPU uses Triton kernels and a CUDA graph.
@@ -339,10 +342,13 @@ def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
     for name, rule in given.items():
         if not isinstance(rule, Elementwise) and (rule is not None or name == "others"):
             raise TypeError(
-                f"{name}={rule!r}: expected polarstep.AdamW(...) or polarstep.SGD(...); "
+                f"{name}={rule!r}: expected polarstep.AdamW(...), polarstep.SGD(...) or another "
+                f"polarstep.Elementwise{meant(rule)}; "
                 'to send these parameters to Muon, give rules=[("name.*", "muon")]'
             )
 
 
 def _hashable(value: Any) -> Any:
+    if isinstance(value, dict | set):
+        return repr(value)
     return tuple(value) if isinstance(value, list) else value

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor, nn
 
 from polarstep.matrix import Layout
-from polarstep.optim.elementwise import Elementwise
+from polarstep.optim.elementwise_rule import Elementwise, meant
 from polarstep.optim.routing.anatomy import Site
 from polarstep.optim.routing.fused_weights import Cut
 from polarstep.optim.routing.roles import Form, form_of
@@ -89,8 +89,9 @@ def _check_target(title: str, target: Target) -> None:
             )
     elif not (target is None or target == "muon" or isinstance(target, Elementwise)):
         raise TypeError(
-            f'{title} has the target {target!r}: expected AdamW(...), SGD(...), "muon", a dict of '
-            "Muon's options, or None to leave the parameters out"
+            f"{title} has the target {target!r}: expected AdamW(...), SGD(...) or another "
+            'polarstep.Elementwise, "muon", a dict of Muon\'s options, or None to leave the parameters '
+            f"out{meant(target)}"
         )
 
 

@@ -32,7 +32,7 @@ class Route:
     name: str
     shape: tuple[int, ...]
     matrix: str  # the matrices as Muon reads them; the plain shape for other algorithms
-    algorithm: str  # "Muon", "AdamW", "SGD" or "left out"
+    algorithm: str  # "Muon", "AdamW", the class of another rule, or "left out"
     lr: float | None
     factors: tuple[
         float, ...

@@ -1,0 +1,221 @@
+"""Element-wise rules: what updates the parameters that are not hidden matrices.
+
+AdamW and SGD are two such rules (:mod:`polarstep.optim.elementwise`), and users may write others. A rule
+is a class. It enters itself into :data:`ELEMENTWISE` when it is defined, and parameter groups and
+checkpoints name it by its ``algorithm``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+__all__ = [
+    "ELEMENTWISE",
+    "RESERVED",
+    "Elementwise",
+    "State",
+    "defaults_of",
+    "group_of",
+    "meant",
+    "options_of",
+]
+
+State = dict[str, Any]
+
+# Keys of a group that are no hyperparameters: a field of a rule with such a name would be overwritten.
+RESERVED = (
+    "algorithm",
+    "initial_lr",
+    "name",
+    "nonfinite",
+    "param_names",
+    "params",
+    "plan",
+    "reasons",
+    "role",
+    "rounding",
+    "use_muon",
+)
+
+
+class Elementwise(ABC):
+    """A rule for parameters that are not hidden matrices. Subclasses are frozen dataclasses.
+
+    The fields are the hyperparameters, each with a default, and ``lr`` is one of them. A parameter group
+    has them as its options, which may change between steps, so :meth:`update` reads them from the
+    group. ``__post_init__`` may check them: it runs whenever a group is checked.
+
+    ``algorithm`` is the name of the rule in groups and checkpoints. ``buffers`` names the entries of the
+    state with the shape of the parameter; they also have its precision.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Descent(Elementwise):
+    ...     lr: float = 0.1
+    ...     algorithm = "descent"
+    ...
+    ...     @staticmethod
+    ...     def new_state(p):
+    ...         return {}
+    ...
+    ...     @staticmethod
+    ...     def update(group, params, grads, states, found_inf=None):
+    ...         for p, grad in zip(params, grads, strict=True):
+    ...             step = group["lr"] * grad
+    ...             p.sub_(step if found_inf is None else step.where(found_inf == 0, 0.0))
+    >>> group_of(Descent(lr=0.5))
+    {'algorithm': 'descent', 'lr': 0.5}
+    """
+
+    algorithm: ClassVar[str]
+    buffers: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Enter a class with an ``algorithm`` of its own into :data:`ELEMENTWISE`."""
+        super().__init_subclass__(**options)
+        if "algorithm" in vars(cls):
+            _enter(cls)
+
+    @staticmethod
+    @abstractmethod
+    def new_state(p: Tensor) -> State:
+        """The state that ``p`` starts with: tensors by name; buffers as ``torch.zeros_like(p)``."""
+
+    @staticmethod
+    @abstractmethod
+    def update(
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[State],
+        found_inf: Tensor | None = None,
+    ) -> None:
+        """Change ``params`` and the tensors in ``states`` in place, by one step.
+
+        Of a sharded parameter these are the parts of this rank. ``found_inf`` is given for
+        ``nonfinite="skip"``: where it is one, nothing may change.
+        """
+
+
+# The rules by their name in group["algorithm"].
+ELEMENTWISE: dict[str, type[Elementwise]] = {}
+
+
+def _enter(rule: type[Elementwise]) -> None:
+    """Enter ``rule`` into :data:`ELEMENTWISE`; a class that is defined again replaces the first."""
+    title, name = rule.__name__, getattr(rule, "algorithm", None)
+    own = f"as algorithm = {title.lower()!r}"
+    if not isinstance(name, str) or not name:
+        raise TypeError(
+            f"{title} has algorithm={name!r}: expected its name in groups and checkpoints, {own}"
+        )
+    known = ELEMENTWISE.get(name)
+    if name == "muon" or (known is not None and not _is_defined_again(known, rule)):
+        owner = "Muon" if known is None else f"{known.__module__}.{known.__qualname__}"
+        raise ValueError(
+            f"{title} has algorithm={name!r}, which is the name of {owner}: expected a name that no "
+            f"other rule has, {own}"
+        )
+    if isinstance(rule.buffers, str) or not all(isinstance(each, str) for each in rule.buffers):
+        raise TypeError(
+            f"{title} has buffers={rule.buffers!r}: expected a tuple of names in the state, "
+            'as ("momentum_buffer",)'
+        )
+    for member in ("new_state", "update"):
+        found = inspect.getattr_static(rule, member)
+        if getattr(found, "__isabstractmethod__", False):
+            raise TypeError(
+                f"{title} has no {member}: expected "
+                f"{member}{inspect.signature(getattr(Elementwise, member))}, a static method"
+            )
+        if not isinstance(found, staticmethod | classmethod):
+            raise TypeError(
+                f"{title}.{member} is no static method: expected @staticmethod above it and no self, "
+                'since hyperparameters change during a run; update reads them as group["lr"]'
+            )
+    ELEMENTWISE[name] = rule
+
+
+def _is_defined_again(before: type[Any], now: type[Any]) -> bool:
+    """Whether ``now`` has the source of ``before``, as after a second run of a notebook's cell.
+
+    A script that one of its modules imports is one file in two modules.
+    """
+    if before is now:
+        return True
+    modules = before.__module__, now.__module__
+    files = [getattr(sys.modules.get(module), "__file__", None) for module in modules]
+    same_place = modules[0] == modules[1] or (files[0] is not None and files[0] == files[1])
+    return before.__name__ == now.__name__ and same_place
+
+
+def group_of(rule: Elementwise) -> dict[str, Any]:
+    """The hyperparameters of ``rule`` as a parameter group holds them."""
+    kind = type(rule)
+    known = ELEMENTWISE.get(getattr(kind, "algorithm", ""))
+    if known is None or not _is_defined_again(known, kind):
+        _enter(kind)
+    _check_fields(kind)
+    options = {name: copy.deepcopy(getattr(rule, name)) for name in options_of(kind)}
+    return {"algorithm": rule.algorithm, **options}
+
+
+def defaults_of(rule: type[Any]) -> dict[str, Any]:
+    """The defaults of a group that is updated by ``rule``."""
+    _check_fields(rule)
+    return {"algorithm": rule.algorithm} | {
+        name: copy.deepcopy(getattr(rule(), name)) for name in options_of(rule)
+    }
+
+
+def options_of(rule: type[Any]) -> tuple[str, ...]:
+    """The names of the hyperparameters of ``rule``."""
+    if not is_dataclass(rule):
+        return ()
+    return tuple(each.name for each in fields(rule) if each.init)
+
+
+def _check_fields(rule: type[Any]) -> None:
+    """Raise if the fields of ``rule`` cannot be options of a group; first known when it is used."""
+    title = rule.__name__
+    if not is_dataclass(rule):
+        raise TypeError(
+            f"{title} is no dataclass: expected @dataclass(frozen=True) above the class"
+        )
+    for each in fields(rule):
+        if each.name in ("algorithm", "buffers"):
+            raise TypeError(
+                f"{title}.{each.name} is a field: expected a constant of the class, as "
+                f"{each.name} = {each.default!r} without a type, or with ClassVar"
+            )
+        if each.name in RESERVED:
+            raise TypeError(
+                f"{title} has a field {each.name!r}, which is a key of every parameter group: expected "
+                "another name"
+            )
+        if each.init and each.default is MISSING and each.default_factory is MISSING:
+            raise TypeError(
+                f"{title}.{each.name} has no default: expected one for every hyperparameter, as "
+                f"{each.name}: float = 0.1, for groups that do not give it"
+            )
+    if "lr" not in options_of(rule):
+        raise TypeError(
+            f"{title} has no field lr: expected one, as lr: float = 1e-3, which schedulers change"
+        )
+
+
+def meant(found: object) -> str:
+    """A remedy to show for ``found``, which was given in the place of a rule; mostly empty."""
+    if isinstance(found, type) and issubclass(found, Elementwise):
+        return f"; did you mean {found.__name__}()?"
+    kind = found if isinstance(found, type) else type(found)
+    if all(hasattr(kind, name) for name in ("algorithm", "new_state", "update")):
+        return f"; derive {kind.__name__} from polarstep.Elementwise"
+    return ""
