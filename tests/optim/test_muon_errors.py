@@ -48,7 +48,11 @@ def matrix():
         ({"weight_decay": -1}, ValueError, r"weight_decay=-1: expected a finite number ≥ 0"),
         ({"polar": "exact"}, TypeError, r"polar='exact': expected a polar map such as"),
         ({"polar": Exact}, TypeError, r"expected a polar map such as polarstep.NewtonSchulz\(\)"),
-        ({"lr_scale": "muP"}, ValueError, r"lr_scale='muP': expected one of none, spectral, fan-ratio, rms"),
+        (
+            {"lr_scale": "muP"},
+            ValueError,
+            r"lr_scale='muP': expected one of none, spectral, fan-ratio, rms",
+        ),
         ({"lr_scale": 0.75}, ValueError, r"lr_scale=0\.75: .* for a group is lr_factor=0\.75"),
         ({"layout": "rows"}, ValueError, r"layout='rows': expected one of auto, conv, stack"),
         ({"nonfinite": "raise"}, ValueError, r"nonfinite='raise': expected one of propagate, skip"),
