@@ -42,9 +42,9 @@ __all__ = ["AXES", "Axis", "apply_axis", "find_axis", "longest_short_side"]
 class Axis:
     """A setting to vary: how it is applied, and the values the paper tries on each benchmark.
 
-    ``own`` reads the value that a config has: to apply it again changes nothing. It is ``None`` where no
-    value of the axis gives this config. With ``relative``, another recipe varies the setting in the same
-    proportions as the paper varies its own. With ``around``, the values go from half to twice the
+    ``own`` reads the value that a config has: to apply it again changes nothing. It gives ``None`` where
+    no value of the axis makes this config. With ``relative``, another recipe varies the setting in the
+    same proportions as the paper varies its own. With ``around``, the values go from half to twice the
     recipe's own. ``also`` are further values that can be given and are not the paper's. ``ours`` says
     that no value is the paper's.
     """
@@ -52,7 +52,7 @@ class Axis:
     name: str
     symbol: str
     apply: Callable[[RunConfig, Any], RunConfig]
-    own: Callable[[RunConfig], Any]
+    own: Callable[[RunConfig], Any] = lambda config: None
     nanogpt: tuple[int | str, ...] = ()
     cifar10: tuple[int | str, ...] = ()
     relative: Callable[[RunConfig], Fraction] | None = None

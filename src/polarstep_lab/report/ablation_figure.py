@@ -54,7 +54,8 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
     panels = [_axis_panel(section, same, looks) for same in groups.values()]
     lines = math.ceil(len(panels) / 3)
     caption = joined(
-        "One setting varied, all else as in the recipe.",
+        "One setting varied, all else as in the recipe. "
+        f"Better is {'up' if section.metric.higher_is_better else 'down'}.",
         _DIFFERENCES if any(ablation.differences for ablation in shown) else "",
         "" if all(ablation.differences for ablation in shown) else _MEANS,
         _BARS,
@@ -109,9 +110,10 @@ def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[st
                 fill = PAGE if found[row].interval is None else look.light
                 big: dict[str, Any] = {"color": look.light, "mfc": fill, "ms": 9, "zorder": 5}
                 axes.plot(at(ablation, row), found[row].value, look.marker, **big)
-            for row in lost[ablation]:  # at the edge where worse values are
-                edge, across = 0.04 if metric.higher_is_better else 0.96, axes.get_xaxis_transform()
-                axes.plot(at(ablation, row), edge, "x", color=ALARM, zorder=5, transform=across)
+            for row in lost[ablation]:  # on the edge where worse values are, beyond every bar
+                edge = 0.0 if metric.higher_is_better else 1.0
+                cross: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+                axes.plot(at(ablation, row), edge, "x", color=ALARM, zorder=5, **cross)
         axes.set_title(_basis(shown), loc="right", fontsize=9, fontweight="normal")
         _name_values(axes, values, own)
 
