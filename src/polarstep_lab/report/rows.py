@@ -237,9 +237,10 @@ class AblationSet:
         """The recipe's own value of the axis; ``None`` where the base's config does not tell it."""
         if self.base is None or self.base in self.rows:
             return self.base and self.base.value
-        with contextlib.suppress(ConfigError):  # a config of another version, or an axis
+        with contextlib.suppress(ConfigError):
             return find_axis(self.axis).own(RunConfig.from_dict(self.base.config))
-        return None
+        # A config of another version, or an axis: most axes are settings of the polar map.
+        return self.base.polar.get(self.axis)
 
     def value_of(self, row: Row) -> Any:
         """The value of a row or of the base; ``"recipe"`` where the base's is not known."""
