@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any, get_args
 
 import torch
@@ -41,25 +42,28 @@ __all__ = ["AXES", "Axis", "apply_axis", "find_axis", "longest_short_side"]
 class Axis:
     """A setting to vary: how it is applied, and the values the paper tries on each benchmark.
 
-    With ``relative``, another recipe varies the setting in the same proportions as the paper varies its
-    own. With ``around``, the values go from half to twice the recipe's own. ``also`` are further values
-    that can be given and are not the paper's. ``ours`` says that no value is the paper's.
+    ``own`` reads the value that a config has: to apply it again changes nothing. It gives ``None`` where
+    no value of the axis makes this config. With ``relative``, another recipe varies the setting in the
+    same proportions as the paper varies its own. With ``around``, the values go from half to twice the
+    recipe's own. ``also`` are further values that can be given and are not the paper's. ``ours`` says
+    that no value is the paper's.
     """
 
     name: str
     symbol: str
     apply: Callable[[RunConfig, Any], RunConfig]
+    own: Callable[[RunConfig], Any] = lambda config: None
     nanogpt: tuple[int | str, ...] = ()
     cifar10: tuple[int | str, ...] = ()
     relative: Callable[[RunConfig], Fraction] | None = None
-    around: Callable[[RunConfig], float] | None = None
+    around: bool = False
     also: tuple[str, ...] = ()
     ours: bool = False
 
     def values(self, config: RunConfig) -> tuple[int | float | str, ...]:
         """The values to try for a recipe, the paper's or near ones; none for some benchmarks."""
-        if self.around is not None:
-            own = self.around(config)
+        if self.around:
+            own = self.own(config)
             return tuple(
                 own if k == 0 else float(f"{own * 2 ** (k / 2):.2g}") for k in range(-2, 3)
             )
@@ -198,6 +202,15 @@ def _shortened(config: RunConfig, stages: list[Stage]) -> RunConfig:
     )
 
 
+def _own_batch(config: RunConfig) -> int:
+    data = config.data
+    return data.batch_size if isinstance(data, ImageData) else data.stages[0].sequences
+
+
+def _own_length(config: RunConfig) -> int | None:
+    return config.data.window if isinstance(config.data, TextData) else None
+
+
 def _whole(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name}={value!r}: expected a whole number ≥ 1")
@@ -208,6 +221,7 @@ AXES: tuple[Axis, ...] = (
         "rank",
         "s",
         _rank,
+        attrgetter("optimizer.polar.rank"),
         nanogpt=(50, 100, 200, 400),
         cifar10=(16, 32, 64, 128),
         relative=_share_of_the_papers_rank,
@@ -216,6 +230,7 @@ AXES: tuple[Axis, ...] = (
         "power",
         "h",
         _set("optimizer.polar.power"),
+        attrgetter("optimizer.polar.power"),
         nanogpt=(0, 1, 2),
         cifar10=(0, 1, 2),
         ours=True,
@@ -224,6 +239,7 @@ AXES: tuple[Axis, ...] = (
         "keep",
         "k",
         _set("optimizer.polar.keep"),
+        attrgetter("optimizer.polar.keep"),
         nanogpt=(1, 2, 4, 8),
         cifar10=(1, 2, 4, 8),
         ours=True,
@@ -232,6 +248,7 @@ AXES: tuple[Axis, ...] = (
         "steps",
         "q",
         _set("optimizer.polar.steps"),
+        attrgetter("optimizer.polar.steps"),
         nanogpt=(1, 3, 5, 7, 9),
         cifar10=(1, 3, 5, 7, 9),
     ),
@@ -239,6 +256,7 @@ AXES: tuple[Axis, ...] = (
         "solver",
         "φ",
         _set("optimizer.polar.solver"),
+        attrgetter("optimizer.polar.solver"),
         nanogpt=("cubic", "quintic", "empirical", "polar-express"),
         cifar10=("cubic", "quintic", "empirical", "polar-express"),
         also=("quintic-2", "polar-express-default", "polar-express-sketch", "exact"),
@@ -247,6 +265,7 @@ AXES: tuple[Axis, ...] = (
         "sketch",
         "Ω",
         _sketch,
+        attrgetter("optimizer.polar.sketch"),
         nanogpt=("gaussian", "kaczmarz"),
         cifar10=("gaussian", "kaczmarz"),
         also=("warm", *_FAST_SKETCHES),
@@ -255,6 +274,7 @@ AXES: tuple[Axis, ...] = (
         "rest",
         "R",
         _rest,
+        attrgetter("optimizer.polar.rest"),
         nanogpt=get_args(RestName),
         cifar10=get_args(RestName),
         ours=True,
@@ -263,15 +283,17 @@ AXES: tuple[Axis, ...] = (
         "auto",
         "T(M)",
         _auto,
+        attrgetter("optimizer.polar.auto"),
         nanogpt=get_args(AutoBudget),
         cifar10=get_args(AutoBudget),
         ours=True,
     ),
-    Axis("batch", "B", _batch, cifar10=(500, 1000, 2000, 3000, 4000)),
+    Axis("batch", "B", _batch, _own_batch, cifar10=(500, 1000, 2000, 3000, 4000)),
     Axis(
         "sequence-length",
         "T",
         _sequence_length,
+        _own_length,
         nanogpt=(1024, 2048, 4096),
         relative=_share_of_the_papers_length,
     ),
@@ -279,7 +301,8 @@ AXES: tuple[Axis, ...] = (
         "lr",
         "η",
         _set("optimizer.lr"),
-        around=lambda config: config.optimizer.lr,
+        attrgetter("optimizer.lr"),
+        around=True,
         ours=True,
     ),
 )

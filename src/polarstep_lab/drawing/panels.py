@@ -99,7 +99,10 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Series:
-    """A line, points or a band; from ``low`` to ``high`` there are error bars, or a ``band``."""
+    """A line, points or a band; from ``low`` to ``high`` there are error bars, or a ``band``.
+
+    A point whose ``low`` is NaN has no bar and is hollow: how far it can be trusted is not known.
+    """
 
     label: str
     look: Look
@@ -171,8 +174,12 @@ def paint_series(axes: Axes, series: Series) -> None:
         return
     y = np.asarray(series.y)
     bars = None if series.low is None else [y - np.asarray(series.low), np.asarray(series.high) - y]
+    bare = np.full(y.shape, False) if bars is None else np.isnan(bars[0])
     style |= {"marker": look.marker, "markersize": 5, "capsize": 2.5, "elinewidth": 1.0}
-    axes.errorbar(x, y, yerr=bars, label=series.label, **style)
+    axes.errorbar(x, y, yerr=None if bare.all() else bars, label=series.label, **style)
+    if bare.any():
+        hollow: dict[str, Any] = {"markerfacecolor": PAGE, "markeredgecolor": look.light}
+        axes.plot(x[bare], y[bare], look.marker, markersize=5, zorder=4, **hollow)
 
 
 def style_axes(axes: Axes, xlabel: str, ylabel: str, title: str = "") -> None:

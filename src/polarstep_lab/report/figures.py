@@ -1,4 +1,4 @@
-"""The figures of a section: trajectories, quality against cost, ablations.
+"""The figures of a comparison: trajectories, and quality against cost.
 
 Trajectories are of validation perplexity for nanoGPT and of validation loss for CIFAR-10, as in the
 paper's figures.
@@ -6,7 +6,6 @@ paper's figures.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +15,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from polarstep_lab.drawing.palette import Look, ordinal_looks
+from polarstep_lab.drawing.palette import Look
 from polarstep_lab.drawing.panels import ALARM, INK_SOFT, RULE, Drawing, Panel, Series, paint_series
 from polarstep_lab.estimates import listed
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.rows import AblationSet, Row, Section
+from polarstep_lab.report.rows import Row, Section
 
-__all__ = ["Curve", "ablation_figure", "cost_figure", "curve_of", "trajectory_figure", "zoom"]
+__all__ = ["Curve", "cost_figure", "curve_of", "trajectory_figure", "zoom"]
 
 FAR_OFF = 4.0
 """A method this many times worse than the median method is named in the caption and not drawn."""
@@ -177,56 +176,6 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     caption = f"Better is {better} and to the left; bars are one standard deviation over seeds."
     caption += f" Far above the axis: {listed(far_off)}." if far_off else ""
     return Drawing.of_panels(name, "Quality against cost", caption, (10.5, 4.4), panels, columns=2)
-
-
-def ablation_figure(section: Section, name: str) -> Drawing | None:
-    """A panel for each axis, all on one scale, so that the effects of the axes compare.
-
-    An axis that was varied for several methods or settings has a line for each.
-    """
-    finished = [a for a in section.ablations if any(row.metric for row in a.rows)]
-    settings = dict.fromkeys(ablation.subject for ablation in finished)
-    looks = dict(zip(settings, ordinal_looks(len(settings), ordered=False)[::-1], strict=True))
-    # The ablations of a section are sorted by axis.
-    by_axis = itertools.groupby(finished, key=lambda ablation: ablation.axis)
-    panels = [_axis_panel(section, [*same], looks) for _, same in by_axis]
-    lines = math.ceil(len(panels) / 4)
-    columns = math.ceil(len(panels) / max(1, lines))
-    caption = (
-        "One setting varied, all else as in the recipe; all axes on one scale, mean ± one standard "
-        "deviation. A dotted line is the recipe's own value, over the seeds that the differences are "
-        "taken on."
-    )
-    size = (10.5, 1.2 + 2.9 * lines)
-    return Drawing.of_panels(name, "Ablations", caption, size, panels, columns)
-
-
-def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[str, Look]) -> Panel:
-    """The values of an axis, evenly spaced; joined where they are numbers."""
-    values = [*dict.fromkeys(row.value for ablation in same for row in ablation.rows)]
-    numeric = all(ablation.numeric for ablation in same)
-    values = sorted(values) if numeric else values
-    names = [str(value) for value in values]
-
-    def finish(axes: Axes) -> None:
-        for ablation in same:
-            if ablation.reference:
-                look = looks[ablation.subject]
-                axes.axhline(ablation.reference.mean, color=look.light, lw=0.8, ls=":")
-        axes.set_xticks(range(len(names)), names, fontsize=8)
-        axes.set_xlim(-0.5, len(names) - 0.5)
-        if len("".join(names)) > 24:
-            axes.tick_params(axis="x", rotation=28)
-            for label in axes.get_xticklabels():
-                label.set(ha="right", rotation_mode="anchor")
-
-    series = []
-    for ablation in same:
-        look = looks[ablation.subject] if numeric else replace(looks[ablation.subject], dash="none")
-        places = {values.index(row.value): row for row in ablation.rows if row.metric}
-        series.append(_points(ablation.subject, look, places))
-    name, scale = section.metric.name, _scale(section)
-    return Panel(series, "", name, same[0].axis, yscale=scale, finish=finish)
 
 
 def _points(label: str, look: Look, rows: Mapping[Any, Row]) -> Series:

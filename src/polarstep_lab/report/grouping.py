@@ -19,7 +19,7 @@ from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import TABLE_2, Setting
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
-from polarstep_lab.report.rows import AblationSet, Row, Section
+from polarstep_lab.report.rows import AblationSet, Row, Section, place, value_place
 from polarstep_lab.report.runs import METRICS, Runs
 
 __all__ = ["in_table_2", "sections_of"]
@@ -113,7 +113,7 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
     rows = [Row(method, group) for (method, _), group in members.groupby(["method", "setting"])]
     labelled = [replace(row, label=_label(row, rows)) for row in rows]
     rank = [method.name for method in all_methods()]
-    return tuple(sorted(labelled, key=lambda row: (_place(row.method, rank), row.label)))
+    return tuple(sorted(labelled, key=lambda row: (place(row.method, rank), row.label)))
 
 
 def _label(row: Row, rows: Sequence[Row]) -> str:
@@ -151,16 +151,15 @@ def _ablations(members: pd.DataFrame) -> list[AblationSet]:
     settings = members.groupby(["ablation_axis", "method"])["besides"].nunique()
     ablations = []
     for (axis, method, besides), group in members.groupby(["ablation_axis", "method", "besides"]):
-        known = [str(value) for a in AXES if a.name == axis for value in (*a.cifar10, *a.nanogpt)]
         rows = []
-        for value in sorted(group["ablation_value"].unique(), key=lambda v: _place(v, known)):
+        for value in sorted(group["ablation_value"].unique(), key=lambda v: value_place(v, axis)):
             configs = group[group["ablation_value"] == value].groupby("setting")
             for i, (_, same) in enumerate(configs, start=1):
                 rows.append(Row(f"{axis} = {value}{f' ({i})' if i > 1 else ''}", same))
         setting = besides if settings[axis, method] > 1 else ""
         ablations.append(AblationSet(axis, method, tuple(rows), setting=setting))
     axes = [axis.name for axis in AXES]
-    return sorted(ablations, key=lambda ablation: (_place(ablation.axis, axes), ablation.subject))
+    return sorted(ablations, key=lambda ablation: (place(ablation.axis, axes), ablation.subject))
 
 
 def _base_of(
@@ -214,10 +213,3 @@ def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
         and path.split(".")[-1] != axis
         and path not in NOT_TRAINING
     ]
-
-
-def _place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
-    """A key to sort by: numbers by size, then names in the order of ``known``, then other names."""
-    if isinstance(item, int | float):
-        return False, item, ""
-    return True, known.index(item) if item in known else len(known), item

@@ -43,7 +43,7 @@ def gamma_blocks(section: Section) -> list[Block | None]:
     for ablation in ablations:
         named = {row: f"{ablation.axis} = {value}" for row, value in ablation.row_names.items()}
         if ablation.base in groups[0]:
-            own = ablation.base.polar.get(ablation.axis, "as in the") if ablation.base else ""
+            own = "as in the" if ablation.base_value is None else ablation.base_value
             named[ablation.base] = f"{ablation.axis} = {own} (recipe)"
         groups.append(named)
     if ablations and len(groups[0]) == 1 and groups[0].keys() & {a.base for a in ablations}:

@@ -6,6 +6,7 @@ that diverged, failed, were stopped or have not ended enter no mean; each row sa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from polarstep_lab.ablations import AXES, find_axis
+from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.drawing.palette import Look, looks_of
 from polarstep_lab.estimates import Difference, Estimate, paired
 from polarstep_lab.methods import all_methods
@@ -25,7 +28,7 @@ from polarstep_lab.records.record import RunRecord
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
 from polarstep_lab.report.runs import STATUSES, TIMES, Metric
 
-__all__ = ["AblationSet", "Row", "Section"]
+__all__ = ["AblationSet", "Row", "Section", "place", "value_place"]
 
 _SEEDS_TO_LIST = 4  # more commands than this are easier to read as a loop
 
@@ -224,14 +227,26 @@ class AblationSet:
             return None
         return row.minus(self.base)
 
-    @property
-    def reference(self) -> Estimate | None:
-        """The base's metric over the seeds that the differences are taken on."""
-        if self.base is None:
-            return None
-        values = self.base.by_seed
-        shared = {seed for row in self.rows if row is not self.base for seed in row.by_seed.index}
-        return Estimate.of(values[values.index.isin(shared)]) or Estimate.of(values)
+    @cached_property
+    def differences(self) -> dict[Row, Difference]:
+        """The difference of each row that has one."""
+        return {row: found for row in self.rows if (found := self.difference(row))}
+
+    @cached_property
+    def base_value(self) -> Any:
+        """The recipe's own value of the axis; ``None`` where the base's config does not tell it."""
+        if self.base is None or self.base in self.rows:
+            return self.base and self.base.value
+        with contextlib.suppress(ConfigError):
+            return find_axis(self.axis).own(RunConfig.from_dict(self.base.config))
+        # A config of another version, or an axis: most axes are settings of the polar map.
+        return self.base.polar.get(self.axis)
+
+    def value_of(self, row: Row) -> Any:
+        """The value of a row or of the base; ``"recipe"`` where the base's is not known."""
+        if row is not self.base:
+            return row.value
+        return "recipe" if self.base_value is None else self.base_value
 
     @property
     def row_names(self) -> dict[Row, str]:
@@ -325,3 +340,16 @@ class Section:
         scored = {row: row.metric.mean for row in rows if row.metric}
         choose = max if self.metric.higher_is_better else min
         return choose(scored, key=lambda row: scored[row]) if scored else None
+
+
+def place(item: Any, known: Sequence[str]) -> tuple[bool, float, str]:
+    """A key to sort by: numbers by size, then names in the order of ``known``, then other names."""
+    if isinstance(item, int | float):
+        return False, item, ""
+    return True, known.index(item) if item in known else len(known), item
+
+
+def value_place(value: Any, axis: str) -> tuple[bool, float, str]:
+    """A key to sort the values of an axis by: numbers by size, names in the order of the paper."""
+    known = [str(name) for a in AXES if a.name == axis for name in (*a.cifar10, *a.nanogpt)]
+    return place(value, known)

@@ -420,6 +420,20 @@ def test_every_value_of_every_ablation_makes_a_config(axis, benchmark):
         build_polar(ablated.optimizer.polar, benchmark)
 
 
+@pytest.mark.parametrize("recipe", ["nanogpt", "nanogpt-small", "cifar10"])
+@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
+def test_to_apply_the_value_that_a_config_has_changes_nothing(axis, recipe):
+    """And the value that a config has is the value that was applied to it."""
+    config = resolve(recipe, "rand-muon")
+    for made in (config, *(apply_axis(config, axis.name, v) for v in axis.values(config))):
+        own = axis.own(made)
+        assert own is None or apply_axis(made, axis.name, own) == made
+    values = axis.values(config)
+    assert [axis.own(apply_axis(config, axis.name, value)) for value in values] == [*values]
+    unknown = {"auto"} | ({"sequence-length"} if recipe == "cifar10" else set())
+    assert (axis.own(config) is None) is (axis.name in unknown)
+
+
 def test_rates_lie_around_the_recipes_own():
     (axis,) = [axis for axis in AXES if axis.name == "lr"]
     config = resolve("nanogpt-small", "muon")
