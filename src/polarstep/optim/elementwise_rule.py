@@ -214,7 +214,7 @@ def _check_fields(rule: type[Any]) -> None:
 def meant(found: object) -> str:
     """A remedy to show for ``found``, which was given in the place of a rule; mostly empty."""
     if isinstance(found, type) and issubclass(found, Elementwise):
-        return f"; did you mean {found.__name__}()?"
+        return f"; give an instance, as {found.__name__}()"
     kind = found if isinstance(found, type) else type(found)
     if all(hasattr(kind, name) for name in ("algorithm", "new_state", "update")):
         return f"; derive {kind.__name__} from polarstep.Elementwise"
