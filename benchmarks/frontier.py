@@ -216,6 +216,7 @@ def run(
     order = torch.randperm(steps * SEQUENCES, generator=shuffle).to(device)
     within = torch.arange(LENGTH + 1, device=device)
     wrap = {"wrap": compiled} if on_gpu else {}
+    warm_up = WARM_UP if "warmup" in parts_of(name)[1] else 0.0
 
     def summed(windows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         batch = tokens[(windows * LENGTH)[:, None] + within].long()
@@ -225,7 +226,7 @@ def run(
     times = []
     for step in range(steps):
         done = step / steps
-        factor = rate_factor(done, warm_up=WARM_UP if "warmup" in parts_of(name)[1] else 0.0)
+        factor = rate_factor(done, warm_up)
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
             if key in group and group.get("algorithm", "muon") == "muon":

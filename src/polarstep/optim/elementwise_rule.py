@@ -163,16 +163,18 @@ def group_of(rule: Elementwise) -> dict[str, Any]:
     if known is None or not _is_defined_again(known, kind):
         _enter(kind)
     _check_fields(kind)
-    options = {name: copy.deepcopy(getattr(rule, name)) for name in options_of(kind)}
-    return {"algorithm": rule.algorithm, **options}
+    return _as_group(rule)
 
 
 def defaults_of(rule: type[Any]) -> dict[str, Any]:
     """The defaults of a group that is updated by ``rule``."""
     _check_fields(rule)
-    return {"algorithm": rule.algorithm} | {
-        name: copy.deepcopy(getattr(rule(), name)) for name in options_of(rule)
-    }
+    return _as_group(rule())
+
+
+def _as_group(rule: Any) -> dict[str, Any]:
+    options = {name: copy.deepcopy(getattr(rule, name)) for name in options_of(type(rule))}
+    return {"algorithm": rule.algorithm, **options}
 
 
 def options_of(rule: type[Any]) -> tuple[str, ...]:

@@ -7,9 +7,8 @@ paper's figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,7 @@ from matplotlib.axes import Axes
 
 from polarstep_lab.drawing.palette import Look
 from polarstep_lab.drawing.panels import ALARM, INK_SOFT, RULE, Drawing, Panel, Series, paint_series
-from polarstep_lab.estimates import listed
+from polarstep_lab.estimates import Estimate, listed
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.rows import Row, Section
 
@@ -165,7 +164,7 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     panels: list[Panel] = []
     for label, by_row in costs.items():
         series = [
-            _points(row.label, replace(section.looks[row], dash="none"), {cost: row})
+            _point(row.label, replace(section.looks[row], dash="none"), cost, scored[row])
             for row, cost in by_row.items()
             if cost and not math.isnan(cost) and scored[row].mean <= limit
         ]
@@ -178,11 +177,10 @@ def cost_figure(section: Section, name: str) -> Drawing | None:
     return Drawing.of_panels(name, "Quality against cost", caption, (10.5, 4.4), panels, columns=2)
 
 
-def _points(label: str, look: Look, rows: Mapping[Any, Row]) -> Series:
-    """The mean metric of each row with bars of one standard deviation, by its place on the x axis."""
-    means = np.array([row.metric.mean for row in rows.values() if row.metric])
-    spread = np.array([row.metric.std or 0.0 for row in rows.values() if row.metric])
-    return Series(label, look, [*rows], means, means - spread, means + spread)
+def _point(label: str, look: Look, x: float, metric: Estimate) -> Series:
+    """The mean of a metric with a bar of one standard deviation."""
+    mean, spread = np.array([metric.mean]), metric.std or 0.0
+    return Series(label, look, [x], mean, mean - spread, mean + spread)
 
 
 def _scale(section: Section) -> str:
