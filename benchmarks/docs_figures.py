@@ -66,7 +66,7 @@ def frontier() -> str:
         if found.value >= HIGHEST
     ]
     width, panel = 760, 400
-    title = f"Perplexity after {million_tokens():.1f}M tokens, against full space"
+    title = f"Test perplexity after {million_tokens():.1f}M tokens, against full space"
     shapes = [text(0, 20, title, kind="title")]
     panels = (("nanoGPT", "on nanoGPT's 64 matrices"), ("8B layer", "on a layer of an 8B model"))
     for place, (load, words) in enumerate(panels):

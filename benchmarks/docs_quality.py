@@ -48,6 +48,8 @@ TIMED_ON_ARM = {
 """The same for the record of an ARM CPU, which has rank 48 in place of 56."""
 
 
+TEST, VALIDATION, WHOLE = "test", "validation", "perplexity"
+"""What a run is judged by: halves of the held-out text, and all of it. Early runs have no halves."""
 RATES = (0.01, 0.014, 0.02)
 """The rates that a map's own is chosen from, on the seed that ``frontier.py`` keeps for that.
 
@@ -144,24 +146,34 @@ def records() -> list[dict[str, Any]]:
     return [json.loads(line) for line in (ROOT / RUNS).read_text(encoding="utf-8").splitlines()]
 
 
-def perplexities() -> dict[tuple[str, float], dict[int, float]]:
-    """Perplexity on all held-out text, by map and rate, then by seed."""
+def perplexities(text: str = WHOLE) -> dict[tuple[str, float], dict[int, float]]:
+    """Perplexity on a text, by map and rate, then by seed; without runs that do not have it."""
     found: dict[tuple[str, float], dict[int, float]] = {}
     for run in records():
-        found.setdefault((run["map"], run["lr"]), {})[run["seed"]] = run["perplexity"]
+        if text in run:
+            found.setdefault((run["map"], run["lr"]), {})[run["seed"]] = run[text]
     return found
+
+
+def judged_by(*trained: tuple[str, float]) -> str:
+    """The text that compares these maps: :data:`TEST` where every run of them has it."""
+    tested, all_runs = perplexities(TEST), perplexities()
+    have = all(tested.get(each, {}).keys() == all_runs[each].keys() for each in trained)
+    return TEST if have else WHOLE
 
 
 def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Change:
     """Perplexity against that of ``base`` on the same seeds, in percent.
 
+    The text is that of :func:`judged_by`.
     Every seed counts for maps at the rate of ``base``. A map with a rate of its own, and an optimizer of
     another library, has a :func:`chosen` rate: the seed that chose it does not count.
     """
-    runs = perplexities()[trained]
+    found = perplexities(judged_by(trained, base))
+    runs = found[trained]
     if trained[1] != base[1] or any(name.startswith("peer:") for name, _ in (trained, base)):
         runs = _reported(runs) or runs
-    return percent(runs, perplexities()[base])
+    return percent(runs, found[base])
 
 
 def chosen(name: str) -> float | None:
@@ -172,18 +184,39 @@ def chosen(name: str) -> float | None:
     return best_rate(records(), name) if len(tried) >= len(RATES) else None
 
 
-def at_chosen_rates(name: str) -> Change | None:
-    """A map against full space, each at its chosen rate, on the seeds that chose nothing, in percent."""
-    from frontier import FULL
+@dataclass(frozen=True)
+class AtChosenRates:
+    """A map at its chosen rate against full space at its own.
 
-    rates = [chosen(each) for each in (name, FULL)]
-    if None in rates:
+    ``change`` is over the seeds that chose nothing, in percent, on the text ``text``.
+    ``tried`` are the perplexities that chose the rate, by rate: of the validation half if ``text`` is
+    :data:`TEST`, else of the same text.
+    """
+
+    rate: float
+    tried: Mapping[float, float]
+    change: Change
+    text: str
+
+
+def at_chosen_rates(name: str) -> AtChosenRates | None:
+    """What a map does at its chosen rate; ``None`` if it or full space has none, or no other seed."""
+    from frontier import CHOICE, FULL
+
+    rate, base = chosen(name), chosen(FULL)
+    if rate is None or base is None:
         return None
-    runs, full = (
-        perplexities().get((each, rate), {}) for each, rate in zip((name, FULL), rates, strict=True)
-    )
-    others = _reported(runs)
-    return percent(others, full) if others.keys() & full.keys() else None
+    choosing = [
+        key for key, runs in perplexities().items() if key[0] in (name, FULL) and CHOICE in runs
+    ]
+    text = judged_by(*choosing)
+    found = perplexities(text)
+    runs, full = _reported(found[name, rate]), found[FULL, base]
+    if not runs.keys() & full.keys():
+        return None
+    seen = perplexities(VALIDATION if text == TEST else WHOLE)
+    tried = {lr: seen[each, lr][CHOICE] for each, lr in choosing if each == name}
+    return AtChosenRates(rate, tried, percent(runs, full), text)
 
 
 def _reported(runs: Mapping[int, float]) -> dict[int, float]:
@@ -201,7 +234,8 @@ def best_run(name: str) -> tuple[str, float] | None:
     from frontier import CHOICE
 
     found = [run for each in (name, f"{name}+warmup") if (run := _best_rate_of(each))]
-    on_choice = {run: perplexities()[run].get(CHOICE, math.inf) for run in found}
+    text = VALIDATION if judged_by(*found) == TEST else WHOLE
+    on_choice = {run: perplexities(text)[run].get(CHOICE, math.inf) for run in found}
     return min(found, key=lambda run: on_choice[run], default=None)
 
 

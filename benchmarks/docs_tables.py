@@ -12,11 +12,11 @@ from docs_quality import (
     HELD,
     RATES,
     ROOT,
+    TEST,
     TIMES,
     Weighed,
     applied,
     at_chosen_rates,
-    chosen,
     memory,
     million_tokens,
     peers,
@@ -132,18 +132,20 @@ def frontier_table(summary: Path) -> str:
 def chosen_table(record: Path) -> str:
     """Every map and peer at the best of three rates, chosen on one seed and reported on others.
 
-    Those with other rates than :data:`RATES` are in :func:`peers_table` only.
+    Those with other rates than :data:`RATES` are in :func:`peers_table` only. An asterisk is for maps
+    with runs that have no test half.
     """
-    from frontier import CHOICE, FULL, title_of
+    from frontier import FULL, title_of
 
     table = []
     for name in dict.fromkeys(name for name, _ in perplexities()):
-        found, rate = at_chosen_rates(name), chosen(name)
-        if found is None or any(CHOICE not in perplexities().get((name, r), {}) for r in RATES):
+        found = at_chosen_rates(name)
+        if found is None or not set(RATES) <= set(found.tried):
             continue
-        tried = [f"{perplexities()[name, each][CHOICE]:.2f}" for each in RATES]
-        told = "–" if name == FULL else found.told(unit="%")
-        table.append([title_of(name), *tried, f"{rate:g}", told])
+        title = title_of(name) + ("" if found.text == TEST else " *")
+        tried = [f"{found.tried[rate]:.2f}" for rate in RATES]
+        told = "–" if name == FULL else found.change.told(unit="%")
+        table.append([title, *tried, f"{found.rate:g}", told])
     rates = [f"{rate:g}" for rate in RATES]
     return markdown(_first_left("map", *rates, "chosen", "other seeds, to full space"), table)
 
@@ -176,14 +178,22 @@ def peers_table(record: Path) -> str:
         rows = [steps().get((each.timed, load)) if each.timed else None for load in HELD]
         times = [f"{row['ms']:.2f} ms, {row['ratio']:.2f}×" if row else "not timed" for row in rows]
         times = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in times]
-        rate = f"{each.trained[1]:g}" if each.trained else "–"
+        rate = _rate(each)
         title = each.timed if each in others and each.timed else each.title
         cells = [title, *times, memory(rows[0]), rate, _told(each)]
         table.append([*cells, _told_of_the_long_run(each)] if long else cells)
-    titles = [*_loads(), f"MiB, {first}", "rate", "perplexity, to full space"]
+    titles = [*_loads(), f"MiB, {first}", "rate", "test perplexity, to full space"]
     if long:
         titles.append(f"test, after {docs_long_run.million_tokens():.1f}M tokens")
     return markdown(_first_left("optimizer", *titles), table)
+
+
+def _rate(each: Weighed) -> str:
+    """The rate that a map or peer was trained with, and whether it had a warm-up."""
+    if each.trained is None:
+        return "–"
+    name, rate = each.trained
+    return f"{rate:g}, warm-up" if name.endswith("+warmup") else f"{rate:g}"
 
 
 def _loads() -> list[str]:
@@ -237,7 +247,7 @@ def weighed_table(record: Path) -> str:
         ]
         table.append([each.name, *times, _told(each), _told_of_the_long_run(each)])
     after = [f"after {of():.1f}M tokens" for of in (million_tokens, docs_long_run.million_tokens)]
-    titles = (*_loads(), f"validation, to full space, {after[0]}", f"test, {after[1]}")
+    titles = (*_loads(), f"test, to full space, {after[0]}", f"the same, {after[1]}")
     return markdown(_first_left("map", *titles), table)
 
 
@@ -301,7 +311,7 @@ def choice_table(folder: Path) -> str:
         "machine": "left",
         "from, × AdamW": "right",
         "map": "left",
-        "perplexity, to full space": "right",
+        "test perplexity, to full space": "right",
     }
     return markdown(columns, table)
 

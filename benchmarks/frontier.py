@@ -341,7 +341,7 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         if lost.value > 100:
             told = "diverged"
         rows.append((lost.value, words, f"| {words} | {values} | {told} |"))
-    yield "| map | validation perplexity, by seed | to full space |"
+    yield "| map | perplexity of all held-out text, by seed | to full space |"
     yield "|---|---|---|"
     yield from (text for *_, text in sorted(rows))
 

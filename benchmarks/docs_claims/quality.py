@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from differences import change, paired
 from docs_claims.cost import FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim, signed
-from docs_quality import AUTO, SIXTH, million_tokens, peers, perplexities, quality
+from docs_quality import AUTO, ROOT, SIXTH, million_tokens, peers, perplexities, quality
+from polarstep.storage import read_lines
 
 
 def versus_full(trained: tuple[str, float]) -> str:
@@ -19,8 +22,8 @@ def versus_full(trained: tuple[str, float]) -> str:
 def low_rank_loss() -> str:
     """What a quarter of the rank costs."""
     return (
-        f"ends {versus_full(('low-rank', 0.014))} higher in perplexity than five PolarExpress steps in "
-        f"full space after {million_tokens():.1f}M tokens"
+        f"ends {versus_full(('low-rank', 0.014))} higher in test perplexity than five PolarExpress "
+        f"steps in full space after {million_tokens():.1f}M tokens"
     ).replace("+", "", 1)
 
 
@@ -28,7 +31,7 @@ def low_rank_loss() -> str:
 def rows_gain() -> str:
     """What normalized rows gain."""
     return (
-        f"{versus_full(('full+rows', 0.014))} against full space without them, after "
+        f"{versus_full(('full+rows', 0.014))} in test perplexity against full space without them, after "
         f"{million_tokens():.1f}M tokens"
     )
 
@@ -38,9 +41,9 @@ def deflated_with_rows() -> str:
     """Whether the map of ``auto`` with normalized rows reaches full space for less, at width 768."""
     prices = [ratio(name, "nanoGPT") for name in (f"{SIXTH}, rows normalized", FULL_SPACE)]
     return (
-        f"{versus_full(('lift-120-warm+rows', 0.014))} against full space without normalized rows, "
-        f"after {million_tokens():.1f}M tokens, for {prices[0]} instead of {prices[1]} times "
-        "AdamW's step on nanoGPT's matrices"
+        f"{versus_full(('lift-120-warm+rows', 0.014))} in test perplexity against full space without "
+        f"normalized rows, after {million_tokens():.1f}M tokens, for {prices[0]} instead of {prices[1]} "
+        "times AdamW's step on nanoGPT's matrices"
     )
 
 
@@ -64,8 +67,8 @@ def deflated_gap() -> str:
         f"{change(pairs).told(unit='%')} over the pairs of both rates. In 16 bits at 0.02 it is "
         f"{sixteen.told(unit='%')}. With normalized rows, in eight bits at 0.014, it is "
         f"{rows.told(unit='%')} against full space without them, and "
-        f"{beside_rows.told(unit='%')} against full space with them, all after "
-        f"{million_tokens():.1f}M tokens"
+        f"{beside_rows.told(unit='%')} against full space with them, all in the perplexity of all "
+        f"held-out text after {million_tokens():.1f}M tokens"
     )
 
 
@@ -115,8 +118,8 @@ def peers_quality() -> str:
     ]
     rows = [quality((name, 0.014)).told(unit="%") for name in ("full+rows", "lift-120-warm+rows")]
     return (
-        f"Against full space {', '.join(told)}, after {million_tokens():.1f}M tokens. With normalized "
-        f"rows our full space has {rows[0]}, and the map of `auto` {rows[1]}"
+        f"In test perplexity against full space {', '.join(told)}, after "
+        f"{million_tokens():.1f}M tokens. With normalized rows our full space has {rows[0]}, and the map of `auto` {rows[1]}"
     )
 
 
@@ -125,7 +128,10 @@ def peers_ahead() -> str:
     """The optimizers of other libraries whose mean is below that of our full space."""
     found = {each.title: quality(each.trained) for each in peers() if each.trained}
     ahead = [f"{title} {each.told(unit='%')}" for title, each in found.items() if each.value < 0]
-    return f"{' and '.join(ahead)}, against our full space after {million_tokens():.1f}M tokens"
+    return (
+        f"{' and '.join(ahead)}, in test perplexity against our full space after "
+        f"{million_tokens():.1f}M tokens"
+    )
 
 
 FANS = ("full+fans", 0.02)
@@ -138,8 +144,8 @@ def fan_ratio_gain() -> str:
     """What the rate √(m/n) in place of √max(1, m/n) changes, each at its own best rate."""
     rows = quality(AUTO_FANS, ("lift-120-warm+rows", 0.014))
     return (
-        f"perplexity changes by {versus_full(FANS)} in full space and by {rows.told(unit='%')} with the "
-        "map of `auto` and normalized rows, both at 0.02 against 0.014 without it, "
+        f"test perplexity changes by {versus_full(FANS)} in full space and by {rows.told(unit='%')} "
+        "with the map of `auto` and normalized rows, both at 0.02 against 0.014 without it, "
         f"after {million_tokens():.1f}M tokens"
     )
 
@@ -166,7 +172,33 @@ def fan_ratio_beside_dion() -> str:
             f"{ratio(timed, 'nanoGPT')} instead of {ratio(theirs.timed, 'nanoGPT')} times AdamW's step "
             "on nanoGPT's matrices"
         )
-    return f"{', and '.join(told)}, after {million_tokens():.1f}M tokens"
+    return f"{', and '.join(told)}, in test perplexity after {million_tokens():.1f}M tokens"
+
+
+@claim
+def warm_up_gain() -> str:
+    """What a warm-up changes for AdamW and SOAP, each at its own best rate with and without it."""
+    adamw = quality(("adamw+warmup", 0.001), ("adamw", 0.0005))
+    soap = quality(("peer:soap+warmup", 0.002), ("peer:soap", 0.002))
+    return (
+        f"A warm-up over the first tenth of the run changes test perplexity by {adamw.told(unit='%')} "
+        f"with AdamW and by {soap.told(unit='%')} with SOAP, after {million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def made_twice() -> str:
+    """How far two runs with equal settings are apart."""
+    again = perplexities()
+    apart = [
+        100 * (again[run["map"], run["lr"]][run["seed"]] / run["perplexity"] - 1)
+        for run in read_lines(ROOT / "results/frontier/repeated.jsonl")
+    ]
+    return (
+        f"{len(apart)} runs that were made again at a later commit, with equal settings and seeds, "
+        f"ended {math.hypot(*apart) / math.sqrt(len(apart)):.1f}% apart in the root mean square and "
+        f"{max(map(abs, apart)):.1f}% at most"
+    )
 
 
 @claim
@@ -187,5 +219,5 @@ def delta_change() -> str:
     found = quality(("lift-56-warm", 0.014), ("flat-48-warm", 0.014))
     return (
         f"{found.told(unit='%')} for rank 56 with the δ of now against rank 48 with the smaller δ, "
-        f"after {million_tokens():.1f}M tokens"
+        f"in the perplexity of all held-out text after {million_tokens():.1f}M tokens"
     )

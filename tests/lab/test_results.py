@@ -375,7 +375,10 @@ def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
     runs["low-rank", 0.01] |= {0: 101.0, 1: 103.0, 3: 40.0}
     assert (found.chosen("full"), found.chosen("low-rank")) == (0.014, 0.01)
     gap = found.at_chosen_rates("low-rank")
-    assert (gap.value, gap.pairs) == (pytest.approx(2.0), 2)  # seed 3 chose, and does not count
+    assert gap.rate == 0.01
+    assert gap.tried == {0.01: 40.0, 0.014: 150.0, 0.02: 149.0}
+    assert gap.change.value == pytest.approx(2.0)
+    assert gap.change.pairs == 2  # seed 3 chose, and does not count
     assert found.quality(("low-rank", 0.01)).pairs == 2
     assert (
         found.quality(("low-rank", 0.014)).pairs == 2
@@ -383,6 +386,44 @@ def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
     del runs["low-rank", 0.02]
     assert found.chosen("low-rank") is None
     assert found.at_chosen_rates("low-rank") is None
+
+
+def test_runs_with_halves_are_judged_by_the_test_half(quality, monkeypatch):
+    found, runs, _ = quality
+    for rate in (0.01, 0.014, 0.02):
+        runs["full", rate] = {3: 50.0, 0: 50.0}
+        runs["low-rank", rate] = {3: 60.0 + 100 * rate, 0: 60.0}
+    whole = found.records()
+    halves = {"full": 0.98, "low-rank": 1.0}  # the test half is easier for full space
+    with_halves = [
+        run | {"validation": run["perplexity"] + 7, "test": run["perplexity"] * halves[run["map"]]}
+        for run in whole
+    ]
+    monkeypatch.setattr(found, "records", lambda: with_halves)
+    assert found.judged_by(("full", 0.014), ("low-rank", 0.014)) == "test"
+    assert found.quality(("low-rank", 0.02)).value == pytest.approx(100 * (60 / 49 - 1))
+    gap = found.at_chosen_rates("low-rank")
+    assert (gap.rate, gap.text) == (0.01, "test")
+    assert gap.tried[0.01] == pytest.approx(68.0)  # of the validation half
+    assert gap.change.value == pytest.approx(100 * (60 / 49 - 1))
+    # One run without halves, and all of the held-out text counts for what it is compared with.
+    (last,) = (
+        i
+        for i, run in enumerate(whole)
+        if (run["lr"], run["seed"], run["map"]) == (0.02, 0, "full")
+    )
+    with_halves[last] = whole[last]
+    assert found.quality(("low-rank", 0.02)).value == pytest.approx(100 * (60 / 49 - 1))
+    assert found.quality(("low-rank", 0.01), ("full", 0.02)).value == pytest.approx(20.0)
+    gap = found.at_chosen_rates("low-rank")
+    assert (gap.text, gap.tried[0.01]) == ("perplexity", pytest.approx(61.0))
+
+
+def test_tables_that_say_test_have_the_test_half_of_every_run(module):
+    found = importlib.import_module("docs_quality")
+    trained = [each.trained for each in (*found.weighed(), *found.peers()) if each.trained]
+    assert len(trained) > 15
+    assert found.judged_by(*trained) == found.TEST
 
 
 def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
