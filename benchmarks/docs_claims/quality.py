@@ -119,7 +119,8 @@ def peers_quality() -> str:
     rows = [quality((name, 0.014)).told(unit="%") for name in ("full+rows", "lift-120-warm+rows")]
     return (
         f"In test perplexity against full space {', '.join(told)}, after "
-        f"{million_tokens():.1f}M tokens. With normalized rows our full space has {rows[0]}, and the map of `auto` {rows[1]}"
+        f"{million_tokens():.1f}M tokens. With normalized rows our full space has {rows[0]}, and the "
+        f"map of `auto` {rows[1]}"
     )
 
 
