@@ -14,6 +14,7 @@ from docs_quality import (
     peers,
     perplexities,
     quality,
+    reported,
     steps,
     weighed,
 )
@@ -87,7 +88,7 @@ def frontier() -> str:
         bars = [bar for each in points if (bar := _bar(frame, each, load))]
         marks = [(*_place(frame, each, load), _short(each)) for each in points]
         shapes += frame.names(marks, beside=bars)
-    seeds = len(perplexities()["full", 0.014])
+    seeds = len(reported(perplexities()["full", 0.014]))
     note = (
         f"Bars: 95% t-intervals over paired seeds, of {seeds} in full space. Hollow: one seed. "
         "The GPT is 768 wide in both panels."

@@ -150,8 +150,10 @@ def perplexities(text: str = WHOLE) -> dict[tuple[str, float], dict[int, float]]
     """Perplexity on a text, by map and rate, then by seed; without runs that do not have it."""
     found: dict[tuple[str, float], dict[int, float]] = {}
     for run in records():
+        seeds = found.setdefault((run["map"], run["lr"]), {})
+        assert run["seed"] not in seeds, f"recorded twice: {run}"
         if text in run:
-            found.setdefault((run["map"], run["lr"]), {})[run["seed"]] = run[text]
+            seeds[run["seed"]] = run[text]
     return found
 
 
@@ -166,14 +168,10 @@ def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Chang
     """Perplexity against that of ``base`` on the same seeds, in percent.
 
     The text is that of :func:`judged_by`.
-    Every seed counts for maps at the rate of ``base``. A map with a rate of its own, and an optimizer of
-    another library, has a :func:`chosen` rate: the seed that chose it does not count.
+    The seed that chooses rates counts only where no other seed was run.
     """
     found = perplexities(judged_by(trained, base))
-    runs = found[trained]
-    if trained[1] != base[1] or any(name.startswith("peer:") for name, _ in (trained, base)):
-        runs = _reported(runs) or runs
-    return percent(runs, found[base])
+    return percent(reported(found[trained]) or found[trained], found[base])
 
 
 def chosen(name: str) -> float | None:
@@ -211,7 +209,7 @@ def at_chosen_rates(name: str) -> AtChosenRates | None:
     ]
     text = judged_by(*choosing)
     found = perplexities(text)
-    runs, full = _reported(found[name, rate]), found[FULL, base]
+    runs, full = reported(found[name, rate]), found[FULL, base]
     if not runs.keys() & full.keys():
         return None
     seen = perplexities(VALIDATION if text == TEST else WHOLE)
@@ -219,7 +217,7 @@ def at_chosen_rates(name: str) -> AtChosenRates | None:
     return AtChosenRates(rate, tried, percent(runs, full), text)
 
 
-def _reported(runs: Mapping[int, float]) -> dict[int, float]:
+def reported(runs: Mapping[int, float]) -> dict[int, float]:
     """The runs without that of the seed that chooses rates."""
     from frontier import CHOICE
 
@@ -246,7 +244,7 @@ def _best_rate_of(name: str) -> tuple[str, float] | None:
     The seeds that are reported then choose the rate too, which flatters the optimizer a little.
     """
     rate = chosen(name)
-    if rate is not None and _reported(perplexities()[name, rate]):
+    if rate is not None and reported(perplexities()[name, rate]):
         return name, rate
     runs = [key for key in perplexities() if key[0] == name]
     if not runs:

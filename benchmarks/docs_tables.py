@@ -302,7 +302,7 @@ def choice_table(folder: Path) -> str:
                 kept.append(row)
         for ratio, _, each in kept:
             told = _told(each) if _told(each) != "–" else "the baseline"
-            if each.columns and HELD.get(load) != WIDTH_OF_RUNS:
+            if HELD.get(load) != WIDTH_OF_RUNS:
                 told += f", at width {WIDTH_OF_RUNS}"
             table.append([matrices, machine, f"{ratio:.1f}×", each.title, told])
             matrices = machine = ""

@@ -29,7 +29,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from differences import change
-from frontier import FULL, LENGTH, RATE, SEQUENCES, STEPS, WIDTH, append, identity, run, shards
+from frontier import (
+    CHOICE,
+    FULL,
+    LENGTH,
+    RATE,
+    SEQUENCES,
+    STEPS,
+    WIDTH,
+    append,
+    identity,
+    run,
+    shards,
+)
 from polarstep.storage import read_lines
 from polarstep_lab.estimates import student
 
@@ -106,13 +118,16 @@ def maps(width: int) -> dict[str, Any]:
 
 
 def recorded(*paths: Path) -> list[dict[str, Any]]:
-    """The records of this study in files of its own and of ``frontier.py``."""
+    """The records of this study in files of its own and of ``frontier.py``.
+
+    The seed that chooses rates in the frontier is left out, as in its tables.
+    """
     rows = []
     for path in paths:
         for row in read_lines(path):
             row = row | {"map": IN_FRONTIER.get(row["map"], row["map"])}
             row.setdefault("width", WIDTH)
-            if row["map"] in (FULL, *WORDS) and row["lr"] == RATE:
+            if row["map"] in (FULL, *WORDS) and row["lr"] == RATE and row["seed"] != CHOICE:
                 rows.append(row)
     return rows
 

@@ -43,6 +43,19 @@ def deflated_price() -> str:
 
 
 @claim
+def auto_share() -> str:
+    """The part of full space's time that a step of ``auto`` takes."""
+    parts = [
+        f"{steps()[deflated, load]['ratio'] / steps()[FULL_SPACE, load]['ratio']:.0%}"
+        for load, deflated in AUTO.items()
+    ]
+    return (
+        f"{parts[0]} of full space's time on nanoGPT's matrices, 768 wide, and {parts[1]} on a layer of "
+        "an 8B model"
+    )
+
+
+@claim
 def rank_price() -> str:
     """What a sketch costs where ℓ is a larger part of the width."""
     sweeps = json.loads((ROOT / "results/step-cost/h200.json").read_text())["sweeps"]

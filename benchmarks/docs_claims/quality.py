@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from differences import change, paired
+from differences import Change, change, paired
 from docs_claims.cost import FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim, signed
-from docs_quality import AUTO, ROOT, SIXTH, million_tokens, peers, perplexities, quality
+from docs_quality import AUTO, ROOT, SIXTH, million_tokens, peers, perplexities, quality, reported
 from polarstep.storage import read_lines
 
 
@@ -53,10 +53,9 @@ def deflated_gap() -> str:
     rates = 0.014, 0.02
     eight = [quality(("flat-48-warm", rate), ("full", rate)) for rate in rates]
     pairs = [
-        100 * (perplexities()["flat-48-warm", rate][seed] / perplexity - 1)
+        100 * (perplexity / perplexities()["full", rate][seed] - 1)
         for rate in rates
-        for seed, perplexity in perplexities()["full", rate].items()
-        if seed in perplexities()["flat-48-warm", rate]
+        for seed, perplexity in reported(perplexities()["flat-48-warm", rate]).items()
     ]
     sixteen = quality(("flat-48-warm-16", 0.02), ("full", 0.02))
     rows = quality(("flat-48-warm+rows", 0.014))
@@ -90,9 +89,37 @@ def closest_map() -> str:
     import docs_long_run as study
 
     return (
-        f"{long_gap('deflated-120')} in perplexity after {study.million_tokens():.1f}M tokens, at width "
-        "768"
+        f"{long_gap('deflated-120')} in test perplexity after {study.million_tokens():.1f}M tokens, at "
+        "width 768, with a rank that these runs chose among three"
     )
+
+
+def _within(found: Change, tokens: float, goal: float = 1.0) -> str:
+    """Whether a map is so near full space, in percent: with its interval, by its mean, or not."""
+    assert found.interval is not None
+    words = "not"
+    if found.value <= goal:
+        words = "with its interval" if found.ends[1] <= goal else "by its mean"
+    return f"{words} after {tokens:.1f}M tokens, {found.told(unit='%')}"
+
+
+@claim
+def within_a_hundredth() -> str:
+    """Whether heads of two widths are within 1% of full space, in runs of two lengths."""
+    import docs_long_run as study
+
+    told = []
+    for words, trained, slug in (
+        ("a sixth", ("lift-120-warm", 0.014), "deflated-120"),
+        ("a twelfth", ("lift-56-warm", 0.014), "deflated"),
+    ):
+        long = study.gap(slug)
+        assert long is not None
+        short = _within(quality(trained), million_tokens())
+        told.append(
+            f"a head of {words} of the width {short}, and {_within(long, study.million_tokens())}"
+        )
+    return "; ".join(told)
 
 
 @claim
