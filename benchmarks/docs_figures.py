@@ -75,7 +75,7 @@ def frontier() -> str:
         points = [each for each in known if (each.timed, load) in steps()]
         times = [steps()[each.timed, load]["ms"] for each in points]
         adamw = steps()["AdamW, fused", load]["ms"]
-        x = (0.85 * min(adamw, *times), 1.25 * max(times))
+        x = (0.85 * min(adamw, *times), 1.6 * max(times))  # room for the last name
         frame = Frame(52, top, width - 16, top + panel, x, (LOWEST, HIGHEST))
         percents = {value: percent(value) for value in range(-4, 15, 2)}
         ticks = {tick: f"{tick:g}" for tick in TICKS if x[0] <= tick <= x[1]}
