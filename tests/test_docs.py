@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,11 @@ def test_the_readme_runs_in_a_script_that_has_a_model() -> None:
 
 
 def test_getting_started_runs_and_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
-    run_blocks("docs/start.md", {})
+    namespace: dict[str, Any] = {}
+    run_blocks("docs/start.md", namespace)
+    certificate = ps.certify(namespace["M"], namespace["T"])
+    assert float(certificate.gamma) == pytest.approx(0.60, abs=0.01)
+    assert float(certificate.nu) < 0.005
     printed = capsys.readouterr().out
     shown = re.search(r"```\n(parameter .*?)```", (ROOT / "docs/start.md").read_text(), re.DOTALL)
     assert shown is not None
@@ -165,6 +170,7 @@ STATED = {
         "(0.01)",
         "(0.02)",
     ),
+    "asserted by the test that the page names": ("at most 1.15 times", "at most 1.06 times"),
 }
 
 
