@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,11 @@ def test_the_readme_runs_in_a_script_that_has_a_model() -> None:
 
 
 def test_getting_started_runs_and_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
-    run_blocks("docs/start.md", {})
+    namespace: dict[str, Any] = {}
+    run_blocks("docs/start.md", namespace)
+    certificate = ps.certify(namespace["M"], namespace["T"])
+    assert float(certificate.gamma) == pytest.approx(0.60, abs=0.01)
+    assert float(certificate.nu) < 0.005
     printed = capsys.readouterr().out
     shown = re.search(r"```\n(parameter .*?)```", (ROOT / "docs/start.md").read_text(), re.DOTALL)
     assert shown is not None
@@ -102,6 +107,42 @@ def test_measured_tables_are_those_of_their_records() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_long_run_says_which_runs_no_commit_has_and_how_many_rates_a_row_tried(
+    monkeypatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import docs_long_run as study
+    from long_run import TABLE
+
+    page = (ROOT / "results/long-run/README.md").read_text()
+    named: dict[str, set[tuple[str, int]]] = {}
+    for commit, cells in re.findall(r"^\| (\w+\+) \| (.*) \|$", page, re.MULTILINE):
+        named[commit] = {
+            (slug, int(seed))
+            for slug, seeds in re.findall(r"`([\w-]+)` ([\d, and]+)", cells)
+            for seed in re.findall(r"\d", seeds)
+        }
+    found: dict[str, set[tuple[str, int]]] = {}
+    rows = [row for row in TABLE if row.slug in study.runs()]
+    for row in rows:
+        for seed, run in study.runs()[row.slug].items():
+            commit = run.environment["git_commit"]
+            if commit.endswith("+"):
+                found.setdefault(f"{commit[:7]}+", set()).add((row.slug, seed))
+    assert named == found
+    assert (
+        f"{sum(map(len, found.values()))} of the {sum(len(study.runs()[r.slug]) for r in rows)}"
+        in page
+    )
+    tried = {row.slug: len(study.rates().get(row.slug, ())) for row in rows}
+    for count, cells in re.findall(r"^\| (\d|none) \| (.*) \|$", page, re.MULTILINE):
+        told = re.sub(r"which have (?:the rate|that) of `[\w-]+`", "", cells)
+        expected = {
+            slug for slug, number in tried.items() if number == int(count.replace("none", "0"))
+        }
+        assert set(re.findall(r"`([\w-]+)`", told)) == expected
+
+
 # Pages whose numbers are checked elsewhere: the log is dated, docs/flops.md is made by the ledger
 # (tests/lab/test_flops.py), and the last two say what their own tests measure.
 APART = {"log.md", "flops.md", "distributed.md", "reliability.md"}
@@ -129,6 +170,7 @@ STATED = {
         "(0.01)",
         "(0.02)",
     ),
+    "asserted by the test that the page names": ("at most 1.15 times", "at most 1.06 times"),
 }
 
 

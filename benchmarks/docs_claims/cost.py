@@ -226,6 +226,62 @@ def cpu_speedup() -> str:
     )
 
 
+_FAST = ("LowRank, warm", "LowRank, Gaussian h=0", "LowRank, Gaussian h=0, kept 4 steps")
+_SMALL, _INNER = "768×768", ("orthonormalization", "inner iteration")
+
+
+@claim
+def cpu_fast_maps() -> str:
+    """The least that the maps which are fast on a GPU gain on nanoGPT's shapes, on two cores."""
+    gains = []
+    for record in ("cpu", "cpu-no-tiles"):
+        times = steps(f"results/step-cost/{record}.json")
+        gains += [
+            times["a loop of Newton–Schulz 7", load]["ms"] / times[name, load]["ms"]
+            for name in _FAST
+            for load in ("nanoGPT", "one of each", _SMALL, "3072×768")
+        ]
+    return f"at least {min(gains):.1f} times as fast as the loop on these shapes, with and without tiles"
+
+
+@claim
+def cpu_small_matrix() -> str:
+    """Why one small matrix gains less: work by the paper's count, and where a sketch's time goes."""
+    record = json.loads((ROOT / "results/step-cost/cpu.json").read_text())
+    phases = record["phases"][_SMALL]
+    part = sum(phases[name] for name in _INNER) / sum(phases.values())
+    work = ps.NewtonSchulz(7).flops(768, 768) / ps.LowRank(200).flops(768, 768)
+    times = steps("results/step-cost/cpu.json")
+    loop, ours = (
+        times[name, _SMALL]["ms"]
+        for name in ("a loop of Newton–Schulz 7", "LowRank, the paper's (h=1, q=7)")
+    )
+    return (
+        f"it is {loop / ours:.1f} times as fast there, although the loop has {work:.1f} times as many "
+        f"FLOPs by the paper's count. Of the phases of a warm sketch, orthonormalization and inner "
+        f"iteration take {part:.0%} of the time there"
+    )
+
+
+@claim
+def where_the_time_goes() -> str:
+    """Phases of a warm step on the GPU: small products beside passes over the parameters."""
+    phases = json.loads((ROOT / "results/step-cost/h200.json").read_text())["phases"]
+
+    def ms(load: str, *names: str) -> float:
+        return sum(phases[load][name] for name in names)
+
+    told = [
+        f"{ms(load, *_INNER):.2f} ms on {words}, where momentum and update take "
+        f"{ms(load, 'momentum', 'lift and update'):.2f}"
+        for load, words in (("nanoGPT", "nanoGPT"), ("8B layer", "the 8B layer"))
+    ]
+    return (
+        f"orthonormalization and inner iteration of a warm step take {', and '.join(told)} "
+        "(phases timed one by one)"
+    )
+
+
 @claim
 def cpu_auto() -> str:
     """How many times as fast as full space ``polar="auto"`` is on a CPU."""

@@ -51,6 +51,17 @@ def gamma_of_full_space() -> str:
     return f"the median γ in full space is {', '.join(told)}"
 
 
+@claim
+def gamma_of_rank_64() -> str:
+    """The median γ of a sketch of rank 64 on momentum of a small GPT."""
+    record = json.loads((ROOT / "results/certificates/tightness.json").read_text())
+    row = next(row for row in record["maps"] if row["map"] == "LowRank(64+8, h=1)")
+    return (
+        f"the median γ of `LowRank(64, 8)` is {row['gamma_median']:.2f}, the largest "
+        f"{row['gamma_largest']:.2f} ({record['matrices']} matrices of width 256)"
+    )
+
+
 @cache
 def _last_noise() -> dict[str, dict[str, Any]]:
     """The last measurement of the noise of all hidden parameters on CIFAR-10, by its unit."""

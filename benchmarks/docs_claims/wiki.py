@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from differences import change, paired, percent
 from docs_claims.recorded import FULL, SKETCHED, runs, tokens_of, values
-from docs_claims.words import claim
+from docs_claims.words import claim, signed
 from docs_quality import ROOT
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def wiki_runs() -> str:
     full = values(folder, recipe, FULL)
     rows = {
         "the paper's sketch": (None, None),
-        "h = 0": ("sketch", "gaussian-fast"),
-        "a basis for four steps": ("sketch", "kept-fast"),
+        "h = 0 with four inner steps": ("sketch", "gaussian-fast"),
+        "the same with a basis for four steps": ("sketch", "kept-fast"),
     }
     told = [
         f"{found.text(1)} ({words})"
@@ -33,8 +33,8 @@ def wiki_runs() -> str:
         for found in [paired(values(folder, recipe, SKETCHED, *point), full)]
     ]
     return (
-        f"{', '.join(told)} in perplexity against seven quintic steps in full space (n = {len(full)}, "
-        f"{_longest_wiki_run(folder) / 1e6:.1f}M tokens)"
+        f"{', '.join(told)} in validation perplexity against seven quintic steps in full space "
+        f"(n = {len(full)}, {_longest_wiki_run(folder) / 1e6:.1f}M tokens)"
     )
 
 
@@ -91,6 +91,100 @@ def gpt_order() -> str:
         f"{same} come in the same order here and {len(turned) or 'none'} in the other "
         f"(n = {min(seeds)}, {study.million_tokens():.1f}M tokens)"
     )
+
+
+@claim
+def nesterov_lead() -> str:
+    """Nesterov momentum against Polyak's in the long runs, with seven quintic steps."""
+    import docs_long_run as study
+
+    told = [
+        f"{percent(study.tests(slug), study.tests(f'{slug}-polyak')).told(unit='%')} {words}"
+        for slug, words in (("muon", "in full space"), ("rand-muon", "with the paper's sketch"))
+    ]
+    return (
+        f"{' and '.join(told)} against Polyak's in test perplexity after "
+        f"{study.million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def ranks_long_run() -> str:
+    """The deflated map at three ranks: perplexity against full space, and the optimizer's time."""
+    import docs_long_run as study
+
+    told = []
+    for rank, slug in ((56, "deflated"), (88, "deflated-88"), (120, "deflated-120")):
+        times = study.times(slug)
+        assert times is not None, f"{slug} has no run alone on its GPU"
+        told.append(f"{long_gap(slug)} at rank {rank}, with {times[0]:.1f} ms")
+    return (
+        f"against full space in test perplexity after {study.million_tokens():.1f}M tokens it ends at "
+        f"{', '.join(told)} for the optimizer in each step, in runs of several commits"
+    )
+
+
+@claim
+def rates_tried() -> str:
+    """How many rates were tried for the rows of the long run."""
+    import docs_long_run as study
+    from long_run import TABLE
+
+    rows_of: dict[int, list[str]] = {}
+    for row in TABLE:
+        if row.slug in study.runs():
+            rows_of.setdefault(len(study.rates().get(row.slug, ())), []).append(row.title)
+    own = [f"{count} for {'; '.join(titles)}" for count, titles in sorted(rows_of.items()) if count]
+    return f"{'. '.join(reversed(own))}. None of its own: {'; '.join(rows_of[0])}"
+
+
+@claim
+def long_run_changed() -> str:
+    """How many of the long runs no commit has."""
+    import docs_long_run as study
+    from long_run import TABLE
+
+    commits = [
+        run.environment["git_commit"]
+        for row in TABLE
+        for run in study.runs().get(row.slug, {}).values()
+    ]
+    changed = [commit for commit in commits if commit.endswith("+")]
+    return (
+        f"{len(changed)} of the {len(commits)} runs are of {len(set(changed))} commits with changes "
+        "that were not committed"
+    )
+
+
+@claim
+def slow_ranks() -> str:
+    """Ranks of the deflated map on the seed that all of them have, with the embedding of before."""
+    import docs_long_run as study
+
+    full = study.tests("muon-polar-express-slow")
+    told = []
+    for slug, words in (
+        ("deflated-56-slow", "rank 56"),
+        ("deflated-120-slow", "rank 120"),
+        ("deflated-48-slow", "rank 48 with the smaller δ"),
+    ):
+        found = percent({1: study.tests(slug)[1]}, full)
+        told.append(f"{words} at {signed(found.value)}%")
+    return (
+        f"on seed 1 alone {', '.join(told)} against full space in test perplexity, after "
+        f"{study.million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def sgd_above_guessing() -> str:
+    """At how many rates SGD ended above the perplexity of guessing."""
+    import docs_long_run as study
+
+    vocabulary = 50257
+    tried = study.rates()["sgd-slow"]
+    above = sum(value > vocabulary for value in tried.values())
+    return f"above the perplexity of guessing ({vocabulary:,}) at {above} of {len(tried)} rates"
 
 
 @claim

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,3 +220,31 @@ def test_a_record_is_drawn(step, tmp_path, monkeypatch, record):
     monkeypatch.setattr("sys.argv", ["step_cost.py", f"--figure={copy}"])
     step.cost.main()
     assert copy.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_page_of_prices_has_a_command_for_every_record_and_it_can_be_run(step):
+    """Workloads and optimizers are spelled as the benchmark has them; only its parser is run."""
+    page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    marked = set(re.findall(r"<!-- (?:table|speedup|device): (\S+) -->", page))
+    parser = step.cost._parser()
+    made = {}
+    for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
+        words = shlex.split(block.replace("\\\n", " "), comments=True)
+        if any(word.endswith("step_cost.py") for word in words):
+            after = next(i for i, word in enumerate(words) if word.endswith("step_cost.py"))
+            options = parser.parse_args(words[after + 1 :])
+            made[options.json.as_posix()] = options
+    assert set(made) == marked
+    for record, options in made.items():
+        rows = json.loads((ROOT / record).read_text(encoding="utf-8"))["steps"]
+        if options.workload:
+            assert options.workload == list(dict.fromkeys(row["workload"] for row in rows)), record
+        if options.optimizer:
+            names = [
+                name
+                for name, _ in step.optimizers.optimizers(
+                    [], 200, 8, torch.device("cuda"), others=False
+                )
+            ]
+            assert set(options.optimizer) < set(names)
+            assert {"AdamW, fused", *options.optimizer} == {row["optimizer"] for row in rows}

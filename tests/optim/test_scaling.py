@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -103,6 +104,36 @@ def test_deflated_maps_whose_head_is_not_lifted_to_one(rest, leading):
     gradients = [with_singular_values(sigma, 64, 160, seed=step).float() for step in range(2)]
     found = updates(ps.Deflated(low_rank(24), rest), gradients)
     assert found == pytest.approx([0.2] * 2, rel=0.05)
+
+
+RECORDED = {  # the least and the greatest RMS that docs/coming-from.md gives
+    "PolarExpress": (0.15, 0.20),
+    "quintic": (0.11, 0.19),
+    "rank 8": (0.20, 0.20),
+    "the paper's": (0.20, 0.20),
+    "warm": (0.20, 0.20),
+    "deflated": (0.19, 0.21),
+    "deflated warm": (0.19, 0.21),
+    "rest scaled": (0.20, 0.20),
+}
+
+
+@pytest.mark.parametrize(("name", "ends"), RECORDED.items(), ids=RECORDED)
+def test_the_rms_on_recorded_momentum_is_what_the_page_says(name, ends, momentum):
+    """Full-space maps keep the factor of torch and Moonlight; sketched maps measure ‖T‖_F."""
+    found = [
+        rms
+        for stack in momentum.values()
+        for M in stack
+        if M.any()
+        for rms in updates(MAPS[name], [M], momentum=0.0, nesterov=False)
+    ]
+    assert len(found) == 100
+    assert (min(found), max(found)) == pytest.approx(ends, abs=0.004)
+    page = (Path(__file__).parents[2] / "docs/coming-from.md").read_text()
+    low, high = (f"{end:.3f}" if ends[0] == ends[1] else f"{end:.2f}" for end in ends)
+    told = low if low == high else f"{low} to {high}"
+    assert told in " ".join(page.split())
 
 
 SPIKED = {  # how many directions tower over the others, and by how much
