@@ -10,15 +10,16 @@ import os
 
 import pytest
 import torch
-from tests.kernels.interpreter import hasten, refuse_odd_numbers_of_warps
+from tests.kernels.interpreter import compute_in_bfloat16, hasten, refuse_odd_numbers_of_warps
 
 pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreter() -> None:
-    """Make Triton's interpreter faster, and stricter, where it is asked for."""
+    """Make Triton's interpreter faster, stricter and exact in bfloat16, where it is asked for."""
     hasten()
+    compute_in_bfloat16()
     refuse_odd_numbers_of_warps()
 
 

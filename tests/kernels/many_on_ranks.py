@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.kernels.interpreter import hasten
+from tests.kernels.interpreter import compute_in_bfloat16, hasten
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -110,6 +110,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, dict[str, Any]]:
     from torch.distributed.device_mesh import init_device_mesh
 
     hasten()
+    compute_in_bfloat16()
     mesh, usual, found = init_device_mesh(DEVICE, (ranks,)), kernels.MOST_MATRICES, {}
     for name, (plan, options) in CASES.items():
         dim = None if plan == "replicated" else -1 if "columns" in name else -2

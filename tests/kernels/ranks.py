@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.kernels.interpreter import hasten
+from tests.kernels.interpreter import compute_in_bfloat16, hasten
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -58,6 +58,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[tuple[str, str], dict[str,
     from torch.distributed.tensor import DTensor, Shard
 
     hasten()
+    compute_in_bfloat16()
     mesh = init_device_mesh(DEVICE, (ranks,))
 
     def part(X: Tensor) -> Tensor:

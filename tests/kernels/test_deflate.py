@@ -1,6 +1,6 @@
 """The kernels of a deflated step against the same operations in plain torch.
 
-In float16: Triton's interpreter does not multiply bfloat16.
+In float16, whose three bits more than bfloat16's show smaller errors.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def test_the_scale_to_one(device: torch.device, m: int, dtype: torch.dtype) -> N
     want = PLAIN.scale_to_one(G, 1.08)
     assert got.shape == want.shape == (4, 1, 1)
     assert got[1] == want[1] == 0
-    tolerance = 2e-2 if device.type == "cuda" else 1e-4  # bfloat16 and tf32 there
+    # In bfloat16 for 16 bits, and on a GPU in tf32 for float32.
+    tolerance = 2e-2 if device.type == "cuda" or dtype == torch.float16 else 1e-4
     assert torch.allclose(got.double(), want.double(), rtol=tolerance, atol=0)
     norm = torch.linalg.matrix_norm(G.double(), 2)
     reach = 1.08 * got.double().flatten() * norm.sqrt()

@@ -1,6 +1,6 @@
 """Steps in 16 bits against float64. An optimizer takes these steps on a GPU alone.
 
-In float16: Triton's interpreter does not multiply bfloat16.
+In float16, whose three bits more than bfloat16's show smaller errors.
 """
 
 from __future__ import annotations

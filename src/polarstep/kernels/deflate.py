@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polarstep.kernels import interpreted
 from polarstep.kernels.few_columns import hashed, times_few
 from polarstep.kernels.normalize import sum_of_parts, sums_of_squares
 from polarstep.products.deflating import SIGNS
@@ -100,8 +99,7 @@ def scale_to_one(
     most ``otherwise``. Zero for a G without such a limit.
     """
     batch, M, _ = G.shape
-    # Triton's interpreter multiplies no bfloat16.
-    dtype = torch.bfloat16 if G.dtype.itemsize <= 2 and not interpreted() else torch.float32
+    dtype = torch.bfloat16 if G.dtype.itemsize <= 2 else torch.float32
     U = torch.empty(1, M, SIGNS, dtype=dtype, device=G.device)
     _signs_kernel[(triton.cdiv(U.numel(), 1024),)](U, SIZE=U.numel(), BLOCK=1024)
     for _ in range(5):
