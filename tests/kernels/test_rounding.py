@@ -186,6 +186,17 @@ def test_steps_are_as_accurate_as_in_float64(device: torch.device, name: str) ->
         assert (T[-1] == 0).all()  # of the zero matrix
 
 
+def test_a_basis_that_is_longer_than_one_is_in_the_certificate(device: torch.device) -> None:
+    """A warm basis of low-rank matrices that change wholly is not orthonormal in 16 bits."""
+    gradients = [matrix("rank-deficient", 80, 48, seed=seed).float()[None] for seed in (201, 211)]
+    _, T = updates(WARM, gradients, device, bounds := Bounds())
+    nu = certify(gradients[-1], T).nu
+    assert (nu <= bounds[-1].nu).all()
+    assert (bounds[-1].nu <= nu + 0.1).all()
+    if device.type == "cpu":
+        assert (nu > 2**-6).all()  # more than is allowed for the rounding of T
+
+
 @over_maps
 def test_rows_are_normalized(device: torch.device, name: str) -> None:
     """All rows have the same length after the first step, ‖T‖_F is kept, and certificates hold."""

@@ -17,7 +17,8 @@ has a deflated map (:class:`polarstep.polar.result.Captured`), whose T is more t
 full-space map the second bound applies with B = M, and the first with a small sketch of its own.
 
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
-polynomials, and a little more for the others. This bound depends on the map alone. A deflated map, a
+polynomials, and a little more for the others. This bound depends on the map alone, but for
+the ‖Q‖_op of a sketch in 16 bits, whose columns are orthonormal to two digits. A deflated map, a
 map of your own and a T that was transformed have none. Then ‖T‖²_op = ‖G‖_op for G = TTᵀ, and for any c
 
     ‖G‖_op ≤ c + ‖(G − cI)¹⁶‖_F^(1/16) ≤ c + d₀^(1/32)·‖G − cI‖_op.
@@ -121,7 +122,10 @@ def cheap_certificate(
     else:
         alignment = _inner_product(B, factors.Z.to(B.dtype))
         nuclear = _by_factors(B, alignment, inner, factors.orthonormal, d0, norm, precision)
-    largest = _largest_value(inner, T, norm) + _rounding_of_norm(precision, max(M.shape[-2:]))
+    largest = _largest_value(inner, T, norm)
+    if factors is not None and precision > 1e-5:
+        largest = largest * _norm_of_basis(factors)
+    largest = largest + _rounding_of_norm(precision, max(M.shape[-2:]))
     # Rounding errors of the sum ⟨M, T⟩, and of the products that made B and T.
     slack = (16 * torch.finfo(M.dtype).eps * math.sqrt(d0) * largest + precision) * norm
     bound = 1 - (alignment - slack) / (nuclear + slack)
@@ -211,17 +215,33 @@ def _by_powers(T: Tensor) -> Tensor:
     H = X @ X.mT
     c = torch.linalg.vector_norm(H, dim=-1).amax(-1) / 2  # no row is longer than ‖G‖_op
     H.diagonal(dim1=-2, dim2=-1).sub_(c[:, None])
-    # ‖H‖_op ≤ ‖H¹⁶‖_F^(1/16). H is brought to norm one before each squaring, to stay in range.
-    log, root = torch.zeros_like(size), 1.0
+    largest = (c + _operator_norm(H)).clamp_max(1.0)  # of G
+    room = 1 + 64 * torch.finfo(T.dtype).eps  # for the rounding of the products
+    return room * size * largest.sqrt() / s[:, 0, 0]
+
+
+def _norm_of_basis(factors: Factors) -> Tensor:
+    """A bound on ‖Q‖_op, where Q was made in 16 bits and is orthonormal to two digits.
+
+    An eigenvalue λ of QᵀQ is near one, or zero for a direction that M does not have. With F = (QᵀQ)² − QᵀQ
+    it has λ² − λ ≤ ‖F‖_op, so that ‖F‖_op, which is about |λ − 1|, bounds the largest λ.
+    """
+    Q = factors.columns[..., : factors.width].float()
+    G = Q.mT @ Q
+    largest = (1 + (1 + 4 * _operator_norm(G @ G - G)).sqrt()) / 2
+    return largest.sqrt()
+
+
+def _operator_norm(H: Tensor) -> Tensor:
+    """‖H¹⁶‖_F^(1/16) ≥ ‖H‖_op for symmetric H, at most d^(1/32) times as large for d rows."""
+    # H is brought to norm one before each squaring, to stay in range.
+    log, root = torch.zeros(len(H), dtype=H.dtype, device=H.device), 1.0
     for _ in range(SQUARINGS):
         h = _norm(H)
         log, root = log + h.log() * root, root / 2
         H = H / torch.where(h > 0, h, 1)[:, None, None]
         H = H @ H
-    log = log + _norm(H).log() * root
-    largest = (c + log.exp()).clamp_max(1.0)  # of G; a zero H has a logarithm of −∞
-    room = 1 + 64 * torch.finfo(T.dtype).eps  # for the rounding of the products
-    return room * size * largest.sqrt() / s[:, 0, 0]
+    return (log + _norm(H).log() * root).exp()  # a zero H has a logarithm of −∞
 
 
 def _rounding_of_norm(precision: float, longest: int) -> float:
