@@ -76,7 +76,9 @@ EARLIER = {
 def maps() -> dict[str, tuple[str, Any]]:
     """What each name stands for: in words, and as a map."""
     import polarstep as ps
+    from apart import Apart
     from every_second import EverySecond
+    from polarstep.polar.coefficients import polar_express
 
     def head(rank: int, power: float = 1, **options: Any) -> ps.LowRank:
         inner = ps.NewtonSchulz(4, "polar-express-sketch")
@@ -100,6 +102,17 @@ def maps() -> dict[str, tuple[str, Any]]:
                     f"{rank}+8, {words}, one step of degree 17{' in 16 bits' if bits else ''}",
                     ps.Deflated(head(rank, **options), flat, float8=float8),
                 )
+    # The same heads with steps on the rest apart. The first has the steps of lift-RANK-warm.
+    for rank in (56, 120):
+        for suffix, words, steps in (
+            ("", "one step of degree 17", flat),
+            ("-2", "two minimax quintics", ps.NewtonSchulz(2, polar_express(0.1, 2))),
+            ("-2-jordan", "two Jordan steps", ps.NewtonSchulz(2, "jordan")),
+        ):
+            found[f"apart-{rank}-warm{suffix}"] = (
+                f"{rank}+8, warm, {words} on the rest apart",
+                Apart(ps.Deflated(head(rank, sketch=ps.Warm()), steps)),
+            )
     warm = ps.Deflated(head(120, sketch=ps.Warm()), flat)
     found["scaled-120-warm"] = ("120+8, warm, rest scaled", ps.Deflated(warm.head))
     found |= {

@@ -39,16 +39,13 @@ SPECTRA: dict[str, Callable[[Tensor], Tensor]] = {
     "sixteen spikes": lambda k: torch.where(k <= 16, 1.0, 1e-3),
     "half rank": lambda k: torch.where(k <= len(k) // 2, k**-0.5, 0.0),
 }
-CARRYING = (
-    "warm",
-    "Gaussian h=0, kept 4 steps",
-    "Deflated warm, one step",
-    "Deflated warm, one step in 16 bits",
-    "Deflated warm, a sixth, one step",
-)
-"""Maps that carry something from step to step."""
 ROWS = ", rows normalized"
 """How the names of maps end whose T has its rows normalized."""
+
+
+def carrying(maps: dict[str, ps.PolarMap]) -> list[str]:
+    """The names of the maps that carry something from step to step, as normalized rows do."""
+    return [name for name, polar in maps.items() if polar.carries or name.endswith(ROWS)]
 
 
 def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
@@ -60,6 +57,8 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
     warm, fresh = (
         ps.LowRank(rank, 8, sketch=sketch, **common) for sketch in (ps.Warm(), ps.Gaussian())
     )
+    sampled = ps.LowRank(rank, 8, power=0.5, sketch=ps.Kaczmarz(), **common)
+    none, kept = (ps.LowRank(rank, 8, power=0, keep=keep, **common) for keep in (1, 4))
     flat, full = ps.NewtonSchulz(1, "flat"), ps.NewtonSchulz(5, "polar-express")
     sixth = ps.LowRank(-(-short // 96) * 16 - 8, 8, sketch=ps.Warm(), **common)
     return {
@@ -67,13 +66,19 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         f"full space, PolarExpress 5{ROWS}": full,
         "full space, quintic 7": ps.NewtonSchulz(7),
         "warm": warm,
-        "Gaussian h=0": ps.LowRank(rank, 8, power=0, **common),
-        "Gaussian h=0, kept 4 steps": ps.LowRank(rank, 8, power=0, keep=4, **common),
+        "Gaussian h=0": none,
+        f"Gaussian h=0{ROWS}": none,
+        "Gaussian h=0, kept 4 steps": kept,
         "Gaussian h=½": ps.LowRank(rank, 8, power=0.5, **common),
-        "Kaczmarz h=½": ps.LowRank(rank, 8, power=0.5, sketch=ps.Kaczmarz(), **common),
+        "Kaczmarz h=½": sampled,
         "the paper's": ps.LowRank(rank, 8, always_sketch=True),
         "Deflated h=1, scaled": ps.Deflated(fresh),
+        f"Deflated h=1, scaled{ROWS}": ps.Deflated(fresh),
         "Deflated h=1, one step": ps.Deflated(fresh, flat),
+        "Deflated h=1, two steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "flat")),
+        "Deflated h=1, two Jordan steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "jordan")),
+        "Deflated Kaczmarz h=½, one step": ps.Deflated(sampled, flat),
+        "Deflated h=0, kept 4 steps, one step": ps.Deflated(kept, flat),
         "Deflated warm, one step": ps.Deflated(warm, flat),
         "Deflated warm, one step in 16 bits": ps.Deflated(warm, flat, float8=False),
         "Deflated warm, a sixth, one step": ps.Deflated(sixth, flat),
@@ -207,8 +212,9 @@ def main() -> None:
                 report(f"{what}, {m}×{n}", name, [case.measure(T[what]) for T in (first, third)])
     followed = turning(short, 2 * short, steps=6)
     turned = [{name: Case(M, rank, device) for name, M in each.items()} for each in followed]
-    for name in CARRYING:
-        updates = list(applied(name, maps(rank, short)[name], followed, device))
+    made = maps(rank, short)
+    for name in carrying(made):
+        updates = list(applied(name, made[name], followed, device))
         for what in SPECTRA:
             measured = [
                 case[what].measure(T[what]) for case, T in zip(turned, updates, strict=True)

@@ -7,12 +7,18 @@
     python benchmarks/step_cost.py --figure cost.json   # draw what an earlier run measured
     python benchmarks/step_cost.py --beside ../before   # against the package of another checkout
     python benchmarks/step_cost.py --only-steps --optimizer auto   # a row of the table, and AdamW
+    python benchmarks/step_cost.py --only-steps --workload "width 640" --optimizer auto
     python benchmarks/step_cost.py --quick              # small matrices, a few seconds on a laptop
 
 One run measures AdamW (fused), the peers that can be imported (polarstep_lab.peers; dion's from a
 checkout, ``POLARSTEP_PEERS=FOLDER``), with and without dion's CUDA graph and Triton kernels, and ours
 with several polar maps, on the same parameters. The floor is the time that no implementation can go
 below: the bytes that must be moved and the products that must be computed, at the rates measured here.
+
+Two rows are measured only where --optimizer names them: "Deflated, ℓ = a sixth" and "LowRank, ℓ = a
+quarter", with these parts of the short side and on every shape. The first is the map that auto takes,
+but without the limit ℓ ≤ 256. Beside "full space, PolarExpress 5" and "auto" they tell whether auto
+chose well, as on the widths between those of the table ("width 384" to "width 704").
 
 This file has the command line. The parts of the benchmark are files of their own:
 
@@ -41,7 +47,7 @@ from step_beside import beside
 from step_phases import floor, phases, rates
 from step_sweeps import exponent, sweeps
 from step_times import UnknownOptimizer, whole_steps
-from step_workloads import ON_A_CPU, QUICK, WORKLOADS, Workload
+from step_workloads import BETWEEN, ON_A_CPU, QUICK, WORKLOADS, Workload
 from timing import machine
 
 
@@ -67,9 +73,10 @@ def main() -> None:
     workloads = WORKLOADS if device.type == "cuda" else ON_A_CPU
     workloads = QUICK if options.quick else workloads
     names = options.workload or list(workloads)
-    if unknown := set(names) - set(workloads):
-        parser.error(f"--workload {', '.join(unknown)}: expected one of {', '.join(workloads)}")
-    chosen = {name: workloads[name] for name in names}
+    known = workloads | BETWEEN
+    if unknown := set(names) - set(known):
+        parser.error(f"--workload {', '.join(unknown)}: expected one of {', '.join(known)}")
+    chosen = {name: known[name] for name in names}
     if options.beside:
         record = _beside(options, names, device)
     else:

@@ -26,6 +26,24 @@ WITH_ROWS = (
 )
 
 
+# Maps that are timed only where they are asked for.
+ASKED_FOR = ("Deflated, ℓ = a sixth", "LowRank, ℓ = a quarter")
+
+
+def forced(short: int) -> dict[str, Callable[[], ps.PolarMap]]:
+    """The maps of :data:`ASKED_FOR`, which sketch every shape, for matrices with this short side."""
+
+    def head(part: int, **options: Any) -> ps.LowRank:
+        width = -(-short // (16 * part)) * 16  # rounded up to a multiple of 16, as auto does
+        return ps.LowRank(width - 8, 8, inner=INNER, always_sketch=True, **options)
+
+    made = (
+        lambda: ps.Deflated(head(6, sketch=ps.Warm()), ps.NewtonSchulz(1, "flat")),
+        lambda: head(4, power=0),
+    )
+    return dict(zip(ASKED_FOR, made, strict=True))
+
+
 def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
     """Functions that make the polar maps to compare, by their names in the table."""
 
@@ -68,6 +86,7 @@ def optimizers(
 ) -> Iterator[tuple[str, Make]]:
     """Names of the table and functions that make the optimizers; AdamW is the first.
 
+    The last rows are those of :data:`ASKED_FOR`, which the table does not have.
     ``others=False`` leaves out the peers and Muon by hand: AdamW and ours remain.
     """
     yield "AdamW, fused", lambda: torch.optim.AdamW(params, lr=1e-5, fused=True)
@@ -87,6 +106,8 @@ def optimizers(
                 params, lr=1e-5, polar=polar(), transform=ps.NormalizedRows()
             ),
         )
+    for name, polar in forced(min(min(p.shape) for p in params)).items():
+        yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
 
 
 def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:

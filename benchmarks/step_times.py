@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from step_optimizers import Make, optimizers
+from step_optimizers import ASKED_FOR, Make, optimizers
 from step_workloads import Workload, parameters
 from timing import LEAST_MILLISECONDS, clock, milliseconds
 
@@ -30,17 +30,16 @@ def whole_steps(
     """Median time of ``step()`` for every optimizer, and on a GPU the memory it takes.
 
     ``name`` is the workload's. ``others=False`` leaves out all but AdamW and our optimizers.
-    ``only`` names the optimizers that are measured beside AdamW; ``None`` measures all.
+    ``only`` names the optimizers that are measured beside AdamW; ``None`` measures all of the table.
     """
     params = parameters(workload.shapes, device)
     made = list(optimizers(params, workload.rank, workload.oversample, device, others=others))
     if unknown := set(only or ()) - {label for label, _ in made}:
         known = "; ".join(label for label, _ in made)
         raise UnknownOptimizer(f"--optimizer {'; '.join(unknown)}: expected one of: {known}")
+    wanted = only or [label for label, _ in made if label not in ASKED_FOR]
     chosen = _that_run(
-        (label, make)
-        for label, make in made
-        if only is None or label in only or label.startswith("AdamW")
+        (label, make) for label, make in made if label in wanted or label.startswith("AdamW")
     )
     measured = _one_by_one(chosen, device) if device.type == "cuda" else _in_turn(chosen)
     rows: list[dict[str, Any]] = []

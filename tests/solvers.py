@@ -111,9 +111,11 @@ SOLVERS: list[Solver] = [
         Solver(f"deflated cubic {name}", _deflated(2, CUBIC_THEN_QUINTIC, **options))
         for name, options in HEADS.items()
     ),
-    Solver("deflated flat", _deflated(1, "flat"), bounded=False),
-    Solver("deflated scaled", _deflated(), bounded=False),
-    Solver("deflated jordan", _deflated(2, "jordan"), bounded=False),
+    *(
+        Solver(f"deflated {rest} {name}", _deflated(*steps, **options), bounded=False)
+        for rest, steps in {"flat": (1, "flat"), "scaled": (), "jordan": (2, "jordan")}.items()
+        for name, options in HEADS.items()
+    ),
     *(
         Solver(f"auto {budget}", Auto(budget), bounded=False)
         for budget in ("full", "balanced", "cheap")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,15 +132,27 @@ def cifar_routes() -> str:
     import torch
 
     import polarstep as ps
+    from polarstep.polar.auto import MATRICES
     from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 
     gpu, deflated = torch.device("cuda"), ps.Deflated(ps.LowRank(48, 8), ps.NewtonSchulz(1, "flat"))
     with torch.device("meta"):
         shapes = ConvNet(ConvNetConfig()).matrix_shapes()
     reasons: dict[str, list[str]] = {}
+    estimates = []
     for m, n in dict.fromkeys(shapes):
         reason = deflated.full_space_reason(m, n, gpu)
         assert reason is not None, (m, n)
         reasons.setdefault(reason, []).append(f"{m}×{n}")
+        assert isinstance(ps.Auto().on(m, n, gpu), ps.NewtonSchulz), (m, n)
+        found = re.search(
+            r"auto: a sketch would take (\S+) × as long", ps.Auto().describe(m, n, gpu)
+        )
+        assert found is not None, (m, n)
+        estimates.append(f"{found[1]} ({m}×{n})")
     told = [f"{' and '.join(found)} ({reason})" for reason, found in reasons.items()]
-    return f"full space on all {len(shapes)} filters: {', '.join(told)}"
+    return (
+        f"full space on all {len(shapes)} filters. `ps.Deflated`: {', '.join(told)}. `auto`: its cost "
+        f"model puts a sketch of {MATRICES} filters of a shape on an H200 at {', '.join(estimates)} "
+        "times full space, and a sketch has to save a tenth"
+    )

@@ -362,3 +362,136 @@ def test_the_turn_is_carried_through_a_checkpoint(frontier):
     steps(optimizer, p, grads[3:])
     steps(resumed, other, grads[3:])
     assert torch.equal(p, other)
+
+
+APART = [f"apart-{rank}-warm{steps}" for rank in (56, 120) for steps in ("", "-2", "-2-jordan")]
+
+
+@pytest.fixture
+def apart(frontier):
+    return importlib.import_module("apart")
+
+
+def falling(m, n, dtype=torch.float64, leading=20.0):
+    """Twelve leading directions, one behind the other, above a tail that falls as k^-½."""
+    numbers = torch.Generator().manual_seed(m + n)
+    k = torch.arange(1, min(m, n) + 1, dtype=torch.float64)
+    sigma = torch.where(k <= 12, leading / k, k**-0.5)
+    U, V = (
+        torch.linalg.qr(torch.randn(side, len(k), generator=numbers, dtype=torch.float64)).Q
+        for side in (m, n)
+    )
+    return ((U * sigma) @ V.mT).to(dtype)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_steps_apart_have_the_heads_of_the_joint_form(frontier, name):
+    made = frontier.maps()
+    words, polar = made[name]
+    joint = made[f"lift-{name.split('-')[1]}-warm"][1]
+    assert words.endswith("on the rest apart")
+    assert frontier.title_of(name) == words
+    assert polar.deflated.head == joint.head
+    assert (polar.deflated.rest == joint.rest) == name.endswith("warm")
+    cuda = torch.device("cuda")
+    for shape in ((768, 768), (3072, 768)):
+        assert polar.on(*shape, cuda) is polar
+        assert polar.describe(*shape, cuda).startswith("Deflated: LowRank(")
+        assert polar.describe(*shape, cuda).endswith(", on the rest apart")
+
+
+@pytest.mark.parametrize("steps", ["flat", "jordan", "minimax"])
+@pytest.mark.parametrize("shape", [(64, 96), (96, 64)])
+def test_steps_apart_leave_the_head_and_lift_the_rest(apart, steps, shape):
+    """In float64: QᵀT is the head's polar part, and the rest's singular values go through p."""
+    import polarstep as ps
+    from polarstep.polar.base import Carry, Draw
+    from polarstep.polar.coefficients import evaluate, polar_express
+
+    rest = ps.NewtonSchulz(2, polar_express(0.1, 2) if steps == "minimax" else steps)
+    head = ps.LowRank(12, 4, inner=ps.Exact(), always_sketch=True)
+    polar = apart.Apart(ps.Deflated(head, rest))
+    M = falling(*shape)[None]
+    numbers = polar.draw(*shape, torch.Generator().manual_seed(1), torch.float64)
+    T = polar.step(M, Carry(), Draw(numbers))[0].dense
+    wide = M if shape[0] < shape[1] else M.mT
+    T = T if shape[0] < shape[1] else T.mT
+    found = head.step(wide, Carry(), Draw(numbers))[0].factors
+    Q, Z = found.Q, found.Z
+    torch.testing.assert_close(Q.mT @ T, Z, rtol=0, atol=1e-9)
+    U, S, V = torch.linalg.svd(wide - Q @ (Q.mT @ wide), full_matrices=False)
+    inverse = apart.inverse_norm(wide, apart.rest_of(wide, Q), 16, rest.polynomials, 2.0**-52)
+    reached = float(inverse * S[0, 0])
+    assert 0.7 < reached < 1.17
+    expected = (U * evaluate(rest.polynomials, inverse[..., 0] * S)[:, None]) @ V
+    torch.testing.assert_close(T - Q @ Z, expected, rtol=0, atol=1e-8)
+    # ‖T‖² ≤ ‖Z‖² + ‖p‖², and p has the bound of steps whose δ was too small.
+    lifted = float(torch.linalg.matrix_norm(expected, 2))
+    assert lifted < 1.5
+    assert float(torch.linalg.matrix_norm(T, 2)) ** 2 <= 1 + lifted**2 + 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", APART[:3])
+def test_steps_apart_in_low_precision_are_near_the_polar_factor(frontier, apart, name, dtype):
+    """Warm heads over some steps of the optimizer; Jordan's polynomial stays within [0.7, 1.2]."""
+    import polarstep as ps
+
+    steps = frontier.maps()[name][1].deflated.rest
+    head = ps.LowRank(24, 8, sketch=ps.Warm(), inner=ps.NewtonSchulz(4), always_sketch=True)
+    polar = apart.Apart(ps.Deflated(head, steps))
+    for shape in ((96, 160), (160, 96)):
+        M = falling(*shape, leading=200.0)
+        p = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+        options = {"lr": 1.0, "momentum": 0.0, "lr_scale": "none"}
+        optimizer = ps.Muon([p], polar=polar, seed=0, **options)
+        for _ in range(3):
+            p.data.zero_()
+            p.grad = M.to(dtype)
+            optimizer.step()
+        T = -p.detach().double()
+        nuclear = torch.linalg.svdvals(M).sum()
+        assert float((M * T).sum() / nuclear) > 0.85
+        assert float(torch.linalg.matrix_norm(T, 2)) < 1.6
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])
+def test_steps_apart_do_not_blow_up(frontier, apart, size):
+    """Of rank one, where the rest is rounding, of zero, and at both ends of the range."""
+    import polarstep as ps
+
+    head = ps.LowRank(8, 8, inner=ps.NewtonSchulz(4), always_sketch=True)
+    for name in APART[:3]:
+        steps = frontier.maps()[name][1].deflated.rest
+        polar = apart.Apart(ps.Deflated(head, steps))
+        numbers = torch.Generator().manual_seed(0)
+        one = torch.outer(*(torch.randn(side, generator=numbers) for side in (48, 80)))
+        for M in (size * one, size * torch.randn(48, 80, generator=numbers)):
+            T = polar(M, generator=torch.Generator().manual_seed(1))
+            assert bool(T.isfinite().all())
+            assert float(torch.linalg.matrix_norm(T, 2)) < 1.6
+            assert bool(T.any()) == (size > 0)
+
+
+def test_steps_apart_resume_bit_for_bit(frontier, apart):
+    import polarstep as ps
+
+    head = ps.LowRank(8, 8, sketch=ps.Warm(), always_sketch=True)
+    polar = apart.Apart(ps.Deflated(head, ps.NewtonSchulz(2, "jordan")))
+    with pytest.raises(ValueError, match="rest=None: expected polynomial steps"):
+        apart.Apart(ps.Deflated(head))
+    grads = [torch.randn(48, 80, generator=torch.Generator().manual_seed(s)) for s in range(5)]
+    p = torch.nn.Parameter(torch.zeros(48, 80))
+    optimizer = ps.Muon([p], lr=0.1, polar=polar, seed=0)
+    pairs = [(p, optimizer)]
+    for step, grad in enumerate(grads):
+        if step == 3:
+            other = torch.nn.Parameter(p.detach().clone())
+            resumed = ps.Muon([other], lr=0.1, polar=polar, seed=0)
+            resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            assert set(optimizer.state[p]) >= {"basis"}
+            pairs.append((other, resumed))
+        for parameter, each in pairs:
+            parameter.grad = grad.clone()
+            each.step()
+    assert torch.equal(p, other)

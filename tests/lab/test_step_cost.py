@@ -88,6 +88,40 @@ def test_only_the_record_of_a_whole_run_is_drawn(step, monkeypatch, capsys, reco
     assert "expected the record of a whole run, with phases" in capsys.readouterr().err
 
 
+def test_rows_that_are_asked_for_sketch_every_shape_and_the_table_does_not_have_them(command, step):
+    forced = step.optimizers.forced(4096)
+    assert {name: make() for name, make in forced.items()} == {
+        "Deflated, ℓ = a sixth": ps.Deflated(
+            ps.LowRank(680, 8, sketch=ps.Warm(), inner=step.optimizers.INNER, always_sketch=True),
+            ps.NewtonSchulz(1, "flat"),
+        ),
+        "LowRank, ℓ = a quarter": ps.LowRank(
+            1016, 8, 0, inner=step.optimizers.INNER, always_sketch=True
+        ),
+    }
+    rows = command("--only-steps", *(f"--optimizer={name}" for name in forced))["steps"]
+    assert [row["optimizer"] for row in rows] == ["AdamW, fused", *forced]
+
+
+def test_the_table_leaves_out_what_is_only_asked_for(step, monkeypatch):
+    seen = []
+    monkeypatch.setattr(step.times, "_that_run", lambda made: seen.extend(made) or iter(()))
+    step.times.whole_steps("small", step.workloads.QUICK["small"], torch.device("cpu"))
+    labels = [label for label, _ in seen]
+    assert "auto" in labels
+    assert not set(labels) & set(step.optimizers.ASKED_FOR)
+
+
+def test_widths_between_those_of_the_table_are_measured_by_name(command, step, monkeypatch):
+    assert not step.workloads.BETWEEN.keys() & step.workloads.WORKLOADS.keys()
+    assert step.workloads.BETWEEN["width 640"].shapes == [(48, 640, 640), (24, 2560, 640)]
+    monkeypatch.setitem(
+        step.workloads.BETWEEN, "width 640", step.workloads.Workload([(2, 64, 64)], 8, 8)
+    )
+    rows = command("--only-steps", "--workload=width 640", "--optimizer=auto")["steps"]
+    assert {row["workload"] for row in rows} == {"width 640"}
+
+
 def test_an_optimizer_that_the_package_lacks_is_left_out(step, capsys):
     def lacking():
         raise TypeError("unexpected keyword argument 'keep'")

@@ -20,6 +20,7 @@ FRESH = ps.LowRank(12, 4, inner=INNER, always_sketch=True)
 HEADS = {
     "fresh": FRESH,
     "no power": replace(FRESH, power=0),
+    "kaczmarz": replace(FRESH, sketch=ps.Kaczmarz()),
     "warm": replace(FRESH, sketch=ps.Warm()),
     "kept": replace(FRESH, power=0, keep=4),
 }
@@ -83,7 +84,8 @@ def test_a_run_resumes_bit_for_bit(polar, steps):
 
 
 @pytest.mark.parametrize(
-    ("head", "carried"), [("fresh", set()), ("warm", {"basis"}), ("kept", {"kept"})]
+    ("head", "carried"),
+    [("fresh", set()), ("kaczmarz", set()), ("warm", {"basis"}), ("kept", {"kept"})],
 )
 @pytest.mark.parametrize("steps", ["scaled", "flat"])
 def test_the_state_is_what_the_head_carries_and_without_steps_the_vectors(head, carried, steps):

@@ -33,6 +33,13 @@ def deflated(m, n):
     return auto._map("deflated", m, n)
 
 
+def documented(polar):
+    """The map without ``always_sketch``, which Auto sets where a LowRank map alone would not sketch."""
+    if isinstance(polar, ps.Deflated):
+        return replace(polar, head=documented(polar.head))
+    return replace(polar, always_sketch=False) if isinstance(polar, ps.LowRank) else polar
+
+
 def place(figures):
     return CPU if figures is DEVICES["cpu"] else CUDA
 
@@ -41,7 +48,8 @@ def place(figures):
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_balanced_is_never_dearer_than_full_space(figures, m, ratio):
     chosen = ps.Auto().on(m, ratio * m, place(figures))
-    assert chosen in (FULL, deflated(m, ratio * m))
+    assert documented(chosen) in (FULL, deflated(m, ratio * m))
+    assert chosen.on(m, ratio * m, place(figures)) is chosen
     time, full = (seconds(each, m, ratio * m, figures, auto.MATRICES) for each in (chosen, FULL))
     assert time <= full
     assert ps.Auto("full").on(m, ratio * m, place(figures)) == FULL
@@ -56,8 +64,70 @@ def test_large_matrices_are_deflated_and_small_ones_are_not(figures, shape):
 
 def test_the_choice_depends_on_the_device_and_not_on_the_side():
     assert ps.Auto().on(512, 512, CPU) == deflated(512, 512)
-    assert ps.Auto().on(512, 512, CUDA) == FULL  # too few rows for a GPU
+    assert ps.Auto().on(512, 512, CUDA) == FULL  # too few products for their launches
     assert ps.Auto().on(4096, 1024, CPU) == ps.Auto().on(1024, 4096, CPU)
+
+
+@pytest.mark.parametrize("ratio", [1, 3, 4])
+def test_the_estimate_alone_decides_at_every_width(figures, ratio):
+    """Also where LowRank by itself would take full space: on a GPU under 768 rows."""
+    for m in range(32, 1056, 32):
+        shape = (m, ratio * m)
+        head = replace(deflated(*shape).head, always_sketch=True)
+        sketching = replace(deflated(*shape), head=head)
+        share = seconds(sketching, *shape, figures, auto.MATRICES) / seconds(
+            FULL, *shape, figures, auto.MATRICES
+        )
+        chosen = ps.Auto().on(*shape, place(figures))
+        assert documented(chosen) == (deflated(*shape) if share < auto.WORTH else FULL)
+        told = ps.Auto().describe(*shape, place(figures))
+        assert f" {share:.2f} × " in told
+        assert ("has to save a tenth" in told) == (auto.WORTH <= share < 1)
+
+
+@pytest.mark.parametrize("figures", ["H200"], indirect=True)
+def test_on_an_h200_widths_from_640_on_are_deflated_and_the_filters_of_cifar10_are_not(figures):
+    square = [m for m in range(256, 1056, 32) if ps.Auto().on(m, m, CUDA) != FULL]
+    wide = [m for m in range(256, 1056, 32) if ps.Auto().on(m, 4 * m, CUDA) != FULL]
+    assert square == list(range(640, 1056, 32))
+    assert wide == list(range(512, 1056, 32))
+    for m, n in ((64, 216), (64, 576), (256, 576), (256, 2304)):
+        assert ps.Auto().on(m, n, CUDA) == FULL
+        assert "auto: a sketch would take" in ps.Auto().describe(m, n, CUDA)
+    between = ps.Auto().on(640, 2560, CUDA)
+    assert between.head.always_sketch
+    assert between.describe(640, 2560, CUDA).startswith("Deflated: LowRank(104+8")
+    assert not ps.Auto().on(768, 3072, CUDA).head.always_sketch
+
+
+def test_a_gpu_of_unknown_kind_sketches_only_what_pays_on_the_others(monkeypatch):
+    shapes = [(m, ratio * m) for m in range(32, 2080, 32) for ratio in (1, 4)]
+    sketched = {}
+    for name in ("cuda", "H200", "H100", "A100"):
+        monkeypatch.setattr(auto, "figures_of", lambda _, name=name: DEVICES[name])
+        sketched[name] = {s for s in shapes if auto._chosen("balanced", *s, CUDA)[0] == "deflated"}
+    unknown = sketched.pop("cuda")
+    assert len(unknown) > 50
+    assert all(unknown <= known for known in sketched.values())
+
+
+def test_a_run_in_full_space_goes_on_with_a_map_that_is_chosen_now(monkeypatch):
+    """As a checkpoint of a version that did not sketch under 768 rows on a GPU, with no basis in it."""
+    monkeypatch.setattr(auto, "_CHOICES", {("balanced", 300, 280, CPU): ("full", False, "")})
+    p = nn.Parameter(torch.zeros(300, 280))
+    optimizer = ps.Muon([p], polar="auto", seed=3)
+    set_gradients([p], 0)
+    optimizer.step()
+    assert "basis" not in optimizer.state[p]
+    auto._CHOICES.clear()
+    other = nn.Parameter(p.detach().clone())
+    resumed = ps.Muon([other], polar="auto", seed=3)
+    resumed.load_state_dict(optimizer.state_dict())
+    set_gradients([other], 1)
+    resumed.step()
+    assert "basis" in resumed.state[other]
+    assert bool(other.isfinite().all())
+    assert not torch.equal(p, other)
 
 
 def test_cheap_stays_within_its_share_of_adamw_at_8b_shapes(monkeypatch):
@@ -73,7 +143,7 @@ def test_cheap_stays_within_its_share_of_adamw_at_8b_shapes(monkeypatch):
 @pytest.mark.parametrize("m", [128, 200, 768, 2048, 4096])
 def test_cheap_takes_the_best_within_its_limit_or_the_cheapest(figures, m):
     chosen = ps.Auto("cheap").on(m, m, place(figures))
-    others = [each.on(m, m, place(figures)) for each in (FULL, deflated(m, m))]
+    others = [each.on(m, m, place(figures)) for each in (FULL, ps.Auto().on(m, m, place(figures)))]
     within = auto.CHEAP * adamw_seconds(m, m, figures, auto.MATRICES)
     times = {each: seconds(each, m, m, figures, auto.MATRICES) for each in (*others, chosen)}
     if times[chosen] > within:
@@ -129,6 +199,19 @@ def test_the_maps_to_choose_from_are_the_documented_ones():
     for short, width in widths.items():
         for shape in ((short, 6000), (6000, short)):
             assert auto._map("low-rank", *shape) == ps.LowRank(width - 8, 8, 0, inner=inner)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_chosen_map_is_found_under_torch_compile(always, monkeypatch):
+    key = ("balanced", 48, 40, CPU)
+    monkeypatch.setattr(auto, "_CHOICES", {key: ("deflated", always, "as given")})
+    M, polar = gaussian(48, 40), ps.Auto()
+    inside = torch.compile(
+        lambda M: M * polar.inside(*M.shape, M.device).effective_rank(*M.shape),
+        backend="eager",
+        fullgraph=True,
+    )
+    assert torch.equal(inside(M), 40 * M)
 
 
 def test_a_bad_budget():

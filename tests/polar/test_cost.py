@@ -87,6 +87,16 @@ def test_launches_are_shared_on_a_gpu_and_not_on_a_cpu():
     assert ratios == [pytest.approx(1, abs=0.1), pytest.approx(100)]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_more_rows_take_longer_also_where_products_change_their_rate(device, ratio):
+    times = [
+        seconds(ps.NewtonSchulz(5, "polar-express"), m, ratio * m, DEVICES[device], 32)
+        for m in range(32, 1056, 16)
+    ]
+    assert times == sorted(times)
+
+
 def test_a_kept_basis_costs_less_and_a_power_iteration_more():
     on = DEVICES["H200"]
     fresh, kept, power = (
@@ -168,8 +178,9 @@ def test_a_scaled_rest_on_a_gpu_reads_the_matrix_three_times_more_than_its_head(
 
 def test_matrices_of_512_rows_and_more_reach_the_large_rate():
     polar, on = ps.NewtonSchulz(1, "cubic"), replace(FLOPS, rate=2)
-    for m, rate in ((511, 1), (512, 2)):
+    for m, rate in ((300, 1), (512, 2)):
         assert seconds(polar, m, 600, on) == polar.flops(m, 600) / rate
+    assert seconds(polar, 500, 600, on) == seconds(polar, 512, 600, on)
 
 
 def test_a_step_without_products_moves_its_bytes():

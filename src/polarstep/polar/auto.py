@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -43,6 +43,8 @@ class Auto(Containing):
     Small matrices are not worth a sketch, and large ones are. Which is which depends on the device,
     and is decided by an estimate of the time of a whole step (:mod:`polarstep.polar.cost`) for some
     dozens of matrices of the shape. ``print(optimizer.routes)`` shows the choice for every parameter.
+    Where :class:`LowRank` by itself would not sketch a shape, a sketched map that is chosen has
+    ``always_sketch=True``.
 
     On a GPT of 11 layers × 768 the deflated map ended 0.1% above the perplexity of full space after
     73M tokens (± 0.7, three seeds, ``results/long-run``), and the paper's low-rank map 12% above it
@@ -73,7 +75,7 @@ class Auto(Containing):
     @property
     def contained(self) -> PolarMap:
         """The map that carries and draws all that a map of this budget may carry and draw."""
-        return FULL if self.budget == "full" else DEFLATED[WIDEST]
+        return FULL if self.budget == "full" else DEFLATED[WIDEST, False]
 
     @property
     def ignores_zeros(self) -> bool:
@@ -86,7 +88,8 @@ class Auto(Containing):
 
     def inside(self, m: int, n: int, device: torch.device) -> PolarMap:
         """The map that is chosen for m×n matrices on ``device``."""
-        return _map(_choice(self.budget, m, n, device)[0], m, n)
+        name, always, _ = _choice(self.budget, m, n, device)
+        return _map(name, m, n, always)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
         """The map that is chosen for m×n matrices on ``device``."""
@@ -95,34 +98,32 @@ class Auto(Containing):
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """The chosen map, and why."""
         device = device or torch.device("cpu")
-        name, why = _choice(self.budget, m, n, device)
-        return f"{_map(name, m, n).describe(m, n, device)}; auto: {why}"
+        name, always, why = _choice(self.budget, m, n, device)
+        return f"{_map(name, m, n, always).describe(m, n, device)}; auto: {why}"
 
 
 FULL = NewtonSchulz(5, "polar-express")
 INNER = NewtonSchulz(4, "polar-express-sketch")
-WIDTHS = range(16, WIDEST + 1, 16)
-DEFLATED = {
-    width: Deflated(
-        LowRank(width - OVERSAMPLE, OVERSAMPLE, sketch=Warm(), inner=INNER),
-        NewtonSchulz(1, "flat"),
-        FULL,
-    )
-    for width in WIDTHS
-}
+# By ℓ, and by whether they sketch every shape.
+KINDS = [(width, always) for width in range(16, WIDEST + 1, 16) for always in (False, True)]
 LOW_RANK = {
-    width: LowRank(width - OVERSAMPLE, OVERSAMPLE, power=0, inner=INNER) for width in WIDTHS
+    (width, always): LowRank(
+        width - OVERSAMPLE, OVERSAMPLE, power=0, inner=INNER, always_sketch=always
+    )
+    for width, always in KINDS
+}
+DEFLATED = {
+    kind: Deflated(replace(LOW_RANK[kind], power=1, sketch=Warm()), NewtonSchulz(1, "flat"), FULL)
+    for kind in KINDS
 }
 
 
-def _map(name: str, m: int, n: int) -> PolarMap:
+def _map(name: str, m: int, n: int, always: bool = False) -> PolarMap:
     if name == "full":
         return FULL
-    return _deflated(m, n) if name == "deflated" else LOW_RANK[_width(m, n, QUARTER)]
-
-
-def _deflated(m: int, n: int) -> Deflated:
-    return DEFLATED[_width(m, n, SIXTH)]
+    if name == "deflated":
+        return DEFLATED[_width(m, n, SIXTH), always]
+    return LOW_RANK[_width(m, n, QUARTER), always]
 
 
 def _width(m: int, n: int, part: int) -> int:
@@ -130,28 +131,42 @@ def _width(m: int, n: int, part: int) -> int:
     return min(WIDEST, -(-min(m, n) // (16 * part)) * 16)
 
 
+def _sketching(name: str, m: int, n: int, device: torch.device) -> PolarMap:
+    """The map as it is where it sketches m×n matrices by itself, elsewhere one that always sketches.
+
+    A map's own rule on which shapes to sketch is for maps that a user gives. Here the estimate decides.
+    """
+    polar = _map(name, m, n)
+    return polar if polar.on(m, n, device) is polar else _map(name, m, n, always=True)
+
+
 # A dict, as torch.compile traces through functools.cache. Optimizers ask at every step.
-_CHOICES: dict[tuple[Budget, int, int, torch.device], tuple[str, str]] = {}
+_CHOICES: dict[tuple[Budget, int, int, torch.device], tuple[str, bool, str]] = {}
 
 
 @constant
-def _choice(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, str]:
-    """The name of the map for m×n matrices on ``device``, and the reason for it."""
+def _choice(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, bool, str]:
+    """The map for m×n matrices on ``device`` as in :func:`_map`, and the reason for it.
+
+    The map has to be named here: torch.compile keeps strings and numbers only.
+    """
     key = (budget, m, n, device)
     if key not in _CHOICES:
-        _CHOICES[key] = _chosen(budget, m, n, device)
+        name, why = _chosen(budget, m, n, device)
+        _CHOICES[key] = (name, _sketching(name, m, n, device) is not _map(name, m, n), why)
     return _CHOICES[key]
 
 
 def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, str]:
     if budget == "full" or min(m, n) == 0:
         return "full", "budget full" if budget == "full" else "empty"
-    sketched = ("deflated",) if budget == "balanced" else ("deflated", "low-rank")
-    # From the best to the worst; a map that would run another one on this shape is left out.
-    maps = {name: _map(name, m, n) for name in ("full", *sketched)}
+    # From the best to the worst.
+    names = ("full", "deflated") if budget == "balanced" else ("full", "deflated", "low-rank")
+    maps = {name: _sketching(name, m, n, device) for name in names}
+    # Where ℓ is the whole short side there is nothing to sketch.
     maps = {name: polar for name, polar in maps.items() if polar.on(m, n, device) is polar}
     if len(maps) == 1:
-        return "full", f"{_deflated(m, n).full_space_reason(m, n, device)}"
+        return "full", f"ℓ={_width(m, n, SIXTH)} ≥ {min(m, n)}"
     on = figures_of(device)
     times = {name: seconds(polar, m, n, on, MATRICES) for name, polar in maps.items()}
     adamw = adamw_seconds(m, n, on, MATRICES)
@@ -163,6 +178,7 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
         if time < WORTH * shortest:
             best, shortest = name, time
     if best == "full":
-        other = min(time for name, time in times.items() if name != "full")
-        return best, f"a sketch would take {other / shortest:.2f} × as long"
+        ratio = min(time for name, time in times.items() if name != "full") / shortest
+        margin = ", and has to save a tenth" if ratio < 1 else ""
+        return best, f"a sketch would take {ratio:.2f} × as long{margin}"
     return best, f"about {shortest / times['full']:.2f} × full space"

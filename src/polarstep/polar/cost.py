@@ -112,8 +112,9 @@ DEVICES: dict[str, Device] = {
     "H200": _gpu(989, 4.8, 1.9),
     "H100": _gpu(989, 3.35, 1.9),
     "A100": _gpu(312, 2.0),
-    # GPUs without a row here. Only ratios decide, and they differ little from those of an A100.
-    "cuda": _gpu(200, 1.2),
+    # GPUs without a row here are taken to be an H200 without products in eight bits. Launches are a
+    # larger part of the time there than on slower GPUs: a sketch that pays here pays on those, too.
+    "cuda": _gpu(989, 4.8),
     # Two cores of a server, results/step-cost/cpu.json: full-space steps, inner iterations, momentum,
     # AdamW. More cores have more of each. Time of an operation: with it Deflated and full space break
     # even at 128 to 192 rows, as measured.
@@ -191,10 +192,14 @@ def _iteration(polynomials: tuple[Polynomial, ...], m: int, n: int, on: Device) 
 
 
 def _products(forms: int, squares: int, m: int, n: int, on: Device) -> Cost:
-    """``forms`` pairs of XXᵀ and a product with X, and ``squares`` symmetric m×m products."""
+    """``forms`` pairs of XXᵀ and a product with X, and ``squares`` symmetric m×m products.
+
+    Fewer rows than 512 have a lower rate, but never take longer than 512 rows would.
+    """
     if m < NARROW:
         flops = forms * 4 * m * m * n + squares * 2 * m**3
-        return Cost(flops / on.narrow, 2 * forms + squares)
+        narrow = Cost(flops / on.narrow, 2 * forms + squares)
+        return min(narrow, _products(forms, squares, NARROW, n, on), key=lambda cost: cost.seconds)
     form = on.product(2 * on.halved * m * m * n, m * n)
     square = on.product(2 * on.halved * m**3, 2 * m * m)
     apply = on.product(2 * m * m * n, 2 * m * n)

@@ -53,7 +53,8 @@ class Products(Deflating):
     symmetric_from = 512
     # How a basis of float32 columns is made (polarstep.polar.orthonormal).
     orthonormalization = "products"
-    # The fewest rows of a matrix for which a sketch is worth its launches.
+    # The fewest rows of a matrix for which a LowRank map that a user gives is worth its launches. Auto
+    # does not ask for it, but estimates what a step takes.
     sketched_from = 0
 
     # Precision and alignment.

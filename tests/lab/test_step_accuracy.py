@@ -1,0 +1,54 @@
+"""benchmarks/step_accuracy.py: which maps it measures, and that each of them runs."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+import polarstep as ps
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield importlib.import_module("step_accuracy")
+
+
+def test_every_kind_of_map_is_there_also_with_normalized_rows(accuracy):
+    maps = accuracy.maps(200, 768)
+    rows = {type(polar) for name, polar in maps.items() if name.endswith(accuracy.ROWS)}
+    assert rows == {ps.NewtonSchulz, ps.LowRank, ps.Deflated}
+    deflated = [polar for polar in maps.values() if isinstance(polar, ps.Deflated)]
+    assert {None if polar.rest is None else polar.rest.steps for polar in deflated} == {None, 1, 2}
+    heads = {(type(polar.head.sketch), polar.head.keep) for polar in deflated}
+    assert heads == {(ps.Gaussian, 1), (ps.Gaussian, 4), (ps.Kaczmarz, 1), (ps.Warm, 1)}
+    assert all(len(name) <= 50 for name in maps)  # the width of the column
+
+
+def test_maps_that_carry_something_are_followed_over_steps(accuracy):
+    maps = accuracy.maps(200, 768)
+    names = accuracy.carrying(maps)
+    assert {"warm", "Gaussian h=0, kept 4 steps", "Deflated h=1, scaled"} <= set(names)
+    assert not {"full space, PolarExpress 5", "Gaussian h=0", "Deflated h=1, one step"} & set(names)
+
+
+def test_the_record_has_no_map_that_is_not_measured_any_more(accuracy):
+    quality = importlib.import_module("docs_quality")
+    assert {row.name for row in quality.applied()} <= set(accuracy.maps(200, 768))
+
+
+def test_a_zero_and_a_rank_deficient_matrix_pass_through_every_map(accuracy):
+    cpu, matrices = torch.device("cpu"), accuracy.synthetic(48, 64)
+    cases = {name: accuracy.Case(M, 8, cpu) for name, M in matrices.items()}
+    for name, polar in accuracy.maps(8, 48).items():
+        *_, updates = accuracy.applied(name, polar, [matrices] * 2, cpu)
+        for what, case in cases.items():
+            gamma, _, nu = case.measure(updates[what])  # raises unless T is finite, and T(0) = 0
+            assert -0.3 < gamma < 1, (name, what)
+            assert nu < 0.8, (name, what)
