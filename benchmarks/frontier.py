@@ -78,6 +78,7 @@ def maps() -> dict[str, tuple[str, Any]]:
     import polarstep as ps
     from apart import Apart
     from every_second import EverySecond
+    from kept_weight import KeptWeight
     from polarstep.polar.coefficients import polar_express
 
     def head(rank: int, power: float = 1, **options: Any) -> ps.LowRank:
@@ -114,6 +115,11 @@ def maps() -> dict[str, tuple[str, Any]]:
                 Apart(ps.Deflated(head(rank, sketch=ps.Warm()), steps)),
             )
     warm = ps.Deflated(head(120, sketch=ps.Warm()), flat)
+    for every in (2, 4):
+        found[f"kept-weight-{every}"] = (
+            f"full space, PolarExpress 5, its weight kept for {every} steps, capped",
+            KeptWeight(every, "capped"),
+        )
     found["scaled-120-warm"] = ("120+8, warm, rest scaled", ps.Deflated(warm.head))
     found |= {
         "lift-120-warm/2": (

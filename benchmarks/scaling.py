@@ -10,8 +10,8 @@ stretched to the length of the run. Runs are made in the order of ``plan``. A ru
 that would probably end later.
 
 ℓ is the same part of the width at every width: a sixth for the deflated map, as with ``polar="auto"``,
-and 27% for the low-rank map. Both sketch at every width, although on a GPU the library takes full space
-below 768 rows. Deflated maps with ℓ = a twelfth, and of rank 48 with a smaller δ, have runs and are not
+and 27% for the low-rank map. Both sketch at every width, although ``auto`` takes full space for narrow
+matrices. Deflated maps with ℓ = a twelfth, and of rank 48 with a smaller δ, have runs and are not
 run again.
 """
 

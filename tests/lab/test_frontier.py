@@ -495,3 +495,57 @@ def test_steps_apart_resume_bit_for_bit(frontier, apart):
             parameter.grad = grad.clone()
             each.step()
     assert torch.equal(p, other)
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24)])
+def test_a_kept_weight_is_that_of_an_earlier_step(frontier, shape):
+    """Full space where W is new; with the old W in between, and ‖T‖_op near one if capped."""
+    import polarstep as ps
+    from polarstep.polar import Carry, Draw
+
+    kept_weight = importlib.import_module("kept_weight")
+    full, generator = ps.NewtonSchulz(5, "polar-express"), torch.Generator().manual_seed(0)
+    first, second = (torch.randn(3, *shape, generator=generator) for _ in range(2))
+    for form in ("plain", "capped"):
+        polar = kept_weight.KeptWeight(2, form)
+        step, carry = polar.step(first, Carry(), Draw())
+        T = step.multiplied_out()
+        wanted = full(first)
+        if form == "capped":  # by a norm that is estimated
+            T, wanted = (X / torch.linalg.matrix_norm(X, keepdim=True) for X in (T, wanted))
+        assert torch.allclose(T, wanted, atol=1e-3)
+        wide = second if shape[0] < shape[1] else second.mT
+        between, carry = polar.step(second, carry, Draw())
+        T = between.multiplied_out()
+        T = T if shape[0] < shape[1] else T.mT
+        assert (torch.linalg.matrix_norm(T - full(wide)) > 1).all()  # another W than its own
+        if form == "plain":
+            old = first if shape[0] < shape[1] else first.mT
+            W = full(old) @ torch.linalg.pinv(old / torch.linalg.matrix_norm(old, keepdim=True))
+            assert torch.allclose(
+                T, W @ (wide / torch.linalg.matrix_norm(wide, keepdim=True)), atol=2e-3
+            )
+        else:
+            assert (torch.linalg.matrix_norm(T, 2) <= 1.05).all()
+        again, _ = polar.step(second, carry, Draw())  # the turn of a new W
+        assert torch.allclose(again.multiplied_out(), polar(second), atol=1e-5)
+    assert not polar.resumes(carry, 16, 40)
+
+
+def test_toy_ideas_are_run_once_and_compared_with_full_space(
+    modules, tmp_path, monkeypatch, capsys
+):
+    ideas = importlib.import_module("toy_ideas")
+    monkeypatch.setattr(ideas, "STEPS", 2)
+    text, out = tmp_path / "text.txt", tmp_path / "runs.jsonl"
+    text.write_text("what was tried and measured. " * 100, encoding="utf-8")
+    asked = ("run", text, "--maps", "full,kept2-capped,apart", "--seeds", "0", "--out", out)
+    called(ideas, monkeypatch, *asked)
+    assert len(read_lines(out)) == 3
+    called(ideas, monkeypatch, *asked)
+    assert len(read_lines(out)) == 3
+    capsys.readouterr()
+    called(ideas, monkeypatch, "table", out)
+    assert "| full space, PolarExpress 5 |" in capsys.readouterr().out
+    made = "\n".join(ideas.table(read_lines(ROOT / "results/toy-ideas/runs.jsonl")))
+    assert (ROOT / "results/toy-ideas/summary.md").read_text(encoding="utf-8").rstrip("\n") == made

@@ -223,7 +223,7 @@ def _by_powers(T: Tensor) -> Tensor:
 def _norm_of_basis(factors: Factors) -> Tensor:
     """A bound on ‖Q‖_op, where Q was made in 16 bits and is orthonormal to two digits.
 
-    An eigenvalue λ of QᵀQ is near one, or zero for a direction that M does not have. With F = (QᵀQ)² − QᵀQ
+    An eigenvalue λ of G = QᵀQ is near one, or zero for a direction that M does not have. For F = G² − G
     it has λ² − λ ≤ ‖F‖_op, so that ‖F‖_op, which is about |λ − 1|, bounds the largest λ.
     """
     Q = factors.columns[..., : factors.width].float()
