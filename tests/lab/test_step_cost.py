@@ -277,7 +277,7 @@ def test_the_page_of_prices_has_a_command_for_every_record_and_it_can_be_run(ste
             names = [
                 name
                 for name, _ in step.optimizers.optimizers(
-                    [], 200, 8, torch.device("cuda"), others=False
+                    [torch.zeros(768, 768)], 200, 8, torch.device("cuda"), others=False
                 )
             ]
             assert set(options.optimizer) < set(names)
