@@ -164,6 +164,11 @@ def judged_by(*trained: tuple[str, float]) -> str:
     return TEST if have else WHOLE
 
 
+def _choosing_text(judged: str) -> str:
+    """The text that chooses rates for runs that are judged by ``judged``."""
+    return VALIDATION if judged == TEST else WHOLE
+
+
 def quality(trained: tuple[str, float], base: tuple[str, float] = BASE) -> Change:
     """Perplexity against that of ``base`` on the same seeds, in percent.
 
@@ -212,7 +217,7 @@ def at_chosen_rates(name: str) -> AtChosenRates | None:
     runs, full = reported(found[name, rate]), found[FULL, base]
     if not runs.keys() & full.keys():
         return None
-    seen = perplexities(VALIDATION if text == TEST else WHOLE)
+    seen = perplexities(_choosing_text(text))
     tried = {lr: seen[each, lr][CHOICE] for each, lr in choosing if each == name}
     return AtChosenRates(rate, tried, percent(runs, full), text)
 
@@ -232,8 +237,8 @@ def best_run(name: str) -> tuple[str, float] | None:
     from frontier import CHOICE
 
     found = [run for each in (name, f"{name}+warmup") if (run := _best_rate_of(each))]
-    text = VALIDATION if judged_by(*found) == TEST else WHOLE
-    on_choice = {run: perplexities(text)[run].get(CHOICE, math.inf) for run in found}
+    seen = perplexities(_choosing_text(judged_by(*found)))
+    on_choice = {run: seen[run].get(CHOICE, math.inf) for run in found}
     return min(found, key=lambda run: on_choice[run], default=None)
 
 

@@ -245,11 +245,7 @@ def run(
     times = []
     for step in range(steps):
         done = step / steps
-        factor = rate_factor(done, warm_up)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor
-            if key in group and group.get("algorithm", "muon") == "muon":
-                group[key] = 0.85 + 0.1 * min(1.0, done / 0.1)
+        schedule(optimizer, rates, done, warm_up, key)
         loss = summed(order[SEQUENCES * step : SEQUENCES * (step + 1)], train)
         (loss / (SEQUENCES * LENGTH)).backward()
         if on_gpu and timed and step % 100 == 50:
@@ -270,6 +266,24 @@ def run(
         losses = [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in windows]
     row |= perplexities_of(losses) | measured(optimizer)
     return row | ({"ms": statistics.median(times)} if times else {}) | made_with(name, device)
+
+
+def schedule(
+    optimizer: torch.optim.Optimizer,
+    rates: Sequence[float],
+    done: float,
+    warm_up: float = 0.0,
+    momentum: str | None = "momentum",
+) -> None:
+    """Set rates and momentum after a part ``done`` of a run.
+
+    ``rates`` are the groups' highest, and ``momentum`` what groups of hidden matrices call theirs.
+    """
+    factor = rate_factor(done, warm_up)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+        if momentum in group and group.get("algorithm", "muon") == "muon":
+            group[momentum] = 0.85 + 0.1 * min(1.0, done / 0.1)
 
 
 def rate_factor(done: float, warm_up: float = 0.0) -> float:

@@ -26,7 +26,7 @@ import polarstep as ps
 from apart import Apart
 from differences import percent
 from every_second import EverySecond
-from frontier import append, rate_factor
+from frontier import append, schedule
 from kept_weight import KeptWeight
 from polarstep.storage import read_lines
 from polarstep_lab.models.gpt import GPT, GPTConfig
@@ -101,11 +101,7 @@ def run(train: Tensor, val: Tensor, name: str, seed: int) -> dict[str, Any]:
         return model.loss(batch[:, :-1], batch[:, 1:])
 
     for step in range(STEPS):
-        done = step / STEPS
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * rate_factor(done)
-            if group.get("algorithm", "muon") == "muon":
-                group["momentum"] = 0.85 + 0.1 * min(1.0, done / 0.1)
+        schedule(optimizer, rates, step / STEPS)
         starts = torch.randint(len(train) - LENGTH - 1, (SEQUENCES,), generator=shuffle).tolist()
         (summed(train, starts) / (SEQUENCES * LENGTH)).backward()
         optimizer.step()
