@@ -4,6 +4,7 @@
     python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full --seeds 3 --lr 0.01,0.014,0.02
     python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full --seeds 0,1,2 --lr best
     python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps adamw,peer:torch-muon --seeds 0
+    python benchmarks/frontier.py run TRAIN.bin VAL.bin --maps full --every 100 --out curves.jsonl
     python benchmarks/frontier.py table results/frontier/runs.jsonl > results/frontier/summary.md
 
 A GPT of 5 layers × 768 sees every token once: 1500 steps of 16 × 1024 tokens are 24.6 million.
@@ -214,11 +215,14 @@ def run(
     polar: Any = None,
     measured: Callable[[Any], dict[str, Any]] = lambda optimizer: {},
     timed: bool = True,
+    every: int = 0,
 ) -> dict[str, Any]:
     """Train a GPT of :data:`LAYERS` layers once, on the device of the tokens.
 
     ``name`` and ``polar`` are those of :func:`optimizer_of`. What ``measured`` returns for the optimizer
-    after the last step is added to the record. Steps are ``timed`` on a GPU only.
+    after the last step is added to the record. Steps are ``timed`` on a GPU only. With ``every`` the
+    record has a ``curve``, the perplexity on validation text after so many steps again and again, and
+    ``step_ms``, the time of a whole step in the median of the stretches between.
     """
     import torch
 
@@ -242,7 +246,19 @@ def run(
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             return model.loss(batch[:, :-1], batch[:, 1:], **wrap)
 
-    times = []
+    count = (len(val) - 1) // LENGTH // SEQUENCES
+
+    def mean_losses(batches: int) -> list[float]:
+        """The mean loss of each of the first batches of held-out text."""
+        with torch.no_grad():
+            windows = torch.arange(batches * SEQUENCES, device=device).split(SEQUENCES)
+            return [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in windows]
+
+    times: list[float] = []
+    curve: list[tuple[int, float]] = []
+    stretches: list[float] = []
+    wait = torch.cuda.synchronize if on_gpu else (lambda: None)
+    began = time.perf_counter()
     for step in range(steps):
         done = step / steps
         schedule(optimizer, rates, done, warm_up, key)
@@ -259,13 +275,17 @@ def run(
         else:
             optimizer.step()
         optimizer.zero_grad(set_to_none=False)
+        if every and (step + 1) % every == 0:
+            wait()
+            stretches.append(1000 * (time.perf_counter() - began) / every)
+            curve.append((step + 1, math.exp(statistics.fmean(mean_losses(count // 2)))))
+            wait()
+            began = time.perf_counter()
     row = {"map": name, "seed": seed, "lr": lr, "steps": steps, "width": width}
-    count = (len(val) - 1) // LENGTH // SEQUENCES
-    with torch.no_grad():
-        windows = torch.arange(count * SEQUENCES, device=device).split(SEQUENCES)
-        losses = [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in windows]
-    row |= perplexities_of(losses) | measured(optimizer)
-    return row | ({"ms": statistics.median(times)} if times else {}) | made_with(name, device)
+    row |= perplexities_of(mean_losses(count)) | measured(optimizer)
+    row |= {"ms": statistics.median(times)} if times else {}
+    row |= {"step_ms": statistics.median(stretches), "curve": curve} if every else {}
+    return row | made_with(name, device)
 
 
 def schedule(
@@ -427,6 +447,9 @@ def main() -> None:
     train.add_argument(
         "--untimed", action="store_true", help="other runs share the GPU: leave out ms"
     )
+    train.add_argument(
+        "--every", type=int, default=0, help="record validation perplexity after so many steps"
+    )
     train.add_argument("--out", type=Path, default=Path("frontier.jsonl"))
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()
@@ -446,7 +469,8 @@ def main() -> None:
                     print(f"{name}, seed {seed}, rate {lr:g}: in {options.out}", flush=True)
                     continue
                 shape = (options.steps, options.width)
-                row = run(data, held_out, name, seed, lr, *shape, timed=not options.untimed)
+                how = {"timed": not options.untimed, "every": options.every}
+                row = run(data, held_out, name, seed, lr, *shape, **how)
                 append(options.out, row)
                 print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
 

@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = Path(__file__).with_name("step_cost.py")
 # The time of a step as its caller sees it, and on a GPU also that of its graphs alone.
 KINDS = ("ms", "device_ms")
+PACKAGE = "package: "
+"""How the line begins on which ``step_cost.py`` prints the package that it measures."""
 
 Key = tuple[str, str]  # workload and optimizer
 
@@ -83,9 +85,11 @@ def _steps_of(root: Path, names: list[str], options: list[str]) -> dict[Key, dic
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} with {source} failed:\n{done.stderr}")
         record = read_json(out)
-    if not Path(record["package"]).is_relative_to(source):
+    lines = done.stdout.splitlines()
+    (package,) = (line.removeprefix(PACKAGE) for line in lines if line.startswith(PACKAGE))
+    if not Path(package).is_relative_to(source):
         raise RuntimeError(
-            f"the steps were measured with {record['package']}: expected the package under {source}; "
+            f"the steps were measured with {package}: expected the package under {source}; "
             "give --beside the root of a checkout, which has src/polarstep"
         )
     return {(row["workload"], row["optimizer"]): row for row in record["steps"]}

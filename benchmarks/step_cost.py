@@ -43,7 +43,7 @@ import torch
 # that those versions may lack are imported where they are used.
 import polarstep as ps
 from polarstep.storage import read_json, write_json
-from step_beside import beside
+from step_beside import PACKAGE, beside
 from step_phases import floor, phases, rates
 from step_sweeps import exponent, sweeps
 from step_times import UnknownOptimizer, whole_steps
@@ -124,11 +124,13 @@ def _beside(options: argparse.Namespace, names: list[str], device: torch.device)
 def _only_steps(
     workloads: dict[str, Workload], device: torch.device, *, only: list[str] | None
 ) -> dict[str, Any]:
-    """Whole steps of AdamW and our optimizers, and where the measured package is."""
+    """Whole steps of AdamW and our optimizers. Prints where the measured package is."""
+    print(machine(device))
+    print(f"{PACKAGE}{Path(ps.__file__).resolve()}", flush=True)
     steps = []
     for name, workload in workloads.items():
         steps += whole_steps(name, workload, device, others=False, only=only)
-    return {"package": str(Path(ps.__file__).resolve()), "steps": steps}
+    return {"machine": machine(device), "steps": steps}
 
 
 def _everything(

@@ -180,6 +180,21 @@ def test_a_run_is_made_once_and_its_rate_may_be_chosen(frontier, small, monkeypa
         called(frontier, monkeypatch, "run", *shards, "--maps", "low-rank", "--lr", "best", *where)
 
 
+def test_a_curve_ends_at_the_validation_half_and_leaves_the_run_as_it_was(
+    frontier, small, monkeypatch
+):
+    shards = (small / "train.bin", small / "val.bin")
+    plain, curved = small / "plain.jsonl", small / "curved.jsonl"
+    asked = ("--maps", "lift-48-warm", "--seeds", 0, "--device", "cpu", "--width", 32, "--steps", 4)
+    called(frontier, monkeypatch, "run", *shards, *asked, "--out", plain)
+    called(frontier, monkeypatch, "run", *shards, *asked, "--out", curved, "--every", 2)
+    ((before,), (row,)) = (read_lines(path) for path in (plain, curved))
+    assert row["step_ms"] > 0
+    assert [step for step, _ in row["curve"]] == [2, 4]
+    assert row["curve"][-1][1] == row["validation"] != row["curve"][0][1]
+    assert before == {key: row[key] for key in row if key not in ("curve", "step_ms")}
+
+
 def test_too_short_a_shard_is_refused(frontier, small, monkeypatch):
     shards = (small / "train.bin", small / "val.bin")
     with pytest.raises(SystemExit, match="has 200 tokens: expected 3,201; lower --steps"):

@@ -42,10 +42,10 @@ def command(step, tmp_path, monkeypatch):
     return run
 
 
-def test_only_steps_measures_adamw_and_the_optimizers_asked_for(command):
+def test_only_steps_measures_adamw_and_the_optimizers_asked_for(command, capsys):
     record = command("--only-steps", "--optimizer=auto")
-    assert record.keys() == {"package", "steps"}
-    assert Path(record["package"]) == Path(ps.__file__).resolve()
+    assert record.keys() == {"machine", "steps"}
+    assert f"package: {Path(ps.__file__).resolve()}\n" in capsys.readouterr().out
     assert [row["optimizer"] for row in record["steps"]] == ["AdamW, fused", "auto"]
     adamw, auto = record["steps"]
     assert adamw.keys() == auto.keys() == {"workload", "optimizer", "ms", "ratio"}
@@ -224,9 +224,10 @@ def child(step, monkeypatch):
 
     def answer(package, returncode=0):
         def run(command, env, **_):
-            text = json.dumps({"package": str(package), "steps": []})
-            Path(command[command.index("--json") + 1]).write_text(text, encoding="utf-8")
-            return subprocess.CompletedProcess(command, returncode, "", "no such device")
+            out = Path(command[command.index("--json") + 1])
+            out.write_text(json.dumps({"steps": []}), encoding="utf-8")
+            said = f"a CPU\npackage: {package}\n"
+            return subprocess.CompletedProcess(command, returncode, said, "no such device")
 
         monkeypatch.setattr(step.beside.subprocess, "run", run)
 
