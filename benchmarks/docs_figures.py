@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
+import docs_over_time
 from docs_ablations import ablations
 from docs_quality import (
     ROOT,
@@ -18,7 +18,7 @@ from docs_quality import (
     steps,
     weighed,
 )
-from docs_svg import Box, Frame, even_ticks, multiples, percent, svg, text
+from docs_svg import Box, Frame, multiples, percent, short_name, svg, text
 
 
 def step_cost() -> str:
@@ -62,7 +62,7 @@ def frontier() -> str:
     }
     known = [each for each, found in all_known.items() if LOWEST < found.value < HIGHEST]
     above = [
-        f"{_short(each)} {found.told(unit='%')}"
+        f"{short_name(each.title)} {found.told(unit='%')}"
         for each, found in all_known.items()
         if found.value >= HIGHEST
     ]
@@ -86,7 +86,7 @@ def frontier() -> str:
         for each in points:
             shapes += _mark(frame, each, load)
         bars = [bar for each in points if (bar := _bar(frame, each, load))]
-        marks = [(*_place(frame, each, load), _short(each)) for each in points]
+        marks = [(*_place(frame, each, load), short_name(each.title)) for each in points]
         shapes += frame.names(marks, beside=bars)
     seeds = len(reported(perplexities()["full", 0.014]))
     note = (
@@ -130,32 +130,6 @@ def _mark(frame: Frame, each: Weighed, load: str) -> list[str]:
     kind = f"hollow{other}" if one_seed else "other" if other else "low"
     shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" class="{kind}"/>')
     return shapes
-
-
-def _short(each: Weighed) -> str:
-    """The name of a map or a peer beside its mark."""
-    name = each.title.split(", trained")[0].replace("`", "")
-    return SHORT.get(name, name)
-
-
-SHORT = {
-    "full space, NormalizedRows": "full space + rows",
-    "full space, fan-ratio": "full space + fan-ratio",
-    "Deflated, warm, a sixth": "Deflated 1/6",
-    "Deflated, warm, a sixth, NormalizedRows": "Deflated 1/6 + rows",
-    "Deflated, warm, a sixth, NormalizedRows, fan-ratio": "1/6 + rows + fan-ratio",
-    "Deflated, warm, a twelfth": "Deflated 1/12",
-    "Deflated, warm, a twelfth, NormalizedRows": "Deflated 1/12 + rows",
-    "torch.optim.Muon": "torch",
-    "Muon of K. Jordan": "Jordan",
-    "Muon of dion": "dion",
-    "NorMuon of dion": "NorMuon",
-    "Dion2 (a quarter of the rows)": "Dion2",
-    "Dion3 (a quarter of the rows)": "Dion3",
-    "SOAP of pytorch_optimizer": "SOAP",
-    "AdamW, head at the rate of the matrices": "AdamW, one rate",
-}
-"""Names in the figure that are shorter than in the tables."""
 
 
 def gaps() -> str:
@@ -210,86 +184,6 @@ def gaps() -> str:
     return svg(width, height, "Perplexity against full space over tokens and width", shapes)
 
 
-HEIGHT_OF_TIMES = 1.5
-"""The highest perplexity of the figure over time, in parts of the one that full space ends with."""
-
-
-def over_time() -> str:
-    """Validation perplexity over the time of the long run, one line for each row of the study."""
-    import docs_long_run as study
-    from long_run import SHOWN
-
-    lines = {}
-    for row in SHOWN:
-        if found := study.tests(row.slug):
-            lines[row.slug] = study.seconds(study.runs()[row.slug][min(found)])
-    full = lines[study.BASE][-1][1]
-    ends = [points[-1][1] for points in lines.values()]
-    y = (0.97 * min(ends), HEIGHT_OF_TIMES * full)
-    last = max(points[-1][0] for points in lines.values()) / 60
-    inside = {slug: _under(points, y[1]) for slug, points in lines.items()}
-    first = min(part[0][0] for part in inside.values() if part) / 60
-    width, height = 760, 430
-    frame = Frame(52, 50, 540, height - 72, (0.95 * first, 1.02 * last), y, linear=True)
-    shapes = [text(0, 20, "Validation perplexity over the time of training", kind="title")]
-    shapes += frame.axes(even_ticks(y), even_ticks(frame.x), "minutes of training steps")
-    named = []
-    for row in SHOWN:
-        part = inside.get(row.slug)
-        if not part:
-            continue
-        spots = [frame.at(x / 60, value) for x, value in part]
-        path = "L".join(f"{x:.1f} {up:.1f}" for x, up in spots)
-        other = "" if row.method.randomized else " other"
-        kind = " full" if row.slug == study.BASE else other
-        dashes = ' stroke-dasharray="5 3"' if row.method.peer else ""
-        shapes.append(f'<path d="M{path}" class="line{kind}"{dashes}/>')
-        named.append((spots[-1][1], f"{_brief(row.title)}, {part[-1][1]:.1f}", spots[-1][0]))
-    named.sort()
-    room = frame.bottom - 13 * len(named)  # so that the lowest name is still inside the frame
-    below = -math.inf
-    for k, (at, words, x) in enumerate(named):
-        below = max(min(at, room + 13 * (k + 1)), below + 13)
-        shapes.append(
-            f'<path d="M{x + 3:.1f} {at:.1f}L{frame.right + 14} {below:.1f}" class="grid"/>'
-        )
-        shapes.append(text(frame.right + 18, below + 4, words, kind="small"))
-    outside = [
-        f"{_brief(row.title)} ({lines[row.slug][-1][1]:.1f})"
-        for row in SHOWN
-        if row.slug in lines and not inside[row.slug]
-    ]
-    note = f"One seed of each method, {study.million_tokens():.1f}M tokens. "
-    note += "Blue: maps that sketch. Thick: full space."
-    if any(row.method.peer for row in SHOWN if row.slug in lines):
-        note += " Dashed: other libraries."
-    shapes.append(text(0, height - 8, note, kind="small"))
-    if outside:
-        height += 14
-        words = f"Above the figure: {', '.join(outside)}."
-        shapes.append(text(0, height - 8, words, kind="small"))
-    return svg(width, height, "Validation perplexity over the time of training", shapes)
-
-
-def _under(points: Sequence[tuple[float, float]], top: float) -> list[tuple[float, float]]:
-    """The last part of a falling line that is not above ``top``, from where it crosses ``top`` on."""
-    above = [k for k, (_, value) in enumerate(points) if value > top]
-    if not above:
-        return [*points]
-    k = above[-1]
-    if k + 1 == len(points):
-        return []
-    (x0, y0), (x1, y1) = points[k], points[k + 1]
-    return [(x0 + (x1 - x0) * (y0 - top) / (y0 - y1), top), *points[k + 1 :]]
-
-
-def _brief(name: str) -> str:
-    """The name of a method beside its line."""
-    name = name.replace("PolarExpress 5", "full space").replace(", normalized rows", " + rows")
-    name = name.replace("normalized rows", "+ rows").replace("Deflated Muon", "Deflated")
-    return SHORT.get(name, name)
-
-
 GAPS = "results/scaling/runs.jsonl"
 LONG_RUN = "results/long-run/table/records.jsonl"
 FIGURES = {
@@ -300,4 +194,6 @@ FIGURES = {
 if (ROOT / GAPS).exists():
     FIGURES["docs/assets/gaps.svg"] = gaps
 if (ROOT / LONG_RUN).exists():
-    FIGURES["docs/assets/over-time.svg"] = over_time
+    FIGURES["docs/assets/over-time.svg"] = docs_over_time.long_run
+if (ROOT / docs_over_time.CURVES).exists():
+    FIGURES["docs/assets/frontier-over-time.svg"] = docs_over_time.frontier

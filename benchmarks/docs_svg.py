@@ -61,6 +61,13 @@ def even_ticks(between: tuple[float, float]) -> dict[float, str]:
     return {value: f"{value:.{decimals}f}" for value in multiples(unit, between)}
 
 
+def round_ticks(between: tuple[float, float]) -> dict[float, str]:
+    """Round values of a logarithmic axis, each with its label: 1, 2, 3, 4, 5, 7, 10, 20 and so on."""
+    powers = range(math.floor(math.log10(between[0])), math.ceil(math.log10(between[1])) + 1)
+    values = (digit * 10.0**power for power in powers for digit in (1, 2, 3, 4, 5, 7))
+    return {value: f"{value:g}" for value in values if between[0] <= value <= between[1]}
+
+
 @dataclass(frozen=True)
 class Frame:
     """A plot's area, and where a value lies in it."""
@@ -165,3 +172,29 @@ def _box(x: float, y: float, name: str, place: tuple[int, int, str]) -> Box:
 def meet(a: Box, b: Box) -> bool:
     """Whether two boxes have a point in common."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def short_name(title: str) -> str:
+    """The name of a map or an optimizer in a figure, from its title in the tables."""
+    name = title.split(", trained")[0].replace("`", "")
+    return SHORT.get(name, name)
+
+
+SHORT = {
+    "full space, NormalizedRows": "full space + rows",
+    "full space, fan-ratio": "full space + fan-ratio",
+    "Deflated, warm, a sixth": "Deflated 1/6",
+    "Deflated, warm, a sixth, NormalizedRows": "Deflated 1/6 + rows",
+    "Deflated, warm, a sixth, NormalizedRows, fan-ratio": "1/6 + rows + fan-ratio",
+    "Deflated, warm, a twelfth": "Deflated 1/12",
+    "Deflated, warm, a twelfth, NormalizedRows": "Deflated 1/12 + rows",
+    "torch.optim.Muon": "torch",
+    "Muon of K. Jordan": "Jordan",
+    "Muon of dion": "dion",
+    "NorMuon of dion": "NorMuon",
+    "Dion2 (a quarter of the rows)": "Dion2",
+    "Dion3 (a quarter of the rows)": "Dion3",
+    "SOAP of pytorch_optimizer": "SOAP",
+    "AdamW, head at the rate of the matrices": "AdamW, one rate",
+}
+"""Names in the figures that are shorter than in the tables."""

@@ -6,6 +6,7 @@ subject:
 
     cost        what a step costs, against AdamW's and against other libraries'
     quality     perplexity after 24.6 million tokens, against full space
+    over_time   how long those runs take, and when they reach a perplexity
     scaling     how that gap changes with the tokens and with the width
     cifar10     accuracy on CIFAR-10
     short_runs  the GPT of ``nanogpt-small`` at several rates, on 6.6 million tokens
@@ -23,6 +24,7 @@ from docs_claims import (
     adaptive,
     cifar10,
     cost,
+    over_time,
     quality,
     scaling,
     short_runs,
@@ -32,8 +34,8 @@ from docs_claims import (
 from docs_claims.words import CLAIMS
 
 __all__ = [
-    "CLAIMS", "ablations", "adaptive", "cifar10", "cost", "made", "quality", "scaling", "short_runs",
-    "theory", "wiki",
+    "CLAIMS", "ablations", "adaptive", "cifar10", "cost", "made", "over_time", "quality", "scaling",
+    "short_runs", "theory", "wiki",
 ]  # fmt: skip
 
 

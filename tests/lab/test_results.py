@@ -311,25 +311,47 @@ def test_the_commands_under_our_maps_on_cifar10_make_the_runs_of_their_tables():
         assert made == recorded
 
 
-def test_the_commands_of_which_map_make_the_runs_of_the_frontier():
-    """All but those of earlier versions of a map, which the page says cannot be repeated."""
+def runs_of_which_map(out):
+    """Map, rate and seed of the runs that commands of docs/which.md write to a file, and how often.
+
+    ``None`` stands for commands that name no file. How often is after how many steps they evaluate.
+    """
     page = (ROOT / "docs/which.md").read_text()
     made = set()
     for command in re.findall(r"benchmarks/frontier.py run (?:[^`\n\\]|\\\n)*", page):
         words = shlex.split(command.replace("\\\n", " "))
-        maps, rates, seeds = (
-            words[words.index(option) + 1].split(",") for option in ("--maps", "--lr", "--seeds")
-        )
-        made |= {
-            (name, float(rate), int(seed)) for name in maps for rate in rates for seed in seeds
-        }
+        options = dict(itertools.pairwise(words))
+        if options.get("--out") == out:
+            maps, rates, seeds = (options[key].split(",") for key in ("--maps", "--lr", "--seeds"))
+            made |= {
+                (name, float(rate), int(seed), int(options.get("--every", 0)))
+                for name in maps
+                for rate in rates
+                for seed in seeds
+            }
+    return made
+
+
+def test_the_commands_of_which_map_make_the_runs_of_the_frontier():
+    """All but those of earlier versions of a map, which the page says cannot be repeated."""
     earlier = ("flat-", "joint-", "apart-", "scaled", "jordan-")
     recorded = {
-        (run["map"], run["lr"], run["seed"])
+        (run["map"], run["lr"], run["seed"], 0)
         for run in read_lines(ROOT / "results/frontier/runs.jsonl")
         if not run["map"].startswith(earlier)
     }
-    assert made == recorded
+    assert runs_of_which_map(None) == recorded
+
+
+CURVES = ROOT / "results/frontier/curves.jsonl"
+"""May be absent; then the page has no command that makes it, and no figure and claims of it."""
+
+
+def test_the_commands_of_which_map_make_the_curves():
+    recorded = read_lines(CURVES) if CURVES.exists() else []
+    made = [(run["map"], run["lr"], run["seed"], run["curve"][0][0]) for run in recorded]
+    assert runs_of_which_map("curves.jsonl") == set(made)
+    assert len(made) == len(set(made))
 
 
 def test_the_text_of_the_runs_is_described_by_length_and_by_the_days_it_names(module):
@@ -595,7 +617,7 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
 @pytest.fixture
 def long_run(module, tmp_path, monkeypatch):
     """``docs_long_run`` with archives of its own: full space and the paper's sketch have two seeds."""
-    names = ("docs_long_run", "docs_figures", "long_run")
+    names = ("docs_long_run", "docs_over_time", "long_run")
     found, figures, study = map(importlib.import_module, names)
     for slug, seed, final in (
         ("muon-polar-express", 1, 40.0),
@@ -704,9 +726,9 @@ def test_without_a_run_of_a_peer_no_page_speaks_of_peers(long_run, module):
     found, figures, study = long_run
     titles = [row.title for row in study.PEER_TABLE]
     assert len(titles) == 7
-    made = [*found.table(), *found.table_of_rates(), figures.over_time(), module.made("long-run")]
+    made = [*found.table(), *found.table_of_rates(), figures.long_run(), module.made("long-run")]
     assert not [title for title in titles if title in "\n".join(made)]
-    assert "dash" not in figures.over_time()
+    assert "dash" not in figures.long_run()
     assert "soap" not in module.made("long-run-missing")
 
 
@@ -716,7 +738,7 @@ def test_a_run_of_a_peer_is_a_row_a_line_and_a_column(peers_of_the_long_run, mod
     assert "| NorMuon of dion | 0.0097 | 39.00 (one seed) | −2.5% (one seed) | 2.0 |" in text
     assert "| SOAP of pytorch_optimizer | 0.00031 | 38.00 (one seed) | −5.0% (one seed) |" in text
     assert "| SOAP of pytorch_optimizer | **0.00031: 200.0**" in "\n".join(found.table_of_rates())
-    drawn = figures.over_time()
+    drawn = figures.long_run()
     assert drawn.count("stroke-dasharray") == 2
     assert "NorMuon, 39.0" in drawn
     assert "Dashed: other libraries." in drawn
@@ -760,7 +782,7 @@ def test_two_ranks_of_one_method_are_two_rows(long_run):
 
 def test_perplexity_over_time_has_a_line_for_each_row(long_run):
     found, figures, _ = long_run
-    drawn = figures.over_time()
+    drawn = figures.long_run()
     assert len(re.findall(r'class="line', drawn)) == 3
     assert drawn.count('class="line full"') == 1
     assert "Above the figure: AdamW (80.0)" in drawn
@@ -851,6 +873,182 @@ def test_auto_takes_the_deflated_map_of_the_long_run_for_its_matrices(module, mo
 def test_a_line_is_cut_where_it_crosses_the_top(long_run):
     _, figures, _ = long_run
     line = [(0.0, 90.0), (10.0, 70.0), (20.0, 50.0)]
-    assert figures._under(line, 60.0) == [(15.0, 60.0), (20.0, 50.0)]
-    assert figures._under(line, 100.0) == line
-    assert figures._under(line, 40.0) == []
+    assert figures.under(line, 60.0) == [(15.0, 60.0), (20.0, 50.0)]
+    assert figures.under(line, 100.0) == line
+    assert figures.under(line, 40.0) == []
+
+
+SECONDS_A_STEP = {
+    ("full", 0.014): 0.0235,
+    ("full+fans", 0.02): 0.0235,
+    ("lift-120-warm", 0.014): 0.0222,
+    ("lift-120-warm+rows+fans", 0.02): 0.0224,
+    ("low-rank", 0.014): 0.0220,
+    ("adamw+warmup", 0.001): 0.0212,
+    ("peer:dion-normuon", 0.014): 0.0275,
+    ("peer:torch-muon", 0.02): 0.0380,
+    ("peer:soap+warmup", 0.002): 0.0750,
+}
+"""Made up, for runs of the table."""
+
+
+def made_up_curves():
+    """Runs of the table with curves that fall to its perplexities, and the time of a step."""
+    table = [
+        run
+        for run in read_lines(ROOT / "results/frontier/runs.jsonl")
+        if (run["map"], run["lr"]) in SECONDS_A_STEP and run["seed"] == 0
+    ]
+    assert len(table) == len(SECONDS_A_STEP)
+    for run in table:
+        curve = [[step, run["validation"] * (1500 / step) ** 0.5] for step in range(100, 1501, 100)]
+        yield run | {"step_ms": 1000 * SECONDS_A_STEP[run["map"], run["lr"]], "curve": curve}
+
+
+@pytest.fixture
+def over_time(module, tmp_path, monkeypatch):
+    """``docs_over_time``, and a function that writes the records of the curves that it reads."""
+    found = importlib.import_module("docs_over_time")
+    path = tmp_path / found.CURVES
+    path.parent.mkdir(parents=True)
+    monkeypatch.setattr(found, "ROOT", tmp_path)
+
+    def write(rows):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write(made_up_curves())
+    return found, write
+
+
+def test_curves_are_whole_runs_of_a_gpu(over_time):
+    found, _ = over_time
+    records = [*found.recorded(), *(read_lines(CURVES) if CURVES.exists() else [])]
+    for run in records:
+        assert [step for step, _ in run["curve"]] == [*range(100, 1501, 100)], run["map"]
+        assert run["curve"][-1][1] == pytest.approx(run["validation"], rel=1e-4)
+        assert (run["steps"], run["width"], run["device"]) == (1500, 768, "NVIDIA H200")
+        assert run["step_ms"] > 0
+
+
+def test_the_figure_of_the_curves_is_on_its_page_where_their_record_is(module):
+    figure = "assets/frontier-over-time.svg"
+    page = (ROOT / "docs/which.md").read_text()
+    shown = f"docs/{figure}" in module.FIGURES, f"]({figure})" in page, "time-of-a-run -->" in page
+    assert shown == (CURVES.exists(),) * 3
+
+
+def test_curves_have_a_line_for_each_run_over_its_own_time(over_time):
+    found, write = over_time
+    lines = found.curves()
+    assert lines.keys() == {name for name, _ in SECONDS_A_STEP}
+    soap, full = lines["peer:soap+warmup"], lines["full"]
+    assert (soap.name, soap.kind) == ("SOAP", found.LIBRARY)
+    assert (full.name, full.kind) == ("full space", found.FULL)
+    assert lines["low-rank"].kind == lines["lift-120-warm"].kind == found.SKETCHED
+    assert lines["full+fans"].kind == lines["adamw+warmup"].kind == found.OTHER
+    assert soap.points[0][0] == pytest.approx(100 * 0.075)
+    assert soap.seconds == pytest.approx(1500 * 0.075)
+    drawn = found.frontier()
+    assert drawn.count('class="line') == len(lines)
+    assert drawn.count('class="line full"') == 1
+    assert drawn.count("stroke-dasharray") == 3
+    assert drawn.count('class="line"') == 3
+    assert "SOAP, 59.3" in drawn
+    assert "1/6 + rows + fan-ratio, 56.4" in drawn
+    assert "One seed of each method, 24.6M tokens." in drawn
+    assert "Above the figure" not in drawn
+    high = [
+        run | {"curve": [[step, 2 * value] for step, value in run["curve"]]}
+        if run["map"] == "adamw+warmup"
+        else run
+        for run in made_up_curves()
+    ]
+    write(high)
+    drawn = found.frontier()
+    assert drawn.count('class="line') == len(lines) - 1
+    assert "Above the figure: AdamW, fused (143.0)." in drawn
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lr": 0.02}, "rate 0.02, seed 0: expected a run that the tables"),
+        ({"seed": 3}, "seed 3: expected a run that the tables"),
+        ({"steps": 750}, "seed 0: expected a run that the tables"),
+        ({"map": "full+rows+fans"}, "full\\+rows\\+fans, rate 0.014, seed 0: expected a run"),
+        ({"seed": 1}, "seed 1: expected one run of each map"),
+    ],
+)
+def test_a_curve_that_is_no_run_of_the_table_is_refused(over_time, change, words):
+    found, write = over_time
+    rows = [*made_up_curves()]
+    (full,) = (row for row in rows if row["map"] == "full")
+    write([*rows, full | change])
+    with pytest.raises(ValueError, match=words):
+        found.curves()
+
+
+def test_a_line_reaches_a_perplexity_where_it_stays_below(over_time):
+    found, _ = over_time
+    line = found.Line("a", [(10.0, 80.0), (20.0, 60.0), (30.0, 70.0), (40.0, 50.0)], found.OTHER)
+    assert line.reaches(65.0) == pytest.approx(32.5)
+    assert line.reaches(90.0) == 10.0
+    assert line.reaches(49.0) is None
+    assert line.reaches(50.0) == 40.0
+
+
+def test_claims_over_time_are_in_order_and_say_that_it_is_one_seed(over_time, module):
+    names = (
+        "time-of-a-run",
+        "time-to-full-space",
+        "time-to-a-perplexity",
+        "curves-beside-the-table",
+    )
+    run, full, level, again = told = [module.made(name) for name in names]
+    for text in told:
+        assert re.search(r"n = 1|one seed", text), text
+        assert "24.6M tokens" in text, text
+    assert "AdamW, fused 31.8 s (21.2 ms a step); Deflated 1/6 33.3 s (22.2 ms a step)" in run
+    assert run.endswith("SOAP 112.5 s (75.0 ms a step)")
+    # A curve falls as 1/√step, between evaluations along a straight line.
+    assert "Full space ends at 57.6 after 35.2 s" in full
+    order = ["1/6 + rows + fan-ratio", "Deflated 1/6", "full space + fan-ratio", "NorMuon"]
+    assert re.findall(r" s by ([^;.]*)", full) == order
+    assert full.endswith("These end above it: AdamW, fused; LowRank, h = 0; torch; SOAP")
+    # Eight of nine runs end below 65, and seven below 60, which is less than four fifths.
+    assert "Most runs reach 65 (one seed" in level
+    assert level.endswith("These end above it: AdamW, fused")
+    assert "these 9 runs ended 0.0% from" in again
+    assert "1.6 of 5.6 ms with Muon of dion, 1.7 of 6.8 ms with NorMuon" in module.made(
+        "graph-of-dion"
+    )
+
+
+def test_names_near_the_ends_of_lines_meet_nothing(module):
+    svg, names = map(importlib.import_module, ("docs_svg", "docs_line_names"))
+    frame = svg.Frame(52, 50, 744, 448, (10.0, 150.0), (48.0, 86.0))
+    assert [*svg.round_ticks((10.0, 150.0)).values()] == ["10", "20", "30", "40", "50", "70", "100"]
+    lines = [
+        (f"optimizer {k}, {57 + k % 4}", [frame.at(t, 86), frame.at(3 * t, 57 + k % 4)])
+        for k, t in enumerate((10, 10.2, 10.4, 10.6, 10.8, 11, 14, 15, 16, 40))
+    ]
+    drawn = "\n".join(names.names_near(frame, lines))
+    boxes = {}
+    for x, y, anchor, words in re.findall(
+        r'x="(.*?)" y="(.*?)" text-anchor="(\w+)".*>(.*)<', drawn
+    ):
+        left = float(x) - {"start": 0.0, "end": 1.0}[anchor] * 6.4 * len(words)
+        boxes[words] = (left, float(y) - 10, left + 6.4 * len(words), float(y) + 2)
+    assert boxes.keys() == {words for words, _ in lines}
+    for first, second in itertools.combinations(boxes.values(), 2):
+        assert not svg.meet(first, second)
+    thin = [
+        ((float(a), float(b)), (float(c), float(d)))
+        for a, b, c, d in re.findall(r"M(\S+) (\S+)L(\S+) (\S+)\"", drawn)
+    ]
+    for box in boxes.values():
+        for line in (*thin, *(tuple(spots) for _, spots in lines)):
+            assert not names._enters(line, box)
+    assert names._enters(((0.0, 5.0), (10.0, 5.0)), (4.0, 4.0, 6.0, 6.0))
+    assert names._cross(((0.0, 0.0), (2.0, 2.0)), ((0.0, 2.0), (2.0, 0.0)))
+    assert not names._cross(((0.0, 0.0), (2.0, 2.0)), ((3.0, 2.0), (5.0, 0.0)))

@@ -1,0 +1,106 @@
+"""How long runs of 24.6 million tokens take, and when each reaches a perplexity.
+
+The runs are those of ``results/frontier/curves.jsonl``, one of each optimizer of ours and of other
+libraries, under the names that the figure gives them. Perplexity is that of validation text.
+"""
+
+from __future__ import annotations
+
+import math
+
+from docs_claims.words import claim
+from docs_over_time import LIBRARY, Line, curves, recorded
+from docs_quality import million_tokens, peers, perplexities, steps
+from frontier import FULL, STEPS
+
+AUTO = "lift-120-warm"
+"""The map of ``auto`` at width 768."""
+
+
+@claim
+def time_of_a_run() -> str:
+    """The time of all steps with AdamW, with maps of ours, and with optimizers of other libraries."""
+    runs = curves()
+    shown = [
+        line
+        for name, line in runs.items()
+        if name in (AUTO, FULL) or name.startswith("adamw") or line.kind == LIBRARY
+    ]
+    told = [
+        f"{line.name} {line.seconds:.1f} s ({1000 * line.seconds / STEPS:.1f} ms a step)"
+        for line in sorted(shown, key=lambda line: line.seconds)
+    ]
+    return (
+        f"The {STEPS} steps, {million_tokens():.1f}M tokens, took (one run of each, n = 1): "
+        f"{'; '.join(told)}"
+    )
+
+
+@claim
+def time_to_full_space() -> str:
+    """When each run reaches the perplexity that full space ends with."""
+    runs = curves()
+    full = runs.pop(FULL)
+    return (
+        f"Full space ends at {full.end:.1f} after {full.seconds:.1f} s (one seed of each, "
+        f"{million_tokens():.1f}M tokens). {_reached(runs, full.end)}"
+    )
+
+
+@claim
+def time_to_a_perplexity() -> str:
+    """When each run reaches a perplexity that most of them reach."""
+    level = common_level(curves())
+    return (
+        f"Most runs reach {level:g} (one seed of each, "
+        f"{million_tokens():.1f}M tokens). {_reached(curves(), level)}"
+    )
+
+
+UNIT, MOST = 5, 0.8
+
+
+def common_level(runs: dict[str, Line]) -> float:
+    """The lowest multiple of :data:`UNIT` that a part :data:`MOST` of the runs reach, or more."""
+    ends = sorted(line.end for line in runs.values())
+    return UNIT * math.ceil(ends[math.ceil(MOST * len(ends)) - 1] / UNIT)
+
+
+def _reached(runs: dict[str, Line], level: float) -> str:
+    """The runs that reach a perplexity, in the order of time, and those that end above it."""
+    times = [(at, line.name) for line in runs.values() if (at := line.reaches(level)) is not None]
+    above = [line.name for line in runs.values() if line.end > level]
+    told = [f"{at:.1f} s by {name}" for at, name in sorted(times)]
+    parts = [f"This perplexity is reached after {'; '.join(told)}"] if told else []
+    parts += [f"These end above it: {'; '.join(above)}"] if above else []
+    return ". ".join(parts)
+
+
+@claim
+def graph_of_dion() -> str:
+    """What dion's CUDA graph saves of a step, where it was timed with and without."""
+    times = {name: row["ms"] for (name, load), row in steps().items() if load == "nanoGPT"}
+    told = [
+        f"{times[each.title] - times[graph]:.1f} of {times[each.title]:.1f} ms with {each.title}"
+        for each in peers()
+        if (graph := f"{each.title}, CUDA graph") in times and each.title in times
+    ]
+    return f"{', '.join(told)}, on nanoGPT's 64 matrices"
+
+
+@claim
+def curves_beside_the_table() -> str:
+    """How far the runs of the figure end from those of the table with the same rate and seed."""
+    lines, table = curves(), perplexities()
+    apart = {
+        lines[run["map"]].name: 100
+        * (run["perplexity"] / table[run["map"], run["lr"]][run["seed"]] - 1)
+        for run in recorded()
+    }
+    farthest = max(apart, key=lambda name: abs(apart[name]))
+    rms = math.hypot(*apart.values()) / math.sqrt(len(apart))
+    return (
+        f"these {len(apart)} runs ended {rms:.1f}% from the runs of the table with the same rate and "
+        f"seed in the root mean square, and {abs(apart[farthest]):.1f}% at most ({farthest}), in the "
+        f"perplexity of all held-out text after {million_tokens():.1f}M tokens (one seed each)"
+    )
