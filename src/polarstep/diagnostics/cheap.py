@@ -5,7 +5,12 @@ norm bounds γ from above. For any Q with ℓ orthonormal columns and B = QᵀM,
 
     ‖M‖_* ≤ ‖B‖_* + √(d₀ − ℓ)·‖M − QB‖_F,     ‖M − QB‖²_F = ‖M‖²_F − ‖B‖²_F,
 
-because the residual has rank at most d₀ − ℓ. The smaller of two bounds on ‖B‖_* is taken:
+because the residual has rank at most d₀ − ℓ. In 16 bits the columns of Q are orthonormal to two digits,
+and a leading σ that Q makes longer by a percent would hide all small ones. There, with E = QᵀQ − I,
+
+    ‖M‖_* ≤ ‖Q‖_op·‖B‖_* + √d₀·‖M − QB‖_F,     ‖M − QB‖²_F = ‖M‖²_F − ‖B‖²_F + ⟨B, EB⟩.
+
+The smaller of two bounds on ‖B‖_* is taken:
 
 * Σᵢ‖eᵢᵀB‖₂, the sum of the row norms. It is at most √ℓ‖B‖_F, and near ‖B‖_* itself when the rows
   are sorted by strength, which is what a basis from Gram–Schmidt on a power iteration gives.
@@ -49,6 +54,8 @@ __all__ = ["certified", "cheap_certificate"]
 
 # They make the sixteenth power of G − cI.
 SQUARINGS = 4
+# A precision above this is that of 16 bits: 2⁻⁷ or 2⁻¹⁰.
+SIXTEEN_BITS = 1e-5
 
 
 @torch.no_grad()
@@ -97,14 +104,14 @@ def cheap_certificate(
         return Certificate(nothing, nothing.clone())
     shape = M.shape[:-2]
     M, T = (X.reshape(-1, *X.shape[-2:]) for X in (M, T))
-    M, T = (X.float() if X.dtype.itemsize < 4 else X for X in (M, T))
+    M, T = _wide_enough(M), _wide_enough(T)
     if M.dtype != T.dtype:
         raise TypeError(
             f"M is {M.dtype} and T {T.dtype}: expected one precision, whose rounding errors the bounds "
             "allow for, as in cheap_certificate(M, polar(M)); polarstep.certify takes any two"
         )
     inner = None if polar is None else polar.innermost
-    B = None if factors is None else factors.B
+    B = None if factors is None else _wide_enough(factors.B)
     norm = _norm(M)
     if bool(((norm < 1e-15) | (norm > 1e15)).any()):  # squares would leave float32's range
         M, s = unit_scaled(M)
@@ -121,10 +128,10 @@ def cheap_certificate(
             nuclear = torch.minimum(nuclear, alignment + loss)
     else:
         alignment = _inner_product(B, factors.Z.to(B.dtype))
-        nuclear = _by_factors(B, alignment, inner, factors.orthonormal, d0, norm, precision)
+        nuclear = _by_factors(factors, B, alignment, inner, d0, norm, precision)
     largest = _largest_value(inner, T, norm)
-    if factors is not None and precision > 1e-5:
-        largest = largest * _norm_of_basis(factors)
+    if factors is not None and precision > SIXTEEN_BITS:
+        largest = largest * _norm_of_basis(_error_of_basis(factors))
     largest = largest + _rounding_of_norm(precision, max(M.shape[-2:]))
     # Rounding errors of the sum ⟨M, T⟩, and of the products that made B and T.
     slack = (16 * torch.finfo(M.dtype).eps * math.sqrt(d0) * largest + precision) * norm
@@ -135,40 +142,45 @@ def cheap_certificate(
     return Certificate(gamma.reshape(shape).double(), nu.reshape(shape).double())
 
 
+def _wide_enough(X: Tensor) -> Tensor:
+    """X in float32, or in its own precision if that is wider."""
+    return X.float() if X.dtype.itemsize < 4 else X
+
+
 def _by_captured(captured: Captured, norm: Tensor, precision: float) -> Tensor | None:
     """A bound on ‖M‖_* from B and Z of the step; ``None`` where the step's M is too small or large."""
-    Z = captured.factors.Z
-    A, B, Z = (
-        X.float() if X.dtype.itemsize < 4 else X for X in (captured.M, captured.factors.B, Z)
-    )
+    A, B = _wide_enough(captured.M), _wide_enough(captured.factors.B)
     size = _norm(A)
     if bool((((size < 1e-15) & (size > 0)) | (size > 1e15)).any()):
         return None
-    alignment, orthonormal = _inner_product(B, Z.to(B.dtype)), captured.factors.orthonormal
-    of_A = _by_factors(
-        B, alignment, captured.inner, orthonormal, min(A.shape[-2:]), size, precision
-    )
+    alignment, d0 = _inner_product(B, captured.factors.Z.to(B.dtype)), min(A.shape[-2:])
+    of_A = _by_factors(captured.factors, B, alignment, captured.inner, d0, size, precision)
     return of_A * (norm / torch.where(size > 0, size, 1))
 
 
 def _by_factors(
+    factors: Factors,
     B: Tensor,
     alignment: Tensor,
     inner: PolarMap | None,
-    orthonormal: bool,
     d0: int,
     norm: Tensor,
     precision: float,
 ) -> Tensor:
     """A bound on ‖M‖_* from B = QᵀM and ⟨B, Z⟩ = ``alignment``, for ‖M‖_F = ``norm``.
 
-    ``inner`` is the map that made Z of B, if it is known, and ``orthonormal`` whether QᵀQ = I.
+    ``factors`` have Q. B is theirs, on the scale of ``norm`` and in float32 or wider. ``inner`` is the
+    map that made Z of B, if it is known.
     """
     norm_B, ell = _norm(B), B.shape[-2]
     bound = _row_norms(B)
     if inner is not None and (loss := inner.alignment_loss(ell, norm_B)) is not None:
         bound = torch.minimum(bound, alignment + loss)
-    return bound + _outside(norm_B, norm, d0 - ell if orthonormal else d0, precision)
+    if precision > SIXTEEN_BITS:
+        E = _error_of_basis(factors)
+        longer = _inner_product(B, E @ B)
+        return _norm_of_basis(E) * bound + _outside(norm_B, norm, d0, precision, longer)
+    return bound + _outside(norm_B, norm, d0 - ell if factors.orthonormal else d0, precision)
 
 
 def _by_own_sketch(X: Tensor, norm: Tensor) -> Tensor:
@@ -192,11 +204,16 @@ def _row_norms(B: Tensor) -> Tensor:
     return torch.linalg.vector_norm(B, dim=-1).sum(-1)
 
 
-def _outside(norm_B: Tensor, norm: Tensor, rank: int, precision: float) -> Tensor:
-    """√rank·‖M − QB‖_F ≥ ‖M − QB‖_*, with room for the cancellation in ‖M‖² − ‖B‖²."""
+def _outside(
+    norm_B: Tensor, norm: Tensor, rank: int, precision: float, longer: Tensor | float = 0.0
+) -> Tensor:
+    """√rank·‖M − QB‖_F ≥ ‖M − QB‖_*, with room for the cancellation in ‖M‖² − ‖B‖².
+
+    ``longer`` is ‖QB‖²_F − ‖B‖²_F, which is zero if the columns of Q are orthonormal.
+    """
     # Entries are rounded at random, so a sum of many squares is off by far less than ε.
-    room = 8 * precision if precision < 1e-5 else precision / 64
-    energy = norm.double().square() * (1 + room) - norm_B.double().square()
+    room = 8 * precision if precision < SIXTEEN_BITS else precision / 64
+    energy = norm.double().square() * (1 + room) - norm_B.double().square() + longer
     return (math.sqrt(rank) * energy.clamp_min(0).sqrt()).to(norm.dtype)
 
 
@@ -220,15 +237,24 @@ def _by_powers(T: Tensor) -> Tensor:
     return room * size * largest.sqrt() / s[:, 0, 0]
 
 
-def _norm_of_basis(factors: Factors) -> Tensor:
-    """A bound on ‖Q‖_op, where Q was made in 16 bits and is orthonormal to two digits.
+def _error_of_basis(factors: Factors) -> Tensor:
+    """E = QᵀQ − I of the columns as they are stored, in float32.
 
-    An eigenvalue λ of G = QᵀQ is near one, or zero for a direction that M does not have. For F = G² − G
-    it has λ² − λ ≤ ‖F‖_op, so that ‖F‖_op, which is about |λ − 1|, bounds the largest λ.
+    It is E that is multiplied further and not QᵀQ: a GPU may do that in tf32, and E is small.
     """
     Q = factors.columns[..., : factors.width].float()
-    G = Q.mT @ Q
-    largest = (1 + (1 + 4 * _operator_norm(G @ G - G)).sqrt()) / 2
+    E = Q.mT @ Q
+    E.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return E
+
+
+def _norm_of_basis(E: Tensor) -> Tensor:
+    """A bound on ‖Q‖_op from E = QᵀQ − I, where Q was made in 16 bits and is orthonormal to two digits.
+
+    An eigenvalue λ of QᵀQ is near one, or zero for a direction that M does not have. F = (I + E)E has
+    the eigenvalues λ² − λ ≤ ‖F‖_op, so that ‖F‖_op, which is about |λ − 1|, bounds the largest λ.
+    """
+    largest = (1 + (1 + 4 * _operator_norm(E + E @ E)).sqrt()) / 2
     return largest.sqrt()
 
 
@@ -250,7 +276,7 @@ def _rounding_of_norm(precision: float, longest: int) -> float:
     Measured at 1e-5 in float32 and 6e-3 in bfloat16 where rounding errors are random. Where all entries
     are equal, errors add up: to 2.5e-4 for ones of 768×3072 in float32.
     """
-    if precision > 1e-5:
+    if precision > SIXTEEN_BITS:
         return 2.0**-6
     return max(4e-5 if precision > 1e-10 else 1e-10, longest * precision)
 
