@@ -34,6 +34,9 @@ def test_runs_that_no_worker_took_do_not_keep_the_command_from_ending(tmp_path, 
     script = tmp_path / "ends_early.py"
     script.write_text(ENDS_EARLY)
     process = fork(str(script))
-    out, errors = process.communicate(timeout=PATIENCE)
+    try:
+        out, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
     assert process.returncode == 0, errors
     assert "the worker processes ended early" in out
