@@ -2,17 +2,25 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	-c constraints.txt
 STAMP  := $(VENV)/.installed
 
 .PHONY: demo test test-others test-kernels lint format fuzz mutants docs dist benchmark results clean
 
+# The pip that a new environment has may be one that takes a minute longer to choose versions. Bytecode
+# is written at the end by all cores, where pip would write it with one; what is left out is compiled
+# where it is imported. A file of torch that is for later versions of Python does not compile.
+PACKAGES = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+LEFT_OUT := /site-packages/(transformers/models|.*/tests?)/
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing polarstep into $(VENV) (the first time this takes a few minutes) …"
+	@$(PIP) --compile --upgrade pip
 	@$(PIP) torch
 	@$(PIP) -e ".[experiments,peers,ray,integrations,docs,dev]"
 	@$(PIP) --no-deps timm torchtitan  # pyproject.toml says why
+	@$(BIN)/python -m compileall -q -j 0 -x '$(LEFT_OUT)' "$(PACKAGES)" > $(VENV)/compiled.txt 2>&1 || true
 	@touch $(STAMP)
 
 demo: $(STAMP)

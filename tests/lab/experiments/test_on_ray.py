@@ -101,23 +101,6 @@ LONG = {
 RANK = {"optimizer__polar__rank": 6, "optimizer__polar__oversample": 2}
 
 
-def test_a_run_whose_worker_is_killed_goes_on_with_another(
-    ray: Place, tmp_path: Path, assert_as_at_home: AsAtHome
-) -> None:
-    runs = planned(tmp_path / "ray", **LONG)
-    killed, events = 0, []
-    for event in ray.make(runs):
-        events.append(event)
-        if event.step >= 4 and not killed:
-            killed = json.loads((runs[0].directory / ".lock").read_text())["process"]
-            os.kill(killed, signal.SIGKILL)
-    notices = [event.notice for event in events if event.notice]
-    assert any("died" in notice and "made again" in notice for notice in notices), notices
-    environment = json.loads((runs[0].directory / "environment.json").read_text())
-    assert len(environment["resumed"]) == 1
-    assert_as_at_home(runs)
-
-
 def test_an_interrupted_suite_keeps_checkpoints_and_goes_on(
     ray: Place, tmp_path: Path, assert_as_at_home: AsAtHome
 ) -> None:
@@ -181,6 +164,25 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(ray: Place, tmp_path: Pa
     assert pending(good) == []
 
 
+def test_an_interrupted_study_goes_on(ray: Place, tmp_path: Path) -> None:
+    from polarstep_lab.tune import StudySpec
+
+    space = {"optimizer.lr": Range(0.001, 1.0, log=True)}
+    spec = StudySpec(tmp_path / "s.journal", "nanogpt-toy", "muon", space, pruner="none")
+
+    def interrupt(now: Progress) -> None:
+        if now.running:
+            raise KeyboardInterrupt
+
+    waits = Bowl(tmp_path / "log", workers=3)  # for a third worker, which there is not
+    with pytest.raises(KeyboardInterrupt):
+        ray.tune(spec, waits, 4, interrupt)
+    finished = ray.tune(spec, Bowl(), 4, lambda _: None)
+    assert (finished.done, finished.running) == (4, 0)
+
+
+# Workers are kept for the next test, and a new one takes long to start. So the tests that kill theirs
+# come last.
 def test_a_study_on_ray_tunes_and_makes_a_dead_workers_trial_again(
     ray: Place, tmp_path: Path
 ) -> None:
@@ -204,21 +206,21 @@ def test_a_study_on_ray_tunes_and_makes_a_dead_workers_trial_again(
     assert float(marker.read_text()) in [row["overrides"]["optimizer.lr"] for row in tried]
 
 
-def test_an_interrupted_study_goes_on(ray: Place, tmp_path: Path) -> None:
-    from polarstep_lab.tune import StudySpec
-
-    space = {"optimizer.lr": Range(0.001, 1.0, log=True)}
-    spec = StudySpec(tmp_path / "s.journal", "nanogpt-toy", "muon", space, pruner="none")
-
-    def interrupt(now: Progress) -> None:
-        if now.running:
-            raise KeyboardInterrupt
-
-    waits = Bowl(tmp_path / "log", workers=3)  # for a third worker, which there is not
-    with pytest.raises(KeyboardInterrupt):
-        ray.tune(spec, waits, 4, interrupt)
-    finished = ray.tune(spec, Bowl(), 4, lambda _: None)
-    assert (finished.done, finished.running) == (4, 0)
+def test_a_run_whose_worker_is_killed_goes_on_with_another(
+    ray: Place, tmp_path: Path, assert_as_at_home: AsAtHome
+) -> None:
+    runs = planned(tmp_path / "ray", **LONG)
+    killed, events = 0, []
+    for event in ray.make(runs):
+        events.append(event)
+        if event.step >= 4 and not killed:
+            killed = json.loads((runs[0].directory / ".lock").read_text())["process"]
+            os.kill(killed, signal.SIGKILL)
+    notices = [event.notice for event in events if event.notice]
+    assert any("died" in notice and "made again" in notice for notice in notices), notices
+    environment = json.loads((runs[0].directory / "environment.json").read_text())
+    assert len(environment["resumed"]) == 1
+    assert_as_at_home(runs)
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

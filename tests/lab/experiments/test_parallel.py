@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from tests.processes import PATIENCE, environment
+from tests.forking import fork
+from tests.processes import PATIENCE
 
 ENDS_EARLY = """
 from dataclasses import replace
@@ -31,16 +29,14 @@ if __name__ == "__main__":
 """
 
 
-def test_runs_that_no_worker_took_do_not_keep_the_command_from_ending(tmp_path):
+def test_runs_that_no_worker_took_do_not_keep_the_command_from_ending(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     script = tmp_path / "ends_early.py"
     script.write_text(ENDS_EARLY)
-    ended = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "the worker processes ended early" in ended.stdout
+    process = fork(str(script))
+    try:
+        out, errors = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "the worker processes ended early" in out

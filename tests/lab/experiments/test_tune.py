@@ -150,9 +150,10 @@ def test_a_killed_worker_loses_only_its_trial(journal, tmp_path):
     assert not study.get_trials(states=(TrialState.RUNNING,))
 
 
-def tuning_in_a_group(spec, objective, begin=fork):
+def tuning_in_a_group(spec, objective, begin=fork, workers="spawn"):
     """A process that tunes with two workers, all three in a process group of their own."""
     script = f"""
+import multiprocessing
 import sys
 from pathlib import Path
 from polarstep_lab.tune import tune
@@ -160,6 +161,8 @@ from tests.forking import fork
 from tests.lab.experiments.objectives import Arrives, Bowl
 from tests.lab.experiments.test_tune import SPACE, StudySpec
 PosixPath = Path
+context = multiprocessing.get_context({workers!r})
+multiprocessing.get_context = lambda method: context
 try:
     tune(StudySpec({spec.storage!r}, "nanogpt-toy", "muon", SPACE), {objective!r}, 100, 2)
 except KeyboardInterrupt:
@@ -206,7 +209,7 @@ def test_ctrl_c_while_workers_start_prints_no_traceback(journal, tmp_path):
 @posix
 def test_a_study_whose_processes_were_all_killed_is_continued(journal, tmp_path):
     log = tmp_path / "log"
-    process = tuning_in_a_group(journal, Bowl(log, seconds=0.2), start)
+    process = tuning_in_a_group(journal, Bowl(log, seconds=0.2), start, workers="fork")
     wait_for_lines(log, 3)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=PATIENCE)  # until all three have closed standard error
