@@ -157,9 +157,10 @@ def test_updates_have_the_rms_of_adamw(device: torch.device, name: str, dtype: t
             assert least < towering < most
 
 
-# What γ may be above that of float64, a quarter more than it was in 60 pairs of steps with other seeds. A
-# column that Kaczmarz draws twice is lost in 16 bits, a sixteenth of T. In float64 rounding errors take its
-# place, which lie in the range of M. Warm sketches are at their worst here, where M is another at each step.
+# What γ may be above that of float64, a quarter more than it was in 60 pairs of steps of other seeds. A
+# column that Kaczmarz draws twice is lost in 16 bits, a sixteenth of T. In float64 rounding errors
+# take its place, which lie in the range of M. Warm sketches are at their worst here: M is another at
+# each step.
 MORE_GAMMA = {
     "kaczmarz": 0.3,
     "warm, without Z": 0.08,

@@ -21,8 +21,9 @@ __all__ = ["Auto", "Budget"]
 Budget = Literal["full", "balanced", "cheap"]
 
 # A model has a dozen layers or more, with one to four matrices of a shape in each. These matrices are
-# one bucket, whose launches they share. A map does not know how many there are.
-MATRICES = 32
+# one bucket, whose launches they share. A map does not know how many there are: the fewer they are, the
+# less a sketch saves, so it has to pay for a dozen.
+MATRICES = 12
 # A map with fewer directions than full space must save a tenth of the time.
 WORTH = 0.9
 # "cheap" is a step within this many times the time of AdamW.
@@ -41,8 +42,8 @@ class Auto(Containing):
     """The cheapest map that is expected to train as well as the budget asks, for each shape.
 
     Small matrices are not worth a sketch, and large ones are. Which is which depends on the device,
-    and is decided by an estimate of the time of a whole step (:mod:`polarstep.polar.cost`) for some
-    dozens of matrices of the shape. ``print(optimizer.routes)`` shows the choice for every parameter.
+    and is decided by an estimate of the time of a whole step (:mod:`polarstep.polar.cost`) for a dozen
+    matrices of the shape. ``print(optimizer.routes)`` shows the choice for every parameter.
     Where :class:`LowRank` by itself would not sketch a shape, a sketched map that is chosen has
     ``always_sketch=True``.
 

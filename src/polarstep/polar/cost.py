@@ -65,6 +65,10 @@ class Device:
     """Bytes of an entry of M during a step: 2 in bfloat16."""
     halved: float
     """What a symmetric product of 512 rows and more costs, as a share of the full product."""
+    half_rate: float = 0.0
+    """Rows with which large products have half of ``rate``: m rows have m/(m + this) of it."""
+    tile: int = 1
+    """Rows of large products are computed in multiples of this."""
     eight_bits: float = 1.0
     """How many times as fast products in eight bits are; one where there are none."""
     launches_shared: bool = True
@@ -74,6 +78,11 @@ class Device:
     def has_tensor_cores(self) -> bool:
         """Whether products are in 16 bits, with rows padded to a multiple of 16."""
         return self.itemsize == 2
+
+    def for_rows(self, m: int) -> tuple[int, Device]:
+        """The rows that a large product with m rows computes, and the device at their rate."""
+        rows = -(-m // self.tile) * self.tile
+        return rows, replace(self, rate=self.rate * rows / (rows + self.half_rate))
 
     def product(self, flops: float, entries: float) -> Cost:
         """One large product that reads and writes ``entries`` entries of M's precision."""
@@ -89,19 +98,22 @@ def _gpu(teraflops: float, terabytes: float, eight_bits: float = 1.0) -> Device:
 
     ``eight_bits``: on an H200, products in eight bits had 1.1 to 1.4 PFLOP/s, about 1.9 times as many.
 
-    It is taken to reach the shares that an H200 (989 TFLOP/s, 4.8 TB/s) reaches in
-    results/step-cost/h200.json: 620 TFLOP/s in full-space steps on an 8B layer, 300 in inner
-    iterations, 4.1 TB/s in the momentum phase, 3.45 with AdamW. Four matrices of 256×256 take 0.1 ms
-    there in full space, with some 25 launches.
+    It is taken to reach the shares that an H200 (989 TFLOP/s, 4.8 TB/s) reaches. Bandwidths are those of
+    results/step-cost/h200.json: 4.1 TB/s in the momentum phase, 3.45 with AdamW. The other figures are
+    the ones with which the estimates are closest to the whole steps of h200-later.json and
+    h200-between.json, from 384 to 4096 rows: 8% in the root mean square. A launch is short because the
+    buckets of these steps run side by side.
     """
     return Device(
-        rate=0.63e12 * teraflops,
-        narrow=0.3e12 * teraflops,
+        rate=0.66e12 * teraflops,
+        narrow=0.25e12 * teraflops,
         bandwidth=0.85e12 * terabytes,
         adamw=0.72e12 * terabytes,
-        launch=4e-6,
+        launch=1.5e-6,
         itemsize=2,
         halved=0.5,
+        half_rate=256,
+        tile=128,
         eight_bits=eight_bits,
     )
 
@@ -112,9 +124,9 @@ DEVICES: dict[str, Device] = {
     "H200": _gpu(989, 4.8, 1.9),
     "H100": _gpu(989, 3.35, 1.9),
     "A100": _gpu(312, 2.0),
-    # GPUs without a row here are taken to be an H200 without products in eight bits. Launches are a
+    # GPUs without a row here are taken to be an H100 without products in eight bits. Launches are a
     # larger part of the time there than on slower GPUs: a sketch that pays here pays on those, too.
-    "cuda": _gpu(989, 4.8),
+    "cuda": _gpu(989, 3.35),
     # Two cores of a server, results/step-cost/cpu.json: full-space steps, inner iterations, momentum,
     # AdamW. More cores have more of each. Time of an operation: with it Deflated and full space break
     # even at 128 to 192 rows, as measured.
@@ -200,9 +212,10 @@ def _products(forms: int, squares: int, m: int, n: int, on: Device) -> Cost:
         flops = forms * 4 * m * m * n + squares * 2 * m**3
         narrow = Cost(flops / on.narrow, 2 * forms + squares)
         return min(narrow, _products(forms, squares, NARROW, n, on), key=lambda cost: cost.seconds)
-    form = on.product(2 * on.halved * m * m * n, m * n)
-    square = on.product(2 * on.halved * m**3, 2 * m * m)
-    apply = on.product(2 * m * m * n, 2 * m * n)
+    rows, at = on.for_rows(m)
+    form = at.product(2 * on.halved * rows * rows * n, m * n)
+    square = at.product(2 * on.halved * rows**3, 2 * m * m)
+    apply = at.product(2 * rows * rows * n, 2 * m * n)
     return forms * (form + apply) + squares * square
 
 
