@@ -23,6 +23,8 @@ RUNS = "results/frontier/runs.jsonl"
 TIMES = "results/step-cost/h200-peers.json"
 LATER = "results/step-cost/h200-later.json"
 """Rows of ours that were timed again after their kernels had changed; they replace those of TIMES."""
+BETWEEN = "results/step-cost/h200-between.json"
+"""A few maps on matrices of 384 to 4096 rows, for what the other two lack."""
 ACCURACY = "results/step-cost/h200-accuracy.txt"
 """γ and ν of applied updates."""
 BASE = ("full", 0.014)
@@ -99,7 +101,7 @@ def weighed() -> tuple[Weighed, ...]:
             long="muon-polar-express-rows",
         ),
         Weighed("full space, `fan-ratio`", full, ("full+fans", 0.02)),
-        Weighed(sixth, SIXTH, ("lift-120-warm", 0.014), (128,), "deflated-120"),
+        Weighed(sixth, SIXTH, ("lift-120-warm", 0.014), (128, 688), "deflated-120"),
         Weighed(
             f"{sixth}, `NormalizedRows`",
             with_rows(SIXTH),
@@ -283,9 +285,10 @@ def peers() -> tuple[Weighed, ...]:
 def steps(record: str = TIMES) -> dict[tuple[str, str], dict[str, Any]]:
     """What ``step_cost.py`` measured, by optimizer and workload.
 
-    Those of :data:`TIMES` are the newest of each optimizer. A ratio is to AdamW in the run of its row.
+    Those of :data:`TIMES` are with the rows of :data:`LATER` in their places, and with those of
+    :data:`BETWEEN` where both have none. A ratio is to AdamW in the run of its row.
     """
-    records = (TIMES, LATER) if record == TIMES else (record,)
+    records = (BETWEEN, TIMES, LATER) if record == TIMES else (record,)
     rows = [json.loads((ROOT / each).read_text(encoding="utf-8"))["steps"] for each in records]
     found = {(row["optimizer"], row["workload"]): row for part in rows for row in part}
     timed_as = TIMED_ON_ARM if record.endswith("cpu-arm.json") else TIMED_AS

@@ -10,7 +10,7 @@ import torch
 import polarstep as ps
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim
-from docs_quality import AUTO, ROOT, peers, steps
+from docs_quality import AUTO, BETWEEN, ROOT, SIXTH, peers, steps
 
 FULL_SPACE = "full space, PolarExpress 5"
 
@@ -52,6 +52,36 @@ def auto_share() -> str:
     return (
         f"{parts[0]} of full space's time on nanoGPT's matrices, 768 wide, and {parts[1]} on a layer of "
         "an 8B model"
+    )
+
+
+@claim
+def narrow_share() -> str:
+    """The part of full space's time that a deflated map takes on narrower matrices."""
+    from step_workloads import BETWEEN as WIDTHS
+
+    told = [
+        f"{_on_device(SIXTH, load) / _on_device(FULL_SPACE, load):.0%} at {load.removeprefix('width ')}"
+        for load in WIDTHS
+    ]
+    return (
+        f"{', '.join(told[:-1])} and {told[-1]} rows (48 square matrices and 24 of four times the "
+        "length, on the device)"
+    )
+
+
+def _on_device(optimizer: str, load: str) -> float:
+    """The ms of a step on the device of the record of narrow matrices."""
+    row = steps(BETWEEN)[optimizer, load]
+    return min(row["ms"], row["device_ms"])
+
+
+@claim
+def sixth_price() -> str:
+    """What a head of a sixth of the width costs on an 8B layer, where ``auto`` takes less."""
+    return (
+        f"{ratio(SIXTH, '8B layer')} times AdamW's step with a head of a sixth, ℓ = 688, where `auto` "
+        f"takes {ratio(AUTO['8B layer'], '8B layer')} times with ℓ = 256"
     )
 
 
