@@ -171,7 +171,7 @@ MORE_GAMMA = {
 # basis in bfloat16 leaves 2⁻⁹ of the leading directions to the rest, and more is left if it is warm.
 MOST_NU = (
     dict.fromkeys(SKETCHED, 0.01)
-    | {"warm, without Z": 0.04, "rest scaled": 0.5, "warm, rest scaled": 1.1}
+    | {"warm, without Z": 0.04, "rest scaled": 0.65, "warm, rest scaled": 1.1}
     | {"PolarExpress": 0.14, "quintic": 0.01, "jordan": 0.21, "rest lifted": 0.14}
 )
 
