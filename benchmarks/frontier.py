@@ -255,10 +255,8 @@ def run(
             return [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in windows]
 
     times: list[float] = []
-    curve: list[tuple[int, float]] = []
-    stretches: list[float] = []
     wait = torch.cuda.synchronize if on_gpu else (lambda: None)
-    began = time.perf_counter()
+    curve = Curve(every, lambda: mean_losses(count // 2), wait)
     for step in range(steps):
         done = step / steps
         schedule(optimizer, rates, done, warm_up, key)
@@ -275,17 +273,43 @@ def run(
         else:
             optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-        if every and (step + 1) % every == 0:
-            wait()
-            stretches.append(1000 * (time.perf_counter() - began) / every)
-            curve.append((step + 1, math.exp(statistics.fmean(mean_losses(count // 2)))))
-            wait()
-            began = time.perf_counter()
+        curve.after(step + 1)
     row = {"map": name, "seed": seed, "lr": lr, "steps": steps, "width": width}
     row |= perplexities_of(mean_losses(count)) | measured(optimizer)
     row |= {"ms": statistics.median(times)} if times else {}
-    row |= {"step_ms": statistics.median(stretches), "curve": curve} if every else {}
-    return row | made_with(name, device)
+    return row | curve.record() | made_with(name, device)
+
+
+class Curve:
+    """Perplexity along a run, after every so many steps, and the time of the steps between.
+
+    ``losses`` returns the mean loss of each batch of validation text, and ``wait`` for the device.
+    Without ``every`` nothing is recorded.
+    """
+
+    def __init__(
+        self, every: int, losses: Callable[[], Sequence[float]], wait: Callable[[], None]
+    ) -> None:
+        self.every, self.losses, self.wait = every, losses, wait
+        self.points: list[tuple[int, float]] = []
+        self.step_ms: list[float] = []
+        self.began = time.perf_counter()
+
+    def after(self, step: int) -> None:
+        """Evaluate if it is time to; evaluations do not count as time of steps."""
+        if not self.every or step % self.every:
+            return
+        self.wait()
+        self.step_ms.append(1000 * (time.perf_counter() - self.began) / self.every)
+        self.points.append((step, math.exp(statistics.fmean(self.losses()))))
+        self.wait()
+        self.began = time.perf_counter()
+
+    def record(self) -> dict[str, Any]:
+        """What a record has of the curve."""
+        if not self.points:
+            return {}
+        return {"step_ms": statistics.median(self.step_ms), "curve": self.points}
 
 
 def schedule(
