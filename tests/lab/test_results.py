@@ -1010,6 +1010,8 @@ def test_claims_over_time_are_in_order_and_say_that_it_is_one_seed(over_time, mo
         assert "24.6M tokens" in text, text
     assert "AdamW, fused 31.8 s (21.2 ms a step); Deflated 1/6 33.3 s (22.2 ms a step)" in run
     assert run.endswith("SOAP 112.5 s (75.0 ms a step)")
+    whole = module.made("whole-step")
+    assert whole.startswith("22.2 ms a step with this map, 23.5 in full space and 21.2 with AdamW")
     # A curve falls as 1/√step, between evaluations along a straight line.
     assert "Full space ends at 57.6 after 35.2 s" in full
     order = ["1/6 + rows + fan-ratio", "Deflated 1/6", "full space + fan-ratio", "NorMuon"]
