@@ -25,13 +25,13 @@ def sweeps(device: torch.device) -> dict[str, list[dict[str, float]]]:
 
 
 def _widths(widths: list[int], device: torch.device) -> list[dict[str, float]]:
-    """LowRank with ℓ = width/4, full space and AdamW at each width."""
+    """LowRank with ℓ = width/4, sketched even where full space is cheaper, full space and AdamW."""
     rows = []
     for width in widths:
         params = parameters([(4, width, width)], device)
         row: dict[str, float] = {"x": width}
         for label, polar in (
-            ("LowRank, warm", ps.LowRank(width // 4 - 8, 8, sketch=ps.Warm(), inner=INNER)),
+            ("LowRank, warm", _warm(width // 4)),
             ("full space, PolarExpress 5", ps.NewtonSchulz(5, "polar-express")),
         ):
             muon = ps.Muon(params, lr=1e-5, polar=polar)
@@ -48,11 +48,15 @@ def _ranks(width: int, device: torch.device) -> list[dict[str, float]]:
     params = parameters([(4, width, width)], device)
     rows = []
     for ell in (width // part for part in (64, 32, 16, 8, 4, 2)):
-        polar = ps.LowRank(ell - 8, 8, sketch=ps.Warm(), inner=INNER, always_sketch=True)
-        ms = milliseconds(ps.Muon(params, lr=1e-5, polar=polar).step, device, REPEATS)
+        ms = milliseconds(ps.Muon(params, lr=1e-5, polar=_warm(ell)).step, device, REPEATS)
         rows.append({"x": ell, "LowRank, warm": ms})
         print("  rank", ell, round(ms, 3), flush=True)
     return rows
+
+
+def _warm(ell: int) -> ps.LowRank:
+    """A warm sketch with ℓ columns, of every shape."""
+    return ps.LowRank(ell - 8, 8, sketch=ps.Warm(), inner=INNER, always_sketch=True)
 
 
 def exponent(rows: list[dict[str, float]], label: str) -> float:

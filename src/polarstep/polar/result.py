@@ -84,6 +84,7 @@ class Lift:
             self.X,
             _scaled(self.W, factor),
             None if left is None else lambda: _scaled(left(), factor),
+            self.G,
         )
 
 
