@@ -29,11 +29,7 @@ def deflated_price() -> str:
         f"{ratio(deflated, load)} instead of {ratio(FULL_SPACE, load)} times"
         for load, deflated in AUTO.items()
     )
-    ells = []
-    for d in (768, 4096):
-        polar = ps.Auto().on(d, d, torch.device("cuda"))
-        assert isinstance(polar, ps.Deflated), d
-        ells.append(polar.head.rank + polar.head.oversample)
+    ells = [*_columns_of_auto().values()]
     return (
         f"{small} AdamW's step on nanoGPT's matrices (ℓ = {ells[0]}, {ells[0] / 768:.0%} of the width), "
         f"and {large} on an 8B layer (ℓ = {ells[1]}, {ells[1] / 4096:.0%}). No model of that width was "
@@ -44,15 +40,26 @@ def deflated_price() -> str:
 
 @claim
 def auto_share() -> str:
-    """The part of full space's time that a step of ``auto`` takes."""
+    """The part of full space's time that a step of ``auto`` takes, and at which ranks."""
     parts = [
         f"{steps()[deflated, load]['ratio'] / steps()[FULL_SPACE, load]['ratio']:.0%}"
         for load, deflated in AUTO.items()
     ]
+    small, large = (f"ℓ = {ell}, {ell / d:.0%}" for d, ell in _columns_of_auto().items())
     return (
-        f"{parts[0]} of full space's time on nanoGPT's matrices, 768 wide, and {parts[1]} on a layer of "
-        "an 8B model"
+        f"{parts[0]} of full space's time on nanoGPT's matrices ({small} of the width), and {parts[1]} "
+        f"on a layer of an 8B model ({large}, a width at which nothing was trained)"
     )
+
+
+def _columns_of_auto() -> dict[int, int]:
+    """ℓ that ``auto`` takes for square matrices of two widths, on a GPU."""
+    found = {}
+    for d in (768, 4096):
+        polar = ps.Auto().on(d, d, torch.device("cuda"))
+        assert isinstance(polar, ps.Deflated), d
+        found[d] = polar.head.rank + polar.head.oversample
+    return found
 
 
 @claim
@@ -71,9 +78,24 @@ def narrow_share() -> str:
 
 
 def _on_device(optimizer: str, load: str) -> float:
-    """The ms of a step on the device of the record of narrow matrices."""
-    row = steps(BETWEEN)[optimizer, load]
-    return min(row["ms"], row["device_ms"])
+    """The ms of a step on the device, in the record of narrow matrices."""
+    return float(steps(BETWEEN)[optimizer, load]["device_ms"])
+
+
+@claim
+def waits_for_host() -> str:
+    """The short steps that took much longer than their work on the device."""
+    from step_workloads import BETWEEN as WIDTHS
+
+    told = []
+    for name, words in (("LowRank, ℓ = a quarter", "`LowRank`"), (SIXTH, "`Deflated`")):
+        waited = {
+            load.removeprefix("width "): share
+            for load in WIDTHS
+            if (share := _on_device(name, load) / steps(BETWEEN)[name, load]["ms"]) < 0.9
+        }
+        told += [f"{words} at {load} rows spent {share:.0%}" for load, share in waited.items()]
+    return f"{', '.join(told)} of its time on the device"
 
 
 @claim
@@ -166,7 +188,7 @@ def torch_muon() -> str:
 
 @claim
 def peers_price() -> str:
-    """What other libraries' optimizers cost beside ours, in one run."""
+    """What other libraries' optimizers cost, in one run."""
     dion = {peer.title: peer for peer in peers()}["Muon of dion"]
     assert dion.timed is not None
 
@@ -174,10 +196,20 @@ def peers_price() -> str:
         first, second = ratio(small, "nanoGPT"), ratio(large or small, "8B layer")
         return f"{first} times AdamW's step on nanoGPT's matrices and {second} times on an 8B layer"
 
-    return (
-        f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}; our "
-        f"full space, {both(FULL_SPACE)}; `Deflated`, {both(*AUTO.values())}"
-    )
+    return f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}"
+
+
+@claim
+def bare_products() -> str:
+    """What the products of a step alone allow on a CPU."""
+    record = json.loads((ROOT / "results/step-cost/cpu-bare.json").read_text(encoding="utf-8"))
+    rows = {row["map"]: row for row in record["maps"]}
+    told = [
+        f"{row['bare_faster']:.2f} with rank {rank}, where whole steps have {row['faster']:.2f}"
+        for rank in (56, 120)
+        if (row := rows[f"Deflated {rank}, warm, one step"])
+    ]
+    return f"the bare products of both steps have a ratio of {' and '.join(told)}"
 
 
 @claim

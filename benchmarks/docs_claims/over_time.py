@@ -10,7 +10,15 @@ import math
 
 from docs_claims.words import claim
 from docs_over_time import LIBRARY, Line, curves, recorded
-from docs_quality import million_tokens, peers, perplexities, steps
+from docs_quality import (
+    BASE,
+    VALIDATION,
+    million_tokens,
+    peers,
+    perplexities,
+    reported,
+    steps,
+)
 from frontier import FULL, LENGTH, SEQUENCES, STEPS
 
 AUTO = "lift-120-warm"
@@ -46,6 +54,35 @@ def whole_step() -> str:
     return (
         f"{ours} ms a step with this map, {full} in full space and {adamw} with AdamW, in batches of "
         f"{SEQUENCES * LENGTH / 1000:.0f} thousand tokens (one run each)"
+    )
+
+
+@claim
+def soap_step() -> str:
+    """The time of SOAP in a step of the loop, over steps with a decomposition and without."""
+    (soap,) = (run for run in recorded() if run["map"].startswith("peer:soap"))
+    lines = curves()
+    more = soap["step_ms"] - 1000 * lines[FULL].seconds / STEPS
+    return (
+        f"a whole training step takes {soap['step_ms']:.0f} ms in the mean, {more:.0f} more than with "
+        f"full space, and the optimizer {soap['ms']:.0f} ms of a step with a decomposition (one run)"
+    )
+
+
+@claim
+def second_of_perplexity() -> str:
+    """What a second and a percent of perplexity are worth at the end of a run."""
+    full = curves()[FULL]
+    (before, high), (end, low) = full.points[-2:]
+    fall = 100 * (high / low - 1) / (end - before)
+    seeds = reported(perplexities(VALIDATION)[BASE]).values()
+    same = [1000 * line.seconds / STEPS for name, line in curves().items() if name.startswith(AUTO)]
+    return (
+        f"Near its end full space falls by {fall:.1f}% a second (one seed, {million_tokens():.1f}M "
+        f"tokens), and {len(same)} runs of `Deflated` with ℓ = a sixth took {min(same):.2f} to "
+        f"{max(same):.2f} ms a step. {len(seeds)} seeds of full space end "
+        f"{100 * (max(seeds) / min(seeds) - 1):.1f}% apart, which is "
+        f"{100 * (max(seeds) / min(seeds) - 1) / fall:.1f} s"
     )
 
 

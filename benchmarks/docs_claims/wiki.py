@@ -349,6 +349,18 @@ def long_gap(slug: str) -> str:
 
 
 @claim
+def small_head() -> str:
+    """The deflated map of rank 56 in the long run, against full space and against rank 120."""
+    import docs_long_run as study
+
+    against = percent(study.tests("deflated"), study.tests("deflated-120"))
+    return (
+        f"{long_gap('deflated')} in test perplexity against full space and "
+        f"{against.told(unit='%')} against rank 120, after {study.million_tokens():.1f}M tokens"
+    )
+
+
+@claim
 def long_run_missing() -> str:
     """Which seeds have no run of that length, and of which rows."""
     import docs_long_run as study

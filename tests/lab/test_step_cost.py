@@ -283,3 +283,21 @@ def test_the_page_of_prices_has_a_command_for_every_record_and_it_can_be_run(ste
             ]
             assert set(options.optimizer) < set(names)
             assert {"AdamW, fused", *options.optimizer} == {row["optimizer"] for row in rows}
+
+
+def test_the_products_of_a_step_are_recorded_and_can_be_replayed(step):
+    """As many of a shape as the step has, on numbers of their own."""
+    bare = importlib.import_module("bare_products")
+    p = torch.nn.Parameter(torch.zeros(24, 40))
+    p.grad = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
+    optimizer = ps.Muon([p], lr=1e-3, polar=ps.NewtonSchulz(3, form="plain"))
+    optimizer.step()
+    before = p.detach().clone()
+    products = bare.recorded(optimizer)
+    assert not torch.equal(p, before)  # the step was made
+    before = p.detach().clone()
+    shapes = [tuple(again().shape[-2:]) for again in products]
+    assert torch.equal(p, before)  # and the replay changed nothing of it
+    # XXᵀ and its square have 24×24 entries, the product with X has 24×40, three times each.
+    assert len(shapes) >= 6
+    assert set(shapes) <= {(24, 24), (24, 40)}

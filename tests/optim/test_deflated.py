@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.resuming import gone_on_beside
-from tests.spectra import gaussian, operator_norm
+from tests.spectra import SPECTRA, gaussian, matrix, operator_norm
 from torch import Tensor, nn
 
 import polarstep as ps
 from polarstep import rng
+from polarstep.polar import deflation
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 FRESH = ps.LowRank(12, 4, inner=INNER, always_sketch=True)
@@ -180,3 +182,32 @@ def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
     assert bool(p.isfinite().all())
     assert len(updates) > 10
     assert operator_norm(torch.cat(updates)).max() <= (1.75 if polar.rest is None else 1.25)
+
+
+@over_maps
+@pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
+def test_a_delta_that_is_too_small_by_30_percent_blows_nothing_up(polar, shape, monkeypatch):
+    """A scaled rest keeps ‖T‖_op ≤ √(1 + 1/0.7²); steps measure ‖X₀‖_op after δ, and hardly notice."""
+    estimate = deflation.rest_norm
+
+    def too_small(M, D, B, *others, **options):
+        delta = 0.7 * operator_norm(M - D @ B).to(M.dtype)
+        inverse = torch.where(delta > 1e-5 * operator_norm(M), 1 / delta, 0.0)
+        found = estimate(M, D, B, *others, **options)
+        return replace(found, inverse=inverse.reshape(found.inverse.shape).to(found.inverse.dtype))
+
+    monkeypatch.setattr(deflation, "rest_norm", too_small)  # of a scaled rest
+    monkeypatch.setattr(deflation, "FACTOR", 0.7 * deflation.FACTOR)  # of steps
+    M = torch.stack([matrix(spectrum, *shape) for spectrum in SPECTRA]).float()
+    p = nn.Parameter(torch.zeros_like(M))
+    optimizer = ps.Muon([p], lr=0.1, momentum=0.0, polar=polar)
+    updates = []
+    optimizer.register_polar_hook(lambda bucket: updates.append(bucket.T.clone()))
+    for _ in range(5):
+        p.grad = M.clone()
+        optimizer.step()
+    largest = operator_norm(torch.cat(updates)).max()
+    if polar.rest is None:
+        assert 1.4 < largest <= math.sqrt(1 + 0.7**-2) + 1e-4
+    else:
+        assert 0.9 < largest <= 1.25

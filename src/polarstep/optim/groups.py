@@ -187,7 +187,7 @@ def _check_muon(group: Group) -> None:
     if not isinstance(group["polar"], PolarMap):
         raise TypeError(
             f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz(), or "
-            '"auto"'
+            '"auto"; polarstep.Auto("cheap") has another budget'
         )
     transform = group["transform"]
     if transform is not None and not isinstance(transform, Transform):

@@ -48,8 +48,8 @@ class Auto(Containing):
     ``always_sketch=True``.
 
     On a GPT of 11 layers × 768 the deflated map ended 0.1% above the perplexity of full space after
-    73M tokens (± 0.7, three seeds, ``results/long-run``), and the paper's low-rank map 12% above it
-    (one seed). ``docs/which.md`` has shorter runs, other widths and other ranks.
+    73M tokens (± 0.7, three seeds, ``results/long-run``), and the paper's low-rank map 11% above it
+    (± 1.5). ``docs/which.md`` has shorter runs, other widths and other ranks.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm
@@ -182,4 +182,7 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
         ratio = min(time for name, time in times.items() if name != "full") / shortest
         margin = ", and has to save a tenth" if ratio < 1 else ""
         return best, f"a sketch would take {ratio:.2f} × as long{margin}"
-    return best, f"about {shortest / times['full']:.2f} × full space"
+    share = f"about {shortest / times['full']:.2f} × full space"
+    if budget == "cheap":
+        share += f"; no map is within {CHEAP} × AdamW, this one takes {shortest / adamw:.2f}"
+    return best, share

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import torch
+
+import polarstep as ps
 from polarstep import flops as formulas
 from polarstep_lab import paper
 from polarstep_lab.flops.workload import SGD_NESTEROV, Workload
@@ -53,12 +56,23 @@ def randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> dic
 
 
 def deflated(workload: Workload, m: int, n: int, *, lifted: bool) -> dict[str, int]:
-    """:class:`polarstep.Deflated` with a Gaussian head: Algorithm 1 on the short side, and the rest."""
+    """:class:`polarstep.Deflated` with a Gaussian head: Algorithm 1 on the short side, and the rest.
+
+    A sketch that is wider than all matrices is no sketch, and full space is charged.
+    """
+    if not workload.sketched:
+        return full_space(workload, m, n)
     d0, d1 = min(m, n), max(m, n)
     head = randomized(workload, d0, d1, sketch=formulas.gaussian_sketch)
     # Degree 17 by three squarings, as NewtonSchulz(1, "flat").
     steps = formulas.newton_schulz(d0, d1, 1, 17, products=3) if lifted else None
     return head | formulas.deflation_parts(d0, d1, steps)
+
+
+def chosen(workload: Workload, m: int, n: int) -> dict[str, int]:
+    """The map that :class:`polarstep.Auto` takes on a GPU, by its own count; ℓ is not the workload's."""
+    polar = ps.Auto().on(m, n, torch.device("cuda"))
+    return {f"map of auto ({type(polar).__name__})": polar.flops(m, n)}
 
 
 def muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
@@ -101,8 +115,9 @@ def muon_ledger(
 OURS: dict[str, PolarCost] = {
     "Deflated Muon (rest scaled)": partial(deflated, lifted=False),
     "Deflated Muon (one flat step)": partial(deflated, lifted=True),
+    "Auto Muon, on a GPU": chosen,
 }
-"""Rows that are not in Table 2, with Nesterov momentum and the workload's own (s, p, h, q)."""
+"""Rows that are not in Table 2, with Nesterov momentum; two have the workload's (s, p, h, q)."""
 
 METHODS = tuple(method.name for method in paper.METHODS)
 """The rows of Table 2, in its order and by its names."""
@@ -117,8 +132,7 @@ TABLE_2: dict[str, dict[str, float]] = {
 def ledger(workload: Workload, method: str) -> Ledger:
     """FLOPs per step of a method of Table 2 or of ours, by item."""
     if method in OURS:
-        polar = OURS[method] if workload.sketched else full_space
-        return muon(workload, momentum=_NESTEROV, polar=polar)
+        return muon(workload, momentum=_NESTEROV, polar=OURS[method])
     row = next((row for row in paper.METHODS if row.name == method), None)
     if row is None:
         known = ", ".join(map(repr, (*METHODS, *OURS)))

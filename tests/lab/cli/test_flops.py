@@ -31,6 +31,7 @@ def test_json_is_one_object_of_unrounded_gflops_by_the_names_of_the_table(name):
         "Rand Muon (Nes.-Kaczmarz)",
         "Deflated Muon (rest scaled)",
         "Deflated Muon (one flat step)",
+        "Auto Muon, on a GPU",
     ]
 
 
