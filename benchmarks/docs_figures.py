@@ -185,15 +185,11 @@ def gaps() -> str:
 
 
 GAPS = "results/scaling/runs.jsonl"
-LONG_RUN = "results/long-run/table/records.jsonl"
 FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
     "docs/assets/frontier.svg": frontier,
     "docs/assets/gpt-ablations.svg": ablations,
+    "docs/assets/gaps.svg": gaps,
+    "docs/assets/over-time.svg": docs_over_time.long_run,
+    "docs/assets/frontier-over-time.svg": docs_over_time.frontier,
 }
-if (ROOT / GAPS).exists():
-    FIGURES["docs/assets/gaps.svg"] = gaps
-if (ROOT / LONG_RUN).exists():
-    FIGURES["docs/assets/over-time.svg"] = docs_over_time.long_run
-if (ROOT / docs_over_time.CURVES).exists():
-    FIGURES["docs/assets/frontier-over-time.svg"] = docs_over_time.frontier

@@ -58,23 +58,28 @@ def _columns_of_auto() -> dict[int, int]:
     for d in (768, 4096):
         polar = ps.Auto().on(d, d, torch.device("cuda"))
         assert isinstance(polar, ps.Deflated), d
-        found[d] = polar.head.rank + polar.head.oversample
+        found[d] = polar.head.width
     return found
 
 
 @claim
 def narrow_share() -> str:
     """The part of full space's time that a deflated map takes on narrower matrices."""
-    from step_workloads import BETWEEN as WIDTHS
-
     told = [
-        f"{_on_device(SIXTH, load) / _on_device(FULL_SPACE, load):.0%} at {load.removeprefix('width ')}"
-        for load in WIDTHS
+        f"{_on_device(SIXTH, load) / _on_device(FULL_SPACE, load):.0%} at {rows}"
+        for load, rows in _narrow().items()
     ]
     return (
         f"{', '.join(told[:-1])} and {told[-1]} rows (48 square matrices and 24 of four times the "
         "length, on the device)"
     )
+
+
+def _narrow() -> dict[str, str]:
+    """The workloads of narrow matrices, and their rows."""
+    from step_workloads import BETWEEN as WIDTHS
+
+    return {load: load.removeprefix("width ") for load in WIDTHS}
 
 
 def _on_device(optimizer: str, load: str) -> float:
@@ -85,25 +90,26 @@ def _on_device(optimizer: str, load: str) -> float:
 @claim
 def waits_for_host() -> str:
     """The short steps that took much longer than their work on the device."""
-    from step_workloads import BETWEEN as WIDTHS
-
-    told = []
-    for name, words in (("LowRank, ℓ = a quarter", "`LowRank`"), (SIXTH, "`Deflated`")):
-        waited = {
-            load.removeprefix("width "): share
-            for load in WIDTHS
-            if (share := _on_device(name, load) / steps(BETWEEN)[name, load]["ms"]) < 0.9
-        }
-        told += [f"{words} at {load} rows spent {share:.0%}" for load, share in waited.items()]
+    told = [
+        f"{words} at {rows} rows spent {share:.0%}"
+        for name, words in (("LowRank, ℓ = a quarter", "`LowRank`"), (SIXTH, "`Deflated`"))
+        for load, rows in _narrow().items()
+        if (share := _on_device(name, load) / steps(BETWEEN)[name, load]["ms"]) < 0.9
+    ]
     return f"{', '.join(told)} of its time on the device"
 
 
 @claim
 def sixth_price() -> str:
     """What a head of a sixth of the width costs on an 8B layer, where ``auto`` takes less."""
+    from step_optimizers import forced
+
+    polar = forced(4096)[SIXTH]()
+    assert isinstance(polar, ps.Deflated)
     return (
-        f"{ratio(SIXTH, '8B layer')} times AdamW's step with a head of a sixth, ℓ = 688, where `auto` "
-        f"takes {ratio(AUTO['8B layer'], '8B layer')} times with ℓ = 256"
+        f"{ratio(SIXTH, '8B layer')} times AdamW's step with a head of a sixth, ℓ = {polar.head.width}, "
+        f"where `auto` takes {ratio(AUTO['8B layer'], '8B layer')} times with "
+        f"ℓ = {_columns_of_auto()[4096]}"
     )
 
 
@@ -192,8 +198,8 @@ def peers_price() -> str:
     dion = {peer.title: peer for peer in peers()}["Muon of dion"]
     assert dion.timed is not None
 
-    def both(small: str, large: str | None = None) -> str:
-        first, second = ratio(small, "nanoGPT"), ratio(large or small, "8B layer")
+    def both(name: str) -> str:
+        first, second = ratio(name, "nanoGPT"), ratio(name, "8B layer")
         return f"{first} times AdamW's step on nanoGPT's matrices and {second} times on an 8B layer"
 
     return f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}"
@@ -204,11 +210,12 @@ def bare_products() -> str:
     """What the products of a step alone allow on a CPU."""
     record = json.loads((ROOT / "results/step-cost/cpu-bare.json").read_text(encoding="utf-8"))
     rows = {row["map"]: row for row in record["maps"]}
-    told = [
-        f"{row['bare_faster']:.2f} with rank {rank}, where whole steps have {row['faster']:.2f}"
-        for rank in (56, 120)
-        if (row := rows[f"Deflated {rank}, warm, one step"])
-    ]
+    told = []
+    for rank in (56, 120):
+        row = rows[f"Deflated {rank}, warm, one step"]
+        told.append(
+            f"{row['bare_faster']:.2f} with rank {rank}, where whole steps have {row['faster']:.2f}"
+        )
     return f"the bare products of both steps have a ratio of {' and '.join(told)}"
 
 

@@ -25,6 +25,11 @@ AUTO = "lift-120-warm"
 """The map of ``auto`` at width 768."""
 
 
+def _step_ms(line: Line) -> float:
+    """The time of a whole training step."""
+    return 1000 * line.seconds / STEPS
+
+
 @claim
 def time_of_a_run() -> str:
     """The time of all steps with AdamW, with maps of ours, and with optimizers of other libraries."""
@@ -35,7 +40,7 @@ def time_of_a_run() -> str:
         if name in (AUTO, FULL) or name.startswith("adamw") or line.kind == LIBRARY
     ]
     told = [
-        f"{line.name} {line.seconds:.1f} s ({1000 * line.seconds / STEPS:.1f} ms a step)"
+        f"{line.name} {line.seconds:.1f} s ({_step_ms(line):.1f} ms a step)"
         for line in sorted(shown, key=lambda line: line.seconds)
     ]
     return (
@@ -48,9 +53,7 @@ def time_of_a_run() -> str:
 def whole_step() -> str:
     """What is left of the saving in a whole training step, of the model and the optimizer."""
     runs = {name.removesuffix("+warmup"): line for name, line in curves().items()}
-    ours, full, adamw = (
-        f"{1000 * runs[name].seconds / STEPS:.1f}" for name in (AUTO, FULL, "adamw")
-    )
+    ours, full, adamw = (f"{_step_ms(runs[name]):.1f}" for name in (AUTO, FULL, "adamw"))
     return (
         f"{ours} ms a step with this map, {full} in full space and {adamw} with AdamW, in batches of "
         f"{SEQUENCES * LENGTH / 1000:.0f} thousand tokens (one run each)"
@@ -61,8 +64,7 @@ def whole_step() -> str:
 def soap_step() -> str:
     """The time of SOAP in a step of the loop, over steps with a decomposition and without."""
     (soap,) = (run for run in recorded() if run["map"].startswith("peer:soap"))
-    lines = curves()
-    more = soap["step_ms"] - 1000 * lines[FULL].seconds / STEPS
+    more = soap["step_ms"] - _step_ms(curves()[FULL])
     return (
         f"a whole training step takes {soap['step_ms']:.0f} ms in the mean, {more:.0f} more than with "
         f"full space, and the optimizer {soap['ms']:.0f} ms of a step with a decomposition (one run)"
@@ -72,17 +74,17 @@ def soap_step() -> str:
 @claim
 def second_of_perplexity() -> str:
     """What a second and a percent of perplexity are worth at the end of a run."""
-    full = curves()[FULL]
-    (before, high), (end, low) = full.points[-2:]
+    runs = curves()
+    (before, high), (end, low) = runs[FULL].points[-2:]
     fall = 100 * (high / low - 1) / (end - before)
     seeds = reported(perplexities(VALIDATION)[BASE]).values()
-    same = [1000 * line.seconds / STEPS for name, line in curves().items() if name.startswith(AUTO)]
+    apart = 100 * (max(seeds) / min(seeds) - 1)
+    same = [_step_ms(line) for name, line in runs.items() if name.startswith(AUTO)]
     return (
         f"Near its end full space falls by {fall:.1f}% a second (one seed, {million_tokens():.1f}M "
         f"tokens), and {len(same)} runs of `Deflated` with ℓ = a sixth took {min(same):.2f} to "
         f"{max(same):.2f} ms a step. {len(seeds)} seeds of full space end "
-        f"{100 * (max(seeds) / min(seeds) - 1):.1f}% apart, which is "
-        f"{100 * (max(seeds) / min(seeds) - 1) / fall:.1f} s"
+        f"{apart:.1f}% apart, which is {apart / fall:.1f} s"
     )
 
 
@@ -100,10 +102,11 @@ def time_to_full_space() -> str:
 @claim
 def time_to_a_perplexity() -> str:
     """When each run reaches a perplexity that most of them reach."""
-    level = common_level(curves())
+    runs = curves()
+    level = common_level(runs)
     return (
         f"Most runs reach {level:g} (one seed of each, "
-        f"{million_tokens():.1f}M tokens). {_reached(curves(), level)}"
+        f"{million_tokens():.1f}M tokens). {_reached(runs, level)}"
     )
 
 

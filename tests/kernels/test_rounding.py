@@ -205,16 +205,18 @@ def test_a_basis_that_is_longer_than_one_is_in_the_certificate(device: torch.dev
 
 
 @pytest.mark.parametrize(
-    ("polar", "spectrum", "seed"),
-    [(WARM, "one-dominant", 62), (ps.Deflated(WARM), "exponential", 74)],
+    ("polar", "shape", "spectrum", "seed"),
+    [
+        (WARM, (80, 48), "one-dominant", 62),
+        (ps.Deflated(WARM), (48, 80), "exponential", 74),
+    ],
     ids=["warm", "warm, rest scaled"],
 )
 def test_small_values_count_where_a_basis_makes_the_largest_longer(
-    device: torch.device, polar: ps.PolarMap, spectrum: str, seed: int
+    device: torch.device, polar: ps.PolarMap, shape: tuple[int, int], spectrum: str, seed: int
 ) -> None:
     """‖M‖²_F − ‖B‖²_F was less than nothing here, and with it the bound on γ too low by up to 0.19."""
-    m, n = (48, 80) if isinstance(polar, ps.Deflated) else (80, 48)
-    gradients = [matrices(m, n, seed + step) for step in range(2)]
+    gradients = [matrices(*shape, seed + step) for step in range(2)]
     found = updates(polar, gradients, device, bounds := Bounds())
     at = list(SPECTRA).index(spectrum)
     for M, T, bound in zip(gradients, found, bounds, strict=True):

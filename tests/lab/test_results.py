@@ -344,11 +344,10 @@ def test_the_commands_of_which_map_make_the_runs_of_the_frontier(module):
 
 
 CURVES = ROOT / "results/frontier/curves.jsonl"
-"""May be absent; then the page has no command that makes it, and no figure and claims of it."""
 
 
 def test_the_commands_of_which_map_make_the_curves():
-    recorded = read_lines(CURVES) if CURVES.exists() else []
+    recorded = read_lines(CURVES)
     made = [(run["map"], run["lr"], run["seed"], run["curve"][0][0]) for run in recorded]
     assert runs_of_which_map("curves.jsonl") == set(made)
     assert len(made) == len(set(made))
@@ -922,19 +921,19 @@ def over_time(module, tmp_path, monkeypatch):
 
 def test_curves_are_whole_runs_of_a_gpu(over_time):
     found, _ = over_time
-    records = [*found.recorded(), *(read_lines(CURVES) if CURVES.exists() else [])]
-    for run in records:
+    for run in (*found.recorded(), *read_lines(CURVES)):
         assert [step for step, _ in run["curve"]] == [*range(100, 1501, 100)], run["map"]
         assert run["curve"][-1][1] == pytest.approx(run["validation"], rel=1e-4)
         assert (run["steps"], run["width"], run["device"]) == (1500, 768, "NVIDIA H200")
         assert run["step_ms"] > 0
 
 
-def test_the_figure_of_the_curves_is_on_its_page_where_their_record_is(module):
+def test_the_figure_of_the_curves_is_on_its_page(module):
     figure = "assets/frontier-over-time.svg"
     page = (ROOT / "docs/which.md").read_text()
-    shown = f"docs/{figure}" in module.FIGURES, f"]({figure})" in page, "time-of-a-run -->" in page
-    assert shown == (CURVES.exists(),) * 3
+    assert f"docs/{figure}" in module.FIGURES
+    assert f"]({figure})" in page
+    assert "time-of-a-run -->" in page
 
 
 def test_curves_have_a_line_for_each_run_over_its_own_time(over_time):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from tests.resuming import gone_on_beside
 from tests.spectra import gaussian
+from tests.step_times import step_times
 from torch import nn
 
 import polarstep as ps
@@ -89,22 +87,11 @@ def test_the_estimate_alone_decides_at_every_width(figures, ratio):
         assert ("has to save a tenth" in told) == (auto.WORTH <= share < 1)
 
 
-def recorded(workload):
-    """Milliseconds of whole steps on an H200, by optimizer, on matrices of 384 to 704 rows."""
-    record = Path(__file__).parents[2] / "results" / "step-cost" / "h200-between.json"
-    steps = json.loads(record.read_text(encoding="utf-8"))["steps"]
-    return {
-        row["optimizer"]: min(row["ms"], row.get("device_ms", math.inf))
-        for row in steps
-        if row["workload"] == workload
-    }
-
-
 @pytest.mark.parametrize("figures", ["H200"], indirect=True)
 @pytest.mark.parametrize("width", [384, 512, 576, 640, 704, 768])
 def test_on_an_h200_what_is_deflated_was_measured_to_take_less_time(figures, width):
     """Of shapes that the record has in one step: where one of them is deflated, deflating both paid."""
-    found = recorded(f"width {width}" if width < 768 else "nanoGPT")
+    found = step_times("h200-between", f"width {width}" if width < 768 else "nanoGPT")
     share = found["Deflated, ℓ = a sixth"] / found["full space, PolarExpress 5"]
     chosen = [ps.Auto().on(*shape, CUDA) for shape in ((width, width), (4 * width, width))]
     assert any(polar != FULL for polar in chosen)

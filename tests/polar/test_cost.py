@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from dataclasses import replace
 from itertools import combinations
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.step_times import step_times
 
 import polarstep as ps
 from polarstep import flops
@@ -51,13 +51,7 @@ def estimated_and_measured(request, monkeypatch):
     optimizers = importlib.import_module("step_optimizers")
     maps = optimizers.maps(rank, oversample)
     maps |= optimizers.forced(min(min(m, n) for _, m, n in shapes))
-    rows = json.loads((ROOT / "results" / "step-cost" / f"{record}.json").read_text())["steps"]
-    # A small step is over on the device before its host has launched the next one.
-    measured = {
-        row["optimizer"]: min(row["ms"], row.get("device_ms", math.inf))
-        for row in rows
-        if row["workload"] == workload
-    }
+    measured = step_times(record, workload)
     on, where = DEVICES[device], torch.device("cpu" if device == "cpu" else "cuda")
 
     def estimate(polar):
@@ -79,8 +73,9 @@ def estimated_and_measured(request, monkeypatch):
 @pytest.mark.parametrize("estimated_and_measured", RECORDS, ids=" ".join, indirect=True)
 def test_estimates_agree_with_measured_steps(estimated_and_measured):
     times, allowed = estimated_and_measured
-    assert len(times) >= 3
-    assert "full space, PolarExpress 5" in times
+    sketched = "Deflated, ℓ = a sixth" if "LowRank, ℓ = a quarter" in times else "LowRank, warm"
+    assert {sketched, "full space, PolarExpress 5"} <= times.keys()
+    assert ADAMW in times or times["full space, PolarExpress 5"][1] < 0.7
     off = {name: round(estimate / real, 2) for name, (estimate, real) in times.items()}
     assert all(1 / allowed <= ratio <= allowed for ratio in off.values()), off
 
@@ -93,7 +88,7 @@ def test_maps_that_differ_clearly_are_in_the_measured_order(estimated_and_measur
         for first, second in combinations(times.values(), 2)
         if max(first[1], second[1]) > 1.4 * min(first[1], second[1])
     ]
-    assert len(clear) >= 2
+    assert len(clear) >= (2 if "LowRank, ℓ = a quarter" in times else 5)
     for first, second in clear:
         assert (first[0] < second[0]) == (first[1] < second[1])
 

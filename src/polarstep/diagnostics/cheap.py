@@ -37,6 +37,7 @@ Rounding is allowed for: the bounds hold for the T that was computed, not only f
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,6 +120,7 @@ def cheap_certificate(
         B = None if B is None else B * s
         inner = inner if inner is None or inner.ignores_scale else None
     d0, precision = min(M.shape[-2:]), torch.finfo(products.of(M.device).dtype(M.dtype)).eps
+    basis = None if factors is None else _basis(factors, precision)
     if factors is None or B is None:
         alignment = _inner_product(M, T)
         nuclear = None if captured is None else _by_captured(captured, norm, precision)
@@ -128,10 +130,10 @@ def cheap_certificate(
             nuclear = torch.minimum(nuclear, alignment + loss)
     else:
         alignment = _inner_product(B, factors.Z.to(B.dtype))
-        nuclear = _by_factors(factors, B, alignment, inner, d0, norm, precision)
+        nuclear = _by_factors(factors, basis, B, alignment, inner, d0, norm, precision)
     largest = _largest_value(inner, T, norm)
-    if factors is not None and precision > SIXTEEN_BITS:
-        largest = largest * _norm_of_basis(_error_of_basis(factors))
+    if basis is not None:
+        largest = largest * basis.norm
     largest = largest + _rounding_of_norm(precision, max(M.shape[-2:]))
     # Rounding errors of the sum ⟨M, T⟩, and of the products that made B and T.
     slack = (16 * torch.finfo(M.dtype).eps * math.sqrt(d0) * largest + precision) * norm
@@ -154,12 +156,14 @@ def _by_captured(captured: Captured, norm: Tensor, precision: float) -> Tensor |
     if bool((((size < 1e-15) & (size > 0)) | (size > 1e15)).any()):
         return None
     alignment, d0 = _inner_product(B, captured.factors.Z.to(B.dtype)), min(A.shape[-2:])
-    of_A = _by_factors(captured.factors, B, alignment, captured.inner, d0, size, precision)
+    factors, basis = captured.factors, _basis(captured.factors, precision)
+    of_A = _by_factors(factors, basis, B, alignment, captured.inner, d0, size, precision)
     return of_A * (norm / torch.where(size > 0, size, 1))
 
 
 def _by_factors(
     factors: Factors,
+    basis: _Basis | None,
     B: Tensor,
     alignment: Tensor,
     inner: PolarMap | None,
@@ -169,17 +173,16 @@ def _by_factors(
 ) -> Tensor:
     """A bound on ‖M‖_* from B = QᵀM and ⟨B, Z⟩ = ``alignment``, for ‖M‖_F = ``norm``.
 
-    ``factors`` have Q. B is theirs, on the scale of ``norm`` and in float32 or wider. ``inner`` is the
-    map that made Z of B, if it is known.
+    B is that of ``factors``, on the scale of ``norm`` and in float32 or wider. ``inner`` is the map that
+    made Z of B, if it is known.
     """
     norm_B, ell = _norm(B), B.shape[-2]
     bound = _row_norms(B)
     if inner is not None and (loss := inner.alignment_loss(ell, norm_B)) is not None:
         bound = torch.minimum(bound, alignment + loss)
-    if precision > SIXTEEN_BITS:
-        E = _error_of_basis(factors)
-        longer = _inner_product(B, E @ B)
-        return _norm_of_basis(E) * bound + _outside(norm_B, norm, d0, precision, longer)
+    if basis is not None:
+        longer = _inner_product(B, basis.error @ B)
+        return basis.norm * bound + _outside(norm_B, norm, d0, precision, longer)
     return bound + _outside(norm_B, norm, d0 - ell if factors.orthonormal else d0, precision)
 
 
@@ -237,25 +240,28 @@ def _by_powers(T: Tensor) -> Tensor:
     return room * size * largest.sqrt() / s[:, 0, 0]
 
 
-def _error_of_basis(factors: Factors) -> Tensor:
-    """E = QᵀQ − I of the columns as they are stored, in float32.
+class _Basis(NamedTuple):
+    """How far a basis Q in 16 bits, which is orthonormal to two digits, is from orthonormal."""
 
-    It is E that is multiplied further and not QᵀQ: a GPU may do that in tf32, and E is small.
-    """
-    Q = factors.columns[..., : factors.width].float()
-    E = Q.mT @ Q
-    E.diagonal(dim1=-2, dim2=-1).sub_(1)
-    return E
+    error: Tensor
+    """E = QᵀQ − I. It is multiplied further, and not QᵀQ: a GPU may do that in tf32, and E is small."""
+    norm: Tensor
+    """A bound on ‖Q‖_op."""
 
 
-def _norm_of_basis(E: Tensor) -> Tensor:
-    """A bound on ‖Q‖_op from E = QᵀQ − I, where Q was made in 16 bits and is orthonormal to two digits.
+def _basis(factors: Factors, precision: float) -> _Basis | None:
+    """The basis as it is stored, looked at in float32; ``None`` where it was made in more than 16 bits.
 
     An eigenvalue λ of QᵀQ is near one, or zero for a direction that M does not have. F = (I + E)E has
     the eigenvalues λ² − λ ≤ ‖F‖_op, so that ‖F‖_op, which is about |λ − 1|, bounds the largest λ.
     """
+    if precision <= SIXTEEN_BITS:
+        return None
+    Q = factors.columns[..., : factors.width].float()
+    E = Q.mT @ Q
+    E.diagonal(dim1=-2, dim2=-1).sub_(1)
     largest = (1 + (1 + 4 * _operator_norm(E + E @ E)).sqrt()) / 2
-    return largest.sqrt()
+    return _Basis(E, largest.sqrt())
 
 
 def _operator_norm(H: Tensor) -> Tensor:
