@@ -139,7 +139,7 @@ def gaps() -> str:
     found = study.gaps(study.recorded(ROOT / GAPS, study.FRONTIER))
     over = {"tokens": study.over_tokens, "width": study.over_width}
     known = [gap for name in found for of in over.values() for _, gap in of(found, name)]
-    width, height = 760, 380
+    width, height = 760, 394
     shapes = [text(0, 20, "Perplexity against full space", kind="title")]
     y = (min(-1.0, min(known) - 1), max(known) + 1.5)
     panels = (
@@ -148,7 +148,7 @@ def gaps() -> str:
     )
     for place, (unit, ticks, words) in enumerate(panels):
         left = 52 + place * 372
-        frame = Frame(left, 50, left + 320, height - 62, (0.8 * ticks[0], 1.25 * ticks[-1]), y)
+        frame = Frame(left, 50, left + 320, height - 76, (0.8 * ticks[0], 1.25 * ticks[-1]), y)
         percents = {value: percent(value) for value in multiples(2, y)}
         shapes += frame.axes(percents, {tick: f"{tick:.0f}" for tick in ticks}, words)
         for name, kind, title in (
@@ -176,11 +176,11 @@ def gaps() -> str:
                 begins = max(0.0, (frame.right - 130 - x0) / (x1 - x0))
                 top = min(top, y1, y0 + (y1 - y0) * begins)
             shapes.append(text(frame.right, top - 10, title, kind="small", anchor="end"))
-    note = (
-        "A point is a pair of runs with one seed. Lines are fitted to the logarithm: points of percent "
-        "for each doubling, with 95% t-intervals."
+    notes = (
+        "A point is a pair of runs with one seed. Lines are fitted to the logarithm:",
+        "points of percent for each doubling, with 95% t-intervals.",
     )
-    shapes.append(text(0, height - 8, note, kind="small"))
+    shapes += [text(0, height - 22 + 14 * k, note, kind="small") for k, note in enumerate(notes)]
     return svg(width, height, "Perplexity against full space over tokens and width", shapes)
 
 

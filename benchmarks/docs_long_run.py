@@ -133,18 +133,23 @@ def seconds(run: RunRecord) -> list[tuple[float, float]]:
     ]
 
 
-def times(slug: str) -> tuple[float, float] | None:
-    """Median ms of the optimizer and of a whole step, of runs that had the GPU to themselves."""
-    alone = [
-        run.result
-        for run in runs().get(slug, {}).values()
+def alone(slug: str) -> dict[int, RunRecord]:
+    """The runs of a row that ended and had the GPU to themselves, by seed: those whose times count."""
+    return {
+        seed: run
+        for seed, run in runs().get(slug, {}).items()
         if run.result and not run.environment.get("device_shared", False)
-    ]
-    if not alone:
+    }
+
+
+def times(slug: str) -> tuple[float, float] | None:
+    """Median ms of the optimizer and of a whole step, of runs that were :func:`alone`."""
+    found = [run.result for run in alone(slug).values() if run.result]
+    if not found:
         return None
     return (
-        statistics.median(result.optimizer_ms_per_step for result in alone),
-        statistics.median(result.step_ms for result in alone),
+        statistics.median(result.optimizer_ms_per_step for result in found),
+        statistics.median(result.step_ms for result in found),
     )
 
 

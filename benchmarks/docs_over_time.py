@@ -137,14 +137,18 @@ def under(points: Sequence[Point], top: float) -> list[Point]:
 
 
 def long_run() -> str:
-    """The figure of the long run: a line for each row of the study, of its first seed."""
+    """The figure of the long run: a line for each row of the study, of its first seed.
+
+    Runs that shared the GPU have no time of their own, and no line.
+    """
     import docs_long_run as study
     from long_run import SHOWN
 
     lines = []
     for row in SHOWN:
-        if found := study.tests(row.slug):
-            points = study.seconds(study.runs()[row.slug][min(found)])
+        alone = study.alone(row.slug)
+        if found := study.tests(row.slug).keys() & alone.keys():
+            points = study.seconds(alone[min(found)])
             kind = SKETCHED if row.method.randomized else LIBRARY if row.method.peer else OTHER
             lines.append(Line(_brief(row.title), points, FULL if row.slug == study.BASE else kind))
     return drawn(lines, study.million_tokens(), "minutes", 60)

@@ -123,6 +123,13 @@ def weighed() -> tuple[Weighed, ...]:
             (64, 256),
             "deflated-rows",
         ),
+        Weighed(
+            "`Deflated`, h = 1, rest scaled",
+            "Deflated, Gaussian h=1, rest scaled",
+            ("scaled-200", 0.014),
+            wide,
+        ),
+        Weighed("`Deflated`, warm, a sixth, rest scaled", None, ("scaled-120-warm", 0.014), (128,)),
         Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
         Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
         Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
@@ -132,6 +139,12 @@ def weighed() -> tuple[Weighed, ...]:
             ("paper", 0.02),
             wide,
             "rand-muon",
+        ),
+        Weighed(
+            "`LowRank`, the paper's, `NormalizedRows`",
+            with_rows("LowRank, the paper's (h=1, q=7)"),
+            ("paper+rows", 0.014),
+            wide[:1],
         ),
     )
 

@@ -47,7 +47,7 @@ def _scaled(unit: str) -> str:
             f"doubling (n = {len(points)} pairs of runs at {line.n} {of}, {at}"
         )
         if alone:
-            text += f"; {alone} of {len(places)} {of} have one seed"
+            text += f"; {alone} of {len(places)} {of} {'has' if alone == 1 else 'have'} one seed"
         if len(places) > 2:
             low, high = study.without_one(study.means(points))
             text += f"; {signed(low, 2)} to {signed(high, 2)} with any one of them left out"

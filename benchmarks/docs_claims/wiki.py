@@ -74,6 +74,24 @@ def adamw_behind() -> str:
 
 
 @claim
+def adamw_warm_up() -> str:
+    """AdamW with a warm-up against AdamW without, in the long run and in the short runs of rates."""
+    import docs_long_run as study
+
+    tried = {slug: study.rates()[slug] for slug in ("adamw", "adamw-warmup")}
+    best = {slug: min(found, key=lambda lr: found[lr]) for slug, found in tried.items()}
+    gap = percent(study.tests("adamw-warmup"), study.tests("adamw"))
+    lr = best["adamw"]
+    return (
+        f"with one over the first 100 of 1110 steps it ends {gap.told(unit='%')} from the runs without "
+        f"in test perplexity after {study.million_tokens():.1f}M tokens, each at the rate that short "
+        f"runs chose, {best['adamw-warmup']:g} and {lr:g}. At {lr:g} the short runs have "
+        f"{tried['adamw-warmup'][lr]:.0f} in validation with it and {tried['adamw'][lr]:.0f} without "
+        "(one seed)"
+    )
+
+
+@claim
 def gpt_order() -> str:
     """How many pairs of methods come in the paper's order in the long runs."""
     import docs_long_run as study

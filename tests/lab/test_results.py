@@ -607,7 +607,7 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
     assert "one seed" not in over_tokens
     kept = [row for row in rows if (row["seed"], row["steps"]) != (1, 375)]
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    assert "6.1M to 24.6M tokens; 1 of 3 lengths have one seed;" in claims.gap_over_tokens()
+    assert "6.1M to 24.6M tokens; 1 of 3 lengths has one seed;" in claims.gap_over_tokens()
     page = "<!-- over-width: results/scaling/runs.jsonl -->\n\n| old |\n\nmore\n"
     text = module.filled(page, "docs/which.md").replace("\N{NO-BREAK SPACE}", " ")
     assert "| 384 | +0.6% ± 1.3 (n = 2) | +6.1% ± 1.3 (n = 2) |" in text
@@ -789,6 +789,22 @@ def test_perplexity_over_time_has_a_line_for_each_row(long_run):
     assert times[-1] == (pytest.approx(200 * 0.052), pytest.approx(80.0))  # 52 ms a step
 
 
+def test_a_run_that_shared_the_gpu_has_no_times_and_no_line(long_run):
+    found, figures, study = long_run
+    (row,) = study.find_rows("adamw-warmup")
+    folder = write_planned(study.whole_run(row, 1, 0.018, found.ROOT / "shared"), 41.5, "finished")
+    environment = folder / "environment.json"
+    known = json.loads(environment.read_text())
+    for shared, lines in ((True, 3), (False, 4)):
+        environment.write_text(json.dumps(known | {"device_shared": shared}))
+        pack([found.ROOT / "shared"], found.ROOT / found.FOLDER, force=True)
+        found.runs.cache_clear()
+        assert len(re.findall(r'class="line', figures.long_run())) == lines
+        (told,) = (line for line in found.table() if line.startswith("| AdamW, warm-up |"))
+        assert ("| not timed | not timed |" in told) == shared
+        assert (found.times("adamw-warmup") is None) == shared
+
+
 def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run, module):
     found, _, study = long_run
     assert found.rates()["adamw"] == {0.01: 310.0, 0.018: 300.0, 0.5: math.inf}
@@ -804,7 +820,6 @@ def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run, modu
         "muon-polar-express": 0.018,
         "muon-polar-express-rows": 0.032,
         "deflated-rows": 0.032,  # that of full space with normalized rows
-        "deflated-120-rows": 0.032,
     }
     assert module.made("long-run-edges") == (
         "Muon (PolarExpress 5); Muon (PolarExpress 5, normalized rows); "
