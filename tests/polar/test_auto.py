@@ -286,6 +286,11 @@ def test_routes_say_what_was_taken_and_why():
     assert large.endswith("× full space")
     assert small.startswith("NewtonSchulz(5 × polar-express")
     assert "; auto: a sketch would take" in small
+    widths = {m: ps.Auto().describe(m, 2 * m, CUDA) for m in (1536, 1552, 4096)}
+    assert widths[1536].endswith("× full space")
+    tried = "of the short side, and a sixth was tried in training"
+    assert widths[1552].endswith(f"ℓ is 16% {tried}")
+    assert widths[4096].endswith(f"ℓ is 6% {tried}")
     assert "auto: budget full" in ps.Auto("full").describe(300, 320)
     assert "auto: a sketch would take" in ps.Auto().describe(100, 100)
 

@@ -251,6 +251,70 @@ def test_nu_of_a_scaled_rest_is_below_its_bound(h, too_small):
         assert known <= whatever + 1e-9
 
 
+@pytest.mark.parametrize("too_small", [0.0, 0.3])
+def test_nu_of_a_basis_that_is_not_orthonormal_is_below_its_bound(too_small):
+    """As in 16 bits, where B = QᵀM and R = M − QB are of a Q with ‖QᵀQ − I‖ of a percent and more."""
+    M = with_spectrum(random_spectra(24, M_ROWS), M_ROWS, N_COLS)
+    M[12:] += (
+        1e4 * M[12:, :, :1] @ M[12:, :1]
+    )  # what leaks of one large direction is most of the rest
+    leaks = []
+    for error in (1e-3, 0.02, 0.3):
+        Q = sketched_basis(M, 4, 0, "not orthonormal")
+        noise = torch.randn(4, 4, generator=rng.generator("noise"), dtype=torch.float64)
+        Q = Q @ (torch.eye(4, dtype=torch.float64) + error * noise)
+        stretches = operator_norm(Q).clamp_min(1)
+        B = Q.mT @ M
+        Z, R = Exact()(B), M - Q @ B
+        delta = (1 - too_small) * operator_norm(R)
+        nu = certify(M, flattened(M, Q, B, Z, delta)).nu
+        found = zip(
+            nu.tolist(),
+            (operator_norm(Z @ R.mT) / delta).tolist(),
+            stretches.tolist(),
+            (operator_norm(Q.mT @ R) / delta).tolist(),
+            strict=True,
+        )
+        for value, overlap, stretch, leak in found:
+            known = {"too_small": too_small, "stretch": stretch}
+            bound = bounds.deflated_nu(overlap=overlap, leak=leak, **known)
+            assert value <= bound + 1e-9
+            assert bound <= bounds.deflated_nu(leak=leak, **known) + 1e-12
+            whatever = bounds.deflated_nu(leak=None, **known)
+            assert whatever == pytest.approx(stretch + 1 / (1 - too_small) - 1)
+            assert bound <= whatever + 1e-12
+            leaks.append(leak)
+    assert min(leaks) < 0.01
+    assert max(leaks) > 0.5
+
+
+def test_expected_nu_is_below_its_bound():
+    """E ν by Monte-Carlo for δ = (1 − too_small)·‖R‖_op."""
+    k = torch.arange(1, M_ROWS + 1).double()
+    gaps = torch.stack([torch.where(k <= few, 30.0, 1.0) for few in (1, 2, 4)])
+    uneven = gaps * (1 + 0.2 * torch.rand(3, M_ROWS, generator=rng.generator("uneven")))
+    sigma = torch.cat([gaps, uneven, random_spectra(6, M_ROWS)])
+    sigma = sigma.sort(descending=True).values
+    M = with_spectrum(sigma, M_ROWS, N_COLS)
+    informative = 0
+    for ell, h, too_small in itertools.product((8, 12), (0, 0.5, 1, 2), (0.0, 0.3)):
+        found = []
+        for draw in range(16):
+            Q, B, Z = sketched(M, ell, h, "expected nu", ell, h, draw)
+            delta = (1 - too_small) * operator_norm(M - Q @ B)
+            found.append(certify(M, flattened(M, Q, B, Z, delta)).nu)
+        nu = torch.stack(found)
+        bound = bounds.expected_deflated_nu(sigma, ell, h, too_small=too_small)
+        error = nu.std(0) / math.sqrt(len(found))
+        assert (nu.mean(0) <= bound + 4 * error + 1e-9).all(), (ell, h, too_small)
+        whatever = bounds.deflated_nu(too_small=too_small)
+        assert (bound <= whatever + 1e-12).all()
+        informative += int((bound < 0.9 * whatever).sum())
+    assert informative > 40  # of 192
+    flat = bounds.expected_deflated_nu(torch.ones(M_ROWS), 8)
+    assert flat == pytest.approx(0, abs=1e-12)
+
+
 @over_sets
 @pytest.mark.parametrize("reach", [0.4, 1.0, 1.17])
 def test_nu_of_steps_is_below_its_bound_whatever_delta_is(polynomials, reach):
@@ -340,6 +404,9 @@ FLAT = torch.ones(8, dtype=torch.float64)
         (lambda: bounds.deflated_nu(too_small=1.0), "too_small=1.0"),
         (lambda: bounds.deflated_nu(overlap=-0.5), "overlap=-0.5"),
         (lambda: bounds.deflated_nu(overlap=math.nan), "overlap=nan"),
+        (lambda: bounds.deflated_nu(leak=-0.1), "leak=-0.1: expected ‖QᵀR‖_op/δ"),
+        (lambda: bounds.deflated_nu(stretch=0.9), "stretch=0.9: expected ‖Q‖_op"),
+        (lambda: bounds.expected_deflated_nu(FLAT, 8), "1 ≤ ℓ < 8 = rank.*no rest"),
         (lambda: bounds.subspace_norm_floor(1.5), "0 ≤ κ ≤ 1"),
     ],
 )

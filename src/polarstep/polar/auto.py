@@ -49,7 +49,10 @@ class Auto(Containing):
 
     On a GPT of 11 layers × 768 the deflated map ended 0.1% above the perplexity of full space after
     73M tokens (± 0.7, three seeds, ``results/long-run``), and the paper's low-rank map 11% above it
-    (± 1.5). ``docs/which.md`` has shorter runs, other widths and other ranks.
+    (± 1.5). ``docs/which.md`` has shorter runs, other widths and other ranks. No model wider than 1152
+    was trained, and above 1536 the 256 columns at most are less than the sixth of these runs: there the
+    quality is unknown, and routes say so. A head of a twelfth ended 1.1% above full space (± 0.3) at
+    width 768.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm
@@ -183,6 +186,10 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
         margin = ", and has to save a tenth" if ratio < 1 else ""
         return best, f"a sketch would take {ratio:.2f} × as long{margin}"
     share = f"about {shortest / times['full']:.2f} × full space"
+    if best == "deflated" and min(m, n) > SIXTH * WIDEST:
+        share += (
+            f"; ℓ is {WIDEST / min(m, n):.0%} of the short side, and a sixth was tried in training"
+        )
     if budget == "cheap":
         share += f"; no map is within {CHEAP} × AdamW, this one takes {shortest / adamw:.2f}"
     return best, share

@@ -26,11 +26,13 @@ from torch import Tensor
 from polarstep.polar import coefficients as polynomials_of
 from polarstep.polar.coefficients import Polynomial
 from polarstep.theory import checks as check
+from polarstep.theory.bounds.sketched_rest import sketched_rest_bound
 
 __all__ = [
     "certified_deflated_gamma",
     "deflated_nu",
     "expected_deflated_gamma",
+    "expected_deflated_nu",
     "ideal_deflated_gamma",
     "lifted_nu",
     "subspace_norm_floor",
@@ -184,34 +186,85 @@ def certified_deflated_gamma(
     return _over(nuclear - known, nuclear)
 
 
-def deflated_nu(*, overlap: float | None = None, too_small: float = 0.0) -> float:
-    """A bound on ν = ‖X₀‖_op − 1, for any M, any Q with orthonormal columns and any ‖Z‖_op ≤ 1.
+def deflated_nu(
+    *,
+    overlap: float | None = None,
+    too_small: float = 0.0,
+    stretch: float = 1.0,
+    leak: float | None = 0.0,
+) -> float:
+    """A bound on ν = ‖X₀‖_op − 1, for any M, any Q and any ‖Z‖_op ≤ 1.
 
-    Let a = ‖Z‖, P = R/δ, b = ‖P‖ and c = ‖ZPᵀ‖ ≤ ab. QᵀP = 0, so ‖X₀‖ = ‖QZ + P‖ is the norm of Z on top
-    of P, and
+    Let a = ‖QZ‖, P = R/δ, b = ‖P‖ and c = ‖ZPᵀ‖. Where Q has orthonormal columns QᵀP = 0, so ‖X₀‖ =
+    ‖QZ + P‖ is the norm of Z on top of P, and
 
         ‖X₀‖²_op = ‖( ZZᵀ  ZPᵀ )‖  ≤ ‖( a²  c )‖  = (a² + b²)/2 + √((a² − b²)²/4 + c²) ≤ max(a², b²) + c.
                    ‖( PZᵀ  PPᵀ )‖    ‖( c  b² )‖
 
-    c is the overlap of the row spaces of head and rest. It is 0 where Q spans singular vectors of M, and
-    with c ≤ ab the bound is √(a² + b²).
+    c ≤ b is the overlap of the row spaces of head and rest. It is 0 where Q spans singular vectors of M,
+    and with c = ab the bound is √(a² + b²).
+
+    In 16 bits columns of Q are not quite orthonormal. Let q = ‖Q‖ and e = ‖QᵀP‖. For a unit vector v
+
+        ‖X₀v‖² = ‖QZv‖² + ‖Pv‖² + 2⟨Zv, QᵀPv⟩,
+
+    of which the first two are at most the above with a ≤ q and qc in place of c, and the last is at most
+    2e. As e ≤ qb, ‖X₀‖ ≤ q + b in any case: a rest that is all rounding of a head adds one to ν and no
+    more.
 
     ``overlap`` is c; ``None`` is the largest possible. ``too_small`` is the part by which δ may be below
-    ‖R‖_op, so that b ≤ 1/(1 − too_small).
+    ‖R‖_op, so that b ≤ 1/(1 − too_small). ``stretch`` is q, and ``leak`` is e; ``None`` is the largest
+    possible.
 
     >>> [round(nu, 4) for nu in (deflated_nu(), deflated_nu(overlap=0.0), deflated_nu(too_small=0.3))]
     [0.4142, 0.0, 0.7438]
+    >>> round(deflated_nu(stretch=1.05, leak=0.02), 4), deflated_nu(leak=None)
+    (0.4637, 1.0)
     """
     if not 0 <= too_small < 1:
         raise ValueError(f"too_small={too_small}: expected the part of ‖R‖_op that δ lacks, 0 to 1")
-    if overlap is not None and not overlap >= 0:
-        raise ValueError(
-            f"overlap={overlap}: expected ‖ZPᵀ‖_op, the overlap of the row spaces of head and rest, 0 "
-            "or more; None for the largest possible"
-        )
-    b = 1 / (1 - too_small)
-    c = b if overlap is None else min(overlap, b)
-    return max(math.sqrt((1 + b * b) / 2 + math.hypot((1 - b * b) / 2, c)) - 1, 0.0)
+    if not 1 <= stretch < math.inf:
+        raise ValueError(f"stretch={stretch}: expected ‖Q‖_op, 1 for orthonormal columns, or more")
+    for name, given, words in (
+        ("overlap", overlap, "‖ZRᵀ‖_op/δ, the overlap of the row spaces of head and rest"),
+        ("leak", leak, "‖QᵀR‖_op/δ, 0 for orthonormal columns of Q"),
+    ):
+        if given is not None and not given >= 0:
+            raise ValueError(
+                f"{name}={given}: expected {words}, 0 or more; None for the largest possible"
+            )
+    a, b = stretch, 1 / (1 - too_small)
+    c = a * (b if overlap is None else min(overlap, b))
+    square = (a * a + b * b) / 2 + math.hypot((a * a - b * b) / 2, c)
+    square += 2 * min(math.inf if leak is None else leak, a * b)
+    return max(min(math.sqrt(square), a + b) - 1, 0.0)
+
+
+def expected_deflated_nu(
+    singular_values: Tensor, ell: int, h: float = 0, *, too_small: float = 0.0
+) -> Tensor:
+    """A bound on E ν over Gaussian sketches of ℓ columns, for a rest that is scaled only.
+
+        E ν ≤ √(b² + b·min(1, √ω/σ_{ℓ+1})) − 1,   b = 1/(1 − too_small),   ω ≥ E‖ZRᵀ‖²_F
+
+    with the ω of :func:`polarstep.theory.bounds.sketched_rest_bound`, which is small where h or a gap in
+    the spectrum brings Q near singular vectors of M, and zero for equal singular values. The bound is at
+    most that of :func:`deflated_nu`, which holds for every Q.
+
+    Proof. For every Q, ‖X₀‖²_op ≤ b² + c with c ≤ b, as in :func:`deflated_nu`. No Q of ℓ columns leaves
+    less than σ_{ℓ+1}, so δ ≥ ‖R‖_op/b ≥ σ_{ℓ+1}/b, and c = ‖ZRᵀ‖_op/δ ≤ b‖ZRᵀ‖_F/σ_{ℓ+1}. The root is
+    concave and nondecreasing in c, so the mean of c may be taken inside, and E‖ZRᵀ‖_F ≤ √ω. ∎
+
+    >>> sigma = torch.tensor([100.0] * 3 + [1.0] * 9)
+    >>> [round(float(expected_deflated_nu(sigma, 8, h)), 3) for h in (0, 1, 2)]
+    [0.414, 0.013, 0.0]
+    """
+    sigma = check.spectrum(singular_values)
+    shared = sketched_rest_bound(sigma, ell, h).overlap
+    b = 1 + deflated_nu(overlap=0.0, too_small=too_small)
+    least = sigma[..., check.sketch_width(ell, sigma)]
+    c = b * (shared.sqrt() / least).clamp_max(1)
+    return ((b * b + c).sqrt() - 1).clamp_max(deflated_nu(too_small=too_small))
 
 
 def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
