@@ -402,7 +402,8 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a row for each map and rate, with the mean of the paired differences to full space.
 
     Differences are between runs of one seed and one rate, or to :data:`RATE` where full space was not
-    run at that rate. Rows of other rates than :data:`RATE` say so.
+    run at that rate. Rows of other rates than :data:`RATE` say so. The seed that chooses rates counts
+    only where no other was run.
     """
     found: dict[tuple[str, float], dict[int, float]] = {}
     for record in records:
@@ -412,7 +413,8 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     for (name, lr), runs in found.items():
         words = title_of(name) + ("" if lr == RATE else f", rate {lr:g}")
         full = found.get((FULL, lr), found[FULL, RATE])
-        lost = percent(runs, full)
+        counted = {seed: value for seed, value in runs.items() if seed != CHOICE} or runs
+        lost = percent(counted, full)
         values = ", ".join(f"{runs[s]:.2f}" for s in sorted(runs))
         told = "–" if name == FULL else lost.told(unit="%")
         if lost.value > 100:

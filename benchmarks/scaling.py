@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -157,7 +157,8 @@ class Fit:
     """A line through gaps over the binary logarithm of x: the gap at ``middle``, and the slope.
 
     ``slope`` is in points of percent for each doubling, ``error`` its standard error, ``half`` half its
-    95% t-interval; both are NaN with two points, which a line meets exactly.
+    95% t-interval; both are NaN with two points, which a line meets exactly. A line through means has
+    ``pairs``, the line through the gaps of all pairs of runs, where some place has several.
     """
 
     gap: float
@@ -166,6 +167,7 @@ class Fit:
     half: float
     middle: float
     n: int
+    pairs: Fit | None = None
 
     def at(self, x: float) -> float:
         """The line's gap at x."""
@@ -178,9 +180,14 @@ class Fit:
         return text if math.isnan(self.half) else f"{text} ± {self.half:.2f}"
 
     @property
+    def tells(self) -> bool:
+        """Whether zero is outside the interval of the slope."""
+        return abs(self.slope) > self.half  # false for NaN
+
+    @property
     def verdict(self) -> str:
-        """Whether the gap closes, grows or neither by the interval of the slope."""
-        if math.isnan(self.half) or abs(self.slope) <= self.half:
+        """Whether the gap closes, grows or neither; the line through all pairs has to agree."""
+        if not self.tells or not (self.pairs is None or self.pairs.tells):
             return "no change can be told"
         return "grows" if self.slope > 0 else "closes"
 
@@ -253,12 +260,20 @@ def means(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def fits(found: Gaps, name: str) -> dict[Unit, Fit]:
-    """The fits of a map's mean gaps over tokens and over width, where there are records for them."""
-    both: dict[Unit, Fit | None] = {
-        "tokens": fit(means(over_tokens(found, name)), million(STEPS)),
-        "width": fit(means(over_width(found, name)), WIDTH),
-    }
-    return {key: made for key, made in both.items() if made is not None}
+    """The fits of a map's gaps over tokens and over width, where there are records for them.
+
+    A line goes through the mean gap at each place, and has that through all pairs beside it: the first
+    does not know how far seeds scatter, and the second takes seeds of one place for evidence of a slope.
+    """
+    both: dict[Unit, Fit] = {}
+    for unit, points, middle in (
+        ("tokens", over_tokens(found, name), million(STEPS)),
+        ("width", over_width(found, name), float(WIDTH)),
+    ):
+        if line := fit(means(points), middle):
+            many = fit(points, middle) if len(points) > line.n else None
+            both[unit] = replace(line, pairs=many)
+    return both
 
 
 def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
@@ -288,7 +303,8 @@ def _slope(line: Fit | None) -> str:
         return "not run"
     if math.isnan(line.half):
         return f"{line.told} points"
-    return f"{line.told} points (standard error {line.error:.2f}): {line.verdict}"
+    many = f", over all pairs {line.pairs.told}" if line.pairs else ""
+    return f"{line.told} points (standard error {line.error:.2f}){many}: {line.verdict}"
 
 
 def make(options: argparse.Namespace) -> None:

@@ -53,10 +53,12 @@ def time_of_a_run() -> str:
 def whole_step() -> str:
     """What is left of the saving in a whole training step, of the model and the optimizer."""
     runs = {name.removesuffix("+warmup"): line for name, line in curves().items()}
-    ours, full, adamw = (f"{_step_ms(runs[name]):.1f}" for name in (AUTO, FULL, "adamw"))
+    ours, full, adamw = (runs[name] for name in (AUTO, FULL, "adamw"))
     return (
-        f"{ours} ms a step with this map, {full} in full space and {adamw} with AdamW, in batches of "
-        f"{SEQUENCES * LENGTH / 1000:.0f} thousand tokens (one run each)"
+        f"{_step_ms(ours):.1f} ms a step with this map, {_step_ms(full):.1f} in full space and "
+        f"{_step_ms(adamw):.1f} with AdamW, in batches of {SEQUENCES * LENGTH / 1000:.0f} thousand tokens. "
+        f"After {million_tokens():.1f}M tokens validation perplexity was {ours.end:.1f}, {full.end:.1f} and "
+        f"{adamw.end:.1f} (one run each)"
     )
 
 

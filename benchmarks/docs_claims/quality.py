@@ -186,7 +186,7 @@ def fan_ratio_beside_dion() -> str:
     for words, ours, timed, title in (
         ("full space", FANS, FULL_SPACE, "Muon of dion"),
         (
-            "the map of `auto` with normalized rows",
+            "the map of `auto` (ℓ = 128) with normalized rows",
             AUTO_FANS,
             f"{SIXTH}, rows normalized",
             "NorMuon of dion",

@@ -37,14 +37,16 @@ def _scaled(unit: str) -> str:
         verb = f"{line.verdict} by this fit"
         if line.verdict not in ("grows", "closes"):
             verb = "does not change clearly"
+        slope = f"{signed(line.slope, 2)} ± {line.half:.2f} points for each doubling"
+        if line.pairs:
+            slope += f" by the means and {line.pairs.told} over all pairs"
         at = f"{places[0]:.1f}M to {places[-1]:.1f}M tokens"
         if unit == "width":
             at = f"width {places[0]:g} to {places[-1]:g}, {million_tokens():.1f}M tokens"
         alone = sum([x for x, _ in points].count(place) == 1 for place in places)
         of = "lengths" if unit == "tokens" else "widths"
         text = (
-            f"the gap of {words} {verb}, {signed(line.slope, 2)} ± {line.half:.2f} points for each "
-            f"doubling (n = {len(points)} pairs of runs at {line.n} {of}, {at}"
+            f"the gap of {words} {verb}, {slope} (n = {len(points)} pairs of runs at {line.n} {of}, {at}"
         )
         if alone:
             text += f"; {alone} of {len(places)} {of} {'has' if alone == 1 else 'have'} one seed"

@@ -280,8 +280,25 @@ def test_gaps_are_paired_and_their_slope_is_least_squares(scaling):
     assert "width" not in scaling.fits(found, "deflated")
     text = "\n".join(scaling.table(rows, "tokens")).replace("\N{NO-BREAK SPACE}", " ")
     assert "| 12.3M | +1.5% ± 1.3 (n = 2) |" in text
-    assert "+0.50 ± 0.22 points (standard error 0.02): grows" in text
+    # Over all pairs the scatter of the seeds counts: ±0.1 about the means, six pairs, four degrees.
+    assert line.pairs.slope == pytest.approx(0.5)
+    assert line.pairs.error == pytest.approx(math.sqrt((2 * 0.0006 + 6 * 0.01) / 4 / 4))
+    assert line.pairs.half == pytest.approx(2.776 * line.pairs.error, rel=1e-3)
+    assert "+0.50 ± 0.22 points (standard error 0.02), over all pairs +0.50 ± 0.17: grows" in text
     assert "72.7M" not in text
+
+
+def test_a_slope_that_the_scatter_of_seeds_explains_is_not_told(scaling):
+    rows = []
+    for doubling, steps in enumerate((375, 750, 1500)):
+        for seed, noise in enumerate((-2, 2)):
+            rows.append(row("full", seed, 50.0, steps=steps))
+            gap = 0.5 * doubling + noise + (0.001 if doubling == 1 else 0)
+            rows.append(row("low-rank", seed, 50.0 * (1 + gap / 100), steps=steps))
+    line = scaling.fits(scaling.gaps(rows), "low-rank")["tokens"]
+    assert line.tells
+    assert not line.pairs.tells
+    assert line.verdict == "no change can be told"
 
 
 def test_a_slope_is_told_without_each_place_in_turn(scaling):
