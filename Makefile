@@ -77,12 +77,17 @@ dist: $(STAMP)
 benchmark: $(STAMP)
 	$(BIN)/python benchmarks/polar_cost.py
 
-# Every report under results/ from the archives of runs beside it, and the tables of the README.
+# Every report under results/ from the archives of runs beside it, the tables of studies, and those of the pages.
 results: $(STAMP)
+	@mkdir -p build
 	@for folder in results/*/; do \
 		if [ -n "$$(find $$folder -name records.jsonl)" ]; then \
 			$(BIN)/polarstep report $$folder --out $$folder || exit 1; \
 		fi; \
+	done
+	@for study in adaptive frontier low-precision scaling toy-ideas; do \
+		$(BIN)/python benchmarks/$$(echo $$study | tr - _).py table results/$$study/runs.jsonl \
+			> build/$$study.md && mv build/$$study.md results/$$study/summary.md || exit 1; \
 	done
 	$(BIN)/python benchmarks/update_docs.py
 

@@ -206,7 +206,11 @@ def test_a_number_outside_of_a_marked_block_is_found() -> None:
     "page",
     [
         "README.md",
-        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in APART),
+        *(
+            str(path.relative_to(ROOT))
+            for path in sorted((ROOT / "docs").rglob("*.md"))
+            if path.name not in APART
+        ),
     ],
 )
 def test_every_measured_number_is_made_from_a_record(page: str) -> None:
