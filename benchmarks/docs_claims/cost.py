@@ -34,8 +34,8 @@ def deflated_price() -> str:
         f"{small} AdamW's step on nanoGPT's matrices (ℓ = {ells[0]}, {ells[0] / 768:.0%} of the width), "
         f"and {large} on an 8B layer (ℓ = {ells[1]}, {ells[1] / 4096:.0%}). The first ended at "
         f"{long_gap('deflated-120')} in perplexity. No model of the 8B layer's width was trained; at "
-        f"width 768 a head of {64 / 768:.0%} ended at {long_gap('deflated')}, both against full space after "
-        f"{study.million_tokens():.1f}M tokens"
+        f"width 768 a head of {64 / 768:.0%} ended at {long_gap('deflated')}, both against full space "
+        f"after {study.million_tokens():.1f}M tokens"
     )
 
 

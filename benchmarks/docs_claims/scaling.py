@@ -45,7 +45,8 @@ def _scaled(unit: str) -> str:
             at = f"width {places[0]:g} to {places[-1]:g}, {million_tokens():.1f}M tokens"
         alone = sum([x for x, _ in points].count(place) == 1 for place in places)
         of = "lengths" if unit == "tokens" else "widths"
-        text = f"the gap of {words} {verb}, {slope} (n = {len(points)} pairs of runs at {line.n} {of}, {at}"
+        pairs = f"n = {len(points)} pairs of runs at {line.n} {of}, {at}"
+        text = f"the gap of {words} {verb}, {slope} ({pairs}"
         if alone:
             text += f"; {alone} of {len(places)} {of} {'has' if alone == 1 else 'have'} one seed"
         if len(places) > 2:
