@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import textwrap
 import warnings
 from pathlib import Path
@@ -22,6 +23,10 @@ from polarstep import SGD, AdamW, LowRank, Muon, NormalizedRows, muon_for
 def backward(model: nn.Module, seed: int = 0) -> None:
     for i, p in enumerate(model.parameters()):
         p.grad = gaussian(*p.shape, seed=seed + i).to(p.dtype)
+
+
+def unpickled(whole):
+    return pickle.loads(pickle.dumps(whole))
 
 
 # --- groups added later
@@ -77,6 +82,261 @@ def test_layers_that_were_frozen_get_the_rules_they_would_have_had():
     assert optimizer.routes["blocks.0.up.weight"].lr == 0.01
     assert optimizer.routes["blocks.0.up.bias"].lr == pytest.approx(0.05)
     assert optimizer.routes["blocks.0.up.weight"].why == "hidden: Linear, added later"
+
+
+# --- options of a group added later
+
+
+def test_options_reach_the_rules_that_are_not_muons():
+    model = SmallGPT("untied")
+    optimizer = muon_for(model, others=AdamW(weight_decay=0.1))
+    options = {
+        "weight_decay": 0.0,
+        "betas": (0.5, 0.5),
+        "nonfinite": "skip",
+        "name": "mine",
+        "tag": 1,
+    }
+    optimizer.add_param_group({"params": [Parameter(torch.zeros(3))], **options})
+    assert {key: optimizer.param_groups[-1][key] for key in options} == options
+    optimizer.add_param_group({"params": [Parameter(torch.zeros(3))], "name": "mine"})
+    assert optimizer.param_groups[-1]["name"] == "mine-2"
+    assert optimizer.param_groups[-1]["weight_decay"] == 0.1
+
+
+def test_options_reach_frozen_layers_of_every_rule():
+    model = SmallGPT("untied")
+    model.blocks[0].requires_grad_(False)
+    model.wte.requires_grad_(False)
+    optimizer = muon_for(model, vectors=SGD())
+    before = len(optimizer.param_groups)
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    options = {"weight_decay": 0.3, "nesterov": False, "betas": (0.5, 0.6), "polar": LowRank(4, 2)}
+    optimizer.add_param_group({"params": frozen, **options})
+    added = optimizer.param_groups[before:]
+    assert {group["algorithm"] for group in added} == {"muon", "sgd", "adamw"}
+    known = {"muon": {"nesterov", "polar"}, "sgd": {"nesterov"}, "adamw": {"betas"}}
+    for group in added:
+        fitting = known[group["algorithm"]] | {"weight_decay"}
+        assert {key: group[key] for key in fitting} == {key: options[key] for key in fitting}
+        assert not (options.keys() - fitting) & group.keys()
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "message"),
+    [
+        (
+            "vector",
+            {"momentun": 0.3},
+            r"'momentun'.*'adamw': it is like 'momentum'.*expected some of",
+        ),
+        ("vector", {"wd": 0.3}, r"'wd'.*did you mean 'weight_decay'"),
+        ("vector", {"polar": LowRank(4)}, r"'polar' in a group with algorithm='adamw'"),
+        ("vector", {"momentum": 0.3}, r"'momentum' in a group with algorithm='adamw'"),
+        ("vector", {"use_muon": True}, r"shape \(3,\): Muon updates matrices"),
+        ("matrix", {"betas": (0.5, 0.5)}, r"'betas' in a group with algorithm='muon'"),
+        ("both", {"momentun": 0.3}, r"'momentun'"),
+        ("both", {"dampening": 0.3, "use_moun": 1, "learning_rate": 1}, r"'learning_rate'.*'lr'"),
+        ("both", {"betas": (0.5, 1.5)}, r"betas=.*expected two numbers"),
+    ],
+)
+def test_options_that_no_rule_of_the_added_parameters_knows(params, options, message):
+    optimizer = muon_for(SmallGPT("untied"))
+    count = len(optimizer.param_groups)
+    vector, matrix = Parameter(torch.zeros(3)), Parameter(gaussian(4, 3))
+    added = {"vector": [vector], "matrix": [matrix], "both": [matrix, vector]}[params]
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": added, **options})
+    assert len(optimizer.param_groups) == count
+
+
+def test_a_layout_given_with_a_group_replaces_the_cut_that_was_found():
+    model = SmallGPT("untied")
+    model.blocks[0].requires_grad_(False)
+    optimizer = muon_for(model)
+    qkv = model.blocks[0].qkv.weight
+    width = qkv.shape[1]
+    optimizer.add_param_group({"params": [qkv], "split_columns": (width // 2, width // 2)})
+    group = optimizer.param_groups[-1]
+    assert (group["split_sizes"], group["split_columns"]) == (None, (width // 2, width // 2))
+
+
+# --- learning rates of a group added later
+
+
+def added_rates(optimizer: Muon, **options) -> list[float]:
+    """The rates of AdamW and of Muon in a group of both that is added."""
+    params = [Parameter(gaussian(4, 3)), Parameter(torch.zeros(3))]
+    optimizer.add_param_group({"params": params, **options})
+    return [group["lr"] for group in optimizer.param_groups[-2:]]
+
+
+def test_a_rate_is_in_proportion_to_the_rates_of_a_loaded_checkpoint():
+    model = SmallGPT("untied")
+    saved = muon_for(model, lr=0.02).state_dict()
+    for lr in (0.5, 0.0):
+        optimizer = muon_for(model, lr=lr)
+        optimizer.load_state_dict(saved)
+        assert added_rates(optimizer, lr=0.02) == pytest.approx([3e-4, 0.02])
+        copied = copy.deepcopy(optimizer)
+        assert added_rates(copied, lr=0.01) == pytest.approx([1.5e-4, 0.01])
+        assert added_rates(unpickled(optimizer), lr=0.01) == pytest.approx([1.5e-4, 0.01])
+        assert added_rates(optimizer) == pytest.approx([3e-4, lr])  # those of the call, as in torch
+    optimizer = muon_for(model, lr=0.5, others=AdamW(lr=0.1))  # the checkpoint's 3e-4 holds
+    optimizer.load_state_dict(saved)
+    assert added_rates(optimizer, lr=0.01) == pytest.approx([1.5e-4, 0.01])
+
+
+@pytest.mark.parametrize("scheduled", ["torch", "by hand"])
+def test_a_rate_in_the_middle_of_a_schedule(scheduled):
+    model = SmallGPT("untied")
+    optimizer = muon_for(model, lr=0.02)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 0.5**k)
+    if scheduled == "torch":
+        optimizer.step()
+        schedule.step()
+    else:
+        for group in optimizer.param_groups:
+            del group["initial_lr"]
+            group["lr"] *= 0.5
+    resumed = muon_for(model, lr=0.5)
+    resumed.load_state_dict(optimizer.state_dict())
+    for each in (optimizer, resumed):  # as their neighbours, at half the rates
+        assert added_rates(each, lr=0.01) == pytest.approx([1.5e-4, 0.01])
+    optimizer.add_param_group(
+        {"params": [Parameter(torch.zeros(3))], "lr": 0.01, "initial_lr": 0.02}
+    )
+    group = optimizer.param_groups[-1]
+    assert (group["lr"], group["initial_lr"]) == pytest.approx((1.5e-4, 3e-4))
+
+
+def test_without_a_rate_of_muon_other_rules_keep_their_own():
+    assert added_rates(muon_for(SmallGPT("untied"), lr=0.0), lr=0.01) == [3e-4, 0.01]
+
+
+# --- parameters that the model did not have
+
+
+def with_new_layers(**options) -> tuple[nn.Module, Muon]:
+    """A model that has got a head, an embedding and a hidden layer since its optimizer was made."""
+    model = Bag(wte=nn.Embedding(50, 16), trunk=mlp(16, 16, 16), head=nn.Linear(16, 50))
+    optimizer = muon_for(model, **options)
+    model.wpe = nn.Embedding(9, 16)
+    model.trunk.append(nn.Linear(16, 16))
+    model.second = nn.Linear(16, 50)
+    return model, optimizer
+
+
+def new_parameters(model: nn.Module) -> list[Parameter]:
+    return [p for part in (model.wpe, model.trunk[-1], model.second) for p in part.parameters()]
+
+
+def test_new_layers_get_the_rules_of_their_twins():
+    model, optimizer = with_new_layers(embeddings=AdamW(lr=5e-3), heads=SGD(lr=0.1))
+    optimizer.add_param_group({"params": new_parameters(model)})
+    last = len(model.trunk) - 1
+    found = {
+        name: (
+            optimizer.routes[name].algorithm,
+            optimizer.routes[name].lr,
+            optimizer.routes[name].why,
+        )
+        for name, _ in model.named_parameters()
+    }
+    assert found["wpe.weight"] == ("AdamW", 5e-3, "embedding: Embedding, added later")
+    why = "head: a row for each entry of wte"
+    assert found["head.weight"] == ("SGD", 0.1, why)
+    assert found["second.weight"] == ("SGD", 0.1, f"{why}, added later")
+    assert found["second.bias"] == ("AdamW", 3e-4, "vector: bias of Linear, added later")
+    assert found[f"trunk.{last}.weight"] == ("Muon", 0.02, "hidden: Linear, added later")
+    assert optimizer.param_groups[-1]["algorithm"] == "muon"
+    assert len(optimizer.routes) == len(list(model.parameters()))
+    backward(model)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_the_callers_rules_hold_for_new_layers():
+    rules = [("head.*", SGD(lr=0.3)), ("*wpe*", "muon"), ("second.bias", None)]
+    model = Bag(wte=nn.Embedding(50, 16), wpe=nn.Embedding(9, 16), head=nn.Linear(16, 50))
+    model.second, model.trunk = nn.Linear(16, 50), mlp(16, 16, 16)
+    splits = {"trunk.0.weight": 2}
+    optimizer = muon_for(model, rules=rules, splits=splits, layouts={"trunk.0.weight": "auto"})
+    rules.clear()
+    splits.clear()
+    model.more = Bag(wpe=nn.Embedding(9, 16))
+    optimizer.add_param_group({"params": [model.more.wpe.weight, model.second.bias]})
+    route = optimizer.routes["more.wpe.weight"]
+    assert (route.algorithm, route.why) == ("Muon", "embedding, by rules[1] ('*wpe*'), added later")
+    # A parameter that a rule leaves out, and that is added all the same.
+    assert optimizer.routes["second.bias"].why == "vector: bias of Linear, added later"
+
+
+def test_a_group_that_names_muon_gets_it():
+    for says in ({"algorithm": "muon"}, {"use_muon": True}):
+        model, optimizer = with_new_layers()
+        optimizer.add_param_group({"params": [model.second.weight], **says})
+        assert optimizer.routes["second.weight"].algorithm == "Muon"
+
+
+def test_a_new_parameter_does_not_take_the_name_of_the_one_it_replaces():
+    model = Bag(wte=nn.Embedding(50, 16), trunk=mlp(16, 16, 16), head=nn.Linear(16, 50))
+    optimizer = muon_for(model)
+    model.head = nn.Linear(16, 50)
+    optimizer.add_param_group({"params": list(model.head.parameters())})
+    assert optimizer.routes["head.weight-2"].algorithm == "AdamW"
+    names = [row.name for row in optimizer.routes]
+    assert len(set(names)) == len(names)
+
+
+def test_a_copy_routes_new_layers_too():
+    model, optimizer = copy.deepcopy(with_new_layers())
+    optimizer.add_param_group({"params": new_parameters(model)})
+    assert optimizer.routes["second.weight"].algorithm == "AdamW"
+
+
+def test_layers_of_no_known_model_are_taken_as_given():
+    model, optimizer = unpickled(with_new_layers())
+    optimizer.add_param_group({"params": new_parameters(model)})
+    assert [(g["algorithm"], len(g["params"])) for g in optimizer.param_groups[-2:]] == [
+        ("adamw", 2),
+        ("muon", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("copier", "name"),
+    [
+        (lambda both: both, None),
+        (lambda both: both, "mine"),
+        (copy.deepcopy, None),
+        (copy.deepcopy, "mine"),
+        (unpickled, None),
+        (unpickled, "wte.weight"),
+    ],
+)
+def test_a_frozen_embedding_that_is_added_is_listed_once(copier, name):
+    model = Bag(wte=nn.Embedding(50, 16), trunk=mlp(16, 16, 16), head=nn.Linear(16, 50))
+    model.wte.requires_grad_(False)
+    model, optimizer = copier((model, muon_for(model)))
+    p = model.wte.weight.requires_grad_()
+    optimizer.add_param_group({"params": [p] if name is None else [(name, p)]})
+    rows = [row for row in optimizer.routes if row.shape == (50, 16) and "head" not in row.name]
+    assert len(rows) == 1
+    assert rows[0].algorithm != "left out"
+
+
+def test_where_shapes_do_not_tell_which_frozen_parameter_was_added_the_table_says_so():
+    model = Bag(trunk=mlp(16, 16, 16, 16, 16))
+    model.trunk[0].requires_grad_(False)
+    model.trunk[2].requires_grad_(False)
+    model, optimizer = unpickled((model, muon_for(model)))
+    optimizer.add_param_group({"params": [model.trunk[0].weight.requires_grad_()]})
+    assert optimizer.routes["trunk.2.weight"].why.endswith("unless added without a name")
+    assert optimizer.routes["trunk.2.bias"].why == "frozen: requires_grad=False"
+    optimizer.add_param_group({"params": [model.trunk[2].weight.requires_grad_()]})
+    assert "trunk.2.weight" not in optimizer.routes
 
 
 @pytest.fixture

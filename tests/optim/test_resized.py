@@ -59,3 +59,30 @@ def test_the_checkpoint_of_a_model_with_another_vocabulary(others):
         ValueError, match=r"of 0\.weight is \(10, 8\).*checkpoint is of another model"
     ):
         optimizer.load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize("others", [AdamW(), SGD(), None])
+def test_a_parameter_that_was_transposed_after_a_step(others):
+    """It has as many entries as its state, so that only the shapes tell them apart."""
+    model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 8, bias=False))
+    rules = [("1.*", "muon"), ("0.*", "muon" if others is None else others)]
+    optimizer = muon_for(model, rules=rules)
+    table = model[0].weight
+
+    def step_on_ones():
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    step_on_ones()
+    table.data = table.data.t().contiguous()
+    table.grad = None
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(
+        ValueError, match=r"of 0\.weight is \(4, 8\), and the param.*\(8, 4\): expected the same"
+    ):
+        step_on_ones()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    optimizer.state.pop(table)
+    step_on_ones()
+    assert not torch.equal(table, before[0])

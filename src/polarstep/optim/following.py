@@ -50,6 +50,11 @@ class Places:
         self._to_look_at: set[int] = set()  # ids of the parameters to look at in this step
         self._is_due = False  # whether this step looks for new parameters
 
+    @property
+    def model(self) -> nn.Module | None:
+        """The model; ``None`` if it is gone."""
+        return self._model()
+
     def successor(self, p: Tensor) -> Tensor | None:
         """The parameter that has taken the place of ``p``; ``None`` if ``p`` is still there."""
         module, name = self._of.get(id(p), (lambda: None, ""))

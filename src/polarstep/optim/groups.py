@@ -28,6 +28,7 @@ from polarstep.polar import Auto, PolarMap
 __all__ = [
     "ELEMENTWISE",
     "LR_SCALE",
+    "NAMELESS",
     "Group",
     "Nonfinite",
     "Rounding",
@@ -39,6 +40,7 @@ __all__ = [
     "complete",
     "is_by_norm",
     "is_transposed",
+    "known_options",
     "labelled_params",
     "named_params",
     "restored",
@@ -62,13 +64,15 @@ ROUNDING = 1e-12
 # The key under which a group keeps the option ``lr_scale``. The key "lr_scale" itself belongs to timm's
 # schedulers, which multiply a group's learning rate by it. Users may give the option by either key.
 LR_SCALE = "shape_scale"
+# How the name of a parameter begins that was given none; its place follows.
+NAMELESS = "parameter "
 
 
 def complete(group: Group, muon_defaults: Group) -> Group:
     """``group`` with its algorithm's defaults filled in and every value checked."""
     group = {"algorithm": "muon"} | group
     defaults = _defaults_of(group["algorithm"], muon_defaults)
-    _check_keys(group, set(defaults), set(muon_defaults))
+    _check_keys(group, muon_defaults)
     group = defaults | group
     _check_whole(group)
     return group
@@ -117,6 +121,12 @@ def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
     _check_algorithm(algorithm)
     common = {option: muon_defaults[option] for option in ("nonfinite", "rounding")}
     return defaults_of(ELEMENTWISE[algorithm]) | common
+
+
+def known_options(algorithm: str, muon_defaults: Group) -> set[str]:
+    """The names of the options that a group with ``algorithm`` has, as users give them."""
+    options = _defaults_of(algorithm, muon_defaults)
+    return {"lr_scale" if option == LR_SCALE else option for option in options}
 
 
 def check_options(group: Group) -> None:
@@ -290,7 +300,7 @@ def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
     params: list[Tensor] = group["params"]
     names = group.get("param_names") or []
     if len(names) != len(params):
-        names = [f"parameter {i}" for i in range(len(params))]
+        names = [f"{NAMELESS}{i}" for i in range(len(params))]
     return zip(names, params, strict=True)
 
 
@@ -367,11 +377,12 @@ def scale_of(group: Group, device: torch.device) -> Callable[[int, int], float]:
     return factor
 
 
-def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
+def _check_keys(group: Group, muon_defaults: Group) -> None:
     """Raise for options of another algorithm, misspelt options, and synonyms of ours.
 
     torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
-    ``wd`` would have no effect, unnoticed for a whole training run.
+    ``wd`` would have no effect, unnoticed for a whole training run. An option of another algorithm is
+    refused when it is misspelt, too.
     """
     algorithm = group["algorithm"]
     if group.get("use_muon", algorithm == "muon") != (algorithm == "muon"):
@@ -379,13 +390,18 @@ def _check_keys(group: Group, own: set[str], muon: set[str]) -> None:
             f"use_muon={group['use_muon']} in a group with algorithm={algorithm!r}: expected no key "
             'use_muon, as algorithm decides; give "algorithm": "muon", or "adamw" for use_muon=False'
         )
-    own, muon = ({"lr_scale" if key == LR_SCALE else key for key in keys} for keys in (own, muon))
+    own, muon = (known_options(each, muon_defaults) for each in (algorithm, "muon"))
     others = muon.union(*map(options_of, ELEMENTWISE.values())) - own - set(RESERVED)
-    for key in sorted(set(group) - own - {"params", "param_names", LR_SCALE}):
+    for key in sorted(set(group) - own - {*RESERVED, LR_SCALE}):
         close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
         meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
-        if key in others or meant:
-            hint = f"did you mean {meant!r}? " if meant else ""
+        hint = f"did you mean {meant!r}? " if meant else ""
+        if not meant and key not in others:
+            foreign = difflib.get_close_matches(key, others, n=1, cutoff=0.8)
+            hint = (
+                f"it is like {foreign[0]!r}, which only other algorithms have; " if foreign else ""
+            )
+        if key in others or hint:
             raise ValueError(
                 f"option {key!r} in a group with algorithm={algorithm!r}: {hint}"
                 f"expected some of {', '.join(sorted(own))}"

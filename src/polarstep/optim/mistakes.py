@@ -100,7 +100,8 @@ class Told:
             f"{_have(names)} been added to the model since muon_for was called, as by a new layer, or "
             "by weight_norm that was put on a layer or removed. There is a gradient, but no group of "
             "this optimizer. Make the optimizer after the last change of the model, or add such "
-            'parameters by optimizer.add_param_group({"params": [...]})',
+            'parameters by optimizer.add_param_group({"params": [...]}); each gets the rule it would '
+            "have had",
             stacklevel=callers_level(),
         )
 

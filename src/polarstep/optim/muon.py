@@ -17,7 +17,7 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.matrix import Layout as MatrixLayout
-from polarstep.optim.added import as_listed, named_uniquely, sorted_by_rule, with_names
+from polarstep.optim.added import Rates, as_listed, named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.checkpoint import Checkpointed
 from polarstep.optim.collect import State, Work, members_of
@@ -39,7 +39,8 @@ from polarstep.optim.mistakes import Told
 from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.replay import ReplayedStep
 from polarstep.optim.resized import Sizes
-from polarstep.optim.routing.routes import Route, Routes, routes_of
+from polarstep.optim.routing.choices import Choices
+from polarstep.optim.routing.routes import Route, Routes, not_added, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.step import PolarHook
 from polarstep.optim.transforms import Transform
@@ -127,7 +128,8 @@ class Muon(Checkpointed):
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
     ``copy.deepcopy((model, optimizer))`` goes on as the original does, without its hooks and its
-    process group; a pickle also forgets what :func:`polarstep.muon_for` knew of frozen parameters.
+    process group; a pickle also forgets the model and the rules that :func:`polarstep.muon_for` has for
+    parameters that are added.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
@@ -215,11 +217,12 @@ class Muon(Checkpointed):
         self._waiting = None
         super().__init__(given, complete({}, defaults))
         self._waiting = ()
+        self._rates.made(self.param_groups)
 
     # The groups that muon_for would put frozen parameters into, for when these are unfrozen and added.
     # None while the first groups are added.
     _waiting: tuple[Group, ...] | None
-    _pickled = ("_left_out", "_vectors")
+    _pickled = ("_left_out", "_rates", "_vectors")
 
     def _start(self, plan: AskedPlan = "auto", process_group: Any = None) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
@@ -230,46 +233,62 @@ class Muon(Checkpointed):
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         self._waiting = ()
         self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
+        self._rates = Rates()
         self._sizes = Sizes()
         self._told = Told()
         self._places: Places | None = None  # of the parameters in muon_for's model
+        self._choices: Choices | None = None  # muon_for's, for parameters that are added
 
     def _started_with(self) -> dict[str, Any]:
         return {"plan": self._distribution.plan}  # a process group cannot be pickled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
-        """A copy that also knows the rules of frozen parameters, which a pickle does not hold."""
+        """A copy that also knows the rules of frozen parameters, which a pickle does not hold.
+
+        If the model was copied just before, as in ``copy.deepcopy((model, optimizer))``, the copy knows
+        the copied model, too.
+        """
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         twin._waiting = copy.deepcopy(self._waiting, memo)
         twin._told.frozen(twin._waiting or ())
+        model = None if self._places is None else self._places.model
+        if model is not None and id(model) in memo:
+            twin._places = Places(memo[id(model)])
+            twin._choices = copy.deepcopy(self._choices, memo)
         return twin
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here."""
         super().load_state_dict(state_dict)
         self._told.loaded(self.param_groups, self.state)
+        self._rates.loaded(self.param_groups)
 
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
-        return routes_of(self.param_groups, self._left_out, self._distribution.told)
+        rows = self._left_out
+        if self._places is None and not self._waiting:  # from a pickle
+            rows = not_added(rows, self.param_groups)
+        return routes_of(self.param_groups, rows, self._distribution.told)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm.
 
         A group without ``"algorithm"`` that is added to an existing optimizer may bring any parameters.
-        Those that :func:`polarstep.muon_for` knows, because they were frozen then, get the rule it has
-        for them. Of the others, vectors get its rule ``vectors``, or AdamW. Each rule has its own
-        group (:mod:`polarstep.optim.added`).
+        Those in the model of :func:`polarstep.muon_for` get the rule it has for them, also if they were
+        frozen then, or if the model did not have them yet. Of the others, vectors get its rule
+        ``vectors``, or AdamW, and matrices Muon. Each rule has its own group, with the options it knows
+        (:mod:`polarstep.optim.added`).
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
         listed = as_listed(param_group)
-        groups = [listed]
+        groups, known = [listed], dict[int, str]()
         if self._waiting is not None:
-            lr = self.defaults["lr"]
-            groups = sorted_by_rule(listed, self._waiting, self._vectors, lr)
+            prepared = self._prepared(listed["params"])
+            known = {id(p): name for group in prepared for name, p in group["params"]}
+            groups = sorted_by_rule(listed, prepared, self._vectors, self._rates, self.defaults)
         ready: list[Group] = []
         for group in groups:
             group = complete(group, self.defaults)
@@ -277,10 +296,21 @@ class Muon(Checkpointed):
             check_params(group, before)
             check_new(group, before)
             if self._waiting is not None:
-                group = with_names(group, before)
+                group = with_names(group, before, known)
             ready.append(named_uniquely(group, before))
         for group in ready:
             self._add(group)
+        added = {known.get(id(p)) for p in listed["params"]}
+        self._left_out = tuple(row for row in self._left_out if row.name not in added)
+
+    def _prepared(self, params: Sequence[Tensor]) -> list[Group]:
+        """The groups that :func:`polarstep.muon_for` has for those of ``params`` that it knows."""
+        waiting = list(self._waiting or ())
+        known = {id(p) for group in waiting for _, p in group["params"]}
+        model = None if self._places is None else self._places.model
+        if model is None or self._choices is None:
+            return waiting
+        return waiting + self._choices.prepared(model, (p for p in params if id(p) not in known))
 
     def _add(self, group: Group) -> None:
         # torch fills every default into every group; an AdamW group must not get Muon's.

@@ -2,7 +2,8 @@
 
 ``resize_token_embeddings`` gives a parameter new data of another size, and a checkpoint may be of a
 model with another vocabulary. torch's fused rules and our kernels take sizes from the parameter and
-addresses from the state, so they would read and write memory that is not theirs.
+addresses from the state, so they would read and write memory that is not theirs. A parameter that was
+transposed has as many entries as before, and would be updated with the averages of other entries.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polarstep.optim.elementwise_rule import ELEMENTWISE
@@ -19,24 +21,25 @@ __all__ = ["Sizes", "check_shapes"]
 
 
 class Sizes:
-    """The sizes that parameters had when their state was last compared with them.
+    """The shapes that parameters had when their state was last compared with them.
 
-    Comparing every tensor at every step would take longer than to read the sizes of the parameters.
+    Comparing every tensor at every step would take longer than to read the shapes of the parameters.
+    The shape of a ``DTensor`` is that of the whole parameter, and its state is a ``DTensor`` too.
     """
 
     def __init__(self) -> None:
-        self._known: list[int] = []
+        self._known: list[torch.Size] = []
 
     def check(self, groups: Iterable[Group], state: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Raise for a parameter whose state has another shape, if some size has changed."""
+        """Raise for a parameter whose state has another shape, if some shape has changed."""
         groups = list(groups)
-        sizes = [p.numel() for group in groups for p in group["params"]]
-        if sizes == self._known:
+        shapes = [p.shape for group in groups for p in group["params"]]
+        if shapes == self._known:
             return
         for group in groups:
             for name, p in named_params(group):
                 check_shapes(name, p, state.get(p, {}), group)
-        self._known = sizes
+        self._known = shapes
 
 
 def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: Group) -> None:

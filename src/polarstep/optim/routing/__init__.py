@@ -6,7 +6,8 @@
 * :mod:`~polarstep.optim.routing.fused_weights`, :mod:`~polarstep.optim.routing.orientation` and
   :mod:`~polarstep.optim.routing.adapters`: how a weight is read as matrices, and factors of LoRA;
 * :mod:`~polarstep.optim.routing.overrides`: the caller's exceptions;
-* :mod:`~polarstep.optim.routing.muon_for`: all of it as parameter groups of one optimizer;
+* :mod:`~polarstep.optim.routing.choices`: all of it as parameter groups;
+* :mod:`~polarstep.optim.routing.muon_for`: one optimizer for a whole model;
 * :mod:`~polarstep.optim.routing.routes` and :mod:`~polarstep.optim.routing.route_table`: what was
   decided, as data and as text.
 """

@@ -1,8 +1,7 @@
 """``muon_for``: one optimizer for a whole model, every parameter sent to the rule that suits it.
 
-:mod:`polarstep.optim.routing.roles` finds the role of each parameter, and
-:mod:`polarstep.optim.routing.overrides` the caller's exceptions. This module turns both and the
-hyperparameters into as few parameter groups as possible.
+:mod:`polarstep.optim.routing.choices` decides which rule that is. This module checks the arguments,
+makes the optimizer, and leaves with it what it must know of parameters that are added later.
 """
 
 from __future__ import annotations
@@ -10,53 +9,30 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, Protocol, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import AdamW
-from polarstep.optim.elementwise_rule import Elementwise, group_of, meant
+from polarstep.optim.elementwise_rule import Elementwise, meant
 from polarstep.optim.following import Places
-from polarstep.optim.groups import Group, Nonfinite, Rounding
+from polarstep.optim.groups import Nonfinite, Rounding
 from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
-from polarstep.optim.routing.adapters import find_adapter
 from polarstep.optim.routing.anatomy import Site, dissect
-from polarstep.optim.routing.overrides import (
-    Matcher,
-    Parts,
-    Target,
-    apply_layouts,
-    apply_rules,
-    apply_splits,
-    is_muon,
-)
-from polarstep.optim.routing.roles import ROLES, Form, Role, find_role, form_of
+from polarstep.optim.routing.choices import Choices, Routed, check_shaped, grouped
+from polarstep.optim.routing.overrides import Matcher, Parts, Target, is_muon
 from polarstep.optim.routing.routes import Route, left_out
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import PolarMap
 
 __all__ = ["muon_for"]
-
-
-@dataclass(frozen=True, eq=False)
-class _Routed:
-    """A parameter to be put into a group; ``target`` as in the argument ``rules``."""
-
-    site: Site
-    role: Role
-    form: Form
-    target: Target
-    why: str
-    options: Group = field(default_factory=dict)  # Muon's, for this role
-
 
 P = ParamSpec("P")
 
@@ -199,34 +175,22 @@ def muon_for(
             f"{type(model).__name__} has no parameters: expected a model with layers; build them before "
             "the optimizer, and hold those of a list in a torch.nn.ModuleList"
         )
-    chosen = apply_rules(rules, anatomy.sites)
-    forms = apply_layouts({} if layouts is None else layouts, anatomy.sites)
-    cuts = apply_splits({} if splits is None else splits, anatomy.sites, forms)
-    everything = []
-    for site in anatomy.sites:
-        found, form = find_role(site, anatomy), forms.get(site) or form_of(site)
-        is_muons = found.role in ("hidden", "adapter")
-        target: Target = "muon" if is_muons else by_role[found.role] or others
-        why = f"{found.role}: {found.why}"
-        if site in forms and found.role == "hidden":
-            why = f"hidden: {form.what}"
-        if site in chosen:
-            target, rule = chosen[site]
-            why = f"{found.role}, by {rule}"
-        if site in cuts and is_muon(target):
-            form, cut = cuts[site]
-            why = f"{found.role}: cut by {cut}" if site not in chosen else f"{why}, cut by {cut}"
-        options: Group = {}
-        if found.role == "adapter" and (adapter := find_adapter(site.uses[0])) is not None:
-            options = {"lr_scale": "none", "lr_factor": adapter.lr_factor(lr_scale)}
-        everything.append(_Routed(site, found.role, form, target, why, options))
+    choices = Choices(
+        others,
+        by_role,
+        {} if splits is None else splits,
+        {} if layouts is None else layouts,
+        rules,
+        lr_scale,
+    )
+    everything = choices.routed(anatomy)
     routed = [r for r in everything if r.site.parameter.requires_grad]
     frozen = [r for r in everything if not r.site.parameter.requires_grad]
-    _check_cuts(cuts, routed)
+    _check_cuts(routed)
     if not any(is_muon(r.target) for r in routed):
         raise ValueError(_nothing_for_muon(model, routed, len(frozen)))
     optimizer = Muon(
-        _groups(routed),
+        grouped(routed),
         lr,
         momentum=momentum,
         nesterov=nesterov,
@@ -242,46 +206,29 @@ def muon_for(
         plan=plan,
         process_group=process_group,
     )
-    optimizer._places = Places(model)
+    # Copies, as the caller's list and dicts may change before a parameter is added.
+    kept = replace(choices, splits={**choices.splits}, layouts={**choices.layouts}, rules=(*rules,))
+    optimizer._places, optimizer._choices = Places(model), kept
     optimizer._left_out = tuple(_left_out(anatomy.sites, routed))
-    optimizer._waiting, optimizer._vectors = tuple(_groups(frozen)), vectors or others
+    optimizer._waiting, optimizer._vectors = tuple(grouped(frozen)), vectors or others
     optimizer._told.frozen(optimizer._waiting)
     return optimizer
 
 
-def _groups(routed: Sequence[_Routed]) -> list[Group]:
-    """Groups of parameters that share role and options: Muon's first, roles in their usual order."""
-    groups: dict[tuple[Any, ...], Group] = {}
-    for r in routed:
-        if r.target is None:
-            continue
-        if isinstance(r.target, Elementwise):
-            options = group_of(r.target)
-        else:
-            own = {} if r.target == "muon" else dict(r.target)
-            options = {"algorithm": "muon", "layout": r.form.layout, **r.form.cut.options}
-            options |= r.options | own
-        key = (r.role, *((name, _hashable(value)) for name, value in sorted(options.items())))
-        group = groups.setdefault(key, options | {"role": r.role, "params": [], "reasons": []})
-        group["params"].append((r.site.name, r.site.parameter))
-        group["reasons"].append(r.why)
-    return sorted(groups.values(), key=lambda g: (g["algorithm"] != "muon", ROLES.index(g["role"])))
-
-
-def _check_cuts(cuts: Mapping[Site, tuple[Form, str]], routed: Sequence[_Routed]) -> None:
+def _check_cuts(routed: Sequence[Routed]) -> None:
     """Raise if a pattern in ``splits`` matches only parameters that Muon does not update."""
-    used = {cuts[r.site][1] for r in routed if r.site in cuts and is_muon(r.target)}
+    used = {r.cut for r in routed if is_muon(r.target)}
     for r in routed:
-        if r.site in cuts and cuts[r.site][1] not in used:
+        if r.cut is not None and r.cut not in used:
             goes = "is left out" if r.target is None else f"goes to {type(r.target).__name__}"
             raise ValueError(
-                f"{cuts[r.site][1]} has no effect: {r.site.name} {goes} ({r.why}), and only Muon "
+                f"{r.cut} has no effect: {r.site.name} {goes} ({r.why}), and only Muon "
                 f'reads matrices; send it there with rules=[("{r.site.name}", "muon")], or leave it '
                 "out of splits"
             )
 
 
-def _left_out(sites: Sequence[Site], routed: Sequence[_Routed]) -> list[Route]:
+def _left_out(sites: Sequence[Site], routed: Sequence[Routed]) -> list[Route]:
     """Table rows for parameters in no group: frozen, or left out by a rule."""
     excepted = {r.site: r for r in routed if r.target is None}
     rows = []
@@ -293,7 +240,7 @@ def _left_out(sites: Sequence[Site], routed: Sequence[_Routed]) -> list[Route]:
     return rows
 
 
-def _nothing_for_muon(model: nn.Module, routed: Sequence[_Routed], frozen: int) -> str:
+def _nothing_for_muon(model: nn.Module, routed: Sequence[Routed], frozen: int) -> str:
     """The error message if no parameter goes to Muon: why, role by role, and what to do."""
     lines = [f"no parameter of {type(model).__name__} would be updated by Muon:"]
     examples: dict[str, str] = {}
@@ -330,12 +277,7 @@ def _check_model(model: nn.Module) -> None:
             f"model is a {type(model).__name__}, in which TorchScript has hidden the types of layers: "
             "expected the module it was made from; its parameters are the same, so give that to muon_for"
         )
-    for name, p in model.named_parameters():
-        if is_lazy(p):
-            raise ValueError(
-                f"{name} has no shape yet, its module is lazy: run one batch through the model, "
-                "then call muon_for"
-            )
+    check_shaped(model, "then call muon_for")
 
 
 def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
@@ -346,9 +288,3 @@ def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
                 f"polarstep.Elementwise{meant(rule)}; "
                 'to send these parameters to Muon, give rules=[("name.*", "muon")]'
             )
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, dict | set):
-        return repr(value)
-    return tuple(value) if isinstance(value, list) else value

@@ -1,6 +1,7 @@
 """The caller's exceptions in ``muon_for``: the arguments ``rules``, ``layouts`` and ``splits``.
 
-Each argument says which parameters it is about, and an entry that matches none is an error. Names are
+Each argument says which parameters it is about, and an entry that matches none is an error. For
+parameters that are added ``later`` it is none: entries may be about the rest of the model. Names are
 matched by patterns of :mod:`fnmatch`.
 """
 
@@ -40,7 +41,7 @@ def is_muon(target: Target) -> bool:
 
 
 def apply_rules(
-    rules: Sequence[tuple[Matcher, Target]], sites: Sequence[Site]
+    rules: Sequence[tuple[Matcher, Target]], sites: Sequence[Site], *, later: bool = False
 ) -> dict[Site, tuple[Target, str]]:
     """For each parameter that a rule matches: the target of the first such rule, and its title."""
     if isinstance(rules, str | Mapping) or not isinstance(rules, Sequence):
@@ -61,14 +62,14 @@ def apply_rules(
         matched = [site for site in sites if _matches(which, site)]
         if is_muon(target):
             flat, matched = matched, [site for site in matched if site.parameter.ndim >= 2]
-            if flat and not matched:
+            if flat and not matched and not later:
                 raise ValueError(
                     f"{title} sends {_some(flat)} to Muon, which updates matrices: expected "
                     "parameters of two dimensions and more; send these to an AdamW(...) or SGD(...)"
                 )
-        if not matched:
+        if not matched and not later:
             raise ValueError(f"{title} matches no parameter; {_closest(which, sites)}")
-        if all(site in chosen for site in matched):
+        if all(site in chosen for site in matched) and not later:
             earlier = chosen[matched[0]][1]
             raise ValueError(
                 f"{title} has no effect: {earlier} came first for {_some(matched)}; "
@@ -95,7 +96,9 @@ def _check_target(title: str, target: Target) -> None:
         )
 
 
-def apply_layouts(layouts: Mapping[str, Layout], sites: Sequence[Site]) -> dict[Site, Form]:
+def apply_layouts(
+    layouts: Mapping[str, Layout], sites: Sequence[Site], *, later: bool = False
+) -> dict[Site, Form]:
     """The form of each weight that a pattern in ``layouts`` matches, before ``splits`` cut it."""
     _check_mapping("layouts", layouts, '{"*.proj.weight": "transposed"}')
     forms: dict[Site, Form] = {}
@@ -103,21 +106,25 @@ def apply_layouts(layouts: Mapping[str, Layout], sites: Sequence[Site]) -> dict[
         title = f"layouts[{pattern!r}]"
         if layout not in get_args(Layout):
             raise ValueError(f"{title}={layout!r}: expected one of {', '.join(get_args(Layout))}")
-        for site in _matrices(title, pattern, sites):
+        for site in _matrices(title, pattern, sites, later=later):
             kind = form_of(site).what.partition(",")[0].partition(":")[0]
             forms.setdefault(site, Form(layout, what=f"{kind}, {layout} by {title}"))
     return forms
 
 
 def apply_splits(
-    splits: Mapping[str, Parts], sites: Sequence[Site], forms: Mapping[Site, Form]
+    splits: Mapping[str, Parts],
+    sites: Sequence[Site],
+    forms: Mapping[Site, Form],
+    *,
+    later: bool = False,
 ) -> dict[Site, tuple[Form, str]]:
     """The parts of each weight that a pattern in ``splits`` matches."""
     _check_mapping("splits", splits, '{"*.qkv.weight": 3}')
     cuts: dict[Site, tuple[Form, str]] = {}
     for pattern, parts in splits.items():
         title = f"splits[{pattern!r}]"
-        for site in _matrices(title, pattern, sites):
+        for site in _matrices(title, pattern, sites, later=later):
             form = forms.get(site) or form_of(site)
             cut = _cut(title, parts, site, form)
             form = Form(form.layout, cut, form.what)
@@ -133,11 +140,14 @@ def _check_mapping(argument: str, given: object, example: str) -> None:
         )
 
 
-def _matrices(title: str, pattern: str, sites: Sequence[Site]) -> list[Site]:
-    """The parameters of two dimensions and more that a pattern matches; an error if there are none."""
+def _matrices(title: str, pattern: str, sites: Sequence[Site], *, later: bool) -> list[Site]:
+    """The parameters of two dimensions and more that a pattern matches.
+
+    An error if there are none, unless these are parameters that are added ``later``.
+    """
     matrices = [site for site in sites if site.parameter.ndim >= 2]
     matched = [site for site in matrices if _matches(pattern, site)]
-    if not matched:
+    if not matched and not later:
         known = _closest(pattern, matrices or sites)
         raise ValueError(f"{title} matches no parameter of two dimensions and more; {known}")
     return matched

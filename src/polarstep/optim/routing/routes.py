@@ -7,8 +7,9 @@ The table is built from the parameter groups at each access, so it shows the cur
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -16,11 +17,19 @@ from polarstep import kernels
 from polarstep.distributed.layout import local
 from polarstep.distributed.owned_graph import can_replay
 from polarstep.optim.by_tables import can_tabulate
-from polarstep.optim.groups import ELEMENTWISE, Group, labelled_params, scale_of, view_of
+from polarstep.optim.groups import (
+    ELEMENTWISE,
+    NAMELESS,
+    Group,
+    labelled_params,
+    named_params,
+    scale_of,
+    view_of,
+)
 from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.optim.routing.route_table import WIDTH, printed, terminal_width
 
-__all__ = ["Route", "Routes", "left_out", "routes_of"]
+__all__ = ["Route", "Routes", "left_out", "not_added", "routes_of"]
 
 NOBODY = "left out"
 
@@ -139,6 +148,27 @@ def routes_of(
             )
     names = {row.name for row in rows}
     return Routes((*rows, *(row for row in left_out if row.name not in names)))
+
+
+def not_added(rows: Iterable[Route], groups: Sequence[Group]) -> tuple[Route, ...]:
+    """Those of ``rows``, which were in no group, that were not added without a name since.
+
+    This is for optimizers from a pickle, which do not know the model: shapes alone can tell. Where fewer
+    parameters of a shape were added than there are ``rows``, these stay, and say so.
+    """
+    rows = tuple(rows)
+    waiting = Counter(row.shape for row in rows)
+    nameless = Counter(
+        tuple(p.shape)
+        for group in groups
+        for name, p in named_params(group)
+        if name.startswith(NAMELESS)
+    )
+    return tuple(
+        replace(row, why=f"{row.why}, unless added without a name") if nameless[row.shape] else row
+        for row in rows
+        if nameless[row.shape] < waiting[row.shape]
+    )
 
 
 def _has_owners(plan: str | None) -> bool:
