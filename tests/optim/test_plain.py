@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap, Warm
+from polarstep.optim import described
 from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.plain import decoded, encoded
 
@@ -163,3 +167,182 @@ def test_a_class_of_another_version_is_told_from_one_that_is_not_imported():
         text = json.dumps({"class": path, "options": {}})
         with pytest.raises(ValueError, match=f"is a {path}: .*; {remedy} before load_state_dict"):
             decoded(text)
+
+
+# --- functions
+
+
+def times(m: int, n: int, k: float = 1.0, name: Any = None) -> float:
+    return k
+
+
+class Times:
+    """An object that can be called, with a field; ``method`` is a function of its own."""
+
+    def __init__(self, k: Any) -> None:
+        self.k = k
+
+    def __call__(self, m: int, n: int) -> float:
+        return 0.5
+
+    def method(self, m: int, n: int) -> float:
+        return 0.5
+
+
+@dataclass(frozen=True)
+class Frozen(Times):
+    k: float
+    seen: list[int] = field(default_factory=list, compare=False)
+
+
+class Slotted(Times):
+    __slots__ = ("k",)
+
+
+class Named(Times):
+    __name__ = "named"
+
+
+class Layer(torch.nn.Module):
+    def forward(self, m: int, n: int) -> float:
+        return 0.5
+
+
+class Size(Enum):
+    SMALL = 1
+    LARGE = 2
+
+
+def enclosing(k: Any):
+    return lambda m, n: 0.5 if k is None else 1.0
+
+
+def recursive(k: float):
+    def scale(m: int, n: int) -> float:
+        return k if m > 1 else scale(2, n)
+
+    return scale
+
+
+def cached(k: float):
+    return lru_cache(lambda m, n: k)
+
+
+# Each makes a new function from a value: functions of equal values are the same, of others they differ.
+TOLD = {
+    "partial": (lambda k: partial(times, k=k), 0.5, 5.0),
+    "partial by place": (lambda k: partial(times, 1, 1, k), 0.5, 5.0),
+    "partial of another": (lambda f: partial(f), tenth, hundredth),
+    "partial of a lambda": (lambda k: partial(enclosing(k)), 1, 2),
+    "partial with a tuple": (lambda k: partial(times, name=(1, (k, "a"))), 1, 2),
+    "partial with a choice": (lambda k: partial(times, name=k), Size.SMALL, Size.LARGE),
+    "partial with a precision": (lambda k: partial(times, name=k), torch.float32, torch.bfloat16),
+    "partial with a number of NumPy": (lambda k: partial(times, k=np.float32(k)), 0.5, 0.25),
+    "partial with a dict": (lambda k: partial(times, name={1: k}), 0.5, 0.25),
+    "partial with a set": (lambda k: partial(times, name={"a", "b", k}), "c", "d"),
+    "object": (Times, 0.5, 5.0),
+    "object with NaN": (Times, float("nan"), 5.0),
+    "frozen": (Frozen, 0.5, 5.0),
+    "slots": (Slotted, 0.5, 5.0),
+    "object with a name": (Named, 0.5, 5.0),
+    "method of a frozen object": (lambda k: Frozen(k).method, 0.5, 5.0),
+    "enclosed": (enclosing, 0.5, 5.0),
+    "enclosed function": (lambda f: enclosing(f), tenth, hundredth),
+    "recursive": (recursive, 0.5, 5.0),
+    "cached": (cached, 0.5, 5.0),
+    "default": (lambda k: lambda m, n, a=k: a, 0.5, 5.0),
+    "default by name": (lambda k: lambda m, n, *, a=k: a, 0.5, 5.0),
+}
+
+
+def through_a_file(content: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(content, file)
+    file.seek(0)
+    return torch.load(file)  # weights_only=True
+
+
+@pytest.mark.parametrize(("make", "value", "other"), TOLD.values(), ids=list(TOLD))
+def test_what_a_function_holds_is_told_as_plain_data(make, value, other) -> None:
+    content = through_a_file(saved(lr_scale=make(value)))
+    text = content["param_groups"][0][LR_SCALE]
+    assert isinstance(text, str)
+    again = make(value)
+    optimizer = Muon([Parameter(torch.eye(3))], lr_scale=again)
+    optimizer.load_state_dict(content)
+    assert optimizer.param_groups[0][LR_SCALE] is again
+    for given in (make(other), "spectral"):
+        with pytest.raises(ValueError, match=r"lr_scale of the checkpoint is .*give lr_scale="):
+            Muon([Parameter(torch.eye(3))], lr_scale=given).load_state_dict(content)
+
+
+def test_lambdas_of_one_module_are_told_apart_by_their_code() -> None:
+    import math
+
+    lambdas = [
+        lambda m, n: 1.0,
+        lambda m, n: 5.0,
+        lambda m, n: m / n,
+        lambda m, n: n / m,
+        lambda m, n: math.sqrt(m),
+        lambda m, n: math.log(m),
+        lambda m, n: m in {"a", "b"},
+        lambda m, n: m in {"a", "c"},
+        lambda m, n: max(1.0 * k for k in (m, n)),
+        lambda m, n: max(2.0 * k for k in (m, n)),
+    ]
+    texts = [encoded(each) for each in lambdas]
+    assert len(set(texts)) == len(lambdas)
+    for _ in range(100):  # the interpreter rewrites the code of what is called often
+        lambdas[0](3, 4), lambdas[2](3, 4), lambdas[4](3, 4), lambdas[8](3, 4)
+    assert [encoded(each) for each in lambdas] == texts
+    with pytest.raises(ValueError, match=r"lambda>.*by its description alone.*\(code is .* there"):
+        decoded(texts[0], lambdas[1], option="lr_scale")
+    assert decoded(texts[0], lambdas[0]) is lambdas[0]
+
+
+def test_the_code_of_another_python_is_not_compared_but_values_are() -> None:
+    told = json.loads(encoded(partial(enclosing(0.5))))
+    told["partial"] |= {"python": "cpython-399", "code": "0"}
+    now = partial(enclosing(0.5))
+    assert decoded(json.dumps(told), now) is now
+    with pytest.raises(ValueError, match="partial is"):
+        decoded(json.dumps(told), partial(enclosing(0.25)))
+    told = told["partial"]
+    with pytest.raises(ValueError, match=r"values are {'k': 0.5} there and {'k': 0.25} here"):
+        decoded(json.dumps(told), enclosing(0.25))
+
+
+def test_functions_of_an_older_checkpoint_are_known_by_name() -> None:
+    """Before 0.1 a lambda, and an object that was given a name, was stored by its name alone."""
+    for now in (enclosing(0.5), tenth, Times(1).method):
+        assert decoded(json.dumps({"function": described.path_of(now)}), now) is now
+    now = partial(times, k=0.5)
+    assert decoded(now, partial(times, k=5.0)) is now  # the object itself, as it was stored
+
+
+def test_what_changes_during_a_run_is_not_compared() -> None:
+    """A model and its methods, objects that a function encloses, fields that are not compared."""
+    model = Layer()
+    before = [
+        encoded(each) for each in (model, model.extra_repr, enclosing(model), enclosing(Times(1)))
+    ]
+    model.eval()
+    changed = [model, model.extra_repr, enclosing(model), enclosing(Times(2))]
+    assert [decoded(text, now) is now for text, now in zip(before, changed, strict=True)] == [
+        True
+    ] * 4
+    one, two = Frozen(0.5), Frozen(0.5)
+    two.seen.append(3)
+    assert decoded(encoded(one), two) is two
+
+
+def test_the_remedy_keeps_the_function_of_the_optimizer() -> None:
+    content = saved(lr_scale=Times(0.5))
+    optimizer = Muon([Parameter(torch.eye(3))], lr_scale=Times(5.0))
+    with pytest.raises(ValueError, match=r"fields are {'k': 0.5} there .*group.pop\('shape_scale'"):
+        optimizer.load_state_dict(content)
+    for group in content["param_groups"]:
+        group.pop("shape_scale", None)
+    optimizer.load_state_dict(content)
+    assert optimizer.param_groups[0][LR_SCALE].k == 5.0

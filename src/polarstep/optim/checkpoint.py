@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ from polarstep.distributed.unstarted import drop_placeholders, placeholders
 from polarstep.optim.collect import State
 from polarstep.optim.elementwise import counter_device
 from polarstep.optim.elementwise_step import check_buffers
-from polarstep.optim.groups import ELEMENTWISE, Group, check_ours, named_params, restored
+from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
+from polarstep.optim.matching import check_names, check_sizes, named_in_order, regroup
 from polarstep.optim.mistakes import callers_level
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.resized import check_shapes
@@ -47,7 +47,6 @@ torch.serialization.add_safe_globals(
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 
-PER_PARAMETER = ("param_names", "reasons")  # lists in a group with an entry for each parameter
 STARTED_WITH = "_started_with"  # where a pickle has the arguments of _start
 
 
@@ -92,11 +91,18 @@ class Checkpointed(Optimizer):
         precision, and what an element-wise rule keeps beside its buffers, is loaded without that cast.
         Groups that somebody else has put into the optimizer, as Lightning does when it resumes a run,
         may hold parameters and no options.
+
+        Parameters are matched by name where both sides have the same names, and by their order where
+        they have no name in common (:mod:`polarstep.optim.matching`).
+
+        Raises:
+            ValueError: if some names are the same and others are not, or if the checkpoint has other
+                numbers of parameters, states of other shapes, or options that are not accepted.
         """
         _check_content(state_dict)
-        saved_groups = [_named_in_order(group) for group in state_dict["param_groups"]]
+        saved_groups = [named_in_order(group) for group in state_dict["param_groups"]]
         groups, before = self.param_groups, list(self.param_groups)
-        told = _regroup(groups, saved_groups)
+        told = regroup(groups, saved_groups)
         try:
             self._load(state_dict | {"param_groups": saved_groups})
         except Exception:
@@ -108,15 +114,21 @@ class Checkpointed(Optimizer):
     def _load(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint whose parameters are in the same groups."""
         if not self._optimizer_load_state_dict_pre_hooks:  # a hook may correct the groups
-            _check_sizes(self.param_groups, state_dict["param_groups"])
+            check_sizes(self.param_groups, state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
         groups = [
             decoded_group(group, self.defaults | running.get(index, {}))
             for index, group in enumerate(state_dict["param_groups"])
         ]
         seen: list[dict[str, Any]] = []
-        # This hook is the last, so it sees the checkpoint as the user's hooks have changed it.
-        handle = self.register_load_state_dict_pre_hook(lambda _, given: seen.append(given))
+
+        def last(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            """Check the checkpoint as the user's hooks have left it."""
+            check_names(self.param_groups, given["param_groups"])
+            seen.append(given | {"param_groups": self._with_own(given["param_groups"])})
+            return seen[0]
+
+        handle = self.register_load_state_dict_pre_hook(last)
         try:
             super().load_state_dict(state_dict | {"param_groups": groups})
         finally:
@@ -129,6 +141,26 @@ class Checkpointed(Optimizer):
                     if isinstance(value, Tensor):
                         self.state[p][name] = value.to(p.device, copy=True)
         drop_placeholders(self.param_groups, self.state)
+
+    def _with_own(self, saved: Sequence[Group]) -> list[Group]:
+        """The groups of a checkpoint with the names, and without the functions, of this optimizer.
+
+        What a group lacks stays as it is here, and torch would copy a function with all it holds. A
+        hook may have put the optimizer's own ``state_dict()`` there, so options are decoded again.
+        """
+        found = []
+        for index, group in enumerate(saved):
+            now = self.param_groups[index] if index < len(self.param_groups) else {}
+            known = self.defaults | now
+            options = decoded_group(group, known)
+            options.pop("param_names", None)
+            if "param_names" in now:
+                options["param_names"] = now["param_names"]
+            for key in ("lr_scale", LR_SCALE):
+                if callable(options.get(key)) and options[key] is known.get(LR_SCALE):
+                    del options[key]
+            found.append(options)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
@@ -180,85 +212,6 @@ def _check_content(state_dict: object) -> None:
         f"state_dict is a {type(state_dict).__name__} without 'state' and 'param_groups'{only}: "
         "expected what optimizer.state_dict() returned; in a checkpoint of a whole run it is one of the "
         'entries, as checkpoint["optimizer"]'
-    )
-
-
-def _named_in_order(group: Group) -> Group:
-    """``group`` of a checkpoint, with its lists of names and reasons in the order of its parameters.
-
-    ``torch.distributed.checkpoint`` has parameters by name, in the order of the optimizer that loads
-    them, and leaves ``"param_names"`` in the order of the optimizer that was saved.
-    """
-    params, names = group.get("params") or (), group.get("param_names") or ()
-    if not names or list(params) == list(names) or not all(isinstance(p, str) for p in params):
-        return group
-    # Names of the user's own do not say which parameter is meant; then the order of params counts.
-    known = set(params) <= set(names)
-    reordered = {key: value for key, value in group.items() if key not in PER_PARAMETER}
-    for key in PER_PARAMETER:
-        of_name = dict(zip(names, group.get(key) or (), strict=False))
-        if known and of_name.keys() >= set(params):
-            reordered[key] = [of_name[name] for name in params]
-    return reordered
-
-
-def _check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
-    """Raise if a checkpoint has other parameters than the optimizer, and say which, or whose it is."""
-    then, now = ([len(group["params"]) for group in each] for each in (saved, groups))
-    if then == now:
-        return
-    for group in saved:
-        check_ours(group)
-    names_then, names_now = (
-        [name for group in each for name in group.get("param_names") or ()]
-        for each in (saved, groups)
-    )
-    told = []
-    for names, others, which in (
-        (names_then, names_now, "the checkpoint alone has"),
-        (names_now, names_then, "the optimizer alone has"),
-    ):
-        apart = [name for name in names if name not in set(others)]
-        if apart and names_then and names_now:
-            more = f" and {len(apart) - 1} more" if len(apart) > 1 else ""
-            told.append(f"{which} {apart[0]}{more}")
-    raise ValueError(
-        f"the checkpoint has groups of {', '.join(map(str, then))} parameters, and the optimizer groups "
-        f"of {', '.join(map(str, now))}{''.join(f'; {each}' for each in told)}. Expected the same "
-        "parameters in the same groups: build the model as it was, freeze and unfreeze the same layers, "
-        "and make the optimizer with the same arguments"
-    )
-
-
-def _regroup(groups: list[Group], saved: Sequence[Group]) -> str | None:
-    """Group the parameters as the checkpoint does, if it has the same names in other groups.
-
-    The checkpoint may come from a version that routes a parameter differently, or from a run in which
-    other layers were frozen. The run then goes on with the groups it was saved with, and the words to
-    tell the user are returned.
-    """
-    then, now = (
-        [list(group.get("param_names") or ()) for group in each] for each in (saved, groups)
-    )
-    names_then, names_now = (sorted(chain.from_iterable(names)) for names in (then, now))
-    if then == now or names_then != names_now or not all([*then, *now]):
-        return None
-    owners = {
-        name: (p, group)
-        for group, names in zip(groups, now, strict=True)
-        for name, p in zip(names, group["params"], strict=True)
-    }
-    groups[:] = [
-        owners[names[0]][1] | {"params": [owners[name][0] for name in names], "param_names": names}
-        for names in then
-    ]
-    otherwise = "in another order, or in other groups, than this optimizer had them"
-    if len(then) != len(now):
-        otherwise = f"in {len(then)} groups, and this optimizer had them in {len(now)}"
-    return (
-        f"the checkpoint has its parameters {otherwise}: its groups and their rules are taken over. "
-        "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
-        "with a new optimizer"
     )
 
 

@@ -134,7 +134,8 @@ class Muon(Checkpointed):
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
     ``weights_only=True``, its default. The class of a map or a rule of your own must be defined before
-    :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again.
+    :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again, and compared
+    by what a checkpoint tells of it (:mod:`polarstep.optim.described`).
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))

@@ -12,8 +12,9 @@ back from it. Strings go through ``torch.load(weights_only=True)`` and through e
 True
 
 Only classes that are defined in this process are built, and only polar maps, finders, sketches and
-transforms: a checkpoint cannot name code to run. A function, and an object whose options are not plain,
-is stored by its name alone; the optimizer that loads the checkpoint must have it, and keeps its own.
+transforms: a checkpoint cannot name code to run. Of a function what can be told is stored
+(:mod:`polarstep.optim.described`), of a map whose options are not plain its name alone; the optimizer
+that loads the checkpoint must have it, and keeps its own.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import json
 import operator
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 
+from polarstep.optim.described import described, differs, number, path_of
 from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Finder, PolarMap
@@ -35,7 +37,6 @@ from polarstep.sketch import Sketch
 __all__ = ["decoded", "decoded_group", "encoded", "encoded_group"]
 
 KINDS = (PolarMap, Finder, Sketch, Transform)
-PYTHONS_OWN: tuple[type[Any], ...] = (bool, int, float)
 
 
 def encoded_group(group: dict[str, Any]) -> dict[str, Any]:
@@ -60,10 +61,10 @@ def encoded(value: Any) -> Any:
     Numbers of NumPy, as from ``numpy.logspace``, become Python's: ``torch.load`` refuses NumPy's.
     """
     if isinstance(value, tuple | list):
-        numbers = [_number(each) for each in value]
+        numbers = [number(each) for each in value]
         return value if all(map(operator.is_, numbers, value)) else type(value)(numbers)
-    value = _number(value)
-    if isinstance(value, (*KINDS, torch.dtype)) or (callable(value) and hasattr(value, "__name__")):
+    value = number(value)
+    if isinstance(value, (*KINDS, torch.dtype)) or callable(value):
         return json.dumps(_packed(value), ensure_ascii=False)
     return value
 
@@ -71,24 +72,17 @@ def encoded(value: Any) -> Any:
 def decoded(value: Any, now: Any = None, option: str = "option") -> Any:
     """The inverse of :func:`encoded`; objects, which older checkpoints have, are returned as given.
 
-    ``now`` is the present value of the option. It is returned where ``value`` names an object that was
-    stored by its name alone.
+    ``now`` is the present value of the option. It is returned where ``value`` describes a function, or
+    names an object that was stored by its name alone, and ``now`` is the same as far as can be told.
     """
     if not (isinstance(value, str) and value.startswith('{"')):
         return value
     return _unpacked(json.loads(value), now, option)
 
 
-def _number(value: Any) -> Any:
-    """``value``, as an ``int`` or a ``float`` if it is another kind of real number."""
-    if not isinstance(value, Real) or type(value) in PYTHONS_OWN:
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
-
-
 def _packed(value: Any) -> Any:
     """``value`` in the types of JSON."""
-    value = _number(value)
+    value = number(value)
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, KINDS):
@@ -96,10 +90,10 @@ def _packed(value: Any) -> Any:
             options = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
             if all(_is_plain(option) for option in options.values()):
                 packed = {name: _packed(option) for name, option in options.items()}
-                return {"class": _path(type(value)), "options": packed}
-        return {"object": _path(type(value))}
+                return {"class": path_of(type(value)), "options": packed}
+        return {"object": path_of(type(value))}
     if callable(value):
-        return {"function": _path(value)}
+        return described(value)
     if isinstance(value, tuple | list):
         return [_packed(each) for each in value]
     return value
@@ -132,21 +126,37 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
         return kind(**options)
     if value == {"function": "fan_ratio"}:
         return "fan-ratio"  # it was a function of this package before it had a name
-    path = value.get("object") or value.get("function")
-    if path == _path(now if "function" in value else type(now)):
+    how = "another object"
+    if callable(now) and not isinstance(now, KINDS):
+        how = differs(value, now)
+    elif value == {"object": path_of(type(now))}:
+        how = ""
+    if not how:
         return now
+    by, key = (
+        "name" if len(value) == 1 else "description",
+        LR_SCALE if option == "lr_scale" else option,
+    )
     raise ValueError(
-        f"{option} of the checkpoint is {path}, which a checkpoint holds by its name alone: expected "
-        f"the optimizer to have it, but its {option} is {now!r}; give {option}= to the optimizer before "
-        "load_state_dict"
+        f"{option} of the checkpoint is {_called(value)}, which a checkpoint holds by its {by} alone: "
+        f"expected the optimizer to have it, but its {option} is {now!r} ({how}); give {option}= to the "
+        "optimizer before load_state_dict, or go on with what the optimizer has: "
+        f'for group in state_dict["param_groups"]: group.pop({key!r}, None)'
     )
 
 
+def _called(told: dict[str, Any]) -> str:
+    """The name of a function or an object of which :func:`described` has told."""
+    if "partial" in told:
+        return f"a functools.partial of {_called(told['partial'])}"
+    return str(told.get("object") or told.get("function"))
+
+
 def _class_of(path: str, now: Any, option: str) -> Any:
-    """The class whose :func:`_path` is ``path``: that of ``now``, or else the last one defined."""
-    if _path(type(now)) == path:
+    """The class whose :func:`path_of` is ``path``: that of ``now``, or else the last one defined."""
+    if path_of(type(now)) == path:
         return type(now)
-    found = [kind for base in KINDS for kind in _below(base) if _path(kind) == path]
+    found = [kind for base in KINDS for kind in _below(base) if path_of(kind) == path]
     if not found:
         module = path.rpartition(".")[0]
         remedy = f"import {module}" if module else "install the polarstep that wrote the checkpoint"
@@ -163,12 +173,3 @@ def _below(kind: type[Any]) -> Iterator[type[Any]]:
         if is_dataclass(each):
             yield each
         yield from _below(each)
-
-
-def _path(value: Any) -> str:
-    """Module and name of a class or a function; the name alone for classes of this package.
-
-    A file of the package may then move, and older checkpoints still load.
-    """
-    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(value))
-    return name if module.partition(".")[0] == "polarstep" else f"{module}.{name}"
