@@ -16,14 +16,14 @@ import re
 from collections.abc import Sequence
 from itertools import chain
 
-from polarstep.optim.groups import Group, check_ours
+from polarstep.optim.groups import NAMELESS, Group, check_ours
 from polarstep.optim.routing.anatomy import unwrapped
 
 __all__ = ["check_names", "check_sizes", "named_in_order", "regroup"]
 
 PER_PARAMETER = ("param_names", "reasons")  # lists in a group with an entry for each parameter
 # The names that add_param_group makes up for parameters without names: they say no more than the order.
-MADE_UP = re.compile(r"parameter \d+")
+MADE_UP = re.compile(rf"{NAMELESS}\d+(-\d+)?")
 SHOWN = 3  # names of each side in an error
 
 
