@@ -29,6 +29,20 @@ def test_placeholders_are_like_the_state_after_training(kept, given, shape):
     }
 
 
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
+def test_placeholders_of_element_wise_rules_are_like_the_state_of_a_step(given, algorithm):
+    p = torch.nn.Parameter(gaussian(64).to(given))
+    optimizer = ps.Muon([{"params": [p], "algorithm": algorithm}])
+    (group,) = optimizer.param_groups
+    expected = placeholders(group, p, {})
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert {name: (X.dtype, X.shape) for name, X in optimizer.state[p].items()} == {
+        name: (X.dtype, X.shape) for name, X in expected.items()
+    }
+
+
 CARRIES = {"polar": ps.LowRank(8, sketch=ps.Warm(), always_sketch=True)}
 
 

@@ -20,6 +20,7 @@ from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
 from polarstep.distributed.local import is_cut
 from polarstep.optim.carried import entry
 from polarstep.optim.collect import State, Work, members_of
+from polarstep.optim.elementwise_step import first_state
 from polarstep.optim.groups import ELEMENTWISE, Group, view_of
 from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
 
@@ -47,7 +48,7 @@ def _no_peak(group: Group, p: Tensor) -> Tensor:
 def _of_unstarted(group: Group, p: Tensor) -> dict[str, Any]:
     """The entries that stand for the state of ``p``, which never had a gradient."""
     if group["algorithm"] in ELEMENTWISE:
-        return dict(ELEMENTWISE[group["algorithm"]].new_state(p))
+        return first_state(ELEMENTWISE[group["algorithm"]], p)
     found: dict[str, Any] = {}
     kept = stored_dtype(group, p)
     keep_momentum(momentum_of(p, found, kept), p, found, kept)
