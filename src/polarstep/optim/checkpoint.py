@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
+from polarstep.optim.carried import name_of
 from polarstep.optim.collect import State, momentum_dtype
 from polarstep.optim.elementwise import counter_device
 from polarstep.optim.elementwise_step import check_buffers
@@ -88,9 +89,10 @@ class Checkpointed(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.
 
-        torch casts what it loads to the precision of the parameter. Momentum and buffers that are kept
-        in another precision, and what an element-wise rule keeps beside its buffers, are loaded without
-        that cast; the next step casts them where they were saved in another precision than they are kept.
+        torch casts what it loads to the precision of the parameter. Momentum, buffers and carries that
+        are kept in another precision, and what an element-wise rule keeps beside its buffers, are loaded
+        without that cast. The next step casts them where they were saved in another precision than
+        they are kept in.
         Groups that somebody else has put into the optimizer, as Lightning does when it resumes a run,
         may hold parameters and no options.
         """
@@ -170,7 +172,11 @@ def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> 
         if momentum_dtype(p.dtype) == p.dtype:
             cast = (*ELEMENTWISE[group["algorithm"]].buffers, *cast)
         return [name for name in of_parameter if name not in cast]
-    return () if stored_dtype(group, p) == p.dtype else MOMENTUM_STATE
+    wide = {*group["polar"].wide_carries}
+    if group["transform"] is not None:
+        wide |= {*group["transform"].wide_carries}
+    momentum = () if stored_dtype(group, p) == p.dtype else MOMENTUM_STATE
+    return [*momentum, *(key for key in of_parameter if name_of(key) in wide)]
 
 
 def _check_content(state_dict: object) -> None:
