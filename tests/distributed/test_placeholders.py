@@ -15,9 +15,11 @@ STEPS = 65  # the peak of a momentum is first taken at step 64
 @pytest.mark.parametrize("kept", [None, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(64, 128), (3, 64, 128)], ids=str)
-def test_placeholders_are_like_the_state_after_training(kept, given, shape):
+@pytest.mark.parametrize("transform", [None, ps.NormalizedRows()], ids=["T", "rows"])
+def test_placeholders_are_like_the_state_after_training(kept, given, shape, transform):
     p = torch.nn.Parameter(gaussian(*shape).to(given))
-    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(1), momentum_dtype=kept)
+    options = {"transform": transform, "momentum_dtype": kept}
+    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(1), **options)
     (group,) = optimizer.param_groups
     expected = placeholders(group, p, {})
     p.grad = torch.ones_like(p)
@@ -26,6 +28,20 @@ def test_placeholders_are_like_the_state_after_training(kept, given, shape):
     state = {name: X for name, X in optimizer.state[p].items() if isinstance(X, torch.Tensor)}
     assert {name: (X.dtype, X.shape) for name, X in state.items()} == {
         name: (X.dtype, X.shape) for name, X in expected.items() if isinstance(X, torch.Tensor)
+    }
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
+def test_placeholders_of_element_wise_rules_are_like_the_state_of_a_step(given, algorithm):
+    p = torch.nn.Parameter(gaussian(64).to(given))
+    optimizer = ps.Muon([{"params": [p], "algorithm": algorithm}])
+    (group,) = optimizer.param_groups
+    expected = placeholders(group, p, {})
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert {name: (X.dtype, X.shape) for name, X in optimizer.state[p].items()} == {
+        name: (X.dtype, X.shape) for name, X in expected.items()
     }
 
 

@@ -131,6 +131,37 @@ def test_a_fused_step_is_the_plain_one(
         assert float((one - other).norm()) < tolerance * float(other.norm())
 
 
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16], ids=str)
+def test_v_of_bfloat16_parameters_is_kept_in_float32(
+    device: torch.device, saved: torch.dtype, skips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """v = 1 goes to 0.999, which is 1 in bfloat16; an old checkpoint has it in bfloat16."""
+    ops = type(products.of(device))
+    monkeypatch.setattr(ops, "dtype", lambda self, given: torch.bfloat16)  # M, as on a GPU
+    p = torch.nn.Parameter(torch.zeros(16, 32, dtype=torch.bfloat16, device=device))
+    options = {"transform": ps.NormalizedRows(0.999), "nonfinite": "skip" if skips else "propagate"}
+    first, opt = (ps.Muon([p], polar=ps.NewtonSchulz(3), **options) for _ in range(2))
+    steps = 6 if device.type == "cuda" else 3
+    g = torch.Generator().manual_seed(0)
+    G = torch.randn(p.shape, generator=g).to(device).bfloat16()
+    p.grad = G.clone()
+    first.step()
+    assert first.state[p]["rows"].dtype == torch.float32
+    checkpoint = first.state_dict()
+    checkpoint["state"][0]["rows"] = torch.ones(1, 16, dtype=saved, device=device)
+    opt.load_state_dict(checkpoint)
+    for _ in range(steps):
+        p.grad = G.clone()
+        opt.step()
+    assert bool(opt._replayed.buckets)
+    v = opt.state[p]["rows"]
+    assert v.dtype == torch.float32
+    # A row of T has at most length one, and so a mean square of at most 1/32; some maps pass one.
+    low = 0.999**steps
+    assert bool(((v > low) & (v < low + steps * 0.001 * 1.5 / 32)).all())
+
+
 def test_a_transform_of_ones_own_has_only_a_step(device: torch.device) -> None:
     T = matrices(device, 8, 16)
     out, left = ps.NormalizedRows().step(T, T, Carry())

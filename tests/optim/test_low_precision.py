@@ -107,6 +107,121 @@ def test_parameters_in_float32_are_not_touched_by_it():
     assert torch.equal(stepped(torch.float32, 5), stepped(torch.float32, 5, rounding="compensated"))
 
 
+# --- state of AdamW and SGD for float16 parameters
+
+
+def in_float16(
+    rule: AdamW | SGD, size: float, **options: object
+) -> tuple[Muon, Parameter, Muon, Parameter]:
+    """100 steps of a float16 parameter, and of one in float32 with the same gradients."""
+    W = Parameter(torch.ones(64, dtype=torch.float16))
+    reference = Parameter(torch.ones(64))
+    hyperparameters = {"algorithm": rule.algorithm, "lr": rule.lr}
+    ours = Muon([{"params": [W], **hyperparameters}], **options)
+    theirs = Muon([{"params": [reference], **hyperparameters}])
+    for k in range(100):
+        W.grad = (size * gaussian(64, seed=k).abs()).half()
+        reference.grad = W.grad.float()
+        ours.step()
+        theirs.step()
+    return ours, W, theirs, reference
+
+
+# In float16 AdamW's v would be zero for the first two; for the last v and SGD's C would be infinite.
+SIZES = [1e-6, 1e-4, 1.0, 1e4]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rule", [AdamW, SGD], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+def test_steps_of_float16_parameters_are_those_of_float32(rule, size, nonfinite):
+    lr = 1e-3 if rule is AdamW else 1e-4 / size
+    options = {"rounding": "compensated", "nonfinite": nonfinite}
+    ours, W, _, reference = in_float16(rule(lr=lr), size, **options)
+    total = W.detach().float() + ours.state[W]["rounding_error"]
+    assert (1 - reference.detach()).min() > 0.01
+    # X + R has 22 bits, and each of the 100 steps is rounded to them.
+    torch.testing.assert_close(total, reference.detach(), rtol=0, atol=100 * 2.0**-22)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rule", [AdamW(lr=1e-3), SGD(lr=1e-8)], ids=["AdamW", "SGD"])
+def test_the_state_of_float16_parameters_is_that_of_float32(rule, size):
+    """It depends on gradients alone, so it is equal whatever the parameter is rounded to."""
+    ours, W, theirs, reference = in_float16(rule, size)
+    for key in rule.buffers:
+        found, expected = ours.state[W][key], theirs.state[reference][key]
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        assert torch.all(found > 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "each"), [(torch.float16, 4), (torch.bfloat16, 2), (torch.float32, 4)], ids=str
+)
+@pytest.mark.parametrize("rounding", ["nearest", "compensated"])
+@pytest.mark.parametrize("rule", [AdamW, SGD], ids=["AdamW", "SGD"])
+def test_bytes_of_the_state(rule, rounding, dtype, each):
+    """The figures of docs/precision.md."""
+    p = Parameter(torch.ones(64, dtype=dtype))
+    optimizer = Muon([{"params": [p], "algorithm": rule.algorithm}], rounding=rounding)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    found = sum(X.nbytes for X in optimizer.state[p].values() if X.shape == p.shape)
+    compensation = 2 if rounding == "compensated" and dtype != torch.float32 else 0
+    assert found == (each * len(rule.buffers) + compensation) * p.numel()
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "compensated"])
+@pytest.mark.parametrize("saved", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_float16_models_load_states_of_any_precision(rounding, saved):
+    """A checkpoint in float32 keeps its small numbers; one in 16 bits, of before, is cast up."""
+    p = Parameter(torch.ones(64, dtype=torch.float16))
+    optimizer = Muon([{"params": [p], "algorithm": "adamw"}], rounding=rounding)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    checkpoint = optimizer.state_dict()
+    of_parameter = checkpoint["state"][0]
+    size = 1e-12 if saved != torch.float16 else 1e-3
+    for key in AdamW.buffers:
+        of_parameter[key] = (size * gaussian(64, seed=1).abs()).to(saved)
+    again = Muon([{"params": [p], "algorithm": "adamw"}], rounding=rounding)
+    again.load_state_dict(checkpoint)
+    p.grad = torch.zeros_like(p)
+    again.step()
+    for key, beta in zip(AdamW.buffers, AdamW().betas, strict=True):
+        found = again.state[p][key]
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, beta * of_parameter[key].float(), rtol=1e-6, atol=0)
+    resumed = Muon([{"params": [p], "algorithm": "adamw"}], rounding=rounding)
+    resumed.load_state_dict(again.state_dict())
+    for key, value in again.state[p].items():
+        assert resumed.state[p][key].dtype == value.dtype
+        assert torch.equal(resumed.state[p][key], value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "beta2", "expected"),
+    [
+        (torch.float32, 0.999, 0.027),
+        (torch.bfloat16, 0.999, 0.26),
+        (torch.bfloat16, 0.99, 0.01),
+        (torch.bfloat16, 0.95, 0.01),
+    ],
+)
+def test_v_in_bfloat16_stands_still_where_the_page_says_so(dtype, beta2, expected):
+    """The figures of docs/precision.md: v in bfloat16 cannot fall at β₂ = 0.999."""
+    p = Parameter(torch.ones(256, dtype=dtype))
+    group = {"params": [p], "algorithm": "adamw", "lr": 1e-5, "betas": (0.9, beta2)}
+    optimizer = Muon([group])
+    torch.manual_seed(0)
+    for k in range(3000):
+        p.grad = torch.randn_like(p) * (1.0 if k < 300 else 0.1)
+        optimizer.step()
+    v = optimizer.state[p]["exp_avg_sq"].float().mean()
+    assert float(v) == pytest.approx(expected, rel=0.05)
+
+
 # --- momentum
 
 
@@ -165,7 +280,7 @@ def test_what_is_not_finite_stays_so_in_eight_bits(bad):
 
 
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32, torch.int8], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_a_run_goes_on_from_its_checkpoint(kept, dtype, tmp_path):
     def steps(optimizer: Muon, model: SmallGPT, ks: range) -> list[Tensor]:
         for k in ks:

@@ -113,7 +113,7 @@ def test_routers_go_to_the_rule_that_is_given() -> None:
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "compensated"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(dtype: torch.dtype, rounding: Any) -> None:
     """A count of 301 is one in bfloat16 too, where 301 is no number."""
     net, options = model(dtype), {"others": SignDescent(0.01), "rounding": rounding}

@@ -90,6 +90,51 @@ def test_the_second_moment_does_not_stand_still(dtype: torch.dtype) -> None:
     torch.testing.assert_close(carry["rows"].double(), exact, rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("split", [None, (2, 4)], ids=str)
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+def test_v_of_parameters_in_16_bits_is_that_of_float32(dtype, split, nonfinite) -> None:
+    """In bfloat16 v would end at 4/5 of its value, where a step adds less than half its last digit."""
+    moments = []
+    for each in (dtype, torch.float32):
+        W = Parameter(torch.zeros(6, 8, dtype=each))
+        options = {"split_sizes": split, "nonfinite": nonfinite, "polar": ps.NewtonSchulz(3)}
+        optimizer = ps.Muon([W], lr=1e-3, transform=ps.NormalizedRows(0.99), **options)
+        for _ in range(300):
+            W.grad = gaussian(6, 8, seed=1).to(dtype).to(each)
+            optimizer.step()
+        keys = ["rows"] if split is None else ["rows", "rows.1"]
+        moments.append([optimizer.state[W][key] for key in keys])
+    for v, exact in zip(*moments, strict=True):
+        assert v.dtype == torch.float32
+        # M in bfloat16 has eight bits, and so T is off by some thousandths.
+        torch.testing.assert_close(v, exact, rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_v_of_a_checkpoint_in_any_precision_goes_on(dtype, saved) -> None:
+    """v in float32 keeps its digits in a 16-bit model; v in 16 bits, of before, is cast up."""
+    W = Parameter(torch.zeros(6, 8, dtype=dtype))
+    optimizers = [ps.Muon([W], transform=ps.NormalizedRows(0.999)) for _ in range(2)]
+    W.grad = gaussian(6, 8, seed=1).to(dtype)
+    optimizers[0].step()
+    checkpoint = optimizers[0].state_dict()
+    v = (1 + gaussian(1, 6, seed=2).abs()).to(saved)
+    checkpoint["state"][0]["rows"] = v
+    optimizers[1].load_state_dict(checkpoint)
+    W.grad.zero_()
+    W.grad[0, 0] = 1e-3
+    seen = []
+    optimizers[1].register_polar_hook(lambda bucket: seen.append(bucket.M))
+    optimizers[1].step()
+    found = optimizers[1].state[W]["rows"]
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    T = ps.NewtonSchulz(5, "polar-express")(seen[0].double())
+    exact = 0.999 * v.double() + 0.001 * T.square().mean(-1)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
+
+
 def test_other_rows_than_those_of_the_last_step_start_anew() -> None:
     """``layout`` may be written to a group; the rows of 8×12 matrices are then the columns."""
     W, fresh = Parameter(torch.zeros(8, 12)), Parameter(torch.zeros(8, 12))
@@ -108,10 +153,11 @@ def test_other_rows_than_those_of_the_last_step_start_anew() -> None:
 
 
 @pytest.mark.parametrize("polar", MAPS, ids=str)
-def test_a_checkpoint_goes_on_bit_for_bit(polar: ps.PolarMap) -> None:
-    ends = []
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_checkpoint_goes_on_bit_for_bit(polar: ps.PolarMap, dtype: torch.dtype) -> None:
+    ends, moments = [], []
     for stop in (None, 4):
-        W = Parameter(torch.zeros(8, 12))
+        W = Parameter(torch.zeros(8, 12, dtype=dtype))
         optimizer = ps.Muon([W], polar=polar, transform=ps.NormalizedRows())
         for k in range(7):
             if k == stop:
@@ -120,10 +166,12 @@ def test_a_checkpoint_goes_on_bit_for_bit(polar: ps.PolarMap) -> None:
                 file.seek(0)
                 optimizer = ps.Muon([W], polar=polar, transform=ps.NormalizedRows())
                 optimizer.load_state_dict(torch.load(file))
-            W.grad = gaussian(8, 12, seed=k).float()
+            W.grad = gaussian(8, 12, seed=k).to(dtype)
             optimizer.step()
         ends.append(W.detach())
+        moments.append(optimizer.state[W]["rows"])
     assert torch.equal(*ends)
+    assert torch.equal(*moments)
 
 
 @dataclass(frozen=True)

@@ -85,21 +85,25 @@ def put(
     shape: tuple[int, ...],
     part: Tensor,
     finite: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """Store this rank's part for the next step; where ``finite`` is false the last step's part stays."""
+    """Store this rank's part for the next step; where ``finite`` is false the last step's part stays.
+
+    It is stored in ``dtype``, by default that of the parameter.
+    """
     p, key = member.param, entry(name, member.block)
     known = state[p].get(key)
-    part = part.to(p.dtype)
+    part = part.to(p.dtype if dtype is None else dtype)
     if is_sharded(p):
         placed = placements(p, member.count, shape)
         if is_sharded(known) and list(known.placements) == placed:
             ours = local(known)
-            if ours.shape == part.shape:
+            if (ours.shape, ours.dtype) == (part.shape, part.dtype):
                 ours.copy_(part if finite is None else torch.where(finite, part, ours))
                 return
         part = part.clone(memory_format=torch.contiguous_format)
         state[p][key] = wrapped(part, p, placed, (member.count, *shape))
-    elif known is not None and known.shape == part.shape:
+    elif known is not None and (known.shape, known.dtype) == (part.shape, part.dtype):
         known.copy_(part if finite is None else torch.where(finite, part, known))
     else:
         state[p][key] = part.clone(memory_format=torch.contiguous_format)

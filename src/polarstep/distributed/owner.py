@@ -28,6 +28,7 @@ from polarstep.distributed.layout import Layout, Piece
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
 from polarstep.optim.by_tensors import Target
+from polarstep.optim.carried import carried_dtype
 from polarstep.optim.collect import Member, Signature, State
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.polar import Carry, Draw, Polar
@@ -159,6 +160,7 @@ class Trip:
         self.parts = [parts[i][k] for i, k in self.matrices]  # of each matrix, by rank
         its = bucket.signature
         self.width = ledger.factor_width(its.polar)
+        self.dtype = wire_dtype(its.polar, its.dtype, its.device)  # of numbers on the way
 
     def step(
         self,
@@ -173,11 +175,10 @@ class Trip:
         Returns this rank's parts of T by member. An error of the map is added to ``errors``, and the
         exchange is completed with zeros, so that no rank waits for this one.
         """
-        its = self.bucket.signature
-        dtype = wire_dtype(its.polar, its.dtype, its.device)
+        its, dtype = self.bucket.signature, self.dtype
         shapes = carries.shapes_of(its, dtype)
         known = shapes if its.resumed else {}
-        there = self.send_to_owners(targets, state, known, dtype)
+        there = self.send_to_owners(targets, state, known)
         yield
         there.wait()
         sizes, counts = self._sizes_back(shapes)
@@ -185,7 +186,7 @@ class Trip:
         if self.owned:
 
             def compute(received: Tensor, draw: Draw, out: Tensor | None) -> Tensor:
-                M, carry = self.assembled(torch.split(received, there.counts), known, dtype)
+                M, carry = self.assembled(torch.split(received, there.counts), known)
                 return wire.packed(self.parts_back(M, carry, draw, shapes), dtype, its.device, out)
 
             try:
@@ -220,7 +221,6 @@ class Trip:
         targets: list[Target],
         state: State,
         shapes: dict[str, tuple[int, ...]],
-        dtype: torch.dtype,
     ) -> wire.Arriving:
         """Send this rank's parts of M, and of the last step's carries, to the owners."""
         momenta, known = [], []
@@ -236,35 +236,59 @@ class Trip:
             part = self.parts[j][self.me]
             if part is not None:
                 out[self.owners[j]].append(momenta[i][part.batch, slice(*part.rows)])
-            out[self.owners[j]] += [tensor[k] for tensor in known[i].values()]
+            out[self.owners[j]] += [self._sent(n, tensor[k]) for n, tensor in known[i].items()]
         counts = [
             sum(self._size_there(j, rank, shapes) for j in self.owned)
             for rank in range(len(self.ranks))
         ]
-        return wire.send(out, counts, dtype, self.bucket.signature.device, self.ranks)
+        return wire.send(out, counts, self.dtype, self.bucket.signature.device, self.ranks)
 
     def _size_there(self, j: int, rank: int, shapes: dict[str, tuple[int, ...]]) -> int:
         if not self._is_source(j, rank):
             return 0
         part = self.parts[j][rank]
         size = 0 if part is None else part.height * part.width
-        return size + sum(self._carried(j, rank, shape) for shape in shapes.values())
+        return size + sum(self._carried(j, rank, *each) for each in shapes.items())
 
-    def _carried(self, j: int, rank: int, shape: tuple[int, ...]) -> int:
+    def _carried(self, j: int, rank: int, name: str, shape: tuple[int, ...]) -> int:
         start, stop = self._spans(j, shape)[rank]
         size = stop - start
         for each in shape[:-1]:
             size *= each
-        return size
+        return size * self._words(name)
+
+    def _carried_dtype(self, name: str) -> torch.dtype:
+        """The precision in which the owner has a carry: that of M, or float32 if it is kept in that."""
+        its = self.bucket.signature
+        if name in its.polar.wide_carries:
+            return carried_dtype(its.polar, name, its.dtype)
+        return self.dtype
+
+    def _words(self, name: str) -> int:
+        """How many numbers on the way one number of a carry takes."""
+        return max(1, self._carried_dtype(name).itemsize // self.dtype.itemsize)
+
+    def _sent(self, name: str, X: Tensor) -> Tensor:
+        """``X`` of a carry for the way; what is kept in float32 is not rounded to fewer bits."""
+        wide = self._carried_dtype(name)
+        return X if wide == self.dtype else wire.words(X, wide, self.dtype)
+
+    def _arrived(self, name: str, flat: Tensor) -> Tensor:
+        """The numbers of a carry that :meth:`_sent` made ``flat`` of."""
+        wide = self._carried_dtype(name)
+        return flat if wide == self.dtype else wire.from_words(flat, wide)
 
     def assembled(
-        self, arrived: Sequence[Tensor], shapes: dict[str, tuple[int, ...]], dtype: torch.dtype
+        self, arrived: Sequence[Tensor], shapes: dict[str, tuple[int, ...]]
     ) -> tuple[Tensor, Carry]:
         """M of the owned matrices, and what the last step left for them."""
         its = self.bucket.signature
-        M = torch.empty(len(self.owned), its.m, its.n, dtype=dtype, device=its.device)
+        M = torch.empty(len(self.owned), its.m, its.n, dtype=self.dtype, device=its.device)
         carry = Carry(
-            {name: M.new_empty(len(self.owned), *shape) for name, shape in shapes.items()}
+            {
+                name: M.new_empty(len(self.owned), *shape, dtype=self._carried_dtype(name))
+                for name, shape in shapes.items()
+            }
         )
         taken = [0] * len(self.ranks)
 
@@ -284,7 +308,8 @@ class Trip:
                     start, stop = self._spans(j, shape)[rank]
                     place = carry[name][row]
                     place = place[..., start:stop] if shape else place
-                    place.copy_(next_of(rank, place.numel()).view(place.shape))
+                    flat = next_of(rank, self._words(name) * place.numel())
+                    place.copy_(self._arrived(name, flat).view(place.shape))
         return M, carry
 
     def finite(self) -> Tensor | None:
@@ -321,7 +346,8 @@ class Trip:
                     for name, shape in shapes.items():
                         start, stop = self._spans(j, shape)[rank]
                         tensor = left[name][row]
-                        out[rank].append(tensor[..., start:stop] if shape else tensor)
+                        tensor = tensor[..., start:stop] if shape else tensor
+                        out[rank].append(self._sent(name, tensor))
         return out
 
     def _sizes_back(self, shapes: dict[str, tuple[int, ...]]) -> tuple[list[int], list[int]]:
@@ -336,7 +362,7 @@ class Trip:
 
     def _size_back(self, j: int, rank: int, shapes: dict[str, tuple[int, ...]]) -> int:
         part = self.parts[j][rank]
-        size = sum(self._carried(j, rank, shape) for shape in shapes.values())
+        size = sum(self._carried(j, rank, *each) for each in shapes.items())
         if part is None:
             return size
         if self._factored(part):
@@ -382,11 +408,13 @@ class Trip:
             for name, shape in shapes.items():
                 start, stop = self._spans(j, shape)[self.me]
                 mine = (*shape[:-1], stop - start) if shape else ()
-                left[i][name].append(next_of(owner, *mine))
+                flat = next_of(owner, self._carried(j, self.me, name, shape))
+                left[i][name].append(self._arrived(name, flat).view(mine))
         for i, member in enumerate(self.bucket.members):
             finite = member.work.finite
             flag = None if finite is None else finite[member.index]
             for name, shape in shapes.items():
                 part_of = torch.stack(left[i][name])
-                carries.put(state, member, name, shape, part_of, flag)
+                dtype = carried_dtype(self.bucket.signature.polar, name, member.param.dtype)
+                carries.put(state, member, name, shape, part_of, flag, dtype)
         return list(zip(self.bucket.members, found, strict=True))

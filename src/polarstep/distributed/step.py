@@ -26,7 +26,7 @@ from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
 from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
 from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
-from polarstep.optim.carried import entry
+from polarstep.optim.carried import carried_dtype, entry
 from polarstep.optim.collect import Member, State, Work, members_of
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
@@ -342,8 +342,10 @@ class Split:
             for name, shape in carries.shapes_of(signature, signature.dtype).items():
                 key, of_all = entry(name, member.block), (member.count, *shape)
                 known = self._state[p].get(key)
-                if not is_sharded(known) or known.shape != of_all:
-                    part = torch.empty((0, *shape), dtype=p.dtype, device=p.device)
+                dtype = carried_dtype(signature.polar, name, p.dtype)
+                there = is_sharded(known) and (known.shape, known.dtype) == (of_all, dtype)
+                if not there:
+                    part = torch.empty((0, *shape), dtype=dtype, device=p.device)
                     self._state[p][key] = wrapped(part, p, p.placements, of_all)
 
     def let_rest(self) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
 from polarstep.distributed.local import is_cut
-from polarstep.optim.carried import entry
+from polarstep.optim.carried import carried_dtype, entry, name_of
 from polarstep.optim.collect import State, Work, members_of
+from polarstep.optim.elementwise_step import first_state
 from polarstep.optim.groups import ELEMENTWISE, Group, view_of
 from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
 
@@ -47,24 +48,25 @@ def _no_peak(group: Group, p: Tensor) -> Tensor:
 def _of_unstarted(group: Group, p: Tensor) -> dict[str, Any]:
     """The entries that stand for the state of ``p``, which never had a gradient."""
     if group["algorithm"] in ELEMENTWISE:
-        return dict(ELEMENTWISE[group["algorithm"]].new_state(p))
+        return first_state(ELEMENTWISE[group["algorithm"]], p)
     found: dict[str, Any] = {}
     kept = stored_dtype(group, p)
     keep_momentum(momentum_of(p, found, kept), p, found, kept)
     work = Work(group, [""], [p], [p], None, [view_of(group, p)])
     for signature, member in members_of(work, 0, {}):
         for name, shape in carries.shapes_of(signature, signature.dtype).items():
-            found[entry(name, member.block)] = _nothing(p, member.count, shape)
+            dtype = carried_dtype(signature.polar, name, p.dtype)
+            found[entry(name, member.block)] = _nothing(p, member.count, shape, dtype)
     return found
 
 
-def _nothing(p: Any, count: int, shape: tuple[int, ...]) -> Tensor:
+def _nothing(p: Any, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A carry of NaN, in parts where ``p`` is in parts."""
     if not is_sharded(p):
-        return torch.full((count, *shape), torch.nan, dtype=p.dtype, device=p.device)
+        return torch.full((count, *shape), torch.nan, dtype=dtype, device=p.device)
     batched = _is_cut_between_matrices(p)
     placements = p.placements if batched else carries.placements(p, count, shape)
-    return _filled(p, placements, (count, *shape), torch.nan, p.dtype)
+    return _filled(p, placements, (count, *shape), torch.nan, dtype)
 
 
 def _is_cut_between_matrices(p: Tensor) -> bool:
@@ -100,7 +102,7 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
         for p in group["params"]:
             layout, known_of_p = Layout.of(p), state.get(p, {})
             for key, value in known_of_p.items():
-                if key.partition(".")[0] in names and isinstance(value, Tensor):
+                if name_of(key) in names and isinstance(value, Tensor):
                     part = local(value)
                     known = part.numel() > 0 and not bool(torch.isnan(part).all())
                     known = known or _has_started(known_of_p)

@@ -18,11 +18,13 @@ __all__ = [
     "Comparing",
     "compare",
     "exchange",
+    "from_words",
     "group_of",
     "largest",
     "packed",
     "send",
     "side_group_of",
+    "words",
 ]
 
 _GROUPS: dict[tuple[tuple[int, ...], str], Any] = {}
@@ -109,6 +111,23 @@ def packed(
     if not flat:
         return torch.empty(0, dtype=dtype, device=device)
     return torch.cat(flat, out=out).to(device=device)
+
+
+def words(X: Tensor, wide: torch.dtype, dtype: torch.dtype) -> Tensor:
+    """The bits of ``X`` in the precision ``wide``, flat, as numbers of ``dtype`` that are not rounded.
+
+    >>> words(torch.ones(3), torch.float32, torch.bfloat16).shape
+    torch.Size([6])
+    """
+    return X.reshape(-1).to(wide).contiguous().view(dtype)
+
+
+def from_words(flat: Tensor, wide: torch.dtype) -> Tensor:
+    """The numbers of precision ``wide`` that :func:`words` took apart.
+
+    A copy: where ``flat`` begins in memory may be no place for a wider number.
+    """
+    return flat.clone().view(wide)
 
 
 def exchange(

@@ -21,7 +21,7 @@ from polarstep import kernels, products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import MatrixView
 from polarstep.optim import step
-from polarstep.optim.carried import entry
+from polarstep.optim.carried import carried_dtype, entry
 from polarstep.optim.collect import Member, Signature, State, all_recalled
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.low_precision import is_compensated, stored_dtype
@@ -232,13 +232,14 @@ class TableBucket:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped.
 
         It is kept in no more than the precision of M or of the parameters, to which torch casts a
-        checkpoint that it loads.
+        checkpoint that it loads. ``wide_carries`` of the map are left in float32.
         """
         if left is self._carry:
             return
         known, widest = self._carry, torch.promote_types(self.signature.dtype, self.dtype)
+        kept = {k: carried_dtype(self.signature.polar, k, widest) for k in left}
         left = Carry(
-            {k: t.to(widest) if t.itemsize > widest.itemsize else t for k, t in left.items()}
+            {k: t.to(kept[k]) if t.itemsize > kept[k].itemsize else t for k, t in left.items()}
         )
         if known.keys() != left.keys() or any(
             known[k].shape != left[k].shape or known[k].dtype != left[k].dtype for k in left

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polarstep.polar import Carry, PolarMap
 
-__all__ = ["entry", "recalled", "remember"]
+__all__ = ["carried_dtype", "entry", "name_of", "recalled", "remember"]
 
 
 def entry(name: str, block: int) -> str:
@@ -25,14 +25,34 @@ def entry(name: str, block: int) -> str:
     return name if block == 0 else f"{name}.{block}"
 
 
+def name_of(key: str) -> str:
+    """The name of the tensor that a parameter's state has under ``key``.
+
+    >>> name_of("basis"), name_of("basis.2")
+    ('basis', 'basis')
+    """
+    return key.partition(".")[0]
+
+
+def carried_dtype(polar: PolarMap, name: str, dtype: torch.dtype) -> torch.dtype:
+    """The precision in which the tensor ``name`` of a parameter in ``dtype`` is kept."""
+    return torch.promote_types(dtype, torch.float32) if name in polar.wide_carries else dtype
+
+
 def recalled(
     of_parameter: dict[str, Any], block: int, polar: PolarMap, count: int, m: int, n: int
 ) -> Carry | None:
-    """The last step's carry for ``count`` matrices; ``None`` if ``polar`` cannot use it."""
+    """The last step's carry for ``count`` matrices; ``None`` if ``polar`` cannot use it.
+
+    Old checkpoints may have in 16 bits what is kept in float32; it is cast here.
+    """
     if not polar.carries:
         return None
     found = {name: of_parameter.get(entry(name, block)) for name in polar.carries}
     carry = Carry({name: tensor for name, tensor in found.items() if tensor is not None})
+    for name in polar.wide_carries:
+        if name in carry:
+            carry[name] = carry[name].to(carried_dtype(polar, name, carry[name].dtype))
     usable = carry and all(len(tensor) == count for tensor in carry.values())
     return carry if usable and polar.resumes(carry, m, n) else None
 
@@ -47,15 +67,17 @@ def remember(
 ) -> None:
     """Keep ``carry`` for the next step, unless ``finite`` is false and the parameter is skipped.
 
-    It is kept in the parameter's precision, to which torch casts a loaded checkpoint. It stays at
-    one address, where a CUDA graph of the user's own finds it at the next replay.
+    It is kept in the parameter's precision, to which torch casts a loaded checkpoint, except for
+    ``polar.wide_carries``. It stays at one address, where a CUDA graph of the user's own finds it at the
+    next replay.
     """
     for name in polar.carries:
         key = entry(name, block)
         if name not in carry:
             of_parameter.pop(key, None)
             continue
-        value, known = carry[name].to(dtype), of_parameter.get(key)
+        value = carry[name].to(carried_dtype(polar, name, dtype))
+        known = of_parameter.get(key)
         if known is not None and (known.shape, known.dtype) == (value.shape, value.dtype):
             known.copy_(value if finite is None else torch.where(finite, value, known))
         else:

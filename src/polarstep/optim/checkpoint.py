@@ -18,7 +18,8 @@ from torch.optim.optimizer import Optimizer
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
-from polarstep.optim.collect import State
+from polarstep.optim.carried import name_of
+from polarstep.optim.collect import State, momentum_dtype
 from polarstep.optim.elementwise import counter_device
 from polarstep.optim.elementwise_step import check_buffers
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params, restored
@@ -87,8 +88,10 @@ class Checkpointed(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.
 
-        torch casts what it loads to the precision of the parameter. Momentum that is kept in another
-        precision, and what an element-wise rule keeps beside its buffers, is loaded without that cast.
+        torch casts what it loads to the precision of the parameter. Momentum, buffers and carries that
+        are kept in another precision, and what an element-wise rule keeps beside its buffers, are loaded
+        without that cast. The next step casts them where they were saved in another precision than
+        they are kept in.
         Groups that somebody else has put into the optimizer, as Lightning does when it resumes a run,
         may hold parameters and no options.
 
@@ -193,12 +196,19 @@ def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> 
     """The entries of the state of ``p`` with a precision of their own.
 
     An element-wise rule has there what is not shaped as the parameter, such as a count, which would be
-    wrong from 257 on in bfloat16. ``"step"`` is left to torch, which does not cast it.
+    wrong from 257 on in bfloat16. It also has there the buffers of a float16 parameter, which are in
+    float32. ``"step"`` is left to torch, which does not cast it.
     """
     if group["algorithm"] in ELEMENTWISE:
-        cast = (*ELEMENTWISE[group["algorithm"]].buffers, "rounding_error", "step")
+        cast: tuple[str, ...] = ("rounding_error", "step")
+        if momentum_dtype(p.dtype) == p.dtype:
+            cast = (*ELEMENTWISE[group["algorithm"]].buffers, *cast)
         return [name for name in of_parameter if name not in cast]
-    return () if stored_dtype(group, p) == p.dtype else MOMENTUM_STATE
+    wide = {*group["polar"].wide_carries}
+    if group["transform"] is not None:
+        wide |= {*group["transform"].wide_carries}
+    momentum = () if stored_dtype(group, p) == p.dtype else MOMENTUM_STATE
+    return [*momentum, *(key for key in of_parameter if name_of(key) in wide)]
 
 
 def _check_content(state_dict: object) -> None:

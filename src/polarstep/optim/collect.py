@@ -219,10 +219,11 @@ def _are_finite(grads: list[Tensor]) -> list[Tensor]:
 
 
 def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision of C and M for a parameter in ``dtype``: its own, or float32 for float16.
+    """The precision of C and M, and of an element-wise rule's buffers, for a parameter in ``dtype``.
 
-    C is a sum of up to 1/(1 − β) gradients. float16 ends at 65504, and gradients of 5,000 would pass
-    that at β = 0.95. bfloat16 has the range of float32.
+    It is the parameter's own, or float32 for float16. C is a sum of up to 1/(1 − β) gradients. float16
+    ends at 65504, and gradients of 5,000 would pass that at β = 0.95. AdamW's v has (1 − β₂)G², which
+    is zero in float16 for gradients below 7e-4 at β₂ = 0.95. bfloat16 has the range of float32.
     """
     return torch.float32 if dtype == torch.float16 else dtype
 

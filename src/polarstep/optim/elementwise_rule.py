@@ -53,7 +53,8 @@ class Elementwise(ABC):
     group. ``__post_init__`` may check them: it runs whenever a group is checked.
 
     ``algorithm`` is the name of the rule in groups and checkpoints. ``buffers`` names the entries of the
-    state with the shape of the parameter; they also have its precision.
+    state with the shape of the parameter. They are kept in its precision, or in float32 if that is
+    float16, and :meth:`update` gets parameters, gradients and buffers in one precision.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)

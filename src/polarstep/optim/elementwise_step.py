@@ -7,18 +7,19 @@ from typing import Any
 from torch import Tensor
 
 from polarstep.distributed.layout import is_sharded, local
-from polarstep.optim.collect import State, Work
+from polarstep.optim.collect import State, Work, momentum_dtype
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
 from polarstep.optim.low_precision import is_compensated, put, rounding_error
 
-__all__ = ["check_buffers", "prepare_elementwise", "step_elementwise"]
+__all__ = ["check_buffers", "first_state", "prepare_elementwise", "step_elementwise"]
 
 
 def prepare_elementwise(work: Work, state: State) -> None:
-    """Make the state of parameters that have none, and cast the others' state to their precision.
+    """Make the state of parameters that have none, and cast that of the others where it must be.
 
     ``model.to(torch.bfloat16)`` between two steps casts parameters and not their state, and torch's
-    rules need both in one precision. Raises if a state is another rule's, before it changes anything.
+    rules need both in one precision. Buffers of a float16 parameter are in float32, those of an old
+    checkpoint too. Raises if a state is another rule's, before it changes anything.
     """
     if not work.params:
         return
@@ -28,16 +29,20 @@ def prepare_elementwise(work: Work, state: State) -> None:
         if of_parameter:
             check_buffers(name, of_parameter, rule)
         else:
-            of_parameter.update(_new_state(rule, p))
-        if is_compensated(work.group, p):
+            of_parameter.update(first_state(rule, p))
+        kept = momentum_dtype(p.dtype)
+        if kept == p.dtype and is_compensated(work.group, p):
             continue  # its step computes in float32 whatever the precision of its state
         for key in rule.buffers:
-            if of_parameter[key].dtype != p.dtype:
-                of_parameter[key] = of_parameter[key].to(p.dtype)
+            if of_parameter[key].dtype != kept:
+                of_parameter[key] = of_parameter[key].to(kept)
 
 
-def _new_state(rule: type[Elementwise], p: Tensor) -> dict[str, Any]:
-    """The first state of ``p``; an error if it is none that a step, a shard or a checkpoint can have."""
+def first_state(rule: type[Elementwise], p: Tensor) -> dict[str, Any]:
+    """The first state of ``p``, with the buffers of a float16 parameter in float32.
+
+    Raises if a step, a shard or a checkpoint cannot have this state.
+    """
     state = rule.new_state(p)
     title = f"new_state of {rule.__name__}"
     if not isinstance(state, dict):
@@ -57,7 +62,10 @@ def _new_state(rule: type[Elementwise], p: Tensor) -> dict[str, Any]:
                 f"{type(p).__name__} of shape {tuple(p.shape)}: expected torch.zeros_like(p), or "
                 f"{key!r} left out of buffers"
             )
-    return state
+    kept = momentum_dtype(p.dtype)
+    if kept == p.dtype:
+        return state
+    return {key: X.to(kept) if key in rule.buffers else X for key, X in state.items()}
 
 
 class _InPlace(dict[str, Any]):
@@ -90,8 +98,8 @@ def step_elementwise(work: Work, state: State) -> None:
     """
     plain = []
     for index, p in enumerate(work.params):
-        if is_compensated(work.group, p):
-            _step_compensated(work, index, state)
+        if is_compensated(work.group, p) or momentum_dtype(p.dtype) != p.dtype:
+            _step_in_float32(work, index, state)
         else:
             plain.append(index)
     if not plain:
@@ -111,15 +119,27 @@ def step_elementwise(work: Work, state: State) -> None:
         rule.update(work.group, [p], [grad], [of_parameter], found_inf=1 - finite.float())
 
 
-def _step_compensated(work: Work, index: int, state: State) -> None:
-    """Update one parameter in 16 bits, computed in float32."""
+def _step_in_float32(work: Work, index: int, state: State) -> None:
+    """Update one parameter in 16 bits, computed in float32: compensated, or in float16.
+
+    A float16 parameter has its buffers in float32, and rules need both in one precision.
+    """
     p, rule = work.params[index], ELEMENTWISE[work.group["algorithm"]]
-    R = local(rounding_error(p, state[p]))
-    kept = {k: local(X) for k, X in state[p].items() if k != "rounding_error"}
-    wide = _InPlace({k: X.float() for k, X in kept.items()})
-    x = local(p).float() + R
+    X, R = local(p), None
+    x = X.float()
+    if is_compensated(work.group, p):
+        R = local(rounding_error(p, state[p]))
+        x = x + R
+    kept = {k: local(each) for k, each in state[p].items() if k != "rounding_error"}
+    wide = _InPlace(
+        {k: each.float() for k, each in kept.items()}
+    )  # in float32 it is the same tensor
     stop = None if work.finite is None else 1 - work.finite[index].float()
     rule.update(work.group, [x], [local(work.grads[index]).float()], [wide], found_inf=stop)
-    put(x, local(p), R)
-    for key, X in kept.items():
-        X.copy_(wide[key])
+    if R is None:
+        X.copy_(x)
+    else:
+        put(x, X, R)
+    for key, each in kept.items():
+        if each is not wide[key]:
+            each.copy_(wide[key])

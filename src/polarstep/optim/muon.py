@@ -99,9 +99,9 @@ class Muon(Checkpointed):
             v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
             rows of q as one matrix, and k and v alike.
         lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
-        momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter,
-            ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for eight bits with a scale for each
-            128 entries.
+        momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter
+            (float32 if that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for
+            eight bits with a scale for each 128 entries.
         rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
             rounded, in two more bytes a parameter (:mod:`polarstep.optim.low_precision`). ``"nearest"``
             loses it, as torch's optimizers do. Neither matters for parameters in float32.

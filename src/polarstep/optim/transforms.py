@@ -33,6 +33,11 @@ class Transform(ABC):
         """The names of the tensors that a step leaves for the next step."""
         return ()
 
+    @property
+    def wide_carries(self) -> tuple[str, ...]:
+        """Those of :attr:`carries` that are kept in float32 at least, whatever the parameter has."""
+        return ()
+
     @abstractmethod
     def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """The matrices to apply instead of ``T`` (batch, m, n), and the carry for the next step.
@@ -83,6 +88,11 @@ class NormalizedRows(Transform):
         """The name of v, which has shape (batch, m)."""
         return ("rows",)
 
+    @property
+    def wide_carries(self) -> tuple[str, ...]:
+        """The name of v: in 16 bits (1 − β₂)·T² may be less than half of its last digit."""
+        return ("rows",)
+
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether ``carry`` has a v for matrices of m rows."""
         return super().resumes(carry, m, n) and carry["rows"].shape[1:] == (m,)
@@ -100,7 +110,7 @@ class NormalizedRows(Transform):
     def _normalized(
         self, T: Tensor | RowProduct | FlatProduct, M: Tensor, carry: Carry
     ) -> tuple[Tensor | ScaledRows, Carry]:
-        # In 16 bits v would stand still: (1 − β₂)·T² is less than half of v's last digit.
+        # M may have 16 bits, in which v would stand still.
         wide = torch.promote_types(M.dtype, torch.float32)
         ops = products.of(M.device)
         scaled, v = ops.normalized_rows(T, self.beta2, carry.get("rows"), wide)
@@ -136,6 +146,11 @@ class _Followed(Containing):
     def carries(self) -> tuple[str, ...]:
         """The names that map and transform carry."""
         return (*self.polar.carries, *self.transform.carries)
+
+    @property
+    def wide_carries(self) -> tuple[str, ...]:
+        """The names that map and transform keep in float32 at least."""
+        return (*self.polar.wide_carries, *self.transform.wide_carries)
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether map and transform can both continue from ``carry``."""

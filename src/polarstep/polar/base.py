@@ -47,8 +47,8 @@ __all__ = ["Carry", "Draw", "PolarMap", "wide"]
 class Carry(dict[str, Tensor]):
     """The tensors that a step leaves for the next, by name; their first dimension is the batch.
 
-    A checkpoint has them in the parameter's precision, to which torch casts what it loads; a step must
-    take them in any precision.
+    A checkpoint has them in the parameter's precision, to which torch casts what it loads, except for
+    :attr:`PolarMap.wide_carries`. A step must take them in any precision.
     """
 
     @staticmethod
@@ -139,6 +139,11 @@ class PolarMap(ABC):
     @property
     def carries(self) -> tuple[str, ...]:
         """The names of the tensors that a step may leave for the next step."""
+        return ()
+
+    @property
+    def wide_carries(self) -> tuple[str, ...]:
+        """Those of :attr:`carries` that are kept in float32 at least, whatever the parameter has."""
         return ()
 
     def effective_rank(self, m: int, n: int) -> int:

@@ -54,6 +54,11 @@ class Containing(PolarMap):
         """As for the map inside."""
         return self.contained.carries
 
+    @property
+    def wide_carries(self) -> tuple[str, ...]:
+        """As for the map inside."""
+        return self.contained.wide_carries
+
     def effective_rank(self, m: int, n: int) -> int:
         """As for the map inside, on a CPU."""
         return self.inside(m, n, torch.device("cpu")).effective_rank(m, n)
