@@ -131,9 +131,8 @@ def _step_in_float32(work: Work, index: int, state: State) -> None:
         R = local(rounding_error(p, state[p]))
         x = x + R
     kept = {k: local(each) for k, each in state[p].items() if k != "rounding_error"}
-    wide = _InPlace(
-        {k: each.float() for k, each in kept.items()}
-    )  # in float32 it is the same tensor
+    # What is in float32 already is the same tensor, and changes in place.
+    wide = _InPlace({k: each.float() for k, each in kept.items()})
     stop = None if work.finite is None else 1 - work.finite[index].float()
     rule.update(work.group, [x], [local(work.grads[index]).float()], [wide], found_inf=stop)
     if R is None:
