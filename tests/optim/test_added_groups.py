@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import textwrap
 import warnings
@@ -255,6 +256,18 @@ def test_new_layers_get_the_rules_of_their_twins():
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["DataParallel", "compile"])
+def test_new_layers_are_known_after_the_wrapper_is_gone(wrap):
+    """As where DDP is made anew around a model that has got a layer."""
+    model = SmallGPT("untied")
+    optimizer = muon_for(wrap(model))
+    gc.collect()
+    model.second = nn.Linear(model.head.in_features, model.head.out_features, bias=False)
+    optimizer.add_param_group({"params": [model.second.weight]})
+    route = optimizer.routes["second.weight"]
+    assert (route.algorithm, route.role) == ("AdamW", "head")
 
 
 def test_the_callers_rules_hold_for_new_layers():

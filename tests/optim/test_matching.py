@@ -241,3 +241,30 @@ def test_torchs_checkpoints_of_a_run_with_another_layer_frozen_go_by_name(flat):
                 assert torch.equal(second.state[q][key], value)
         else:
             assert not second.state.get(q)
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_groups_that_torchs_checkpoints_mix_up_are_pointed_out(slow):
+    """torch gives a group the options of a saved group that shares a parameter with it."""
+
+    def made(layer: int) -> tuple[nn.Module, Muon]:
+        model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
+        rules = [(f"{layer}.weight", {"lr": 0.01}), ("*", "muon")]
+        return model, muon_for(model, rules=rules)
+
+    (model, first), (other, second) = made(2), made(slow)
+    for i, p in enumerate(model.parameters()):
+        p.grad = gaussian(8, 8, seed=i).float()
+    first.step()
+    saved = get_optimizer_state_dict(model, first)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        set_optimizer_state_dict(other, second, saved)
+    told = [
+        str(w.message) for w in caught if "had another group in the checkpoint" in str(w.message)
+    ]
+    rates, expected = (
+        {name: g["lr"] for g in optimizer.param_groups for name in g["param_names"]}
+        for optimizer in (second, first)
+    )
+    assert bool(told) == (slow == 1) == (rates != expected)

@@ -135,6 +135,21 @@ def test_v_of_a_checkpoint_in_any_precision_goes_on(dtype, saved) -> None:
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16], ids=str)
+def test_a_skipped_step_leaves_v_alone_whatever_precision_it_was_saved_in(saved) -> None:
+    W = Parameter(torch.zeros(6, 8, dtype=torch.bfloat16))
+    options = {"transform": ps.NormalizedRows(0.9), "nonfinite": "skip"}
+    optimizers = [ps.Muon([W], **options) for _ in range(2)]
+    W.grad = gaussian(6, 8, seed=1).bfloat16()
+    optimizers[0].step()
+    checkpoint = optimizers[0].state_dict()
+    checkpoint["state"][0]["rows"] = v = checkpoint["state"][0]["rows"].to(saved)
+    optimizers[1].load_state_dict(checkpoint)
+    W.grad[2, 3] = torch.nan
+    optimizers[1].step()
+    assert torch.equal(optimizers[1].state[W]["rows"], v.float())
+
+
 def test_other_rows_than_those_of_the_last_step_start_anew() -> None:
     """``layout`` may be written to a group; the rows of 8×12 matrices are then the columns."""
     W, fresh = Parameter(torch.zeros(8, 12)), Parameter(torch.zeros(8, 12))

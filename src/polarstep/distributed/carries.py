@@ -94,19 +94,22 @@ def put(
     p, key = member.param, entry(name, member.block)
     known = state[p].get(key)
     part = part.to(p.dtype if dtype is None else dtype)
+    ours: Tensor | None = known
     if is_sharded(p):
         placed = placements(p, member.count, shape)
+        ours = None
         if is_sharded(known) and list(known.placements) == placed:
             ours = local(known)
-            if (ours.shape, ours.dtype) == (part.shape, part.dtype):
-                ours.copy_(part if finite is None else torch.where(finite, part, ours))
-                return
-        part = part.clone(memory_format=torch.contiguous_format)
-        state[p][key] = wrapped(part, p, placed, (member.count, *shape))
-    elif known is not None and (known.shape, known.dtype) == (part.shape, part.dtype):
-        known.copy_(part if finite is None else torch.where(finite, part, known))
-    else:
-        state[p][key] = part.clone(memory_format=torch.contiguous_format)
+    if ours is not None and ours.shape == part.shape:
+        if finite is not None:
+            part = torch.where(finite, part, ours.to(part.dtype))
+        if ours.dtype == part.dtype:
+            ours.copy_(part)
+            return
+    part = part.clone(memory_format=torch.contiguous_format)
+    if is_sharded(p):
+        part = wrapped(part, p, placed, (member.count, *shape))
+    state[p][key] = part
 
 
 def put_whole(

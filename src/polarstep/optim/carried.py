@@ -78,7 +78,12 @@ def remember(
             continue
         value = carry[name].to(carried_dtype(polar, name, dtype))
         known = of_parameter.get(key)
-        if known is not None and (known.shape, known.dtype) == (value.shape, value.dtype):
-            known.copy_(value if finite is None else torch.where(finite, value, known))
-        else:
+        if known is None or known.shape != value.shape:
+            of_parameter[key] = value.clone(memory_format=torch.contiguous_format)
+            continue
+        if finite is not None:
+            value = torch.where(finite, value, known.to(value.dtype))
+        if known.dtype == value.dtype:
+            known.copy_(value)
+        else:  # of a checkpoint from before it was kept in float32
             of_parameter[key] = value.clone(memory_format=torch.contiguous_format)

@@ -24,7 +24,7 @@ from polarstep.optim.elementwise import counter_device
 from polarstep.optim.elementwise_step import check_buffers
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params, restored
 from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
-from polarstep.optim.matching import check_names, check_sizes, named_in_order, regroup
+from polarstep.optim.matching import check_names, check_sizes, mixed, named_in_order, regroup
 from polarstep.optim.mistakes import callers_level
 from polarstep.optim.plain import decoded_group, encoded_group
 from polarstep.optim.resized import check_shapes
@@ -111,8 +111,9 @@ class Checkpointed(Optimizer):
         except Exception:
             groups[:] = before  # a checkpoint that is refused changes nothing
             raise
-        if told is not None:
-            warnings.warn(told, stacklevel=callers_level())
+        for words in (told, mixed(state_dict["param_groups"])):
+            if words is not None:
+                warnings.warn(words, stacklevel=callers_level())
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint whose parameters are in the same groups."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from polarstep.distributed.layout import is_sharded
 from polarstep.optim.groups import named_params
+from polarstep.optim.routing.anatomy import innermost
 
 __all__ = ["Places"]
 
@@ -26,9 +27,14 @@ EVERY = 64
 
 
 class Places:
-    """Where in a model each parameter of an optimizer lies. The model is not kept alive."""
+    """Where in a model each parameter of an optimizer lies. The model is not kept alive.
+
+    Wrappers around the model are left out: after a change of the model DDP has to be made anew, and
+    the wrapper that the optimizer was made with is gone.
+    """
 
     def __init__(self, model: nn.Module) -> None:
+        model = innermost(model)
         self._of: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._model = weakref.ref(model)
         self._paths: dict[int, tuple[list[str], str]] = {}  # path of the module, name in it

@@ -19,7 +19,7 @@ from itertools import chain
 from polarstep.optim.groups import NAMELESS, Group, check_ours
 from polarstep.optim.routing.anatomy import unwrapped
 
-__all__ = ["check_names", "check_sizes", "named_in_order", "regroup"]
+__all__ = ["check_names", "check_sizes", "mixed", "named_in_order", "regroup"]
 
 PER_PARAMETER = ("param_names", "reasons")  # lists in a group with an entry for each parameter
 # The names that add_param_group makes up for parameters without names: they say no more than the order.
@@ -44,6 +44,29 @@ def named_in_order(group: Group) -> Group:
         if known and of_name.keys() >= set(params):
             reordered[key] = [of_name[name] for name in params]
     return reordered
+
+
+def mixed(saved: Sequence[Group]) -> str | None:
+    """What to tell the user where ``torch.distributed.checkpoint`` has mixed groups up; else ``None``.
+
+    It fills the groups of the optimizer that loads with the options of saved groups that share a
+    parameter with them. ``"param_names"`` is then of the saved group, and ``"params"`` of the other.
+    """
+    apart = [
+        name
+        for group in saved
+        if set(group.get("params") or ()) & (names := set(group.get("param_names") or ()))
+        for name in group["params"]
+        if name not in names
+    ]
+    if not apart:
+        return None
+    return (
+        f"{_listed(apart, SHOWN)} had another group in the checkpoint than in this optimizer, and "
+        "torch.distributed.checkpoint gives a group one set of options: learning rate and other options "
+        "may be those of other parameters. Expected the groups of the run that was saved: freeze and "
+        "unfreeze the same layers, add the same groups, and make the optimizer with the same rules"
+    )
 
 
 def regroup(groups: list[Group], saved: Sequence[Group]) -> str | None:

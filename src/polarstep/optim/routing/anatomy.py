@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from polarstep.optim.routing.heads import find_heads
 from polarstep.optim.routing.node import EMBEDDINGS, Node
 
-__all__ = ["Anatomy", "Site", "Use", "dissect", "unwrapped"]
+__all__ = ["Anatomy", "Site", "Use", "dissect", "innermost", "unwrapped"]
 
 # Attributes under which a wrapper holds the module it wraps: torch.compile, activation
 # checkpointing and FullyShardedDataParallel.
@@ -135,6 +135,13 @@ def _uses(node: Node) -> Iterator[tuple[Use, Tensor]]:
             key = f"parametrizations.{key}"
             label = key.split(".")[1]
             yield Use(_join(node.name, key), _join(node.path, key), node, label), p
+
+
+def innermost(module: nn.Module) -> nn.Module:
+    """The module inside all wrappers around it, as DDP's and those of ``torch.compile``."""
+    while (key := _wrapped(module)) is not None:
+        module = module.get_submodule(key)
+    return module
 
 
 def unwrapped(name: str) -> str:
