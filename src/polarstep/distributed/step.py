@@ -330,9 +330,8 @@ class Split:
             several = not target.has_one_block or isinstance(sizes[0], Tensor)
             ready.append((target, (local(target.p), U, 1.0 if several else sizes[0])))
         apply_updates(ready)
-        for (
-            target
-        ) in self._targets.values():  # a rank without rows too, as a checkpoint asks all ranks
+        # A rank without rows has an empty part of R, as a checkpoint asks all ranks for it.
+        for target in self._targets.values():
             if target.is_compensated:
                 rounding_error(target.p, self._state[target.p])
 
