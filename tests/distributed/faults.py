@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 import weakref
@@ -10,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -327,6 +334,99 @@ def zero_redundancy() -> float:
     return max(float((p - q).abs().max()) for p, q in ends)
 
 
+def zero_redundancy_resumed(**options: Any) -> float:
+    """How far a run ends from one that was not saved and loaded; two layers get their gradients late."""
+
+    def start() -> tuple[nn.Sequential, Any]:
+        model = nn.Sequential(*(nn.Linear(12, 12, bias=False) for _ in range(4))).double()
+        for i, p in enumerate(model.parameters()):
+            p.data = given("network", tuple(p.shape), i) / 3
+        groups = ps.muon_for(model, **options).param_groups
+        return model, ZeroRedundancyOptimizer(groups, optimizer_class=ps.Muon, lr=0.02)
+
+    def go(model: nn.Module, optimizer: Any, steps: range, used: int) -> None:
+        for step in steps:
+            for i, p in enumerate(model.parameters()):
+                p.grad = given(f"gradient {i}", (12, 12), step) if i < used else None
+            optimizer.step()
+
+    one, known = start()
+    go(one, known, range(2), used=2)
+    known.consolidate_state_dict(0)
+    saved = [copy.deepcopy(known.state_dict()) if torch.distributed.get_rank() == 0 else None]
+    torch.distributed.broadcast_object_list(saved)
+    ours, optimizer = start()
+    ours.load_state_dict(one.state_dict())
+    optimizer.load_state_dict(saved[0])
+    for each, its in ((one, known), (ours, optimizer)):
+        go(each, its, range(2, 5), used=4)
+    ends = list(zip(ours.parameters(), one.parameters(), strict=True))
+    assert not any(p.isnan().any() for p in one.parameters())
+    return float(torch.stack([(p - q).abs().max() for p, q in ends]).max())
+
+
+class Compensated(nn.Module):
+    """A matrix, experts and an AdamW matrix in bfloat16, of which the last rank has no part; and twins.
+
+    The twins, whose names begin with "late", get a gradient from the second step on.
+    """
+
+    def __init__(self, mesh: Any, plan: str) -> None:
+        super().__init__()
+        rows = mesh.size() - 1
+        shapes = {"matrix": (rows, 12), "experts": (rows, 9, 12), "table": (rows, 4)}
+        for late in ("", "late_"):
+            for name, shape in shapes.items():
+                X = distribute_tensor(given(name, shape, 0).bfloat16(), mesh, [Shard(0)])
+                self.register_parameter(late + name, nn.Parameter(X))
+        groups = [
+            {"params": [self.matrix, self.experts, self.late_matrix, self.late_experts]},
+            {"params": [self.table, self.late_table], "algorithm": "adamw"},
+        ]
+        self.optimizer = ps.Muon(groups, lr=0.01, polar=WARM, plan=plan, rounding="compensated")
+
+    def go(self, step: int) -> None:
+        for name, p in self.named_parameters():
+            G = given(name, tuple(p.shape), step + 1).bfloat16()
+            p.grad = distribute_tensor(G, p.device_mesh, p.placements)
+            if step == 0 and name.startswith("late"):
+                p.grad = None
+        self.optimizer.step()
+
+
+def compensated(mesh: Any, plan: str, path: Path) -> dict[str, Any]:
+    """The keys of the state on all ranks, and how far a run ends that was saved and loaded."""
+    one, ours = Compensated(mesh, plan), Compensated(mesh, plan)
+    one.go(0)
+    keys: list[Any] = [None] * mesh.size()
+    names = {name: sorted(one.optimizer.state.get(p, {})) for name, p in one.named_parameters()}
+    torch.distributed.all_gather_object(keys, names)
+    found: dict[str, Any] = {"keys": keys}
+    if any(each != keys[0] for each in keys):
+        return found  # to gather this state would abort the process
+    whole = get_optimizer_state_dict(
+        one, one.optimizer, options=StateDictOptions(full_state_dict=True)
+    )
+    found["gathered"] = {name: sorted(its) for name, its in whole["state"].items()}
+    dcp.save({"its": get_optimizer_state_dict(one, one.optimizer)}, checkpoint_id=path)
+    fresh = {"its": get_optimizer_state_dict(ours, ours.optimizer)}
+    try:
+        dcp.load(fresh, checkpoint_id=path)
+    except Exception as error:
+        return found | {"loaded": str(error)}
+    set_optimizer_state_dict(ours, ours.optimizer, fresh["its"])
+    for p, q in zip(ours.parameters(), one.parameters(), strict=True):
+        p.data.copy_(q.data)
+        error = ours.optimizer.state[p]["rounding_error"]
+        assert (error.shape, error.dtype, error.placements) == (p.shape, p.dtype, p.placements)
+    for step in (1, 2):
+        one.go(step)
+        ours.go(step)
+    ends = zip(ours.parameters(), one.parameters(), strict=True)
+    off = [(p.full_tensor() - q.full_tensor()).abs().max() for p, q in ends]
+    return found | {"loaded": float(torch.stack(off).max())}
+
+
 def uneven_strided(ranks: int) -> str:
     """Tensor parallelism cut 10 rows in two, and FSDP each of them in two."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -374,6 +474,10 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     found["before sharding"] = before_sharding(rank, mesh)
     found["after a step"] = before_sharding(rank, mesh, late=True)
     found["zero redundancy"] = zero_redundancy()
+    for name in ("warm", "rows"):
+        found["resumed", name] = zero_redundancy_resumed(**WITH_STATE[name])
+    for plan in ("auto", "owner", "gather", "sharded"):
+        found["compensated", plan] = compensated(mesh, plan, folder / f"compensated {plan}")
     if ranks == 4:
         found["strided"] = uneven_strided(ranks)
     return found

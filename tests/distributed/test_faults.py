@@ -144,6 +144,39 @@ def test_zero_redundancy_optimizer(ranks, found) -> None:
         assert there["zero redundancy"] < 1e-10
 
 
+@over_ranks
+@pytest.mark.parametrize("name", ["warm", "rows"])
+def test_zero_redundancy_optimizer_goes_on_with_layers_that_had_no_gradient(
+    ranks, name, found
+) -> None:
+    """It fills the state itself: carries that stand for nothing made layers NaN, or stopped them."""
+    for there in found[ranks]:
+        assert there["resumed", name] == 0
+
+
+@over_ranks
+@pytest.mark.parametrize("plan", ["auto", "owner", "gather", "sharded"])
+def test_rounding_errors_are_in_the_state_of_ranks_without_rows(ranks, plan, found) -> None:
+    """Otherwise ranks gather different tensors, and the process is aborted."""
+    for there in found[ranks]:
+        keys = there["compensated", plan]["keys"]
+        assert all(each == keys[0] for each in keys)
+        for name in ("matrix", "experts", "table"):
+            assert "rounding_error" in keys[0][name]
+
+
+@over_ranks
+@pytest.mark.parametrize("plan", ["auto", "owner", "gather", "sharded"])
+def test_a_checkpoint_has_rounding_errors_of_parameters_without_a_gradient(
+    ranks, plan, found
+) -> None:
+    for there in found[ranks]:
+        its = there["compensated", plan]
+        for name in ("matrix", "experts", "table"):
+            assert "rounding_error" in its["gathered"][f"late_{name}"]
+        assert its["loaded"] == 0
+
+
 def test_uneven_strided_shards_are_refused(found) -> None:
     for there in found[4]:
         assert "that both axes cut evenly" in there["strided"] or "torch:" in there["strided"]

@@ -7,6 +7,7 @@ import torch
 from tests.spectra import gaussian
 
 import polarstep as ps
+from polarstep.distributed import unstarted
 from polarstep.distributed.unstarted import drop_placeholders, placeholders
 
 STEPS = 65  # the peak of a momentum is first taken at step 64
@@ -16,9 +17,10 @@ STEPS = 65  # the peak of a momentum is first taken at step 64
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(64, 128), (3, 64, 128)], ids=str)
 @pytest.mark.parametrize("transform", [None, ps.NormalizedRows()], ids=["T", "rows"])
-def test_placeholders_are_like_the_state_after_training(kept, given, shape, transform):
+@pytest.mark.parametrize("rounding", ["nearest", "compensated"])
+def test_placeholders_are_like_the_state_after_training(kept, given, shape, transform, rounding):
     p = torch.nn.Parameter(gaussian(*shape).to(given))
-    options = {"transform": transform, "momentum_dtype": kept}
+    options = {"transform": transform, "momentum_dtype": kept, "rounding": rounding}
     optimizer = ps.Muon([p], polar=ps.NewtonSchulz(1), **options)
     (group,) = optimizer.param_groups
     expected = placeholders(group, p, {})
@@ -33,9 +35,12 @@ def test_placeholders_are_like_the_state_after_training(kept, given, shape, tran
 
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
-def test_placeholders_of_element_wise_rules_are_like_the_state_of_a_step(given, algorithm):
+@pytest.mark.parametrize("rounding", ["nearest", "compensated"])
+def test_placeholders_of_element_wise_rules_are_like_the_state_of_a_step(
+    given, algorithm, rounding
+):
     p = torch.nn.Parameter(gaussian(64).to(given))
-    optimizer = ps.Muon([{"params": [p], "algorithm": algorithm}])
+    optimizer = ps.Muon([{"params": [p], "algorithm": algorithm, "rounding": rounding}])
     (group,) = optimizer.param_groups
     expected = placeholders(group, p, {})
     p.grad = torch.ones_like(p)
@@ -72,3 +77,30 @@ def test_placeholders_are_dropped(kept):
     assert {"basis", "rows"} <= set(state[p])
     drop_placeholders([group], state)
     assert not {"basis", "rows"} & set(state[p])
+
+
+def test_a_step_reads_a_state_from_outside_once(monkeypatch):
+    """To read values at every step, the host would wait for the GPU."""
+    p, q = (torch.nn.Parameter(gaussian(64, 128).float()) for _ in range(2))
+    optimizer = ps.Muon([p, q], **CARRIES)
+    (group,) = optimizer.param_groups
+    read = []
+
+    def noted(groups, state):
+        read.append(len(state))
+        drop_placeholders(groups, state)
+
+    monkeypatch.setattr(unstarted, "drop_placeholders", noted)
+
+    def looked(*, late):
+        p.grad, q.grad = torch.ones_like(p), torch.ones_like(q) if late else None
+        read.clear()
+        optimizer.step()
+        return sum(read)
+
+    assert [looked(late=False), looked(late=True), looked(late=True)] == [0, 0, 0]
+    optimizer.state[q] = placeholders(group, q, {})
+    assert [looked(late=True), looked(late=True)] == [1, 0]
+    assert not q.isnan().any()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert looked(late=True) == 0

@@ -208,7 +208,7 @@ def _part_of(value: Any, p: Any, batch: bool) -> Any:
 def _joined(value: Any, p: Any, key: str, batch: bool) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
-    if value.shape == local(p).shape and key == "momentum_buffer":
+    if value.shape == local(p).shape and key in ("momentum_buffer", "rounding_error"):
         return wrapped(value, p, p.placements, p.shape)
     if key == "momentum_scale" and p.shape[-1] % BLOCK == 0:
         return scale_as_sharded(value, p)

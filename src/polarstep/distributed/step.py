@@ -29,7 +29,13 @@ from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
 from polarstep.optim.carried import carried_dtype, entry
 from polarstep.optim.collect import Member, State, Work, members_of
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
+from polarstep.optim.low_precision import (
+    is_compensated,
+    keep_momentum,
+    momentum_of,
+    rounding_error,
+    stored_dtype,
+)
 
 __all__ = ["Distribution", "Split"]
 
@@ -324,6 +330,10 @@ class Split:
             several = not target.has_one_block or isinstance(sizes[0], Tensor)
             ready.append((target, (local(target.p), U, 1.0 if several else sizes[0])))
         apply_updates(ready)
+        # A rank without rows has an empty part of R, as a checkpoint asks all ranks for it.
+        for target in self._targets.values():
+            if target.is_compensated:
+                rounding_error(target.p, self._state[target.p])
 
     def settle(self) -> None:
         """Write what the steps on local parts have changed into the optimizer's state."""
@@ -338,6 +348,8 @@ class Split:
         p: Any = work.params[index]
         kept = stored_dtype(work.group, p)
         keep_momentum(momentum_of(p, self._state[p], kept), p, self._state[p], kept)
+        if is_compensated(work.group, p):
+            rounding_error(p, self._state[p])
         for signature, member in members_of(work, index, self._state):
             for name, shape in carries.shapes_of(signature, signature.dtype).items():
                 key, of_all = entry(name, member.block), (member.count, *shape)

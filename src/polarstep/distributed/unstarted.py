@@ -4,12 +4,15 @@ torch asks for the same entries on saving and on loading, and makes the entries 
 with gradients of zero. But a parameter that never had a gradient has no state, and the peak of a
 momentum (:mod:`polarstep.optim.resting`) is first taken at step 64. So a checkpoint that is made where
 torch.distributed is initialized has all entries of every parameter: zeros for momenta, peaks and
-averages, which is what they start from, and NaN for what a map carries. On loading, a carry of nothing
-but NaN beside a momentum of nothing but zeros is dropped.
+averages and rounding errors, which is what they start from, and NaN for what a map carries. On loading,
+a carry of nothing but NaN beside a momentum of nothing but zeros is dropped. ``ZeroRedundancyOptimizer``
+puts a checkpoint into the state without ``load_state_dict``, so a step drops such carries, too
+(:class:`Arrivals`).
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -22,18 +25,30 @@ from polarstep.optim.carried import carried_dtype, entry, name_of
 from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.elementwise_step import first_state
 from polarstep.optim.groups import ELEMENTWISE, Group, view_of
-from polarstep.optim.low_precision import keep_momentum, momentum_of, stored_dtype
+from polarstep.optim.low_precision import (
+    is_compensated,
+    keep_momentum,
+    momentum_of,
+    rounding_error,
+    stored_dtype,
+)
 
-__all__ = ["drop_placeholders", "placeholders"]
+__all__ = ["Arrivals", "drop_placeholders", "placeholders"]
 
 
 def placeholders(group: Group, p: Tensor, known: dict[str, Any]) -> dict[str, Any]:
-    """The entries that are missing in ``known``, the state of ``p``."""
+    """``known``, the state of ``p``, with the entries that are missing in it; sorted by their names.
+
+    Ranks gather the entries one after the other, and the step of a rank without a part of ``p`` may make
+    them in another order.
+    """
     if not known:
         known = _of_unstarted(group, p)
     if group["algorithm"] == "muon" and "peak" not in known:
         known = known | {"peak": _no_peak(group, p)}
-    return known
+    if is_compensated(group, p) and "rounding_error" not in known:
+        known = known | {"rounding_error": rounding_error(p, {})}
+    return dict(sorted(known.items()))
 
 
 def _no_peak(group: Group, p: Tensor) -> Tensor:
@@ -96,9 +111,7 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
     for group in groups:
         if group["algorithm"] != "muon":
             continue
-        names = {*group["polar"].carries}
-        if group["transform"] is not None:
-            names |= {*group["transform"].carries}
+        names = _carried_names(group)
         for p in group["params"]:
             layout, known_of_p = Layout.of(p), state.get(p, {})
             for key, value in known_of_p.items():
@@ -113,6 +126,59 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
         for (p, key, _), known in zip(entries, wire.largest(flags, ranks).tolist(), strict=True):
             if not known:
                 del state[p][key]
+
+
+def _carried_names(group: Group) -> set[str]:
+    """The names of what a Muon group's polar map and transform carry from step to step."""
+    names = {*group["polar"].carries}
+    return names if group["transform"] is None else names | {*group["transform"].carries}
+
+
+class Arrivals:
+    """Notices a plain parameter's state that came without ``load_state_dict``.
+
+    Such a state is a dict that no step of this optimizer has made. Its values are read once, at the next
+    step, and placeholders among them are dropped. A step whose dicts are those of the last step reads
+    nothing: the host would wait for the GPU. Ranks would have to read parts of sharded parameters
+    together, so these are left out.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[dict[str, Any] | None] = []
+
+    def check(self, groups: list[Group], state: State) -> None:
+        """Drop the placeholders in what came since the last step."""
+        params = _carrying(groups)
+        now = [state.get(p) for p in params]
+        if len(now) == len(self._known) and all(map(operator.is_, now, self._known)):
+            return
+        seen = {id(each) for each in self._known}
+        new = {
+            p: its
+            for p, its in zip(params, now, strict=True)
+            if its and id(its) not in seen and not is_sharded(p)
+        }
+        drop_placeholders(groups, new)
+        self._known = now
+
+    def note(self, groups: list[Group], state: State) -> None:
+        """Remember the dicts that a step has made, or a checkpoint whose placeholders are dropped."""
+        self._known = [state.get(p) for p in _carrying(groups)]
+
+    def note_first(self, groups: list[Group], state: State) -> None:
+        """:meth:`note`, after a step that may have made a parameter's first state."""
+        if None in self._known:
+            self.note(groups, state)
+
+
+def _carrying(groups: list[Group]) -> list[Tensor]:
+    """The parameters of which a step carries something to the next."""
+    return [
+        p
+        for group in groups
+        if group["algorithm"] == "muon" and _carried_names(group)
+        for p in group["params"]
+    ]
 
 
 def _has_started(known: dict[str, Any]) -> bool:

@@ -77,13 +77,18 @@ class Checkpointed(Optimizer):
         return content | {"param_groups": groups}
 
     def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
-        """``state`` with the entries that a checkpoint of several ranks must have."""
+        """``state`` with the entries that a checkpoint of several ranks must have.
+
+        The parameters are in the order of the groups: ranks gather them one after the other, and a rank
+        without a part of some parameters starts their states in another order.
+        """
         numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
-        return state | {
+        found = {
             index: placeholders(group, p, state.get(index, {}))
             for index, (group, p) in numbered
             if p.requires_grad or state.get(index)
         }
+        return found | {key: its for key, its in state.items() if key not in found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here.

@@ -16,6 +16,7 @@ from polarstep.autocast import autocast_off, inference_mode_off
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
+from polarstep.distributed.unstarted import Arrivals
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import Rates, as_listed, named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
@@ -236,6 +237,7 @@ class Muon(Checkpointed):
         self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
         self._rates = Rates()
         self._sizes = Sizes()
+        self._arrivals = Arrivals()
         self._told = Told()
         self._places: Places | None = None  # of the parameters in muon_for's model
         self._choices: Choices | None = None  # muon_for's, for parameters that are added
@@ -262,6 +264,7 @@ class Muon(Checkpointed):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here."""
         super().load_state_dict(state_dict)
+        self._arrivals.note(self.param_groups, self.state)
         self._told.loaded(self.param_groups, self.state)
         self._rates.loaded(self.param_groups)
 
@@ -354,6 +357,8 @@ class Muon(Checkpointed):
         if self._places is not None:
             self._places.follow(self.param_groups, self.state)
         self._sizes.check(self.param_groups, self.state)
+        if not in_a_graph():  # a graph cannot be captured while the host reads values
+            self._arrivals.check(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         if spread and in_a_graph():
             raise RuntimeError(
@@ -380,6 +385,8 @@ class Muon(Checkpointed):
             work.group["step"] += 1
         for work in others:
             step_elementwise(work, self.state)
+        if not in_a_graph():
+            self._arrivals.note_first(self.param_groups, self.state)
         self._over_ranks.tell_of_failure()
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
