@@ -357,7 +357,9 @@ class Muon(Checkpointed):
         if self._places is not None:
             self._places.follow(self.param_groups, self.state)
         self._sizes.check(self.param_groups, self.state)
-        if not in_a_graph():  # a graph cannot be captured while the host reads values
+        # Placeholders are written where there are ranks. While a graph is captured, no values are read.
+        may_arrive = _has_ranks() and not in_a_graph()
+        if may_arrive:
             self._arrivals.check(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         if spread and in_a_graph():
@@ -385,7 +387,7 @@ class Muon(Checkpointed):
             work.group["step"] += 1
         for work in others:
             step_elementwise(work, self.state)
-        if not in_a_graph():
+        if may_arrive:
             self._arrivals.note_first(self.param_groups, self.state)
         self._over_ranks.tell_of_failure()
 
@@ -421,13 +423,18 @@ def _needs_no_state(work: Work, p: Tensor) -> bool:
     return rule is not None and not rule.new_state(p)
 
 
+def _has_ranks() -> bool:
+    """Whether this process is one of the ranks of a run."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _check_draws(works: list[Work], state: State) -> None:
     """Raise if a graph captures random numbers while there are other ranks.
 
     In a graph the numbers come from torch's default generator, which each rank may seed differently.
     Copies of a parameter (DDP) would then take different steps and drift apart.
     """
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not _has_ranks():
         return
     ranks = torch.distributed.get_world_size()
     if ranks == 1:
