@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from differences import Change, percent
+from frontier import reported
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
@@ -235,13 +236,6 @@ def at_chosen_rates(name: str) -> AtChosenRates | None:
     seen = perplexities(_choosing_text(text))
     tried = {lr: seen[each, lr][CHOICE] for each, lr in choosing if each == name}
     return AtChosenRates(rate, tried, percent(runs, full), text)
-
-
-def reported(runs: Mapping[int, float]) -> dict[int, float]:
-    """The runs without that of the seed that chooses rates."""
-    from frontier import CHOICE
-
-    return {seed: value for seed, value in runs.items() if seed != CHOICE}
 
 
 def best_run(name: str) -> tuple[str, float] | None:

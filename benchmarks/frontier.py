@@ -380,6 +380,11 @@ def best_rate(records: Sequence[Mapping[str, Any]], name: str, steps: int = STEP
     return min(tried, key=lambda record: record[half])["lr"] if tried else None
 
 
+def reported(runs: Mapping[int, float]) -> dict[int, float]:
+    """The runs without that of the seed that chooses rates, by seed."""
+    return {seed: value for seed, value in runs.items() if seed != CHOICE}
+
+
 def others() -> dict[str, str]:
     """In words, what stands for no map of ours: AdamW and the peers."""
     from polarstep_lab.peers import PEERS
@@ -413,8 +418,7 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     for (name, lr), runs in found.items():
         words = title_of(name) + ("" if lr == RATE else f", rate {lr:g}")
         full = found.get((FULL, lr), found[FULL, RATE])
-        counted = {seed: value for seed, value in runs.items() if seed != CHOICE} or runs
-        lost = percent(counted, full)
+        lost = percent(reported(runs) or runs, full)
         values = ", ".join(f"{runs[s]:.2f}" for s in sorted(runs))
         told = "–" if name == FULL else lost.told(unit="%")
         if lost.value > 100:

@@ -92,7 +92,7 @@ def test_a_step_reads_a_state_from_outside_once(monkeypatch):
         drop_placeholders(groups, state)
 
     monkeypatch.setattr(unstarted, "drop_placeholders", noted)
-    monkeypatch.setattr(muon, "_has_ranks", lambda: True)
+    monkeypatch.setattr(muon, "has_ranks", lambda: True)
 
     def looked(*, late):
         p.grad, q.grad = torch.ones_like(p), torch.ones_like(q) if late else None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polarstep import rng
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
-from polarstep.optim.carried import entry
+from polarstep.optim.carried import entry, written_over
 from polarstep.optim.collect import Member, Signature, State
 from polarstep.polar import Draw
 
@@ -100,16 +100,11 @@ def put(
         ours = None
         if is_sharded(known) and list(known.placements) == placed:
             ours = local(known)
-    if ours is not None and ours.shape == part.shape:
-        if finite is not None:
-            part = torch.where(finite, part, ours.to(part.dtype))
-        if ours.dtype == part.dtype:
-            ours.copy_(part)
-            return
-    part = part.clone(memory_format=torch.contiguous_format)
-    if is_sharded(p):
-        part = wrapped(part, p, placed, (member.count, *shape))
-    state[p][key] = part
+    kept = written_over(ours, part, finite)
+    if kept is not None:
+        if is_sharded(p):
+            kept = wrapped(kept, p, placed, (member.count, *shape))
+        state[p][key] = kept
 
 
 def put_whole(

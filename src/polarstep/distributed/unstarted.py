@@ -33,7 +33,12 @@ from polarstep.optim.low_precision import (
     stored_dtype,
 )
 
-__all__ = ["Arrivals", "drop_placeholders", "placeholders"]
+__all__ = ["Arrivals", "drop_placeholders", "has_ranks", "placeholders"]
+
+
+def has_ranks() -> bool:
+    """Whether this process is one of the ranks of a run."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def placeholders(group: Group, p: Tensor, known: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polarstep.polar import Carry, PolarMap
 
-__all__ = ["carried_dtype", "entry", "name_of", "recalled", "remember"]
+__all__ = ["carried_dtype", "entry", "name_of", "recalled", "remember", "written_over"]
 
 
 def entry(name: str, block: int) -> str:
@@ -77,13 +77,20 @@ def remember(
             of_parameter.pop(key, None)
             continue
         value = carry[name].to(carried_dtype(polar, name, dtype))
-        known = of_parameter.get(key)
-        if known is None or known.shape != value.shape:
-            of_parameter[key] = value.clone(memory_format=torch.contiguous_format)
-            continue
+        kept = written_over(of_parameter.get(key), value, finite)
+        if kept is not None:
+            of_parameter[key] = kept
+
+
+def written_over(known: Tensor | None, value: Tensor, finite: Tensor | None) -> Tensor | None:
+    """Write ``value`` into ``known``, except where ``finite`` is false; else a new tensor.
+
+    ``known`` has another precision in a checkpoint from before it was kept in float32.
+    """
+    if known is not None and known.shape == value.shape:
         if finite is not None:
             value = torch.where(finite, value, known.to(value.dtype))
         if known.dtype == value.dtype:
             known.copy_(value)
-        else:  # of a checkpoint from before it was kept in float32
-            of_parameter[key] = value.clone(memory_format=torch.contiguous_format)
+            return None
+    return value.clone(memory_format=torch.contiguous_format)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from polarstep import polar as maps
 from polarstep import sketch as sketches
-from polarstep.distributed.unstarted import drop_placeholders, placeholders
+from polarstep.distributed.unstarted import drop_placeholders, has_ranks, placeholders
 from polarstep.optim.carried import name_of
 from polarstep.optim.collect import State, momentum_dtype
 from polarstep.optim.elementwise import counter_device
@@ -71,7 +71,7 @@ class Checkpointed(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state and the groups, as torch has them, with every option as plain data."""
         content = super().state_dict()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if has_ranks():
             content = content | {"state": self._with_placeholders(content["state"])}
         groups = [encoded_group(group) for group in content["param_groups"]]
         return content | {"param_groups": groups}

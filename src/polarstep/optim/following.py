@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from polarstep.distributed.layout import is_sharded
-from polarstep.optim.groups import named_params
+from polarstep.optim.groups import NAMELESS, named_params
 from polarstep.optim.routing.anatomy import innermost
 
 __all__ = ["Places"]
@@ -85,7 +85,7 @@ class Places:
                 if q is None or (p.grad is not None and state.get(p)):
                     continue
                 if state.get(p):
-                    names = group.get("param_names") or [f"parameter {i}"] * len(group["params"])
+                    names = group.get("param_names") or [f"{NAMELESS}{i}"] * len(group["params"])
                     raise RuntimeError(
                         f"{names[i]} was sharded after the optimizer had updated it: expected "
                         "fully_shard(model) before the first step; shard the model, build the "

@@ -16,7 +16,7 @@ from polarstep.autocast import autocast_off, inference_mode_off
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
-from polarstep.distributed.unstarted import Arrivals
+from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import Rates, as_listed, named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
@@ -358,7 +358,7 @@ class Muon(Checkpointed):
             self._places.follow(self.param_groups, self.state)
         self._sizes.check(self.param_groups, self.state)
         # Placeholders are written where there are ranks. While a graph is captured, no values are read.
-        may_arrive = _has_ranks() and not in_a_graph()
+        may_arrive = has_ranks() and not in_a_graph()
         if may_arrive:
             self._arrivals.check(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
@@ -423,18 +423,13 @@ def _needs_no_state(work: Work, p: Tensor) -> bool:
     return rule is not None and not rule.new_state(p)
 
 
-def _has_ranks() -> bool:
-    """Whether this process is one of the ranks of a run."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def _check_draws(works: list[Work], state: State) -> None:
     """Raise if a graph captures random numbers while there are other ranks.
 
     In a graph the numbers come from torch's default generator, which each rank may seed differently.
     Copies of a parameter (DDP) would then take different steps and drift apart.
     """
-    if not _has_ranks():
+    if not has_ranks():
         return
     ranks = torch.distributed.get_world_size()
     if ranks == 1:
