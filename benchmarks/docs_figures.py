@@ -140,7 +140,7 @@ def gaps() -> str:
     over = {"tokens": study.over_tokens, "width": study.over_width}
     known = [gap for name in found for of in over.values() for _, gap in of(found, name)]
     width, height = 760, 394
-    shapes = [text(0, 20, "Perplexity against full space", kind="title")]
+    shapes = [text(0, 20, "Test perplexity against full space", kind="title")]
     y = (min(-1.0, min(known) - 1), max(known) + 1.5)
     panels = (
         ("tokens", [study.million(steps) for steps in study.LENGTHS], "million tokens, width 768"),
@@ -181,7 +181,7 @@ def gaps() -> str:
         "points of percent for each doubling, with 95% t-intervals.",
     )
     shapes += [text(0, height - 22 + 14 * k, note, kind="small") for k, note in enumerate(notes)]
-    return svg(width, height, "Perplexity against full space over tokens and width", shapes)
+    return svg(width, height, "Test perplexity against full space over tokens and width", shapes)
 
 
 GAPS = "results/scaling/runs.jsonl"

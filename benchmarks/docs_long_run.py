@@ -24,6 +24,8 @@ FOLDER, SLOW_FOLDER = "results/long-run/table", "results/long-run-slow/table"
 """The archives of the first table and of the second."""
 RATES, SLOW_RATES = "results/long-run-rates/table", "results/long-run-slow-rates/table"
 """The archives of the runs that chose their rates."""
+OTHER_RATES = "results/long-run-other-rates/table"
+"""The archive of whole runs at rates that short runs did not choose."""
 BASE = "muon-polar-express"
 """Full space in the first table."""
 TIMED = {
@@ -58,6 +60,18 @@ def runs() -> dict[str, dict[int, RunRecord]]:
 def tests(slug: str) -> dict[int, float]:
     """Test perplexity by seed."""
     return {seed: result.value for seed, result in _finished(slug)}
+
+
+@cache
+def other_rates(slug: str) -> dict[float, dict[int, float]]:
+    """Test perplexity of whole runs at rates that short runs did not choose, by rate and seed."""
+    found: dict[float, dict[int, float]] = {}
+    for run in map(RunRecord.load, find_runs([ROOT / OTHER_RATES])):
+        if row_of(run.identity, whole_run).slug == slug:
+            assert run.result is not None, f"a run of {slug} has not ended"
+            lr = run.identity.config["optimizer"]["lr"]
+            found.setdefault(lr, {})[run.identity.seed] = run.result.value
+    return found
 
 
 def validations(slug: str) -> dict[int, float]:

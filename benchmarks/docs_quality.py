@@ -130,8 +130,26 @@ def weighed() -> tuple[Weighed, ...]:
             ("scaled-200", 0.014),
             wide,
         ),
-        Weighed("`Deflated`, warm, a sixth, rest scaled", None, ("scaled-120-warm", 0.014), (128,)),
+        Weighed(
+            "`Deflated`, h = 1, rest scaled, `NormalizedRows`",
+            with_rows("Deflated, Gaussian h=1, rest scaled"),
+            ("scaled-200+rows", 0.02),
+            wide[:1],
+        ),
+        Weighed(f"{sixth}, rest scaled", None, ("scaled-120-warm", 0.014), (128,)),
+        Weighed(
+            f"{sixth}, rest scaled, `NormalizedRows`",
+            None,
+            ("scaled-120-warm+rows", 0.014),
+            (128,),
+        ),
         Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
+        Weighed(
+            "`LowRank`, h = 0, `NormalizedRows`",
+            with_rows("LowRank, Gaussian h=0"),
+            ("low-rank+rows", 0.02),
+            wide[:1],
+        ),
         Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
         Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
         Weighed(

@@ -12,7 +12,7 @@ that would probably end later.
 ℓ is the same part of the width at every width: a sixth for the deflated map, as with ``polar="auto"``,
 and 27% for the low-rank map. Both sketch at every width, although ``auto`` takes full space for narrow
 matrices. Deflated maps with ℓ = a twelfth, and of rank 48 with a smaller δ, have runs and are not
-run again.
+run again; those of rank 48 are of before the held-out text had halves, and in no table.
 """
 
 from __future__ import annotations
@@ -133,15 +133,21 @@ def recorded(*paths: Path) -> list[dict[str, Any]]:
 
 
 Unit = Literal["tokens", "width"]
+Text = Literal["test", "perplexity"]
 Gaps = dict[str, dict[tuple[int, int], dict[int, float]]]
 
 
-def gaps(records: Iterable[Mapping[str, Any]]) -> Gaps:
-    """Perplexity against full space in percent, by map, then by steps and width, then by seed."""
+def gaps(records: Iterable[Mapping[str, Any]], text: Text = "test") -> Gaps:
+    """Perplexity against full space in percent, by map, then by steps and width, then by seed.
+
+    ``text`` says whether it is that of the test text or that of all held-out text, which earlier runs
+    have alone.
+    """
     found: dict[tuple[str, int, int], dict[int, float]] = {}
     for row in records:
-        at = (row["map"], row["steps"], row["width"])
-        found.setdefault(at, {})[row["seed"]] = row["perplexity"]
+        if text in row:
+            at = (row["map"], row["steps"], row["width"])
+            found.setdefault(at, {})[row["seed"]] = row[text]
     result: Gaps = {}
     for (name, steps, width), runs in sorted(found.items()):
         full = found.get((FULL, steps, width), {})
@@ -277,9 +283,12 @@ def fits(found: Gaps, name: str) -> dict[Unit, Fit]:
 
 
 def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
-    """Markdown: the gap of each map at each length, or at each width, and the slope of its fit."""
+    """Markdown: the gap of each map at each length, or at each width, and the slope of its fit.
+
+    Maps with runs at one length or width alone are left out.
+    """
     found = gaps(records)
-    names = [name for name in WORDS if name in found]
+    names = [name for name in WORDS if unit in fits(found, name)]
     points = [(steps, WIDTH) for steps in LENGTHS]
     title = f"tokens, at width {WIDTH}"
     if unit == "width":
@@ -293,14 +302,11 @@ def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
             x = str(width) if unit == "width" else f"{million(steps):.1f}M"
             made = [change(c.values()).told(unit="%") if c else "not run" for c in cells]
             yield f"| {x} | {' | '.join(made)} |"
-    slopes = [fits(found, name).get(unit) for name in names]
-    if any(slopes):
-        yield f"| change for each doubling | {' | '.join(map(_slope, slopes))} |"
+    slopes = [_slope(fits(found, name)[unit]) for name in names]
+    yield f"| change for each doubling | {' | '.join(slopes)} |"
 
 
-def _slope(line: Fit | None) -> str:
-    if line is None:
-        return "not run"
+def _slope(line: Fit) -> str:
     if math.isnan(line.half):
         return f"{line.told} points"
     many = f", over all pairs {line.pairs.told}" if line.pairs else ""

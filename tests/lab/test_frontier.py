@@ -52,7 +52,7 @@ def test_the_tables_of_gaps_come_from_the_records(scaling):
 
 
 def row(name, seed, perplexity, lr=0.014, steps=1500, width=768):
-    return {"map": name, "seed": seed, "perplexity": perplexity} | {
+    return {"map": name, "seed": seed, "perplexity": perplexity, "test": perplexity} | {
         "lr": lr,
         "steps": steps,
         "width": width,

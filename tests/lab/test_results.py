@@ -577,7 +577,7 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
     study = importlib.import_module("scaling")
     rows = [
         {"map": name, "seed": seed, "lr": 0.014, "steps": steps, "width": width}
-        | {"perplexity": 50 * (1 + (gap + 0.2 * seed) / 100)}
+        | {"test": 50 * (1 + (gap + 0.2 * seed) / 100)}
         for steps, width, gap_of_low_rank in ((375, 768, 4), (750, 768, 5), (1500, 384, 6))
         for seed in (0, 1)
         for name, gap in (("full", 0.0), ("deflated-sixth", 0.5), ("low-rank", gap_of_low_rank))
@@ -585,7 +585,7 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
     rows += [row | {"width": 768} for row in rows if row["width"] == 384]
     for row in rows:
         if row["map"] == "full":
-            row["perplexity"] = 50.0
+            row["test"] = 50.0
     path = tmp_path / figures.GAPS
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
