@@ -9,7 +9,17 @@ from docs_claims.cost import FULL_SPACE, ratio
 from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim, signed
-from docs_quality import AUTO, ROOT, SIXTH, million_tokens, peers, perplexities, quality, reported
+from docs_quality import (
+    AUTO,
+    ROOT,
+    SIXTH,
+    TEST,
+    million_tokens,
+    peers,
+    perplexities,
+    quality,
+    reported,
+)
 from polarstep.storage import read_lines
 
 
@@ -34,6 +44,19 @@ def rows_gain() -> str:
         f"{versus_full(('full+rows', 0.014))} in test perplexity against full space without them, after "
         f"{million_tokens():.1f}M tokens"
     )
+
+
+@claim
+def pairs_with_rows() -> str:
+    """In how many pairs of runs normalized rows end lower."""
+    found = perplexities(TEST)
+    lower = [
+        runs[seed] < found[without][seed]
+        for (name, lr), runs in found.items()
+        if "+rows" in name and (without := (name.replace("+rows", ""), lr)) in found
+        for seed in runs.keys() & found[without].keys()
+    ]
+    return f"in {sum(lower)} of {len(lower)} pairs of runs with one map, rate and seed"
 
 
 @claim
