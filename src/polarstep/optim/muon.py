@@ -20,8 +20,8 @@ from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import Rates, as_listed, named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.by_tensors import PlainStep
+from polarstep.optim.captured import check_draws, check_started, refuse_shared
 from polarstep.optim.checkpoint import Checkpointed
-from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
 from polarstep.optim.elementwise_step import prepare_elementwise, step_elementwise
@@ -363,10 +363,7 @@ class Muon(Checkpointed):
             self._arrivals.check(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         if spread and in_a_graph():
-            raise RuntimeError(
-                "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
-                "ranks must agree on its gradients at every step; capture forward and backward alone"
-            )
+            refuse_shared()
         hooks = tuple(self._polar_hooks.values())
         works = self._over_ranks.collected(
             self.param_groups, self.state, spread, hooked=bool(hooks)
@@ -375,8 +372,8 @@ class Muon(Checkpointed):
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         replayed = self._replayed
         if in_a_graph():
-            _check_started(works, self.state)
-            _check_draws(muon, self.state)
+            check_started(works, self.state)
+            check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
         others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
         for work in others:
@@ -404,43 +401,3 @@ class Muon(Checkpointed):
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
         return handle
-
-
-def _check_started(works: list[Work], state: State) -> None:
-    """Raise if a graph captures the creation of a state, which every replay would repeat."""
-    for work in works:
-        for name, p in zip(work.names, work.params, strict=True):
-            if not state.get(p) and not _needs_no_state(work, p):
-                raise RuntimeError(
-                    f"the first step of {name} is being captured in a CUDA graph, and every replay "
-                    "would start from a state of zeros; call step() a few times before the capture, on "
-                    "a side stream, as torch's notes on CUDA graphs do"
-                )
-
-
-def _needs_no_state(work: Work, p: Tensor) -> bool:
-    rule = ELEMENTWISE.get(work.group["algorithm"])
-    return rule is not None and not rule.new_state(p)
-
-
-def _check_draws(works: list[Work], state: State) -> None:
-    """Raise if a graph captures random numbers while there are other ranks.
-
-    In a graph the numbers come from torch's default generator, which each rank may seed differently.
-    Copies of a parameter (DDP) would then take different steps and drift apart.
-    """
-    if not has_ranks():
-        return
-    ranks = torch.distributed.get_world_size()
-    if ranks == 1:
-        return
-    for work in works:
-        for index, name in enumerate(work.names):
-            for signature, _ in members_of(work, index, state):
-                if signature.drawn_at(signature.step)[0] is not None:
-                    raise RuntimeError(
-                        f"a step of {name} with {signature.polar} is being captured in a CUDA graph on "
-                        f"one of {ranks} ranks: expected a map that draws no random numbers, as in a "
-                        "graph each rank draws its own and copies of a parameter would drift apart; "
-                        "capture forward and backward alone, or take a map like NewtonSchulz"
-                    )

@@ -1,0 +1,64 @@
+"""What a step cannot do while a CUDA graph of the user's own captures it.
+
+A replay runs what was captured and no Python. So nothing may happen in a captured step that has to be
+decided anew at each step, or that may happen once only.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from polarstep.distributed.unstarted import has_ranks
+from polarstep.optim.collect import State, Work, members_of
+from polarstep.optim.elementwise_rule import ELEMENTWISE
+
+
+def refuse_shared() -> NoReturn:
+    """Raise for a step that ranks share."""
+    raise RuntimeError(
+        "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
+        "ranks must agree on its gradients at every step; capture forward and backward alone"
+    )
+
+
+def check_started(works: list[Work], state: State) -> None:
+    """Raise if a graph captures the creation of a state, which every replay would repeat."""
+    for work in works:
+        for name, p in zip(work.names, work.params, strict=True):
+            if not state.get(p) and not _needs_no_state(work, p):
+                raise RuntimeError(
+                    f"the first step of {name} is being captured in a CUDA graph, and every replay "
+                    "would start from a state of zeros; call step() a few times before the capture, on "
+                    "a side stream, as torch's notes on CUDA graphs do"
+                )
+
+
+def _needs_no_state(work: Work, p: Tensor) -> bool:
+    rule = ELEMENTWISE.get(work.group["algorithm"])
+    return rule is not None and not rule.new_state(p)
+
+
+def check_draws(works: list[Work], state: State) -> None:
+    """Raise if a graph captures random numbers while there are other ranks.
+
+    In a graph the numbers come from torch's default generator, which each rank may seed differently.
+    Copies of a parameter (DDP) would then take different steps and drift apart.
+    """
+    if not has_ranks():
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks == 1:
+        return
+    for work in works:
+        for index, name in enumerate(work.names):
+            for signature, _ in members_of(work, index, state):
+                if signature.drawn_at(signature.step)[0] is not None:
+                    raise RuntimeError(
+                        f"a step of {name} with {signature.polar} is being captured in a CUDA graph on "
+                        f"one of {ranks} ranks: expected a map that draws no random numbers, as in a "
+                        "graph each rank draws its own and copies of a parameter would drift apart; "
+                        "capture forward and backward alone, or take a map like NewtonSchulz"
+                    )
