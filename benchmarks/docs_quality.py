@@ -246,7 +246,10 @@ def at_chosen_rates(name: str) -> AtChosenRates | None:
     choosing = [
         key for key, runs in perplexities().items() if key[0] in (name, FULL) and CHOICE in runs
     ]
-    text = judged_by(*choosing)
+    # Runs at rates that were not chosen, of other seeds, have no part in this.
+    tested = perplexities(TEST)
+    halved = all(CHOICE in tested[key] for key in choosing)
+    text = TEST if halved and judged_by((name, rate), (FULL, base)) == TEST else WHOLE
     found = perplexities(text)
     runs, full = reported(found[name, rate]), found[FULL, base]
     if not runs.keys() & full.keys():

@@ -149,7 +149,7 @@ def power_and_rate() -> str:
     found = paired(none[best(none)], one[best(one)])
     return (
         f"with the best of seven rates for each it is {found.text(1)} for h = 0 with four inner steps "
-        f"(validation perplexity of earlier runs, {basis([found])})"
+        f"against h = 1 (validation perplexity of earlier runs, {basis([found])})"
     )
 
 
@@ -184,8 +184,8 @@ def warm_loss() -> str:
     gpt = SKETCH.changes()["warm"]
     cifar = paired(accuracy(SKETCHED, "sketch", "warm"), accuracy(SKETCHED))
     return (
-        f"{gpt.text(1)} (test perplexity, {basis([gpt])}). On CIFAR-10 its accuracy is "
-        f"{cifar.text(2)} points (n = {cifar.pairs})"
+        f"{gpt.text(1)} against the paper's (test perplexity, {basis([gpt])}). On CIFAR-10 its accuracy "
+        f"is {cifar.text(2)} points (n = {cifar.pairs})"
     )
 
 

@@ -11,9 +11,14 @@ from docs_claims.wiki import long_gap
 from docs_claims.words import claim, signed
 from docs_quality import (
     AUTO,
+    BASE,
+    RATES,
     ROOT,
     SIXTH,
     TEST,
+    Weighed,
+    at_chosen_rates,
+    chosen,
     million_tokens,
     peers,
     perplexities,
@@ -112,8 +117,9 @@ def closest_map() -> str:
     import docs_long_run as study
 
     return (
-        f"{long_gap('deflated-120')} in test perplexity after {study.million_tokens():.1f}M tokens, at "
-        "width 768, with a rank that these runs chose among three"
+        f"{long_gap('deflated-120')} in test perplexity against full space after "
+        f"{study.million_tokens():.1f}M tokens, at width 768, with a rank that these runs chose "
+        "among three"
     )
 
 
@@ -142,7 +148,7 @@ def within_a_hundredth() -> str:
         told.append(
             f"a head of {words} of the width {short}, and {_within(long, study.million_tokens())}"
         )
-    return "; ".join(told)
+    return f"{'; '.join(told)}, in test perplexity against full space"
 
 
 @claim
@@ -177,11 +183,39 @@ def peers_quality() -> str:
 @claim
 def peers_ahead() -> str:
     """The optimizers of other libraries whose mean is below that of our full space."""
-    found = {each.title: quality(each.trained) for each in peers() if each.trained}
-    ahead = [f"{title} {each.told(unit='%')}" for title, each in found.items() if each.value < 0]
+    ahead = [each for each in peers() if each.trained and quality(each.trained).value < 0]
+    told = [
+        f"{each.title} {quality(each.trained).told(unit='%')}" for each in ahead if each.trained
+    ]
+    own = [_at_chosen_rates(each) for each in ahead]
     return (
-        f"{' and '.join(ahead)}, in test perplexity against our full space after "
-        f"{million_tokens():.1f}M tokens"
+        f"{' and '.join(told)}, in test perplexity against our full space at {BASE[1]} after "
+        f"{million_tokens():.1f}M tokens ({' and '.join(own)} against it at {chosen(BASE[0])}, which "
+        "the seed that chose their rates would choose for it)"
+    )
+
+
+def _at_chosen_rates(peer: Weighed) -> str:
+    """The gap of another library's optimizer to full space, both at the rates that one seed chose."""
+    assert peer.trained is not None
+    found = at_chosen_rates(peer.trained[0])
+    assert found is not None
+    return found.change.told(unit="%")
+
+
+@claim
+def peers_at_chosen_rates() -> str:
+    """The same with full space at the rate that one seed chose for it, and which of two is better."""
+    rate = chosen(BASE[0])
+    assert rate is not None
+    own = quality((BASE[0], rate))
+    muons = [each for each in peers() if each.trained and each.trained[1] in RATES]
+    told = ", ".join(f"{each.title} has {_at_chosen_rates(each)}" for each in muons)
+    return (
+        f"The seed that chooses rates has {rate} for our full space. On the other seeds that ends "
+        f"{own.told(unit='%')} in test perplexity against {BASE[1]}, which is therefore the stronger "
+        f"baseline, and the table's. With full space at {rate}, {told}, after {million_tokens():.1f}M "
+        "tokens"
     )
 
 
@@ -232,8 +266,9 @@ def warm_up_gain() -> str:
     adamw = quality(("adamw+warmup", 0.001), ("adamw", 0.0005))
     soap = quality(("peer:soap+warmup", 0.002), ("peer:soap", 0.002))
     return (
-        f"A warm-up over the first tenth of the run changes test perplexity by {adamw.told(unit='%')} "
-        f"with AdamW and by {soap.told(unit='%')} with SOAP, after {million_tokens():.1f}M tokens"
+        f"Against runs without, a warm-up over the first tenth of the run changes test perplexity by "
+        f"{adamw.told(unit='%')} with AdamW and by {soap.told(unit='%')} with SOAP, after "
+        f"{million_tokens():.1f}M tokens"
     )
 
 
@@ -258,9 +293,13 @@ def papers_gap() -> str:
     from polarstep_lab.paper import TABLE_2
 
     rows = TABLE_2["nanogpt"].rows
-    gap = 100 * (rows[SKETCHED].mean / rows[FULL].mean - 1)
+    apart = rows[SKETCHED].estimate.minus(rows[FULL].estimate)
+    assert apart.interval is not None
+    gap, half = (100 * value / rows[FULL].mean for value in (apart.value, apart.interval))
     return (
-        f"the paper's own table has {signed(gap)}%, after {tokens_of('nanogpt') / 1e6:.0f}M tokens"
+        f"the paper's own table has {signed(gap)}% ± {half:.1f} against seven quintic steps in full "
+        f"space ({rows[FULL].seeds} seeds of each, validation text), after "
+        f"{tokens_of('nanogpt') / 1e6:.0f}M tokens"
     )
 
 

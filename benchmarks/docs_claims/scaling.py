@@ -26,13 +26,19 @@ def gap_of_rank_48() -> str:
     """The same of runs that were made before the held-out text had halves."""
     over_tokens, over_width = (
         _scaled(unit, "deflated", words, "perplexity")
-        for unit, words in (("tokens", "the gap with the tokens"), ("width", "that with the width"))
+        for unit, words in (
+            ("tokens", "the gap to full space with the tokens"),
+            ("width", "that with the width"),
+        )
     )
     return f"in perplexity of all held-out text {over_tokens}; {over_width}"
 
 
 def _of_two(unit: str) -> str:
-    maps = {"deflated-sixth": "the gap of the map of `auto`", "low-rank": "the gap of `LowRank`"}
+    maps = {
+        "deflated-sixth": "the gap of the map of `auto` to full space",
+        "low-rank": "that of `LowRank`",
+    }
     both = "; ".join(_scaled(unit, name, words, "test") for name, words in maps.items())
     return f"in test perplexity {both}"
 
@@ -79,8 +85,8 @@ def widest_gap() -> str:
         for name, text in ((study.SIXTH, "test"), (study.DEFLATED, "perplexity"))
     )
     return (
-        f"at width {study.WIDTHS[-1]} the gap of the map of `auto`, whose rank grows with the width, is "
-        f"{grows[0]} in test perplexity, where at width {study.WIDTH} it is {grows[1]}; with rank 48 at "
-        f"both widths it is {stays[0]} and {stays[1]} in that of all held-out text, all after "
+        f"at width {study.WIDTHS[-1]} the map of `auto`, whose rank grows with the width, has a gap to "
+        f"full space of {grows[0]} in test perplexity, where at width {study.WIDTH} it is {grows[1]}; with "
+        f"rank 48 at both widths it is {stays[0]} and {stays[1]} in that of all held-out text, all after "
         f"{million_tokens():.1f}M tokens"
     )

@@ -70,7 +70,7 @@ def adamw_behind() -> str:
     """The same in percent alone."""
     import docs_long_run as study
 
-    return f"{long_gap('adamw')} after {study.million_tokens():.1f}M tokens"
+    return f"{long_gap('adamw')} against full space after {study.million_tokens():.1f}M tokens"
 
 
 @claim
@@ -191,8 +191,8 @@ def slow_ranks() -> str:
         found = percent({1: study.tests(slug)[1]}, full)
         told.append(f"{words} at {signed(found.value)}%")
     return (
-        f"on seed 1 alone {', '.join(told)} against full space in test perplexity, after "
-        f"{study.million_tokens():.1f}M tokens"
+        f"{', '.join(told)} against full space in test perplexity, after "
+        f"{study.million_tokens():.1f}M tokens (one seed)"
     )
 
 
