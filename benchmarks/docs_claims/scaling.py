@@ -86,7 +86,7 @@ def widest_gap() -> str:
     )
     return (
         f"at width {study.WIDTHS[-1]} the map of `auto`, whose rank grows with the width, has a gap to "
-        f"full space of {grows[0]} in test perplexity, where at width {study.WIDTH} it is {grows[1]}; with "
-        f"rank 48 at both widths it is {stays[0]} and {stays[1]} in that of all held-out text, all after "
-        f"{million_tokens():.1f}M tokens"
+        f"full space of {grows[0]} in test perplexity, where at width {study.WIDTH} it is {grows[1]}; "
+        f"with rank 48 at both widths it is {stays[0]} and {stays[1]} in that of all held-out text, "
+        f"all after {million_tokens():.1f}M tokens"
     )

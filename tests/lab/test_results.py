@@ -419,14 +419,15 @@ def test_runs_with_halves_are_judged_by_the_test_half(quality, monkeypatch):
     assert gap.tried[0.01] == pytest.approx(68.0)  # of the validation half
     assert gap.change.value == pytest.approx(100 * (60 / 49 - 1))
     # One run without halves, and all of the held-out text counts for what it is compared with.
-    (last,) = (
-        i
-        for i, run in enumerate(whole)
-        if (run["lr"], run["seed"], run["map"]) == (0.02, 0, "full")
-    )
+    places = {(run["lr"], run["seed"], run["map"]): i for i, run in enumerate(whole)}
+    last = places[0.02, 0, "full"]
     with_halves[last] = whole[last]
     assert found.quality(("low-rank", 0.02)).value == pytest.approx(100 * (60 / 49 - 1))
     assert found.quality(("low-rank", 0.01), ("full", 0.02)).value == pytest.approx(20.0)
+    # That run has no part in a comparison at chosen rates, but one of the seed that chooses has.
+    assert found.at_chosen_rates("low-rank").text == "test"
+    last = places[0.02, 3, "low-rank"]
+    with_halves[last] = whole[last]
     gap = found.at_chosen_rates("low-rank")
     assert (gap.text, gap.tried[0.01]) == ("perplexity", pytest.approx(61.0))
 
