@@ -22,6 +22,7 @@ from polarstep.products.deflating import (
     _orthonormalizing,
     first_vectors,
     signs,
+    start_vectors,
 )
 from polarstep.products.flat_product import FlatProduct
 
@@ -184,7 +185,8 @@ def at_its_worst(m, kappa):
 
     All other eigenvalues are the y of :func:`polarstep.polar.deflation.norm_floor`. Returns G and y.
     """
-    V = signs(m, torch.device("cpu"))[0].double() / math.sqrt(m)
+    V = start_vectors(m, torch.device("cpu"))[0].double()
+    V = V / torch.linalg.vector_norm(V, dim=0)
     w = torch.randn(m, generator=rng.generator("worst"), dtype=torch.float64)
     outside = torch.linalg.qr(torch.cat([V, w[:, None]], dim=1)).Q[:, -1]
     u = math.sqrt(kappa) * V[:, 0] + math.sqrt(1 - kappa) * outside
@@ -238,6 +240,67 @@ def test_signs_have_no_pattern(rows):
         assert sigma[0] < 1.25
         assert sigma[-1] > 0.75
     assert abs(float(V.double().mean())) < 4 / math.sqrt(rows * SIGNS)
+
+
+@pytest.mark.parametrize("rows", [16, 100, 768, 4096])
+def test_start_vectors_have_no_pattern(rows):
+    V = start_vectors(rows, torch.device("cpu"))
+    assert V.shape == (1, rows, SIGNS)
+    assert torch.equal(V, start_vectors(rows, torch.device("cpu")))
+    assert V.abs().max() <= 1
+    sigma = torch.linalg.svdvals(V[0].double() * math.sqrt(3 / rows))
+    if rows >= 768:
+        assert sigma[0] < 1.25
+        assert sigma[-1] > 0.75
+    assert abs(float(V.double().mean())) < 4 / math.sqrt(3 * rows * SIGNS)
+
+
+def test_sums_and_differences_of_two_rows_are_seen():
+    """Start vectors of signs would have no part at all in some of them."""
+    m = 768
+    seen = {}
+    for name, V in (("signs", signs), ("numbers", start_vectors)):
+        V = V(m, torch.device("cpu"))[0].double()
+        V = V / torch.linalg.vector_norm(V, dim=0)
+        K = V.abs().mT  # of e_i alone
+        parts = [K.amax(0).square().min()]
+        for sign in (1, -1):
+            pairs = (V[:, None, :] + sign * V[None, :, :]).abs().amax(-1).square() / 2
+            pairs.fill_diagonal_(1)
+            parts.append(pairs.min())
+        seen[name] = m * float(min(parts))  # κ·m
+    assert seen["signs"] == 0
+    assert seen["numbers"] > 0.05
+
+
+@pytest.mark.parametrize("size", [70.0, 85.0, 100.0])
+def test_two_rows_with_equal_signs_make_no_long_step(size):
+    """The direction is new, so that the head lacks it: with start vectors of signs ‖T‖_op was 3500."""
+    m = 768
+    S = signs(m, torch.device("cpu"))[0].double()
+    alike = (S @ S.mT).fill_diagonal_(0)
+    i, j = divmod(int(alike.abs().argmax()), m)
+    assert alike[i, j].abs() == SIGNS
+    u, v = torch.zeros(m, dtype=torch.float64), torch.zeros(m, dtype=torch.float64)
+    u[i], u[j] = 0.5**0.5, -(0.5**0.5) * alike[i, j].sign()
+    v[:2] = 0.5**0.5
+    noise = gaussian(m, m)
+    noise -= torch.outer(u, u @ noise)
+    noise -= torch.outer(noise @ v, v)
+    X = (noise + size * torch.outer(u, v))[None] / (2 * math.sqrt(m))  # as after δ, without a head
+    G = X @ X.mT
+    polynomials = resolve("flat", 1)
+    s = OPS.scale_to_one(G, deflation.MARGIN_OF_SCALE)
+    T = OPS.scaled_polynomial(G, polynomials[0], s) @ X
+    assert float(torch.linalg.matrix_norm(T, 2)) <= deflation.TOLERATED_NORM
+
+
+@pytest.mark.parametrize("polynomials", SETS.values(), ids=SETS.keys())
+def test_a_norm_that_is_too_small_by_30_percent_makes_no_long_step(polynomials):
+    """s is 1/√0.7 times as large then, and ‖s·X₀‖_op = 1.11."""
+    margin = deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(polynomials)
+    x = torch.linspace(0, 1 / (margin * math.sqrt(0.7)), 10_001, dtype=torch.float64)
+    assert float(evaluate(polynomials, x).abs().max()) <= deflation.TOLERATED_NORM
 
 
 # A step of a CPU, matrix by matrix.

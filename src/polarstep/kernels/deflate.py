@@ -53,10 +53,10 @@ def inverse_rest_size(
 
 
 @triton.jit
-def _signs_kernel(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _start_kernel(out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    sign = (hashed(at) & 1).to(tl.float32) * 2 - 1  # polarstep.products.deflating.signs
-    tl.store(out + at, sign.to(out.dtype.element_ty), mask=at < SIZE)
+    bits = (hashed(at) >> 8).to(tl.float32)  # polarstep.products.deflating.start_vectors
+    tl.store(out + at, (bits * 2.0**-23 - 1).to(out.dtype.element_ty), mask=at < SIZE)
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def scale_to_one(
     batch, M, _ = G.shape
     dtype = torch.bfloat16 if G.dtype.itemsize <= 2 else torch.float32
     U = torch.empty(1, M, SIGNS, dtype=dtype, device=G.device)
-    _signs_kernel[(triton.cdiv(U.numel(), 1024),)](U, SIZE=U.numel(), BLOCK=1024)
+    _start_kernel[(triton.cdiv(U.numel(), 1024),)](U, SIZE=U.numel(), BLOCK=1024)
     for _ in range(5):
         V, U = U, times_few(G, U, torch.empty(batch, M, SIGNS, dtype=dtype, device=G.device))
     scale = torch.empty(batch, dtype=torch.float32, device=G.device)

@@ -20,7 +20,7 @@ vectors of M. Otherwise the rows of B and R overlap, and it is at most one if �
 singular values, which ‖M‖²_F − ‖B‖²_F gives for nothing (:func:`rest_size`). The steps need XXᵀ for
 X = X₀ in any case, and its norm λ is estimated from five products with 16 columns
 (:meth:`polarstep.products.Products.scale_to_one`). s = 1/(margin·√λ) then brings ‖s·X₀‖_op to one. A
-leading direction that the head has missed makes λ large and the whole step small, and nothing blows up.
+leading direction that the head has missed makes λ large and the whole step small.
 
 **How far below ‖X₀‖²_op can λ be?** Let κ be the part of a vector v₀ that lies in the leading
 eigenspace of G = X₀X₀ᵀ, and let all other eigenvalues be y times the first, which is the worst case for
@@ -32,7 +32,10 @@ smaller for polynomials that explode before that: ‖T‖_op ≤ 2.6.
 The best of 16 vectors that know nothing of a leading direction has κ ≥ 6/m for a fifth of all
 directions, 4/m for half of them and 1.3/m for 99%. ``"flat"`` stays below 2.6 up to 1.2, which covers
 these 99% for m = 768. For m = 4096 and the very worst y, one direction in a hundred has ‖s·X₀‖_op = 1.24
-and ‖T‖_op = 5.
+and ‖T‖_op = 5. These are bounds for a direction that knows nothing of the 16 vectors. Their entries have
+no pattern, so that they see sums and differences of rows. They do not see a direction that was made
+orthogonal to all of them, with nothing else of M along it: ‖T‖_op was 4000 for such a matrix, whose new
+direction was 1.5 times as long as all others.
 
 **Without steps** there is no XXᵀ, and ‖T‖_op is that of X₀ itself. Then δ is an estimate of ‖R‖_op
 (:func:`rest_norm`). With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05.

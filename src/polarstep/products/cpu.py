@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polarstep.products.base import SIGNS, Head, Polynomial, Products, plain_product, signs
+from polarstep.products.deflating import start_vectors
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Squaring, squarings
 from polarstep.torch_compile import constant
@@ -103,7 +104,7 @@ class Cpu(Products):
         flat = self.flat_product(A, self.dual(head), inverse)
         transposed = A.mT.is_contiguous() and not A.is_contiguous()
         T = torch.empty_like(A.mT).mT if transposed else torch.empty_like(A)
-        start = signs(A.shape[-2], A.device).to(A.dtype)[0]
+        start = start_vectors(A.shape[-2], A.device).to(A.dtype)[0]
         for i, out in enumerate(T):
             X = torch.empty_like(out)
             _write_sum(X, flat.A[i], float(flat.inverse[i]), flat.L[i], flat.R[i])
@@ -113,7 +114,8 @@ class Cpu(Products):
             P = self._scaled(G, squared, chain, s)
             _write_symmetric_times(out, P[0], X)
         # vᵀPGPv, of which other devices take the mean over 16 vectors v, is ‖Tᵀv‖².
-        return T, lambda: (T.mT @ start).square().sum((-2, -1)) / SIGNS
+        V = signs(A.shape[-2], A.device).to(A.dtype)
+        return T, lambda: (T.mT @ V).square().sum((-2, -1)) / SIGNS
 
     def _scaled(self, G: Tensor, squared: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
         """``s·P(s²G)`` for the P of ``chain``, in the memory of ``squared`` = G²; NaN as G has it."""

@@ -29,10 +29,11 @@ __all__ = [
     "first_vectors",
     "signs",
     "squared_norm",
+    "start_vectors",
 ]
 
-# The columns of signs(), and of the vectors that estimate ‖R‖_op: the least that a GPU multiplies at
-# full rate.
+# The columns of signs() and start_vectors(), and of the vectors that estimate ‖R‖_op: the least that a
+# GPU multiplies at full rate.
 SIGNS = 16
 # Directions of Y that are shorter than 2⁻¹⁰·‖Y‖_F are not lifted to unit length: rounding made them.
 SHIFT = 2.0**-20
@@ -193,11 +194,11 @@ class Deflating(ABC):
     def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
         """s = 1/(margin·√λ) for an estimate λ of ‖G‖_op, G = XXᵀ: ‖sX‖_op ≈ 1/margin, or a little more.
 
-        λ is the largest ‖Gv‖/‖v‖ over 16 vectors v = G⁴v₀ with fixed entries of ±1 in v₀: five products
-        with few columns. :mod:`polarstep.polar.deflation` says how far λ can be below ‖G‖_op. s = 0
-        where G is zero or not finite. The result has shape (batch, 1, 1).
+        λ is the largest ‖Gv‖/‖v‖ over 16 vectors v = G⁴v₀ for the v₀ of :func:`start_vectors`: five
+        products with few columns. :mod:`polarstep.polar.deflation` says how far λ can be below ‖G‖_op.
+        s = 0 where G is zero or not finite. The result has shape (batch, 1, 1).
         """
-        V = signs(G.shape[-1], G.device).to(torch.promote_types(G.dtype, torch.float32))
+        V = start_vectors(G.shape[-1], G.device).to(torch.promote_types(G.dtype, torch.float32))
         G, tiny = G.to(V.dtype), torch.finfo(V.dtype).tiny
         size = torch.linalg.matrix_norm(G, keepdim=True)
         G = G / size.clamp_min(tiny)  # squares of G⁴v₀ would leave the range of float32
@@ -278,9 +279,19 @@ def first_vectors(m: int, n: int, device: torch.device) -> Tensor:
     Entries are without a pattern, between −√(3/n) and √(3/n), so that vectors have a length near one.
     They are added to the carried vectors at every step.
     """
-    bits = _hashed(n * SIGNS, device) >> 8
-    block = (bits.to(torch.float32) * 2.0**-23 - 1) * math.sqrt(3 / n)
-    return block.view(1, n, SIGNS)[..., : min(m, SIGNS)].mT
+    block = start_vectors(n, device) * math.sqrt(3 / n)
+    return block[..., : min(m, SIGNS)].mT
+
+
+def start_vectors(rows: int, device: torch.device) -> Tensor:
+    """(1, rows, 16) entries between −1 and 1 without a pattern, the same at every call.
+
+    They are not ±1. Among 768 rows of 16 signs some are equal, or equal but for the sign of all, and
+    vectors of signs do not see the sum or the difference of two such rows, which may well be what a
+    gradient moves: it is what two neurons do that are copies of one another.
+    """
+    bits = _hashed(rows * SIGNS, device) >> 8
+    return (bits.to(torch.float32) * 2.0**-23 - 1).view(1, rows, SIGNS)
 
 
 def signs(rows: int, device: torch.device) -> Tensor:
