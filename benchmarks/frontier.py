@@ -408,25 +408,31 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
 
     Differences are between runs of one seed and one rate, or to :data:`RATE` where full space was not
     run at that rate. Rows of other rates than :data:`RATE` say so. The seed that chooses rates counts
-    only where no other was run.
+    only where no other was run. Perplexity is that of the test text; in rows with an asterisk some runs
+    have that of all held-out text alone, and it is that of all of it.
     """
-    found: dict[tuple[str, float], dict[int, float]] = {}
+    found: dict[tuple[str, float], dict[int, Mapping[str, Any]]] = {}
     for record in records:
         at = (record["map"], record.get("lr", RATE))
-        found.setdefault(at, {})[record["seed"]] = record["perplexity"]
+        found.setdefault(at, {})[record["seed"]] = record
     rows = []
-    for (name, lr), runs in found.items():
+    for (name, lr), its in found.items():
         words = title_of(name) + ("" if lr == RATE else f", rate {lr:g}")
-        full = found.get((FULL, lr), found[FULL, RATE])
+        base = found.get((FULL, lr), found[FULL, RATE])
+        compared = [*its.values(), *(base[seed] for seed in its.keys() & base.keys())]
+        text = "test" if all("test" in record for record in compared) else "perplexity"
+        words += "" if text == "test" else " *"
+        runs = {seed: record[text] for seed, record in its.items()}
+        full = {seed: record[text] for seed, record in base.items() if text in record}
         lost = percent(reported(runs) or runs, full)
         values = ", ".join(f"{runs[s]:.2f}" for s in sorted(runs))
         told = "–" if name == FULL else lost.told(unit="%")
         if lost.value > 100:
             told = "diverged"
         rows.append((lost.value, words, f"| {words} | {values} | {told} |"))
-    yield "| map | perplexity of all held-out text, by seed | to full space |"
+    yield "| map | test perplexity, by seed | to full space |"
     yield "|---|---|---|"
-    yield from (text for *_, text in sorted(rows))
+    yield from (row for *_, row in sorted(rows))
 
 
 def tokens(path: Path, device: str) -> Any:
