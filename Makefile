@@ -90,6 +90,7 @@ results: $(STAMP)
 			> build/$$study.md && mv build/$$study.md results/$$study/summary.md || exit 1; \
 	done
 	$(BIN)/python benchmarks/update_docs.py
+	$(BIN)/python -m tests.mutants --table --write > build/mutants.txt
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -317,6 +317,13 @@ def choice_table(folder: Path) -> str:
     return markdown(columns, table)
 
 
+def received_table(ledger: Path) -> str:
+    """Megabytes that a rank receives in a step, by the formulas of the ledger."""
+    from docs_claims.ranks import received_table
+
+    return received_table()
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "table": step_table,
     "device": device_table,
@@ -337,4 +344,5 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "slow-long-run-rates": partial(rates_of_the_long_run, slow=True),
     "accuracies": accuracies_table,
     "choice": choice_table,
+    "received": received_table,
 }

@@ -26,12 +26,18 @@ WITH_ROWS = (
 )
 
 
-# Maps that are timed only where they are asked for.
-ASKED_FOR = ("Deflated, ℓ = a sixth", "LowRank, ℓ = a quarter")
+# Maps that sketch every shape.
+FORCED = ("Deflated, ℓ = a sixth", "LowRank, ℓ = a quarter")
+
+# The rank that auto took in earlier records, which have it with normalized rows too.
+EARLIER = "Deflated 48, warm, one step"
+
+# Rows that are timed only where they are asked for.
+ASKED_FOR = (f"{EARLIER}, rows normalized", *FORCED)
 
 
 def forced(short: int) -> dict[str, Callable[[], ps.PolarMap]]:
-    """The maps of :data:`ASKED_FOR`, which sketch every shape, for matrices with this short side."""
+    """The maps of :data:`FORCED`, for matrices with this short side."""
 
     def head(part: int, **options: Any) -> ps.LowRank:
         width = -(-short // (16 * part)) * 16  # rounded up to a multiple of 16, as auto does
@@ -41,7 +47,7 @@ def forced(short: int) -> dict[str, Callable[[], ps.PolarMap]]:
         lambda: ps.Deflated(head(6, sketch=ps.Warm()), ps.NewtonSchulz(1, "flat")),
         lambda: head(4, power=0),
     )
-    return dict(zip(ASKED_FOR, made, strict=True))
+    return dict(zip(FORCED, made, strict=True))
 
 
 def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
@@ -99,7 +105,7 @@ def optimizers(
     polars = maps(rank, oversample)
     for name, polar in polars.items():
         yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
-    for name in WITH_ROWS:
+    for name in (*WITH_ROWS, EARLIER):
         yield (
             f"{name}, rows normalized",
             lambda polar=polars[name]: ps.Muon(

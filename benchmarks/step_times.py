@@ -33,14 +33,8 @@ def whole_steps(
     ``only`` names the optimizers that are measured beside AdamW; ``None`` measures all of the table.
     """
     params = parameters(workload.shapes, device)
-    made = list(optimizers(params, workload.rank, workload.oversample, device, others=others))
-    if unknown := set(only or ()) - {label for label, _ in made}:
-        known = "; ".join(label for label, _ in made)
-        raise UnknownOptimizer(f"--optimizer {'; '.join(unknown)}: expected one of: {known}")
-    wanted = only or [label for label, _ in made if label not in ASKED_FOR]
-    chosen = _that_run(
-        (label, make) for label, make in made if label in wanted or label.startswith("AdamW")
-    )
+    made = optimizers(params, workload.rank, workload.oversample, device, others=others)
+    chosen = _that_run(selected(made, only))
     measured = _one_by_one(chosen, device) if device.type == "cuda" else _in_turn(chosen)
     rows: list[dict[str, Any]] = []
     for row in measured:
@@ -52,6 +46,16 @@ def whole_steps(
         what = f"{name:9} {row['optimizer']:36} {row['ms']:9.3f} ms  {ratio:6.2f} × AdamW"
         print(f"  {what}{extra}", flush=True)
     return rows
+
+
+def selected(made: Iterable[tuple[str, Make]], only: list[str] | None) -> list[tuple[str, Make]]:
+    """The rows that are measured: AdamW and those of ``only``, or the whole table for ``None``."""
+    made = list(made)
+    if unknown := set(only or ()) - {label for label, _ in made}:
+        known = "; ".join(label for label, _ in made)
+        raise UnknownOptimizer(f"--optimizer {'; '.join(unknown)}: expected one of: {known}")
+    wanted = only or [label for label, _ in made if label not in ASKED_FOR]
+    return [(label, make) for label, make in made if label in wanted or label.startswith("AdamW")]
 
 
 def _that_run(made: Iterable[tuple[str, Make]]) -> Iterator[tuple[str, Make]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import runpy
 from pathlib import Path
@@ -143,11 +144,12 @@ def test_the_long_run_says_which_runs_no_commit_has_and_how_many_rates_a_row_tri
         assert set(re.findall(r"`([\w-]+)`", told)) == expected
 
 
-# Pages whose numbers are checked elsewhere: the log is dated, docs/flops.md is made by the ledger
-# (tests/lab/test_flops.py), and the last two say what their own tests measure.
-APART = {"log.md", "flops.md", "distributed.md", "reliability.md"}
+# Pages whose numbers are checked elsewhere: the log is dated, and docs/flops.md is made by the ledger
+# (tests/lab/test_flops.py).
+APART = {"log.md", "flops.md"}
 MEASURED = re.compile(
-    r"±\s?\d[\d.]*|\d[\d.,]*\s?(?:×(?!\s?\d)|%|(?:ms|µs|s|TB/s|points|seconds|times)\b)|^\|.*\d\.\d.*$",
+    r"±\s?\d[\d.]*|\d[\d.,]*\s?(?:×(?!\s?\d)|%|(?:ms|µs|s|TB/s|[KMG]i?B|points|seconds|times)\b)"
+    r"|^\|.*\d\.\d.*$",
     re.MULTILINE,
 )
 STATED = {
@@ -181,6 +183,7 @@ def unmarked_numbers(text: str) -> list[str]:
         r"<!-- (?:results|claim): \S+ -->.*?<!-- end -->",
         r"<!-- [a-z-]+: \S+ -->\n\n(?:\|[^\n]*\n)+",
         r"<!-- rates: .*?<!-- /rates -->",
+        r"<!-- mutants -->.*?<!-- end of mutants -->",  # tests/mutants/test_mutants.py checks it
         r"`[^`\n]*`",
         r"\[[^]]*\]\([^)]*\)",
     ):
@@ -198,6 +201,7 @@ def test_a_number_outside_of_a_marked_block_is_found() -> None:
         "6%",
         "± 2.",
     ]
+    assert unmarked_numbers("A rank receives 3.5 MB of 4 GiB.") == ["3.5 MB", "4 GiB"]
     marked = "It takes <!-- claim: cost -->3.2 ms<!-- end -->, with 95% intervals of 768×768."
     assert unmarked_numbers(marked) == []
 
@@ -219,6 +223,15 @@ def test_every_measured_number_is_made_from_a_record(page: str) -> None:
         f"{page} has {found} in its text: make them claims of benchmarks/docs_claims, or say in "
         "STATED why they are no measurements"
     )
+
+
+def test_the_command_of_the_fuzzer_is_that_of_its_record() -> None:
+    page = (ROOT / "docs/reliability.md").read_text()
+    found = re.search(r"^python -m tests\.fuzz (.*) --json (\S+)$", page, re.MULTILINE)
+    assert found is not None
+    record = json.loads((ROOT / found[2]).read_text())
+    assert found[1] == f"--seed {record['seed']} --cases {record['cases']}"
+    assert (record["first"], record["only"]) == (0, None)
 
 
 def test_no_line_begins_with_a_claim_inside_a_paragraph() -> None:

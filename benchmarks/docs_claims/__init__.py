@@ -1,5 +1,7 @@
 """The sentences of the pages that claim something measured, each made from the records that say so.
 
+Numbers that follow from the code (bytes of a plan, limits) are claims too, made by calling it.
+
 A page has a claim between ``<!-- claim: NAME -->`` and ``<!-- end -->``; ``update_docs.py`` writes it
 there. NAME is a function that :func:`docs_claims.words.claim` registered, with hyphens. Claims lie by
 subject:
@@ -14,6 +16,8 @@ subject:
     wiki        the GPT with the paper's matrices, and the text of its runs
     theory      γ, the noise of gradients, and rates
     adaptive    ranks and new bases chosen by the captured share
+    ranks       bytes and products of steps on many ranks, by the ledger
+    trials      the fuzzer's recorded run, and the memory of large parameters
 
 Intervals are 95% t-intervals over paired seeds. A claim that one map is better, or as good, says how
 many seeds, which baseline and how many tokens.
@@ -26,16 +30,18 @@ from docs_claims import (
     cost,
     over_time,
     quality,
+    ranks,
     scaling,
     short_runs,
     theory,
+    trials,
     wiki,
 )
 from docs_claims.words import CLAIMS
 
 __all__ = [
-    "CLAIMS", "ablations", "adaptive", "cifar10", "cost", "made", "over_time", "quality", "scaling",
-    "short_runs", "theory", "wiki",
+    "CLAIMS", "ablations", "adaptive", "cifar10", "cost", "made", "over_time", "quality", "ranks",
+    "scaling", "short_runs", "theory", "trials", "wiki",
 ]  # fmt: skip
 
 

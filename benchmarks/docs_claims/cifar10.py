@@ -16,6 +16,14 @@ from polarstep_lab.methods import all_methods
 
 
 @claim
+def size_of_an_archive() -> str:
+    """How large the records of Table 2 on CIFAR-10 are, packed into one file."""
+    folder = "results/cifar10/table2"
+    nbytes = (ROOT / folder / "records.jsonl").stat().st_size
+    return f"{len(runs(folder))} runs are {nbytes / 1e6:.1f} MB"
+
+
+@claim
 def cifar_agreement() -> str:
     """How many rows of Table 2 agree with the paper's on CIFAR-10."""
     from polarstep_lab.paper import TABLE_2

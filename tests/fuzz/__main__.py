@@ -1,7 +1,8 @@
 """``python -m tests.fuzz --minutes 25 --seed 0``: random cases against what the package promises.
 
 A case is a function of the seed and its number; ``--case N`` runs one case again. Each violation is
-printed as a short program that shows it. The exit status is 1 if there was any.
+printed as a short program that shows it. The exit status is 1 if there was any. ``--cases N`` runs a
+number of cases instead of a time, and ``--json FILE`` writes down what was tried and found.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from tests.fuzz import checkpoints, configurations, contracts, directories
 from tests.fuzz.cases import Choices, Outcome, Violation
+
+from polarstep.storage import write_json
+from polarstep_lab.records.environment import describe_environment
 
 __all__ = ["KINDS", "kind_of", "main", "run_case"]
 
@@ -63,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     given = _arguments(argv)
     torch.set_num_threads(1)  # cases fork; and sums by several threads round differently
     started = told = time.monotonic()
+    where = describe_environment(torch.device("cpu"))
     seen = Outcome()
     spent: Counter[str] = Counter()
     count = 0
@@ -81,6 +88,9 @@ def main(argv: list[str] | None = None) -> int:
             told = time.monotonic()
             print(_summary(count, time.monotonic() - started, seen, spent), flush=True)
     print(_summary(count, time.monotonic() - started, seen, spent))
+    if given.json is not None:
+        record = _record(given, count, seen) | {"seconds": time.monotonic() - started}
+        write_json(given.json, record | {"environment": where})
     return 1 if seen.violations else 0
 
 
@@ -89,9 +99,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=25, help="how long (25)")
     parser.add_argument("--seed", type=int, default=0, help="which sequence of cases (0)")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case (0)")
+    parser.add_argument("--cases", type=int, help="run so many cases, however long that takes")
     parser.add_argument("--case", type=int, help="run this case alone")
     parser.add_argument("--only", choices=tuple(KINDS), help="cases of this kind alone")
     parser.add_argument("--every", type=float, default=10, help="seconds between lines (10)")
+    parser.add_argument("--json", type=Path, help="write what was tried and found to this file")
     return parser.parse_args(argv)
 
 
@@ -99,11 +111,31 @@ def _numbers(given: argparse.Namespace, started: float) -> Iterator[int]:
     if given.case is not None:
         yield given.case
         return
-    number = given.first
-    while time.monotonic() - started < 60 * given.minutes:
+    number, done = given.first, 0
+    while _goes_on(given, done, started):
         if given.only in (None, kind_of(number)):
             yield number
+            done += 1
         number += 1
+
+
+def _goes_on(given: argparse.Namespace, done: int, started: float) -> bool:
+    """Whether another case is to run, by the number of cases or else by the time."""
+    if given.cases is not None:
+        return done < given.cases
+    return time.monotonic() - started < 60 * given.minutes
+
+
+def _record(given: argparse.Namespace, count: int, seen: Outcome) -> dict[str, Any]:
+    """What was tried and found; ``--seed``, ``--first`` and ``--cases`` repeat it."""
+    return {
+        "seed": given.seed,
+        "first": given.first,
+        "only": given.only,
+        "cases": count,
+        "tried": dict(seen.tried),
+        "violations": [str(violation) for violation in seen.violations],
+    }
 
 
 def _summary(count: int, seconds: float, seen: Outcome, spent: Counter[str]) -> str:

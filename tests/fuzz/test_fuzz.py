@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -182,6 +183,15 @@ def test_the_command_line_counts_and_fails(capsys, monkeypatch):
     monkeypatch.setattr(contracts, "random_map", lambda choose: Wrong(5, way="long"))
     assert main(["--case", "5"]) == 1
     assert "violation 1, seed 0, case 5" in capsys.readouterr().out
+
+
+def test_a_number_of_cases_is_written_down(tmp_path):
+    out = tmp_path / "fuzz.json"
+    assert main(["--cases", "3", "--first", "4", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert (found["seed"], found["first"], found["cases"], found["violations"]) == (0, 4, 3, [])
+    assert (found["tried"]["configurations"], found["tried"]["maps"]) == (2, 1)
+    assert found["environment"]["packages"]["torch"] == torch.__version__
 
 
 def test_a_configuration_is_its_own_program():

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -257,32 +258,77 @@ def test_a_record_is_drawn(step, tmp_path, monkeypatch, record):
     assert copy.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_page_of_prices_has_a_command_for_every_record_and_it_can_be_run(step):
-    """Workloads and optimizers are spelled as the benchmark has them; only its parser is run."""
+FOLDER = ROOT / "results" / "step-cost"
+PAGES = ("docs/speed.md", "results/step-cost/README.md")
+
+
+def printed_commands(page):
+    """The words of each command of ``step_cost.py`` on a page, after the name of the script."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        words = shlex.split(block.replace("\\\n", " "), comments=True)
+        names = [i for i, word in enumerate(words) if word.endswith("step_cost.py")]
+        if names:
+            (at,) = names
+            yield words[at + 1 :]
+
+
+@pytest.fixture
+def all_peers(monkeypatch):
+    """Every peer can be loaded, dion's CUDA graph too; none of them is made."""
+    monkeypatch.setattr("polarstep_lab.peers.load", lambda peer: torch.optim.SGD)
+    graphs = SimpleNamespace(CudaGraphOptimizer=None)
+    monkeypatch.setitem(sys.modules, "dion", SimpleNamespace(cuda_graph=graphs))
+    monkeypatch.setitem(sys.modules, "dion.cuda_graph", graphs)
+
+
+def selected_rows(step, options, device):
+    """Workload and name of every row that a command measures."""
+    usual = step.workloads.WORKLOADS if device.type == "cuda" else step.workloads.ON_A_CPU
+    known = usual | step.workloads.BETWEEN
+    for workload in options.workload or usual:
+        _, rank, oversample = known[workload]
+        others = not (options.only_steps or options.beside)
+        made = step.optimizers.optimizers(
+            [torch.zeros(768, 768)], rank, oversample, device, others=others
+        )
+        for label, _ in step.times.selected(made, options.optimizer):
+            yield workload, label
+
+
+COMMANDS = [words for page in PAGES for words in printed_commands(page)]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=[words[-1] for words in COMMANDS])
+def test_a_printed_command_makes_the_rows_of_its_record(step, all_peers, words):
+    """Exactly these rows, in this order; nothing is measured here."""
+    options = step.cost._parser().parse_args(words)
+    record = json.loads((ROOT / options.json).read_text(encoding="utf-8"))
+    on_a_cpu = record["machine"].startswith("CPU")
+    assert ("--device" in words) == on_a_cpu  # a GPU is the default where there is one
+    rows = record["beside" if options.beside else "steps"]
+    expected = [(row["workload"], row["optimizer"]) for row in rows]
+    device = torch.device("cpu" if on_a_cpu else "cuda")
+    assert [*selected_rows(step, options, device)] == expected
+    assert ("phases" in record) == (not options.only_steps and not options.beside)
+    assert ("sweeps" in record) == options.sweep
+    assert not options.beside or record["rounds"] == options.rounds
+
+
+def test_every_record_has_one_command(step):
+    """On the page under its table, or in the folder's README, which also says where there is none."""
+    made = [step.cost._parser().parse_args(words).json.as_posix() for words in COMMANDS]
+    assert len(made) == len(set(made))
     page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
     marked = set(re.findall(r"<!-- (?:table|speedup|device): (\S+) -->", page))
-    parser = step.cost._parser()
-    made = {}
-    for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
-        words = shlex.split(block.replace("\\\n", " "), comments=True)
-        if any(word.endswith("step_cost.py") for word in words):
-            after = next(i for i, word in enumerate(words) if word.endswith("step_cost.py"))
-            options = parser.parse_args(words[after + 1 :])
-            made[options.json.as_posix()] = options
-    assert set(made) == marked
-    for record, options in made.items():
-        rows = json.loads((ROOT / record).read_text(encoding="utf-8"))["steps"]
-        if options.workload:
-            assert options.workload == list(dict.fromkeys(row["workload"] for row in rows)), record
-        if options.optimizer:
-            names = [
-                name
-                for name, _ in step.optimizers.optimizers(
-                    [torch.zeros(768, 768)], 200, 8, torch.device("cuda"), others=False
-                )
-            ]
-            assert set(options.optimizer) < set(names)
-            assert {"AdamW, fused", *options.optimizer} == {row["optimizer"] for row in rows}
+    assert marked == {words[-1] for words in printed_commands("docs/speed.md")}
+    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w-]+\.(?:json|txt|png))`", readme))
+    assert listed == {path.name for path in FOLDER.iterdir()} - {"README.md"}
+    without = {path.name for path in FOLDER.glob("*.json")} - {Path(path).name for path in made}
+    assert without == {"cpu-bare.json", "h200-rest-scaled.json"}
+    assert "bare_products.py --json results/step-cost/cpu-bare.json" in readme
+    assert "`h200-rest-scaled.json` was made by a prototype" in readme
 
 
 def test_the_products_of_a_step_are_recorded_and_can_be_replayed(step):

@@ -8,6 +8,8 @@ from pathlib import Path
 from tests.mutants.record import Verdict, reasons
 from tests.mutants.rooms import ROOMS
 
+from polarstep.storage import write_atomically
+
 __all__ = ["report", "table", "write"]
 
 PAGE = Path("docs/reliability.md")
@@ -76,7 +78,8 @@ def _reason(each: Verdict) -> str:
 def write(verdicts: list[Verdict]) -> None:
     """Put the table into the docs, in place of the last."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + table(verdicts) + "\n" + END + rest.partition(END)[2])
+    text = before + BEGIN + "\n" + table(verdicts) + "\n" + END + rest.partition(END)[2]
+    write_atomically(PAGE, lambda file: file.write(text.encode()))
 
 
 def report(verdicts: list[Verdict]) -> int:

@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import polarstep as ps
 from polarstep.optim.collect import momentum_dtype
-from polarstep.optim.large import LARGE
-from polarstep.products import in_place
+from polarstep.optim.large import LARGE, peak
 
 
 def stepped(shape: tuple[int, ...], **options: Any) -> tuple[Tensor, ps.Muon]:
@@ -103,22 +102,16 @@ def peak_of_a_step(m: int, n: int) -> float:
     return most / (m * n * X.element_size())
 
 
-def bound(m: int, n: int) -> float:
-    """M, half of its Gram matrix with whole blocks on the diagonal, and a copy of some rows of M."""
-    m, n = sorted((m, n))
-    return 1 + (m + in_place.STRIP) / (2 * n) + in_place.STRIP / m
-
-
 @pytest.mark.parametrize("shape", [(512, 2048), (2048, 512), (1024, 1024)], ids=str)
 def test_a_step_in_place_takes_half_the_memory(shape: tuple[int, int], monkeypatch) -> None:
     assert peak_of_a_step(*shape) > 2.5
     monkeypatch.setattr("polarstep.optim.large.LARGE", 1)
-    assert peak_of_a_step(*shape) <= bound(*shape) + 1e-3
+    assert peak_of_a_step(*shape) <= peak(*shape) + 1e-3
 
 
 def test_the_bound_for_large_parameters() -> None:
     """Of 1 GiB, and of 256 MiB, from which parameters are updated in place."""
     assert LARGE == 4 * 8192**2
-    assert bound(16384, 16384) < 1.51
-    assert bound(8192, 8192) < 1.515
-    assert bound(8192, 32768) < 1.14
+    assert peak(16384, 16384) < 1.51
+    assert peak(8192, 8192) < 1.515
+    assert peak(8192, 32768) < 1.14

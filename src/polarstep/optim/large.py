@@ -2,8 +2,8 @@
 
 A step in full space usually has M, two of its iterates and two small-side matrices at a time, up to
 eight times the parameter. In place it has M, half of its Gram matrix and a few rows or columns
-(:mod:`polarstep.products.in_place`). For an m×n parameter with m ≤ n these are 1 + (m + 64)/2n + 64/m
-times its memory: 1.26 times for 8192×16384, 1.506 times for 16384×16384.
+(:mod:`polarstep.products.in_place`). :func:`peak` has the formula: 1.26 times the memory of the
+parameter for 8192×16384, 1.506 times for 16384×16384.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from polarstep import products
 from polarstep.optim.collect import Member, Signature
 from polarstep.optim.step import Matrices, PolarHook
 from polarstep.polar import Polar
+from polarstep.products.in_place import STRIP
 
-__all__ = ["is_large", "launch_in_place"]
+__all__ = ["is_large", "launch_in_place", "peak"]
 
 # Bytes of one matrix from which it is updated in place.
 LARGE = 256 * 2**20
@@ -44,3 +45,16 @@ def launch_in_place(
     polar = Polar(M, T)
     matrices.update(polar)
     return polar
+
+
+def peak(m: int, n: int) -> float:
+    """1 + (m + 64)/2n + 64/m for m ≤ n: the memory of a step in place, over that of the parameter.
+
+    It counts M, half of its Gram matrix with whole blocks on the diagonal, and a copy of some rows of
+    M, but not X, G and C.
+
+    >>> round(peak(8192, 16384), 2), round(peak(16384, 16384), 3)
+    (1.26, 1.506)
+    """
+    m, n = sorted((m, n))
+    return 1 + (m + STRIP) / (2 * n) + STRIP / m
