@@ -5,8 +5,9 @@ would hold the old parameters, which never get a gradient again. Other replaceme
 embedding by ``resize_token_embeddings``, are not followed, as the new parameter may have another shape.
 
 A parameter that has been replaced gets no gradient, so most steps look only at parameters without a
-gradient. To look at a thousand experts that no token reached would take longer than the rest of the step.
-So a step looks at those that had a gradient at the step before, and every :data:`EVERY`-th step at all.
+gradient. To look at a thousand experts that no token reached would take longer than the rest of the
+step. So a step looks at those that had a gradient at the step before, and every :data:`EVERY`-th step
+at all of them.
 """
 
 from __future__ import annotations
