@@ -93,6 +93,31 @@ def test_a_layer_that_is_replaced_after_the_optimizer_was_made(by):
     assert warning.filename == __file__
 
 
+@pytest.mark.parametrize("which", [[2], [0, 2, 4]], ids=["one", "all"])
+def test_a_layer_that_is_replaced_is_told_of_though_its_gradient_is_kept_as_zeros(which):
+    """``zero_grad(set_to_none=False)`` leaves a gradient of zeros in a parameter that nobody uses."""
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    zero_grad = optimizer.zero_grad
+    optimizer.zero_grad = lambda: zero_grad(set_to_none=False)
+    assert not told(model, optimizer)
+    for i in which:
+        model[i] = torch.nn.Linear(model[i].in_features, model[i].out_features)
+    (warning,) = told(model, optimizer, EVERY)
+    assert (
+        f"{which[0]}.weight and {2 * len(which) - 1} more have been replaced in the model"
+        in str(warning.message)
+    )
+
+
+def test_layers_that_change_places_are_not_told_of():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    model[0], model[2] = model[2], model[0]
+    assert not told(model, optimizer, 2 * EVERY)
+
+
 def test_a_layer_without_a_gradient_that_is_replaced_is_told_of_in_time():
     model = mlp(8, 8, 8, 2)
     spare = torch.nn.Linear(8, 8)

@@ -144,7 +144,9 @@ def test_schedulers(name, tensor_lr):
     for _ in range(6):
         for group, other in zip(optimizer.param_groups, reference.param_groups, strict=True):
             other["lr"] = float(group["lr"])
-            if "momentum" in group:  # in AdamW's groups too, where it is β₁
+            if "betas" in group:  # a cycled momentum is β₁ of AdamW
+                other["betas"] = (group.get("momentum", group["betas"][0]), group["betas"][1])
+            else:
                 other["momentum"] = group["momentum"]
         seen.append([float(group["lr"]) for group in optimizer.param_groups])
         train(net, optimizer, 1)

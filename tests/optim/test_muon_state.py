@@ -79,6 +79,21 @@ def test_state_dict_is_a_round_trip():
         assert torch.equal(p, q)
 
 
+def test_the_state_of_a_parameter_in_no_group_is_named():
+    """torch has a KeyError with a number there."""
+    params = [Parameter(gaussian(4, 3, seed=i).float()) for i in range(2)]
+    optimizer = Muon(params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    del optimizer.param_groups[0]["params"][0]
+    told = r"shape \(4, 3\) that is in no group: expected .* optimizer\.state\.pop"
+    with pytest.raises(ValueError, match=told):
+        optimizer.state_dict()
+    optimizer.state.pop(params[0])
+    assert list(optimizer.state_dict()["state"]) == [0]
+
+
 def test_a_checkpoint_brings_its_hyperparameters():
     W = Parameter(gaussian(8, 12))
     saved = Muon([W], lr=0.3, momentum=0.5, polar=LowRank(3, 2), seed=7)

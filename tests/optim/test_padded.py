@@ -73,6 +73,28 @@ def test_padded_steps_are_the_steps_of_each_matrix(options: dict[str, Any], monk
         torch.testing.assert_close(X, Y, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_padded_steps_of_fused_projections(nesterov: bool, monkeypatch) -> None:
+    shapes = [(3 * rows, columns) for rows, columns in SHAPES]
+
+    def cut(params: list[Tensor]) -> Any:
+        return [{"params": [p], "split_sizes": (len(p) // 3,) * 3} for p in params]
+
+    def trained() -> list[Tensor]:
+        params = model(shapes)
+        optimizer = ps.Muon(cut(params), lr=0.1, nesterov=nesterov)
+        for _ in range(2):
+            for p, X in zip(params, model(shapes), strict=True):
+                p.grad = X.detach()
+            optimizer.step()
+        return params
+
+    padded = trained()
+    monkeypatch.setattr("polarstep.optim.padded.MANY", 10**6)
+    for X, Y in zip(padded, trained(), strict=True):
+        torch.testing.assert_close(X, Y, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_padded_steps_in_other_precisions(dtype: torch.dtype, monkeypatch) -> None:
     padded, alone = model(SHAPES, dtype), model(SHAPES, dtype)

@@ -258,6 +258,35 @@ def test_a_scripted_model_is_trained_through_the_module_it_was_made_from():
     assert scripted(torch.ones(2, 4)).sum() < before
 
 
+@pytest.mark.parametrize("where", ["itself", "inside", "unflattened"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export itself
+def test_an_exported_model_is_trained_through_the_module_that_was_exported(where):
+    """torch.export hides the types of layers; Muon would update the embedding."""
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    batch = torch.tensor([1, 2])
+    program = torch.export.export(model, (batch,))
+    exported = torch.export.unflatten(program) if where == "unflattened" else program.module()
+    given, told = exported, "model is a .* made by torch.export, .*: expected the module that was "
+    if where == "inside":
+        given, told = nn.Sequential(exported), "model has at '0' a .* made by torch.export"
+    with pytest.raises(TypeError, match=told):
+        muon_for(given)
+    if where == "itself":
+        optimizer = muon_for(model)
+        before = exported(batch).sum()
+        before.backward()
+        optimizer.step()
+        assert exported(batch).sum() < before
+
+
+def test_a_traced_model_is_routed_as_its_module():
+    model = nn.Sequential(nn.Embedding(8, 4), mlp(4, 4, 4, 2))
+    model.bare = nn.Parameter(torch.ones(4, 4))
+    traced = torch.fx.symbolic_trace(model)
+    found = {row.name: row.algorithm for row in muon_for(traced).routes}
+    assert found == {row.name: row.algorithm for row in muon_for(model).routes if row.name in found}
+
+
 def test_splits_may_match_others_beside_muons():
     """A broad pattern, and a weight that is frozen for now, are no misunderstanding."""
     model = mlp(8, 8, 8, 8)

@@ -107,6 +107,21 @@ def test_the_cycled_momentum_is_beta_1_of_adamw(name):
     torch.testing.assert_close(opt.param_groups[1]["params"][0], p)
 
 
+@pytest.mark.parametrize("momentum", [0.5, 1.0])
+def test_a_momentum_that_a_loop_writes_to_all_groups_is_not_beta_1_of_adamw(momentum):
+    """As KellerJordan's scripts warm momentum up: ``for group in optimizer.param_groups: …``."""
+    opt, beside = optimizer(), optimizer()
+    opt.param_groups[1]["momentum"] = momentum
+    for k in range(3):
+        for each in (opt, beside):
+            for group in each.param_groups:
+                for q in group["params"]:
+                    q.grad = torch.full_like(q, 1.0 + k)
+            each.step()
+    ours, expected = (each.param_groups[1]["params"][0] for each in (opt, beside))
+    assert torch.equal(ours, expected)
+
+
 @pytest.mark.parametrize("name", CYCLES)
 def test_a_cycled_optimizer_saves_and_resumes(name):
     """The momentum that torch leaves in an AdamW group does not stop a state from loading."""

@@ -220,7 +220,9 @@ class Target:
         """Compute M in ``out``."""
         self.advance()
         beta = self.work.group["momentum"]
-        torch.add(self._G, self._C, alpha=beta, out=out.view(self.p.shape))
+        # A part of a padded batch has gaps, so out cannot always be viewed in the shape of X.
+        G, C = (each.reshape(out.shape) for each in (self._G, self._C))
+        torch.add(G, C, alpha=beta, out=out)
 
     def begin_gathering(self) -> None:
         """Begin to gather M of a sharded parameter."""

@@ -70,11 +70,24 @@ class Checkpointed(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state and the groups, as torch has them, with every option as plain data."""
+        self._check_held()
         content = super().state_dict()
         if has_ranks():
             content = content | {"state": self._with_placeholders(content["state"])}
         groups = [encoded_group(group) for group in content["param_groups"]]
         return content | {"param_groups": groups}
+
+    def _check_held(self) -> None:
+        """Raise if some parameter with a state is in no group; torch would raise a ``KeyError``."""
+        held = {id(p) for group in self.param_groups for p in group["params"]}
+        left = [p for p in self.state if isinstance(p, Tensor) and id(p) not in held]
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise ValueError(
+                f"optimizer.state has a parameter of shape {tuple(left[0].shape)}{more} that is in no "
+                "group: expected every parameter with a state in a group. Where a parameter was taken "
+                "out of its group, take its state out too, by optimizer.state.pop(parameter)"
+            )
 
     def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
         """``state`` with the entries that a checkpoint of several ranks must have.

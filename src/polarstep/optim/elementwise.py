@@ -79,8 +79,10 @@ class AdamW(Elementwise):
             found_inf = None
         beta1, beta2 = group["betas"]
         # OneCycleLR and CyclicLR cycle "momentum" in every group of an optimizer whose default it is,
-        # where they would cycle β₁ of torch's own AdamW.
-        beta1 = group.get("momentum", beta1)
+        # where they would cycle β₁ of torch's own AdamW. They leave "base_momentum" in the group. A loop
+        # that writes Muon's momentum to all groups does not, and leaves β₁ as it was given.
+        if "base_momentum" in group:
+            beta1 = group.get("momentum", beta1)
         means = [state["exp_avg"] for state in states]
         squares = [state["exp_avg_sq"] for state in states]
         with _side_by_side(params, grads, means, squares) as (p, g, m, v):

@@ -4,9 +4,10 @@
 would hold the old parameters, which never get a gradient again. Other replacements, as that of an
 embedding by ``resize_token_embeddings``, are not followed, as the new parameter may have another shape.
 
-A parameter that has been replaced gets no gradient, so a step looks only at parameters without one. To
-look at a thousand experts that no token reached would take longer than the rest of the step. So a step
-looks at those that had a gradient at the step before, and every :data:`EVERY`-th step at all of them.
+A parameter that has been replaced gets no gradient, so most steps look only at parameters without a
+gradient. To look at a thousand experts that no token reached would take longer than the rest of the
+step. So a step looks at those that had a gradient at the step before, and every :data:`EVERY`-th step
+at all of them.
 """
 
 from __future__ import annotations
@@ -97,17 +98,21 @@ class Places:
                 group["params"][i] = q
 
     def replaced(self, groups: list[dict[str, Any]]) -> list[str]:
-        """The parameters without a gradient that the model has replaced by others with a gradient.
+        """The parameters that the model has replaced by others with a gradient.
 
-        Where the new parameter is in one of ``groups``, the two have been tied, and all is well. Only
-        the parameters that :meth:`follow` looked at in this step are considered.
+        Where the new parameter is in one of ``groups``, the two have been tied, and all is well. Of the
+        parameters without a gradient those that :meth:`follow` looked at in this step are considered.
+        After ``zero_grad(set_to_none=False)`` a parameter that was replaced has a gradient of zeros, so
+        every :data:`EVERY`-th step considers all parameters.
         """
-        if not self._to_look_at:
+        considers_all = self._is_due
+        if not self._to_look_at and not considers_all:
             return []
         found = []
         for group in groups:
             for name, p in named_params(group):
-                if id(p) not in self._to_look_at or p.grad is not None:
+                rests = id(p) in self._to_look_at and p.grad is None
+                if not rests and not considers_all:
                     continue
                 q = self._now_at(p)
                 self._is_due |= q is None  # the parameter is gone; another name may have its values

@@ -54,7 +54,7 @@ class Told:
         if not self._no_gradient and updated == 0:
             self._tell_of_no_gradient(count)
         elif places is not None:
-            if not self._replaced and updated < count:
+            if not self._replaced:
                 self._tell_of_the_replaced(places.replaced(groups))
             if not self._new:
                 self._tell_of_the_new(places.new(groups))

@@ -277,7 +277,28 @@ def _check_model(model: nn.Module) -> None:
             f"model is a {type(model).__name__}, in which TorchScript has hidden the types of layers: "
             "expected the module it was made from; its parameters are the same, so give that to muon_for"
         )
+    for path, module in model.named_modules():
+        if _is_exported(module):
+            where = f"has at {path!r}" if path else "is"
+            raise TypeError(
+                f"model {where} a {type(module).__name__} made by torch.export, which has hidden the "
+                "types of layers: expected the module that was exported, which has the same parameters; "
+                "of a program that was loaded from a file, or unflattened, give groups to polarstep.Muon"
+            )
     check_shaped(model, "then call muon_for")
+
+
+def _is_exported(module: nn.Module) -> bool:
+    """Whether ``torch.export`` has put modules without a type of their own in the place of layers.
+
+    A module that ``torch.fx.symbolic_trace`` made still has the layers themselves.
+    """
+    if type(module).__module__ == "torch.export.unflatten":
+        return True
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    layers = [each for each in module.modules() if each is not module and each._parameters]
+    return bool(layers) and all(type(each) is nn.Module for each in layers)
 
 
 def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
