@@ -36,6 +36,8 @@ HELD = {"nanoGPT": 768, "8B layer": 4096}
 """The short side of the matrices of a workload."""
 SIXTH, TWELFTH = "Deflated, ℓ = a sixth", "Deflated, ℓ = a twelfth"
 """Heads of two widths. ``auto`` takes ℓ = a sixth of the short side, at most 256."""
+SCALED_SIXTH = "Deflated 120, warm, rest scaled"
+"""On nanoGPT's matrices, of which 128 columns are a sixth."""
 AUTO = {"nanoGPT": SIXTH, "8B layer": TWELFTH}
 """What ``auto`` takes on a workload: of an 8B layer 256 columns are 6%, nearer to a twelfth."""
 TIMED_AS = {
@@ -136,10 +138,12 @@ def weighed() -> tuple[Weighed, ...]:
             ("scaled-200+rows", 0.02),
             wide[:1],
         ),
-        Weighed(f"{sixth}, rest scaled", None, ("scaled-120-warm", 0.014), (128,)),
+        Weighed(
+            f"{sixth}, rest scaled", timed_as(SCALED_SIXTH), ("scaled-120-warm", 0.014), (128,)
+        ),
         Weighed(
             f"{sixth}, rest scaled, `NormalizedRows`",
-            None,
+            with_rows(SCALED_SIXTH),
             ("scaled-120-warm+rows", 0.014),
             (128,),
         ),
@@ -168,10 +172,14 @@ def weighed() -> tuple[Weighed, ...]:
     )
 
 
+def timed_as(name: str) -> str | None:
+    """The name of a map in the times; ``None`` where it was not timed."""
+    return name if any(name == each for each, _ in steps()) else None
+
+
 def with_rows(timed: str) -> str | None:
     """The name of a map with normalized rows in the times; ``None`` where it was not timed."""
-    name = f"{timed}, rows normalized"
-    return name if any(name == each for each, _ in steps()) else None
+    return timed_as(f"{timed}, rows normalized")
 
 
 @cache

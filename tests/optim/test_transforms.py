@@ -20,6 +20,9 @@ MAPS = [
     ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True),
     ps.LowRank(3, 2, keep=3, always_sketch=True),
     ps.Deflated(ps.LowRank(3, 2, always_sketch=True), ps.NewtonSchulz(2)),
+    ps.Deflated(ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True), ps.NewtonSchulz(1, "flat")),
+    ps.Deflated(ps.LowRank(3, 2, keep=3, always_sketch=True)),
+    ps.Deflated(ps.LowRank(3, 2, sketch=ps.Kaczmarz(), always_sketch=True)),
 ]
 
 
