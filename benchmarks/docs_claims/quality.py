@@ -161,8 +161,8 @@ def auto_with_rows() -> str:
     changed = ", in runs of sources that no commit has" if all("+" in c for c in commits) else ""
     return (
         f"{long_gap('deflated-120-rows')} against full space without them, after "
-        f"{study.million_tokens():.1f}M tokens, at width 768{changed}. A step takes {prices[0]} times AdamW's on "
-        f"nanoGPT's matrices, with the same ranks, and {prices[1]} times on the 8B layer"
+        f"{study.million_tokens():.1f}M tokens, at width 768{changed}. A step takes {prices[0]} times "
+        f"AdamW's on nanoGPT's matrices, with the same ranks, and {prices[1]} times on the 8B layer"
     )
 
 
