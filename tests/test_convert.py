@@ -709,3 +709,123 @@ def test_a_checkpoint_of_moonlights_from_before_a_gradient():
     theirs["state"] = {i: {"use_muon": False} for i in range(len(params))}
     with pytest.raises(ValueError, match="no group of the checkpoint is updated by Muon"):
         ps.convert.options(theirs)
+
+
+def test_the_muon_of_2024_goes_on_with_filters_and_adamw():
+    """It kept the momentum of a filter as a matrix, and AdamW's moments as moment1 and moment2."""
+    W, bias = Parameter(gaussian(6, 16).float().view(6, 4, 2, 2)), Parameter(torch.zeros(4))
+    C, m, v = gaussian(6, 16, seed=1).float(), torch.full((4,), 0.1), torch.full((4,), 0.2)
+    group = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "ns_steps": 6, "adamw_lr_ratio": 0.1}
+    group |= {"adamw_betas": (0.9, 0.95), "adamw_eps": 1e-8, "adamw_wd": 0, "params": [0, 1]}
+    theirs = {
+        "state": {
+            0: {"use_muon": True, "momentum_buffer": C},
+            1: {"use_muon": False, "moment1": m, "moment2": v, "step": 7},
+        },
+        "param_groups": [group],
+    }
+    optimizer = ps.Muon([{"params": [W]}, {"params": [bias], "algorithm": "adamw"}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is lost
+        optimizer.load_state_dict(ps.convert.state_dict(theirs, optimizer))
+    assert torch.equal(optimizer.state[W]["momentum_buffer"], C.view_as(W))
+    assert torch.equal(optimizer.state[bias]["exp_avg"], m)
+    assert torch.equal(optimizer.state[bias]["exp_avg_sq"], v)
+    assert optimizer.state[bias]["step"] == 7
+
+
+def test_the_muon_of_february_2025_kept_an_average():
+    """Its groups had ns_steps without weight_decay, as those of 2024, but also an update_buffer."""
+    W = Parameter(gaussian(4, 3).float())
+    group = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "ns_steps": 5, "params": [0]}
+    group |= {"update_buffer": torch.zeros(1, 12), "update_buffer_views": [torch.zeros(12)]}
+    theirs = {"state": {0: {"momentum_buffer": torch.ones(4, 3)}}, "param_groups": [group]}
+    found = ps.convert.state_dict(theirs, ps.Muon([W]))["state"][0]["momentum_buffer"]
+    torch.testing.assert_close(found, torch.full((4, 3), 10.0))
+    assert ps.convert.options(theirs)["weight_decay"] == 0
+
+
+@pytest.mark.parametrize("flags", [{}, {"use_muon": True}], ids=str)
+def test_a_checkpoint_of_one_rank_of_several_says_whose_momentum_it_lacks(flags):
+    """KellerJordan's Muon shares its matrices among the ranks; a rank has the momentum of its own."""
+    params = fresh()
+    theirs = Keller(params)
+    run(theirs, params, range(1))
+    whole = theirs.state_dict()
+    of_rank = whole | {"state": {0: whole["state"][0]} | ({1: flags, 2: flags} if flags else {})}
+    optimizer = ps.Muon(params)
+    message = "no momentum of parameter 1 and 1 more, so it starts anew .* of all their checkpoints"
+    with pytest.warns(UserWarning, match=message):
+        assert list(ps.convert.state_dict(of_rank, optimizer)["state"]) == [0]
+    for complete in (whole, whole | {"state": {}}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ps.convert.state_dict(complete, optimizer)
+
+
+def test_moments_that_had_no_gradient_are_no_sign_of_ranks():
+    """AdamW's groups of KellerJordan's MuonWithAuxAdam are on every rank."""
+    W, bias = Parameter(gaussian(4, 3).float()), Parameter(torch.zeros(4))
+    theirs = {
+        "state": {0: {"momentum_buffer": torch.ones(4, 3)}},
+        "param_groups": [
+            {"use_muon": True, "lr": 0.02, "momentum": 0.9, "weight_decay": 0, "params": [0]},
+            {"use_muon": False, "lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0,
+             "params": [1]},
+        ],
+    }  # fmt: skip
+    optimizer = ps.Muon([{"params": [W]}, {"params": [bias], "algorithm": "adamw"}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.convert.state_dict(theirs, optimizer)
+
+
+def test_float16_momentum_stays_finite():
+    """B/(1 − β) of a gradient of 5,000 is beyond float16, and C of a float16 parameter is float32."""
+    W = Parameter(gaussian(4, 3).half())
+    theirs = torch.optim.Muon([W])
+    for _ in range(60):
+        W.grad = torch.full_like(W, 5e3)
+        theirs.step()
+    optimizer = ps.Muon([W])
+    optimizer.load_state_dict(ps.convert.state_dict(theirs.state_dict(), optimizer))
+    C = optimizer.state[W]["momentum_buffer"]
+    assert C.dtype == torch.float32
+    torch.testing.assert_close(C, torch.full((4, 3), 1e5 * (1 - 0.95**60)), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("shape", [(6, 4, 5), (6, 4, 2, 3)], ids=str)
+def test_tensors_that_were_other_matrices_are_named(shape, flatten):
+    """dion's flatten=False reads a filter as a stack of kh × kw, and flatten=True a stack as one."""
+    p = Parameter(gaussian(6, math.prod(shape[1:])).float().view(shape))
+    theirs = dion([p]).state_dict()
+    theirs["param_groups"][0]["flatten"] = flatten
+    theirs["state"] = {0: {"momentum": torch.ones(shape)}}
+    layouts = {True: "conv", False: "stack"}
+    same = flatten == (len(shape) == 4)  # as layout="auto" reads them
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ps.convert.state_dict(theirs, ps.Muon([("w", p)]))
+    assert len(told) == (not same)
+    if told:
+        words = rf'^w: .* read w as .*, and this .* with layout="{layouts[flatten]}"$'
+        assert re.search(words, str(told[0].message))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.convert.state_dict(theirs, ps.Muon([p], layout=layouts[flatten]))
+
+
+def test_what_goes_on_does_not_share_its_state_with_the_other():
+    """Two optimizers that are compared side by side would both have written to AdamW's moments."""
+    bias = Parameter(torch.zeros(4))
+    theirs = torch.optim.AdamW([bias])
+    bias.grad = torch.ones(4)
+    theirs.step()
+    mine = Parameter(bias.detach().clone())
+    optimizer = ps.Muon([{"params": [mine], "algorithm": "adamw"}])
+    optimizer.load_state_dict(ps.convert.state_dict(theirs.state_dict(), optimizer))
+    before = {key: value.clone() for key, value in optimizer.state[mine].items()}
+    theirs.step()
+    for key, value in optimizer.state[mine].items():
+        assert torch.equal(value, before[key]), key

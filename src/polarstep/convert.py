@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polarstep.matrix import Layout, MatrixView
 from polarstep.optim.groups import LR_SCALE, Group, labelled_params, scale_of, view_of
 from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import unwrapped
@@ -45,15 +46,20 @@ class Format:
     second: str = "exp_avg_sq"
     counter: str = "step"
     by_kernel: bool = False  # whether the scale of a convolution filter is √max(1, kh/kw)
+    by_rank: bool = False  # whether a rank keeps the momentum of its own matrices alone
+    as_matrix: bool = False  # whether the momentum of a filter is kept as out × in·kh·kw
 
 
 FORMATS: dict[str, Format] = {
     # torch.optim.Muon, and torch.optim.AdamW beside it.
     "torch": Format(averages=True),
     # KellerJordan/Muon: Muon, MuonWithAuxAdam and their versions for a single device.
-    "keller": Format(averages=True, by_kernel=True),
-    # KellerJordan/Muon until January 2025, with ns_steps and without weight_decay in its groups.
-    "keller-2024": Format(averages=False),
+    "keller": Format(averages=True, by_kernel=True, by_rank=True),
+    # KellerJordan/Muon until January 2025: its groups have ns_steps, and neither weight_decay nor the
+    # update_buffer of February 2025.
+    "keller-2024": Format(
+        averages=False, first="moment1", second="moment2", by_rank=True, as_matrix=True
+    ),
     # MoonshotAI/Moonlight.
     "moonlight": Format(averages=False, weight_decay="wd", first="moment1", second="moment2"),
     # microsoft/dion: its Muon.
@@ -149,7 +155,7 @@ def state_dict(
         name, p, group = places[index]
         if entry.empty:
             continue
-        found = entry.converted(group["algorithm"])
+        found = entry.converted(group["algorithm"], p.shape)
         if found is None:
             anew.append(name)
             continue
@@ -167,7 +173,10 @@ def state_dict(
             "starts anew; to keep it, give the parameter the rule it had, by rules=[…] of muon_for",
             stacklevel=2,
         )
-    _warn_of_filters(entries, [places[index] for index in order])
+    matched = [places[index] for index in order]
+    _warn_of_other_ranks(entries, matched)
+    _warn_of_layouts(entries, matched)
+    _warn_of_filters(entries, matched)
     found_places = set(order)
     missing = [name for i, (name, _, _) in enumerate(places) if i not in found_places]
     if missing and converted:
@@ -182,6 +191,51 @@ def state_dict(
         if group["algorithm"] == "muon":
             group["step"] = steps
     return ours | {"state": converted}
+
+
+def _warn_of_other_ranks(
+    entries: Sequence[_Entry], places: Sequence[tuple[str, Tensor, Group]]
+) -> None:
+    """Warn if a checkpoint of KellerJordan's Muon has the momentum of some of its matrices alone.
+
+    A rank of a distributed run updates some of the matrices, and keeps no momentum of the others.
+    """
+    its = [
+        (entry, name)
+        for entry, (name, _, group) in zip(entries, places, strict=True)
+        if group["algorithm"] == "muon" and entry.kept.by_rank and entry.is_muons
+    ]
+    without = [name for entry, name in its if entry.empty]
+    if without and len(without) < len(its):
+        warnings.warn(
+            f"the checkpoint has no momentum of {_listed(without)}, so it starts anew while that of "
+            "other matrices goes on; each rank of KellerJordan's Muon keeps the momentum of its own "
+            'matrices alone: after a run on several ranks put the "state" of all their checkpoints '
+            "together, and convert again",
+            stacklevel=3,
+        )
+
+
+def _warn_of_layouts(
+    entries: Sequence[_Entry], places: Sequence[tuple[str, Tensor, Group]]
+) -> None:
+    """Warn of tensors that were other matrices in the checkpoint's Muon than they are here."""
+    changed = []
+    for entry, (name, p, group) in zip(entries, places, strict=True):
+        layout = entry.layout(p.dim())
+        if group["algorithm"] != "muon" or not entry.is_muons or layout is None:
+            continue
+        theirs, ours = MatrixView.of(p.shape, layout=layout), view_of(group, p, name)
+        if theirs.shapes != ours.shapes and not ours.is_cut:
+            changed.append((name, theirs, ours, layout))
+    if changed:
+        name, theirs, ours, layout = changed[0]
+        warnings.warn(
+            f"{_listed([name for name, *_ in changed])}: the Muon of the checkpoint read {name} as "
+            f"{theirs}, and this optimizer reads it as {ours}, so that its steps are others; to go on "
+            f'as before, give such tensors a group with layout="{layout}"',
+            stacklevel=3,
+        )
 
 
 def _warn_of_filters(
@@ -238,18 +292,41 @@ class _Entry:
         known = self.state.get(self.kept.counter, self.group.get("step"))
         return None if known is None else int(known)
 
-    def converted(self, algorithm: str) -> dict[str, Any] | None:
-        """The state as our ``algorithm`` has it; ``None`` if it is another rule's."""
+    @property
+    def is_muons(self) -> bool:
+        """Whether the momentum is a sum of gradients, or their average.
+
+        Groups of dion's optimizers name their rule. Lion's and Dion's momentum has the key of Muon's,
+        but is no sum of gradients; NorMuon's is.
+        """
+        if not self.group.get("use_muon", self.state.get("use_muon", True)):
+            return False
+        summed = self.group.get("algorithm", "muon") in ("muon", "normuon")
+        return summed and self.kept.second not in self.state
+
+    def layout(self, dimensions: int) -> Layout | None:
+        """How the other Muon read a tensor of three or more dimensions; ``None`` if it read none."""
+        flat = self.kept.as_matrix or (self.kept.by_kernel and dimensions == 4)
+        known = self.kept.by_rank or "flatten" in self.group
+        if dimensions < 3 or not known:
+            return None
+        return "conv" if self.group.get("flatten", flat) else "stack"
+
+    def converted(self, algorithm: str, shape: torch.Size) -> dict[str, Any] | None:
+        """The state of a parameter of ``shape`` as our ``algorithm`` has it; ``None`` if another's."""
         its = self.kept
         moments = self.state.get(its.first), self.state.get(its.second)
         if algorithm == "adamw" and None not in moments:
             step = torch.tensor(float(self.steps or 0), dtype=torch.float32, device="cpu")
-            return {"step": step, "exp_avg": moments[0], "exp_avg_sq": moments[1]}
-        # Groups of dion's optimizers name their rule. Lion's and Dion's momentum has the key of Muon's,
-        # but is no sum of gradients; NorMuon's is.
-        summed = self.group.get("algorithm", "muon") in ("muon", "normuon")
-        if algorithm == "muon" and summed and moments[1] is None and its.momentum in self.state:
+            # Copies, as torch loads a state without one, and both optimizers would write to it.
+            first, second = (moment.clone() for moment in moments)
+            return {"step": step, "exp_avg": first, "exp_avg_sq": second}
+        if algorithm == "muon" and self.is_muons and its.momentum in self.state:
             buffer: Tensor = self.state[its.momentum]
+            if its.as_matrix and buffer.shape == (shape[0], math.prod(shape[1:])):
+                buffer = buffer.reshape(shape)
+            # 1/(1 − β) times a float16 average may be infinite in float16; here C is in float32.
+            buffer = buffer.to(torch.promote_types(buffer.dtype, torch.float32))
             return {"momentum_buffer": buffer / self._share}
         return None
 
@@ -472,8 +549,8 @@ def _source(group: Group, source: str | None) -> str:
         return "dion"
     if {"wd", "adamw_betas"} <= keys:
         return "moonlight"
-    if {"ns_steps", "nesterov"} <= keys:  # those of 2025 have weight decay, and keep an average
-        return "keller" if "weight_decay" in keys else "keller-2024"
+    if {"ns_steps", "nesterov"} <= keys:  # those of 2025 have one of these, and keep an average
+        return "keller" if keys & {"weight_decay", "update_buffer"} else "keller-2024"
     no_options = {"params", "param_names", "initial_lr"}  # the last is torch's schedulers'
     if "use_muon" in keys or {"lr", "momentum", "weight_decay"} >= keys - no_options:
         return "keller"
