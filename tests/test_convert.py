@@ -22,6 +22,7 @@ import polarstep as ps
 
 SHAPES = [(12, 8), (8, 12), (6, 6)]
 POLAR = ps.NewtonSchulz(5, "jordan")
+JORDAN = (3.4445, -4.775, 2.0315)
 PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
 
 
@@ -429,6 +430,11 @@ def test_options_that_cannot_be_read(attempt, error, message):
     ("attempt", "error", "message"),
     [
         (lambda: ps.convert.state_dict(OTHER, ps.Muon([W])), ValueError, "options params, rho"),
+        (
+            lambda: ps.convert.state_dict(torch.optim.SGD([W]).state_dict(), ps.Muon([W])),
+            ValueError,
+            "that of torch.optim.SGD: expected Muon's.*leave the checkpoint of SGD out",
+        ),
         (lambda: ps.convert.state_dict({}, ps.Muon([W])), TypeError, "without 'state'"),
         (lambda: ps.convert.state_dict([], ps.Muon([W])), ValueError, "theirs is empty"),
         (
@@ -829,3 +835,46 @@ def test_what_goes_on_does_not_share_its_state_with_the_other():
     theirs.step()
     for key, value in optimizer.state[mine].items():
         assert torch.equal(value, before[key]), key
+
+
+def test_a_rate_in_a_tensor_is_read_as_a_number():
+    """dion keeps the rate, and weight decay on demand, as tensors on the device of the run."""
+    params = fresh()
+    theirs = dion(params).state_dict()
+    theirs["param_groups"][0] |= {"lr": torch.tensor(0.25), "weight_decay": torch.tensor(0.5)}
+    options = ps.convert.options(theirs)
+    assert (options["lr"], options["weight_decay"]) == (0.25, 0.5)
+    assert not any(isinstance(value, Tensor) for value in options.values())
+    ps.Muon(params, **options)
+
+
+LIKE_KELLER = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "ns_steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("library", "its"),
+    [
+        ("timm", {"ns_coefficients": JORDAN, "adjust_lr_fn": None, "conv_mode": "flatten"}),
+        ("pytorch_optimizer", {"use_muon": True, "use_adjusted_lr": True}),
+    ],
+)
+def test_options_of_libraries_that_mean_something_else_by_them_are_refused(library, its):
+    """timm's adjust_lr_fn=None is no scale, and pytorch_optimizer has Moonlight's by another name."""
+    theirs = {
+        "state": {0: {"momentum_buffer": torch.full((4, 3), 0.1)}},
+        "param_groups": [LIKE_KELLER | its | {"params": [0]}],
+    }
+    with pytest.raises(ValueError, match=f"that of {library}'s Muon.* convert the state alone"):
+        ps.convert.options(theirs)
+    found = ps.convert.state_dict(theirs, ps.Muon([W]))["state"][0]["momentum_buffer"]
+    torch.testing.assert_close(found, torch.ones(4, 3))
+
+
+def test_a_sum_that_looks_like_an_average_is_refused():
+    """MuonClip of pytorch_optimizer has the keys of its Muon, and another momentum under them."""
+    group = LIKE_KELLER | {"use_muon": True, "qk_clip_threshold": 100.0, "params": [0]}
+    theirs = {"state": {0: {"momentum_buffer": torch.ones(4, 3)}}, "param_groups": [group]}
+    with pytest.raises(ValueError, match=r"MuonClip, which keeps a sum .*'keller-2024' reads"):
+        ps.convert.state_dict(theirs, ps.Muon([W]))
+    found = ps.convert.state_dict(theirs, ps.Muon([W]), source="keller-2024")["state"][0]
+    torch.testing.assert_close(found["momentum_buffer"], torch.ones(4, 3))

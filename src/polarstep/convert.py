@@ -32,6 +32,9 @@ from polarstep.polar import NewtonSchulz
 __all__ = ["FORMATS", "Format", "options", "state_dict"]
 
 JORDAN = (3.4445, -4.775, 2.0315)
+# Options that only the Muon of these libraries has. They keep momentum as torch and KellerJordan do, but
+# their scales, coefficients and weight decay have names or meanings of their own.
+UNREAD = {"conv_mode": "timm", "use_adjusted_lr": "pytorch_optimizer"}
 
 
 @dataclass(frozen=True)
@@ -482,6 +485,12 @@ def _is_muons(group: Group, theirs: Mapping[str, Any]) -> bool:
 def _options(group: Group, source: str | None) -> dict[str, Any]:
     name = _source(group, source)
     its = FORMATS[name]
+    for option in UNREAD.keys() & group.keys():
+        raise ValueError(
+            f"the checkpoint is that of {UNREAD[option]}'s Muon, by its option {option}: expected that "
+            f"of {', '.join(FORMATS)}, whose options are read here; make the optimizer with options of "
+            "your own, and convert the state alone"
+        )
     steps, coefficients = group.get("ns_steps", 5), tuple(group.get("ns_coefficients", JORDAN))
     polar = NewtonSchulz(steps, "jordan" if coefficients == JORDAN else (coefficients,))
     scale: Any = "rms" if name == "moonlight" else "spectral"
@@ -512,13 +521,18 @@ def _options(group: Group, source: str | None) -> dict[str, Any]:
     # The Muon of 2024 had no weight decay at all.
     decays = any(each.weight_decay in group for each in FORMATS.values())
     return {
-        "lr": _option(group, "lr", name),
+        "lr": _number(_option(group, "lr", name)),
         "momentum": _option(group, its.beta, name),
         "nesterov": group.get("nesterov", True),
-        "weight_decay": _option(group, its.weight_decay, name) if decays else 0.0,
+        "weight_decay": _number(_option(group, its.weight_decay, name)) if decays else 0.0,
         "lr_scale": scale,
         "polar": polar,
     }
+
+
+def _number(value: Any) -> Any:
+    """``value`` as a number. dion has it as a tensor, which a scheduler would write to in place."""
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def _option(group: Group, key: str, source: str) -> Any:
@@ -538,6 +552,12 @@ def _source(group: Group, source: str | None) -> str:
             raise ValueError(f"source={source!r}: expected one of {', '.join(FORMATS)}")
         return source
     keys = set(group)
+    if "qk_clip_threshold" in keys:
+        raise ValueError(
+            "a group of the checkpoint is that of pytorch_optimizer's MuonClip, which keeps a sum where "
+            "its Muon keeps an average: expected the format of its state; source='keller-2024' reads "
+            "the sum, and AdamW's moments start anew"
+        )
     if "algorithm" in keys and keys & {"polar", "nonfinite"}:
         raise ValueError(
             "the checkpoint is polarstep's own: expected another optimizer's; give it to "
@@ -554,6 +574,11 @@ def _source(group: Group, source: str | None) -> str:
     no_options = {"params", "param_names", "initial_lr"}  # the last is torch's schedulers'
     if "use_muon" in keys or {"lr", "momentum", "weight_decay"} >= keys - no_options:
         return "keller"
+    if "dampening" in keys:
+        raise ValueError(
+            "a group of the checkpoint is that of torch.optim.SGD: expected Muon's, or AdamW's beside "
+            "it; leave the checkpoint of SGD out, and its momentum starts anew"
+        )
     raise ValueError(
         f"a group of the checkpoint has the options {', '.join(sorted(keys))}: expected those of "
         f"{', '.join(FORMATS)}; name the format that keeps its state alike, as source='keller'"
