@@ -318,11 +318,10 @@ class _Entry:
     def converted(self, algorithm: str, shape: torch.Size) -> dict[str, Any] | None:
         """The state of a parameter of ``shape`` as our ``algorithm`` has it; ``None`` if another's."""
         its = self.kept
-        moments = self.state.get(its.first), self.state.get(its.second)
-        if algorithm == "adamw" and None not in moments:
+        if algorithm == "adamw" and {its.first, its.second} <= set(self.state):
             step = torch.tensor(float(self.steps or 0), dtype=torch.float32, device="cpu")
             # Copies, as torch loads a state without one, and both optimizers would write to it.
-            first, second = (moment.clone() for moment in moments)
+            first, second = (self.state[moment].clone() for moment in (its.first, its.second))
             return {"step": step, "exp_avg": first, "exp_avg_sq": second}
         if algorithm == "muon" and self.is_muons and its.momentum in self.state:
             buffer: Tensor = self.state[its.momentum]
