@@ -386,3 +386,23 @@ def test_a_gradient_may_have_a_precision_of_its_own(given, held, algorithm):
             optimizer.step()
         ends.append(W.detach().float())
     torch.testing.assert_close(*ends, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw", "sgd"])
+@pytest.mark.parametrize("entry", [0.0, float("nan")], ids=["zero", "skipped"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_step_that_changes_nothing_leaves_a_parameter_midway_alone(algorithm, entry, dtype):
+    """R is half the distance to the next number, which is even: X + R is rounded to that one."""
+    eps = torch.finfo(dtype).eps
+    W = Parameter(torch.full((4, 3), 1 + eps, dtype=dtype))
+    optimizer = Muon(
+        [{"params": [W], "algorithm": algorithm}], rounding="compensated", nonfinite="skip"
+    )
+    for first in (True, False):
+        W.grad = torch.zeros_like(W)
+        if not first:
+            R = optimizer.state[W]["rounding_error"].fill_(eps / 2)
+            W.grad[0, 0] = entry
+        optimizer.step()
+    assert W.detach().float().eq(1 + eps).all()
+    assert R.float().eq(eps / 2).all()

@@ -66,9 +66,14 @@ def add_compensated(X: Tensor, R: Tensor, T: Tensor, size: Any, remains: Any) ->
 
 
 def put(x: Tensor, X: Tensor, R: Tensor) -> None:
-    """Keep ``x`` as the sum of ``X`` and ``R``."""
-    X.copy_(x)
-    R.copy_(x - X)
+    """Keep ``x`` as the sum of ``X`` and ``R``; where it is their sum already, both stay.
+
+    R may be half the distance of X to the next number. X + R lies midway then, and would be rounded to
+    the other one in a step that changes nothing.
+    """
+    stays = x == X.float() + R
+    X.copy_(torch.where(stays, X, x.to(X.dtype)))
+    R.copy_(torch.where(stays, R, (x - X).to(R.dtype)))
 
 
 def stored_dtype(group: Group, p: Tensor) -> torch.dtype:
