@@ -37,7 +37,6 @@ def test_a_step_on_the_meta_device(others):
 @pytest.mark.parametrize("others", [AdamW(), SGD()])
 def test_skipping_without_a_fused_rule(others, monkeypatch):
     monkeypatch.setattr(elementwise, "_has_fused", lambda p: False)
-    torch.manual_seed(0)  # some draws leave every unit of the second layer without a gradient
     model = mlp(8, 8, 8, 2)
     optimizer = muon_for(model, others=others, nonfinite="skip")
     model(torch.ones(2, 8)).square().mean().backward()
