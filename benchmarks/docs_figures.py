@@ -7,6 +7,7 @@ import math
 import docs_over_time
 from docs_ablations import ablations
 from docs_quality import (
+    GAPS,
     ROOT,
     TIMES,
     Weighed,
@@ -184,7 +185,6 @@ def gaps() -> str:
     return svg(width, height, "Test perplexity against full space over tokens and width", shapes)
 
 
-GAPS = "results/scaling/runs.jsonl"
 FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
     "docs/assets/frontier.svg": frontier,

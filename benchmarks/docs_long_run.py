@@ -57,6 +57,11 @@ def runs() -> dict[str, dict[int, RunRecord]]:
     return {slug: seeds for slug, seeds in found.items() if seeds}
 
 
+def commits(slug: str) -> list[str]:
+    """The commits of a row's runs; one with a "+" had changes that were not committed."""
+    return [run.environment["git_commit"] for run in runs().get(slug, {}).values()]
+
+
 def tests(slug: str) -> dict[int, float]:
     """Test perplexity by seed."""
     return {seed: result.value for seed, result in _finished(slug)}

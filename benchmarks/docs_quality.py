@@ -21,6 +21,7 @@ from frontier import reported
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
+GAPS = "results/scaling/runs.jsonl"
 TIMES = "results/step-cost/h200-peers.json"
 LATER = "results/step-cost/h200-later.json"
 """Rows of ours that were timed again after their kernels had changed; they replace those of TIMES."""

@@ -157,8 +157,8 @@ def auto_with_rows() -> str:
     import docs_long_run as study
 
     prices = [ratio(f"{AUTO[load]}, rows normalized", load) for load in ("nanoGPT", "8B layer")]
-    commits = {run.environment["git_commit"] for run in study.runs()["deflated-120-rows"].values()}
-    changed = ", in runs of sources that no commit has" if all("+" in c for c in commits) else ""
+    no_commit = all(commit.endswith("+") for commit in study.commits("deflated-120-rows"))
+    changed = ", in runs of sources that no commit has" if no_commit else ""
     return (
         f"{long_gap('deflated-120-rows')} against full space without them, after "
         f"{study.million_tokens():.1f}M tokens, at width 768{changed}. A step takes {prices[0]} times "

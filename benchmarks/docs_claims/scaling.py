@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from differences import change
 from docs_claims.words import claim, signed
-from docs_quality import ROOT, million_tokens
-
-RUNS = "results/scaling/runs.jsonl"
+from docs_quality import GAPS, ROOT, million_tokens
 
 
 @claim
@@ -46,7 +44,7 @@ def _of_two(unit: str) -> str:
 def _scaled(unit: str, name: str, words: str, text: str) -> str:
     import scaling as study
 
-    found = study.gaps(study.recorded(ROOT / RUNS, study.FRONTIER), text)
+    found = study.gaps(study.recorded(ROOT / GAPS, study.FRONTIER), text)
     line = study.fits(found, name)[unit]
     points = (study.over_tokens if unit == "tokens" else study.over_width)(found, name)
     places = sorted({x for x, _ in points})
@@ -76,7 +74,7 @@ def widest_gap() -> str:
     """Deflated maps in the widest model, with a rank that grows with the width and with a fixed one."""
     import scaling as study
 
-    records = study.recorded(ROOT / RUNS, study.FRONTIER)
+    records = study.recorded(ROOT / GAPS, study.FRONTIER)
     grows, stays = (
         [
             change(study.gaps(records, text)[name][study.STEPS, width].values()).told(unit="%")

@@ -164,11 +164,7 @@ def long_run_changed() -> str:
     import docs_long_run as study
     from long_run import TABLE
 
-    commits = [
-        run.environment["git_commit"]
-        for row in TABLE
-        for run in study.runs().get(row.slug, {}).values()
-    ]
+    commits = [commit for row in TABLE for commit in study.commits(row.slug)]
     changed = [commit for commit in commits if commit.endswith("+")]
     return (
         f"{len(changed)} of the {len(commits)} runs are of {len(set(changed))} commits with changes "
@@ -351,10 +347,7 @@ def _times(slug: str, full: str) -> str:
     ours, theirs = study.times(slug), study.times(full)
     assert ours is not None, f"{slug} has no run alone on its GPU"
     assert theirs is not None, f"{full} has no run alone on its GPU"
-    commits = [
-        {run.environment["git_commit"] for run in study.runs()[each].values()}
-        for each in (slug, full)
-    ]
+    commits = [{*study.commits(each)} for each in (slug, full)]
     other = "" if commits[0] == commits[1] else " at another commit"
     return f"{ours[0]:.1f} ms for the optimizer in each step in place of {theirs[0]:.1f}{other}"
 

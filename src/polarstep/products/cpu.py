@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -113,9 +114,7 @@ class Cpu(Products):
             s = _scale_to_one(G[0], squared[0], start, margin)
             P = self._scaled(G, squared, chain, s)
             _write_symmetric_times(out, P[0], X)
-        # vᵀPGPv, of which other devices take the mean over 16 vectors v, is ‖Tᵀv‖².
-        V = signs(A.shape[-2], A.device).to(A.dtype)
-        return T, lambda: (T.mT @ V).square().sum((-2, -1)) / SIGNS
+        return T, partial(_squared_norm, T)
 
     def _scaled(self, G: Tensor, squared: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
         """``s·P(s²G)`` for the P of ``chain``, in the memory of ``squared`` = G²; NaN as G has it."""
@@ -199,6 +198,12 @@ def _write_symmetric_times(out: Tensor, P: Tensor, X: Tensor) -> None:
         torch.mm(P, X, out=out)
     else:
         torch.mm(X.mT, P, out=out.mT)
+
+
+def _squared_norm(T: Tensor) -> Tensor:
+    """The estimate of :func:`polarstep.products.deflating.squared_norm`, whose vᵀPGPv is ‖Tᵀv‖²."""
+    V = signs(T.shape[-2], T.device).to(T.dtype)
+    return (T.mT @ V).square().sum((-2, -1)) / SIGNS
 
 
 def _scale_to_one(G: Tensor, squared: Tensor, V: Tensor, margin: float) -> float:
