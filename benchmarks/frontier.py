@@ -93,7 +93,7 @@ def maps() -> dict[str, tuple[str, Any]]:
         "scaled-200": ("LowRank(200+8), h = 1, rest scaled", ps.Deflated(head(200))),
     }
     flat = ps.NewtonSchulz(1, "flat")
-    for rank in (48, 56, 88, 120, 200):
+    for rank in (48, 56, 88, 120, 200, 248):
         for suffix, words, options in (
             ("", "h = 1", {}),
             ("-warm", "warm", {"sketch": ps.Warm()}),
@@ -104,6 +104,11 @@ def maps() -> dict[str, tuple[str, Any]]:
                     f"{rank}+8, {words}, one step of degree 17{' in 16 bits' if bits else ''}",
                     ps.Deflated(head(rank, **options), flat, float8=float8),
                 )
+    # Closer to the polar factor than seven such steps in full space.
+    found["quintic-200"] = (
+        "200+8, h = 1, two quintic steps",
+        ps.Deflated(head(200), ps.NewtonSchulz(2)),
+    )
     # The same heads with steps on the rest apart. The first has the steps of lift-RANK-warm.
     for rank in (56, 120):
         for suffix, words, steps in (

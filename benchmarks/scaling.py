@@ -2,6 +2,7 @@
 
     python benchmarks/scaling.py plan
     python benchmarks/scaling.py run TRAIN.bin VAL.bin --out scaling.jsonl --seconds 540
+    python benchmarks/scaling.py run TRAIN.bin VAL.bin --width 2048
     python benchmarks/scaling.py table results/scaling/runs.jsonl > results/scaling/summary.md
 
 The loop is that of ``frontier.py``: a GPT of 5 layers, one pass, rate 0.014, with a schedule that is
@@ -11,8 +12,9 @@ that would probably end later.
 
 ℓ is the same part of the width at every width: a sixth for the deflated map, as with ``polar="auto"``,
 and 27% for the low-rank map. Both sketch at every width, although ``auto`` takes full space for narrow
-matrices. Deflated maps with ℓ = a twelfth, and of rank 48 with a smaller δ, have runs and are not
-run again; those of rank 48 are of before the held-out text had halves, and in no table.
+matrices. In the widest model, of 2048, it is an eighth, of the deflated map alone. Deflated maps with
+ℓ = a twelfth, and of rank 48 with a smaller δ, have runs and are not run again; those of rank 48 are of
+before the held-out text had halves, and in no table.
 """
 
 from __future__ import annotations
@@ -47,21 +49,30 @@ from polarstep_lab.estimates import student
 
 FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"
 LOW_RANK, DEFLATED = "low-rank", "deflated"
-SIXTH, TWELFTH = "deflated-sixth", "deflated-twelfth"
+SIXTH, EIGHTH, TWELFTH = "deflated-sixth", "deflated-eighth", "deflated-twelfth"
 NAMES = (FULL, SIXTH, LOW_RANK)
-"""The maps that are run."""
+"""The maps that are run at all lengths and widths but the largest."""
+AT_WIDEST = (FULL, EIGHTH)
+"""The maps that are run in the widest model, where a run takes two minutes and a half."""
 WORDS = {
     SIXTH: "`Deflated`, ℓ = a sixth of the width, warm",
+    EIGHTH: "`Deflated`, ℓ = an eighth of the width, warm",
     TWELFTH: "`Deflated`, ℓ = a twelfth of the width, warm",
     DEFLATED: "`Deflated`, rank 48, warm",
     LOW_RANK: "`LowRank`, h = 0, ℓ = 27% of the width",
 }
-IN_FRONTIER = {"flat-48-warm": DEFLATED, "lift-56-warm": TWELFTH, "lift-120-warm": SIXTH}
+IN_FRONTIER = {
+    "flat-48-warm": DEFLATED,
+    "lift-56-warm": TWELFTH,
+    "lift-88-warm": EIGHTH,
+    "lift-120-warm": SIXTH,
+}
 """Names of the frontier's runs at width 768 that are maps of this study."""
 LENGTHS = (375, 750, STEPS, 3000, 4440)
 """Steps of 16,384 tokens: 6.1, 12.3, 24.6, 49.2 and 72.7 million tokens."""
 WIDTHS = (384, WIDTH, 1152)
-MILLISECONDS = {384: 10.0, WIDTH: 20.0, 1152: 36.0}
+WIDEST = 2048
+MILLISECONDS = {384: 10.0, WIDTH: 20.0, 1152: 36.0, WIDEST: 95.0}
 """Of a step of training on one H200: measured at 768, in proportion to the FLOPs elsewhere."""
 START = 4.0
 """Seconds that a run takes beside its steps. The first run of a width compiles for 20 seconds more."""
@@ -100,6 +111,9 @@ def plan() -> Iterator[Planned]:
             for steps, width in parts:
                 for name in NAMES:
                     yield Planned(steps, width, name, seed)
+    for seed in (0, 1, 2):
+        for name in AT_WIDEST:
+            yield Planned(STEPS, WIDEST, name, seed)
 
 
 def maps(width: int) -> dict[str, Any]:
@@ -109,11 +123,16 @@ def maps(width: int) -> dict[str, Any]:
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
     ell = 208 * width // WIDTH
     low = ps.LowRank(ell - 8, 8, power=0, inner=inner, always_sketch=True)
-    head = ps.LowRank(width // 6 - 8, 8, sketch=ps.Warm(), inner=inner, always_sketch=True)
+
+    def lifted(part: int) -> ps.Deflated:
+        options = {"sketch": ps.Warm(), "inner": inner, "always_sketch": True}
+        return ps.Deflated(ps.LowRank(width // part - 8, 8, **options), ps.NewtonSchulz(1, "flat"))
+
     return {
         FULL: ps.NewtonSchulz(5, "polar-express"),
         LOW_RANK: low,
-        SIXTH: ps.Deflated(head, ps.NewtonSchulz(1, "flat")),
+        SIXTH: lifted(6),
+        EIGHTH: lifted(8),
     }
 
 
@@ -292,7 +311,7 @@ def table(records: Iterable[Mapping[str, Any]], unit: Unit) -> Iterator[str]:
     points = [(steps, WIDTH) for steps in LENGTHS]
     title = f"tokens, at width {WIDTH}"
     if unit == "width":
-        points = [(STEPS, width) for width in WIDTHS]
+        points = [(STEPS, width) for width in (*WIDTHS, WIDEST)]
         title = f"width, after {million(STEPS):.1f}M tokens"
     yield f"| {title} | {' | '.join(WORDS[name] for name in names)} |"
     yield "|---|" + "--:|" * len(names)
@@ -319,6 +338,8 @@ def make(options: argparse.Namespace) -> None:
     train, val = shards(options.train, options.val, max(LENGTHS), options.device)
     for planned in plan():
         if options.seeds and str(planned.seed) not in options.seeds.split(","):
+            continue
+        if options.width not in (None, planned.width):
             continue
         here = recorded(options.out, FRONTIER)
         if identity(planned.row) in map(identity, here):
@@ -355,6 +376,7 @@ def main() -> None:
     train.add_argument("train", type=Path)
     train.add_argument("val", type=Path)
     train.add_argument("--seeds", default="", help="only these, as 0 or 1,2")
+    train.add_argument("--width", type=int, help="only models of this width")
     train.add_argument("--seconds", type=float, help="start no run that would end later")
     train.add_argument("--device", default="cuda")
     train.add_argument(

@@ -15,11 +15,12 @@ checkout, ``POLARSTEP_PEERS=FOLDER``), with and without dion's CUDA graph and Tr
 with several polar maps, on the same parameters. The floor is the time that no implementation can go
 below: the bytes that must be moved and the products that must be computed, at the rates measured here.
 
-Three rows are measured only where --optimizer names them. "Deflated, ℓ = a sixth" and "LowRank, ℓ = a
-quarter" have these parts of the short side and sketch every shape. The first is the map that auto takes,
-but without the limit ℓ ≤ 256. Beside "full space, PolarExpress 5" and "auto" they tell whether auto
-chose well, as on the widths between those of the table ("width 384" to "width 704"). "Deflated 48, warm,
-one step, rows normalized" is a row of earlier records.
+Some rows are measured only where --optimizer names them. "Deflated, ℓ = a sixth", "an eighth", "a
+twelfth" and "LowRank, ℓ = a quarter" have these parts of the short side and sketch every shape. Beside
+"full space, PolarExpress 5" and "auto" they tell whether auto chose well, as on the widths between those
+of the table ("width 384" to "width 704"). The deflated ones are also there with ", rows normalized".
+Three maps are there with ", update RMS of 0.2", which is lr_scale="rms". "Deflated 48, warm, one step,
+rows normalized" is a row of earlier records.
 
 Without --optimizer all rows of the table are measured, of which there are more now than when some of the
 records in results/step-cost were made. Its README has, for each record, the command that names its rows.

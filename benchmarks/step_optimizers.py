@@ -30,28 +30,41 @@ WITH_ROWS = (
 )
 
 
-# Maps that sketch every shape.
-FORCED = ("Deflated, ℓ = a sixth", "LowRank, ℓ = a quarter")
+# Maps that sketch every shape, with ℓ a part of the short side.
+HEADS = {"Deflated, ℓ = a sixth": 6, "Deflated, ℓ = an eighth": 8, "Deflated, ℓ = a twelfth": 12}
+QUARTER = "LowRank, ℓ = a quarter"
 
 # The rank that auto took in earlier records, which have it with normalized rows too.
 EARLIER = "Deflated 48, warm, one step"
 
+# Maps that are also timed with lr_scale="rms", which needs ‖T‖_F of every matrix.
+WITH_RMS = ("full space, PolarExpress 5", "Deflated 120, warm, one step", "LowRank, Gaussian h=0")
+
+# What follows the name of a map whose step has this option.
+ROWS, RMS = ", rows normalized", ", update RMS of 0.2"
+
 # Rows that are timed only where they are asked for.
-ASKED_FOR = (f"{EARLIER}, rows normalized", *FORCED)
+ASKED_FOR = (
+    EARLIER + ROWS,
+    *HEADS,
+    QUARTER,
+    *(name + ROWS for name in HEADS),
+    *(name + RMS for name in WITH_RMS),
+)
 
 
 def forced(short: int) -> dict[str, Callable[[], ps.PolarMap]]:
-    """The maps of :data:`FORCED`, for matrices with this short side."""
+    """The maps of :data:`HEADS` and :data:`QUARTER`, for matrices with this short side."""
 
     def head(part: int, **options: Any) -> ps.LowRank:
         width = -(-short // (16 * part)) * 16  # rounded up to a multiple of 16, as auto does
         return ps.LowRank(width - 8, 8, inner=INNER, always_sketch=True, **options)
 
-    made = (
-        lambda: ps.Deflated(head(6, sketch=ps.Warm()), ps.NewtonSchulz(1, "flat")),
-        lambda: head(4, power=0),
-    )
-    return dict(zip(FORCED, made, strict=True))
+    def lifted(part: int) -> ps.Deflated:
+        return ps.Deflated(head(part, sketch=ps.Warm()), ps.NewtonSchulz(1, "flat"))
+
+    made = {name: partial(lifted, part) for name, part in HEADS.items()}
+    return made | {QUARTER: partial(head, 4, power=0)}
 
 
 def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
@@ -108,17 +121,23 @@ def optimizers(
         yield "a loop of Newton–Schulz 5", lambda: HandWritten(params, 5)
         yield "a loop of batches, 7", lambda: Batched(params, 7)
     polars = maps(rank, oversample)
-    for name, polar in polars.items():
-        yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
-    for name in (*WITH_ROWS, EARLIER):
+    whole = polars | forced(min(min(p.shape) for p in params))
+    for name in polars:
+        yield name, lambda polar=polars[name]: ps.Muon(params, lr=1e-5, polar=polar())
+    for name in (*WITH_ROWS, EARLIER, *HEADS):
         yield (
-            f"{name}, rows normalized",
-            lambda polar=polars[name]: ps.Muon(
+            name + ROWS,
+            lambda polar=whole[name]: ps.Muon(
                 params, lr=1e-5, polar=polar(), transform=ps.NormalizedRows()
             ),
         )
-    for name, polar in forced(min(min(p.shape) for p in params)).items():
-        yield name, lambda polar=polar: ps.Muon(params, lr=1e-5, polar=polar())
+    for name in (*HEADS, QUARTER):
+        yield name, lambda polar=whole[name]: ps.Muon(params, lr=1e-5, polar=polar())
+    for name in WITH_RMS:
+        yield (
+            name + RMS,
+            lambda polar=polars[name]: ps.Muon(params, lr=1e-5, polar=polar(), lr_scale="rms"),
+        )
 
 
 def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:

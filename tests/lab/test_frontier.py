@@ -205,8 +205,9 @@ def test_the_plan_has_every_point_of_three_seeds_once(scaling):
     planned = list(scaling.plan())
     assert len(planned) == len(set(planned))
     points = {(p.steps, p.width) for p in planned}
-    assert len(points) == len(scaling.LENGTHS) + len(scaling.WIDTHS) - 1
-    assert len(planned) == len(points) * 3 * 3
+    assert len(points) == len(scaling.LENGTHS) + len(scaling.WIDTHS)
+    assert {p.map for p in planned if p.width == scaling.WIDEST} == {*scaling.AT_WIDEST}
+    assert len(planned) == (len(points) - 1) * 3 * 3 + 2 * 3
     assert [scaling.million(steps) for steps in scaling.LENGTHS] == pytest.approx(
         [6.1, 12.3, 24.6, 49.2, 72.7], abs=0.06
     )
@@ -243,17 +244,19 @@ def test_at_768_the_maps_are_those_of_the_frontier(frontier, scaling):
 
 def test_the_study_goes_on_and_ends_in_time(scaling, small, monkeypatch, capsys):
     out, shards = small / "runs.jsonl", (small / "train.bin", small / "val.bin")
-    points = [scaling.Planned(2, width, name, 0) for width in (64, 96) for name in scaling.NAMES]
+    points = [scaling.Planned(2, width, name, 0) for width in (96, 128) for name in scaling.NAMES]
     monkeypatch.setattr(scaling, "plan", lambda: iter(points))
     monkeypatch.setattr(scaling, "LENGTHS", (2,))
-    monkeypatch.setattr(scaling, "MILLISECONDS", {64: 1.0, 96: 1e9})
+    monkeypatch.setattr(scaling, "MILLISECONDS", {96: 1.0, 128: 1e9})
     monkeypatch.setattr(scaling, "FRONTIER", small / "none.jsonl")
     command = ("run", *shards, "--device", "cpu", "--out", out)
     called(scaling, monkeypatch, *command, "--seconds", 3600)
     assert [(r["map"], r["width"]) for r in read_lines(out)] == [
-        (name, 64) for name in scaling.NAMES
+        (name, 96) for name in scaling.NAMES
     ]
     assert "would take 2000004 s of" in capsys.readouterr().out
+    called(scaling, monkeypatch, *command, "--width", 96)
+    assert len(read_lines(out)) == len(scaling.NAMES)
     called(scaling, monkeypatch, *command)
     rows = read_lines(out)
     assert [(r["map"], r["width"]) for r in rows] == [(p.map, p.width) for p in points]

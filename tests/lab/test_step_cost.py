@@ -91,15 +91,15 @@ def test_only_the_record_of_a_whole_run_is_drawn(step, monkeypatch, capsys, reco
 
 def test_rows_that_are_asked_for_sketch_every_shape_and_the_table_does_not_have_them(command, step):
     forced = step.optimizers.forced(4096)
+    inner = step.optimizers.INNER
+    heads = {"a sixth": 680, "an eighth": 504, "a twelfth": 344}
     assert {name: make() for name, make in forced.items()} == {
-        "Deflated, ℓ = a sixth": ps.Deflated(
-            ps.LowRank(680, 8, sketch=ps.Warm(), inner=step.optimizers.INNER, always_sketch=True),
+        f"Deflated, ℓ = {part}": ps.Deflated(
+            ps.LowRank(rank, 8, sketch=ps.Warm(), inner=inner, always_sketch=True),
             ps.NewtonSchulz(1, "flat"),
-        ),
-        "LowRank, ℓ = a quarter": ps.LowRank(
-            1016, 8, 0, inner=step.optimizers.INNER, always_sketch=True
-        ),
-    }
+        )
+        for part, rank in heads.items()
+    } | {"LowRank, ℓ = a quarter": ps.LowRank(1016, 8, 0, inner=inner, always_sketch=True)}
     rows = command("--only-steps", *(f"--optimizer={name}" for name in forced))["steps"]
     assert [row["optimizer"] for row in rows] == ["AdamW, fused", *forced]
 
