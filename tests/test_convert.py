@@ -386,6 +386,11 @@ MUON, TWO = (torch.optim.Muon(params).state_dict() for params in ([W], [W, V]))
 OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
 
 
+def changed(theirs: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """A checkpoint with other options in all of its groups."""
+    return theirs | {"param_groups": [group | options for group in theirs["param_groups"]]}
+
+
 @pytest.mark.parametrize(
     ("attempt", "error", "message"),
     [
@@ -418,6 +423,11 @@ OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
             ),
             ValueError,
             "adjust_lr='odd' in the checkpoint: expected one of 'spectral_norm', 'rms_norm', None",
+        ),
+        (
+            lambda: ps.convert.options(changed(MUON, adjust_lr_fn="odd")),
+            ValueError,
+            "adjust_lr_fn='odd' in the checkpoint: expected one of None, 'original', 'match_rms_adamw'",
         ),
     ],
 )
@@ -462,6 +472,17 @@ def test_options_that_cannot_be_read(attempt, error, message):
             lambda: ps.convert.state_dict(stepped([W], momentum=1.0), ps.Muon([W])),
             ValueError,
             "momentum=1.0 in a group of the checkpoint: expected 0 ≤ β < 1",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                {
+                    "state": {0: {"momentum_buffer": torch.zeros(4, 3)}},
+                    "param_groups": [{"params": [0], "use_muon": True, "beta": 0.9}],
+                },
+                ps.Muon([W]),
+            ),
+            ValueError,
+            "has no 'momentum', only beta, params, use_muon: expected that of the format 'keller'",
         ),
     ],
 )

@@ -40,6 +40,7 @@ class Steps:
 
     scales: Mapping[str | None, str]  # our lr_scale by the value of scaled_by
     scaled_by: str | None = None  # the option with the scale; None: always scales[None]
+    optional: bool = False  # whether a group may lack that option, which is None then
     polar: NewtonSchulz | None = None  # None: ns_steps and ns_coefficients of the group say it
     refusals: tuple[Refusal, ...] = ()
 
@@ -52,6 +53,7 @@ STEPS: dict[str, Steps] = {
     "torch": Steps(
         {None: "spectral", "original": "spectral", "match_rms_adamw": "rms"},
         scaled_by="adjust_lr_fn",
+        optional=True,
     ),
     "keller": Steps({None: "spectral"}),
     "keller-2024": Steps({None: "spectral"}),
@@ -155,9 +157,7 @@ def _scale(group: Group, source: str) -> str:
     its = STEPS[source]
     if its.scaled_by is None:
         return its.scales[None]
-    if source == "torch":
-        return its.scales.get(group.get(its.scaled_by), "spectral")
-    asked = option_of(group, its.scaled_by, source)
+    asked = group.get(its.scaled_by) if its.optional else option_of(group, its.scaled_by, source)
     if asked not in its.scales:
         raise ValueError(
             f"{its.scaled_by}={asked!r} in the checkpoint: expected one of "

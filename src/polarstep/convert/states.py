@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polarstep.convert.differences import messages
 from polarstep.convert.entries import Entry, entries_of
+from polarstep.convert.formats import option_of
 from polarstep.convert.matching import Place, indices, places_of
 from polarstep.optim.muon import Muon
 
@@ -109,7 +110,7 @@ def _share(entry: Entry) -> float:
     its = entry.kept
     if not its.averages:
         return 1.0
-    beta = entry.group[its.beta]
+    beta = option_of(entry.group, its.beta, entry.source)
     if not 0 <= beta < 1:
         raise ValueError(
             f"{its.beta}={beta} in a group of the checkpoint: expected 0 ≤ β < 1, as its "
