@@ -512,6 +512,19 @@ def test_states_that_cannot_be_converted(attempt, error, message):
             "1 different params: expected the 2 parameters of the checkpoint",
         ),
         (
+            lambda: ps.convert.state_dict(TWO, ps.Muon([W, V]), params=[W, V, W]),
+            ValueError,
+            "3 params, some of them twice: expected the 2 parameters of the checkpoint",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                [torch.optim.Muon([(name, W)]).state_dict() for name in ("b", "a", "module.a")],
+                ps.Muon([("a", W), ("b", V)]),
+            ),
+            ValueError,
+            "3 parameters and the optimizer 2 .'a' is there twice, so names do not match them",
+        ),
+        (
             lambda: ps.convert.state_dict(
                 torch.optim.Muon([("body.0.weight", W)]).state_dict(),
                 ps.Muon([("trunk.0.weight", W), ("trunk.1.weight", V)]),

@@ -6,6 +6,7 @@ parameters as given, else by name if all have one, else by their order, which no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -50,10 +51,7 @@ def indices(
     by_name = _by_names(names, places)
     if by_name is not None:
         return by_name
-    known = {unwrapped(place.name) for place in places}
-    missing = next((name for name in names if unwrapped(name) not in known), names[0])
-    why = f" (the optimizer has no {missing!r}, so names do not match them)"
-    return _by_order(entries, places, why)
+    return _by_order(entries, places, f" ({_obstacle(names, places)}, so names do not match them)")
 
 
 def _of_given(params: Sequence[Tensor], count: int, places: Sequence[Place]) -> list[int]:
@@ -61,8 +59,10 @@ def _of_given(params: Sequence[Tensor], count: int, places: Sequence[Place]) -> 
     index = {id(place.param): i for i, place in enumerate(places)}
     unknown = [i for i, p in enumerate(params) if id(p) not in index]
     distinct = len({id(p) for p in params})
-    if unknown or distinct != count:
+    if unknown or not distinct == len(params) == count:
         what = f"{distinct} different params"
+        if distinct == count:
+            what = f"{len(params)} params, some of them twice"
         if unknown:
             what = f"params[{unknown[0]}] is not in the optimizer"
         raise ValueError(
@@ -80,6 +80,16 @@ def _by_names(names: Sequence[str], places: Sequence[Place]) -> list[int] | None
         if len(set(found)) == len(names):
             return found
     return None
+
+
+def _obstacle(names: Sequence[str], places: Sequence[Place]) -> str:
+    """What keeps :func:`_by_names` from a place for each of these names, for errors."""
+    known = {unwrapped(place.name) for place in places}
+    for name in names:
+        if unwrapped(name) not in known:
+            return f"the optimizer has no {name!r}"
+    times = Counter(map(unwrapped, names))
+    return f"{next(name for name in names if times[unwrapped(name)] > 1)!r} is there twice"
 
 
 def _by_order(entries: Sequence[Entry], places: Sequence[Place], why: str) -> list[int]:
