@@ -709,6 +709,23 @@ def test_a_momentum_of_another_rule_of_dions_is_not_muons(algorithm):
         assert ps.convert.state_dict(theirs, ps.Muon([W]))["state"] == {}
 
 
+@pytest.mark.parametrize("transform", [None, ps.NormalizedRows()])
+def test_the_momentum_of_normuon_goes_on_and_its_moments_of_rows_are_named(transform):
+    W = Parameter(gaussian(4, 3).float())
+    group = dion([W]).state_dict()["param_groups"][0] | {"algorithm": "normuon", "muon_beta2": 0.9}
+    state = {"momentum": torch.ones(4, 3), "variance_neuron": torch.ones(4, 1)}
+    theirs = {"state": {0: state}, "param_groups": [group]}
+    remedy = r"; .* transform=polarstep\.NormalizedRows\(beta2\), .*" if transform is None else ""
+    message = rf"^parameter 0: .*variance_neuron, are not .* the momentum goes on{remedy}$"
+    with pytest.warns(UserWarning, match=message):
+        found = ps.convert.state_dict(theirs, ps.Muon([W], transform=transform))["state"]
+    assert torch.equal(found[0]["momentum_buffer"], torch.ones(4, 3))
+    del state["variance_neuron"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.convert.state_dict(theirs, ps.Muon([W], transform=transform))
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("num_heads", 4), ("split_sizes", (2, 2)), ("split_sizes", [2, 2])]
 )

@@ -12,9 +12,11 @@ from polarstep.convert.entries import Entry
 from polarstep.convert.matching import Place
 from polarstep.matrix import MatrixView
 from polarstep.optim.groups import LR_SCALE, scale_of, view_of
+from polarstep.optim.transforms import NormalizedRows
 
 __all__ = ["messages"]
 
+ROW_MOMENTS = "variance_neuron"  # the key of dion's NorMuon
 Pairs = Sequence[tuple[Entry, Place]]
 
 
@@ -28,6 +30,7 @@ def messages(pairs: Pairs, anew: Sequence[str], left_out: Sequence[str]) -> Iter
     """
     found = (
         _other_rules(anew),
+        _row_moments(pairs),
         _other_ranks(pairs),
         _other_matrices(pairs),
         _other_scales(pairs),
@@ -43,6 +46,27 @@ def _other_rules(anew: Sequence[str]) -> str | None:
     return (
         f"{_listed(anew)} had another rule in the checkpoint than in this optimizer, so its state "
         "starts anew; to keep it, give the parameter the rule it had, by rules=[…] of muon_for"
+    )
+
+
+def _row_moments(pairs: Pairs) -> str | None:
+    """NorMuon keeps a second moment of each row of T beside the momentum, which alone is converted."""
+    its = [
+        (place.name, place.group)
+        for entry, place in pairs
+        if place.is_for_muon and entry.sums_gradients and ROW_MOMENTS in entry.state
+    ]
+    if not its:
+        return None
+    remedy = (
+        "; for NorMuon's steps make the optimizer with transform=polarstep.NormalizedRows(beta2), with "
+        "the muon_beta2 of the checkpoint"
+    )
+    if all(isinstance(group["transform"], NormalizedRows) for _, group in its):
+        remedy = ""
+    return (
+        f"{_listed([name for name, _ in its])}: NorMuon's second moments of rows, {ROW_MOMENTS}, are "
+        f"not converted and start anew, while the momentum goes on{remedy}"
     )
 
 
