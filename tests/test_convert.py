@@ -121,7 +121,7 @@ def test_torchs_muon_and_adamw_side_by_side():
         others=ps.AdamW(lr=1e-3, betas=(0.9, 0.95)),
         splits={"*.qkv.weight": 1},
     )
-    with pytest.raises(ValueError, match="muon_for has put them in an order of its own"):
+    with pytest.raises(ValueError, match="no names of parameters, and muon_for has put them"):
         ps.convert.state_dict(saved, ours)
     ours.load_state_dict(ps.convert.state_dict(saved, ours, params=[*hidden, *rest]))
     found = train(model, [ours], range(5, 10))
@@ -456,6 +456,14 @@ def test_options_that_cannot_be_read(attempt, error, message):
         ),
         (
             lambda: ps.convert.state_dict(
+                MUON | {"state": {0: {"momentum_buffer": torch.zeros(6, 16)}}},
+                ps.Muon([Parameter(torch.zeros(6, 4, 2, 2))]),
+            ),
+            ValueError,
+            r"shape \(6, 16\) in the checkpoint, and the parameter \(6, 4, 2, 2\)",
+        ),
+        (
+            lambda: ps.convert.state_dict(
                 MUON | {"state": {0: {"momentum_buffer": [[0.0] * 3] * 4}}}, ps.Muon([W])
             ),
             TypeError,
@@ -649,6 +657,10 @@ def test_the_muon_of_2024_had_no_weight_decay():
     group = {"lr": 0.02, "momentum": 0.9, "nesterov": True, "ns_steps": 5, "params": [0]}
     found = ps.convert.options({"state": {}, "param_groups": [group]})
     assert (found["weight_decay"], found["momentum"]) == (0.0, 0.9)
+
+
+def test_a_muon_that_names_no_map_has_five_steps_with_the_usual_coefficients():
+    assert ps.convert.options(Keller(fresh()).state_dict())["polar"] == POLAR
 
 
 @pytest.mark.parametrize(
