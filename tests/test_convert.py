@@ -121,7 +121,7 @@ def test_torchs_muon_and_adamw_side_by_side():
         others=ps.AdamW(lr=1e-3, betas=(0.9, 0.95)),
         splits={"*.qkv.weight": 1},
     )
-    with pytest.raises(ValueError, match="muon_for has put them in an order of its own"):
+    with pytest.raises(ValueError, match="no names of parameters, and muon_for has put them"):
         ps.convert.state_dict(saved, ours)
     ours.load_state_dict(ps.convert.state_dict(saved, ours, params=[*hidden, *rest]))
     found = train(model, [ours], range(5, 10))
@@ -386,6 +386,11 @@ MUON, TWO = (torch.optim.Muon(params).state_dict() for params in ([W], [W, V]))
 OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
 
 
+def changed(theirs: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """A checkpoint with other options in all of its groups."""
+    return theirs | {"param_groups": [group | options for group in theirs["param_groups"]]}
+
+
 @pytest.mark.parametrize(
     ("attempt", "error", "message"),
     [
@@ -419,6 +424,11 @@ OTHER = {"state": {}, "param_groups": [{"params": [0], "rho": 0.05}]}
             ValueError,
             "adjust_lr='odd' in the checkpoint: expected one of 'spectral_norm', 'rms_norm', None",
         ),
+        (
+            lambda: ps.convert.options(changed(MUON, adjust_lr_fn="odd")),
+            ValueError,
+            "adjust_lr_fn='odd' in the checkpoint: expected one of None, 'original', 'match_rms_adamw'",
+        ),
     ],
 )
 def test_options_that_cannot_be_read(attempt, error, message):
@@ -446,6 +456,14 @@ def test_options_that_cannot_be_read(attempt, error, message):
         ),
         (
             lambda: ps.convert.state_dict(
+                MUON | {"state": {0: {"momentum_buffer": torch.zeros(6, 16)}}},
+                ps.Muon([Parameter(torch.zeros(6, 4, 2, 2))]),
+            ),
+            ValueError,
+            r"shape \(6, 16\) in the checkpoint, and the parameter \(6, 4, 2, 2\)",
+        ),
+        (
+            lambda: ps.convert.state_dict(
                 MUON | {"state": {0: {"momentum_buffer": [[0.0] * 3] * 4}}}, ps.Muon([W])
             ),
             TypeError,
@@ -462,6 +480,17 @@ def test_options_that_cannot_be_read(attempt, error, message):
             lambda: ps.convert.state_dict(stepped([W], momentum=1.0), ps.Muon([W])),
             ValueError,
             "momentum=1.0 in a group of the checkpoint: expected 0 ≤ β < 1",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                {
+                    "state": {0: {"momentum_buffer": torch.zeros(4, 3)}},
+                    "param_groups": [{"params": [0], "use_muon": True, "beta": 0.9}],
+                },
+                ps.Muon([W]),
+            ),
+            ValueError,
+            "has no 'momentum', only beta, params, use_muon: expected that of the format 'keller'",
         ),
     ],
 )
@@ -489,6 +518,19 @@ def test_states_that_cannot_be_converted(attempt, error, message):
             lambda: ps.convert.state_dict(TWO, ps.Muon([W, V]), params=[W, W]),
             ValueError,
             "1 different params: expected the 2 parameters of the checkpoint",
+        ),
+        (
+            lambda: ps.convert.state_dict(TWO, ps.Muon([W, V]), params=[W, V, W]),
+            ValueError,
+            "3 params, some of them twice: expected the 2 parameters of the checkpoint",
+        ),
+        (
+            lambda: ps.convert.state_dict(
+                [torch.optim.Muon([(name, W)]).state_dict() for name in ("b", "a", "module.a")],
+                ps.Muon([("a", W), ("b", V)]),
+            ),
+            ValueError,
+            "3 parameters and the optimizer 2 .'a' is there twice, so names do not match them",
         ),
         (
             lambda: ps.convert.state_dict(
@@ -617,6 +659,10 @@ def test_the_muon_of_2024_had_no_weight_decay():
     assert (found["weight_decay"], found["momentum"]) == (0.0, 0.9)
 
 
+def test_a_muon_that_names_no_map_has_five_steps_with_the_usual_coefficients():
+    assert ps.convert.options(Keller(fresh()).state_dict())["polar"] == POLAR
+
+
 @pytest.mark.parametrize(
     ("source", "share"),
     [("torch", 0.1), ("keller", 0.1), ("keller-2024", 1.0), ("moonlight", 1.0), ("dion", 1.0)],
@@ -673,6 +719,23 @@ def test_a_momentum_of_another_rule_of_dions_is_not_muons(algorithm):
     theirs = {"state": {0: {"momentum": torch.ones(4, 3)}}, "param_groups": [group]}
     with pytest.warns(UserWarning, match="parameter 0 had another rule in the checkpoint"):
         assert ps.convert.state_dict(theirs, ps.Muon([W]))["state"] == {}
+
+
+@pytest.mark.parametrize("transform", [None, ps.NormalizedRows()])
+def test_the_momentum_of_normuon_goes_on_and_its_moments_of_rows_are_named(transform):
+    W = Parameter(gaussian(4, 3).float())
+    group = dion([W]).state_dict()["param_groups"][0] | {"algorithm": "normuon", "muon_beta2": 0.9}
+    state = {"momentum": torch.ones(4, 3), "variance_neuron": torch.ones(4, 1)}
+    theirs = {"state": {0: state}, "param_groups": [group]}
+    remedy = r"; .* transform=polarstep\.NormalizedRows\(beta2\), .*" if transform is None else ""
+    message = rf"^parameter 0: .*variance_neuron, are not .* the momentum goes on{remedy}$"
+    with pytest.warns(UserWarning, match=message):
+        found = ps.convert.state_dict(theirs, ps.Muon([W], transform=transform))["state"]
+    assert torch.equal(found[0]["momentum_buffer"], torch.ones(4, 3))
+    del state["variance_neuron"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.convert.state_dict(theirs, ps.Muon([W], transform=transform))
 
 
 @pytest.mark.parametrize(

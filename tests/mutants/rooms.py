@@ -68,7 +68,7 @@ ROOMS = {
     "rng.py": _file("rng", 15),
     "storage.py": _file("storage", 15),
     "flops.py": _file("flops", 15),
-    "convert.py": _file("convert", 45),
+    "convert": Room("tests/test_convert.py", 45, ("convert",)),
     "torch_compile.py": _file("torch_compile", 10),
     "cuda_graphs.py": _file("cuda_graphs", 20),
     "autocast.py": _file("autocast", 10),

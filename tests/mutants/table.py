@@ -8,8 +8,6 @@ from pathlib import Path
 from tests.mutants.record import Verdict, reasons
 from tests.mutants.rooms import ROOMS
 
-from polarstep.storage import write_atomically
-
 __all__ = ["report", "table", "write"]
 
 PAGE = Path("docs/reliability.md")
@@ -77,6 +75,9 @@ def _reason(each: Verdict) -> str:
 
 def write(verdicts: list[Verdict]) -> None:
     """Put the table into the docs, in place of the last."""
+    # Not above: what the run has imported, a child would not import from its changed copy.
+    from polarstep.storage import write_atomically
+
     before, _, rest = PAGE.read_text().partition(BEGIN)
     text = before + BEGIN + "\n" + table(verdicts) + "\n" + END + rest.partition(END)[2]
     write_atomically(PAGE, lambda file: file.write(text.encode()))

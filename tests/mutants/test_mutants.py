@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,6 +124,13 @@ def test_a_child_ends_by_itself_or_by_a_limit_or_by_a_crash():
     assert in_child(lambda: 3) == 3
     assert killed_by(signal.SIGXCPU) == TIMED_OUT
     assert killed_by(signal.SIGTERM) == CRASHED  # faulthandler would report SIGSEGV
+
+
+def test_the_run_itself_does_not_import_the_package():
+    """Its children would have the package as it is, and not the mutant."""
+    names = "[name for name in sys.modules if name.split('.')[0] == 'polarstep']"
+    told = [sys.executable, "-c", f"import sys, tests.mutants.__main__; print({names})"]
+    assert subprocess.check_output(told, text=True) == "[]\n"
 
 
 VERDICT = Verdict(
