@@ -133,7 +133,7 @@ def test_rounding_never_makes_the_bound_smaller(name, shape):
 
 
 def test_room_is_left_for_what_cancels():
-    """Where α₀ is far below σ₁ the bound in float32 is above that of exact arithmetic by more than 64ε."""
+    """Where α₀ is far below σ₁ the bound in float32 exceeds that of exact arithmetic by over 64ε."""
     sigma = torch.where(torch.arange(768) == 0, 1.0, 0.6).double()
     T = with_singular_values(sigma, 768, 800)[None].float()
     W = gaussian(768, 16, dtype=torch.float32)

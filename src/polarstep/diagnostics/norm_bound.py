@@ -53,8 +53,8 @@ CHEBYSHEV = ((1,), (0, 1), (-1, 0, 2), (0, -3, 0, 4), (1, 0, -8, 0, 8), (0, 5, 0
 START = len(CHEBYSHEV) - 1
 # α/α₀, in steps of 3%. The last is σ₁/α₀ or more unless all columns have next to nothing of u.
 RATIOS = tuple(1.4 ** (i / 11) for i in range(12))
-# At this size the eigenvalues of TTᵀ take a quarter of the time of 15 products on a CPU. At 192 rows both
-# take about the same there; on a GPU neither was timed.
+# At this size the eigenvalues of TTᵀ take a quarter of the time of 15 products on a CPU. At 192 rows
+# both take about the same there; on a GPU neither was timed.
 FEW_ROWS = 64
 
 
