@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.spectra import SPECTRA, batch, gaussian, with_singular_values
+from tests.spectra import SPECTRA, batch, gaussian
 from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
@@ -89,26 +89,6 @@ def test_the_sketch_of_a_full_space_map_costs_two_products(d0, width):
     assert two <= counter.get_total_flops() < 1.05 * two
 
 
-@pytest.mark.parametrize(
-    ("values", "within"),
-    [
-        (torch.ones(96), 1.05),
-        (torch.linspace(0.86, 1.14, 96), 1.04),
-        (torch.cat([torch.full((48,), 1.1), torch.zeros(48)]), 1.15),
-        (torch.linspace(1.2, 0, 96), 1.06),
-        (torch.cat([torch.tensor([30.0]), torch.ones(95)]), 1.001),
-        (torch.tensor([1.0] + 95 * [0.0]), 1.001),
-    ],
-    ids=["flat", "ripple", "half rank", "falling", "a spike", "rank one"],
-)
-@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
-def test_powers_bound_the_norm_of_an_unknown_map_closely(values, within, scale):
-    for shape in ((96, 160), (160, 96)):
-        T = with_singular_values(values.double(), *shape, 0)[None].float() * scale
-        found, exact = float(cheap._by_powers(T)), float(values.max()) * scale
-        assert exact * (1 - 1e-6) <= found <= within * exact
-
-
 def test_the_norm_of_an_unknown_map_is_at_least_one_and_not_told_where_it_is_not_finite():
     T = torch.stack(
         [torch.tensor([[0.1, 0.0], [0.0, 0.2]]), torch.tensor([[math.inf, 0.0], [0.0, 1.0]])]
@@ -116,7 +96,6 @@ def test_the_norm_of_an_unknown_map_is_at_least_one_and_not_told_where_it_is_not
     found = cheap._largest_value(None, T, torch.ones(2))
     assert found[0] == 1.0
     assert not found[1].isfinite()
-    assert cheap._by_powers(torch.zeros(1, 3, 4)).tolist() == [0.0]
 
 
 @pytest.mark.parametrize("transform", [None, ps.NormalizedRows()])
@@ -154,6 +133,10 @@ def test_norms_of_many_entries_are_exact():
     M = gaussian(2, 2048, 2048, dtype=torch.float32)
     found = cheap._norm(M).double()
     torch.testing.assert_close(found, cheap._norm(M.double()), atol=0, rtol=1e-7)
+    for layout in (M.mT, torch.stack([M, M], -1)[..., 0], M[:1]):
+        torch.testing.assert_close(
+            cheap._norm(layout).double(), found[: len(layout)], atol=0, rtol=1e-7
+        )
     tiny = cheap._norm(M * 1e-25).double()
     torch.testing.assert_close(tiny, 1e-25 * found, atol=0, rtol=1e-6)
 

@@ -24,12 +24,9 @@ full-space map the second bound applies with B = M, and the first with a small s
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
 polynomials, and a little more for the others. This bound depends on the map alone, but for
 the ‖Q‖_op of a sketch in 16 bits, whose columns are orthonormal to two digits. A deflated map, a
-map of your own and a T that was transformed have none. Then ‖T‖²_op = ‖G‖_op for G = TTᵀ, and for any c
-
-    ‖G‖_op ≤ c + ‖(G − cI)¹⁶‖_F^(1/16) ≤ c + d₀^(1/32)·‖G − cI‖_op.
-
-The eigenvalues of G lie in [0, ‖G‖_op], so with c near the middle the bound is within a few percent: the
-factor is 1.23 for d₀ = 768. It takes five products, less than two steps of Newton–Schulz.
+map of your own and a T that was transformed have none. Then ‖T‖_op is bounded from 15 products of T with
+16 random columns, to about 5% for d₀ = 768 (:mod:`polarstep.diagnostics.norm_bound`). That bound holds
+with a probability of at least 1 − 1.5e-12 over the columns. All other bounds on γ and ν are certain.
 
 Rounding is allowed for: the bounds hold for the T that was computed, not only for exact arithmetic.
 """
@@ -46,6 +43,7 @@ from polarstep import products
 from polarstep.autocast import autocast_off
 from polarstep.diagnostics.certificate import Certificate
 from polarstep.diagnostics.measures import check_step
+from polarstep.diagnostics.norm_bound import norm_bound
 from polarstep.polar import PolarMap
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.polar.result import Captured, Factors
@@ -53,10 +51,12 @@ from polarstep.products.sizes import frobenius_norm, unit_scaled
 
 __all__ = ["certified", "cheap_certificate"]
 
-# They make the sixteenth power of G − cI.
+# They make the sixteenth power of a symmetric matrix.
 SQUARINGS = 4
 # A precision above this is that of 16 bits: 2⁻⁷ or 2⁻¹⁰.
 SIXTEEN_BITS = 1e-5
+# Entries whose squares a CPU adds up at a time, on one core.
+PIECE = 2**15
 
 
 @torch.no_grad()
@@ -221,23 +221,9 @@ def _outside(
 
 
 def _largest_value(inner: PolarMap | None, T: Tensor, norm: Tensor) -> Tensor:
-    """A bound on ‖T‖_op: the map's own bound if it has one, else from powers of TTᵀ."""
+    """A bound on ‖T‖_op: the map's own bound if it has one, else from products with T."""
     known = None if inner is None else inner.largest_value(norm)
-    return _by_powers(T).clamp_min(1.0) if known is None else known
-
-
-def _by_powers(T: Tensor) -> Tensor:
-    """√(c + ‖(TTᵀ − cI)¹⁶‖_F^(1/16)) ≥ ‖T‖_op, at most about ‖T‖_F."""
-    X, s = unit_scaled(T)  # squares of 1e-30 or 1e30 would leave float32's range
-    size = _norm(X)
-    X = X / torch.where(size > 0, size, 1)[:, None, None]
-    X = X if X.shape[-2] <= X.shape[-1] else X.mT
-    H = X @ X.mT
-    c = torch.linalg.vector_norm(H, dim=-1).amax(-1) / 2  # no row is longer than ‖G‖_op
-    H.diagonal(dim1=-2, dim2=-1).sub_(c[:, None])
-    largest = (c + _operator_norm(H)).clamp_max(1.0)  # of G
-    room = 1 + 64 * torch.finfo(T.dtype).eps  # for the rounding of the products
-    return room * size * largest.sqrt() / s[:, 0, 0]
+    return norm_bound(T).clamp_min(1.0) if known is None else known
 
 
 class _Basis(NamedTuple):
@@ -319,4 +305,15 @@ def _norm(X: Tensor) -> Tensor:
     Squares are added up in float64. In float32 a CPU is off by 6e-4 for 4096×4096 entries, more than
     the rest may have that a sketch leaves out, and squares of entries below 1e-22 vanish.
     """
-    return frobenius_norm(X).flatten().to(X.dtype)
+    if X.device.type != "cpu" or X.shape[-2:].numel() <= PIECE:
+        return frobenius_norm(X).flatten().to(X.dtype)
+    # A CPU makes a copy in float64 first. In pieces the copy stays in the cache: a fifth of the time.
+    rows = X if X.is_contiguous() else X.mT
+    pieces = [
+        [
+            torch.linalg.vector_norm(piece, dtype=torch.float64)
+            for piece in x.reshape(-1).split(PIECE)
+        ]
+        for x in rows
+    ]
+    return torch.stack([torch.stack(norms).norm() for norms in pieces]).to(X.dtype)
