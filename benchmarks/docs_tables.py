@@ -222,11 +222,9 @@ def accuracies_table(folder: Path) -> str:
     from docs_claims.cifar10 import cifar_frontier_rows
 
     table = []
-    for name, mean, found, ms in cifar_frontier_rows(folder):
-        time = "not timed" if ms is None else f"{ms:.2f}"
-        table.append([name, f"{100 * mean:.2f}%", "–" if found is None else found.told(2), time])
-    titles = ("test accuracy", "to full space, points", "optimizer ms")
-    return markdown(_first_left("method", *titles), table)
+    for name, mean, found in cifar_frontier_rows(folder):
+        table.append([name, f"{100 * mean:.2f}%", "–" if found is None else found.told(2)])
+    return markdown(_first_left("method", "test accuracy", "to full space, points"), table)
 
 
 def headline_table(record: Path) -> str:

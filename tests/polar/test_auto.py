@@ -217,10 +217,11 @@ def test_the_maps_to_choose_from_are_the_documented_ones():
     full = ps.NewtonSchulz(5, "polar-express")
     assert auto._map("full", 64, 64) == full
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
-    # A sixth of the short side, rounded up to a multiple of 16, at most 256.
-    for short, width in {64: 16, 96: 16, 97: 32, 768: 128, 1536: 256, 9000: 256}.items():
+    # A sixth of the short side, rounded up to a multiple of 16, or 256; never less than an eighth.
+    widths = {64: 16, 96: 16, 97: 32, 768: 128, 1536: 256, 2048: 256, 2049: 320, 4096: 512, 5120: 640}
+    for short, width in (widths | {9000: 1152, 16384: 2048, 40000: 2048}).items():
         head = ps.LowRank(width - 8, 8, sketch=Warm(), inner=inner)
-        for shape in ((short, 9000), (9000, short)):
+        for shape in ((short, 90000), (90000, short)):
             assert deflated(*shape) == ps.Deflated(head, ps.NewtonSchulz(1, "flat"), full)
     # A quarter of the short side, rounded up to a multiple of 16, at most 256; no power iteration.
     widths = {64: 16, 65: 32, 128: 32, 768: 192, 1024: 256, 5000: 256}
@@ -286,11 +287,12 @@ def test_routes_say_what_was_taken_and_why():
     assert large.endswith("× full space")
     assert small.startswith("NewtonSchulz(5 × polar-express")
     assert "; auto: a sketch would take" in small
-    widths = {m: ps.Auto().describe(m, 2 * m, CUDA) for m in (1536, 1552, 4096)}
-    assert widths[1536].endswith("× full space")
-    tried = "of the short side, and a sixth was tried in training"
-    assert widths[1552].endswith(f"ℓ is 16% {tried}")
-    assert widths[4096].endswith(f"ℓ is 6% {tried}")
+    widths = {m: ps.Auto().describe(m, 2 * m, CUDA) for m in (1536, 2048, 4096, 32768)}
+    for tried in (1536, 2048):
+        assert widths[tried].endswith("× full space")
+    told = "of the short side, tried in training with 12.5% of 2048"
+    assert widths[4096].endswith(f"ℓ is 12.5% {told}")
+    assert widths[32768].endswith(f"ℓ is 6.2% {told}")
     assert "auto: budget full" in ps.Auto("full").describe(300, 320)
     assert "auto: a sketch would take" in ps.Auto().describe(100, 100)
 

@@ -28,12 +28,15 @@ MATRICES = 12
 WORTH = 0.9
 # "cheap" is a step within this many times the time of AdamW.
 CHEAP = 1.15
-# ℓ is a part of the short side, in multiples of 16 and at most 256, from where on sketches get dear. A
-# quarter for the low-rank map, as in the paper's experiments. For the deflated map a sixth: in runs of
-# 73M tokens it ended level with full space, and a twelfth, which takes 5% less time on an H200, a
-# percent behind on each of three seeds.
-QUARTER, SIXTH = 4, 6
-WIDEST = 256
+# ℓ is a part of the short side, rounded up. For the low-rank map a quarter, as in the paper's
+# experiments, and at most 256 columns, from where on sketches get dear. For the deflated map a sixth: in
+# runs of 73M tokens it ended level with full space, and a twelfth, which takes 5% less time on an H200, a
+# percent behind on each of three seeds. From 1536 rows on it stays at 256 columns, until these are an
+# eighth, which ended half a percent behind full space at widths of 768 and 2048.
+QUARTER, SIXTH, EIGHTH = 4, 6, 8
+NARROW, WIDEST = 256, 2048
+# The widest model that was trained.
+TRAINED = 2048
 OVERSAMPLE = 8
 
 
@@ -49,14 +52,14 @@ class Auto(Containing):
 
     On a GPT of 11 layers × 768 the deflated map ended 0.1% above the perplexity of full space after
     73M tokens (± 0.7, three seeds, ``results/long-run``), and the paper's low-rank map 11% above it
-    (± 1.5). ``docs/which.md`` has shorter runs, other widths and other ranks. No model wider than 1152
-    was trained, and above 1536 the 256 columns at most are less than the sixth of these runs: there the
-    quality is unknown, and routes say so. A head of a twelfth ended 1.1% above full space (± 0.3) at
-    width 768.
+    (± 1.5). From 2048 rows on ℓ is an eighth of them, with which a GPT of 5 layers × 2048 ended 0.5%
+    above full space after 25M tokens (± 1.6, three seeds, ``results/scaling``). No wider model was
+    trained, and routes of wider matrices say so. ``docs/which.md`` has other widths and ranks.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm
-            sketch (ℓ a sixth of the short side, at most 256) and one step, whichever is cheaper.
+            sketch and one step, whichever is cheaper. ℓ is a sixth of the short side or 256, if that
+            is less, and never less than an eighth (up to 2048 columns).
             ``"full"``: full space for every shape. ``"cheap"``: the best of these two and a low-rank
             map (h = 0, ℓ a quarter of the short side, at most 256) that takes at most 1.15 times the
             time of AdamW, as the low-rank map does from 4096 rows on; the cheapest of the three where
@@ -109,7 +112,8 @@ class Auto(Containing):
 FULL = NewtonSchulz(5, "polar-express")
 INNER = NewtonSchulz(4, "polar-express-sketch")
 # By ℓ, and by whether they sketch every shape.
-KINDS = [(width, always) for width in range(16, WIDEST + 1, 16) for always in (False, True)]
+WIDTHS = (*range(16, NARROW, 16), *range(NARROW, WIDEST + 1, 64))
+KINDS = [(width, always) for width in WIDTHS for always in (False, True)]
 LOW_RANK = {
     (width, always): LowRank(
         width - OVERSAMPLE, OVERSAMPLE, power=0, inner=INNER, always_sketch=always
@@ -126,13 +130,19 @@ def _map(name: str, m: int, n: int, always: bool = False) -> PolarMap:
     if name == "full":
         return FULL
     if name == "deflated":
-        return DEFLATED[_width(m, n, SIXTH), always]
-    return LOW_RANK[_width(m, n, QUARTER), always]
+        return DEFLATED[_deflated_width(min(m, n)), always]
+    return LOW_RANK[_part(min(m, n), QUARTER), always]
 
 
-def _width(m: int, n: int, part: int) -> int:
-    """ℓ for m×n matrices: a ``part``-th of the short side, rounded up to a multiple of 16."""
-    return min(WIDEST, -(-min(m, n) // (16 * part)) * 16)
+def _deflated_width(short: int) -> int:
+    """ℓ of the deflated map: a sixth of the short side, from 1536 rows on 256, from 2048 an eighth."""
+    eighth = -(-short // (64 * EIGHTH)) * 64
+    return max(_part(short, SIXTH), min(WIDEST, eighth) if eighth > NARROW else 0)
+
+
+def _part(short: int, part: int) -> int:
+    """A ``part``-th of the short side, rounded up to a multiple of 16, and at most 256."""
+    return min(NARROW, -(-short // (16 * part)) * 16)
 
 
 def _sketching(name: str, m: int, n: int, device: torch.device) -> PolarMap:
@@ -170,7 +180,7 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
     # Where ℓ is the whole short side there is nothing to sketch.
     maps = {name: polar for name, polar in maps.items() if polar.on(m, n, device) is polar}
     if len(maps) == 1:
-        return "full", f"ℓ={_width(m, n, SIXTH)} ≥ {min(m, n)}"
+        return "full", f"ℓ={_deflated_width(min(m, n))} ≥ {min(m, n)}"
     on = figures_of(device)
     times = {name: seconds(polar, m, n, on, MATRICES) for name, polar in maps.items()}
     adamw = adamw_seconds(m, n, on, MATRICES)
@@ -186,10 +196,9 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
         margin = ", and has to save a tenth" if ratio < 1 else ""
         return best, f"a sketch would take {ratio:.2f} × as long{margin}"
     share = f"about {shortest / times['full']:.2f} × full space"
-    if best == "deflated" and min(m, n) > SIXTH * WIDEST:
-        share += (
-            f"; ℓ is {WIDEST / min(m, n):.0%} of the short side, and a sixth was tried in training"
-        )
+    if best == "deflated" and min(m, n) > TRAINED:
+        part = _deflated_width(min(m, n)) / min(m, n)
+        share += f"; ℓ is {part:.1%} of the short side, tried in training with 12.5% of {TRAINED}"
     if budget == "cheap":
         share += f"; no map is within {CHEAP} × AdamW, this one takes {shortest / adamw:.2f}"
     return best, share
