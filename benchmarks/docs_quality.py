@@ -25,6 +25,8 @@ GAPS = "results/scaling/runs.jsonl"
 TIMES = "results/step-cost/h200-peers.json"
 LATER = "results/step-cost/h200-later.json"
 """Rows of ours that were timed again after their kernels had changed; they replace those of TIMES."""
+HEADS = "results/step-cost/h200-heads.json"
+"""Heads of several widths, and maps that had not been timed; they replace those of TIMES, too."""
 BETWEEN = "results/step-cost/h200-between.json"
 """A few maps on matrices of 384 to 4096 rows, for what the other two lack."""
 ACCURACY = "results/step-cost/h200-accuracy.txt"
@@ -35,16 +37,17 @@ BASE = ("full", 0.014)
 0.014 is better for full space than 0.02 on the mean of four seeds, and better than 0.01 on one seed."""
 HELD = {"nanoGPT": 768, "8B layer": 4096}
 """The short side of the matrices of a workload."""
-SIXTH, TWELFTH = "Deflated, ℓ = a sixth", "Deflated, ℓ = a twelfth"
-"""Heads of two widths. ``auto`` takes ℓ = a sixth of the short side, at most 256."""
+SIXTH, EIGHTH = "Deflated, ℓ = a sixth", "Deflated, ℓ = an eighth"
+TWELFTH = "Deflated, ℓ = a twelfth"
+"""Heads of three widths. ``auto`` takes ℓ = a sixth of the short side, from 2048 rows on an eighth."""
 SCALED_SIXTH = "Deflated 120, warm, rest scaled"
 """On nanoGPT's matrices, of which 128 columns are a sixth."""
-AUTO = {"nanoGPT": SIXTH, "8B layer": TWELFTH}
-"""What ``auto`` takes on a workload: of an 8B layer 256 columns are 6%, nearer to a twelfth."""
+AUTO = {"nanoGPT": SIXTH, "8B layer": EIGHTH}
+"""What ``auto`` takes on a workload."""
 TIMED_AS = {
     (SIXTH, "nanoGPT"): "Deflated 120, warm, one step",
+    (EIGHTH, "nanoGPT"): "Deflated 88, warm, one step",
     (TWELFTH, "nanoGPT"): "Deflated 56, warm, one step",
-    (TWELFTH, "8B layer"): "auto",
 }
 """Their rows in the records, by workload."""
 TIMED_ON_ARM = {
@@ -94,7 +97,9 @@ def weighed() -> tuple[Weighed, ...]:
 
     wide = tuple(WORKLOADS[load].width for load in HELD)
     full = "full space, PolarExpress 5"
-    sixth, twelfth = "`Deflated`, warm, a sixth", "`Deflated`, warm, a twelfth"
+    sixth, eighth, twelfth = (
+        f"`Deflated`, warm, {part}" for part in ("a sixth", "an eighth", "a twelfth")
+    )
     return (
         Weighed("AdamW, fused", "AdamW, fused", best_run("adamw"), long="adamw"),
         Weighed("full space", full, BASE, long="muon-polar-express"),
@@ -110,21 +115,22 @@ def weighed() -> tuple[Weighed, ...]:
             f"{sixth}, `NormalizedRows`",
             with_rows(SIXTH),
             ("lift-120-warm+rows", 0.014),
-            (128,),
+            (128, 688),
             "deflated-120-rows",
         ),
         Weighed(
             f"{sixth}, `NormalizedRows`, `fan-ratio`",
             with_rows(SIXTH),
             ("lift-120-warm+rows+fans", 0.02),
-            (128,),
+            (128, 688),
         ),
-        Weighed(twelfth, TWELFTH, ("lift-56-warm", 0.014), (64, 256), "deflated"),
+        Weighed(eighth, EIGHTH, ("lift-88-warm", 0.014), (96, 512), "deflated-88"),
+        Weighed(twelfth, TWELFTH, ("lift-56-warm", 0.014), (64, 352), "deflated"),
         Weighed(
             f"{twelfth}, `NormalizedRows`",
             with_rows(TWELFTH),
             ("lift-56-warm+rows", 0.014),
-            (64, 256),
+            (64, 352),
             "deflated-rows",
         ),
         Weighed(
@@ -137,23 +143,23 @@ def weighed() -> tuple[Weighed, ...]:
             "`Deflated`, h = 1, rest scaled, `NormalizedRows`",
             with_rows("Deflated, Gaussian h=1, rest scaled"),
             ("scaled-200+rows", 0.02),
-            wide[:1],
+            wide,
         ),
         Weighed(
-            f"{sixth}, rest scaled", timed_as(SCALED_SIXTH), ("scaled-120-warm", 0.014), (128,)
+            f"{sixth}, rest scaled", timed_as(SCALED_SIXTH), ("scaled-120-warm", 0.014), (128, 128)
         ),
         Weighed(
             f"{sixth}, rest scaled, `NormalizedRows`",
             with_rows(SCALED_SIXTH),
             ("scaled-120-warm+rows", 0.014),
-            (128,),
+            (128, 128),
         ),
         Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
         Weighed(
             "`LowRank`, h = 0, `NormalizedRows`",
             with_rows("LowRank, Gaussian h=0"),
             ("low-rank+rows", 0.02),
-            wide[:1],
+            wide,
         ),
         Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
         Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
@@ -168,7 +174,7 @@ def weighed() -> tuple[Weighed, ...]:
             "`LowRank`, the paper's, `NormalizedRows`",
             with_rows("LowRank, the paper's (h=1, q=7)"),
             ("paper+rows", 0.014),
-            wide[:1],
+            wide,
         ),
     )
 
@@ -322,10 +328,10 @@ def peers() -> tuple[Weighed, ...]:
 def steps(record: str = TIMES) -> dict[tuple[str, str], dict[str, Any]]:
     """What ``step_cost.py`` measured, by optimizer and workload.
 
-    Those of :data:`TIMES` are with the rows of :data:`LATER` in their places, and with those of
-    :data:`BETWEEN` where both have none. A ratio is to AdamW in the run of its row.
+    Those of :data:`TIMES` are with the rows of :data:`LATER` and :data:`HEADS` in their places, and with
+    those of :data:`BETWEEN` where all have none. A ratio is to AdamW in the run of its row.
     """
-    records = (BETWEEN, TIMES, LATER) if record == TIMES else (record,)
+    records = (BETWEEN, TIMES, HEADS, LATER) if record == TIMES else (record,)
     rows = [json.loads((ROOT / each).read_text(encoding="utf-8"))["steps"] for each in records]
     found = {(row["optimizer"], row["workload"]): row for part in rows for row in part}
     timed_as = TIMED_ON_ARM if record.endswith("cpu-arm.json") else TIMED_AS

@@ -186,6 +186,7 @@ SHORT = {
     "Deflated, warm, a sixth": "Deflated 1/6",
     "Deflated, warm, a sixth, NormalizedRows": "Deflated 1/6 + rows",
     "Deflated, warm, a sixth, NormalizedRows, fan-ratio": "1/6 + rows + fan-ratio",
+    "Deflated, warm, an eighth": "Deflated 1/8",
     "Deflated, warm, a twelfth": "Deflated 1/12",
     "Deflated, warm, a twelfth, NormalizedRows": "Deflated 1/12 + rows",
     "torch.optim.Muon": "torch",

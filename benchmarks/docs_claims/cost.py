@@ -8,9 +8,10 @@ import math
 import torch
 
 import polarstep as ps
+from docs_claims.scaling import widest
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim
-from docs_quality import AUTO, BETWEEN, ROOT, SIXTH, peers, steps
+from docs_quality import AUTO, BETWEEN, EIGHTH, HEADS, ROOT, SIXTH, TWELFTH, peers, steps
 
 FULL_SPACE = "full space, PolarExpress 5"
 
@@ -34,8 +35,8 @@ def deflated_price() -> str:
         f"{small} AdamW's step on nanoGPT's matrices (ℓ = {ells[0]}, {ells[0] / 768:.0%} of the width), "
         f"and {large} on an 8B layer (ℓ = {ells[1]}, {ells[1] / 4096:.0%}). The first ended at "
         f"{long_gap('deflated-120')} in perplexity. No model of the 8B layer's width was trained; at "
-        f"width 768 a head of {64 / 768:.0%} ended at {long_gap('deflated')}, both against full space "
-        f"after {study.million_tokens():.1f}M tokens"
+        f"width 768 a head of an eighth ended at {long_gap('deflated-88')}, both against full space "
+        f"after {study.million_tokens():.1f}M tokens, and at width {widest()}"
     )
 
 
@@ -101,17 +102,42 @@ def waits_for_host() -> str:
 
 
 @claim
-def sixth_price() -> str:
-    """What a head of a sixth of the width costs on an 8B layer, where ``auto`` takes less."""
+def head_prices() -> str:
+    """What heads of three widths cost on an 8B layer."""
     from step_optimizers import forced
 
-    polar = forced(4096)[SIXTH]()
-    assert isinstance(polar, ps.Deflated)
-    return (
-        f"{ratio(SIXTH, '8B layer')} times AdamW's step with a head of a sixth, ℓ = {polar.head.width}, "
-        f"where `auto` takes {ratio(AUTO['8B layer'], '8B layer')} times with "
-        f"ℓ = {_columns_of_auto()[4096]}"
-    )
+    assert _columns_of_auto()[4096] == forced(4096)[AUTO["8B layer"]]().head.width
+    told = []
+    for name in (SIXTH, EIGHTH, TWELFTH):
+        part = name.partition("ℓ = ")[2]
+        which = " of `auto`" if name == AUTO["8B layer"] else ""
+        price = steps()[name, "8B layer"]["ratio"]
+        ell = forced(4096)[name]().head.width
+        told.append(f"{price:.2f} with the head of {part}{which} (ℓ = {ell})")
+    return f"{told[0]}, {told[1]} and {told[2]}"
+
+
+@claim
+def outlier_of_a_twelfth() -> str:
+    """A time that is longer than what the device did in it."""
+    row = steps(HEADS)[TWELFTH, "8B layer"]
+    assert row["ms"] > 1.05 * row["device_ms"]
+    return f"{row['device_ms']:.2f} ms, where the step took {row['ms']:.2f}"
+
+
+@claim
+def price_of_rms() -> str:
+    """What ``lr_scale="rms"`` adds to a step, for three maps on two sets of matrices."""
+    from step_optimizers import RMS, WITH_RMS
+
+    words = dict(zip(WITH_RMS, ("in full space", "with `Deflated`", "with `LowRank`"), strict=True))
+    told = []
+    for load in ("nanoGPT", "8B layer"):
+        rows = steps(HEADS)
+        more = [f"{rows[name + RMS, load]['ms'] / rows[name, load]['ms'] - 1:.0%}" for name in words]
+        parts = [f"{part} {which}" for part, which in zip(more, words.values(), strict=True)]
+        told.append(f"{', '.join(parts)} on {'an ' if load[0] == '8' else ''}{load}")
+    return f"{told[0]}, and by {told[1]}"
 
 
 @claim

@@ -88,3 +88,30 @@ def widest_gap() -> str:
         f"with rank 48 at both widths it is {stays[0]} and {stays[1]} in that of all held-out text, "
         f"all after {million_tokens():.1f}M tokens"
     )
+
+
+@claim
+def widest_model() -> str:
+    """A head of an eighth of the width, in the widest model that was trained and at width 768."""
+    import scaling as study
+
+    at_768 = _gap_of_the_eighth(study.WIDTH)
+    return (
+        f"with ℓ = an eighth of the width the gap to full space is at width {widest()}, and {at_768} at "
+        f"width {study.WIDTH}, in test perplexity"
+    )
+
+
+def widest() -> str:
+    """The width of the widest model, the gap of an eighth there, and after how many tokens."""
+    import scaling as study
+
+    found = _gap_of_the_eighth(study.WIDEST)
+    return f"{study.WIDEST} {found} after {million_tokens():.1f}M tokens"
+
+
+def _gap_of_the_eighth(width: int) -> str:
+    import scaling as study
+
+    found = study.gaps(study.recorded(ROOT / GAPS, study.FRONTIER))[study.EIGHTH]
+    return change(found[study.STEPS, width].values()).told(unit="%")
