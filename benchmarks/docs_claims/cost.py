@@ -134,7 +134,9 @@ def price_of_rms() -> str:
     told = []
     for load in ("nanoGPT", "8B layer"):
         rows = steps(HEADS)
-        more = [f"{rows[name + RMS, load]['ms'] / rows[name, load]['ms'] - 1:.0%}" for name in words]
+        more = [
+            f"{rows[name + RMS, load]['ms'] / rows[name, load]['ms'] - 1:.0%}" for name in words
+        ]
         parts = [f"{part} {which}" for part, which in zip(more, words.values(), strict=True)]
         told.append(f"{', '.join(parts)} on {'an ' if load[0] == '8' else ''}{load}")
     return f"{told[0]}, and by {told[1]}"

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.kernels.deflate import lifted_norm
 from polarstep.polar.coefficients import polar_express, resolve
 from polarstep.products.base import Products
-from polarstep.products.deflating import Head
+from polarstep.products.deflating import Head, squared_norm
 
 PLAIN = Products()
 
@@ -121,6 +122,27 @@ def test_the_scale_to_one(device: torch.device, m: int, dtype: torch.dtype) -> N
     reach = 1.08 * got.double().flatten() * norm.sqrt()
     assert (reach[[0, 2, 3]] >= 1 - tolerance).all()
     assert (reach[[0, 2, 3]] <= 1.25).all()
+
+
+@pytest.mark.parametrize("m", [16, 72, 200])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32])
+def test_the_norm_of_a_lifted_matrix(device: torch.device, m: int, dtype: torch.dtype) -> None:
+    """Of PX for G = XXᵀ, each as it is stored, against the same estimate in float64."""
+    A = randn(3, m, m, device=device)
+    G, P = (X.to(dtype) for X in (gram(3, m, device), (A + A.mT) / 4))
+    scale = torch.tensor([1.0, 0.5, 3.0], device=device)
+    want = squared_norm(P.double(), G.double())
+    # The columns of PV are stored in bfloat16 for 16 and 8 bits.
+    rtol = 1e-2 if device.type == "cuda" or dtype.itemsize <= 2 else 1e-5
+    for got, factor in (
+        (lifted_norm(P, G), torch.ones_like(scale)),
+        (lifted_norm(P, G, scale, 0.25), 0.25 * scale),
+    ):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), want * factor.double() ** 2, rtol=rtol, atol=0)
+    if dtype == torch.float32:
+        ours = products.of(device).lifted_norm(P, G)
+        torch.testing.assert_close(ours.double(), want, rtol=rtol, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # by the interpreter's NumPy

@@ -48,7 +48,10 @@ matrices, where a step in ten was above 0.21, and 0.13 to 0.21 on 256×512 matri
 matrix. One reads Z, or forms XXᵀ by 2ℓ²n operations where Z = WX is not formed, as with a warm sketch.
 That is ℓ/(3m) of the products of such a step: 3% for ℓ = 64 and m = 768. On a CPU it reads Z, or adds
 2ℓ³ operations where the inner map has formed XXᵀ. A deflated map without steps also forms BBᵀ and QᵀQ,
-by 2ℓ²(m + n) operations, and has some ten launches more for it. Other scales add nothing.
+by 2ℓ²(m + n) operations, and has some ten launches more for it. One with a step reads the two m×m
+matrices of its polynomial once more, in four launches. On an H200 a step on nanoGPT's matrices took 4%
+longer with a low-rank map; with a deflated one 28%, before these four launches took the place of some
+thirty (``results/step-cost/h200-heads.json``). Other scales add nothing.
 
 **Full-space maps** are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
 ``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, and runs of these can be continued. The

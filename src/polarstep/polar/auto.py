@@ -30,8 +30,8 @@ WORTH = 0.9
 CHEAP = 1.15
 # ℓ is a part of the short side, rounded up. For the low-rank map a quarter, as in the paper's
 # experiments, and at most 256 columns, from where on sketches get dear. For the deflated map a sixth: in
-# runs of 73M tokens it ended level with full space, and a twelfth, which takes 5% less time on an H200, a
-# percent behind on each of three seeds. From 1536 rows on it stays at 256 columns, until these are an
+# runs of 73M tokens it ended level with full space, and a twelfth, which takes 5% less time on an H200,
+# a percent behind on each of three seeds. From 1536 rows on it stays at 256 columns, until these are an
 # eighth, which ended half a percent behind full space at widths of 768 and 2048.
 QUARTER, SIXTH, EIGHTH = 4, 6, 8
 NARROW, WIDEST = 256, 2048

@@ -236,7 +236,11 @@ class Deflating(ABC):
         X = self.flattened(A, head, inverse)
         G = self.symmetric(X, X)
         P = self.scaled_polynomial(G, polynomial, self.scale_to_one(G, margin))
-        return self.apply(P, X, X.dtype), partial(squared_norm, P, G)
+        return self.apply(P, X, X.dtype), partial(self.lifted_norm, P, G)
+
+    def lifted_norm(self, P: Tensor, G: Tensor) -> Tensor:
+        """The estimate of :func:`squared_norm`: ‖PX‖²_F of shape (batch,), for G = XXᵀ."""
+        return squared_norm(P, G)
 
 
 def _energy(A: Tensor, squares: Tensor | None) -> Tensor:

@@ -24,11 +24,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polarstep.kernels.deflate import scale_to_one
+from polarstep.kernels.deflate import lifted_norm, scale_to_one
 from polarstep.kernels.descriptors import describable
 from polarstep.kernels.float8 import flattened
 from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, product
-from polarstep.products.deflating import squared_norm
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial, Squaring, squarings
@@ -101,8 +100,7 @@ def flat_step(
     # s²G has no unit, so neither has this s·X₀: it is √64 times X₀'s own.
     alpha = math.sqrt(UNIT_OF_G) / (unit * UNIT_OF_X)
     T = RowProduct(P, Xt, s, alpha)
-    wide = torch.bfloat16  # with the range of float32
-    return T, lambda: (s / unit).square() * squared_norm(P.to(wide), G.to(wide))
+    return T, lambda: lifted_norm(P, G, s, 1 / unit)
 
 
 def _squared(

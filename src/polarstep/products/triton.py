@@ -16,7 +16,7 @@ from torch import Tensor
 from polarstep.kernels import polynomial as polynomial_kernel
 from polarstep.kernels import small_gram
 from polarstep.kernels.blend import product_and_blend
-from polarstep.kernels.deflate import inverse_rest_size, scale_to_one
+from polarstep.kernels.deflate import inverse_rest_size, lifted_norm, scale_to_one
 from polarstep.kernels.float8 import product_and_squares
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
@@ -223,6 +223,10 @@ class _Kernels(Products):
     def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
         """Six launches."""
         return scale_to_one(G.contiguous(), margin)[:, None, None]
+
+    def lifted_norm(self, P: Tensor, G: Tensor) -> Tensor:
+        """Four launches."""
+        return lifted_norm(P.contiguous(), G.contiguous())
 
     def fuses_first_step(self, rows: int, dtype: torch.dtype, first: Polynomial) -> bool:
         """True in bfloat16 for few rows; a kernel of its own normalizes larger matrices."""
