@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from polarstep.storage import StorageError, read_json, write_json
-from polarstep_lab.git import NoAnswer, git
+from polarstep_lab.git import NoAnswer, git, tree_of
 from polarstep_lab.peers.catalogue import versions
 from polarstep_lab.structure import ConfigError
 
@@ -83,7 +83,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device_name": _device_name(device),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
-        "git_commit": _git_commit(),
+        **_source(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -112,13 +112,21 @@ def _device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def _git_commit() -> str | None:
-    """The commit of both packages' source, with ``+`` where it has been changed since."""
+def _source() -> dict[str, str | None]:
+    """The commit of both packages' source, with ``+`` where it has been changed since.
+
+    Then ``git_tree`` is the hash of the source as it was, by which a later commit of it can be found.
+    """
     package = Path(__file__).parents[2]
 
     try:
         commit = git(package, "rev-parse", "HEAD")
         changed = git(package, "status", "--porcelain", "--untracked-files=no", "--", str(package))
-        return commit + ("+" if changed else "")
     except NoAnswer:
-        return None
+        return {"git_commit": None}
+    if not changed:
+        return {"git_commit": commit}
+    try:
+        return {"git_commit": f"{commit}+", "git_tree": tree_of(package)}
+    except NoAnswer:
+        return {"git_commit": f"{commit}+"}
