@@ -40,11 +40,11 @@ HELD = {"nanoGPT": 768, "8B layer": 4096}
 SIXTH, EIGHTH = "Deflated, ℓ = a sixth", "Deflated, ℓ = an eighth"
 TWELFTH = "Deflated, ℓ = a twelfth"
 """Heads of three widths. ``auto`` takes ℓ = a sixth of the short side, from 2048 rows on an eighth."""
-SCALED_SIXTH = "Deflated 120, warm, rest scaled"
-"""On nanoGPT's matrices, of which 128 columns are a sixth."""
+SCALED_SIXTH = "Deflated, ℓ = a sixth, rest scaled"
 AUTO = {"nanoGPT": SIXTH, "8B layer": EIGHTH}
 """What ``auto`` takes on a workload."""
 TIMED_AS = {
+    (SCALED_SIXTH, "nanoGPT"): "Deflated 120, warm, rest scaled",
     (SIXTH, "nanoGPT"): "Deflated 120, warm, one step",
     (EIGHTH, "nanoGPT"): "Deflated 88, warm, one step",
     (TWELFTH, "nanoGPT"): "Deflated 56, warm, one step",
@@ -146,13 +146,13 @@ def weighed() -> tuple[Weighed, ...]:
             wide,
         ),
         Weighed(
-            f"{sixth}, rest scaled", timed_as(SCALED_SIXTH), ("scaled-120-warm", 0.014), (128, 128)
+            f"{sixth}, rest scaled", timed_as(SCALED_SIXTH), ("scaled-120-warm", 0.014), (128,)
         ),
         Weighed(
             f"{sixth}, rest scaled, `NormalizedRows`",
             with_rows(SCALED_SIXTH),
             ("scaled-120-warm+rows", 0.014),
-            (128, 128),
+            (128,),
         ),
         Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
         Weighed(

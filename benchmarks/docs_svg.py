@@ -163,7 +163,7 @@ _PLACES = (
 def _box(x: float, y: float, name: str, place: tuple[int, int, str]) -> Box:
     """The box of a name at a place beside a mark."""
     right, down, anchor = place
-    long = 6.2 * len(name)
+    long = 6.8 * len(name)
     left = x + right - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * long
     bottom = y + down + 3
     return left, bottom - 13, left + long, bottom
@@ -189,6 +189,13 @@ SHORT = {
     "Deflated, warm, an eighth": "Deflated 1/8",
     "Deflated, warm, a twelfth": "Deflated 1/12",
     "Deflated, warm, a twelfth, NormalizedRows": "Deflated 1/12 + rows",
+    "Deflated, warm, a sixth, rest scaled": "1/6, scaled",
+    "Deflated, warm, a sixth, rest scaled, NormalizedRows": "1/6, scaled + rows",
+    "Deflated, h = 1, rest scaled": "h = 1, scaled",
+    "Deflated, h = 1, rest scaled, NormalizedRows": "h = 1, scaled + rows",
+    "LowRank, h = 0": "LowRank",
+    "LowRank, h = 0, NormalizedRows": "h = 0 + rows",
+    "LowRank, the paper's, NormalizedRows": "the paper's + rows",
     "torch.optim.Muon": "torch",
     "Muon of K. Jordan": "Jordan",
     "Muon of dion": "dion",
