@@ -356,12 +356,14 @@ def perplexities_of(losses: Sequence[float]) -> dict[str, float]:
 
 
 def made_with(name: str, device: torch.device) -> dict[str, Any]:
-    """The device and torch of a run, and the package of a peer with its version."""
+    """The device, torch and source of a run, and the package of a peer with its version."""
     import torch
 
+    from polarstep_lab.records.environment import source_of_packages
+
     on_gpu = device.type == "cuda"
-    found = {"device": torch.cuda.get_device_name(device) if on_gpu else "cpu"}
-    found["torch"] = torch.__version__
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if on_gpu else "cpu"}
+    found |= {"torch": torch.__version__} | source_of_packages()
     base, _ = parts_of(name)
     if base.startswith("peer:"):
         from polarstep_lab.peers import find_peer, versions

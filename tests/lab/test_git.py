@@ -52,12 +52,15 @@ def test_a_record_names_the_tree_only_where_the_commit_does_not_tell_the_source(
     source = repository / "src"
     monkeypatch.setattr(environment, "__file__", str(source / "lab/records/environment.py"))
     commit = git(repository, "rev-parse", "HEAD")
-    assert environment._source() == {"git_commit": commit}
+    assert environment.source_of_packages() == {"git_commit": commit}
     (source / "package/module.py").write_text("one = 2\n")
-    assert environment._source() == {"git_commit": f"{commit}+", "git_tree": tree_of(source)}
+    assert environment.source_of_packages() == {
+        "git_commit": f"{commit}+",
+        "git_tree": tree_of(source),
+    }
 
 
 def test_without_a_repository_nothing_is_recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "src/lab/records/environment.py"))
-    assert environment._source() == {"git_commit": None}
+    assert environment.source_of_packages() == {"git_commit": None}

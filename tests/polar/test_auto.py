@@ -218,7 +218,17 @@ def test_the_maps_to_choose_from_are_the_documented_ones():
     assert auto._map("full", 64, 64) == full
     inner = ps.NewtonSchulz(4, "polar-express-sketch")
     # A sixth of the short side, rounded up to a multiple of 16, or 256; never less than an eighth.
-    widths = {64: 16, 96: 16, 97: 32, 768: 128, 1536: 256, 2048: 256, 2049: 320, 4096: 512, 5120: 640}
+    widths = {
+        64: 16,
+        96: 16,
+        97: 32,
+        768: 128,
+        1536: 256,
+        2048: 256,
+        2049: 320,
+        4096: 512,
+        5120: 640,
+    }
     for short, width in (widths | {9000: 1152, 16384: 2048, 40000: 2048}).items():
         head = ps.LowRank(width - 8, 8, sketch=Warm(), inner=inner)
         for shape in ((short, 90000), (90000, short)):

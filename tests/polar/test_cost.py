@@ -26,6 +26,8 @@ RECORDS = {
     ("h200", "H200", "8B layer"): 1.25,
     ("h200-later", "H200", "nanoGPT"): 1.25,
     ("h200-later", "H200", "8B layer"): 1.25,
+    ("h200-heads", "H200", "nanoGPT"): 1.25,
+    ("h200-heads", "H200", "8B layer"): 1.25,
     ("h200-between", "H200", "8B layer"): 1.25,
     ("h200-between", "H200", "nanoGPT"): 1.1,
     ("h200-between", "H200", "width 384"): 1.2,
@@ -37,6 +39,12 @@ RECORDS = {
     ("cpu-no-tiles", "cpu", "768×768"): 1.25,
     ("cpu-no-tiles", "cpu", "3072×768"): 1.25,
     ("cpu-no-tiles", "cpu", "CIFAR-10"): 1.45,
+}
+# Where ``auto`` took other maps than today.
+OTHER_AUTO = {
+    *((record, workload) for record, _, workload in RECORDS if record == "h200-between"),
+    ("h200-later", "8B layer"),
+    ("h200-heads", "8B layer"),
 }
 
 
@@ -62,7 +70,7 @@ def estimated_and_measured(request, monkeypatch):
         for name, make in maps.items()
         if name in measured
         and "Kaczmarz" not in name  # a gather of columns is not modelled
-        and (record, name) != ("h200-between", "auto")  # which took other maps then
+        and not (name == "auto" and (record, workload) in OTHER_AUTO)
     }
     adamw = 1e3 * sum(adamw_seconds(m, n, on, count) for count, m, n in shapes)
     if adamw > 0.2 or device == "cpu":  # a host needs a quarter of a millisecond to launch AdamW
@@ -73,7 +81,7 @@ def estimated_and_measured(request, monkeypatch):
 @pytest.mark.parametrize("estimated_and_measured", RECORDS, ids=" ".join, indirect=True)
 def test_estimates_agree_with_measured_steps(estimated_and_measured):
     times, allowed = estimated_and_measured
-    sketched = "Deflated, ℓ = a sixth" if "LowRank, ℓ = a quarter" in times else "LowRank, warm"
+    sketched = "LowRank, warm" if "LowRank, warm" in times else "Deflated, ℓ = a sixth"
     assert {sketched, "full space, PolarExpress 5"} <= times.keys()
     assert ADAMW in times or times["full space, PolarExpress 5"][1] < 0.7
     off = {name: round(estimate / real, 2) for name, (estimate, real) in times.items()}

@@ -17,7 +17,7 @@ from polarstep_lab.git import NoAnswer, git, tree_of
 from polarstep_lab.peers.catalogue import versions
 from polarstep_lab.structure import ConfigError
 
-__all__ = ["describe_environment", "pick_device", "record_environment"]
+__all__ = ["describe_environment", "pick_device", "record_environment", "source_of_packages"]
 
 PACKAGES = ("polarstep", "torch", "numpy", "optuna", "tiktoken", "triton")
 
@@ -83,7 +83,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "device_name": _device_name(device),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
-        **_source(),
+        **source_of_packages(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -112,7 +112,7 @@ def _device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def _source() -> dict[str, str | None]:
+def source_of_packages() -> dict[str, str | None]:
     """The commit of both packages' source, with ``+`` where it has been changed since.
 
     Then ``git_tree`` is the hash of the source as it was, by which a later commit of it can be found.
