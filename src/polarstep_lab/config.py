@@ -125,7 +125,8 @@ class PolarConfig:
         if self.float8 and self.rest != "lifted":
             raise ValueError(
                 f"optimizer.polar.float8=true with optimizer.polar.rest={self.rest}: expected lifted, "
-                "as only the step that lifts the rest can be in eight bits"
+                "as only the step that lifts the rest can be in eight bits; set "
+                f"optimizer.polar.float8=false too, or take --vary rest={self.rest}"
             )
         if self.rest != "dropped" and self.rank is None:
             raise ValueError(

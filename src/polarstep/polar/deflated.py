@@ -43,9 +43,9 @@ class Deflated(Containing):
 
     **How long a step can be.** δ and s come from estimates with 16 columns. Without steps ‖T‖²_op is at
     most 1 + (‖R‖_op/δ)². With one step of ``"flat"`` ‖T‖_op ≤ 2.6 on any spectrum, for 99 of 100 leading
-    directions of 768 rows, and up to 1.5 was measured (``results/step-cost/h200-accuracy.txt``). No bound
-    is certain: a direction that is orthogonal to all 16 columns, with nothing else of M along it, is
-    not seen at all.
+    directions of 768 rows; up to 1.5 was measured (``results/step-cost/h200-accuracy.txt``). No bound is
+    certain: a direction that is orthogonal to all 16 columns, with nothing else of M along it, is not
+    seen at all.
 
     Args:
         head: the low-rank map. The rest keeps what it misses, but one step lifts singular values to no

@@ -700,6 +700,12 @@ def test_eight_bits_are_for_a_rest_that_is_lifted():
         ConfigError, match=r"float8=true with optimizer\.polar\.rest=dropped: expected"
     ):
         resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.float8": True})
+    with pytest.raises(
+        ConfigError, match=r"set optimizer\.polar\.float8=false too, or .*rest=scaled"
+    ):
+        resolve("nanogpt-toy", "deflated", overrides={"optimizer.polar.rest": "scaled"})
+    both = {"optimizer.polar.rest": "scaled", "optimizer.polar.float8": False}
+    assert resolve("nanogpt-toy", "deflated", overrides=both).optimizer.polar.rest == "scaled"
     with pytest.raises(ConfigError, match=r"rest=scaled: expected lifted"):
         resolve("nanogpt-toy", "deflated", overrides={"optimizer.polar.rest": "scaled"})
 
