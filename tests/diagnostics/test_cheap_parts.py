@@ -10,6 +10,7 @@ from tests.spectra import SPECTRA, batch, gaussian
 from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
+from polarstep import products
 from polarstep.diagnostics import Monitor, certify, cheap, cheap_certificate
 
 
@@ -204,7 +205,27 @@ def test_a_certificate_does_not_depend_on_the_other_matrices_of_its_batch():
 
 @pytest.mark.parametrize("d0", [16, 64, 256])
 def test_the_room_for_rounding_is_the_same_share_of_every_size(d0):
-    """The identity loses nothing: γ is what is allowed for the rounding of a sum of d₀² products."""
+    """⟨I, cI⟩ = c·‖I‖_*: γ is 1 − c, and what is allowed for the rounding of a sum of d₀² products."""
     identity = torch.eye(d0, dtype=torch.float64)
+    for length in (1, 4):
+        gamma = float(cheap_certificate(identity, length * identity).gamma)
+        room = 16 * length * (1 + length) * torch.finfo(torch.float64).eps
+        assert room / 2 < gamma - (1 - length) < 2 * room
+
+
+@pytest.mark.parametrize("d0", [16, 64, 256])
+def test_the_room_for_products_in_16_bits(d0, monkeypatch):
+    """Products that are off by ε‖M‖_F change ⟨M, T⟩ and ‖M‖_* by that much, or γ by 2ε/√d₀."""
+    cpu = type(products.of(torch.device("cpu")))
+    monkeypatch.setattr(cpu, "dtype", lambda self, given: torch.bfloat16)
+    identity = torch.eye(d0)
     gamma = float(cheap_certificate(identity, identity).gamma)
-    assert 16 < gamma / torch.finfo(torch.float64).eps < 64
+    assert gamma == pytest.approx(2 * 2.0**-7 / math.sqrt(d0), rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tall_matrices_have_the_certificate_of_wide_ones(dtype):
+    M, polar = gaussian(8, 3000).to(dtype), ps.NewtonSchulz(5)
+    wide, tall = (cheap_certificate(X, polar(X), polar) for X in (M, M.mT))
+    torch.testing.assert_close(tall.gamma, wide.gamma, atol=1e-6, rtol=0)
+    assert tall.nu == wide.nu

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.spectra import SPECTRA, batch, gaussian, operator_norm, with_singular_values
+from tests.spectra import SPECTRA, batch, gaussian, matrix, operator_norm, with_singular_values
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -81,11 +81,34 @@ def test_zero_is_zero_and_what_is_not_finite_has_nan_alone(shape):
     assert found[0] == pytest.approx(float(norm_bound(T[:1])), rel=1e-6)
 
 
+@pytest.mark.parametrize("spectrum", sorted({*SPECTRA} - {"zero"}))
+@pytest.mark.parametrize("exponent", [-38, -37, -36, 36, 37, 38])
+def test_beyond_its_range_the_bound_is_larger_or_nan(spectrum, exponent):
+    """For ‖T‖_op from 1e-36 to 1e36 it is close. Beyond this it is still a bound, if it is a number."""
+    T = (matrix(spectrum, 96, 160) * 10.0**exponent).float()[None]
+    found = norm_bound(T).double()
+    exact = operator_norm(T.double() * 10.0**-exponent) * 10.0**exponent
+    assert found.isnan() or exact <= found
+    if -36 <= exponent <= 36:
+        assert found <= 1.06 * exact
+
+
 def test_the_bound_is_a_function_of_t_alone():
     T = gaussian(2, 100, 120, dtype=torch.float32)
     before = torch.get_rng_state()
     assert torch.equal(norm_bound(T), norm_bound(T))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_constants_made_in_inference_mode_can_be_used_outside_of_it():
+    module._fixed.cache_clear()
+    T = gaussian(1, 100, 120, dtype=torch.float32)
+    with torch.inference_mode():
+        inside = norm_bound(T)
+    constants = module._fixed(T.dtype, T.device, module.LEAST * module.UNIT)
+    assert module._fixed.cache_info().misses == 1
+    assert not any(tensor.is_inference() for tensor in constants)
+    assert torch.equal(norm_bound(T), inside)
 
 
 @pytest.mark.parametrize("shape", [(768, 1000), (1000, 768), (300, 300)], ids=str)
@@ -125,8 +148,9 @@ def chebyshev(x, degree):
     return torch.where(x > 1, torch.cosh(degree * torch.acosh(x.clamp_min(1))), inside)
 
 
+@pytest.mark.parametrize("q", [0.5, 1000.0])  # the second is above every p, so that p/q counts as 1
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_the_formula_of_the_docstring(name):
+def test_it_is_the_formula_of_the_docstring(name, q):
     """P from an SVD, for all α; α₀ is the largest Rayleigh quotient of TTᵀ at (TTᵀ)²W."""
     values = CASES[name][0](80).double()
     T = with_singular_values(values, 80, 100)
@@ -141,9 +165,9 @@ def test_it_is_the_formula_of_the_docstring(name):
         P = Vh.mT @ (chebyshev(sigma / alpha, 15)[:, None] * (U.mT @ W))
         schatten = torch.linalg.svdvals(P).pow(64).sum().pow(1 / 64)
         assert 1 - 1e-12 <= schatten / operator_norm(P) <= 16 ** (1 / 64)
-        tau = (schatten / 0.5).clamp_min(1)
+        tau = (schatten / q).clamp_min(1)
         least = min(least, float(alpha * torch.cosh(torch.acosh(tau) / 15)))
-    assert float(module._by_columns(T[None], W, 0.5)) == pytest.approx(least, rel=1e-6)
+    assert float(module._by_columns(T[None], W, q)) == pytest.approx(least, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)

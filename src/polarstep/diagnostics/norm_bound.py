@@ -62,7 +62,7 @@ LEAST = 0.5
 # The coefficients of x, x³, x⁵ in C_1, C_3 and C_5, and of 1, x², x⁴ in C_4.
 CHEBYSHEV = ((1, 0, 0), (-3, 4, 0), (5, -20, 16), (1, -8, 8))
 # W and q are multiplied by this. Products of W with T or 1/α then stay in float32's range for ‖T‖_op
-# from 1e-36 to 1e36. Beyond it the bound is larger, or NaN.
+# from 1e-36 to 1e36. Beyond it the bound is larger, or NaN. Below about 1e-42 it is zero, as TᵀW is.
 UNIT = 2.0**-6
 # p is the Schatten norm of order 4·2^SQUARINGS.
 SQUARINGS = 4
