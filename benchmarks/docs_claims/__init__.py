@@ -16,6 +16,7 @@ subject:
     wiki        the GPT with the paper's matrices, and the text of its runs
     theory      γ, the noise of gradients, and rates
     adaptive    ranks and new bases chosen by the captured share
+    rms_rates   AdamW's rate with ``lr_scale="rms"``, on a toy GPT
     ranks       bytes and products of steps on many ranks, by the ledger
     trials      the fuzzer's recorded run, and the memory of large parameters
 
@@ -31,6 +32,7 @@ from docs_claims import (
     over_time,
     quality,
     ranks,
+    rms_rates,
     scaling,
     short_runs,
     theory,
@@ -41,7 +43,7 @@ from docs_claims.words import CLAIMS
 
 __all__ = [
     "CLAIMS", "ablations", "adaptive", "cifar10", "cost", "made", "over_time", "quality", "ranks",
-    "scaling", "short_runs", "theory", "trials", "wiki",
+    "rms_rates", "scaling", "short_runs", "theory", "trials", "wiki",
 ]  # fmt: skip
 
 

@@ -85,7 +85,7 @@ class Muon(Checkpointed):
         weight_decay: λ, decoupled.
         lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"fan-ratio"``, √(m/n), with which wide
             matrices take shorter steps; ``"rms"``, with which the entries of an update have a root
-            mean square of 0.2·lr, so that AdamW's learning rates carry over; or a function of (m, n).
+            mean square of 0.2·lr, near that of AdamW's updates; or a function of (m, n).
             ``"rms"`` is 0.2·√(mn)/‖T‖_F with sketched maps, which compute ‖T‖_F, but at most
             0.6·√(mn/ℓ), as momentum of a few directions would have very long steps. In full space
             it is 0.2·√max(m, n). The RMS is below 0.2 where ‖T‖²_F < ℓ/9, and in full space where
