@@ -193,7 +193,6 @@ SHORT = {
     "Deflated, warm, a sixth, rest scaled, NormalizedRows": "1/6, scaled + rows",
     "Deflated, h = 1, rest scaled": "h = 1, scaled",
     "Deflated, h = 1, rest scaled, NormalizedRows": "h = 1, scaled + rows",
-    "LowRank, h = 0": "LowRank",
     "LowRank, h = 0, NormalizedRows": "h = 0 + rows",
     "LowRank, the paper's, NormalizedRows": "the paper's + rows",
     "torch.optim.Muon": "torch",

@@ -110,7 +110,7 @@ SCALES: dict[str, Callable[[int, int, int], float]] = {
     # √(m/n): all layers do so (Bernstein and Newhouse 2024; dion's "spectral_norm").
     "fan-ratio": _fan_ratio,
     # 0.2·√(mn/‖T‖²_F), in full space 0.2·√max(m, n): the RMS of an update is 0.2, as with AdamW, so
-    # AdamW's learning rate and weight decay carry over (Liu et al. 2025, Moonlight).
+    # AdamW's learning rate and weight decay are a first guess (Liu et al. 2025, Moonlight).
     "rms": _rms,
 }
 
