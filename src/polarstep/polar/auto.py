@@ -136,8 +136,9 @@ def _map(name: str, m: int, n: int, always: bool = False) -> PolarMap:
 
 def _deflated_width(short: int) -> int:
     """ℓ of the deflated map: a sixth of the short side, from 1536 rows on 256, from 2048 an eighth."""
-    eighth = -(-short // (64 * EIGHTH)) * 64
-    return max(_part(short, SIXTH), min(WIDEST, eighth) if eighth > NARROW else 0)
+    if short <= NARROW * EIGHTH:
+        return _part(short, SIXTH)
+    return min(WIDEST, -(-short // (64 * EIGHTH)) * 64)
 
 
 def _part(short: int, part: int) -> int:
@@ -198,7 +199,8 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
     share = f"about {shortest / times['full']:.2f} × full space"
     if best == "deflated" and min(m, n) > TRAINED:
         part = _deflated_width(min(m, n)) / min(m, n)
-        share += f"; ℓ is {part:.1%} of the short side, tried in training with 12.5% of {TRAINED}"
+        tried = f"tried in training with {1 / EIGHTH:.1%} of {TRAINED}"
+        share += f"; ℓ is {part:.1%} of the short side, {tried}"
     if budget == "cheap":
         share += f"; no map is within {CHEAP} × AdamW, this one takes {shortest / adamw:.2f}"
     return best, share

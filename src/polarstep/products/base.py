@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polarstep.products.deflating import SIGNS, Deflating, Head, signs, squared_norm
+from polarstep.products.deflating import SIGNS, Deflating, Head, signs
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.plain import plain_product, product_like
 from polarstep.products.row_product import RowProduct
@@ -36,7 +36,6 @@ __all__ = [
     "product_like",
     "shrink_of",
     "signs",
-    "squared_norm",
     "unit_scale",
     "unit_scaled",
 ]
