@@ -3,7 +3,7 @@
 The time of a point is its step times the median time of a whole step, so that compiling, evaluations
 and a slow start do not count. ``docs_long_run.py`` has the lines of the long run. Those of the shorter
 runs are in ``results/frontier/curves.jsonl``, which ``frontier.py run --every 100`` makes: one run of
-each optimizer, of a row of the tables in ``docs/which.md``.
+each optimizer, of a row of the tables in ``docs/frontier.md``.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def curves() -> dict[str, Line]:
         trained = run["map"], run["lr"]
         words = f"{CURVES}: {run['map']}, rate {run['lr']:g}, seed {run['seed']}"
         if trained not in rows or identity(run) not in known:
-            raise ValueError(f"{words}: expected a run that the tables of docs/which.md report")
+            raise ValueError(f"{words}: expected a run that the tables of docs/frontier.md report")
         if trained in found:
             raise ValueError(f"{words}: expected one run of each map")
         each = rows[trained]

@@ -179,6 +179,20 @@ def weighed() -> tuple[Weighed, ...]:
     )
 
 
+def columns_of_auto() -> tuple[int, ...]:
+    """ℓ that ``auto`` takes on a GPU for square matrices of the widths of :data:`HELD`."""
+    import torch
+
+    import polarstep as ps
+
+    found = []
+    for d in HELD.values():
+        polar = ps.Auto().on(d, d, torch.device("cuda"))
+        assert isinstance(polar, ps.Deflated), d
+        found.append(polar.head.width)
+    return tuple(found)
+
+
 def timed_as(name: str) -> str | None:
     """The name of a map in the times; ``None`` where it was not timed."""
     return name if any(name == each for each, _ in steps()) else None

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from docs_quality import (
+    AUTO,
     HELD,
     RATES,
     ROOT,
+    SIXTH,
     TEST,
     TIMES,
     Weighed,
     applied,
     at_chosen_rates,
+    columns_of_auto,
     memory,
     million_tokens,
     peers,
@@ -227,11 +230,45 @@ def accuracies_table(folder: Path) -> str:
     return markdown(_first_left("method", "test accuracy", "to full space, points"), table)
 
 
+# The README's rows: what a user gives, and the title of the map in :func:`weighed`. Rows of ``auto``
+# have the price of the head that it takes on each workload.
+HEADLINE = (
+    ("AdamW, fused", "AdamW, fused"),
+    ("nothing: full space", "full space"),
+    ("`transform=ps.NormalizedRows()`", "full space, `NormalizedRows`"),
+    ('`polar="auto"`', "`Deflated`, warm, a sixth"),
+    (
+        '`polar="auto"`, `transform=ps.NormalizedRows()`',
+        "`Deflated`, warm, a sixth, `NormalizedRows`",
+    ),
+    (
+        '… and `lr_scale="fan-ratio"`',
+        "`Deflated`, warm, a sixth, `NormalizedRows`, `fan-ratio`",
+    ),
+    ("`polar=ps.LowRank(200, 8, power=0, …)`", "`LowRank`, h = 0"),
+    ("`polar=ps.LowRank(200)`, as published", "`LowRank`, the paper's"),
+)
+
+
 def headline_table(record: Path) -> str:
-    """The rows of :func:`weighed_table` whose perplexity and time are known, in part at least."""
-    lines = weighed_table(record).splitlines()
-    known = [line for line in lines if max(map(line.count, ("not run", "not timed"))) < 2]
-    return "\n".join(known)
+    """What a user gives, what a step of it costs, and where training ends: the README's table."""
+    import docs_long_run
+
+    maps = {each.title: each for each in weighed()}
+    table = []
+    for given, title in HEADLINE:
+        each = maps[title]
+        assert each.timed is not None
+        timed, columns = dict.fromkeys(HELD, each.timed), each.columns
+        if each.timed.startswith(SIXTH):
+            timed = {load: AUTO[load] + each.timed.removeprefix(SIXTH) for load in HELD}
+            columns = columns_of_auto()
+        times = [f"{steps()[name, load]['ratio']:.1f}×" for load, name in timed.items()]
+        ells = "–" if columns is None else " / ".join(map(str, columns))
+        table.append([given, ells, *times, _told(each), _told_of_the_long_run(each)])
+    after = [f"{of():.1f}M tokens" for of in (million_tokens, docs_long_run.million_tokens)]
+    titles = ("ℓ", *_loads(), f"perplexity, {after[0]}", f"perplexity, {after[1]}")
+    return markdown(_first_left("you give", *titles), table)
 
 
 def weighed_table(record: Path) -> str:

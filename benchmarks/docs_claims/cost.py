@@ -11,7 +11,19 @@ import polarstep as ps
 from docs_claims.scaling import widest
 from docs_claims.wiki import long_gap
 from docs_claims.words import claim
-from docs_quality import AUTO, BETWEEN, EIGHTH, HEADS, ROOT, SIXTH, TWELFTH, peers, steps
+from docs_quality import (
+    AUTO,
+    BETWEEN,
+    EIGHTH,
+    HEADS,
+    HELD,
+    ROOT,
+    SIXTH,
+    TWELFTH,
+    columns_of_auto,
+    peers,
+    steps,
+)
 
 FULL_SPACE = "full space, PolarExpress 5"
 
@@ -30,7 +42,7 @@ def deflated_price() -> str:
         f"{ratio(deflated, load)} instead of {ratio(FULL_SPACE, load)} times"
         for load, deflated in AUTO.items()
     )
-    ells = [*_columns_of_auto().values()]
+    ells = columns_of_auto()
     return (
         f"{small} AdamW's step on nanoGPT's matrices (ℓ = {ells[0]}, {ells[0] / 768:.0%} of the width), "
         f"and {large} on an 8B layer (ℓ = {ells[1]}, {ells[1] / 4096:.0%}). The first ended at "
@@ -47,21 +59,12 @@ def auto_share() -> str:
         f"{steps()[deflated, load]['ratio'] / steps()[FULL_SPACE, load]['ratio']:.0%}"
         for load, deflated in AUTO.items()
     ]
-    small, large = (f"ℓ = {ell}, {ell / d:.0%}" for d, ell in _columns_of_auto().items())
+    widths = zip(HELD.values(), columns_of_auto(), strict=True)
+    small, large = (f"ℓ = {ell}, {ell / d:.0%}" for d, ell in widths)
     return (
         f"{parts[0]} of full space's time on nanoGPT's matrices ({small} of the width), and {parts[1]} "
         f"on a layer of an 8B model ({large}, a width at which nothing was trained)"
     )
-
-
-def _columns_of_auto() -> dict[int, int]:
-    """ℓ that ``auto`` takes for square matrices of two widths, on a GPU."""
-    found = {}
-    for d in (768, 4096):
-        polar = ps.Auto().on(d, d, torch.device("cuda"))
-        assert isinstance(polar, ps.Deflated), d
-        found[d] = polar.head.width
-    return found
 
 
 @claim
@@ -106,7 +109,7 @@ def head_prices() -> str:
     """What heads of three widths cost on an 8B layer."""
     from step_optimizers import forced
 
-    assert _columns_of_auto()[4096] == forced(4096)[AUTO["8B layer"]]().head.width
+    assert columns_of_auto()[-1] == forced(4096)[AUTO["8B layer"]]().head.width
     told = []
     for name in (SIXTH, EIGHTH, TWELFTH):
         part = name.partition("ℓ = ")[2]

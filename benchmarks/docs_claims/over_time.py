@@ -55,7 +55,7 @@ def whole_step() -> str:
     runs = {name.removesuffix("+warmup"): line for name, line in curves().items()}
     ours, full, adamw = (runs[name] for name in (AUTO, FULL, "adamw"))
     return (
-        f"{_step_ms(ours):.1f} ms a step with this map, {_step_ms(full):.1f} in full space and "
+        f"{_step_ms(ours):.1f} ms a step with the map of `auto`, {_step_ms(full):.1f} in full space and "
         f"{_step_ms(adamw):.1f} with AdamW, in batches of {SEQUENCES * LENGTH / 1000:.0f} thousand "
         f"tokens. After {million_tokens():.1f}M tokens validation perplexity was {ours.end:.1f}, "
         f"{full.end:.1f} and {adamw.end:.1f} (one run each)"

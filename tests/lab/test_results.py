@@ -148,7 +148,7 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
     page = (ROOT / "docs/which.md").read_text()
     assert module.filled(page, "docs/which.md") == page
     for pattern in (
-        r"(<!-- claim: rows-gain -->\D*)(\d)",
+        r"(<!-- claim: low-rank-loss -->\D*)(\d)",
         r"(<!-- choice: \S+ -->(?s:.*?×.*?))(\d)",
     ):
         edited = re.sub(pattern, lambda m: f"{m[1]}{(int(m[2]) + 1) % 10}", page, count=1)
@@ -303,12 +303,12 @@ def test_the_commands_under_our_maps_on_cifar10_make_the_runs_of_their_tables():
         assert made == recorded
 
 
-def runs_of_which_map(out):
-    """Map, rate and seed of the runs that commands of docs/which.md write to a file, and how often.
+def runs_of_the_page(out):
+    """Map, rate and seed of the runs that commands of docs/frontier.md write to a file, and how often.
 
     ``None`` stands for commands that name no file. How often is after how many steps they evaluate.
     """
-    page = (ROOT / "docs/which.md").read_text()
+    page = (ROOT / "docs/frontier.md").read_text()
     made = set()
     for command in re.findall(r"benchmarks/frontier.py run (?:[^`\n\\]|\\\n)*", page):
         words = shlex.split(command.replace("\\\n", " "))
@@ -324,7 +324,7 @@ def runs_of_which_map(out):
     return made
 
 
-def test_the_commands_of_which_map_make_the_runs_of_the_frontier(module):
+def test_the_commands_of_the_page_make_the_runs_of_the_frontier(module):
     """All but those of earlier versions of a map, which the page says cannot be repeated."""
     frontier = importlib.import_module("frontier")
     recorded = {
@@ -332,16 +332,16 @@ def test_the_commands_of_which_map_make_the_runs_of_the_frontier(module):
         for run in read_lines(ROOT / "results/frontier/runs.jsonl")
         if frontier.parts_of(run["map"])[0] not in frontier.EARLIER
     }
-    assert runs_of_which_map(None) == recorded
+    assert runs_of_the_page(None) == recorded
 
 
 CURVES = ROOT / "results/frontier/curves.jsonl"
 
 
-def test_the_commands_of_which_map_make_the_curves():
+def test_the_commands_of_the_page_make_the_curves():
     recorded = read_lines(CURVES)
     made = [(run["map"], run["lr"], run["seed"], run["curve"][0][0]) for run in recorded]
-    assert runs_of_which_map("curves.jsonl") == set(made)
+    assert runs_of_the_page("curves.jsonl") == set(made)
     assert len(made) == len(set(made))
 
 
@@ -940,7 +940,7 @@ def test_curves_are_whole_runs_of_a_gpu(over_time):
 
 def test_the_figure_of_the_curves_is_on_its_page(module):
     figure = "assets/frontier-over-time.svg"
-    page = (ROOT / "docs/which.md").read_text()
+    page = (ROOT / "docs/frontier.md").read_text()
     assert f"docs/{figure}" in module.FIGURES
     assert f"]({figure})" in page
     assert "time-of-a-run -->" in page
@@ -1020,7 +1020,9 @@ def test_claims_over_time_are_in_order_and_say_that_it_is_one_seed(over_time, mo
     assert "AdamW, fused 31.8 s (21.2 ms a step); Deflated 1/6 33.3 s (22.2 ms a step)" in run
     assert run.endswith("SOAP 112.5 s (75.0 ms a step)")
     whole = module.made("whole-step")
-    assert whole.startswith("22.2 ms a step with this map, 23.5 in full space and 21.2 with AdamW")
+    assert whole.startswith(
+        "22.2 ms a step with the map of `auto`, 23.5 in full space and 21.2 with AdamW"
+    )
     # A curve falls as 1/√step, between evaluations along a straight line.
     assert "Full space ends at 57.6 after 35.2 s" in full
     order = ["1/6 + rows + fan-ratio", "Deflated 1/6", "full space + fan-ratio", "NorMuon"]
