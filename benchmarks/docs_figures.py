@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 import docs_over_time
 from docs_ablations import ablations
@@ -20,6 +22,7 @@ from docs_quality import (
     weighed,
 )
 from docs_svg import Box, Frame, multiples, percent, short_name, svg, text
+from docs_tables import HEADLINE
 
 
 def step_cost() -> str:
@@ -59,28 +62,62 @@ LOWEST, HIGHEST = -6.0, 15.0
 TICKS = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
 
 
+PANELS = {"nanoGPT": "on nanoGPT's 64 matrices", "8B layer": "on a layer of an 8B model"}
+"""The sets of matrices on which steps are timed, in words."""
+
+
 def frontier() -> str:
     """Perplexity against full space over the time of a step, on two sets of matrices."""
+    return _over_cost(weighed(), PANELS, short_name, panel=520, longest=30)
+
+
+def headline() -> str:
+    """The same for the maps of the README's table, on nanoGPT's matrices, where ``auto`` is a sixth."""
+    titles = {title for _, title in HEADLINE}
+    shown = [each for each in weighed() if each.title in titles]
+
+    def name(title: str) -> str:
+        return re.sub(r"^(Deflated )?1/6", "auto", short_name(title))
+
+    return _over_cost(shown, {"nanoGPT": PANELS["nanoGPT"]}, name)
+
+
+def _over_cost(
+    maps: Iterable[Weighed],
+    panels: Mapping[str, str],
+    name: Callable[[str], str],
+    panel: int = 400,
+    longest: float = math.inf,
+) -> str:
+    """A point for each map and for each optimizer of another library, with its interval.
+
+    ``panel`` is the height of a panel, ``longest`` the longest time that it shows, over AdamW's.
+    """
     all_known = {
-        each: quality(each.trained)
-        for each in (*weighed(), *peers())
-        if each.timed and each.trained
+        each: quality(each.trained) for each in (*maps, *peers()) if each.timed and each.trained
     }
     known = [each for each, found in all_known.items() if LOWEST < found.value < HIGHEST]
     above = [
-        f"{short_name(each.title)} {found.told(unit='%')}"
+        f"{name(each.title)} {found.told(unit='%')}"
         for each, found in all_known.items()
         if found.value >= HIGHEST
     ]
-    width, panel = 760, 400
+    width = 760
+    notes = []
     title = f"Test perplexity after {million_tokens():.1f}M tokens, against full space"
     shapes = [text(0, 20, title, kind="title")]
-    panels = (("nanoGPT", "on nanoGPT's 64 matrices"), ("8B layer", "on a layer of an 8B model"))
-    for place, (load, words) in enumerate(panels):
+    for place, (load, words) in enumerate(panels.items()):
         top = 44 + place * (panel + 62)
-        points = [each for each in known if (each.timed, load) in steps()]
-        times = [steps()[each.timed, load]["ms"] for each in points]
+        timed = {
+            each: steps()[each.timed, load]["ms"] for each in known if (each.timed, load) in steps()
+        }
         adamw = steps()["AdamW, fused", load]["ms"]
+        points = [each for each, ms in timed.items() if ms <= longest * adamw]
+        times = [timed[each] for each in points]
+        right = [each for each in timed if each not in points]
+        if right:
+            told = ", ".join(f"{name(each.title)} ({timed[each]:.0f} ms)" for each in right)
+            notes.append(f"Right of the panel {words}: {told}.")
         x = (0.85 * min(adamw, *times), 1.6 * max(times))  # room for the last name
         frame = Frame(52, top, width - 16, top + panel, x, (LOWEST, HIGHEST))
         percents = {value: percent(value) for value in range(-4, 15, 2)}
@@ -92,18 +129,20 @@ def frontier() -> str:
         for each in points:
             shapes += _mark(frame, each, load)
         bars = [bar for each in points if (bar := _bar(frame, each, load))]
-        marks = [(*_place(frame, each, load), short_name(each.title)) for each in points]
+        marks = [(*_place(frame, each, load), name(each.title)) for each in points]
         shapes += frame.names(marks, beside=bars)
     seeds = len(reported(perplexities()["full", 0.014]))
-    note = (
+    notes.insert(
+        0,
         f"Bars: 95% t-intervals over paired seeds, of {seeds} in full space. Hollow: one seed. "
-        "The GPT is 768 wide in both panels."
+        "The GPT is 768 wide.",
     )
-    height = 44 + len(panels) * (panel + 62)
-    shapes.append(text(0, height - 4, note, kind="small"))
     if above:
+        notes.append(f"Above the figure: {', '.join(above)}.")
+    height = 26 + len(panels) * (panel + 62)
+    for note in notes:
         height += 18
-        shapes.append(text(0, height - 4, f"Above the figure: {', '.join(above)}.", kind="small"))
+        shapes.append(text(0, height - 4, note, kind="small"))
     return svg(width, height, "Perplexity over the time of an optimizer step", shapes)
 
 
@@ -192,6 +231,7 @@ def gaps() -> str:
 
 FIGURES = {
     "docs/assets/step-cost.svg": step_cost,
+    "docs/assets/headline.svg": headline,
     "docs/assets/frontier.svg": frontier,
     "docs/assets/gpt-ablations.svg": ablations,
     "docs/assets/gaps.svg": gaps,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 STYLE = (
@@ -113,26 +113,35 @@ class Frame:
     ) -> list[str]:
         """A name for each mark, at the first place where it meets no mark, name or line at zero.
 
-        Names do not meet the boxes ``beside`` either.
+        Names do not meet the boxes ``beside`` either. A name that stands far from its mark has a line to
+        it. Lines and names cross only where there is no other place.
         """
         taken = [*beside, *((x - 8, y - 8, x + 8, y + 8) for x, y, _ in marks)]
         _, zero = self.at(self.x[0], 0)
         taken.append((self.left, zero - 1, self.right, zero + 1))
+        named: list[Box] = []
+        lines: list[Box] = []
         shapes = []
         for x, y, name in marks:
             boxes = [_box(x, y, name, place) for place in _PLACES]
-            free = (
+            free = [
                 k
                 for k, box in enumerate(boxes)
-                if self._holds(box) and not any(meet(box, other) for other in taken)
+                if self._holds(box) and not _meets(box, (*taken, *named))
+            ]
+            clear = (
+                k
+                for k in free
+                if not _meets(boxes[k], lines)
+                and not any(_meets(dot, named) for dot in _line(x, y, k))
             )
-            best = next(free, 0)
-            taken.append(boxes[best])
+            best = next(clear, free[0] if free else 0)
+            named.append(boxes[best])
+            lines += _line(x, y, best)
             right, down, anchor = _PLACES[best]
-            if right and abs(down) > 16:  # too far from its mark to be told without a line
-                end = y + down - (10 if down > 0 else -4)
-                line = f"M{x:.1f} {y:.1f}L{x + right:.1f} {end:.1f}"
-                shapes.append(f'<path d="{line}" class="axis"/>')
+            for end_x, end_y, *_ in _line(x, y, best)[-1:]:
+                path = f"M{x:.1f} {y:.1f}L{end_x:.1f} {end_y:.1f}"
+                shapes.append(f'<path d="{path}" class="axis"/>')
             shapes.append(text(x + right, y + down, name, kind="small", anchor=anchor))
         return shapes
 
@@ -167,6 +176,20 @@ def _box(x: float, y: float, name: str, place: tuple[int, int, str]) -> Box:
     left = x + right - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * long
     bottom = y + down + 3
     return left, bottom - 13, left + long, bottom
+
+
+def _line(x: float, y: float, place: int) -> list[Box]:
+    """Points on the line from a mark to a name that is too far from it to be told without a line."""
+    right, down, _ = _PLACES[place]
+    if not right or abs(down) <= 16:
+        return []
+    end = down - (10 if down > 0 else -4)
+    along = [(x + right * part / 8, y + end * part / 8) for part in range(1, 9)]
+    return [(at, up, at, up) for at, up in along]
+
+
+def _meets(box: Box, others: Iterable[Box]) -> bool:
+    return any(meet(box, other) for other in others)
 
 
 def meet(a: Box, b: Box) -> bool:
