@@ -37,7 +37,11 @@ MAPS: dict[str, ps.PolarMap] = {
     "low rank": ps.LowRank(48, 8, **INNER),
     "full": ps.NewtonSchulz(5, "polar-express"),
 }
-ROWS = " with rows"  # the ending of a name for the same map with normalized rows
+# Endings of a name for the same map with another option of the optimizer.
+OPTIONS: dict[str, dict[str, Any]] = {
+    " with rows": {"transform": ps.NormalizedRows()},
+    " with rms": {"lr_scale": "rms"},
+}
 
 
 class _Hopper:
@@ -72,19 +76,19 @@ class _WithoutProducts(TorchDispatchMode):
         return kwargs.get("out", A.new_empty(*A.shape[:-1], B.shape[-1]))
 
 
-def compiled(polar: ps.PolarMap, transform: ps.NormalizedRows | None) -> Counter[str]:
-    """The kernels of two steps with ``polar``, and how often each is launched."""
+def compiled(polar: ps.PolarMap, options: dict[str, Any]) -> Counter[str]:
+    """The kernels of two steps with ``polar`` and ``options``, and how often each is launched."""
     found: Counter[str] = Counter()
     run = JITFunction.run
 
-    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> Any:
         found[kernel.fn.__name__] += 1
-        return run(kernel, *args, grid=grid, warmup=True, **options)
+        return run(kernel, *args, grid=grid, warmup=True, **given)
 
     JITFunction.run = compile_only
     try:
         params = [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES]
-        optimizer = ps.Muon(params, lr=0.01, polar=polar, transform=transform)
+        optimizer = ps.Muon(params, lr=0.01, polar=polar, **options)
         for _ in range(2):  # a warm map begins with a fresh sketch
             for p in params:
                 p.grad = torch.ones_like(p)
@@ -102,9 +106,9 @@ def main(*names: str) -> None:
     kernels.available = lambda device: True
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     products._BY_KERNELS["cpu"] = _OnHopper()
-    for name in names or (*MAPS, *(each + ROWS for each in MAPS)):
-        rows = ps.NormalizedRows() if name.endswith(ROWS) else None
-        counts = compiled(MAPS[name.removesuffix(ROWS)], rows).most_common()
+    for name in names or [each + ending for ending in ("", *OPTIONS) for each in MAPS]:
+        ending = next((each for each in OPTIONS if name.endswith(each)), "")
+        counts = compiled(MAPS[name.removesuffix(ending)], OPTIONS.get(ending, {})).most_common()
         print(
             f"{name}: " + ", ".join(f"{count} × {kernel}" for kernel, count in counts), flush=True
         )

@@ -17,12 +17,14 @@ pytest.importorskip("triton")
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted")
 def test_the_kernels_of_a_step_in_eight_bits_compile() -> None:
-    process = fork("-m", "tests.hopper", "auto")
+    process = fork("-m", "tests.hopper", "auto", "auto with rms")
     out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
-    name, _, counts = out.partition(": ")
-    launched = {each.partition(" × ")[2] for each in counts.strip().split(", ")}
-    assert name == "auto"
+    launched, with_rms = (
+        {each.partition(" × ")[2] for each in line.partition(": ")[2].split(", ")}
+        for line in out.splitlines()
+    )
+    assert with_rms - launched == {"_lifted_norm_kernel"}
     # The products in eight bits, the update that multiplies the last of them out, and the estimate of s.
     expected = {"_flatten_kernel", "_symmetric_kernel", "_update_from_rows_kernel", "_scale_kernel"}
     assert expected <= launched
