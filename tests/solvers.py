@@ -111,6 +111,7 @@ SOLVERS: list[Solver] = [
         Solver(f"deflated cubic {name}", _deflated(2, CUBIC_THEN_QUINTIC, **options))
         for name, options in HEADS.items()
     ),
+    Solver("deflated quintic gaussian", _deflated(2, "quintic")),
     *(
         Solver(f"deflated {rest} {name}", _deflated(*steps, **options), bounded=False)
         for rest, steps in {"flat": (1, "flat"), "scaled": (), "jordan": (2, "jordan")}.items()

@@ -59,6 +59,15 @@ def test_shape_dtype_and_input_are_kept(solver, dtype, untouched_rng):
 
 
 @over_solvers()
+def test_an_equal_generator_gives_an_equal_result(solver):
+    M = gaussian(3, 12, 20)
+    first, second = (solver.map(M, generator=key()) for _ in range(2))
+    assert torch.equal(first, second)
+    if solver.random and solver.map.on(12, 20, M.device) is solver.map:
+        assert not torch.equal(first, solver.map(M, generator=rng.generator("another")))
+
+
+@over_solvers()
 def test_solvers_are_values(solver):
     for twin in (copy.deepcopy(solver.map), pickle.loads(pickle.dumps(solver.map))):
         assert twin == solver.map

@@ -35,8 +35,8 @@ CHEAP = 1.15
 # eighth, which ended half a percent behind full space at widths of 768 and 2048.
 QUARTER, SIXTH, EIGHTH = 4, 6, 8
 NARROW, WIDEST = 256, 2048
-# The widest model that was trained.
-TRAINED = 2048
+# The widths of the narrowest and of the widest model that was trained with the deflated map.
+NARROWEST_TRAINED, TRAINED = 384, 2048
 OVERSAMPLE = 8
 
 
@@ -53,8 +53,9 @@ class Auto(Containing):
     On a GPT of 11 layers × 768 the deflated map ended 0.1% above the perplexity of full space after
     73M tokens (± 0.7, three seeds, ``results/long-run``), and the paper's low-rank map 11% above it
     (± 1.5). From 2048 rows on ℓ is an eighth of them, with which a GPT of 5 layers × 2048 ended 0.5%
-    above full space after 25M tokens (± 1.6, three seeds, ``results/scaling``). No wider model was
-    trained, and routes of wider matrices say so. ``docs/which.md`` has other widths and ranks.
+    above full space after 25M tokens (± 1.6, three seeds, ``results/scaling``). No model wider than 2048
+    or narrower than 384 was trained, and routes of such matrices say so. ``docs/frontier.md`` has other
+    widths and ranks.
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm
@@ -201,6 +202,8 @@ def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
         part = _deflated_width(min(m, n)) / min(m, n)
         tried = f"tried in training with {1 / EIGHTH:.1%} of {TRAINED}"
         share += f"; ℓ is {part:.1%} of the short side, {tried}"
+    if best == "deflated" and min(m, n) < NARROWEST_TRAINED:
+        share += f"; tried in training from width {NARROWEST_TRAINED} on"
     if budget == "cheap":
         share += f"; no map is within {CHEAP} × AdamW, this one takes {shortest / adamw:.2f}"
     return best, share
