@@ -297,8 +297,8 @@ def test_routes_say_what_was_taken_and_why():
     assert large.endswith("× full space; tried in training from width 384 on")
     assert small.startswith("NewtonSchulz(5 × polar-express")
     assert "; auto: a sketch would take" in small
-    widths = {m: ps.Auto().describe(m, 2 * m, CUDA) for m in (384, 1536, 2048, 4096, 32768)}
-    for tried in (384, 1536, 2048):
+    widths = {m: ps.Auto().describe(m, 2 * m, CUDA) for m in (544, 1536, 2048, 4096, 32768)}
+    for tried in (544, 1536, 2048):
         assert widths[tried].endswith("× full space")
     told = "of the short side, tried in training with 12.5% of 2048"
     assert widths[4096].endswith(f"ℓ is 12.5% {told}")
