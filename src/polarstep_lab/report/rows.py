@@ -23,7 +23,7 @@ from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.drawing.palette import Look, looks_of
 from polarstep_lab.estimates import Difference, Estimate, paired
 from polarstep_lab.methods import all_methods
-from polarstep_lab.paper import Published
+from polarstep_lab.paper import ABLATIONS, Published
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
 from polarstep_lab.report.runs import STATUSES, TIMES, Metric
@@ -241,6 +241,15 @@ class AblationSet:
             return find_axis(self.axis).own(RunConfig.from_dict(self.base.config))
         # A config of another version, or an axis: most axes are settings of the polar map.
         return self.base.polar.get(self.axis)
+
+    def published(self, row: Row) -> Published | None:
+        """The authors' figure for a row or for the base, from the file of their ablations.
+
+        Their default setting has a figure of its own on each axis, other than in Table 2.
+        """
+        if row is self.base and any(other.paper for other in self.rows):
+            return ABLATIONS.get(self.axis, {}).get(self.base_value, row.paper)
+        return row.paper
 
     def value_of(self, row: Row) -> Any:
         """The value of a row or of the base; ``"recipe"`` where the base's is not known."""

@@ -8,7 +8,7 @@ import pandas as pd
 
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
 from polarstep_lab.estimates import MISSING, Difference, joined, listed, number
-from polarstep_lab.paper import ABLATIONS_SOURCE
+from polarstep_lab.paper import ABLATIONS_SOURCE, Published
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.figures import cost_figure, trajectory_figure
@@ -41,7 +41,7 @@ def _comparison_table(section: Section) -> Table:
     beside: dict[Row, dict[str, str]] = {}
     for row in rows if any(row.paper for row in rows) else ():
         off = difference_cells(row.off_the_paper, section.metric)["Difference"]
-        beside[row] = {"Paper": _paper_text(row), "Difference": off}
+        beside[row] = {"Paper": _paper_text(row, row.paper), "Difference": off}
     looks = [section.looks[row] for row in rows]
     compared = () if section.apart else section.rows
     name = f"Comparison of {section.recipe}"
@@ -84,7 +84,8 @@ def _ablation_table(section: Section, ablation: AblationSet) -> Table:
         cells = difference_cells(ablation.difference(row), section.metric) if ablation.base else {}
         cells |= {"Difference": "recipe"} if row is ablation.base else {}
         authors = any(other.paper for other in ablation.rows)
-        beside[row] = cells | ({"Authors": _paper_text(row)} if authors else {})
+        published = _paper_text(row, ablation.published(row))
+        beside[row] = cells | ({"Authors": published} if authors else {})
     looks = [look_of("")] * (len(beside) - len(ablation.rows))
     looks += ordinal_looks(len(ablation.rows), ablation.numeric)
     compared = [row for row in ablation.row_names if row not in ablation.strays]
@@ -183,11 +184,12 @@ def _conditions(rows: Sequence[Row]) -> Mapping[Row, dict[str, str]]:
     return texts.loc[:, varied].to_dict("index")
 
 
-def _paper_text(row: Row) -> str:
-    """The published figure for a row, with ‡ where the row differs from it."""
-    if not row.paper:
+def _paper_text(row: Row, published: Published | None) -> str:
+    """A published figure beside a row, with ‡ where the row differs from it."""
+    if published is None:
         return MISSING
-    return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{'‡' if row.differs else ''}"
+    differs = row.metric is not None and row.metric.minus(published.estimate).clear
+    return f"{published.mean:.4f} ± {published.std:.4f}{'‡' if differs else ''}"
 
 
 def _times_text(shown: Sequence[Row]) -> str:
