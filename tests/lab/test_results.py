@@ -116,20 +116,19 @@ def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
 
 
 @pytest.fixture
-def module(monkeypatch):
-    """The script that fills the pages."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("update_docs")
+def module():
+    """What fills the pages."""
+    return importlib.import_module("pages.write")
 
 
 @pytest.fixture
 def tables(module):
     """The tables of the pages."""
-    return importlib.import_module("docs_tables")
+    return importlib.import_module("pages.tables")
 
 
 def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, module, monkeypatch):
-    for each in (module, importlib.import_module("docs_results")):
+    for each in (module, importlib.import_module("pages.results")):
         monkeypatch.setattr(each, "ROOT", published.parent.parent)
     page = "## Results\n\n<!-- results: results/cifar10 -->\nold\n<!-- end -->\n\nmore\n"
     text = module.filled(page, "docs/results.md")
@@ -174,7 +173,7 @@ APART = {
 
 
 def comparisons(module):
-    texts = {name: module.made(name) for name in importlib.import_module("docs_claims").CLAIMS}
+    texts = {name: module.made(name) for name in importlib.import_module("pages.claims").CLAIMS}
     return {name: text for name, text in texts.items() if SIGNED.search(text)}
 
 
@@ -363,8 +362,8 @@ def test_a_folder_without_runs_is_an_error(tmp_path):
 
 @pytest.fixture
 def quality(module, monkeypatch):
-    """``docs_quality``, and the runs and the times that it reads, which the test fills."""
-    found = importlib.import_module("docs_quality")
+    """``pages.records.quality``, and the runs and the times that it reads, which the test fills."""
+    found = importlib.import_module("pages.records.quality")
     runs: dict[tuple[str, float], dict[int, float]] = {}
     times: dict[tuple[str, str], dict[str, float]] = {}
 
@@ -436,7 +435,7 @@ def test_runs_with_halves_are_judged_by_the_test_half(quality, monkeypatch):
 
 
 def test_tables_that_say_test_have_the_test_half_of_every_run(module):
-    found = importlib.import_module("docs_quality")
+    found = importlib.import_module("pages.records.quality")
     trained = [each.trained for each in (*found.weighed(), *found.peers()) if each.trained]
     assert len(trained) > 15
     assert found.judged_by(*trained) == found.TEST
@@ -491,7 +490,7 @@ def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
             }
     monkeypatch.setattr(tables, "weighed", lambda: shown)
     monkeypatch.setattr(tables, "steps", lambda record=None: times)
-    monkeypatch.setattr(importlib.import_module("docs_long_run"), "runs", dict)
+    monkeypatch.setattr(importlib.import_module("pages.records.long_run"), "runs", dict)
     text = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
     _, _, full, torch_muon, dion, soap = text.splitlines()
     assert full == "| full space | 2.00 ms, 4.00× | 2.00 ms, 4.00× | 306 + 26 | 0.014 | – |"
@@ -524,7 +523,7 @@ def test_one_seed_chooses_no_map(tables, quality, monkeypatch):
 
 
 def test_names_in_a_figure_do_not_meet(module):
-    svg = importlib.import_module("docs_svg")
+    svg = importlib.import_module("pages.figures.svg")
     frame = svg.Frame(50, 60, 370, 388, (0.5, 30.0), (-3.0, 10.0))
     marks = [(*frame.at(1.0 + 0.1 * k, 0.3 * k), f"optimizer {k}") for k in range(6)]
     drawn = [
@@ -547,7 +546,7 @@ def test_names_in_a_figure_do_not_meet(module):
 
 
 def test_an_axis_has_four_to_eleven_evenly_spaced_round_ticks(module):
-    svg = importlib.import_module("docs_svg")
+    svg = importlib.import_module("pages.figures.svg")
     assert [*svg.even_ticks((1.6, 2.24)).values()] == [
         "1.6",
         "1.7",
@@ -566,7 +565,9 @@ def test_an_axis_has_four_to_eleven_evenly_spaced_round_ticks(module):
 
 
 def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkeypatch):
-    figures, claims = map(importlib.import_module, ("docs_figures", "docs_claims.scaling"))
+    figures, claims = map(
+        importlib.import_module, ("pages.figures.frontier", "pages.claims.scaling")
+    )
     study = importlib.import_module("scaling")
     rows = [
         {"map": name, "seed": seed, "lr": 0.014, "steps": steps, "width": width}
@@ -610,8 +611,8 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
 
 @pytest.fixture
 def long_run(module, tmp_path, monkeypatch):
-    """``docs_long_run`` with archives of its own: full space and the paper's sketch have two seeds."""
-    names = ("docs_long_run", "docs_over_time", "long_run")
+    """Archives of the long run, made by the test: full space and the paper's sketch have two seeds."""
+    names = ("pages.records.long_run", "pages.figures.over_time", "long_run")
     found, figures, study = map(importlib.import_module, names)
     for slug, seed, final in (
         ("muon-polar-express", 1, 40.0),
@@ -841,7 +842,7 @@ def test_a_run_with_settings_of_no_row_is_refused(long_run):
 
 def test_the_archived_long_runs_are_those_that_the_program_plans(module):
     """Started again with the archives unpacked, ``long_run.py`` makes none of their runs again."""
-    found, study = map(importlib.import_module, ("docs_long_run", "long_run"))
+    found, study = map(importlib.import_module, ("pages.records.long_run", "long_run"))
     rates = study.best_rates(ROOT / found.RATES, ROOT / found.SLOW_RATES)
     plans = {}
     for folder, folder_of_rates, rows in (
@@ -916,8 +917,8 @@ def made_up_curves():
 
 @pytest.fixture
 def over_time(module, tmp_path, monkeypatch):
-    """``docs_over_time``, and a function that writes the records of the curves that it reads."""
-    found = importlib.import_module("docs_over_time")
+    """``figures.over_time``, and a function that writes the records of the curves that it reads."""
+    found = importlib.import_module("pages.figures.over_time")
     path = tmp_path / found.CURVES
     path.parent.mkdir(parents=True)
     monkeypatch.setattr(found, "ROOT", tmp_path)
@@ -1038,7 +1039,7 @@ def test_claims_over_time_are_in_order_and_say_that_it_is_one_seed(over_time, mo
 
 
 def test_names_near_the_ends_of_lines_meet_nothing(module):
-    svg, names = map(importlib.import_module, ("docs_svg", "docs_line_names"))
+    svg, names = map(importlib.import_module, ("pages.figures.svg", "pages.figures.line_names"))
     frame = svg.Frame(52, 50, 744, 448, (10.0, 150.0), (48.0, 86.0))
     assert [*svg.round_ticks((10.0, 150.0)).values()] == ["10", "20", "30", "40", "50", "70", "100"]
     lines = [

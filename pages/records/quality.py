@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from differences import Change, percent
 from frontier import reported
+from pages import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 RUNS = "results/frontier/runs.jsonl"
 GAPS = "results/scaling/runs.jsonl"
 TIMES = "results/step-cost/h200-peers.json"

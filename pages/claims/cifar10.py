@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from differences import Change, paired
-from docs_claims.recorded import FULL, SKETCHED, accuracy, runs, values
-from docs_claims.words import claim, span
-from docs_quality import ROOT
+from pages import ROOT
+from pages.claims.words import claim, span
+from pages.records.runs import FULL, SKETCHED, accuracy, runs, values
 from polarstep_lab.methods import all_methods
 from polarstep_lab.records.record import RunRecord
 

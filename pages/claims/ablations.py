@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from differences import Change, paired, percent
-from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of, values
-from docs_claims.short_runs import FAST, best, by_rate
-from docs_claims.words import claim
+from pages.claims.short_runs import FAST, best, by_rate
+from pages.claims.words import claim
+from pages.records.runs import FULL, SKETCHED, accuracy, tokens_of, values
 
 FOLDER, RECIPE = "results/gpt-ablations", "nanogpt-small"
 PAPERS = {"power": 1, "keep": 1, "solver": "quintic"}
@@ -97,7 +97,7 @@ def rank_ablation() -> str:
 @claim
 def rank_and_tokens() -> str:
     """What full space gains on rank 200, in these runs and in the long ones."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     short = percent(_tests(FULL), _tests(SKETCHED))
     long = percent(study.tests("muon"), study.tests("rand-muon"))

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import cache
 
 from differences import Change, percent
-from docs_claims.recorded import runs, tokens_of
-from docs_claims.words import claim
+from pages.claims.words import claim
+from pages.records.runs import runs, tokens_of
 
 FOLDER, RECIPE = "results/rms-rates", "nanogpt-toy"
 CHOOSING = 0

@@ -1,13 +1,10 @@
-"""Write the measured tables, claims and figures into the pages that show them: no number is typed in.
-
-    python benchmarks/update_docs.py            # write
-    python benchmarks/update_docs.py --check    # fail if a page is not what its record says
+"""What a page has between its markers, and the writing of all pages and figures.
 
 After a marker ``<!-- KIND: RECORD -->``, with a kind of :data:`TABLES`, a page has the table made from
 the record, up to the next blank line. Between ``<!-- claim: NAME -->`` and ``<!-- end -->`` is a claim
-of ``docs_claims``. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are the results of the
+of ``pages.claims``. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are the results of the
 archived runs below the folder, with the commands that repeat them; it is empty without runs. The figures
-in ``docs/assets`` are those of ``docs_figures.py``.
+in ``docs/assets`` are those of ``pages.figures``.
 """
 
 from __future__ import annotations
@@ -16,11 +13,11 @@ import re
 import sys
 import textwrap
 
-from docs_claims import made
-from docs_figures import FIGURES
-from docs_quality import ROOT
-from docs_results import results_tables
-from docs_tables import TABLES
+from pages import ROOT
+from pages.claims import made
+from pages.figures.frontier import FIGURES
+from pages.results import results_tables
+from pages.tables import TABLES
 from polarstep.storage import write_atomically
 
 PAGES = ("README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
@@ -68,7 +65,3 @@ def main() -> int:
             write_atomically(ROOT / name, lambda file, data=data: file.write(data))
     print(f"{'stale' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'nothing'}")
     return 1 if stale and "--check" in sys.argv else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

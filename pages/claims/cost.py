@@ -8,16 +8,16 @@ import math
 import torch
 
 import polarstep as ps
-from docs_claims.scaling import widest
-from docs_claims.wiki import long_gap
-from docs_claims.words import claim
-from docs_quality import (
+from pages import ROOT
+from pages.claims.scaling import widest
+from pages.claims.wiki import long_gap
+from pages.claims.words import claim
+from pages.records.quality import (
     AUTO,
     BETWEEN,
     EIGHTH,
     HEADS,
     HELD,
-    ROOT,
     SIXTH,
     TWELFTH,
     columns_of_auto,
@@ -36,7 +36,7 @@ def ratio(optimizer: str, workload: str) -> str:
 @claim
 def deflated_price() -> str:
     """What the map of ``auto`` costs and saves, at which ranks, and how a rank that small trains."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     small, large = (
         f"{ratio(deflated, load)} instead of {ratio(FULL_SPACE, load)} times"

@@ -7,7 +7,7 @@ counts the bytes and products of real steps against the same formulas.
 from __future__ import annotations
 
 import polarstep as ps
-from docs_claims.words import claim
+from pages.claims.words import claim
 from polarstep.distributed import ledger
 from polarstep.optim.replay import LARGEST_BUCKET
 
@@ -37,7 +37,7 @@ def cheapest(polar: ps.PolarMap, count: int, m: int, n: int) -> tuple[float, led
 
 def received_table() -> str:
     """Megabytes that a rank receives in a step, for each map and shape."""
-    from docs_tables import markdown
+    from pages.tables import markdown
 
     titles = [f"{count} × {m}×{n}" if m != n else f"{count} × {m}²" for count, m, n in SHAPES]
     rows = [

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from docs_claims.words import claim, signed
-from docs_quality import ROOT, Applied, applied
+from pages import ROOT
+from pages.claims.words import claim, signed
+from pages.records.quality import Applied, applied
 from polarstep_lab.records.record import RunRecord
 
 

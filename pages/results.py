@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from docs_quality import ROOT
+from pages import ROOT
 
 COMMAND_WIDTH = 78  # of a block of code on the site
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from differences import change, paired, percent
-from docs_claims.recorded import FULL, SKETCHED, runs, tokens_of, values
-from docs_claims.words import claim, signed
-from docs_quality import ROOT
+from pages import ROOT
+from pages.claims.words import claim, signed
+from pages.records.runs import FULL, SKETCHED, runs, tokens_of, values
 
 if TYPE_CHECKING:
     from long_run import Row
@@ -53,7 +53,7 @@ def _longest_wiki_run(folder: str) -> int:
 @claim
 def adamw_gap() -> str:
     """How AdamW compares with Muon in long runs."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     ends = [
         statistics.fmean(study.tests(slug).values()) for slug in ("muon-polar-express", "adamw")
@@ -68,7 +68,7 @@ def adamw_gap() -> str:
 @claim
 def adamw_behind() -> str:
     """The same in percent alone."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     return f"{long_gap('adamw')} against full space after {study.million_tokens():.1f}M tokens"
 
@@ -76,7 +76,7 @@ def adamw_behind() -> str:
 @claim
 def adamw_warm_up() -> str:
     """AdamW with a warm-up against AdamW without, in the long run and in the short runs of rates."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     tried = {slug: study.rates()[slug] for slug in ("adamw", "adamw-warmup")}
     best = {slug: min(found, key=lambda lr: found[lr]) for slug, found in tried.items()}
@@ -96,7 +96,7 @@ def adamw_warm_up() -> str:
 @claim
 def gpt_order() -> str:
     """How many pairs of methods come in the paper's order in the long runs."""
-    import docs_long_run as study
+    from pages.records import long_run as study
     from polarstep_lab.estimates import Estimate
     from polarstep_lab.methods import find_method
     from polarstep_lab.paper import TABLE_2
@@ -116,7 +116,7 @@ def gpt_order() -> str:
 @claim
 def nesterov_lead() -> str:
     """Nesterov momentum against Polyak's in the long runs, with seven quintic steps."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     told = [
         f"{percent(study.tests(slug), study.tests(f'{slug}-polyak')).told(unit='%')} {words}"
@@ -131,7 +131,7 @@ def nesterov_lead() -> str:
 @claim
 def ranks_long_run() -> str:
     """The deflated map at three ranks: perplexity against full space, and the optimizer's time."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     told = []
     for rank, slug in ((56, "deflated"), (88, "deflated-88"), (120, "deflated-120")):
@@ -147,8 +147,8 @@ def ranks_long_run() -> str:
 @claim
 def rates_tried() -> str:
     """How many rates were tried for the rows of the long run."""
-    import docs_long_run as study
     from long_run import TABLE
+    from pages.records import long_run as study
 
     rows_of: dict[int, list[str]] = {}
     for row in TABLE:
@@ -161,8 +161,8 @@ def rates_tried() -> str:
 @claim
 def long_run_changed() -> str:
     """How many of the long runs no commit has."""
-    import docs_long_run as study
     from long_run import TABLE
+    from pages.records import long_run as study
 
     commits = [commit for row in TABLE for commit in study.commits(row.slug)]
     changed = [commit for commit in commits if commit.endswith("+")]
@@ -175,7 +175,7 @@ def long_run_changed() -> str:
 @claim
 def slow_ranks() -> str:
     """Ranks of the deflated map on the seed that all of them have, with the embedding of before."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     full = study.tests("muon-polar-express-slow")
     told = []
@@ -195,7 +195,7 @@ def slow_ranks() -> str:
 @claim
 def sgd_above_guessing() -> str:
     """At how many rates SGD ended above the perplexity of guessing."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     vocabulary = 50257
     tried = study.rates()["sgd-slow"]
@@ -253,7 +253,7 @@ def slow_long_run() -> str:
 
 
 def _against_full_space(rows: Sequence[Row]) -> str:
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     base = rows[0].base
     told = [
@@ -271,7 +271,7 @@ def _against_full_space(rows: Sequence[Row]) -> str:
 @claim
 def embedding_rate() -> str:
     """What the rate of the embedding is worth in the long run and in the runs that choose rates."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     change_of_full = percent(study.tests(study.BASE), study.tests(f"{study.BASE}-slow"))
     adamw, slow = (min(study.rates()[slug].values()) for slug in ("adamw-head", "adamw-slow"))
@@ -285,8 +285,8 @@ def embedding_rate() -> str:
 @claim
 def larger_batches() -> str:
     """The deflated map after the long run, whose batches are larger than those of the frontier."""
-    import docs_long_run as study
     from frontier import LENGTH, SEQUENCES, STEPS
+    from pages.records import long_run as study
 
     run = next(iter(study.runs()[study.BASE].values()))
     batches = [
@@ -307,7 +307,7 @@ def larger_batches() -> str:
 @claim
 def auto_long_run() -> str:
     """Perplexity and time of the long run with the map that ``auto`` takes at width 768."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     on_validation = percent(*map(study.validations, ("deflated-120", study.BASE)))
     return (
@@ -331,7 +331,7 @@ def slow_rows_long_run() -> str:
 
 def _normalized_rows(full: str, deflated: str, rank: int) -> str:
     """Two rows of the long run with normalized rows, in full space and with the deflated map."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     return (
         f"{long_gap(full)} in full space and {long_gap(deflated)} with `Deflated` of "
@@ -342,7 +342,7 @@ def _normalized_rows(full: str, deflated: str, rank: int) -> str:
 
 def _times(slug: str, full: str) -> str:
     """The optimizer's time of a row and of its form in full space, which may be of another commit."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     ours, theirs = study.times(slug), study.times(full)
     assert ours is not None, f"{slug} has no run alone on its GPU"
@@ -354,7 +354,7 @@ def _times(slug: str, full: str) -> str:
 
 def long_gap(slug: str) -> str:
     """A row of the long run against full space, as ``+2.5% (one seed)``."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     found = study.gap(slug)
     assert found is not None, f"{slug} has no run on a seed of full space"
@@ -364,7 +364,7 @@ def long_gap(slug: str) -> str:
 @claim
 def small_head() -> str:
     """The deflated map of rank 56 in the long run, against full space and against rank 120."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     against = percent(study.tests("deflated"), study.tests("deflated-120"))
     return (
@@ -376,7 +376,7 @@ def small_head() -> str:
 @claim
 def long_run_missing() -> str:
     """Which seeds have no run of that length, and of which rows."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     rows_of: dict[tuple[int, ...], list[str]] = {}
     for slug, seeds in study.missing().items():
@@ -392,7 +392,7 @@ def long_run_missing() -> str:
 @claim
 def long_run_edges() -> str:
     """For which rows the best rate may lie outside those that were tried."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     names = [row.title for row in study.at_an_edge()]
     return "; ".join(names) if names else "no row"
@@ -401,7 +401,7 @@ def long_run_edges() -> str:
 @claim
 def long_run_time() -> str:
     """What part of a whole step of the long run is the optimizer's."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     told = []
     for slug, words in (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from differences import change
-from docs_claims.words import claim, signed
-from docs_quality import GAPS, ROOT, million_tokens
+from pages import ROOT
+from pages.claims.words import claim, signed
+from pages.records.quality import GAPS, million_tokens
 
 
 @claim

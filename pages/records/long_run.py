@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from differences import Change, change, percent
-from docs_quality import ROOT, memory, steps
 from long_run import PEER_TABLE, ROWS, SEEDS, SHOWN, TABLE, Row, row_of, tried_rates, whole_run
+from pages import ROOT
+from pages.records.quality import memory, steps
 from polarstep_lab.records.record import Result, RunRecord, find_runs
 
 FOLDER, SLOW_FOLDER = "results/long-run/table", "results/long-run-slow/table"

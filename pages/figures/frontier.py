@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-import docs_over_time
-from docs_ablations import ablations
-from docs_quality import (
+from pages import ROOT
+from pages.figures import over_time
+from pages.figures.ablations import ablations
+from pages.figures.svg import Box, Frame, multiples, percent, short_name, svg, text
+from pages.records.quality import (
     GAPS,
-    ROOT,
     TIMES,
     Weighed,
     million_tokens,
@@ -21,8 +22,7 @@ from docs_quality import (
     steps,
     weighed,
 )
-from docs_svg import Box, Frame, multiples, percent, short_name, svg, text
-from docs_tables import HEADLINE
+from pages.tables import HEADLINE
 
 
 def step_cost() -> str:
@@ -235,6 +235,6 @@ FIGURES = {
     "docs/assets/frontier.svg": frontier,
     "docs/assets/gpt-ablations.svg": ablations,
     "docs/assets/gaps.svg": gaps,
-    "docs/assets/over-time.svg": docs_over_time.long_run,
-    "docs/assets/frontier-over-time.svg": docs_over_time.frontier,
+    "docs/assets/over-time.svg": over_time.long_run,
+    "docs/assets/frontier-over-time.svg": over_time.frontier,
 }

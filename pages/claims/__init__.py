@@ -3,7 +3,7 @@
 Numbers that follow from the code (bytes of a plan, limits) are claims too, made by calling it.
 
 A page has a claim between ``<!-- claim: NAME -->`` and ``<!-- end -->``; ``update_docs.py`` writes it
-there. NAME is a function that :func:`docs_claims.words.claim` registered, with hyphens. Claims lie by
+there. NAME is a function that :func:`pages.claims.words.claim` registered, with hyphens. Claims lie by
 subject:
 
     cost        what a step costs, against AdamW's and against other libraries'
@@ -24,7 +24,7 @@ Intervals are 95% t-intervals over paired seeds. A claim that one map is better,
 many seeds, which baseline and how many tokens.
 """
 
-from docs_claims import (
+from pages.claims import (
     ablations,
     adaptive,
     cifar10,
@@ -39,7 +39,7 @@ from docs_claims import (
     trials,
     wiki,
 )
-from docs_claims.words import CLAIMS
+from pages.claims.words import CLAIMS
 
 __all__ = [
     "CLAIMS", "ablations", "adaptive", "cifar10", "cost", "made", "over_time", "quality", "ranks",

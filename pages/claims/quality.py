@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 
 from differences import Change, change, paired
-from docs_claims.cost import FULL_SPACE, ratio
-from docs_claims.recorded import FULL, SKETCHED, accuracy, tokens_of
-from docs_claims.wiki import long_gap
-from docs_claims.words import claim, signed
-from docs_quality import (
+from pages import ROOT
+from pages.claims.cost import FULL_SPACE, ratio
+from pages.claims.wiki import long_gap
+from pages.claims.words import claim, signed
+from pages.records.quality import (
     AUTO,
     BASE,
     RATES,
-    ROOT,
     SIXTH,
     TEST,
     Weighed,
@@ -25,6 +24,7 @@ from docs_quality import (
     quality,
     reported,
 )
+from pages.records.runs import FULL, SKETCHED, accuracy, tokens_of
 from polarstep.storage import read_lines
 
 
@@ -114,7 +114,7 @@ def kept_basis_loss() -> str:
 @claim
 def closest_map() -> str:
     """How near the map of ``auto`` comes to full space in long runs."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     return (
         f"{long_gap('deflated-120')} in test perplexity against full space after "
@@ -135,7 +135,7 @@ def _within(found: Change, tokens: float, goal: float = 1.0) -> str:
 @claim
 def within_a_hundredth() -> str:
     """Whether heads of three widths are within 1% of full space, in runs of two lengths."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     told = []
     for words, trained, slug in (
@@ -155,7 +155,7 @@ def within_a_hundredth() -> str:
 @claim
 def auto_with_rows() -> str:
     """The map of ``auto`` with normalized rows in long runs, and what its step costs."""
-    import docs_long_run as study
+    from pages.records import long_run as study
 
     prices = [ratio(f"{AUTO[load]}, rows normalized", load) for load in ("nanoGPT", "8B layer")]
     no_commit = all(commit.endswith("+") for commit in study.commits("deflated-120-rows"))

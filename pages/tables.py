@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from docs_quality import (
+from pages import ROOT
+from pages.records.quality import (
     AUTO,
     HELD,
     RATES,
-    ROOT,
     SIXTH,
     TEST,
     TIMES,
@@ -170,13 +170,13 @@ def peers_table(record: Path) -> str:
 
     As soon as a peer was trained to the end of the long run, there is a column for it.
     """
-    import docs_long_run
+    from pages.records import long_run
 
     first = next(iter(HELD))
     table = []
     ours = [each for each in weighed() if each.timed and each.trained]
     others = peers()
-    long = any(each.long in docs_long_run.runs() for each in others)
+    long = any(each.long in long_run.runs() for each in others)
     for each in (*ours, *others):
         rows = [steps().get((each.timed, load)) if each.timed else None for load in HELD]
         times = [f"{row['ms']:.2f} ms, {row['ratio']:.2f}×" if row else "not timed" for row in rows]
@@ -187,7 +187,7 @@ def peers_table(record: Path) -> str:
         table.append([*cells, _told_of_the_long_run(each)] if long else cells)
     titles = [*_loads(), f"MiB, {first}", "rate", "test perplexity, to full space"]
     if long:
-        titles.append(f"test, after {docs_long_run.million_tokens():.1f}M tokens")
+        titles.append(f"test, after {long_run.million_tokens():.1f}M tokens")
     return markdown(_first_left("optimizer", *titles), table)
 
 
@@ -206,23 +206,23 @@ def _loads() -> list[str]:
 
 def long_run_table(folder: Path, *, slow: bool = False) -> str:
     """The long run; ``slow``: its runs with the recipe's earlier rate of the embedding."""
-    import docs_long_run
     from long_run import SHOWN, SLOW_TABLE
+    from pages.records import long_run
 
-    return "\n".join(docs_long_run.table(SLOW_TABLE if slow else SHOWN))
+    return "\n".join(long_run.table(SLOW_TABLE if slow else SHOWN))
 
 
 def rates_of_the_long_run(folder: Path, *, slow: bool = False) -> str:
     """The short runs that chose the rates of the same rows."""
-    import docs_long_run
     from long_run import SHOWN, SLOW_TABLE
+    from pages.records import long_run
 
-    return "\n".join(docs_long_run.table_of_rates(SLOW_TABLE if slow else SHOWN))
+    return "\n".join(long_run.table_of_rates(SLOW_TABLE if slow else SHOWN))
 
 
 def accuracies_table(folder: Path) -> str:
     """Test accuracy of each method against full space on the same seeds, in points."""
-    from docs_claims.cifar10 import cifar_frontier_rows
+    from pages.claims.cifar10 import cifar_frontier_rows
 
     table = []
     for name, mean, found in cifar_frontier_rows(folder):
@@ -252,7 +252,7 @@ HEADLINE = (
 
 def headline_table(record: Path) -> str:
     """What a user gives, what a step of it costs, and where training ends: the README's table."""
-    import docs_long_run
+    from pages.records import long_run
 
     maps = {each.title: each for each in weighed()}
     table = []
@@ -266,14 +266,14 @@ def headline_table(record: Path) -> str:
         times = [f"{steps()[name, load]['ratio']:.1f}×" for load, name in timed.items()]
         ells = "–" if columns is None else " / ".join(map(str, columns))
         table.append([given, ells, *times, _told(each), _told_of_the_long_run(each)])
-    after = [f"{of():.1f}M tokens" for of in (million_tokens, docs_long_run.million_tokens)]
+    after = [f"{of():.1f}M tokens" for of in (million_tokens, long_run.million_tokens)]
     titles = ("ℓ", *_loads(), f"perplexity, {after[0]}", f"perplexity, {after[1]}")
     return markdown(_first_left("you give", *titles), table)
 
 
 def weighed_table(record: Path) -> str:
     """What a step of each map costs, against AdamW's, and what the map does to perplexity."""
-    import docs_long_run
+    from pages.records import long_run
 
     table = []
     for each in weighed():
@@ -282,7 +282,7 @@ def weighed_table(record: Path) -> str:
             for load in HELD
         ]
         table.append([each.name, *times, _told(each), _told_of_the_long_run(each)])
-    after = [f"after {of():.1f}M tokens" for of in (million_tokens, docs_long_run.million_tokens)]
+    after = [f"after {of():.1f}M tokens" for of in (million_tokens, long_run.million_tokens)]
     titles = (*_loads(), f"test, to full space, {after[0]}", f"the same, {after[1]}")
     return markdown(_first_left("map", *titles), table)
 
@@ -297,11 +297,11 @@ def _told(each: Weighed) -> str:
 
 def _told_of_the_long_run(each: Weighed) -> str:
     """The same for the long run."""
-    import docs_long_run
+    from pages.records import long_run
 
-    if each.long == docs_long_run.BASE:
+    if each.long == long_run.BASE:
         return "–"
-    found = docs_long_run.gap(each.long) if each.long else None
+    found = long_run.gap(each.long) if each.long else None
     return "not run" if found is None else found.told(unit="%")
 
 
@@ -354,7 +354,7 @@ def choice_table(folder: Path) -> str:
 
 def received_table(ledger: Path) -> str:
     """Megabytes that a rank receives in a step, by the formulas of the ledger."""
-    from docs_claims.ranks import received_table
+    from pages.claims.ranks import received_table
 
     return received_table()
 

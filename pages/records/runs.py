@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from docs_quality import ROOT
+from pages import ROOT
 from polarstep_lab.records.record import RunRecord, find_runs
 
 FULL, SKETCHED = "Muon (Nesterov)", "Rand Muon (Nes.-Gaussian)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from docs_claims.words import claim
-from docs_quality import ROOT
+from pages import ROOT
+from pages.claims.words import claim
 from polarstep.optim.large import LARGE, peak
 
 FUZZED = "results/fuzz/cpu.json"

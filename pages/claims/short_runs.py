@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from differences import change, paired
-from docs_claims.recorded import FULL, SKETCHED, runs, values
-from docs_claims.words import claim, signed, span
+from pages.claims.words import claim, signed, span
+from pages.records.runs import FULL, SKETCHED, runs, values
 
 FAST = {"power": 0, "keep": 1, "solver": "polar-express-sketch"}
 

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable
 
 from differences import Change, percent
-from docs_claims.words import claim
-from docs_quality import ROOT
+from pages import ROOT
+from pages.claims.words import claim
 from polarstep.storage import read_lines
 
 ADAPTIVE = "results/adaptive"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from docs_svg import Box, Frame, meet, text
+from pages.figures.svg import Box, Frame, meet, text
 
 Spot = tuple[float, float]
 """A place in the units of the figure."""

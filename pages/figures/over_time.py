@@ -1,9 +1,9 @@
 """Validation perplexity over the time of training: two figures, and the lines that they draw.
 
 The time of a point is its step times the median time of a whole step, so that compiling, evaluations
-and a slow start do not count. ``docs_long_run.py`` has the lines of the long run. Those of the shorter
-runs are in ``results/frontier/curves.jsonl``, which ``frontier.py run --every 100`` makes: one run of
-each optimizer, of a row of the tables in ``docs/frontier.md``.
+and a slow start do not count. :mod:`pages.records.long_run` has the lines of the long run. Those of the
+shorter runs are in ``results/frontier/curves.jsonl``, which ``frontier.py run --every 100`` makes: one
+run of each optimizer, of a row of the tables in ``docs/frontier.md``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from docs_line_names import names_near
-from docs_quality import BASE, ROOT, million_tokens, peers, records, weighed
-from docs_svg import Frame, even_ticks, round_ticks, short_name, svg, text
 from frontier import CHOICE, identity
+from pages import ROOT
+from pages.figures.line_names import names_near
+from pages.figures.svg import Frame, even_ticks, round_ticks, short_name, svg, text
+from pages.records.quality import BASE, million_tokens, peers, records, weighed
 from polarstep.storage import read_lines
 
 CURVES = "results/frontier/curves.jsonl"
@@ -141,8 +142,8 @@ def long_run() -> str:
 
     Runs that shared the GPU have no time of their own, and no line.
     """
-    import docs_long_run as study
     from long_run import SHOWN
+    from pages.records import long_run as study
 
     lines = []
     for row in SHOWN:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from docs_claims.ablations import AXES, basis
-from docs_claims.recorded import FULL
-from docs_svg import Frame, even_ticks, svg, text
+from pages.claims.ablations import AXES, basis
+from pages.figures.svg import Frame, even_ticks, svg, text
+from pages.records.runs import FULL
 
 ROW, HEADING = 19, 30
 """The height of a value's row, and of the name of an axis above its rows."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 
-from docs_claims.words import claim
-from docs_over_time import LIBRARY, Line, curves, recorded
-from docs_quality import (
+from frontier import FULL, LENGTH, SEQUENCES, STEPS
+from pages.claims.words import claim
+from pages.figures.over_time import LIBRARY, Line, curves, recorded
+from pages.records.quality import (
     BASE,
     VALIDATION,
     million_tokens,
@@ -19,7 +20,6 @@ from docs_quality import (
     reported,
     steps,
 )
-from frontier import FULL, LENGTH, SEQUENCES, STEPS
 
 AUTO = "lift-120-warm"
 """The map of ``auto`` at width 768."""
