@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import low_precision
+import scaling
+from frontier import FULL, title_of
+from long_run import SHOWN, SLOW_TABLE
 from pages import ROOT
+from pages.claims.cifar10 import cifar_frontier_rows
+from pages.claims.ranks import MAPS, MB, SHAPES, cheapest
+from pages.records import long_run, read_json
+from pages.records.costs import AUTO, HELD, SIXTH, TIMES, applied, columns_of_auto, memory, steps
+from pages.records.maps import HEADLINE, Weighed, peers, weighed
 from pages.records.quality import (
-    AUTO,
-    HELD,
     RATES,
-    SIXTH,
     TEST,
-    TIMES,
-    Weighed,
-    applied,
     at_chosen_rates,
-    columns_of_auto,
-    memory,
     million_tokens,
-    peers,
     perplexities,
     quality,
-    steps,
-    weighed,
 )
+from polarstep.storage import read_lines
+from step_optimizers import maps
+from step_workloads import WORKLOADS
 
 
 def markdown(columns: Mapping[str, str], rows: Iterable[Sequence[str]]) -> str:
@@ -51,7 +53,7 @@ def device_table(record: Path) -> str:
 
 def speedup_table(record: Path) -> str:
     """How many times as fast as the loop of seven steps, for workloads where it was timed."""
-    steps = json.loads(record.read_text())["steps"]
+    steps = read_json(record)["steps"]
     loop = {row["workload"]: row["ms"] for row in steps if row["optimizer"].endswith("Schulz 7")}
 
     def cell(row: dict[str, Any]) -> str | None:
@@ -63,7 +65,7 @@ def speedup_table(record: Path) -> str:
 
 def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> str:
     """A row for each optimizer and a column for each workload, without rows that are empty."""
-    found = json.loads(record.read_text())
+    found = read_json(record)
     steps = found["steps"]
     loads = list(dict.fromkeys(row["workload"] for row in steps))
     device = "cpu" if found["machine"].startswith("CPU") else "cuda"
@@ -81,11 +83,6 @@ def _by_workload(record: Path, cell: Callable[[dict[str, Any]], str | None]) -> 
 
 def _unsketched(load: str, device: str) -> bool:
     """Whether no row of LowRank sketches a matrix of the workload: all of them run the inner map."""
-    import torch
-
-    from step_optimizers import maps
-    from step_workloads import WORKLOADS
-
     if load not in WORKLOADS:
         return False
     shapes, rank, oversample = WORKLOADS[load]
@@ -110,7 +107,7 @@ def tightness_table(record: Path) -> str:
     """The exact γ and ν beside their cheap bounds, from what certificate_tightness.py wrote."""
     titles = ["map", "γ, median (largest)", "bound, median (largest)", "largest ν", "largest bound"]
     table = []
-    for row in json.loads(record.read_text())["maps"]:
+    for row in read_json(record)["maps"]:
         cells = [
             f"{row[f'{kind}_median']:.3f} ({row[f'{kind}_largest']:.3f})".replace("-", "−")
             for kind in ("gamma", "bound")
@@ -122,9 +119,7 @@ def tightness_table(record: Path) -> str:
 
 def low_precision_table(record: Path) -> str:
     """Losses and bytes of state, from what low_precision.py wrote."""
-    from low_precision import table
-
-    return "\n".join(table([json.loads(line) for line in record.read_text().splitlines()]))
+    return "\n".join(low_precision.table(read_lines(record)))
 
 
 def frontier_table(summary: Path) -> str:
@@ -138,8 +133,6 @@ def chosen_table(record: Path) -> str:
     Those with other rates than :data:`RATES` are in :func:`peers_table` only. An asterisk is for maps
     with runs that have no test half.
     """
-    from frontier import FULL, title_of
-
     table = []
     for name in dict.fromkeys(name for name, _ in perplexities()):
         found = at_chosen_rates(name)
@@ -160,9 +153,7 @@ def _first_left(first: str, *others: str) -> dict[str, str]:
 
 def scaling_table(record: Path, unit: str) -> str:
     """The gap to full space over tokens or over width."""
-    from scaling import FRONTIER, recorded, table
-
-    return "\n".join(table(recorded(record, FRONTIER), unit))
+    return "\n".join(scaling.table(scaling.recorded(record, scaling.FRONTIER), unit))
 
 
 def peers_table(record: Path) -> str:
@@ -170,8 +161,6 @@ def peers_table(record: Path) -> str:
 
     As soon as a peer was trained to the end of the long run, there is a column for it.
     """
-    from pages.records import long_run
-
     first = next(iter(HELD))
     table = []
     ours = [each for each in weighed() if each.timed and each.trained]
@@ -206,54 +195,24 @@ def _loads() -> list[str]:
 
 def long_run_table(folder: Path, *, slow: bool = False) -> str:
     """The long run; ``slow``: its runs with the recipe's earlier rate of the embedding."""
-    from long_run import SHOWN, SLOW_TABLE
-    from pages.records import long_run
-
     return "\n".join(long_run.table(SLOW_TABLE if slow else SHOWN))
 
 
 def rates_of_the_long_run(folder: Path, *, slow: bool = False) -> str:
     """The short runs that chose the rates of the same rows."""
-    from long_run import SHOWN, SLOW_TABLE
-    from pages.records import long_run
-
     return "\n".join(long_run.table_of_rates(SLOW_TABLE if slow else SHOWN))
 
 
 def accuracies_table(folder: Path) -> str:
     """Test accuracy of each method against full space on the same seeds, in points."""
-    from pages.claims.cifar10 import cifar_frontier_rows
-
     table = []
     for name, mean, found in cifar_frontier_rows(folder):
         table.append([name, f"{100 * mean:.2f}%", "–" if found is None else found.told(2)])
     return markdown(_first_left("method", "test accuracy", "to full space, points"), table)
 
 
-# The README's rows: what a user gives, and the title of the map in :func:`weighed`. Rows of ``auto``
-# have the price of the head that it takes on each workload.
-HEADLINE = (
-    ("AdamW, fused", "AdamW, fused"),
-    ("nothing: full space", "full space"),
-    ("`transform=ps.NormalizedRows()`", "full space, `NormalizedRows`"),
-    ('`polar="auto"`', "`Deflated`, warm, a sixth"),
-    (
-        '`polar="auto"`, `transform=ps.NormalizedRows()`',
-        "`Deflated`, warm, a sixth, `NormalizedRows`",
-    ),
-    (
-        '… and `lr_scale="fan-ratio"`',
-        "`Deflated`, warm, a sixth, `NormalizedRows`, `fan-ratio`",
-    ),
-    ("`polar=ps.LowRank(200, 8, power=0, …)`", "`LowRank`, h = 0"),
-    ("`polar=ps.LowRank(200)`, as published", "`LowRank`, the paper's"),
-)
-
-
 def headline_table(record: Path) -> str:
     """What a user gives, what a step of it costs, and where training ends: the README's table."""
-    from pages.records import long_run
-
     maps = {each.title: each for each in weighed()}
     table = []
     for given, title in HEADLINE:
@@ -273,8 +232,6 @@ def headline_table(record: Path) -> str:
 
 def weighed_table(record: Path) -> str:
     """What a step of each map costs, against AdamW's, and what the map does to perplexity."""
-    from pages.records import long_run
-
     table = []
     for each in weighed():
         times = [
@@ -297,8 +254,6 @@ def _told(each: Weighed) -> str:
 
 def _told_of_the_long_run(each: Weighed) -> str:
     """The same for the long run."""
-    from pages.records import long_run
-
     if each.long == long_run.BASE:
         return "–"
     found = long_run.gap(each.long) if each.long else None
@@ -353,10 +308,13 @@ def choice_table(folder: Path) -> str:
 
 
 def received_table(ledger: Path) -> str:
-    """Megabytes that a rank receives in a step, by the formulas of the ledger."""
-    from pages.claims.ranks import received_table
-
-    return received_table()
+    """Megabytes that a rank receives in a step for each map and shape, by the formulas of the ledger."""
+    titles = [f"{count} × {m}×{n}" if m != n else f"{count} × {m}²" for count, m, n in SHAPES]
+    rows = [
+        [name, *(f"{cheapest(polar, *shape)[0] / MB:.2f} MB" for shape in SHAPES)]
+        for name, polar in MAPS.items()
+    ]
+    return markdown(dict.fromkeys(["", *titles], "left"), rows)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

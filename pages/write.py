@@ -1,10 +1,10 @@
-"""What a page has between its markers, and the writing of all pages and figures.
+"""The marked places of the pages are filled here, and the figures written.
 
 After a marker ``<!-- KIND: RECORD -->``, with a kind of :data:`TABLES`, a page has the table made from
 the record, up to the next blank line. Between ``<!-- claim: NAME -->`` and ``<!-- end -->`` is a claim
-of ``pages.claims``. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are the results of the
+of :mod:`pages.claims`. Between ``<!-- results: FOLDER -->`` and ``<!-- end -->`` are the results of the
 archived runs below the folder, with the commands that repeat them; it is empty without runs. The figures
-in ``docs/assets`` are those of ``pages.figures``.
+in ``docs/assets`` are those of :mod:`pages.figures`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import textwrap
 
 from pages import ROOT
 from pages.claims import made
-from pages.figures.frontier import FIGURES
+from pages.figures import FIGURES
 from pages.results import results_tables
 from pages.tables import TABLES
 from polarstep.storage import write_atomically

@@ -2,18 +2,20 @@
 
 Numbers that follow from the code (bytes of a plan, limits) are claims too, made by calling it.
 
-A page has a claim between ``<!-- claim: NAME -->`` and ``<!-- end -->``; ``update_docs.py`` writes it
-there. NAME is a function that :func:`pages.claims.words.claim` registered, with hyphens. Claims lie by
-subject:
+A page has a claim between ``<!-- claim: NAME -->`` and ``<!-- end -->``; ``python -m pages`` writes
+it there. NAME is a function that :func:`pages.claims.words.claim` registered, with hyphens. Claims lie
+by subject:
 
-    cost        what a step costs, against AdamW's and against other libraries'
+    cost        what a step costs on a GPU, against AdamW's and against other libraries'
+    cpu         what it costs on a CPU
     quality     perplexity after 24.6 million tokens, against full space
     over_time   how long those runs take, and when they reach a perplexity
     scaling     how that gap changes with the tokens and with the width
     cifar10     accuracy on CIFAR-10
     short_runs  the GPT of ``nanogpt-small`` at several rates, on 6.6 million tokens
     ablations   its ablations: one setting changed at a time
-    wiki        the GPT with the paper's matrices, and the text of its runs
+    long_run    the GPT with the paper's matrices, after 73 million tokens
+    wiki        its short runs, its size, and its text
     theory      γ, the noise of gradients, and rates
     adaptive    ranks and new bases chosen by the captured share
     rms_rates   AdamW's rate with ``lr_scale="rms"``, on a toy GPT
@@ -24,11 +26,14 @@ Intervals are 95% t-intervals over paired seeds. A claim that one map is better,
 many seeds, which baseline and how many tokens.
 """
 
-from pages.claims import (
+# Each of them registers its claims.
+from pages.claims import (  # noqa: F401
     ablations,
     adaptive,
     cifar10,
     cost,
+    cpu,
+    long_run,
     over_time,
     quality,
     ranks,
@@ -41,10 +46,7 @@ from pages.claims import (
 )
 from pages.claims.words import CLAIMS
 
-__all__ = [
-    "CLAIMS", "ablations", "adaptive", "cifar10", "cost", "made", "over_time", "quality", "ranks",
-    "rms_rates", "scaling", "short_runs", "theory", "trials", "wiki",
-]  # fmt: skip
+__all__ = ["CLAIMS", "made"]
 
 
 def made(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from differences import Change, paired, percent
 from pages.claims.short_runs import FAST, best, by_rate
 from pages.claims.words import claim
+from pages.records import long_run as study
 from pages.records.runs import FULL, SKETCHED, accuracy, tokens_of, values
 
 FOLDER, RECIPE = "results/gpt-ablations", "nanogpt-small"
@@ -97,8 +98,6 @@ def rank_ablation() -> str:
 @claim
 def rank_and_tokens() -> str:
     """What full space gains on rank 200, in these runs and in the long ones."""
-    from pages.records import long_run as study
-
     short = percent(_tests(FULL), _tests(SKETCHED))
     long = percent(study.tests("muon"), study.tests("rand-muon"))
     return (

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 
 from differences import Change, percent
+from frontier import LENGTH, SEQUENCES
 from pages import ROOT
 from pages.claims.words import claim
 from polarstep.storage import read_lines
@@ -34,8 +35,6 @@ def _mean_share(name: str) -> float:
 @claim
 def adaptive_runs() -> str:
     """What adaptive ranks and renewals change on a GPU."""
-    from frontier import LENGTH, SEQUENCES
-
     rows = read_lines(ROOT / ADAPTIVE / "runs.jsonl")
     tokens = rows[0]["steps"] * SEQUENCES * LENGTH / 1e6
     ranks, bases = (

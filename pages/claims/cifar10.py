@@ -8,11 +8,17 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
+import polarstep as ps
 from differences import Change, paired
 from pages import ROOT
 from pages.claims.words import claim, span
 from pages.records.runs import FULL, SKETCHED, accuracy, runs, values
+from polarstep.polar.auto import MATRICES
 from polarstep_lab.methods import all_methods
+from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
+from polarstep_lab.paper import TABLE_2
 from polarstep_lab.records.record import RunRecord
 
 
@@ -27,8 +33,6 @@ def size_of_an_archive() -> str:
 @claim
 def cifar_agreement() -> str:
     """How many rows of Table 2 agree with the paper's on CIFAR-10."""
-    from polarstep_lab.paper import TABLE_2
-
     agreeing, seeds = 0, set()
     rows = TABLE_2["cifar10"].rows
     for method, published in rows.items():
@@ -156,12 +160,6 @@ def cifar_again() -> str:
 @claim
 def cifar_routes() -> str:
     """Which map the library runs on the filters of the CIFAR-10 network on a GPU, and why."""
-    import torch
-
-    import polarstep as ps
-    from polarstep.polar.auto import MATRICES
-    from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
-
     gpu, deflated = torch.device("cuda"), ps.Deflated(ps.LowRank(48, 8), ps.NewtonSchulz(1, "flat"))
     with torch.device("meta"):
         shapes = ConvNet(ConvNetConfig()).matrix_shapes()

@@ -1,31 +1,31 @@
-"""What a step costs, against AdamW's and against other libraries'."""
+"""What a step costs on a GPU, against AdamW's and against other libraries'."""
 
 from __future__ import annotations
 
-import json
 import math
 
-import torch
-
-import polarstep as ps
-from pages import ROOT
+from pages.claims.long_run import long_gap
 from pages.claims.scaling import widest
-from pages.claims.wiki import long_gap
 from pages.claims.words import claim
-from pages.records.quality import (
+from pages.records import long_run as study
+from pages.records import read_json
+from pages.records.costs import (
     AUTO,
     BETWEEN,
     EIGHTH,
+    FULL_SPACE,
     HEADS,
     HELD,
+    INNER,
     SIXTH,
     TWELFTH,
     columns_of_auto,
-    peers,
     steps,
 )
-
-FULL_SPACE = "full space, PolarExpress 5"
+from pages.records.maps import peers
+from step_optimizers import RMS, WITH_RMS, forced
+from step_workloads import BETWEEN as WIDTHS
+from step_workloads import WORKLOADS
 
 
 def ratio(optimizer: str, workload: str) -> str:
@@ -36,8 +36,6 @@ def ratio(optimizer: str, workload: str) -> str:
 @claim
 def deflated_price() -> str:
     """What the map of ``auto`` costs and saves, at which ranks, and how a rank that small trains."""
-    from pages.records import long_run as study
-
     small, large = (
         f"{ratio(deflated, load)} instead of {ratio(FULL_SPACE, load)} times"
         for load, deflated in AUTO.items()
@@ -82,8 +80,6 @@ def narrow_share() -> str:
 
 def _narrow() -> dict[str, str]:
     """The workloads of narrow matrices, and their rows."""
-    from step_workloads import BETWEEN as WIDTHS
-
     return {load: load.removeprefix("width ") for load in WIDTHS}
 
 
@@ -107,8 +103,6 @@ def waits_for_host() -> str:
 @claim
 def head_prices() -> str:
     """What heads of three widths cost on an 8B layer."""
-    from step_optimizers import forced
-
     assert columns_of_auto()[-1] == forced(4096)[AUTO["8B layer"]]().head.width
     told = []
     for name in (SIXTH, EIGHTH, TWELFTH):
@@ -131,8 +125,6 @@ def outlier_of_a_twelfth() -> str:
 @claim
 def price_of_rms() -> str:
     """What ``lr_scale="rms"`` adds to a step, for three maps on two sets of matrices."""
-    from step_optimizers import RMS, WITH_RMS
-
     words = dict(zip(WITH_RMS, ("in full space", "with `Deflated`", "with `LowRank`"), strict=True))
     told = []
     for load in ("nanoGPT", "8B layer"):
@@ -148,7 +140,7 @@ def price_of_rms() -> str:
 @claim
 def rank_price() -> str:
     """What a sketch costs where ℓ is a larger part of the width."""
-    sweeps = json.loads((ROOT / "results/step-cost/h200.json").read_text())["sweeps"]
+    sweeps = read_json("results/step-cost/h200.json")["sweeps"]
     adamw = {row["x"]: row for row in sweeps["width"]}[4096]
     wide = {row["x"]: row for row in sweeps["rank"]}[1024]["LowRank, warm"]
     return (
@@ -161,8 +153,6 @@ def rank_price() -> str:
 @claim
 def rank_shares() -> str:
     """Which part of the width the timed sketches have."""
-    from step_workloads import WORKLOADS
-
     parts = []
     for load, d in (("nanoGPT", 768), ("8B layer", 4096)):
         ell = WORKLOADS[load].width
@@ -191,7 +181,7 @@ def goals() -> str:
 @claim
 def growth_with_width() -> str:
     """The exponents of the time of a step in the width."""
-    width = json.loads((ROOT / "results/step-cost/h200.json").read_text())["sweeps"]["width"]
+    width = read_json("results/step-cost/h200.json")["sweeps"]["width"]
     ends = [row for row in width if row["x"] in (1024, 8192)]
 
     def power(name: str) -> float:
@@ -238,20 +228,6 @@ def peers_price() -> str:
 
 
 @claim
-def bare_products() -> str:
-    """What the products of a step alone allow on a CPU."""
-    record = json.loads((ROOT / "results/step-cost/cpu-bare.json").read_text(encoding="utf-8"))
-    rows = {row["map"]: row for row in record["maps"]}
-    told = []
-    for rank in (56, 120):
-        row = rows[f"Deflated {rank}, warm, one step"]
-        told.append(
-            f"{row['bare_faster']:.2f} with rank {rank}, where whole steps have {row['faster']:.2f}"
-        )
-    return f"the bare products of both steps have a ratio of {' and '.join(told)}"
-
-
-@claim
 def rows_price() -> str:
     """What normalized rows cost."""
     told = []
@@ -283,21 +259,9 @@ def scaled_rest_price() -> str:
 
 
 @claim
-def price_of_fixes_on_a_cpu() -> str:
-    """The same on two CPU cores."""
-    record = json.loads((ROOT / "results/step-cost/cpu-arm-before.json").read_text())
-    rows = [row for row in record["beside"] if "AdamW" not in row["optimizer"]]
-    ratios = [row["ms_ratio"] for row in rows]
-    return (
-        f"steps of {len(rows)} maps take {min(ratios):.2f} to {max(ratios):.2f} times as long as before "
-        f"(medians of {record['rounds']} rounds)"
-    )
-
-
-@claim
 def price_of_fixes() -> str:
     """Steps of today's package over those of the version before, timed in turn."""
-    record = json.loads((ROOT / "results/step-cost/h200-before.json").read_text())
+    record = read_json("results/step-cost/h200-before.json")
     rows = [row for row in record["beside"] if not row["optimizer"].startswith("AdamW")]
     largest = max(rows, key=lambda row: row["ms_ratio"])
     rounds = [len(row["ms_ratios"]) for row in rows]  # rows near the limit were timed again
@@ -314,66 +278,15 @@ def price_of_fixes() -> str:
 
 
 @claim
-def cpu_speedup() -> str:
-    """How many times as fast as a loop of seven steps ``LowRank(200)`` is on a CPU."""
-    found = []
-    for record in ("cpu", "cpu-no-tiles"):
-        times = steps(f"results/step-cost/{record}.json")
-        loop = times["a loop of Newton–Schulz 7", "nanoGPT"]["ms"]
-        found.append(loop / times["LowRank, the paper's (h=1, q=7)", "nanoGPT"]["ms"])
-    return (
-        f"{found[1]:.1f} times as fast as a float32 loop of seven Newton–Schulz steps on nanoGPT's "
-        f"matrices, and {found[0]:.1f} times on a CPU with bfloat16 tiles"
-    )
-
-
-_FAST = ("LowRank, warm", "LowRank, Gaussian h=0", "LowRank, Gaussian h=0, kept 4 steps")
-_SMALL, _INNER = "768×768", ("orthonormalization", "inner iteration")
-
-
-@claim
-def cpu_fast_maps() -> str:
-    """The least that the maps which are fast on a GPU gain on nanoGPT's shapes, on two cores."""
-    gains = []
-    for record in ("cpu", "cpu-no-tiles"):
-        times = steps(f"results/step-cost/{record}.json")
-        gains += [
-            times["a loop of Newton–Schulz 7", load]["ms"] / times[name, load]["ms"]
-            for name in _FAST
-            for load in ("nanoGPT", "one of each", _SMALL, "3072×768")
-        ]
-    return f"at least {min(gains):.1f} times as fast as the loop on these shapes, with and without tiles"
-
-
-@claim
-def cpu_small_matrix() -> str:
-    """Why one small matrix gains less: work by the paper's count, and where a sketch's time goes."""
-    record = json.loads((ROOT / "results/step-cost/cpu.json").read_text())
-    phases = record["phases"][_SMALL]
-    part = sum(phases[name] for name in _INNER) / sum(phases.values())
-    work = ps.NewtonSchulz(7).flops(768, 768) / ps.LowRank(200).flops(768, 768)
-    times = steps("results/step-cost/cpu.json")
-    loop, ours = (
-        times[name, _SMALL]["ms"]
-        for name in ("a loop of Newton–Schulz 7", "LowRank, the paper's (h=1, q=7)")
-    )
-    return (
-        f"it is {loop / ours:.1f} times as fast there, although the loop has {work:.1f} times as many "
-        f"FLOPs by the paper's count. Of the phases of a warm sketch, orthonormalization and inner "
-        f"iteration take {part:.0%} of the time there"
-    )
-
-
-@claim
 def where_the_time_goes() -> str:
     """Phases of a warm step on the GPU: small products beside passes over the parameters."""
-    phases = json.loads((ROOT / "results/step-cost/h200.json").read_text())["phases"]
+    phases = read_json("results/step-cost/h200.json")["phases"]
 
     def ms(load: str, *names: str) -> float:
         return sum(phases[load][name] for name in names)
 
     told = [
-        f"{ms(load, *_INNER):.2f} ms on {words}, where momentum and update take "
+        f"{ms(load, *INNER):.2f} ms on {words}, where momentum and update take "
         f"{ms(load, 'momentum', 'lift and update'):.2f}"
         for load, words in (("nanoGPT", "nanoGPT"), ("8B layer", "the 8B layer"))
     ]
@@ -381,26 +294,3 @@ def where_the_time_goes() -> str:
         f"orthonormalization and inner iteration of a warm step take {', and '.join(told)} "
         "(phases timed one by one)"
     )
-
-
-@claim
-def cpu_auto() -> str:
-    """How many times as fast as full space ``polar="auto"`` is on a CPU."""
-    times = steps("results/step-cost/cpu-arm.json")
-    found = [
-        times[FULL_SPACE, load]["ms"] / times["auto", load]["ms"]
-        for load in ("nanoGPT", "one of each")
-    ]
-    return (
-        f'`polar="auto"` is {found[0]:.1f} times as fast as full space with PolarExpress 5 on a tenth '
-        f"of nanoGPT's matrices, and {found[1]:.1f} times on one of each shape"
-    )
-
-
-@claim
-def cpu_auto_flops() -> str:
-    """The same by the paper's count of FLOPs."""
-    shapes = [(768, 768)] * 4 + [(768, 3072)] * 2
-    full = sum(ps.NewtonSchulz(5, "polar-express").flops(*shape) for shape in shapes)
-    auto = sum(ps.Auto().on(*shape, torch.device("cpu")).flops(*shape) for shape in shapes)
-    return f"{full / auto:.1f}"

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import math
 
-from frontier import FULL, LENGTH, SEQUENCES, STEPS
+from frontier import FULL, LENGTH, SEQUENCES, STEPS, reported
 from pages.claims.words import claim
-from pages.figures.over_time import LIBRARY, Line, curves, recorded
-from pages.records.quality import (
-    BASE,
-    VALIDATION,
-    million_tokens,
-    peers,
-    perplexities,
-    reported,
-    steps,
-)
+from pages.records.costs import steps
+from pages.records.curves import LIBRARY, Line, curves, recorded
+from pages.records.maps import peers
+from pages.records.quality import BASE, VALIDATION, million_tokens, perplexities
 
 AUTO = "lift-120-warm"
 """The map of ``auto`` at width 768."""

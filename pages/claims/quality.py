@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 
 from differences import Change, change, paired
+from frontier import reported
 from pages import ROOT
-from pages.claims.cost import FULL_SPACE, ratio
-from pages.claims.wiki import long_gap
+from pages.claims.cost import ratio
+from pages.claims.long_run import long_gap
 from pages.claims.words import claim, signed
+from pages.records import long_run as study
+from pages.records.costs import AUTO, FULL_SPACE, SIXTH
+from pages.records.maps import Weighed, peers
 from pages.records.quality import (
-    AUTO,
     BASE,
     RATES,
-    SIXTH,
     TEST,
-    Weighed,
     at_chosen_rates,
     chosen,
     million_tokens,
-    peers,
     perplexities,
     quality,
-    reported,
 )
 from pages.records.runs import FULL, SKETCHED, accuracy, tokens_of
 from polarstep.storage import read_lines
+from polarstep_lab.paper import TABLE_2
 
 
 def versus_full(trained: tuple[str, float]) -> str:
@@ -114,8 +114,6 @@ def kept_basis_loss() -> str:
 @claim
 def closest_map() -> str:
     """How near the map of ``auto`` comes to full space in long runs."""
-    from pages.records import long_run as study
-
     return (
         f"{long_gap('deflated-120')} in test perplexity against full space after "
         f"{study.million_tokens():.1f}M tokens, at width 768, with a rank that these runs chose "
@@ -135,8 +133,6 @@ def _within(found: Change, tokens: float, goal: float = 1.0) -> str:
 @claim
 def within_a_hundredth() -> str:
     """Whether heads of three widths are within 1% of full space, in runs of two lengths."""
-    from pages.records import long_run as study
-
     told = []
     for words, trained, slug in (
         ("a sixth", ("lift-120-warm", 0.014), "deflated-120"),
@@ -155,8 +151,6 @@ def within_a_hundredth() -> str:
 @claim
 def auto_with_rows() -> str:
     """The map of ``auto`` with normalized rows in long runs, and what its step costs."""
-    from pages.records import long_run as study
-
     prices = [ratio(f"{AUTO[load]}, rows normalized", load) for load in ("nanoGPT", "8B layer")]
     no_commit = all(commit.endswith("+") for commit in study.commits("deflated-120-rows"))
     changed = ", in runs of sources that no commit has" if no_commit else ""
@@ -293,8 +287,6 @@ def made_twice() -> str:
 @claim
 def papers_gap() -> str:
     """What rank 200 costs in the paper's own table."""
-    from polarstep_lab.paper import TABLE_2
-
     rows = TABLE_2["nanogpt"].rows
     apart = rows[SKETCHED].estimate.minus(rows[FULL].estimate)
     assert apart.interval is not None

@@ -35,18 +35,6 @@ def cheapest(polar: ps.PolarMap, count: int, m: int, n: int) -> tuple[float, led
     )
 
 
-def received_table() -> str:
-    """Megabytes that a rank receives in a step, for each map and shape."""
-    from pages.tables import markdown
-
-    titles = [f"{count} × {m}×{n}" if m != n else f"{count} × {m}²" for count, m, n in SHAPES]
-    rows = [
-        [name, *(f"{cheapest(polar, *shape)[0] / MB:.2f} MB" for shape in SHAPES)]
-        for name, polar in MAPS.items()
-    ]
-    return markdown(dict.fromkeys(["", *titles], "left"), rows)
-
-
 @claim
 def share_of_products() -> str:
     """The products of a rank over those of one process, at most, for the table of bytes."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import scaling as study
 from differences import change
-from pages import ROOT
 from pages.claims.words import claim, signed
-from pages.records.quality import GAPS, million_tokens
+from pages.records.quality import million_tokens
+from pages.records.scaling import gaps
 
 
 @claim
@@ -42,10 +43,9 @@ def _of_two(unit: str) -> str:
     return f"in test perplexity {both}"
 
 
-def _scaled(unit: str, name: str, words: str, text: str) -> str:
-    import scaling as study
+def _scaled(unit: str, name: str, words: str, text: study.Text) -> str:
 
-    found = study.gaps(study.recorded(ROOT / GAPS, study.FRONTIER), text)
+    found = gaps(text)
     line = study.fits(found, name)[unit]
     points = (study.over_tokens if unit == "tokens" else study.over_width)(found, name)
     places = sorted({x for x, _ in points})
@@ -73,12 +73,9 @@ def _scaled(unit: str, name: str, words: str, text: str) -> str:
 @claim
 def widest_gap() -> str:
     """Deflated maps in the widest model, with a rank that grows with the width and with a fixed one."""
-    import scaling as study
-
-    records = study.recorded(ROOT / GAPS, study.FRONTIER)
     grows, stays = (
         [
-            change(study.gaps(records, text)[name][study.STEPS, width].values()).told(unit="%")
+            change(gaps(text)[name][study.STEPS, width].values()).told(unit="%")
             for width in (study.WIDTHS[-1], study.WIDTH)
         ]
         for name, text in ((study.SIXTH, "test"), (study.DEFLATED, "perplexity"))
@@ -94,8 +91,6 @@ def widest_gap() -> str:
 @claim
 def widest_model() -> str:
     """A head of an eighth of the width, in the widest model that was trained and at width 768."""
-    import scaling as study
-
     at_768 = _gap_of_the_eighth(study.WIDTH)
     return (
         f"with ℓ = an eighth of the width the gap to full space is at width {widest()}, and {at_768} at "
@@ -105,14 +100,11 @@ def widest_model() -> str:
 
 def widest() -> str:
     """The width of the widest model, the gap of an eighth there, and after how many tokens."""
-    import scaling as study
-
     found = _gap_of_the_eighth(study.WIDEST)
     return f"{study.WIDEST} {found} after {million_tokens():.1f}M tokens"
 
 
 def _gap_of_the_eighth(width: int) -> str:
-    import scaling as study
 
-    found = study.gaps(study.recorded(ROOT / GAPS, study.FRONTIER))[study.EIGHTH]
+    found = gaps()[study.EIGHTH]
     return change(found[study.STEPS, width].values()).told(unit="%")

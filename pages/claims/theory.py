@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from functools import cache
@@ -10,7 +9,8 @@ from typing import Any
 
 from pages import ROOT
 from pages.claims.words import claim, signed
-from pages.records.quality import Applied, applied
+from pages.records import read_json
+from pages.records.costs import Applied, applied
 from polarstep_lab.records.record import RunRecord
 
 
@@ -55,7 +55,7 @@ def gamma_of_full_space() -> str:
 @claim
 def gamma_of_rank_64() -> str:
     """The median γ of a sketch of rank 64 on momentum of a small GPT."""
-    record = json.loads((ROOT / "results/certificates/tightness.json").read_text())
+    record = read_json("results/certificates/tightness.json")
     row = next(row for row in record["maps"] if row["map"] == "LowRank(64+8, h=1)")
     return (
         f"the median γ of `LowRank(64, 8)` is {row['gamma_median']:.2f}, the largest "
@@ -100,7 +100,7 @@ def noise_of_examples() -> str:
 
 @cache
 def _rates() -> dict[str, Any]:
-    return json.loads((ROOT / "results/rates/rates.json").read_text())
+    return read_json("results/rates/rates.json")
 
 
 @claim

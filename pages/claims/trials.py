@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
-from pages import ROOT
 from pages.claims.words import claim
+from pages.records import read_json
 from polarstep.optim.large import LARGE, peak
 
 FUZZED = "results/fuzz/cpu.json"
@@ -14,7 +12,7 @@ FUZZED = "results/fuzz/cpu.json"
 @claim
 def fuzzed() -> str:
     """What the recorded run of the fuzzer tried and found."""
-    record = json.loads((ROOT / FUZZED).read_text(encoding="utf-8"))
+    record = read_json(FUZZED)
     tried, where = record["tried"], record["environment"]
     found = len(record["violations"])
     told = ", ".join(

@@ -10,7 +10,7 @@ ROW, HEADING = 19, 30
 """The height of a value's row, and of the name of an axis above its rows."""
 
 
-def ablations() -> str:
+def draw() -> str:
     """A mark for each value of each axis, left of the line at zero where it is better."""
     changes = [(axis, axis.changes()) for axis in AXES]
     every = [found for _, each in changes for found in each.values()]

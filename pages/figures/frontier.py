@@ -1,4 +1,4 @@
-"""The figures of the pages as SVG, readable on a light and on a dark page; drawn from the records."""
+"""Two figures of perplexity over cost: every map on two sets of matrices, and the README's maps."""
 
 from __future__ import annotations
 
@@ -6,67 +6,20 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from pages import ROOT
-from pages.figures import over_time
-from pages.figures.ablations import ablations
-from pages.figures.svg import Box, Frame, multiples, percent, short_name, svg, text
-from pages.records.quality import (
-    GAPS,
-    TIMES,
-    Weighed,
-    million_tokens,
-    peers,
-    perplexities,
-    quality,
-    reported,
-    steps,
-    weighed,
-)
-from pages.tables import HEADLINE
-
-
-def step_cost() -> str:
-    """A bar for the time of each optimizer's step over AdamW's, on two sets of matrices."""
-    # Maps that differ in their learning rates alone have one time.
-    names = [*dict.fromkeys(each.timed for each in weighed() if each.timed)]
-    width, left, right, row, top = 760, 310, 60, 24, 34
-    loads = (("nanoGPT", "the 64 matrices of nanoGPT"), ("8B layer", "a layer of an 8B model"))
-    ratios = {at: measured["ratio"] for at, measured in steps(TIMES).items()}
-    longest = math.log(max(ratios[name, load] for name, load in ratios if name in names))
-    shapes, y = [], 0
-    for load, words in loads:
-        shapes.append(text(0, y + 20, f"{words}: time of a step ÷ AdamW's", kind="title"))
-        timed = [name for name in names if (name, load) in ratios]
-        for i, name in enumerate(timed):
-            ratio, line = ratios[name, load], y + top + row * i
-            # On a logarithmic scale, from half of AdamW's time on.
-            length = (width - left - right) * math.log(2 * ratio) / (longest + math.log(2))
-            kind = "low" if name.startswith(("LowRank", "Deflated")) else "other"
-            bar = f'width="{length:.1f}" height="{row - 7}" class="{kind}"'
-            shapes += [
-                text(left - 8, line + 15, _row_name(name), anchor="end"),
-                f'<rect x="{left}" y="{line + 2}" {bar}/>',
-                text(left + length + 6, line + 15, f"{ratio:.2f}×"),
-            ]
-        y += top + row * len(timed) + 14
-    return svg(width, y, "Time of an optimizer step over AdamW's", shapes)
-
-
-def _row_name(name: str) -> str:
-    """The name of an optimizer of ``step_cost.py``, short enough for the room beside the bars."""
-    return name.replace(", rows normalized", " + rows").replace("Gaussian ", "")
-
+from frontier import reported
+from pages.figures.svg import Box, Frame, percent, svg, text
+from pages.records.costs import steps
+from pages.records.maps import HEADLINE, Weighed, peers, short_name, weighed
+from pages.records.quality import million_tokens, perplexities, quality
 
 LOWEST, HIGHEST = -6.0, 15.0
 """The perplexities that the figure of maps shows, in percent of full space's."""
 TICKS = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500)
-
-
 PANELS = {"nanoGPT": "on nanoGPT's 64 matrices", "8B layer": "on a layer of an 8B model"}
 """The sets of matrices on which steps are timed, in words."""
 
 
-def frontier() -> str:
+def draw() -> str:
     """Perplexity against full space over the time of a step, on two sets of matrices."""
     return _over_cost(weighed(), PANELS, short_name, panel=520, longest=30)
 
@@ -175,66 +128,3 @@ def _mark(frame: Frame, each: Weighed, load: str) -> list[str]:
     kind = f"hollow{other}" if one_seed else "other" if other else "low"
     shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" class="{kind}"/>')
     return shapes
-
-
-def gaps() -> str:
-    """The gap to full space over tokens and over width, with the fitted lines."""
-    import scaling as study
-
-    found = study.gaps(study.recorded(ROOT / GAPS, study.FRONTIER))
-    over = {"tokens": study.over_tokens, "width": study.over_width}
-    known = [gap for name in found for of in over.values() for _, gap in of(found, name)]
-    width, height = 760, 394
-    shapes = [text(0, 20, "Test perplexity against full space", kind="title")]
-    y = (min(-1.0, min(known) - 1), max(known) + 1.5)
-    panels = (
-        ("tokens", [study.million(steps) for steps in study.LENGTHS], "million tokens, width 768"),
-        ("width", [float(w) for w in study.WIDTHS], f"width, {million_tokens():.1f}M tokens"),
-    )
-    for place, (unit, ticks, words) in enumerate(panels):
-        left = 52 + place * 372
-        frame = Frame(left, 50, left + 320, height - 76, (0.8 * ticks[0], 1.25 * ticks[-1]), y)
-        percents = {value: percent(value) for value in multiples(2, y)}
-        shapes += frame.axes(percents, {tick: f"{tick:.0f}" for tick in ticks}, words)
-        for name, kind, title in (
-            (study.SIXTH, "low", "the map of auto"),
-            (study.LOW_RANK, "other", "LowRank"),
-        ):
-            points = over[unit](found, name)
-            for x, gap in points:
-                at, up = frame.at(x, gap)
-                shapes.append(f'<circle cx="{at:.1f}" cy="{up:.1f}" r="4" class="{kind}"/>')
-            if not points:
-                continue
-            end = max(x for x, _ in points)
-            spots = [frame.at(*point) for point in points]
-            # The name lies above the points in the right half of the frame.
-            top = min(up for at, up in spots if at > (frame.left + frame.right) / 2)
-            if line := study.fits(found, name).get(unit):
-                title += f": {line.told}"
-                begin = min(x for x, _ in points)
-                (x0, y0), (x1, y1) = (frame.at(x, line.at(x)) for x in (begin, end))
-                path = f"M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"
-                other = "" if kind == "low" else " other"
-                shapes.append(f'<path d="{path}" class="bar{other}"/>')
-                # … and above the line, from where the name begins.
-                begins = max(0.0, (frame.right - 130 - x0) / (x1 - x0))
-                top = min(top, y1, y0 + (y1 - y0) * begins)
-            shapes.append(text(frame.right, top - 10, title, kind="small", anchor="end"))
-    notes = (
-        "A point is a pair of runs with one seed. Lines are fitted to the logarithm:",
-        "points of percent for each doubling, with 95% t-intervals.",
-    )
-    shapes += [text(0, height - 22 + 14 * k, note, kind="small") for k, note in enumerate(notes)]
-    return svg(width, height, "Test perplexity against full space over tokens and width", shapes)
-
-
-FIGURES = {
-    "docs/assets/step-cost.svg": step_cost,
-    "docs/assets/headline.svg": headline,
-    "docs/assets/frontier.svg": frontier,
-    "docs/assets/gpt-ablations.svg": ablations,
-    "docs/assets/gaps.svg": gaps,
-    "docs/assets/over-time.svg": over_time.long_run,
-    "docs/assets/frontier-over-time.svg": over_time.frontier,
-}

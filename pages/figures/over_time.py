@@ -1,63 +1,25 @@
-"""Validation perplexity over the time of training: two figures, and the lines that they draw.
-
-The time of a point is its step times the median time of a whole step, so that compiling, evaluations
-and a slow start do not count. :mod:`pages.records.long_run` has the lines of the long run. Those of the
-shorter runs are in ``results/frontier/curves.jsonl``, which ``frontier.py run --every 100`` makes: one
-run of each optimizer, of a row of the tables in ``docs/frontier.md``.
-"""
+"""Two figures of validation perplexity over the time of training: the long run and shorter runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from frontier import CHOICE, identity
-from pages import ROOT
+from long_run import SHOWN
 from pages.figures.line_names import names_near
-from pages.figures.svg import Frame, even_ticks, round_ticks, short_name, svg, text
-from pages.records.quality import BASE, million_tokens, peers, records, weighed
-from polarstep.storage import read_lines
+from pages.figures.svg import Frame, even_ticks, round_ticks, svg, text
+from pages.records import long_run as study
+from pages.records.curves import FULL, LIBRARY, OTHER, SKETCHED, Line, Point, curves, under
+from pages.records.maps import short_name
+from pages.records.quality import million_tokens
 
-CURVES = "results/frontier/curves.jsonl"
-
-SKETCHED, FULL, LIBRARY, OTHER = "sketched", "full", "library", "other"
-"""How a line is drawn: for maps that sketch, full space, optimizers of other libraries, and the rest."""
 DRAWN = {
     SKETCHED: 'class="line"',
     FULL: 'class="line full"',
     LIBRARY: 'class="line other" stroke-dasharray="5 3"',
     OTHER: 'class="line other"',
 }
-
-Point = tuple[float, float]
-"""Seconds, and the perplexity on validation text after them."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A run in a figure over time. ``kind`` is one of :data:`DRAWN`."""
-
-    name: str
-    points: Sequence[Point]
-    kind: str
-
-    @property
-    def end(self) -> float:
-        """The last perplexity."""
-        return self.points[-1][1]
-
-    @property
-    def seconds(self) -> float:
-        """The time of all steps."""
-        return self.points[-1][0]
-
-    def reaches(self, level: float) -> float | None:
-        """The time from which the perplexity stays at ``level`` or below; ``None`` if it ends above."""
-        part = under(self.points, level)
-        return part[0][0] if part else None
-
+"""How a line of each kind is drawn."""
 
 HEIGHT = 1.5
 """The highest perplexity of a figure, in parts of the one that full space ends with."""
@@ -125,26 +87,11 @@ def _column(frame: Frame, named: Sequence[tuple[str, Sequence[Point]]]) -> list[
     return shapes
 
 
-def under(points: Sequence[Point], top: float) -> list[Point]:
-    """The last part of a falling line that is not above ``top``, from where it crosses ``top`` on."""
-    above = [k for k, (_, value) in enumerate(points) if value > top]
-    if not above:
-        return [*points]
-    k = above[-1]
-    if k + 1 == len(points):
-        return []
-    (x0, y0), (x1, y1) = points[k], points[k + 1]
-    return [(x0 + (x1 - x0) * (y0 - top) / (y0 - y1), top), *points[k + 1 :]]
-
-
 def long_run() -> str:
     """The figure of the long run: a line for each row of the study, of its first seed.
 
     Runs that shared the GPU have no time of their own, and no line.
     """
-    from long_run import SHOWN
-    from pages.records import long_run as study
-
     lines = []
     for row in SHOWN:
         alone = study.alone(row.slug)
@@ -165,32 +112,3 @@ def _brief(title: str) -> str:
 def frontier() -> str:
     """The figure of the shorter runs, ours beside the optimizers of other libraries."""
     return drawn([*curves().values()], million_tokens(), "seconds", 1, apart=True)
-
-
-def recorded() -> list[dict[str, Any]]:
-    """The records of the runs of :data:`CURVES`."""
-    return read_lines(ROOT / CURVES)
-
-
-def curves() -> dict[str, Line]:
-    """The runs of :data:`CURVES` by the name of their map, in the order of the tables.
-
-    Each must repeat a run that the tables report: one at their rate, and not of the seed that chose it.
-    """
-    others = peers()
-    rows = {each.trained: each for each in (*weighed(), *others) if each.trained}
-    known = {identity(run) for run in records() if run["seed"] != CHOICE}
-    found: dict[tuple[str, float], Line] = {}
-    for run in recorded():
-        trained = run["map"], run["lr"]
-        words = f"{CURVES}: {run['map']}, rate {run['lr']:g}, seed {run['seed']}"
-        if trained not in rows or identity(run) not in known:
-            raise ValueError(f"{words}: expected a run that the tables of docs/frontier.md report")
-        if trained in found:
-            raise ValueError(f"{words}: expected one run of each map")
-        each = rows[trained]
-        kind = LIBRARY if each in others else SKETCHED if each.columns else OTHER
-        points = [(run["step_ms"] / 1000 * step, value) for step, value in run["curve"]]
-        name = short_name(each.title)
-        found[trained] = Line(name, points, FULL if trained == BASE else kind)
-    return {trained[0]: found[trained] for trained in rows if trained in found}

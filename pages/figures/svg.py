@@ -195,36 +195,3 @@ def _meets(box: Box, others: Iterable[Box]) -> bool:
 def meet(a: Box, b: Box) -> bool:
     """Whether two boxes have a point in common."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def short_name(title: str) -> str:
-    """The name of a map or an optimizer in a figure, from its title in the tables."""
-    name = title.split(", trained")[0].replace("`", "")
-    return SHORT.get(name, name)
-
-
-SHORT = {
-    "full space, NormalizedRows": "full space + rows",
-    "full space, fan-ratio": "full space + fan-ratio",
-    "Deflated, warm, a sixth": "Deflated 1/6",
-    "Deflated, warm, a sixth, NormalizedRows": "Deflated 1/6 + rows",
-    "Deflated, warm, a sixth, NormalizedRows, fan-ratio": "1/6 + rows + fan-ratio",
-    "Deflated, warm, an eighth": "Deflated 1/8",
-    "Deflated, warm, a twelfth": "Deflated 1/12",
-    "Deflated, warm, a twelfth, NormalizedRows": "Deflated 1/12 + rows",
-    "Deflated, warm, a sixth, rest scaled": "1/6, scaled",
-    "Deflated, warm, a sixth, rest scaled, NormalizedRows": "1/6, scaled + rows",
-    "Deflated, h = 1, rest scaled": "h = 1, scaled",
-    "Deflated, h = 1, rest scaled, NormalizedRows": "h = 1, scaled + rows",
-    "LowRank, h = 0, NormalizedRows": "h = 0 + rows",
-    "LowRank, the paper's, NormalizedRows": "the paper's + rows",
-    "torch.optim.Muon": "torch",
-    "Muon of K. Jordan": "Jordan",
-    "Muon of dion": "dion",
-    "NorMuon of dion": "NorMuon",
-    "Dion2 (a quarter of the rows)": "Dion2",
-    "Dion3 (a quarter of the rows)": "Dion3",
-    "SOAP of pytorch_optimizer": "SOAP",
-    "AdamW, head at the rate of the matrices": "AdamW, one rate",
-}
-"""Names in the figures that are shorter than in the tables."""

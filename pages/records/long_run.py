@@ -18,7 +18,8 @@ from functools import cache
 from differences import Change, change, percent
 from long_run import PEER_TABLE, ROWS, SEEDS, SHOWN, TABLE, Row, row_of, tried_rates, whole_run
 from pages import ROOT
-from pages.records.quality import memory, steps
+from pages.records.costs import FULL_SPACE, memory, steps
+from pages.records.runs import tokens_of_run
 from polarstep_lab.records.record import Result, RunRecord, find_runs
 
 FOLDER, SLOW_FOLDER = "results/long-run/table", "results/long-run-slow/table"
@@ -33,8 +34,8 @@ TIMED = {
     "adamw": "AdamW, fused",
     "muon": "full space, quintic 7",
     "rand-muon": "LowRank, the paper's (h=1, q=7)",
-    "muon-polar-express": "full space, PolarExpress 5",
-    "muon-polar-express-rows": "full space, PolarExpress 5, rows normalized",
+    "muon-polar-express": FULL_SPACE,
+    "muon-polar-express-rows": f"{FULL_SPACE}, rows normalized",
     "deflated": "Deflated 56, warm, one step",
     "deflated-rows": "Deflated 56, warm, one step, rows normalized",
     "deflated-56": "Deflated 56, warm, one step",
@@ -128,14 +129,7 @@ def at_an_edge() -> list[Row]:
 
 def million_tokens() -> float:
     """The tokens of a run, in millions; the same for all of them."""
-    (length,) = {
-        sum(
-            stage["steps"] * stage["sequences"] * stage["sequence_length"]
-            for stage in run.identity.config["data"]["stages"]
-        )
-        for seeds in runs().values()
-        for run in seeds.values()
-    }
+    (length,) = {tokens_of_run(run) for seeds in runs().values() for run in seeds.values()}
     return length / 1e6
 
 

@@ -1,4 +1,4 @@
-"""The finished runs below a folder, and the figure of each seed, for the claims."""
+"""The finished runs of ``polarstep`` below a folder, and the figure of each seed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from pages import ROOT
+from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import RunRecord, find_runs
 
 FULL, SKETCHED = "Muon (Nesterov)", "Rand Muon (Nes.-Gaussian)"
@@ -43,10 +44,16 @@ def values(
 
 def tokens_of(recipe: str) -> int:
     """The tokens that a recipe trains on."""
-    from polarstep_lab.recipes import resolve
-
     stages = resolve(recipe, "muon").data.stages
     return sum(stage.steps * stage.sequences * stage.sequence_length for stage in stages)
+
+
+def tokens_of_run(run: RunRecord) -> int:
+    """The tokens that a run of a GPT trained on."""
+    return sum(
+        stage["steps"] * stage["sequences"] * stage["sequence_length"]
+        for stage in run.identity.config["data"]["stages"]
+    )
 
 
 def accuracy(method: str, axis: str | None = None, value: Any = None) -> dict[int, float]:

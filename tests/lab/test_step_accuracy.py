@@ -34,8 +34,8 @@ def test_maps_that_carry_something_are_followed_over_steps(accuracy):
 
 
 def test_the_record_has_no_map_that_is_not_measured_any_more(accuracy):
-    quality = importlib.import_module("pages.records.quality")
-    assert {row.name for row in quality.applied()} <= set(accuracy.maps(200, 768))
+    costs = importlib.import_module("pages.records.costs")
+    assert {row.name for row in costs.applied()} <= set(accuracy.maps(200, 768))
 
 
 def test_a_zero_and_a_rank_deficient_matrix_pass_through_every_map(accuracy):
