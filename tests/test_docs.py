@@ -237,8 +237,27 @@ def test_no_line_begins_with_a_claim_inside_a_paragraph() -> None:
         assert not found, f"{page.name}: put a word before {found}"
 
 
+def test_the_page_of_the_benchmarks_lists_scripts_and_their_parts() -> None:
+    page = (ROOT / "benchmarks/README.md").read_text()
+    sections = re.findall(r"^\| (script|part) \|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    listed = {
+        (name, kind == "script")
+        for kind, rows in sections
+        for name in re.findall(r"^\| \[(\w+\.py)\]", rows, re.MULTILINE)
+    }
+    found = {
+        (path.name, "__main__" in path.read_text()) for path in (ROOT / "benchmarks").glob("*.py")
+    }
+    assert listed == found
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+    inside = [
+        page
+        for name in ("docs", "benchmarks", "pages", "results")
+        for page in (ROOT / name).rglob("*.md")
+    ]
+    for page in [*ROOT.glob("*.md"), *inside]:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
             if not target.startswith(("http", "mailto")):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
