@@ -89,7 +89,7 @@ results: $(STAMP)
 		$(BIN)/python benchmarks/$$(echo $$study | tr - _).py table results/$$study/runs.jsonl \
 			> build/$$study.md && mv build/$$study.md results/$$study/summary.md || exit 1; \
 	done
-	$(BIN)/python benchmarks/update_docs.py
+	$(BIN)/python -m pages
 	$(BIN)/python -m tests.mutants --table --write > build/mutants.txt
 
 clean:

@@ -103,17 +103,13 @@ def test_the_readme_names_the_two_commands_that_the_makefile_has() -> None:
 
 
 def test_measured_tables_are_those_of_their_records() -> None:
-    process = fork(str(ROOT / "benchmarks/update_docs.py"), "--check")
+    process = fork("-m", "pages", "--check")
     out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, out + errors
 
 
-def test_the_long_run_says_which_runs_no_commit_has_and_how_many_rates_a_row_tried(
-    monkeypatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import docs_long_run as study
-    from long_run import TABLE
+def test_the_long_run_says_which_runs_no_commit_has_and_how_many_rates_a_row_tried() -> None:
+    from pages.records import long_run as study
 
     page = (ROOT / "results/long-run/README.md").read_text()
     named: dict[str, set[tuple[str, int]]] = {}
@@ -124,7 +120,7 @@ def test_the_long_run_says_which_runs_no_commit_has_and_how_many_rates_a_row_tri
             for seed in re.findall(r"\d", seeds)
         }
     found: dict[str, set[tuple[str, int]]] = {}
-    rows = [row for row in TABLE if row.slug in study.runs()]
+    rows = [row for row in study.TABLE if row.slug in study.runs()]
     for row in rows:
         for seed, run in study.runs()[row.slug].items():
             commit = run.environment["git_commit"]
@@ -220,7 +216,7 @@ def test_a_number_outside_of_a_marked_block_is_found() -> None:
 def test_every_measured_number_is_made_from_a_record(page: str) -> None:
     found = unmarked_numbers((ROOT / page).read_text())
     assert not found, (
-        f"{page} has {found} in its text: make them claims of benchmarks/docs_claims, or say in "
+        f"{page} has {found} in its text: make them claims of pages/claims, or say in "
         "STATED why they are no measurements"
     )
 
@@ -241,8 +237,27 @@ def test_no_line_begins_with_a_claim_inside_a_paragraph() -> None:
         assert not found, f"{page.name}: put a word before {found}"
 
 
+def test_the_page_of_the_benchmarks_lists_scripts_and_their_parts() -> None:
+    page = (ROOT / "benchmarks/README.md").read_text()
+    sections = re.findall(r"^\| (script|part) \|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    listed = {
+        (name, kind == "script")
+        for kind, rows in sections
+        for name in re.findall(r"^\| \[(\w+\.py)\]", rows, re.MULTILINE)
+    }
+    found = {
+        (path.name, "__main__" in path.read_text()) for path in (ROOT / "benchmarks").glob("*.py")
+    }
+    assert listed == found
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+    inside = [
+        page
+        for name in ("docs", "benchmarks", "pages", "results")
+        for page in (ROOT / name).rglob("*.md")
+    ]
+    for page in [*ROOT.glob("*.md"), *inside]:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
             if not target.startswith(("http", "mailto")):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,4 +1,4 @@
-"""The code of docs/distributed.md runs. benchmarks/docs_claims/ranks.py makes its table of bytes."""
+"""The code of docs/distributed.md runs. pages/claims/ranks.py makes its table of bytes."""
 
 from __future__ import annotations
 

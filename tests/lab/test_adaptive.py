@@ -21,11 +21,9 @@ ROWS, COLUMNS, MEAN = 48, 80, 8
 
 @pytest.fixture(scope="module")
 def adaptive() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        import adaptive
+    import adaptive
 
-        return adaptive
+    return adaptive
 
 
 def of_decay(decays: list[float], scales: list[float] | None = None) -> Tensor:

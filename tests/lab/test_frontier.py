@@ -23,9 +23,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def modules():
     """``frontier`` and ``scaling``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module("frontier"), importlib.import_module("scaling")
+    return importlib.import_module("frontier"), importlib.import_module("scaling")
 
 
 @pytest.fixture

@@ -16,9 +16,7 @@ PAGE = ROOT / "docs" / "precision.md"
 
 @pytest.fixture(scope="module")
 def script():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("low_precision")
+    return importlib.import_module("low_precision")
 
 
 def test_the_table_comes_from_the_records(script):

@@ -116,20 +116,19 @@ def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
 
 
 @pytest.fixture
-def module(monkeypatch):
-    """The script that fills the pages."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("update_docs")
+def module():
+    """What fills the pages."""
+    return importlib.import_module("pages.write")
 
 
 @pytest.fixture
 def tables(module):
     """The tables of the pages."""
-    return importlib.import_module("docs_tables")
+    return importlib.import_module("pages.tables")
 
 
 def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, module, monkeypatch):
-    for each in (module, importlib.import_module("docs_results")):
+    for each in (module, importlib.import_module("pages.results")):
         monkeypatch.setattr(each, "ROOT", published.parent.parent)
     page = "## Results\n\n<!-- results: results/cifar10 -->\nold\n<!-- end -->\n\nmore\n"
     text = module.filled(page, "docs/results.md")
@@ -174,7 +173,7 @@ APART = {
 
 
 def comparisons(module):
-    texts = {name: module.made(name) for name in importlib.import_module("docs_claims").CLAIMS}
+    texts = {name: module.made(name) for name in importlib.import_module("pages.claims").CLAIMS}
     return {name: text for name, text in texts.items() if SIGNED.search(text)}
 
 
@@ -361,10 +360,15 @@ def test_a_folder_without_runs_is_an_error(tmp_path):
         stale_tables([tmp_path], tmp_path)
 
 
+def records_of_maps():
+    names = "pages.records.quality", "pages.records.maps"
+    return tuple(map(importlib.import_module, names))
+
+
 @pytest.fixture
 def quality(module, monkeypatch):
-    """``docs_quality``, and the runs and the times that it reads, which the test fills."""
-    found = importlib.import_module("docs_quality")
+    """Records of qualities and of maps, and the runs and times that they read, which the test fills."""
+    found, maps = records_of_maps()
     runs: dict[tuple[str, float], dict[int, float]] = {}
     times: dict[tuple[str, str], dict[str, float]] = {}
 
@@ -376,12 +380,12 @@ def quality(module, monkeypatch):
         ]
 
     monkeypatch.setattr(found, "records", records)
-    monkeypatch.setattr(found, "steps", lambda record=None: times)
-    return found, runs, times
+    monkeypatch.setattr(maps, "steps", lambda record=None: times)
+    return found, maps, runs, times
 
 
 def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
-    found, runs, _ = quality
+    found, _, runs, _ = quality
     for rate, perplexity in ((0.01, 52.0), (0.014, 50.0), (0.02, 51.0)):
         runs["full", rate] = {3: perplexity, 0: 100.0, 1: 100.0}
         runs["low-rank", rate] = {3: 200 - perplexity, 0: 900.0}
@@ -404,7 +408,7 @@ def test_a_rate_is_chosen_on_one_seed_and_reported_on_others(quality):
 
 
 def test_runs_with_halves_are_judged_by_the_test_half(quality, monkeypatch):
-    found, runs, _ = quality
+    found, _, runs, _ = quality
     for rate in (0.01, 0.014, 0.02):
         runs["full", rate] = {3: 50.0, 0: 50.0}
         runs["low-rank", rate] = {3: 60.0 + 100 * rate, 0: 60.0}
@@ -436,14 +440,14 @@ def test_runs_with_halves_are_judged_by_the_test_half(quality, monkeypatch):
 
 
 def test_tables_that_say_test_have_the_test_half_of_every_run(module):
-    found = importlib.import_module("docs_quality")
-    trained = [each.trained for each in (*found.weighed(), *found.peers()) if each.trained]
+    found, maps = records_of_maps()
+    trained = [each.trained for each in (*maps.weighed(), *maps.peers()) if each.trained]
     assert len(trained) > 15
     assert found.judged_by(*trained) == found.TEST
 
 
 def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
-    found, runs, times = quality
+    found, maps, runs, times = quality
     runs["full", 0.014] = {0: 50.0}
     runs["peer:dion-muon", 0.014], runs["peer:dion-muon", 0.02] = {0: 52.0}, {0: 51.0}
     runs["peer:soap", 0.002] = {0: 53.0}
@@ -452,10 +456,10 @@ def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
         "Muon of dion, CUDA graph": 1.0,
         "Muon of dion, CUDA graph, Triton": 1.5,
     }
-    for load in found.HELD:
+    for load in maps.HELD:
         for name, ms in (forms | {"torch.optim.Muon": 9.0}).items():
             times[name, load] = {"ms": ms}
-    torch_muon, dion, soap = found.peers()
+    torch_muon, dion, soap = maps.peers()
     assert (dion.title, dion.timed) == ("Muon of dion", "Muon of dion, CUDA graph")
     assert dion.trained == ("peer:dion-muon", 0.02)
     assert (torch_muon.timed, torch_muon.trained) == ("torch.optim.Muon", None)
@@ -463,7 +467,7 @@ def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
     for rate, perplexity in ((0.01, 50.0), (0.014, 49.0), (0.02, 51.0)):
         runs.setdefault(("peer:dion-muon", rate), {})[3] = perplexity
     runs["full", 0.014][3] = 50.0
-    dion = found.peers()[1]
+    dion = maps.peers()[1]
     assert dion.trained == (
         "peer:dion-muon",
         0.014,
@@ -471,18 +475,18 @@ def test_a_peer_is_shown_in_its_fastest_form_and_at_its_best_rate(quality):
     assert found.quality(dion.trained).value == pytest.approx(4.0)  # of seed 0 alone
     for rate in (0.01, 0.014, 0.02):
         runs["peer:dion-muon+warmup", rate] = {3: 48.5, 0: 50.0}
-    assert found.peers()[1].trained[0] == "peer:dion-muon+warmup"  # seed 3 has it lower
+    assert maps.peers()[1].trained[0] == "peer:dion-muon+warmup"  # seed 3 has it lower
     runs["peer:dion-muon", 0.014][3] = 48.0
-    assert found.peers()[1].trained == ("peer:dion-muon", 0.014)
+    assert maps.peers()[1].trained == ("peer:dion-muon", 0.014)
 
 
 def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
-    found, runs, times = quality
+    _, maps, runs, times = quality
     runs["full", 0.014], runs["peer:torch-muon", 0.02] = {0: 50.0, 1: 50.0}, {0: 51.0, 1: 51.5}
     runs["peer:soap", 0.002] = {0: 53.0}
-    shown = [found.Weighed("full space", "full space", ("full", 0.014))]
+    shown = [maps.Weighed("full space", "full space", ("full", 0.014))]
     for name, ratio in (("full space", 4.0), ("torch.optim.Muon", 38.27), ("Muon of dion", 8.0)):
-        for load in found.HELD:
+        for load in maps.HELD:
             times[name, load] = {
                 "ms": ratio / 2,
                 "ratio": ratio,
@@ -491,7 +495,7 @@ def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
             }
     monkeypatch.setattr(tables, "weighed", lambda: shown)
     monkeypatch.setattr(tables, "steps", lambda record=None: times)
-    monkeypatch.setattr(importlib.import_module("docs_long_run"), "runs", dict)
+    monkeypatch.setattr(importlib.import_module("pages.records.long_run"), "runs", dict)
     text = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
     _, _, full, torch_muon, dion, soap = text.splitlines()
     assert full == "| full space | 2.00 ms, 4.00× | 2.00 ms, 4.00× | 306 + 26 | 0.014 | – |"
@@ -506,11 +510,11 @@ def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
 
 
 def test_one_seed_chooses_no_map(tables, quality, monkeypatch):
-    found, runs, times = quality
+    _, maps, runs, times = quality
     runs["full", 0.014], runs["low-rank", 0.014] = {0: 50.0, 1: 50.0}, {0: 52.0, 1: 52.5}
     runs["flat-48-warm", 0.014] = {0: 40.0}
     shown = [
-        found.Weighed(name, name, (name, 0.014)) for name in ("full", "low-rank", "flat-48-warm")
+        maps.Weighed(name, name, (name, 0.014)) for name in ("full", "low-rank", "flat-48-warm")
     ]
     for _, _, _, load in tables.PLACES:
         for name, ratio in (("full", 4.0), ("low-rank", 1.5), ("flat-48-warm", 1.2)):
@@ -524,7 +528,7 @@ def test_one_seed_chooses_no_map(tables, quality, monkeypatch):
 
 
 def test_names_in_a_figure_do_not_meet(module):
-    svg = importlib.import_module("docs_svg")
+    svg = importlib.import_module("pages.figures.svg")
     frame = svg.Frame(50, 60, 370, 388, (0.5, 30.0), (-3.0, 10.0))
     marks = [(*frame.at(1.0 + 0.1 * k, 0.3 * k), f"optimizer {k}") for k in range(6)]
     drawn = [
@@ -547,7 +551,7 @@ def test_names_in_a_figure_do_not_meet(module):
 
 
 def test_an_axis_has_four_to_eleven_evenly_spaced_round_ticks(module):
-    svg = importlib.import_module("docs_svg")
+    svg = importlib.import_module("pages.figures.svg")
     assert [*svg.even_ticks((1.6, 2.24)).values()] == [
         "1.6",
         "1.7",
@@ -566,8 +570,8 @@ def test_an_axis_has_four_to_eleven_evenly_spaced_round_ticks(module):
 
 
 def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkeypatch):
-    figures, claims = map(importlib.import_module, ("docs_figures", "docs_claims.scaling"))
-    study = importlib.import_module("scaling")
+    names = ("pages.records.scaling", "pages.figures.gaps", "pages.claims.scaling", "scaling")
+    records, figure, claims, study = map(importlib.import_module, names)
     rows = [
         {"map": name, "seed": seed, "lr": 0.014, "steps": steps, "width": width}
         | {"test": 50 * (1 + (gap + 0.2 * seed) / 100)}
@@ -579,13 +583,13 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
     for row in rows:
         if row["map"] == "full":
             row["test"] = 50.0
-    path = tmp_path / figures.GAPS
+    path = tmp_path / records.RUNS
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(study, "FRONTIER", tmp_path / "none.jsonl")
-    for each in (figures, claims, module):
+    for each in (records, module):
         monkeypatch.setattr(each, "ROOT", tmp_path)
-    drawn = figures.gaps()
+    drawn = figure.draw()
     # Six pairs of runs over tokens and four over width, of each of two maps.
     assert drawn.count("<circle") == 2 * (6 + 4)
     assert drawn.count('class="bar') == 4
@@ -610,8 +614,8 @@ def test_the_gaps_are_drawn_and_told_from_their_records(module, tmp_path, monkey
 
 @pytest.fixture
 def long_run(module, tmp_path, monkeypatch):
-    """``docs_long_run`` with archives of its own: full space and the paper's sketch have two seeds."""
-    names = ("docs_long_run", "docs_over_time", "long_run")
+    """Archives of the long run, made by the test: full space and the paper's sketch have two seeds."""
+    names = ("pages.records.long_run", "pages.figures.over_time", "long_run")
     found, figures, study = map(importlib.import_module, names)
     for slug, seed, final in (
         ("muon-polar-express", 1, 40.0),
@@ -841,7 +845,7 @@ def test_a_run_with_settings_of_no_row_is_refused(long_run):
 
 def test_the_archived_long_runs_are_those_that_the_program_plans(module):
     """Started again with the archives unpacked, ``long_run.py`` makes none of their runs again."""
-    found, study = map(importlib.import_module, ("docs_long_run", "long_run"))
+    found, study = map(importlib.import_module, ("pages.records.long_run", "long_run"))
     rates = study.best_rates(ROOT / found.RATES, ROOT / found.SLOW_RATES)
     plans = {}
     for folder, folder_of_rates, rows in (
@@ -879,12 +883,12 @@ def test_auto_takes_the_deflated_map_of_the_long_run_for_its_matrices(module, mo
         assert replace(taken.head, always_sketch=True) == ran.head
 
 
-def test_a_line_is_cut_where_it_crosses_the_top(long_run):
-    _, figures, _ = long_run
+def test_a_line_is_cut_where_it_crosses_the_top(module):
+    curves = importlib.import_module("pages.records.curves")
     line = [(0.0, 90.0), (10.0, 70.0), (20.0, 50.0)]
-    assert figures.under(line, 60.0) == [(15.0, 60.0), (20.0, 50.0)]
-    assert figures.under(line, 100.0) == line
-    assert figures.under(line, 40.0) == []
+    assert curves.under(line, 60.0) == [(15.0, 60.0), (20.0, 50.0)]
+    assert curves.under(line, 100.0) == line
+    assert curves.under(line, 40.0) == []
 
 
 SECONDS_A_STEP = {
@@ -916,8 +920,8 @@ def made_up_curves():
 
 @pytest.fixture
 def over_time(module, tmp_path, monkeypatch):
-    """``docs_over_time``, and a function that writes the records of the curves that it reads."""
-    found = importlib.import_module("docs_over_time")
+    """``curves`` of the records, and a function that writes those that it reads."""
+    found = importlib.import_module("pages.records.curves")
     path = tmp_path / found.CURVES
     path.parent.mkdir(parents=True)
     monkeypatch.setattr(found, "ROOT", tmp_path)
@@ -948,6 +952,7 @@ def test_the_figure_of_the_curves_is_on_its_page(module):
 
 def test_curves_have_a_line_for_each_run_over_its_own_time(over_time):
     found, write = over_time
+    draw = importlib.import_module("pages.figures.over_time").frontier
     lines = found.curves()
     assert lines.keys() == {name for name, _ in SECONDS_A_STEP}
     soap, full = lines["peer:soap+warmup"], lines["full"]
@@ -957,7 +962,7 @@ def test_curves_have_a_line_for_each_run_over_its_own_time(over_time):
     assert lines["full+fans"].kind == lines["adamw+warmup"].kind == found.OTHER
     assert soap.points[0][0] == pytest.approx(100 * 0.075)
     assert soap.seconds == pytest.approx(1500 * 0.075)
-    drawn = found.frontier()
+    drawn = draw()
     assert drawn.count('class="line') == len(lines)
     assert drawn.count('class="line full"') == 1
     assert drawn.count("stroke-dasharray") == 3
@@ -973,7 +978,7 @@ def test_curves_have_a_line_for_each_run_over_its_own_time(over_time):
         for run in made_up_curves()
     ]
     write(high)
-    drawn = found.frontier()
+    drawn = draw()
     assert drawn.count('class="line') == len(lines) - 1
     assert "Above the figure: AdamW, fused (143.0)." in drawn
 
@@ -1038,7 +1043,7 @@ def test_claims_over_time_are_in_order_and_say_that_it_is_one_seed(over_time, mo
 
 
 def test_names_near_the_ends_of_lines_meet_nothing(module):
-    svg, names = map(importlib.import_module, ("docs_svg", "docs_line_names"))
+    svg, names = map(importlib.import_module, ("pages.figures.svg", "pages.figures.line_names"))
     frame = svg.Frame(52, 50, 744, 448, (10.0, 150.0), (48.0, 86.0))
     assert [*svg.round_ticks((10.0, 150.0)).values()] == ["10", "20", "30", "40", "50", "70", "100"]
     lines = [

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
 
 import polarstep as ps
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def accuracy():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module("step_accuracy")
+    return importlib.import_module("step_accuracy")
 
 
 def test_every_kind_of_map_is_there_also_with_normalized_rows(accuracy):
@@ -39,8 +34,8 @@ def test_maps_that_carry_something_are_followed_over_steps(accuracy):
 
 
 def test_the_record_has_no_map_that_is_not_measured_any_more(accuracy):
-    quality = importlib.import_module("docs_quality")
-    assert {row.name for row in quality.applied()} <= set(accuracy.maps(200, 768))
+    costs = importlib.import_module("pages.records.costs")
+    assert {row.name for row in costs.applied()} <= set(accuracy.maps(200, 768))
 
 
 def test_a_zero_and_a_rank_deficient_matrix_pass_through_every_map(accuracy):

@@ -23,9 +23,7 @@ PARTS = ("cost", "workloads", "optimizers", "times", "phases", "sweeps", "beside
 @pytest.fixture(scope="module")
 def step():
     """The parts of the benchmark: ``step.beside`` is the module ``step_beside``."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield SimpleNamespace(**{name: importlib.import_module(f"step_{name}") for name in PARTS})
+    return SimpleNamespace(**{name: importlib.import_module(f"step_{name}") for name in PARTS})
 
 
 @pytest.fixture

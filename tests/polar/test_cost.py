@@ -6,7 +6,6 @@ import importlib
 import math
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from polarstep import flops
 from polarstep.polar import gram
 from polarstep.polar.cost import DEVICES, Device, adamw_seconds, figures_of, seconds
 
-ROOT = Path(__file__).parents[2]
 ADAMW = "AdamW, fused"
 # The shapes, and how far the estimate may be off. On CIFAR-10's filters a GPU runs all buckets at once,
 # and the record shows its host.
@@ -49,10 +47,9 @@ OTHER_AUTO = {
 
 
 @pytest.fixture
-def estimated_and_measured(request, monkeypatch):
+def estimated_and_measured(request):
     """Milliseconds by optimizer for the rows of a record that the model covers."""
     record, device, workload = request.param
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     sets = importlib.import_module("step_workloads")
     known = sets.WORKLOADS | sets.BETWEEN if device == "H200" else sets.ON_A_CPU
     shapes, rank, oversample = known[workload]

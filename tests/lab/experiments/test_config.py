@@ -6,7 +6,6 @@ import importlib
 import json
 import pickle
 from dataclasses import FrozenInstanceError, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +36,6 @@ from polarstep_lab.training.optimizers import (
 )
 from polarstep_lab.training.schedule import Schedule, place_in_stages
 
-ROOT = Path(__file__).resolve().parents[3]
 EVERY = [(recipe, method.slug) for recipe in RECIPES for method in (*METHODS, *OURS)]
 
 
@@ -640,8 +638,7 @@ def polar_and_transform(method, recipe="nanogpt-wiki", **overrides):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_our_methods_run_the_maps_of_the_frontier(recipe, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def test_our_methods_run_the_maps_of_the_frontier(recipe):
     frontier = importlib.import_module("frontier")
     maps = {name: polar for name, (_, polar) in frontier.maps().items()}
     assert polar_and_transform("muon-polar-express", recipe) == (maps["full"], None)

@@ -1,0 +1,109 @@
+"""What a step costs on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+import polarstep as ps
+from pages.claims.words import claim
+from pages.records import read_json
+from pages.records.costs import FULL_SPACE, INNER, steps
+
+_FAST = ("LowRank, warm", "LowRank, Gaussian h=0", "LowRank, Gaussian h=0, kept 4 steps")
+_SMALL = "768×768"
+
+
+@claim
+def cpu_speedup() -> str:
+    """How many times as fast as a loop of seven steps ``LowRank(200)`` is on a CPU."""
+    found = []
+    for record in ("cpu", "cpu-no-tiles"):
+        times = steps(f"results/step-cost/{record}.json")
+        loop = times["a loop of Newton–Schulz 7", "nanoGPT"]["ms"]
+        found.append(loop / times["LowRank, the paper's (h=1, q=7)", "nanoGPT"]["ms"])
+    return (
+        f"{found[1]:.1f} times as fast as a float32 loop of seven Newton–Schulz steps on nanoGPT's "
+        f"matrices, and {found[0]:.1f} times on a CPU with bfloat16 tiles"
+    )
+
+
+@claim
+def cpu_fast_maps() -> str:
+    """The least that the maps which are fast on a GPU gain on nanoGPT's shapes, on two cores."""
+    gains = []
+    for record in ("cpu", "cpu-no-tiles"):
+        times = steps(f"results/step-cost/{record}.json")
+        gains += [
+            times["a loop of Newton–Schulz 7", load]["ms"] / times[name, load]["ms"]
+            for name in _FAST
+            for load in ("nanoGPT", "one of each", _SMALL, "3072×768")
+        ]
+    return f"at least {min(gains):.1f} times as fast as the loop on these shapes, with and without tiles"
+
+
+@claim
+def cpu_small_matrix() -> str:
+    """Why one small matrix gains less: work by the paper's count, and where a sketch's time goes."""
+    record = read_json("results/step-cost/cpu.json")
+    phases = record["phases"][_SMALL]
+    part = sum(phases[name] for name in INNER) / sum(phases.values())
+    work = ps.NewtonSchulz(7).flops(768, 768) / ps.LowRank(200).flops(768, 768)
+    times = steps("results/step-cost/cpu.json")
+    loop, ours = (
+        times[name, _SMALL]["ms"]
+        for name in ("a loop of Newton–Schulz 7", "LowRank, the paper's (h=1, q=7)")
+    )
+    return (
+        f"it is {loop / ours:.1f} times as fast there, although the loop has {work:.1f} times as many "
+        f"FLOPs by the paper's count. Of the phases of a warm sketch, orthonormalization and inner "
+        f"iteration take {part:.0%} of the time there"
+    )
+
+
+@claim
+def cpu_auto() -> str:
+    """How many times as fast as full space ``polar="auto"`` is on a CPU."""
+    times = steps("results/step-cost/cpu-arm.json")
+    found = [
+        times[FULL_SPACE, load]["ms"] / times["auto", load]["ms"]
+        for load in ("nanoGPT", "one of each")
+    ]
+    return (
+        f'`polar="auto"` is {found[0]:.1f} times as fast as full space with PolarExpress 5 on a tenth '
+        f"of nanoGPT's matrices, and {found[1]:.1f} times on one of each shape"
+    )
+
+
+@claim
+def cpu_auto_flops() -> str:
+    """The same by the paper's count of FLOPs."""
+    shapes = [(768, 768)] * 4 + [(768, 3072)] * 2
+    full = sum(ps.NewtonSchulz(5, "polar-express").flops(*shape) for shape in shapes)
+    auto = sum(ps.Auto().on(*shape, torch.device("cpu")).flops(*shape) for shape in shapes)
+    return f"{full / auto:.1f}"
+
+
+@claim
+def bare_products() -> str:
+    """What the products of a step alone allow on a CPU."""
+    record = read_json("results/step-cost/cpu-bare.json")
+    rows = {row["map"]: row for row in record["maps"]}
+    told = []
+    for rank in (56, 120):
+        row = rows[f"Deflated {rank}, warm, one step"]
+        told.append(
+            f"{row['bare_faster']:.2f} with rank {rank}, where whole steps have {row['faster']:.2f}"
+        )
+    return f"the bare products of both steps have a ratio of {' and '.join(told)}"
+
+
+@claim
+def price_of_fixes_on_a_cpu() -> str:
+    """Steps of today's package over those of the version before, timed in turn."""
+    record = read_json("results/step-cost/cpu-arm-before.json")
+    rows = [row for row in record["beside"] if "AdamW" not in row["optimizer"]]
+    ratios = [row["ms_ratio"] for row in rows]
+    return (
+        f"steps of {len(rows)} maps take {min(ratios):.2f} to {max(ratios):.2f} times as long as before "
+        f"(medians of {record['rounds']} rounds)"
+    )

@@ -1,0 +1,303 @@
+"""The long run: one pass of ``nanogpt-wiki`` over 73 million tokens."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from differences import change, percent
+from frontier import LENGTH, SEQUENCES, STEPS
+from long_run import SHOWN, SLOW_TABLE, TABLE, Row
+from pages.claims.words import claim, signed
+from pages.records import long_run as study
+from polarstep_lab.estimates import Estimate
+from polarstep_lab.methods import find_method
+from polarstep_lab.paper import TABLE_2
+
+
+@claim
+def adamw_gap() -> str:
+    """How AdamW compares with Muon in long runs."""
+    ends = [
+        statistics.fmean(study.tests(slug).values()) for slug in ("muon-polar-express", "adamw")
+    ]
+    return (
+        f"a test perplexity of {ends[0]:.1f} where AdamW ends at {ends[1]:.1f}: "
+        f"{long_gap('adamw')}, after {study.million_tokens():.1f}M tokens, each at the best of its own "
+        "rates in short runs on another seed, without a warm-up"
+    )
+
+
+@claim
+def adamw_behind() -> str:
+    """The same in percent alone."""
+    return f"{long_gap('adamw')} against full space after {study.million_tokens():.1f}M tokens"
+
+
+@claim
+def adamw_warm_up() -> str:
+    """AdamW with a warm-up against AdamW without, in the long run and in the short runs of rates."""
+    tried = {slug: study.rates()[slug] for slug in ("adamw", "adamw-warmup")}
+    best = {slug: min(found, key=lambda lr: found[lr]) for slug, found in tried.items()}
+    without = study.tests("adamw")
+    chosen = percent(study.tests("adamw-warmup"), without)
+    lr = best["adamw"]
+    alike = percent(study.other_rates("adamw-warmup")[lr], without)
+    return (
+        f"with one over the first 100 of 1110 steps it ends {alike.told(unit='%')} from the runs "
+        f"without in test perplexity after {study.million_tokens():.1f}M tokens, both at {lr:g}. At "
+        f"{best['adamw-warmup']:g}, which short runs chose for it, it ends {chosen.told(unit='%')} from "
+        f"them. In the short runs it has {tried['adamw-warmup'][lr]:.0f} in validation at {lr:g} and "
+        f"{tried['adamw-warmup'][best['adamw-warmup']]:.0f} at {best['adamw-warmup']:g} (one seed)"
+    )
+
+
+@claim
+def gpt_order() -> str:
+    """How many pairs of methods come in the paper's order in the long runs."""
+    paper = TABLE_2["nanogpt"]
+    ends = {method: study.tests(find_method(method).slug) for method in paper.rows}
+    found = {method: Estimate.of(values.values()) for method, values in ends.items()}
+    same, unclear, turned = paper.order(found)
+    seeds = {len(values) for values in ends.values()}
+    return (
+        f"of the {same + unclear + len(turned)} pairs of methods that the paper tells apart at 95%, "
+        f"{same} come in the same order here and {len(turned) or 'none'} in the other "
+        f"(n = {min(seeds)}, {study.million_tokens():.1f}M tokens)"
+    )
+
+
+@claim
+def nesterov_lead() -> str:
+    """Nesterov momentum against Polyak's in the long runs, with seven quintic steps."""
+    told = [
+        f"{percent(study.tests(slug), study.tests(f'{slug}-polyak')).told(unit='%')} {words}"
+        for slug, words in (("muon", "in full space"), ("rand-muon", "with the paper's sketch"))
+    ]
+    return (
+        f"{' and '.join(told)} against Polyak's in test perplexity after "
+        f"{study.million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def ranks_long_run() -> str:
+    """The deflated map at three ranks: perplexity against full space, and the optimizer's time."""
+    told = []
+    for rank, slug in ((56, "deflated"), (88, "deflated-88"), (120, "deflated-120")):
+        times = study.times(slug)
+        assert times is not None, f"{slug} has no run alone on its GPU"
+        told.append(f"{long_gap(slug)} at rank {rank}, with {times[0]:.1f} ms")
+    return (
+        f"against full space in test perplexity after {study.million_tokens():.1f}M tokens it ends at "
+        f"{', '.join(told)} for the optimizer in each step, in runs of several commits"
+    )
+
+
+@claim
+def rates_tried() -> str:
+    """How many rates were tried for the rows of the long run."""
+    rows_of: dict[int, list[str]] = {}
+    for row in TABLE:
+        if row.slug in study.runs():
+            rows_of.setdefault(len(study.rates().get(row.slug, ())), []).append(row.title)
+    own = [f"{count} for {'; '.join(titles)}" for count, titles in sorted(rows_of.items()) if count]
+    return f"{'. '.join(reversed(own))}. None of its own: {'; '.join(rows_of[0])}"
+
+
+@claim
+def long_run_changed() -> str:
+    """How many of the long runs no commit has."""
+    commits = [commit for row in TABLE for commit in study.commits(row.slug)]
+    changed = [commit for commit in commits if commit.endswith("+")]
+    return (
+        f"{len(changed)} of the {len(commits)} runs are of {len(set(changed))} commits with changes "
+        "that were not committed"
+    )
+
+
+@claim
+def slow_ranks() -> str:
+    """Ranks of the deflated map on the seed that all of them have, with the embedding of before."""
+    full = study.tests("muon-polar-express-slow")
+    told = []
+    for slug, words in (
+        ("deflated-56-slow", "rank 56"),
+        ("deflated-120-slow", "rank 120"),
+        ("deflated-48-slow", "rank 48 with the smaller δ"),
+    ):
+        found = percent({1: study.tests(slug)[1]}, full)
+        told.append(f"{words} at {signed(found.value)}%")
+    return (
+        f"{', '.join(told)} against full space in test perplexity, after "
+        f"{study.million_tokens():.1f}M tokens (one seed)"
+    )
+
+
+@claim
+def sgd_above_guessing() -> str:
+    """At how many rates SGD ended above the perplexity of guessing."""
+    vocabulary = 50257
+    tried = study.rates()["sgd-slow"]
+    above = sum(value > vocabulary for value in tried.values())
+    return f"above the perplexity of guessing ({vocabulary:,}) at {above} of {len(tried)} rates"
+
+
+@claim
+def long_run() -> str:
+    """Test perplexity after one pass over the text, each row against full space."""
+    return _against_full_space(SHOWN)
+
+
+@claim
+def slow_long_run() -> str:
+    """The same with the rate that the recipe's embedding had before."""
+    return _against_full_space(SLOW_TABLE)
+
+
+def _against_full_space(rows: Sequence[Row]) -> str:
+
+    base = rows[0].base
+    told = [
+        f"{row.title}: {found.told(unit='%')}"
+        for row in rows
+        if row.slug != base and (found := study.gap(row.slug)) is not None
+    ]
+    full = change(study.tests(base).values())
+    return (
+        f"Five PolarExpress steps in full space end at {full.told(2).removeprefix('+')} in test "
+        f"perplexity after {study.million_tokens():.1f}M tokens. Against them: {'; '.join(told)}"
+    )
+
+
+@claim
+def embedding_rate() -> str:
+    """What the rate of the embedding is worth in the long run and in the runs that choose rates."""
+    change_of_full = percent(study.tests(study.BASE), study.tests(f"{study.BASE}-slow"))
+    adamw, slow = (min(study.rates()[slug].values()) for slug in ("adamw-head", "adamw-slow"))
+    return (
+        f"With 0.3 in place of 0.008 the test perplexity of full space changes by "
+        f"{change_of_full.told(unit='%')} after {study.million_tokens():.1f}M tokens, and AdamW at the "
+        f"best of its rates has {adamw:.0f} in validation after 120 steps where it had {slow:.0f}"
+    )
+
+
+@claim
+def larger_batches() -> str:
+    """The deflated map after the long run, whose batches are larger than those of the frontier."""
+    run = next(iter(study.runs()[study.BASE].values()))
+    batches = [
+        stage["sequences"] * stage["sequence_length"] / 1000
+        for stage in run.identity.config["data"]["stages"]
+    ]
+    small = SEQUENCES * LENGTH / 1000
+    return (
+        f"{long_gap('deflated')} at rank 56, {long_gap('deflated-88')} at rank 88 and "
+        f"{long_gap('deflated-120')} at rank 120 against full space, after "
+        f"{study.million_tokens():.1f}M tokens in batches of "
+        f"{min(batches):.0f} to {max(batches):.0f} thousand, on a GPT of "
+        f"{run.identity.config['model']['layers']} layers, where those after "
+        f"{STEPS * small / 1000:.1f}M tokens are of batches of {small:.0f} thousand"
+    )
+
+
+@claim
+def auto_long_run() -> str:
+    """Perplexity and time of the long run with the map that ``auto`` takes at width 768."""
+    on_validation = percent(*map(study.validations, ("deflated-120", study.BASE)))
+    return (
+        f"{long_gap('deflated-120')} in test perplexity against full space after "
+        f"{study.million_tokens():.1f}M tokens, with {_times('deflated-120', study.BASE)}. Its rank was "
+        f"chosen among three by these runs; on the validation half it has {on_validation.told(unit='%')}"
+    )
+
+
+@claim
+def rows_long_run() -> str:
+    """Normalized rows in the long run."""
+    return _normalized_rows("muon-polar-express-rows", "deflated-120-rows", rank=120)
+
+
+@claim
+def slow_rows_long_run() -> str:
+    """Normalized rows in the long run, with the embedding of before."""
+    return _normalized_rows("muon-polar-express-rows-slow", "deflated-120-rows-slow", rank=120)
+
+
+def _normalized_rows(full: str, deflated: str, rank: int) -> str:
+    """Two rows of the long run with normalized rows, in full space and with the deflated map."""
+    return (
+        f"{long_gap(full)} in full space and {long_gap(deflated)} with `Deflated` of "
+        f"rank {rank}, both against full space without them after {study.million_tokens():.1f}M tokens; "
+        f"`Deflated` takes {_times(deflated, full)}"
+    )
+
+
+def _times(slug: str, full: str) -> str:
+    """The optimizer's time of a row and of its form in full space, which may be of another commit."""
+    ours, theirs = study.times(slug), study.times(full)
+    assert ours is not None, f"{slug} has no run alone on its GPU"
+    assert theirs is not None, f"{full} has no run alone on its GPU"
+    commits = [{*study.commits(each)} for each in (slug, full)]
+    other = "" if commits[0] == commits[1] else " at another commit"
+    return f"{ours[0]:.1f} ms for the optimizer in each step in place of {theirs[0]:.1f}{other}"
+
+
+def long_gap(slug: str) -> str:
+    """A row of the long run against full space, as ``+2.5% (one seed)``."""
+    found = study.gap(slug)
+    assert found is not None, f"{slug} has no run on a seed of full space"
+    return found.told(unit="%")
+
+
+@claim
+def small_head() -> str:
+    """The deflated map of rank 56 in the long run, against full space and against rank 120."""
+    against = percent(study.tests("deflated"), study.tests("deflated-120"))
+    return (
+        f"{long_gap('deflated')} in test perplexity against full space and "
+        f"{against.told(unit='%')} against rank 120, after {study.million_tokens():.1f}M tokens"
+    )
+
+
+@claim
+def long_run_missing() -> str:
+    """Which seeds have no run of that length, and of which rows."""
+    rows_of: dict[tuple[int, ...], list[str]] = {}
+    for slug, seeds in study.missing().items():
+        rows_of.setdefault(tuple(seeds), []).append(f"`{slug}`")
+    told = []
+    for seeds, slugs in rows_of.items():
+        words = f"seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, seeds))}"
+        every = len(seeds) == len(study.SEEDS)
+        told.append(f"{'all seeds' if every else words} of {', '.join(slugs)}")
+    return "; ".join(told) if told else "no run"
+
+
+@claim
+def long_run_edges() -> str:
+    """For which rows the best rate may lie outside those that were tried."""
+    names = [row.title for row in study.at_an_edge()]
+    return "; ".join(names) if names else "no row"
+
+
+@claim
+def long_run_time() -> str:
+    """What part of a whole step of the long run is the optimizer's."""
+    told = []
+    for slug, words in (
+        (study.BASE, "full space"),
+        ("deflated-120", "the deflated map"),
+        ("rand-muon", "the paper's sketch"),
+    ):
+        if found := study.times(slug):
+            optimizer, whole = found
+            told.append(f"{optimizer / whole:.1%} for {words}")
+    alone = filter(None, (study.times(row.slug) for row in study.TABLE))
+    rest = [whole - optimizer for optimizer, whole in alone]
+    return (
+        f"the optimizer's part of a whole step is {', '.join(told)}. A map can save no more than that "
+        "of the time of this training. The rest of a step, which is the same in all rows, took "
+        f"{min(rest):.0f} to {max(rest):.0f} ms in runs of different days, so whole steps and times "
+        "in the figure, differ by that too"
+    )

@@ -1,0 +1,63 @@
+"""What a step on many ranks sends and computes, by the ledger's formulas, and where the code has limits.
+
+Nothing here was measured: the numbers follow from the package. ``tests/distributed/test_ledger.py``
+counts the bytes and products of real steps against the same formulas.
+"""
+
+from __future__ import annotations
+
+import polarstep as ps
+from pages.claims.words import claim
+from polarstep.distributed import ledger
+from polarstep.optim.replay import LARGEST_BUCKET
+
+RANKS = 4
+SHAPES = ((8, 512, 512), (4, 2048, 512), (4, 512, 2048))  # (count, m, n)
+LOW_RANK = "LowRank(64, 8, power=0)"
+MAPS: dict[str, ps.PolarMap] = {
+    "full space": ps.NewtonSchulz(5, "polar-express"),
+    LOW_RANK: ps.LowRank(64, 8, power=0),
+}
+MB = 2**20
+
+
+def cheapest(polar: ps.PolarMap, count: int, m: int, n: int) -> tuple[float, ledger.Plan]:
+    """Bytes that a rank receives with M and T in bfloat16, and the plan with the fewest.
+
+    A CPU makes sums and bases in float32, so that a basis on shards does not travel in bfloat16.
+    """
+    sizes: dict[ledger.Plan, int] = {"owner": 2}
+    if ledger.sharded_reason(polar) is None:
+        sizes["sharded"] = 4
+    return min(
+        (ledger.bytes_received(plan, m, n, count, RANKS, polar, itemsize=size), plan)
+        for plan, size in sizes.items()
+    )
+
+
+@claim
+def share_of_products() -> str:
+    """The products of a rank over those of one process, at most, for the table of bytes."""
+    most = max(
+        ledger.flops_per_rank(cheapest(polar, *shape)[1], m, n, count, RANKS, polar, step=0)
+        / ledger.whole_flops(m, n, count, polar, step=0)
+        for polar in MAPS.values()
+        for shape in SHAPES
+        for count, m, n in [shape]
+    )
+    return f"1/{RANKS} of the products of one process, and {100 * (RANKS * most - 1):.0f}% more at most"
+
+
+@claim
+def received_in_float32() -> str:
+    """What a rank receives for the wide matrices of the table where everything is in float32."""
+    count, m, n = SHAPES[-1]
+    polar = MAPS[LOW_RANK]
+    nbytes = ledger.bytes_received("sharded", m, n, count, RANKS, polar, itemsize=4)
+    return f"{nbytes / MB:.1f} MB for {count} × {m}×{n}"
+
+
+@claim
+def largest_bucket() -> str:
+    """The memory of a bucket up to which a rank keeps a CUDA graph of its map."""
+    return f"{LARGEST_BUCKET // MB} MB"

@@ -1,0 +1,205 @@
+"""The maps and optimizers of the tables and figures: what each is called in the records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pages.records.costs import EIGHTH, FULL_SPACE, HELD, SCALED_SIXTH, SIXTH, TWELFTH, steps
+from pages.records.quality import BASE, best_run
+from polarstep_lab.peers import PEERS
+from step_workloads import WORKLOADS
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A map whose cost and quality stand side by side.
+
+    ``timed`` is its name in the times and ``trained`` its name and rate in the runs; ``None`` where the
+    record does not have it. ``columns`` are ℓ on the workloads of :data:`HELD`, as far as it was timed
+    there; ``None`` in full space. ``long`` is its row in the long run.
+    """
+
+    title: str
+    timed: str | None
+    trained: tuple[str, float] | None
+    columns: tuple[int, ...] | None = None
+    long: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The title, with ℓ and its part of the width of the two workloads."""
+        if self.columns is None:
+            return self.title
+        parts = [
+            f"{ell} ({ell / d:.0%})" for ell, d in zip(self.columns, HELD.values(), strict=False)
+        ]
+        return f"{self.title}, ℓ = {' and '.join(parts)}"
+
+
+def weighed() -> tuple[Weighed, ...]:
+    """The maps of the tables and figures, best first."""
+    wide = tuple(WORKLOADS[load].width for load in HELD)
+    sixth, eighth, twelfth = (
+        f"`Deflated`, warm, {part}" for part in ("a sixth", "an eighth", "a twelfth")
+    )
+    return (
+        Weighed("AdamW, fused", "AdamW, fused", best_run("adamw"), long="adamw"),
+        Weighed("full space", FULL_SPACE, BASE, long="muon-polar-express"),
+        Weighed(
+            "full space, `NormalizedRows`",
+            with_rows(FULL_SPACE),
+            ("full+rows", 0.014),
+            long="muon-polar-express-rows",
+        ),
+        Weighed("full space, `fan-ratio`", FULL_SPACE, ("full+fans", 0.02)),
+        Weighed(sixth, SIXTH, ("lift-120-warm", 0.014), (128, 688), "deflated-120"),
+        Weighed(
+            f"{sixth}, `NormalizedRows`",
+            with_rows(SIXTH),
+            ("lift-120-warm+rows", 0.014),
+            (128, 688),
+            "deflated-120-rows",
+        ),
+        Weighed(
+            f"{sixth}, `NormalizedRows`, `fan-ratio`",
+            with_rows(SIXTH),
+            ("lift-120-warm+rows+fans", 0.02),
+            (128, 688),
+        ),
+        Weighed(eighth, EIGHTH, ("lift-88-warm", 0.014), (96, 512), "deflated-88"),
+        Weighed(twelfth, TWELFTH, ("lift-56-warm", 0.014), (64, 352), "deflated"),
+        Weighed(
+            f"{twelfth}, `NormalizedRows`",
+            with_rows(TWELFTH),
+            ("lift-56-warm+rows", 0.014),
+            (64, 352),
+            "deflated-rows",
+        ),
+        Weighed(
+            "`Deflated`, h = 1, rest scaled",
+            "Deflated, Gaussian h=1, rest scaled",
+            ("scaled-200", 0.014),
+            wide,
+        ),
+        Weighed(
+            "`Deflated`, h = 1, rest scaled, `NormalizedRows`",
+            with_rows("Deflated, Gaussian h=1, rest scaled"),
+            ("scaled-200+rows", 0.02),
+            wide,
+        ),
+        Weighed(
+            f"{sixth}, rest scaled", timed_as(SCALED_SIXTH), ("scaled-120-warm", 0.014), (128,)
+        ),
+        Weighed(
+            f"{sixth}, rest scaled, `NormalizedRows`",
+            with_rows(SCALED_SIXTH),
+            ("scaled-120-warm+rows", 0.014),
+            (128,),
+        ),
+        Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
+        Weighed(
+            "`LowRank`, h = 0, `NormalizedRows`",
+            with_rows("LowRank, Gaussian h=0"),
+            ("low-rank+rows", 0.02),
+            wide,
+        ),
+        Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
+        Weighed("`LowRank`, warm", "LowRank, warm", None, wide),
+        Weighed(
+            "`LowRank`, the paper's",
+            "LowRank, the paper's (h=1, q=7)",
+            ("paper", 0.02),
+            wide,
+            "rand-muon",
+        ),
+        Weighed(
+            "`LowRank`, the paper's, `NormalizedRows`",
+            with_rows("LowRank, the paper's (h=1, q=7)"),
+            ("paper+rows", 0.014),
+            wide,
+        ),
+    )
+
+
+HEADLINE = (
+    ("AdamW, fused", "AdamW, fused"),
+    ("nothing: full space", "full space"),
+    ("`transform=ps.NormalizedRows()`", "full space, `NormalizedRows`"),
+    ('`polar="auto"`', "`Deflated`, warm, a sixth"),
+    (
+        '`polar="auto"`, `transform=ps.NormalizedRows()`',
+        "`Deflated`, warm, a sixth, `NormalizedRows`",
+    ),
+    (
+        '… and `lr_scale="fan-ratio"`',
+        "`Deflated`, warm, a sixth, `NormalizedRows`, `fan-ratio`",
+    ),
+    ("`polar=ps.LowRank(200, 8, power=0, …)`", "`LowRank`, h = 0"),
+    ("`polar=ps.LowRank(200)`, as published", "`LowRank`, the paper's"),
+)
+"""The README's rows: what a user gives, and the title of the map in :func:`weighed`.
+
+Rows of ``auto`` have the price of the head that it takes on each workload."""
+
+
+def timed_as(name: str) -> str | None:
+    """The name of a map in the times; ``None`` where it was not timed."""
+    return name if any(name == each for each, _ in steps()) else None
+
+
+def with_rows(timed: str) -> str | None:
+    """The name of a map with normalized rows in the times; ``None`` where it was not timed."""
+    return timed_as(f"{timed}, rows normalized")
+
+
+def peers() -> tuple[Weighed, ...]:
+    """The optimizers of other libraries that were timed or trained, each at :func:`best_run`.
+
+    Of a peer that was timed in several forms, with a CUDA graph of its own or without, the fastest on
+    nanoGPT's matrices counts.
+    """
+    found = []
+    for peer in PEERS.values():
+        forms = {
+            name: row["ms"]
+            for (name, load), row in steps().items()
+            if load == "nanoGPT" and (name == peer.title or name.startswith(f"{peer.title}, CUDA"))
+        }
+        timed = min(forms, key=lambda name: forms[name]) if forms else None
+        trained = best_run(f"peer:{peer.name}")
+        if timed or trained:
+            found.append(Weighed(peer.title, timed, trained, long=peer.name))
+    return tuple(found)
+
+
+def short_name(title: str) -> str:
+    """The name of a map or an optimizer in a figure, from its title in the tables."""
+    name = title.split(", trained")[0].replace("`", "")
+    return SHORT.get(name, name)
+
+
+SHORT = {
+    "full space, NormalizedRows": "full space + rows",
+    "full space, fan-ratio": "full space + fan-ratio",
+    "Deflated, warm, a sixth": "Deflated 1/6",
+    "Deflated, warm, a sixth, NormalizedRows": "Deflated 1/6 + rows",
+    "Deflated, warm, a sixth, NormalizedRows, fan-ratio": "1/6 + rows + fan-ratio",
+    "Deflated, warm, an eighth": "Deflated 1/8",
+    "Deflated, warm, a twelfth": "Deflated 1/12",
+    "Deflated, warm, a twelfth, NormalizedRows": "Deflated 1/12 + rows",
+    "Deflated, warm, a sixth, rest scaled": "1/6, scaled",
+    "Deflated, warm, a sixth, rest scaled, NormalizedRows": "1/6, scaled + rows",
+    "Deflated, h = 1, rest scaled": "h = 1, scaled",
+    "Deflated, h = 1, rest scaled, NormalizedRows": "h = 1, scaled + rows",
+    "LowRank, h = 0, NormalizedRows": "h = 0 + rows",
+    "LowRank, the paper's, NormalizedRows": "the paper's + rows",
+    "torch.optim.Muon": "torch",
+    "Muon of K. Jordan": "Jordan",
+    "Muon of dion": "dion",
+    "NorMuon of dion": "NorMuon",
+    "Dion2 (a quarter of the rows)": "Dion2",
+    "Dion3 (a quarter of the rows)": "Dion3",
+    "SOAP of pytorch_optimizer": "SOAP",
+    "AdamW, head at the rate of the matrices": "AdamW, one rate",
+}
+"""Names in the figures that are shorter than in the tables."""

@@ -1,0 +1,16 @@
+"""The gap to full space over tokens and width: the runs of ``scaling.py``."""
+
+from __future__ import annotations
+
+import scaling as study
+from pages import ROOT
+
+RUNS = "results/scaling/runs.jsonl"
+
+
+def gaps(text: study.Text = "test") -> study.Gaps:
+    """Perplexity against full space in percent, by map, then by steps and width, then by seed.
+
+    Of the test text or, as ``"perplexity"``, of all held-out text.
+    """
+    return study.gaps(study.recorded(ROOT / RUNS, study.FRONTIER), text)
