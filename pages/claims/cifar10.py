@@ -18,8 +18,10 @@ from pages.records.runs import FULL, SKETCHED, accuracy, runs, values
 from polarstep.polar.auto import MATRICES
 from polarstep_lab.methods import all_methods
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
-from polarstep_lab.paper import TABLE_2
+from polarstep_lab.paper import ABLATIONS, TABLE_2
 from polarstep_lab.records.record import RunRecord
+from polarstep_lab.report.grouping import sections_of
+from polarstep_lab.report.runs import collect
 
 
 @claim
@@ -46,6 +48,30 @@ def cifar_agreement() -> str:
     return (
         f"{agreeing} of {len(rows)} methods are within two standard errors of the paper's figure, on "
         f"{min(seeds)} seeds each"
+    )
+
+
+@claim
+def cifar_ablations() -> str:
+    """How many values of the ablations differ from the figures in the authors' repository."""
+    (section,), _ = sections_of(collect([ROOT / "results/cifar10"]))
+    rows = [
+        (row, published, row is ablation.base)
+        for ablation in section.ablations
+        if ablation.axis in ABLATIONS
+        for row in ablation.row_names
+        if (published := ablation.published(row))
+    ]
+    differ = [
+        is_base
+        for row, published, is_base in rows
+        if row.metric and row.metric.minus(published.estimate).clear
+    ]
+    bases = sum(is_base for *_, is_base in rows)
+    return (
+        f"{len(differ) - sum(differ)} of {len(rows) - bases} values beside the recipe's own differ from "
+        f"the authors' figures by more than the 95% intervals, and so does the recipe's own on "
+        f"{sum(differ)} of {bases} axes, where their figure changes from axis to axis"
     )
 
 

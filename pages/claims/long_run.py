@@ -10,6 +10,7 @@ from frontier import LENGTH, SEQUENCES, STEPS
 from long_run import SHOWN, SLOW_TABLE, TABLE, Row
 from pages.claims.words import claim, signed
 from pages.records import long_run as study
+from pages.records.maps import HEADLINE, weighed
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.methods import find_method
 from polarstep_lab.paper import TABLE_2
@@ -248,6 +249,26 @@ def long_gap(slug: str) -> str:
     found = study.gap(slug)
     assert found is not None, f"{slug} has no run on a seed of full space"
     return found.told(unit="%")
+
+
+@claim
+def rows_of_no_commit() -> str:
+    """The rows of the README's table whose long runs no commit has, in part or all."""
+    shown = [
+        (given.replace("nothing: ", ""), each.long)
+        for given, title in HEADLINE
+        for each in weighed()
+        if each.title == title and each.long
+    ]
+    told = [
+        f"{count} of {len(found)} with {given}"
+        for given, slug in shown
+        if (found := study.commits(slug)) and (count := sum(c.endswith("+") for c in found))
+    ]
+    return (
+        f"Of the runs over {study.million_tokens():.1f}M tokens some are of sources that no commit has: "
+        f"{'; '.join(told)}"
+    )
 
 
 @claim

@@ -70,22 +70,25 @@ def recorded() -> list[dict[str, Any]]:
 def curves() -> dict[str, Line]:
     """The runs of :data:`CURVES` by the name of their map, in the order of the tables.
 
-    Each must repeat a run that the tables report: one at their rate, and not of the seed that chose it.
+    Each must repeat a run of a map in the tables, and not of the seed that chose its rate. At another
+    rate than in the tables its name has the rate.
     """
     others = peers()
-    rows = {each.trained: each for each in (*weighed(), *others) if each.trained}
+    rows = {each.trained[0]: each for each in (*weighed(), *others) if each.trained}
     known = {identity(run) for run in records() if run["seed"] != CHOICE}
-    found: dict[tuple[str, float], Line] = {}
+    found: dict[str, Line] = {}
     for run in recorded():
         trained = run["map"], run["lr"]
         words = f"{CURVES}: {run['map']}, rate {run['lr']:g}, seed {run['seed']}"
-        if trained not in rows or identity(run) not in known:
+        if trained[0] not in rows or identity(run) not in known:
             raise ValueError(f"{words}: expected a run that the tables of docs/frontier.md report")
-        if trained in found:
+        if trained[0] in found:
             raise ValueError(f"{words}: expected one run of each map")
-        each = rows[trained]
+        each = rows[trained[0]]
         kind = LIBRARY if each in others else SKETCHED if each.columns else OTHER
         points = [(run["step_ms"] / 1000 * step, value) for step, value in run["curve"]]
         name = short_name(each.title)
-        found[trained] = Line(name, points, FULL if trained == BASE else kind)
-    return {trained[0]: found[trained] for trained in rows if trained in found}
+        if trained != each.trained:
+            name += f", rate {trained[1]:g}"
+        found[trained[0]] = Line(name, points, FULL if trained == BASE else kind)
+    return {name: found[name] for name in rows if name in found}

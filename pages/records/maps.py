@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pages.records.costs import EIGHTH, FULL_SPACE, HELD, SCALED_SIXTH, SIXTH, TWELFTH, steps
-from pages.records.quality import BASE, best_run
+from pages.records.quality import BASE, best_run, chosen
 from polarstep_lab.peers import PEERS
 from step_workloads import WORKLOADS
 
@@ -36,6 +36,12 @@ class Weighed:
         return f"{self.title}, ℓ = {' and '.join(parts)}"
 
 
+def at_chosen(name: str) -> tuple[str, float]:
+    """A map at the rate that one seed chose for it, or at that of :data:`BASE` where none was."""
+    rate = chosen(name)
+    return name, BASE[1] if rate is None else rate
+
+
 def weighed() -> tuple[Weighed, ...]:
     """The maps of the tables and figures, best first."""
     wide = tuple(WORKLOADS[load].width for load in HELD)
@@ -48,59 +54,59 @@ def weighed() -> tuple[Weighed, ...]:
         Weighed(
             "full space, `NormalizedRows`",
             with_rows(FULL_SPACE),
-            ("full+rows", 0.014),
+            at_chosen("full+rows"),
             long="muon-polar-express-rows",
         ),
-        Weighed("full space, `fan-ratio`", FULL_SPACE, ("full+fans", 0.02)),
-        Weighed(sixth, SIXTH, ("lift-120-warm", 0.014), (128, 688), "deflated-120"),
+        Weighed("full space, `fan-ratio`", FULL_SPACE, at_chosen("full+fans")),
+        Weighed(sixth, SIXTH, at_chosen("lift-120-warm"), (128, 688), "deflated-120"),
         Weighed(
             f"{sixth}, `NormalizedRows`",
             with_rows(SIXTH),
-            ("lift-120-warm+rows", 0.014),
+            at_chosen("lift-120-warm+rows"),
             (128, 688),
             "deflated-120-rows",
         ),
         Weighed(
             f"{sixth}, `NormalizedRows`, `fan-ratio`",
             with_rows(SIXTH),
-            ("lift-120-warm+rows+fans", 0.02),
+            at_chosen("lift-120-warm+rows+fans"),
             (128, 688),
         ),
-        Weighed(eighth, EIGHTH, ("lift-88-warm", 0.014), (96, 512), "deflated-88"),
-        Weighed(twelfth, TWELFTH, ("lift-56-warm", 0.014), (64, 352), "deflated"),
+        Weighed(eighth, EIGHTH, at_chosen("lift-88-warm"), (96, 512), "deflated-88"),
+        Weighed(twelfth, TWELFTH, at_chosen("lift-56-warm"), (64, 352), "deflated"),
         Weighed(
             f"{twelfth}, `NormalizedRows`",
             with_rows(TWELFTH),
-            ("lift-56-warm+rows", 0.014),
+            at_chosen("lift-56-warm+rows"),
             (64, 352),
             "deflated-rows",
         ),
         Weighed(
             "`Deflated`, h = 1, rest scaled",
             "Deflated, Gaussian h=1, rest scaled",
-            ("scaled-200", 0.014),
+            at_chosen("scaled-200"),
             wide,
         ),
         Weighed(
             "`Deflated`, h = 1, rest scaled, `NormalizedRows`",
             with_rows("Deflated, Gaussian h=1, rest scaled"),
-            ("scaled-200+rows", 0.02),
+            at_chosen("scaled-200+rows"),
             wide,
         ),
         Weighed(
-            f"{sixth}, rest scaled", timed_as(SCALED_SIXTH), ("scaled-120-warm", 0.014), (128,)
+            f"{sixth}, rest scaled", timed_as(SCALED_SIXTH), at_chosen("scaled-120-warm"), (128,)
         ),
         Weighed(
             f"{sixth}, rest scaled, `NormalizedRows`",
             with_rows(SCALED_SIXTH),
-            ("scaled-120-warm+rows", 0.014),
+            at_chosen("scaled-120-warm+rows"),
             (128,),
         ),
-        Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", ("low-rank", 0.014), wide),
+        Weighed("`LowRank`, h = 0", "LowRank, Gaussian h=0", at_chosen("low-rank"), wide),
         Weighed(
             "`LowRank`, h = 0, `NormalizedRows`",
             with_rows("LowRank, Gaussian h=0"),
-            ("low-rank+rows", 0.02),
+            at_chosen("low-rank+rows"),
             wide,
         ),
         Weighed("… basis kept 4 steps", "LowRank, Gaussian h=0, kept 4 steps", None, wide),
@@ -108,14 +114,14 @@ def weighed() -> tuple[Weighed, ...]:
         Weighed(
             "`LowRank`, the paper's",
             "LowRank, the paper's (h=1, q=7)",
-            ("paper", 0.02),
+            at_chosen("paper"),
             wide,
             "rand-muon",
         ),
         Weighed(
             "`LowRank`, the paper's, `NormalizedRows`",
             with_rows("LowRank, the paper's (h=1, q=7)"),
-            ("paper+rows", 0.014),
+            at_chosen("paper+rows"),
             wide,
         ),
     )
@@ -134,8 +140,8 @@ HEADLINE = (
         '… and `lr_scale="fan-ratio"`',
         "`Deflated`, warm, a sixth, `NormalizedRows`, `fan-ratio`",
     ),
-    ("`polar=ps.LowRank(200, 8, power=0, …)`", "`LowRank`, h = 0"),
-    ("`polar=ps.LowRank(200)`, as published", "`LowRank`, the paper's"),
+    ("`polar=ps.LowRank(…, power=0)`", "`LowRank`, h = 0"),
+    ("`polar=ps.LowRank(…)`, as published", "`LowRank`, the paper's"),
 )
 """The README's rows: what a user gives, and the title of the map in :func:`weighed`.
 

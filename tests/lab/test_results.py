@@ -986,7 +986,7 @@ def test_curves_have_a_line_for_each_run_over_its_own_time(over_time):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"lr": 0.02}, "rate 0.02, seed 0: expected a run that the tables"),
+        ({"lr": 0.02}, "rate 0.02, seed 0: expected one run of each map"),
         ({"seed": 3}, "seed 3: expected a run that the tables"),
         ({"steps": 750}, "seed 0: expected a run that the tables"),
         ({"map": "full+rows+fans"}, "full\\+rows\\+fans, rate 0.014, seed 0: expected a run"),
@@ -1032,7 +1032,9 @@ def test_claims_over_time_are_in_order_and_say_that_it_is_one_seed(over_time, mo
     assert "Full space ends at 57.6 after 35.2 s" in full
     order = ["1/6 + rows + fan-ratio", "Deflated 1/6", "full space + fan-ratio", "NorMuon"]
     assert re.findall(r" s by ([^;.]*)", full) == order
-    assert full.endswith("These end above it: AdamW, fused; LowRank, h = 0; torch; SOAP")
+    assert full.endswith(
+        "These end above it: AdamW, fused; LowRank, h = 0, rate 0.014; torch; SOAP"
+    )
     # Eight of nine runs end below 65, and seven below 60, which is less than four fifths.
     assert "Most runs reach 65 (one seed" in level
     assert level.endswith("These end above it: AdamW, fused")
