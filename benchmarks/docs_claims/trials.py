@@ -6,7 +6,7 @@ import json
 
 from docs_claims.words import claim
 from docs_quality import ROOT
-from polarstep.optim.large import LARGE, peak
+from polarstep.optim.stepping.large import LARGE, peak
 
 FUZZED = "results/fuzz/cpu.json"
 

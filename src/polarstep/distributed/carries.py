@@ -15,8 +15,8 @@ from torch import Tensor
 
 from polarstep import rng
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
-from polarstep.optim.carried import entry, written_over
-from polarstep.optim.collect import Member, Signature, State
+from polarstep.optim.stepping.carried import entry, written_over
+from polarstep.optim.stepping.collect import Member, Signature, State
 from polarstep.polar import Draw
 
 __all__ = ["found", "placements", "put", "put_whole", "shapes_of", "spans"]

@@ -17,9 +17,14 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
-from polarstep.optim.collect import State, Work
 from polarstep.optim.groups import view_of
-from polarstep.optim.low_precision import BLOCK, check_blocks, scale_as_sharded, stored_dtype
+from polarstep.optim.stepping.collect import State, Work
+from polarstep.optim.stepping.low_precision import (
+    BLOCK,
+    check_blocks,
+    scale_as_sharded,
+    stored_dtype,
+)
 
 __all__ = ["LocalState", "is_cut", "localized"]
 

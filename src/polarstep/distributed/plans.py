@@ -13,7 +13,7 @@ from polarstep.distributed import ledger
 from polarstep.distributed.layout import Layout, is_sharded
 from polarstep.distributed.ledger import AUTO, AskedPlan, Plan, Side, check_plan
 from polarstep.matrix import MatrixView
-from polarstep.optim.collect import momentum_dtype
+from polarstep.optim.stepping.collect import momentum_dtype
 from polarstep.optim.transforms import Transform, followed
 from polarstep.polar import LowRank, PolarMap, Warm
 from polarstep.polar.orthonormal import resolved

@@ -1,4 +1,4 @@
-"""The rule of :mod:`polarstep.optim.resting` for matrices of which each rank has a part.
+"""The rule of :mod:`polarstep.optim.stepping.resting` for matrices of which each rank has a part.
 
 The rule compares the largest entry of the momentum C with a peak. Each rank finds the largest entry of
 its parts, and a small exchange among the ranks of a matrix gives each of them the largest of all. So
@@ -16,9 +16,9 @@ from torch import Tensor
 from polarstep.distributed import wire
 from polarstep.distributed.layout import Layout, local, whole
 from polarstep.distributed.owner import Part, part_of
-from polarstep.optim.collect import Member, State, Work
-from polarstep.optim.low_precision import keep_momentum, momentum_of
-from polarstep.optim.resting import faded, fading, largest
+from polarstep.optim.stepping.collect import Member, State, Work
+from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
+from polarstep.optim.stepping.resting import faded, fading, largest
 
 __all__ = ["let_parts_rest"]
 

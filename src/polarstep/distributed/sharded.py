@@ -42,10 +42,10 @@ from polarstep.distributed.summed import (
     unpacked,
     weight_of,
 )
-from polarstep.optim.by_tensors import Target
-from polarstep.optim.carried import entry
-from polarstep.optim.collect import Member, Signature, State
 from polarstep.optim.scaling import to_norm
+from polarstep.optim.stepping.by_tensors import Target
+from polarstep.optim.stepping.carried import entry
+from polarstep.optim.stepping.collect import Member, Signature, State
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
 from polarstep.polar.finders import Fresh, Kept
 from polarstep.polar.orthonormal import orthonormalize

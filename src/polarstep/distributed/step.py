@@ -25,11 +25,11 @@ from polarstep.distributed.owner import Part, Spread, Trip, balanced
 from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
 from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
-from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
-from polarstep.optim.carried import carried_dtype, entry
-from polarstep.optim.collect import Member, State, Work, members_of
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.low_precision import (
+from polarstep.optim.stepping.by_tensors import PlainStep, Target, apply_updates
+from polarstep.optim.stepping.carried import carried_dtype, entry
+from polarstep.optim.stepping.collect import Member, State, Work, members_of
+from polarstep.optim.stepping.low_precision import (
     is_compensated,
     keep_momentum,
     momentum_of,

@@ -2,8 +2,8 @@
 
 torch asks for the same entries on saving and on loading, and makes the entries for loading by a step
 with gradients of zero. But a parameter that never had a gradient has no state, and the peak of a
-momentum (:mod:`polarstep.optim.resting`) is first taken at step 64. So a checkpoint that is made where
-torch.distributed is initialized has all entries of every parameter: zeros for momenta, peaks and
+momentum (:mod:`polarstep.optim.stepping.resting`) is first taken at step 64. So a checkpoint that is
+made where torch.distributed is initialized has all entries of every parameter: zeros for momenta, peaks,
 averages and rounding errors, which is what they start from, and NaN for what a map carries. On loading,
 a carry of nothing but NaN beside a momentum of nothing but zeros is dropped. ``ZeroRedundancyOptimizer``
 puts a checkpoint into the state without ``load_state_dict``, so a step drops such carries, too
@@ -21,11 +21,11 @@ from torch import Tensor
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
 from polarstep.distributed.local import is_cut
-from polarstep.optim.carried import carried_dtype, entry, name_of
-from polarstep.optim.collect import State, Work, members_of
-from polarstep.optim.elementwise_step import first_state
 from polarstep.optim.groups import ELEMENTWISE, Group, view_of
-from polarstep.optim.low_precision import (
+from polarstep.optim.stepping.carried import carried_dtype, entry, name_of
+from polarstep.optim.stepping.collect import State, Work, members_of
+from polarstep.optim.stepping.elementwise_step import first_state
+from polarstep.optim.stepping.low_precision import (
     is_compensated,
     keep_momentum,
     momentum_of,

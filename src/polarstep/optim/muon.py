@@ -19,13 +19,9 @@ from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import Rates, as_listed, named_uniquely, sorted_by_rule, with_names
-from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.captured import check_draws, check_started, refuse_shared
-from polarstep.optim.checkpoint import Checkpointed
+from polarstep.optim.checkpoints.checkpoint import Checkpointed
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
-from polarstep.optim.elementwise_step import prepare_elementwise, step_elementwise
-from polarstep.optim.following import Places
 from polarstep.optim.groups import (
     LR_SCALE,
     Group,
@@ -35,15 +31,19 @@ from polarstep.optim.groups import (
     check_params,
     complete,
 )
+from polarstep.optim.guards.captured import check_draws, check_started, refuse_shared
+from polarstep.optim.guards.mistakes import Told
+from polarstep.optim.guards.resized import Sizes
 from polarstep.optim.misnamed import with_known_names
-from polarstep.optim.mistakes import Told
 from polarstep.optim.over_ranks import StepOverRanks
-from polarstep.optim.replay import ReplayedStep
-from polarstep.optim.resized import Sizes
 from polarstep.optim.routing.choices import Choices
+from polarstep.optim.routing.following import Places
 from polarstep.optim.routing.routes import Route, Routes, not_added, routes_of
 from polarstep.optim.scaling import LrScale
-from polarstep.optim.step import PolarHook
+from polarstep.optim.stepping.by_tensors import PlainStep
+from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
+from polarstep.optim.stepping.replay import ReplayedStep
+from polarstep.optim.stepping.step import PolarHook
 from polarstep.optim.transforms import Transform
 from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
@@ -69,7 +69,7 @@ class Muon(Checkpointed):
     and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
     Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
     gradient has become zero for good stops moving when its momentum has faded
-    (:mod:`polarstep.optim.resting`).
+    (:mod:`polarstep.optim.stepping.resting`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override everything
@@ -104,15 +104,15 @@ class Muon(Checkpointed):
             (float32 if that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for
             eight bits with a scale for each 128 entries.
         rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
-            rounded, in two more bytes a parameter (:mod:`polarstep.optim.low_precision`). ``"nearest"``
-            loses it, as torch's optimizers do. Neither matters for parameters in float32.
+            rounded, in two more bytes a parameter (:mod:`polarstep.optim.stepping.low_precision`).
+            ``"nearest"`` loses it, as torch's optimizers do. Neither matters for parameters in float32.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
         fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
-            CUDA graph (:mod:`polarstep.optim.replay`), in bfloat16 where plain torch operations
+            CUDA graph (:mod:`polarstep.optim.stepping.replay`), in bfloat16 where plain torch operations
             would use bfloat16 products too. Of matrices that ranks compute for one another the polar
             map alone is such a graph (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch
             operations, and no graph.
@@ -133,10 +133,10 @@ class Muon(Checkpointed):
     parameters that are added.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
-    :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
-    ``weights_only=True``, its default. The class of a map or a rule of your own must be defined before
-    :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again, and compared
-    by what a checkpoint tells of it (:mod:`polarstep.optim.described`).
+    :meth:`state_dict` is plain data (:mod:`polarstep.optim.checkpoints.plain`), which ``torch.load``
+    reads with ``weights_only=True``, its default. The class of a map or a rule of your own must be
+    defined before :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again,
+    and compared by what a checkpoint tells of it (:mod:`polarstep.optim.checkpoints.described`).
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))

@@ -20,12 +20,12 @@ from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import Elementwise, meant
-from polarstep.optim.following import Places
 from polarstep.optim.groups import Nonfinite, Rounding
 from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import Site, dissect
 from polarstep.optim.routing.choices import Choices, Routed, check_shaped, grouped
+from polarstep.optim.routing.following import Places
 from polarstep.optim.routing.overrides import Matcher, Parts, Target, is_muon
 from polarstep.optim.routing.routes import Route, left_out
 from polarstep.optim.scaling import LrScale

@@ -16,7 +16,6 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.distributed.layout import local
 from polarstep.distributed.owned_graph import can_replay
-from polarstep.optim.by_tables import can_tabulate
 from polarstep.optim.groups import (
     ELEMENTWISE,
     NAMELESS,
@@ -26,8 +25,9 @@ from polarstep.optim.groups import (
     scale_of,
     view_of,
 )
-from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.optim.routing.route_table import WIDTH, printed, terminal_width
+from polarstep.optim.stepping.by_tables import can_tabulate
+from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
 
 __all__ = ["Route", "Routes", "left_out", "not_added", "routes_of"]
 

@@ -9,9 +9,9 @@ from types import FrameType
 
 from torch import Tensor
 
-from polarstep.optim.collect import State, Work
-from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, Group, named_params
+from polarstep.optim.routing.following import Places
+from polarstep.optim.stepping.collect import State, Work
 
 __all__ = ["Told", "callers_level"]
 

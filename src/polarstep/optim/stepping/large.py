@@ -9,8 +9,8 @@ parameter for 8192×16384, 1.506 times for 16384×16384.
 from __future__ import annotations
 
 from polarstep import products
-from polarstep.optim.collect import Member, Signature
-from polarstep.optim.step import Matrices, PolarHook
+from polarstep.optim.stepping.collect import Member, Signature
+from polarstep.optim.stepping.step import Matrices, PolarHook
 from polarstep.polar import Polar
 from polarstep.products.in_place import STRIP
 
@@ -30,7 +30,7 @@ def is_large(signature: Signature, sharded: bool) -> bool:
 def launch_in_place(
     signature: Signature, matrices: Matrices, members: list[Member], hooks: tuple[PolarHook, ...]
 ) -> Polar:
-    """One step of a bucket, like :func:`polarstep.optim.step.launch`, for a map without state.
+    """One step of a bucket, like :func:`polarstep.optim.stepping.step.launch`, for a map without state.
 
     M is copied first where it is the momentum buffer itself, where hooks are to see it, or to float32
     where it has 16 bits.

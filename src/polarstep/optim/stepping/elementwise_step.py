@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from polarstep.distributed.layout import is_sharded, local
-from polarstep.optim.collect import State, Work, momentum_dtype
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
-from polarstep.optim.low_precision import is_compensated, put, rounding_error
+from polarstep.optim.stepping.collect import State, Work, momentum_dtype
+from polarstep.optim.stepping.low_precision import is_compensated, put, rounding_error
 
 __all__ = ["check_buffers", "first_state", "prepare_elementwise", "step_elementwise"]
 

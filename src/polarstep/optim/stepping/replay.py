@@ -15,12 +15,12 @@ from itertools import cycle
 import torch
 
 from polarstep import kernels
-from polarstep.optim.by_tables import TableBucket, can_tabulate, lies_like
-from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
 from polarstep.optim.groups import Group, is_transposed
-from polarstep.optim.low_precision import momentum_of
-from polarstep.optim.replay_plan import Plan, Run, fill_tables, goes_on, key_of
-from polarstep.optim.step import PolarHook, show
+from polarstep.optim.stepping.by_tables import TableBucket, can_tabulate, lies_like
+from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
+from polarstep.optim.stepping.low_precision import momentum_of
+from polarstep.optim.stepping.replay_plan import Plan, Run, fill_tables, goes_on, key_of
+from polarstep.optim.stepping.step import PolarHook, show
 from polarstep.optim.transforms import followed
 
 __all__ = ["ReplayedStep"]

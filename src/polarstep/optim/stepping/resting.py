@@ -21,8 +21,8 @@ from torch import Tensor
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, placed_like, whole
 from polarstep.matrix import MatrixView
-from polarstep.optim.collect import State, Work
-from polarstep.optim.low_precision import keep_momentum, momentum_of
+from polarstep.optim.stepping.collect import State, Work
+from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
 
 __all__ = ["EVERY", "FADED", "faded", "fading", "largest", "let_rest"]
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
-from polarstep.optim.collect import momentum_dtype
 from polarstep.optim.groups import Group
+from polarstep.optim.stepping.collect import momentum_dtype
 
 __all__ = [
     "BLOCK",

@@ -1,8 +1,8 @@
 """How :class:`polarstep.Muon` is saved, loaded and pickled.
 
 A checkpoint is plain data: state tensors under the parameters' numbers, as torch has them, and every
-option of a group as text or numbers (:mod:`polarstep.optim.plain`). Loading checks all groups before it
-changes any.
+option of a group as text or numbers (:mod:`polarstep.optim.checkpoints.plain`). Loading checks all
+groups before it changes any.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from torch.optim.optimizer import Optimizer
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, has_ranks, placeholders
-from polarstep.optim.carried import name_of
-from polarstep.optim.collect import State, momentum_dtype
+from polarstep.optim.checkpoints.matching import (
+    check_names,
+    check_sizes,
+    mixed,
+    named_in_order,
+    regroup,
+)
+from polarstep.optim.checkpoints.plain import decoded_group, encoded_group
 from polarstep.optim.elementwise import counter_device
-from polarstep.optim.elementwise_step import check_buffers
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params, restored
-from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
-from polarstep.optim.matching import check_names, check_sizes, mixed, named_in_order, regroup
-from polarstep.optim.mistakes import callers_level
-from polarstep.optim.plain import decoded_group, encoded_group
-from polarstep.optim.resized import check_shapes
+from polarstep.optim.guards.mistakes import callers_level
+from polarstep.optim.guards.resized import check_shapes
+from polarstep.optim.stepping.carried import name_of
+from polarstep.optim.stepping.collect import State, momentum_dtype
+from polarstep.optim.stepping.elementwise_step import check_buffers
+from polarstep.optim.stepping.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.transforms import NormalizedRows
 from polarstep.polar import Finder, PolarMap, Warm
 from polarstep.sketch import Sketch
@@ -114,7 +120,7 @@ class Checkpointed(Optimizer):
         may hold parameters and no options.
 
         Parameters are matched by name where both sides have the same names, and by their order where
-        they have no name in common (:mod:`polarstep.optim.matching`).
+        they have no name in common (:mod:`polarstep.optim.checkpoints.matching`).
 
         Raises:
             ValueError: if some names are the same and others are not, or if the checkpoint has other

@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from polarstep import kernels, products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import MatrixView
-from polarstep.optim import step
-from polarstep.optim.carried import carried_dtype, entry
-from polarstep.optim.collect import Member, Signature, State, all_recalled
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.optim.scaling import corrected
+from polarstep.optim.stepping import step
+from polarstep.optim.stepping.carried import carried_dtype, entry
+from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
+from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct

@@ -13,8 +13,8 @@ True
 
 Only classes that are defined in this process are built, and only polar maps, finders, sketches and
 transforms: a checkpoint cannot name code to run. Of a function what can be told is stored
-(:mod:`polarstep.optim.described`), of a map whose options are not plain its name alone; the optimizer
-that loads the checkpoint must have it, and keeps its own.
+(:mod:`polarstep.optim.checkpoints.described`), of a map whose options are not plain its name alone; the
+optimizer that loads the checkpoint must have it, and keeps its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from polarstep.optim.described import described, differs, number, path_of
+from polarstep.optim.checkpoints.described import described, differs, number, path_of
 from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Finder, PolarMap

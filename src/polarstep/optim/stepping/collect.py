@@ -16,7 +16,6 @@ from torch import Tensor
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
-from polarstep.optim.carried import recalled
 from polarstep.optim.groups import (
     LR_SCALE,
     Group,
@@ -27,6 +26,7 @@ from polarstep.optim.groups import (
     scale_of,
     views_of,
 )
+from polarstep.optim.stepping.carried import recalled
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed.unstarted import has_ranks
-from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.elementwise_rule import ELEMENTWISE
+from polarstep.optim.stepping.collect import State, Work, members_of
 
 
 def refuse_shared() -> NoReturn:

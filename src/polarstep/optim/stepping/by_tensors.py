@@ -16,8 +16,10 @@ from polarstep import products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.gather import Gathering
 from polarstep.distributed.layout import is_sharded, local, placed_like, whole
-from polarstep.optim.carried import entry, remember
-from polarstep.optim.collect import (
+from polarstep.optim.groups import is_by_norm, scale_of
+from polarstep.optim.scaling import at_assumed_norm
+from polarstep.optim.stepping.carried import entry, remember
+from polarstep.optim.stepping.collect import (
     Member,
     Signature,
     State,
@@ -27,9 +29,8 @@ from polarstep.optim.collect import (
     in_parts,
     momentum_dtype,
 )
-from polarstep.optim.groups import is_by_norm, scale_of
-from polarstep.optim.large import is_large, launch_in_place
-from polarstep.optim.low_precision import (
+from polarstep.optim.stepping.large import is_large, launch_in_place
+from polarstep.optim.stepping.low_precision import (
     add_compensated,
     check_blocks,
     is_compensated,
@@ -38,9 +39,8 @@ from polarstep.optim.low_precision import (
     rounding_error,
     stored_dtype,
 )
-from polarstep.optim.padded import step_padded
-from polarstep.optim.scaling import at_assumed_norm
-from polarstep.optim.step import PolarHook, launch, show
+from polarstep.optim.stepping.padded import step_padded
+from polarstep.optim.stepping.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 
 __all__ = ["PlainStep", "Target", "Tensors", "apply_updates", "finite_flags"]

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from polarstep.optim.collect import Member, Signature, in_parts, momentum_dtype
-from polarstep.optim.low_precision import is_compensated
-from polarstep.optim.step import PolarHook, launch, show
+from polarstep.optim.stepping.collect import Member, Signature, in_parts, momentum_dtype
+from polarstep.optim.stepping.low_precision import is_compensated
+from polarstep.optim.stepping.step import PolarHook, launch, show
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 
 if TYPE_CHECKING:
-    from polarstep.optim.by_tensors import Target
+    from polarstep.optim.stepping.by_tensors import Target
 
 __all__ = ["step_padded"]
 

@@ -1,0 +1,1 @@
+"""How :class:`polarstep.Muon` is saved, loaded and pickled."""
