@@ -28,9 +28,9 @@ from polarstep.distributed.layout import Layout, Piece
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
 from polarstep.optim.scaling import at_assumed_norm
-from polarstep.optim.stepping.by_tensors import Target
 from polarstep.optim.stepping.carried import carried_dtype
 from polarstep.optim.stepping.collect import Member, Signature, State
+from polarstep.optim.stepping.target import Target
 from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["Part", "Spread", "Trip", "balanced", "part_of"]

@@ -43,9 +43,9 @@ from polarstep.distributed.summed import (
     weight_of,
 )
 from polarstep.optim.scaling import to_norm
-from polarstep.optim.stepping.by_tensors import Target
 from polarstep.optim.stepping.carried import entry
 from polarstep.optim.stepping.collect import Member, Signature, State
+from polarstep.optim.stepping.target import Target
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
 from polarstep.polar.finders import Fresh, Kept
 from polarstep.polar.orthonormal import orthonormalize

@@ -26,7 +26,7 @@ from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
 from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.stepping.by_tensors import PlainStep, Target, apply_updates
+from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.carried import carried_dtype, entry
 from polarstep.optim.stepping.collect import Member, State, Work, members_of
 from polarstep.optim.stepping.low_precision import (
@@ -36,6 +36,7 @@ from polarstep.optim.stepping.low_precision import (
     rounding_error,
     stored_dtype,
 )
+from polarstep.optim.stepping.target import Target, apply_updates
 
 __all__ = ["Distribution", "Split"]
 

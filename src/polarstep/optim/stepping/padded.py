@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,10 +21,8 @@ from torch import Tensor
 from polarstep.optim.stepping.collect import Member, Signature, in_parts, momentum_dtype
 from polarstep.optim.stepping.low_precision import is_compensated
 from polarstep.optim.stepping.step import PolarHook, launch, show
+from polarstep.optim.stepping.target import Target
 from polarstep.polar import Carry, Draw, Polar, PolarMap
-
-if TYPE_CHECKING:
-    from polarstep.optim.stepping.by_tensors import Target
 
 __all__ = ["step_padded"]
 
