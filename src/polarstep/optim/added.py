@@ -16,38 +16,13 @@ from torch import Tensor
 from polarstep.optim.elementwise_rule import Elementwise, group_of
 from polarstep.optim.groups import LR_SCALE, NAMELESS, Group, check_lr, known_options
 
-__all__ = ["Rates", "as_listed", "named_uniquely", "sorted_by_rule", "with_names"]
+__all__ = ["Rates", "named_uniquely", "sorted_by_rule", "with_names"]
 
 MUON = ("muon", None)  # the key of Muon's rate, whatever the role
 # Options that are Muon's rate in an added group, and that other rules have in proportion.
 LEARNING_RATES = frozenset({"lr", "initial_lr"})
 # Options that say together how a parameter is read as matrices.
 READ_BY = frozenset({"layout", "split_sizes", "split_columns", "split_repeats"})
-
-
-def as_listed(group: Group) -> Group:
-    """``group`` with its parameters as a list, and names as a list of their own, as in torch."""
-    if "params" not in group:
-        raise ValueError(
-            f"a parameter group has no 'params', only {', '.join(group)}; "
-            "expected {'params': [...], ...}"
-        )
-    params = group["params"]
-    if isinstance(params, Tensor):
-        params = [params]
-    elif not isinstance(params, Iterable):
-        raise TypeError(
-            f"params is a {type(params).__name__}: expected a list of parameters, as "
-            "list(module.parameters())"
-        )
-    elif isinstance(params, set):
-        raise TypeError("parameters in a set have no order, which a checkpoint needs; give a list")
-    else:
-        params = list(params)
-    if params and all(isinstance(p, tuple) for p in params):
-        names = [name for name, _ in params]
-        return group | {"params": [p for _, p in params], "param_names": names}
-    return group | {"params": params}
 
 
 class Rates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -18,10 +18,11 @@ from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.matrix import Layout as MatrixLayout
-from polarstep.optim.added import Rates, as_listed, named_uniquely, sorted_by_rule, with_names
+from polarstep.optim.added import Rates, named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.checkpoints.checkpoint import Checkpointed
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
+from polarstep.optim.given import listed_group, listed_params
 from polarstep.optim.groups import (
     LR_SCALE,
     Group,
@@ -194,30 +195,9 @@ class Muon(Checkpointed):
             "fused": fused,
             "step": 0,
         }
-        if isinstance(params, torch.nn.Module):
-            raise TypeError(
-                f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
-                "choose its hidden matrices, or give parameters"
-            )
-        if isinstance(params, Tensor) or not isinstance(params, Iterable):
-            raise TypeError(
-                f"params is a {type(params).__name__}: expected parameters or groups of them, as "
-                "model.parameters() with its brackets"
-            )
-        if isinstance(params, dict) and "params" in params:
-            raise TypeError(
-                "params is a dict with the key 'params', a single parameter group: expected a list of "
-                'groups, as [{"params": ...}]'
-            )
-        given: list[Any] = list(params)
-        if not given:
-            raise ValueError(
-                "params is empty: expected at least one parameter. A generator, as model.parameters() "
-                "returns, can be read once: make it anew for every use, or give a list"
-            )
         self._start(plan, process_group)
         self._waiting = None
-        super().__init__(given, complete({}, defaults))
+        super().__init__(listed_params(params), complete({}, defaults))
         self._waiting = ()
         self._rates.made(self.param_groups)
 
@@ -287,7 +267,7 @@ class Muon(Checkpointed):
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        listed = as_listed(param_group)
+        listed = listed_group(param_group)
         groups, known = [listed], dict[int, str]()
         if self._waiting is not None:
             prepared = self._prepared(listed["params"])
