@@ -1,8 +1,8 @@
 """Parameter groups: the keys of each algorithm, their defaults, and the values they accept.
 
-A group is a plain dict, as torch requires. ``group["algorithm"]`` names the algorithm that updates
-its parameters: ``"muon"``, ``"adamw"``, ``"sgd"`` or that of another rule in :data:`ELEMENTWISE`. Every
-check comes before any change.
+A group is a plain dict, as torch requires. ``group["algorithm"]`` names the algorithm that updates its
+parameters: ``"muon"``, ``"adamw"``, ``"sgd"`` or the name of another rule in :data:`ELEMENTWISE`. A call
+checks everything before it changes anything.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ROUNDING = 1e-12
 # The key under which a group keeps the option ``lr_scale``. The key "lr_scale" itself belongs to timm's
 # schedulers, which multiply a group's learning rate by it. Users may give the option by either key.
 LR_SCALE = "shape_scale"
-# How the name of a parameter begins that was given none; its place follows.
+# A parameter without a name is called by this prefix and its place in the group.
 NAMELESS = "parameter "
 
 
@@ -97,7 +97,7 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 
 
 def check_ours(group: Group) -> None:
-    """Raise if a checkpoint's ``group`` is that of another optimizer."""
+    """Raise if a checkpoint's ``group`` was saved by another optimizer."""
     if "algorithm" not in group:
         raise ValueError(
             f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
@@ -107,7 +107,7 @@ def check_ours(group: Group) -> None:
 
 
 def _check_whole(group: Group) -> None:
-    """Check everything, also the value of a tensor lr, and turn the sizes of parts into tuples."""
+    """Check every option, the value of an lr in a tensor too; turn the sizes of parts into tuples."""
     check_options(group)
     check_lr(float(group["lr"]))
     for option in ("split_sizes", "split_columns"):
@@ -139,8 +139,8 @@ def check_options(group: Group) -> None:
     except KeyError as missing:
         raise ValueError(
             f"a group with algorithm={group.get('algorithm')!r} has no {missing}: expected all options "
-            "of its rule, which add_param_group fills in; a group that is to get another rule needs the "
-            "other rule's options too, as polarstep.AdamW() has them"
+            "of its rule, which add_param_group fills in; to give a group another rule, also give it "
+            "that rule's options, as polarstep.AdamW() has them"
         ) from None
 
 
@@ -307,7 +307,7 @@ def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
 def labelled_params(groups: Sequence[Group]) -> Iterator[list[tuple[str, Tensor]]]:
     """For each group its parameters, with names that differ between groups too.
 
-    A parameter without a name of its own is told by its group as well, if there are several groups.
+    If there are several groups, the label of a parameter without a name includes the group's number.
     """
     for index, group in enumerate(groups):
         yield list(_told_by_group(group, index) if len(groups) > 1 else named_params(group))
@@ -345,8 +345,8 @@ def views_of(group: Group, names: list[str], shapes: list[torch.Size]) -> list[M
     return [known[shape] for shape in shapes]
 
 
-# Views by the options of a group and then by shape, as every step needs those of all parameters. A
-# dict, because torch.compile traces through functools.cache.
+# Views by the options of a group and then by shape, as every step needs the views of all parameters.
+# A dict, because torch.compile traces through functools.cache.
 _VIEWS: dict[tuple[Any, ...], dict[torch.Size, MatrixView]] = {}
 
 
@@ -381,8 +381,8 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
     """Raise for options of another algorithm, misspelt options, and synonyms of ours.
 
     torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
-    ``wd`` would have no effect, unnoticed for a whole training run. An option of another algorithm is
-    refused when it is misspelt, too.
+    ``wd`` would have no effect, unnoticed for a whole training run. A misspelt option of another
+    algorithm is refused, too.
     """
     algorithm = group["algorithm"]
     if group.get("use_muon", algorithm == "muon") != (algorithm == "muon"):

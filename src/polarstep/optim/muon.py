@@ -64,80 +64,85 @@ class Muon(Checkpointed):
         M = βC + G   (Nesterov)   or   M = C   (Polyak)
         X ← (1 − ηλ)X − η · scale(m, n) · T(M)
 
-    The momentum buffer holds C itself, a sum and not a moving average, in the precision of X, or in
-    float32 for float16 parameters. Entries of C are at most max|G|/(1 − β), so gradients up to
-    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C
-    and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
+    The momentum buffer holds the sum C (``torch.optim.Muon`` keeps a moving average), in the precision
+    of X, or in float32 for float16 parameters. Entries of C are at most max|G|/(1 − β). So C and T(M)
+    stay finite for gradients up to 1 − β times the largest number of C's precision: 1.7e37 for float32
+    at β = 0.95. Larger gradients may make C infinite, as they would with torch's optimizers.
+
     Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
     gradient has become zero for good stops moving when its momentum has faded
     (:mod:`polarstep.optim.stepping.resting`).
 
     Args:
-        params: parameters, named parameters or parameter groups. A group may override everything
-            below, and a group with ``algorithm="adamw"`` or ``"sgd"`` is updated by that rule with
-            its own options (:class:`polarstep.AdamW`, :class:`polarstep.SGD`): one optimizer for a
-            whole model. So is a group that names another :class:`polarstep.Elementwise`.
-            :func:`polarstep.muon_for` builds such groups.
+        params: parameters, named parameters or parameter groups. A group may override every option
+            below but ``process_group``. A group with ``algorithm="adamw"``, ``"sgd"`` or the name of
+            another :class:`polarstep.Elementwise` is updated by that rule, with the rule's own
+            options, so that one optimizer serves a whole model. :func:`polarstep.muon_for` builds
+            such groups.
         lr: η.
         momentum: β in [0, 1).
         nesterov: Nesterov (the default) or Polyak momentum.
         polar: T; by default five PolarExpress steps in full space. ``"auto"`` is
             :class:`polarstep.Auto`, which chooses a map for each shape.
         weight_decay: λ, decoupled.
-        lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"fan-ratio"``, √(m/n), with which wide
-            matrices take shorter steps; ``"rms"``, with which the entries of an update have a root
-            mean square of 0.2·lr, near that of AdamW's updates; or a function of (m, n).
-            ``"rms"`` is 0.2·√(mn)/‖T‖_F with sketched maps, which compute ‖T‖_F, but at most
-            0.6·√(mn/ℓ), as momentum of a few directions would have very long steps. In full space
-            it is 0.2·√max(m, n). The RMS is below 0.2 where ‖T‖²_F < ℓ/9, and in full space where
-            not all singular values are lifted to one (:mod:`polarstep.optim.scaling` has figures).
-            In ``param_groups`` the key is ``"shape_scale"``, as timm uses ``"lr_scale"``.
+        lr_scale: the factor scale(m, n) on η. ``"none"``: 1. ``"spectral"``: √max(1, m/n).
+            ``"fan-ratio"``: √(m/n), with which wide matrices take shorter steps. ``"rms"``: the factor
+            with which the entries of an update have a root mean square (RMS) of 0.2·lr, near that of
+            AdamW's updates. Or a function of (m, n).
+            ``"rms"`` is 0.2·√max(m, n) for maps in full space. For sketched maps, which compute ‖T‖_F,
+            it is 0.2·√(mn)/‖T‖_F, but at most 0.6·√(mn/ℓ), since momentum of few directions would
+            otherwise take very long steps. The RMS is smaller where ‖T‖²_F < ℓ/9, and in full space
+            where some singular values are not lifted to one (:mod:`polarstep.optim.scaling` has
+            figures). In ``param_groups`` the key is ``"shape_scale"``, as timm's schedulers write to
+            ``"lr_scale"``.
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
-        split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
-            polar factor.
-        split_columns: inputs (columns) of the matrices, as for an output projection cut by head.
+        split_sizes: the number of outputs (rows) of each matrix in a fused projection. Each matrix gets
+            a polar factor of its own.
+        split_columns: the number of inputs (columns) of each matrix, as for the heads of an output
+            projection.
         split_repeats: how often the parts of ``split_sizes`` come in turn. Where a weight has q, k and
             v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
             rows of q as one matrix, and k and v alike.
-        lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
+        lr_factor: one more factor on η. :func:`polarstep.muon_for` sets it for adapters (LoRA).
         momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter
             (float32 if that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for
             eight bits with a scale for each 128 entries.
-        rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
-            rounded, in two more bytes a parameter (:mod:`polarstep.optim.stepping.low_precision`).
-            ``"nearest"`` loses it, as torch's optimizers do. Neither matters for parameters in float32.
+        rounding: ``"compensated"`` keeps the rounding error of each entry of a parameter in bfloat16 or
+            float16 for the next step, in two more bytes (:mod:`polarstep.optim.stepping.low_precision`).
+            ``"nearest"`` drops it, as torch's optimizers do. Parameters in float32 are stepped alike.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
-        fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
-            CUDA graph (:mod:`polarstep.optim.stepping.replay`), in bfloat16 where plain torch operations
-            would use bfloat16 products too. Of matrices that ranks compute for one another the polar
-            map alone is such a graph (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch
-            operations, and no graph.
+        fused: ``True``: on a GPU with Triton, a few kernels update all matrices of a shape, and a CUDA
+            graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that would have no bfloat16
+            products in plain torch operations are left out. Where ranks compute matrices for one
+            another, the graph has the polar map alone (:mod:`polarstep.distributed.owned_graph`).
+            ``False``: plain torch operations, no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
             ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
             ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
             have a ``"plan"`` of its own. The result of a step does not depend on it.
         process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
             the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
-            its plain parameters by itself. A ``DTensor`` brings its own ranks along.
+            its plain parameters by itself. The ranks of a ``DTensor`` are those of its mesh.
 
     Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
-    ``copy.deepcopy((model, optimizer))`` goes on as the original does, without its hooks and its
-    process group; a pickle also forgets the model and the rules that :func:`polarstep.muon_for` has for
-    parameters that are added.
+    ``copy.deepcopy((model, optimizer))`` steps as the original would, but has neither its hooks nor its
+    process group. A pickle also lacks what :func:`polarstep.muon_for` left with the optimizer: the
+    model, and the rules for parameters that are added later.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.optim.checkpoints.plain`), which ``torch.load``
-    reads with ``weights_only=True``, its default. The class of a map or a rule of your own must be
-    defined before :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again,
-    and compared by what a checkpoint tells of it (:mod:`polarstep.optim.checkpoints.described`).
+    reads with ``weights_only=True``, its default. Define the class of a map or a rule of your own before
+    :meth:`load_state_dict`. An ``lr_scale`` function is not saved: give it to the new optimizer, and
+    loading compares it with what the checkpoint says of the old one
+    (:mod:`polarstep.optim.checkpoints.described`).
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))
@@ -201,8 +206,8 @@ class Muon(Checkpointed):
         self._waiting = ()
         self._rates.made(self.param_groups)
 
-    # The groups that muon_for would put frozen parameters into, for when these are unfrozen and added.
-    # None while the first groups are added.
+    # The groups into which muon_for would put the parameters that are frozen now; they are used when
+    # such a parameter is unfrozen and added. None while the first groups are added.
     _waiting: tuple[Group, ...] | None
     _pickled = ("_left_out", "_rates", "_vectors")
 
@@ -214,22 +219,24 @@ class Muon(Checkpointed):
         self._over_ranks = StepOverRanks(self._distribution)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         self._waiting = ()
-        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
+        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added later
         self._rates = Rates()
         self._sizes = Sizes()
         self._arrivals = Arrivals()
         self._told = Told()
-        self._places: Places | None = None  # of the parameters in muon_for's model
-        self._choices: Choices | None = None  # muon_for's, for parameters that are added
+        self._places: Places | None = None  # where the parameters lie in muon_for's model
+        self._choices: Choices | None = (
+            None  # muon_for's arguments, for parameters that are added later
+        )
 
     def _started_with(self) -> dict[str, Any]:
         return {"plan": self._distribution.plan}  # a process group cannot be pickled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
-        """A copy that also knows the rules of frozen parameters, which a pickle does not hold.
+        """A copy that keeps :func:`polarstep.muon_for`'s rules for frozen parameters; a pickle does not.
 
-        If the model was copied just before, as in ``copy.deepcopy((model, optimizer))``, the copy knows
-        the copied model, too.
+        If the model was copied just before, as in ``copy.deepcopy((model, optimizer))``, the copy also
+        refers to the copied model.
         """
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -259,10 +266,11 @@ class Muon(Checkpointed):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm.
 
-        A group without ``"algorithm"`` that is added to an existing optimizer may bring any parameters.
-        Those in the model of :func:`polarstep.muon_for` get the rule it has for them, also if they were
-        frozen then, or if the model did not have them yet. Of the others, vectors get its rule
-        ``vectors``, or AdamW, and matrices Muon. Each rule has its own group, with the options it knows
+        A group without ``"algorithm"`` that is added to an existing optimizer may hold any parameters.
+        If :func:`polarstep.muon_for` made the optimizer, each parameter of its model gets the rule that
+        ``muon_for`` has for it, whether it was frozen then or has come into the model since. Of all
+        other parameters, vectors get the rule ``vectors`` of ``muon_for``, or AdamW, and matrices get
+        Muon. The group becomes one group for each rule, with the options that the rule knows
         (:mod:`polarstep.optim.added`).
         """
         if not isinstance(param_group, dict):
@@ -288,7 +296,7 @@ class Muon(Checkpointed):
         self._left_out = tuple(row for row in self._left_out if row.name not in added)
 
     def _prepared(self, params: Sequence[Tensor]) -> list[Group]:
-        """The groups that :func:`polarstep.muon_for` has for those of ``params`` that it knows."""
+        """Groups, by the rules of :func:`polarstep.muon_for`, that hold the ``params`` of its model."""
         waiting = list(self._waiting or ())
         known = {id(p) for group in waiting for _, p in group["params"]}
         model = None if self._places is None else self._places.model
@@ -328,8 +336,8 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
-        # A step chooses its own precision, so autocast is off. A state made in torch.inference_mode()
-        # could not be changed by later steps outside it.
+        # A step chooses its own precision, so autocast is off. Tensors of a state that were made in
+        # torch.inference_mode() could not be changed by later steps outside it.
         with autocast_off(), inference_mode_off():
             self._update_groups()
 
@@ -374,9 +382,10 @@ class Muon(Checkpointed):
         self._update()
 
     def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
-        """Call ``hook(bucket)`` after each polar map with its input M and output T.
+        """Call ``hook(bucket)`` after each polar map, with its input M and its output T.
 
-        For measuring: a hook may read everything and must change nothing.
+        Hooks measure: they may read every attribute of the bucket and must change none. Returns a handle
+        whose ``remove()`` takes the hook off.
         """
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook

@@ -10,5 +10,5 @@
 * :mod:`~polarstep.optim.routing.muon_for`: one optimizer for a whole model;
 * :mod:`~polarstep.optim.routing.routes` and :mod:`~polarstep.optim.routing.route_table`: what was
   decided, as data and as text;
-* :mod:`~polarstep.optim.routing.following`: where the parameters lie when the model has been changed.
+* :mod:`~polarstep.optim.routing.following`: new parameters that the model has in place of old ones.
 """
