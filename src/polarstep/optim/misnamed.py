@@ -1,7 +1,7 @@
 """Errors for keyword arguments that :class:`polarstep.Muon` and :func:`polarstep.muon_for` do not have.
 
-Python's own error names the argument alone. People who come from another optimizer bring its names
-along, and each of them has an equivalent here, or is not needed.
+Python's own error names the argument and no remedy. Users of other optimizers try the names they know.
+Each of these names has an equivalent here, or is not needed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ REMEDIES = {
     "maximize": "leave it out, and negate the loss",
     "amsgrad": "leave it out, as AdamW here is without it",
 }
-# Options that AdamW has and Muon has not, by the names that other libraries give them.
+# Options of AdamW that Muon does not have, by the names that other libraries give them.
 ADAMW = {
     "betas": "betas",
     "eps": "eps",

@@ -40,22 +40,27 @@ class Route:
 
     name: str
     shape: tuple[int, ...]
-    matrix: str  # the matrices as Muon reads them; the plain shape for other algorithms
-    algorithm: str  # "Muon", "AdamW", the class of another rule, or "left out"
+    matrix: str
+    """The matrices as Muon reads them; the plain shape for other algorithms."""
+    algorithm: str
+    """``"Muon"``, ``"AdamW"``, the class of another rule, or ``"left out"``."""
     lr: float | None
-    factors: tuple[
-        float, ...
-    ]  # what Muon multiplies lr by, for each kind of matrix in the parameter
-    polar: str  # the polar map on this shape; "–" where there is none
+    factors: tuple[float, ...]
+    """What Muon multiplies ``lr`` by, for each kind of matrix in the parameter."""
+    polar: str
+    """The polar map on this shape; ``"–"`` where there is none."""
     role: str | None
     why: str
-    group: int | None  # index in optimizer.param_groups
+    group: int | None
+    """The index of its group in ``optimizer.param_groups``."""
     parameters: int
+    """The number of entries."""
 
 
 @dataclass(frozen=True, repr=False)
 class Routes:
-    """All routes of an optimizer, parameters left out of it last; ``print`` it for the table."""
+    """All routes of an optimizer, with the parameters it leaves out at the end; ``print`` it for a
+    table."""
 
     rows: tuple[Route, ...]
 
@@ -83,7 +88,8 @@ class Routes:
     def table(self, width: int = WIDTH) -> str:
         """The table in lines of at most ``width`` characters; cells that are too long are folded.
 
-        A table has at least some 64 characters: each of its five columns has twelve.
+        A line may be longer where ``width`` is below about 64: each of the five columns keeps twelve
+        characters.
         """
         if not isinstance(width, int):
             raise TypeError(f"width={width!r}: expected a number of characters, as 80")
@@ -151,10 +157,11 @@ def routes_of(
 
 
 def not_added(rows: Iterable[Route], groups: Sequence[Group]) -> tuple[Route, ...]:
-    """Those of ``rows``, which were in no group, that were not added without a name since.
+    """``rows`` of parameters in no group, without the parameters that were since added without a name.
 
-    This is for optimizers from a pickle, which do not know the model: shapes alone can tell. Where fewer
-    parameters of a shape were added than there are ``rows``, these stay, and say so.
+    This is for optimizers from a pickle, which do not know the model, so that only shapes can be
+    compared. If some, but fewer than all, of the rows of a shape may have been added, all of them stay,
+    and say so.
     """
     rows = tuple(rows)
     waiting = Counter(row.shape for row in rows)
@@ -177,7 +184,7 @@ def _has_owners(plan: str | None) -> bool:
 
 
 def _precision(group: Group, p: Tensor) -> str:
-    """The options of precision that differ from the usual for a parameter, in words."""
+    """How momentum and rounding differ from the defaults for a parameter, in words."""
     told = ""
     if stored_dtype(group, p) != p.dtype:
         told += f", momentum in {str(stored_dtype(group, p)).removeprefix('torch.')}"
