@@ -386,7 +386,7 @@ def test_a_derived_rule_needs_a_name_of_its_own() -> None:
     ("state", "words"),
     [
         ({"average": None, "count": 3}, r"has 'count' as a int: expected a tensor"),
-        ({"count": torch.zeros(())}, r"has nothing for 'average', one of its buffers"),
+        ({"count": torch.zeros(())}, r"has nothing for the buffer 'average'"),
         ({"average": torch.zeros(2)}, r"shape \(2,\) for 'average'.*expected torch.zeros_like"),
         (None, r"returned a NoneType: expected a dict of tensors"),
     ],

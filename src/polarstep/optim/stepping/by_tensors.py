@@ -65,7 +65,7 @@ class PlainStep:
         buckets = step_padded(gathered(works, state, selected), target_of, hooks)
         runs, numbers = list(_in_parts(buckets)), dict[Signature, Tensor | None]()
         for i, (signature, sharded, part) in enumerate(runs):
-            # The matrices of the next bucket are gathered beside the arithmetic of this bucket.
+            # The matrices of the next bucket are gathered while this bucket computes.
             for _, in_shards, soon in runs[i : i + 2]:
                 for member in soon if in_shards else ():
                     target_of(member).begin_gathering()
@@ -108,7 +108,7 @@ class PlainStep:
 def _in_parts(
     buckets: dict[tuple[Signature, bool], list[Member]],
 ) -> Iterator[tuple[Signature, bool, list[Member]]]:
-    """The buckets, with large buckets in parts: signature, whether it is sharded, members."""
+    """(signature, whether it is sharded, members) of each bucket; large buckets come in parts."""
     for (signature, sharded), members in buckets.items():
         if not sharded and signature.device.type != "cpu":
             yield signature, sharded, members
@@ -120,7 +120,7 @@ def _in_parts(
 
 
 def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
-    """What the last step left for the matrices of a bucket, as a copy that the step may write to."""
+    """What the last step left for the matrices of a bucket, in a copy that this step may write to."""
     its = signature
     for member in members if is_sharded(members[0].param) else ():
         _gather_carry(state[member.param], member.block, its.polar)
@@ -130,9 +130,9 @@ def _joined(signature: Signature, members: list[Member], state: State) -> Carry:
 
 
 def _gather_carry(of_parameter: dict[str, Any], block: int, polar: PolarMap) -> None:
-    """Make the carry of a block whole in the state, where another plan has left it in parts.
+    """Make the carry of a block whole in the state, where the last step's plan left it in parts.
 
-    A step with hooks gathers the matrices that ranks otherwise compute in parts or for one another.
+    A step with hooks gathers matrices that ranks otherwise compute in parts, or for one another.
     """
     for key in (entry(name, block) for name in polar.carries):
         if key in of_parameter:

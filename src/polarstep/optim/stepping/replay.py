@@ -1,8 +1,8 @@
 """Steps on a GPU that are planned once and replayed as CUDA graphs.
 
-After the first steps all launches of a step are captured as one CUDA graph, and a step is then one
-replay. What changes from step to step lies in tensors that the graph reads: addresses, momenta,
-learning rates and decays, random numbers, carries. Nothing here waits for the device.
+After the first steps, all launches of a step are captured as one CUDA graph, and each later step is one
+replay. Whatever changes from step to step lies in tensors that the graph reads: addresses, momenta,
+learning rates and decays, random numbers, carries. The host never waits for the device here.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class ReplayedStep:
     ) -> Iterator[tuple[Run, int]]:
         """Each bucket with its members and the offset of its step.
 
-        Buckets of groups that are ``idle`` at this step are kept; buckets of earlier maps and seeds
-        are dropped to free their memory.
+        Buckets of groups that are ``idle``, without a gradient at this step, are kept. Buckets of
+        earlier maps and seeds are dropped to free their memory.
         """
         buckets: dict[Signature, list[Member]] = {}
         for signature, member in members:

@@ -26,7 +26,7 @@ __all__ = ["Bucket", "Matrices", "PolarHook", "launch", "show"]
 
 
 class Matrices(Protocol):
-    """G, C and X of a bucket."""
+    """G, C and X of the matrices in a bucket, wherever they are stored."""
 
     def momentum(self) -> Tensor:
         """``C ← βC + G`` in place, and M as one batch (count, m, n)."""

@@ -67,7 +67,7 @@ class Target:
         keep_momentum(self._C, self.p, self._state, self._kept)
 
     def writes_momentum(self) -> bool:
-        """Whether :meth:`write_momentum` can be used: M is not C, and is one block, not sharded."""
+        """Whether :meth:`write_momentum` can be used: M differs from C, is one block, and is not sharded."""
         made = self.work.group["nesterov"] and self.finite is None and self.view.in_turn
         return made and self.has_one_block and not is_sharded(self.p)
 
@@ -125,9 +125,9 @@ class Target:
         return [-lr * scale(m, n) for _, m, n in self.view.shapes]
 
     def remains(self) -> Any:
-        """The factor on X that is left for the update: 1 − ηλ, or 1 where X has been decayed here.
+        """The factor on X in the update: 1 − ηλ, or 1 if this call has decayed X already.
 
-        X is decayed here if the parameter may be skipped and its rounding is not compensated.
+        It decays X if the parameter may be skipped and its rounding is not compensated.
         """
         group = self.work.group
         lr, decay = group["lr"], group["weight_decay"]
@@ -142,7 +142,7 @@ class Target:
         return 1.0
 
     def add_compensated(self, T: Tensor, size: Any) -> None:
-        """``X ← (1 − ηλ)X + size·T``, with what rounding takes off kept for the next step."""
+        """``X ← (1 − ηλ)X + size·T``; the rounding error is kept for the next step."""
         R = local(rounding_error(self.p, self._state))
         add_compensated(local(self.p), R, T, size, self.remains())
 
@@ -152,7 +152,7 @@ class Target:
         X.baddbmm_(L, R, beta=self.remains(), alpha=self.sizes()[0])
 
     def take(self, block: int, T: Tensor) -> tuple[Tensor, Tensor, Any] | None:
-        """X, T and −η·scale, once T of all blocks is known; ``None`` until then."""
+        """(X, T, −η·scale) once T of all blocks is known, with ``T`` for ``block``; ``None`` before."""
         sharded = is_sharded(self.p)
         if self.has_one_block and sharded:  # a rank keeps its own part of T at once
             T = placed_like(self.view.assemble([T], self.p.shape), self.p)
