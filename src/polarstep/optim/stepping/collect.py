@@ -63,7 +63,7 @@ class Work:
     views: list[MatrixView]  # empty unless the group is Muon's
 
     def without_gradients(self) -> Work:
-        """This work without its gradients, for a plan that outlives the step and must not hold their memory."""
+        """This work without gradients, for a plan that outlives the step: it would hold their memory."""
         return replace(self, grads=[])
 
 
@@ -87,8 +87,8 @@ class Signature:
         """What the random numbers of ``step`` depend on, and the key of their generator.
 
         The former is ``None`` if the step needs no random numbers. The key is a function of seed, shape
-        and step, so that a resumed run draws the same numbers. In a CUDA graph of the user's own the
-        last step's numbers count as lost, since every replay of the graph must draw new ones.
+        and step, so that a resumed run draws the same numbers. In a CUDA graph of the user's own a
+        step draws as the first step does, since every replay of the graph must draw new numbers.
         """
         numbers = self.polar.numbers_at(step, resumed=self.resumed and not in_a_graph())
         rest = (step,) if numbers is None else numbers

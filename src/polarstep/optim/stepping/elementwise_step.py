@@ -85,7 +85,7 @@ def check_buffers(name: str, of_parameter: dict[str, Any], rule: type[Elementwis
         if not isinstance(of_parameter.get(key), Tensor):
             found = ", ".join(map(repr, of_parameter))
             raise ValueError(
-                f"the state of {name} has no {key!r}, only {found}: expected a state of {rule.__name__}. "
+                f"the state of {name} has no {key!r}, only {found}: expected {rule.__name__}'s state. "
                 "If its group had another rule before, let the parameter start anew, by "
                 "optimizer.state.pop(parameter); else the checkpoint is incomplete"
             )

@@ -123,7 +123,7 @@ def momentum_of(p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> 
 
 
 def keep_momentum(C: Tensor, p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> None:
-    """Store ``C``, a copy that :func:`momentum_of` returned for ``p``, in eight bits; else do nothing."""
+    """Store ``C``, which :func:`momentum_of` has copied for ``p``, if it is kept in eight bits."""
     if dtype != torch.int8:
         return
     codes, scale = _to_bits(C)
@@ -140,7 +140,7 @@ def keep_momentum(C: Tensor, p: Tensor, of_parameter: dict[str, Any], dtype: tor
 
 
 def scale_as_sharded(scale: Tensor, p: Any) -> Tensor:
-    """The scales of this rank's part of ``p`` as its part of a sharded tensor, with a row for each row."""
+    """This rank's scales as its part of a sharded tensor, which has a row for each row of ``p``."""
     *rows, columns = local(p).shape
     scale = scale.view(*rows, columns // BLOCK)
     return wrapped(scale, p, p.placements, (*p.shape[:-1], p.shape[-1] // BLOCK))

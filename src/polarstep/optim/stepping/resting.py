@@ -47,7 +47,7 @@ def let_rest(works: list[Work], state: State) -> None:
 
 
 def fading(work: Work) -> float | None:
-    """The factor on the peaks since the rule was last applied; ``None`` if this step does not apply it."""
+    """The factor on the peaks since the rule was last applied; ``None`` if this step skips it."""
     steps = 1 if in_a_graph() else EVERY
     if work.group["step"] % steps or work.group["step"] == 0:
         return None

@@ -67,7 +67,7 @@ class Target:
         keep_momentum(self._C, self.p, self._state, self._kept)
 
     def writes_momentum(self) -> bool:
-        """Whether :meth:`write_momentum` can be used: M differs from C, is one block, and is not sharded."""
+        """Whether :meth:`write_momentum` can be used: M is one block, not C itself, and not sharded."""
         made = self.work.group["nesterov"] and self.finite is None and self.view.in_turn
         return made and self.has_one_block and not is_sharded(self.p)
 
