@@ -1,8 +1,8 @@
 """The rule of :mod:`polarstep.optim.stepping.resting` for matrices of which each rank has a part.
 
 The rule compares the largest entry of the momentum C with a peak. Each rank finds the largest entry of
-its parts, and a small exchange among the ranks of a matrix gives each of them the largest of all. So
-they set C ← 0 at the same step, and have the same peaks.
+its part, and a small exchange gives all ranks of a matrix the largest entry of the whole. So they set
+C ← 0 at the same step, and have the same peaks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def let_parts_rest(
         for (p, layout, work, i, _), most in zip(those, torch.split(packed, sizes), strict=True):
             fade = fading(work)
             assert fade is not None
-            if "peak" in state[p]:  # another plan may have left it in parts
+            if "peak" in state[p]:  # another plan may have left the peaks in parts
                 state[p]["peak"] = whole(state[p]["peak"])
             flags = faded(state[p], most, fade)
             _mask(work, i, layout, state, flags)
