@@ -408,7 +408,7 @@ def changed(theirs: dict[str, Any], **options: Any) -> dict[str, Any]:
         (
             lambda: ps.convert.options(MUON, source="moonlight"),
             ValueError,
-            "has no 'wd', only .*: expected that of the format 'moonlight'; leave source= out",
+            "has no 'wd', only .*: expected the format 'moonlight'; leave source= out",
         ),
         (lambda: ps.convert.options(MUON, source="dion"), ValueError, "has no 'adjust_lr', only"),
         (
@@ -490,7 +490,7 @@ def test_options_that_cannot_be_read(attempt, error, message):
                 ps.Muon([W]),
             ),
             ValueError,
-            "has no 'momentum', only beta, params, use_muon: expected that of the format 'keller'",
+            "has no 'momentum', only beta, params, use_muon: expected the format 'keller'",
         ),
     ],
 )
