@@ -1,14 +1,13 @@
 """What ranks must agree on before a step: which gradients are there, and that no rank has failed.
 
-A gradient may be missing on some ranks only, as of an expert that got no token there. The collectives of
-one parameter would then meet those of another on other ranks. So every step begins with one small
-exchange on the host. A gradient that one rank has counts as zero on ranks that miss it. If a rank has
-failed, all ranks raise the same error. If a map fails in the midst of a step, the other ranks learn of
-it at the next step. Until then all ranks go on, with T = 0 for its matrices, so that no rank waits in a
-collective alone.
+A gradient may be missing on some ranks only: an expert that got no token there. Collectives would then
+pair up with those of another parameter. So every step begins with one small exchange on the host. A
+gradient that some rank has, and others miss, counts as zero there. If a rank has failed, all ranks
+raise the same error. If a map fails in the midst of a step, the other ranks learn it at the next step.
+Until then all ranks go on, with T = 0 for its matrices, so that no rank waits in a collective alone.
 
-The ranks also agree on all else that decides which collectives a step makes: whether a hook of some rank
-looks at whole matrices, and whether a basis that all ranks have kept must be gathered again.
+Everything else that decides which collectives a step makes is agreed on here, too: whether a hook of
+some rank is to see whole matrices, and whether some rank must gather a basis again that all have kept.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Report:
 
 @dataclass
 class Agreement:
-    """For each question, the ids of the parameters for which any rank that holds a part says yes."""
+    """The ids of the parameters for which some rank that has a part of them says so."""
 
     with_gradient: set[int] = field(default_factory=set)
     hooked: set[int] = field(default_factory=set)
@@ -48,12 +47,11 @@ class Agreement:
 
 
 def agreed(spread: Sequence[tuple[Tensor, Layout]], report: Report) -> Agreement:
-    """What the ranks agree on.
+    """What the ranks say together.
 
-    ``spread`` lists every parameter of which other ranks hold a part, with its layout, in the same order
-    on all ranks. Raises on all ranks if a rank reports an error, or is at another step. With several
-    sets of ranks, as the axes of a mesh, a failure in one set is passed on to the sets that come after
-    it.
+    ``spread`` has every parameter that other ranks have a part of, with its layout, in the same order on
+    all ranks. Raises on all ranks if one of them reports an error, or is at another step. With several
+    sets of ranks, as the axes of a mesh, the sets that come later carry the failure on.
     """
     found = Agreement()
     failed: list[tuple[int, ...]] = []
@@ -82,14 +80,14 @@ def agreed(spread: Sequence[tuple[Tensor, Layout]], report: Report) -> Agreement
     return found
 
 
-# The key for words that do not come from a single rank.
+# The key for words that are not of a single rank.
 _OF_NO_RANK = -1
 
 
 def check_alike(spread: Sequence[tuple[Tensor, Layout]]) -> None:
-    """Raise on all ranks if they do not list the same parameters in the same order.
+    """Raise on all ranks if they have other parameters in common, or in another order.
 
-    :func:`agreed` exchanges a flag for each parameter, so with other lists its exchange would never end.
+    :func:`agreed` exchanges a flag for each parameter, so its exchange would fail or never end.
     """
     failed: list[tuple[int, ...]] = []
     words: dict[int, str] = {}

@@ -382,10 +382,9 @@ class Muon(Checkpointed):
         self._update()
 
     def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
-        """Call ``hook(bucket)`` after each polar map, with its input M and its output T.
+        """Call ``hook(bucket)`` after each polar map with its input M and output T.
 
-        Hooks measure: they may read every attribute of the bucket and must change none. Returns a handle
-        whose ``remove()`` takes the hook off.
+        For measuring: a hook may read everything and must change nothing.
         """
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook

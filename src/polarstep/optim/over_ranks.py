@@ -1,9 +1,8 @@
-"""The steps of an optimizer, on one process or with parameters in parts or copies on several ranks.
+"""The steps of an optimizer, alone or with parameters in parts or in copies on several ranks.
 
-The ranks first agree on which parameters have a gradient, and on any error: an error raised on one rank
-alone would leave the others waiting. Then each rank does its share of the work
-(:mod:`polarstep.distributed.step`). An error inside that share is raised on all ranks together at the
-next step, when they agree again.
+The ranks first agree on what has a gradient, and on any error: an error raised on one rank alone would
+leave the others waiting. Then each rank does its share of the work (:mod:`polarstep.distributed.step`).
+An error inside that share is raised by all ranks together at the next step, when they agree again.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ class StepOverRanks:
         *,
         hooked: bool,
     ) -> list[Work]:
-        """What this step updates in each group, agreed on with the ranks that hold parts of it.
+        """What every group has to update, agreed on with the ranks that have parts of it.
 
-        ``spread`` lists every parameter of which other ranks hold a part or a copy. ``hooked``: whether
-        this rank has hooks that look at the step.
+        ``spread`` has every parameter that other ranks have a part of. ``hooked``: whether hooks of this
+        rank look at the step.
         """
         if not spread:
             whole, stand_ins = self._distribution.whole(groups), None
@@ -58,7 +57,7 @@ class StepOverRanks:
                 stand_ins = self._distribution.local_state(state).stand_ins(whole)
             return [collect(group, stand_ins=stand_ins) for group in groups]
         if spread is not self._alike:
-            # A rank may add parameters that no other rank has: the list is then new, with equal content.
+            # A rank may add parameters that no other has; then the list is new, and has the same.
             if [id(p) for p, _ in spread] != [id(p) for p, _ in self._alike]:
                 check_alike(spread)
             self._alike = spread
@@ -91,7 +90,7 @@ class StepOverRanks:
         plain: PlainStep,
         hooks: tuple[PolarHook, ...],
     ) -> None:
-        """Update the matrices of ``muon``, of which no other rank holds a part.
+        """Update the matrices of ``muon``, of which no other rank has a part.
 
         A ``DTensor`` on one rank is updated as the plain tensor that stands in for it.
         """
@@ -113,7 +112,7 @@ class StepOverRanks:
     ) -> None:
         """Do this rank's share of the work on the matrices of ``muon``.
 
-        An error in it is kept until the next step, as other ranks wait for what this rank has to send.
+        An error in it is told at the next step: other ranks wait for what this rank has to send.
         """
         split = self._distribution.split(muon, state, hooked=self._agreement.hooked)
         hooks = tuple(_noting_errors(hook, split.errors) for hook in hooks)
@@ -142,22 +141,22 @@ class StepOverRanks:
 
 
 def _steps(groups: list[Group], layouts: dict[int, Layout]) -> dict[tuple[int, ...], int]:
-    """For each set of ranks, the sum of ``"step"`` over the groups that share parameters with it.
+    """The sum of the steps of all groups that have parameters in common with a set of ranks.
 
-    Ranks compare these sums. ``layouts`` has, by id, the parameters of which other ranks hold a part. A
-    rank may have further groups, with parameters of its own, which do not count.
+    ``layouts`` has those of the parameters that other ranks have a part of, by id. A rank may have more
+    groups than others, with parameters of its own.
     """
     steps: dict[tuple[int, ...], int] = {}
     for group in groups:
         found = [layouts[id(p)] for p in group["params"] if id(p) in layouts]
-        # Parameters of one shape and mesh share a layout object: hash the ranks of each object once.
+        # Parameters of a shape and mesh have one layout; to hash the ranks of all would take longer.
         for ranks in {layout.ranks for layout in {id(each): each for each in found}.values()}:
             steps[ranks] = steps.get(ranks, 0) + group.get("step", 0)
     return steps
 
 
 def _noting_errors(hook: PolarHook, errors: list[Exception]) -> PolarHook:
-    """``hook``, which appends its errors to ``errors`` and does not raise them."""
+    """``hook``, with its errors in ``errors``."""
 
     def noting(bucket: Bucket) -> None:
         try:
