@@ -53,7 +53,7 @@ from polarstep.polar.orthonormal import orthonormalize
 from polarstep.polar.result import Lift, counted_norm
 from polarstep.products.sizes import largest_entry, unit_scale_for
 
-__all__ = ["Shards", "sharded_step"]
+__all__ = ["Shards", "WholeBases", "sharded_step"]
 
 Steps = Generator[None, None, Tensor]
 # Passes of Cholesky-QR before Householder's method takes over a matrix.

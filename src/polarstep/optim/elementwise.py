@@ -23,7 +23,7 @@ from torch.optim.sgd import sgd
 
 from polarstep.optim.elementwise_rule import Elementwise, State
 
-__all__ = ["SGD", "AdamW"]
+__all__ = ["SGD", "AdamW", "check_at_least_zero", "check_bool", "counter_device"]
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ __all__ = [
     "restored",
     "scale_of",
     "view_of",
+    "views_of",
 ]
 
 Group = dict[str, Any]

@@ -15,6 +15,8 @@ from polarstep.distributed.unstarted import has_ranks
 from polarstep.optim.elementwise_rule import ELEMENTWISE
 from polarstep.optim.stepping.collect import State, Work, members_of
 
+__all__ = ["check_draws", "check_started", "refuse_shared"]
+
 
 def refuse_shared() -> NoReturn:
     """Raise for a step that ranks share."""

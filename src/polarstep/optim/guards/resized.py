@@ -53,6 +53,6 @@ def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: G
                 f"{key} of {name} is {found}, and the parameter has shape {tuple(p.shape)}: expected "
                 "the same shape. Either the parameter was resized after a step, as by "
                 "resize_token_embeddings: make a new optimizer, or let this parameter start anew by "
-                "optimizer.state.pop(parameter). Or the checkpoint is of another model, or has its "
-                "parameters in another order"
+                "optimizer.state.pop(parameter). Or the checkpoint is of another model, or of one whose "
+                "parameters came in another order"
             )

@@ -77,7 +77,7 @@ class PlainStep:
                 polar = launch_in_place(signature, matrices, part, hooks)
             else:
                 carry = _joined(signature, part, state)
-                draw = Draw(numbers[signature], _finite_flags(part), shown=bool(hooks))
+                draw = Draw(numbers[signature], finite_flags(part), shown=bool(hooks))
                 polar, left = launch(signature.polar, matrices, carry, draw)
                 _keep(signature, part, state, left)
             if hooks:
@@ -139,7 +139,7 @@ def _gather_carry(of_parameter: dict[str, Any], block: int, polar: PolarMap) -> 
             of_parameter[key] = whole(of_parameter[key])
 
 
-def _finite_flags(members: list[Member]) -> Tensor | None:
+def finite_flags(members: list[Member]) -> Tensor | None:
     """A number per matrix, zero if its gradient is not finite; ``None`` if nothing is skipped."""
     if all(member.work.finite is None for member in members):
         return None

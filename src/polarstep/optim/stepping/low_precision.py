@@ -35,6 +35,7 @@ __all__ = [
     "is_compensated",
     "keep_momentum",
     "momentum_of",
+    "put",
     "rounding_error",
     "scale_as_sharded",
     "stored_dtype",
