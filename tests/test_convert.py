@@ -403,7 +403,7 @@ def changed(theirs: dict[str, Any], **options: Any) -> dict[str, Any]:
         (
             lambda: ps.convert.options([MUON]),
             TypeError,
-            "theirs is a list .*of several optimizers give that of Muon",
+            "theirs is a list .*of several optimizers give Muon",
         ),
         (
             lambda: ps.convert.options(MUON, source="moonlight"),

@@ -76,7 +76,7 @@ OURS = (
 REFUSED: list[tuple[set[str], str]] = [
     (
         {"qk_clip_threshold"},
-        "a group of the checkpoint is that of pytorch_optimizer's MuonClip, which keeps a sum where "
+        "a group of the checkpoint is of pytorch_optimizer's MuonClip, which keeps a sum where "
         "its Muon keeps an average: expected the format of its state; source='keller-2024' reads "
         "the sum, and AdamW's moments start anew",
     ),
@@ -102,11 +102,11 @@ def source_of(group: Group, source: str | None) -> str:
         return "keller"
     if "dampening" in keys:
         raise ValueError(
-            "a group of the checkpoint is that of torch.optim.SGD: expected Muon's, or AdamW's beside "
+            "a group of the checkpoint is of torch.optim.SGD: expected Muon's, or AdamW's beside "
             "it; leave the checkpoint of SGD out, and its momentum starts anew"
         )
     raise ValueError(
-        f"a group of the checkpoint has the options {', '.join(sorted(keys))}: expected those of "
+        f"a group of the checkpoint has the options {', '.join(sorted(keys))}: expected a format of "
         f"{', '.join(FORMATS)}; name the format that keeps its state alike, as source='keller'"
     )
 

@@ -96,7 +96,7 @@ def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str
     lr_scale spectral
     polar NewtonSchulz(steps=5, coefficients='jordan', delta='frobenius', dtype=None, form='auto')
     """
-    check_checkpoint(theirs, "of several optimizers give that of Muon")
+    check_checkpoint(theirs, "of several optimizers give Muon's")
     groups = [group for group in theirs["param_groups"] if _has_muons_options(group, theirs)]
     found = [_options(group, source) for group in groups]
     if not found:

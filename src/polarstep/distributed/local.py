@@ -48,7 +48,7 @@ class LocalState(State):
         super().__init__()
         self._state = state
         self._of: dict[int, _StandIn] = {}  # by the id of the parameter
-        # The sharded parameters of this step, also those without a part on this rank.
+        # The sharded parameters of this step, also where this rank's part is empty.
         self._stepped: list[Any] = []
         # What both forms of the state held when they last agreed. While both still hold it, no tensor is
         # compared: that would take longer than the rest of the host's work.

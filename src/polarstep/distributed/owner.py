@@ -4,7 +4,7 @@
     2   one all-to-all: the parts of M go to the owners
     3   owners run the polar map on their matrices, as one process would; on a GPU by replaying a
         CUDA graph (:mod:`polarstep.distributed.owned_graph`)
-    4   one all-to-all: T's parts come back, or those of its two factors where they are smaller
+    4   one all-to-all: T's parts come back, or parts of its two factors where they are smaller
     5   each rank updates its parts of X
 
 Parts may be any boxes of rows and columns, uneven or empty. Where a parameter has several copies (DDP,

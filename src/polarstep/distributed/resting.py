@@ -40,10 +40,10 @@ def let_parts_rest(
     for each in looked:
         key = (each[1].ranks, each[-1].dtype, each[-1].device)
         alike.setdefault(key, []).append(each)
-    for (ranks, _, _), those in alike.items():
-        packed = wire.largest(torch.cat([each[-1] for each in those]), ranks)
-        sizes = [len(each[-1]) for each in those]
-        for (p, layout, work, i, _), most in zip(those, torch.split(packed, sizes), strict=True):
+    for (ranks, _, _), together in alike.items():
+        packed = wire.largest(torch.cat([each[-1] for each in together]), ranks)
+        sizes = [len(each[-1]) for each in together]
+        for (p, layout, work, i, _), most in zip(together, torch.split(packed, sizes), strict=True):
             fade = fading(work)
             assert fade is not None
             if "peak" in state[p]:  # another plan may have left the peaks in parts

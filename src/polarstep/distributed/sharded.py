@@ -186,7 +186,7 @@ class _OnShards:
         self.mine = bucket.spans[bucket.me]
 
     def basis(self, state: State, numbers: Tensor | None) -> Steps:
-        """Q, whole where the long side is cut, else this rank's rows of it."""
+        """Q: the whole of it where the long side is cut, else this rank's rows."""
         finder, its = self.polar.finder, self.bucket.signature
         if isinstance(finder, Kept) and numbers is None:
             kept = yield from self._carried(state, "kept", whole=self.is_long)

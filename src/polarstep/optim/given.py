@@ -1,4 +1,4 @@
-"""What users may give as parameters, and as a group of them."""
+"""Parameters and groups as callers give them, in the form that :class:`polarstep.Muon` works with."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ Group = dict[str, Any]
 
 Nonfinite = Literal["propagate", "skip"]
 Rounding = Literal["nearest", "compensated"]
-# The precisions in which momentum can be kept; None is that of the parameter.
+# The precisions in which momentum can be kept; None is the parameter's own.
 MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
 # The precisions a parameter may have; 8-bit floats have no arithmetic of their own in torch.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -102,8 +102,8 @@ def check_ours(group: Group) -> None:
     if "algorithm" not in group:
         raise ValueError(
             f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
-            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads those of other Muon "
-            "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
+            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads other Muon optimizers, "
+            "as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
         )
 
 
@@ -246,7 +246,7 @@ def check_params(group: Group, before: Sequence[Group] = ()) -> None:
         if p.dtype not in DTYPES:
             remedy = "leave it out"
             if p.is_complex():
-                remedy += ", or keep it in the model as torch.view_as_real of it"
+                remedy += ", or keep torch.view_as_real(p) of it in the model"
             elif p.is_floating_point():
                 remedy += ", or train a copy in a wider precision"
             raise TypeError(
@@ -410,7 +410,7 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
 
 
 def check_lr(lr: float | Tensor) -> None:
-    """Raise for a bad lr, as far as can be told without waiting for a device."""
+    """Raise for a bad lr; the value of a tensor is not read, which would wait for its device."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")

@@ -47,7 +47,7 @@ REMEDIES = {
     "ns_coefficients": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "adjust_lr_fn": 'give lr_scale="spectral" for "original", "rms" for "match_rms_adamw"',
     "adjust_lr": 'give lr_scale="fan-ratio" for "spectral_norm", "rms" for "rms_norm"',
-    "adamw_params": 'give a group {"params": …, "algorithm": "adamw"} beside that of Muon',
+    "adamw_params": 'give a group {"params": …, "algorithm": "adamw"} beside Muon\'s',
     "distributed_mesh": "leave it out, as a DTensor brings its mesh along; with DDP, give process_group",
     "use_triton": "leave it out, as kernels are used wherever they run; fused=False is without them",
     "cautious_wd": "leave it out, as weight decay here is without it",

@@ -87,8 +87,8 @@ class Muon(Checkpointed):
         weight_decay: λ, decoupled.
         lr_scale: the factor scale(m, n) on η. ``"none"``: 1. ``"spectral"``: √max(1, m/n).
             ``"fan-ratio"``: √(m/n), with which wide matrices take shorter steps. ``"rms"``: the factor
-            with which the entries of an update have a root mean square (RMS) of 0.2·lr, near that of
-            AdamW's updates. Or a function of (m, n).
+            with which the entries of an update have a root mean square (RMS) of 0.2·lr, as AdamW's
+            updates have, roughly. Or a function of (m, n).
             ``"rms"`` is 0.2·√max(m, n) for maps in full space. For sketched maps, which compute ‖T‖_F,
             it is 0.2·√(mn)/‖T‖_F, but at most 0.6·√(mn/ℓ), since momentum of few directions would
             otherwise take very long steps. The RMS is smaller where ‖T‖²_F < ℓ/9, and in full space
@@ -105,9 +105,9 @@ class Muon(Checkpointed):
             v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
             rows of q as one matrix, and k and v alike.
         lr_factor: one more factor on η. :func:`polarstep.muon_for` sets it for adapters (LoRA).
-        momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter
-            (float32 if that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for
-            eight bits with a scale for each 128 entries.
+        momentum_dtype: the precision in which C is kept: ``None`` for the parameter's own (float32 if
+            that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for eight bits
+            with a scale for each 128 entries.
         rounding: ``"compensated"`` keeps the rounding error of each entry of a parameter in bfloat16 or
             float16 for the next step, in two more bytes (:mod:`polarstep.optim.stepping.low_precision`).
             ``"nearest"`` drops it, as torch's optimizers do. Parameters in float32 are stepped alike.
@@ -296,7 +296,7 @@ class Muon(Checkpointed):
         self._left_out = tuple(row for row in self._left_out if row.name not in added)
 
     def _prepared(self, params: Sequence[Tensor]) -> list[Group]:
-        """Groups, by the rules of :func:`polarstep.muon_for`, that hold the ``params`` of its model."""
+        """Groups for the ``params`` of :func:`polarstep.muon_for`'s model, with its rules for them."""
         waiting = list(self._waiting or ())
         known = {id(p) for group in waiting for _, p in group["params"]}
         model = None if self._places is None else self._places.model

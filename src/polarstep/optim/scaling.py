@@ -5,7 +5,7 @@ by an amount that depends on the shape. A scale, a factor on η, makes up for th
 
 ``"fan-ratio"`` is √(m/n), for outputs m and inputs n of a layer. An input x whose entries have a root
 mean square (RMS) of one is √n long, and an update η·√(m/n)·T changes the output by at most η√m: by an
-RMS of η, whatever the shape. ``"spectral"`` is the same for tall matrices, and one for wide ones.
+RMS of η, whatever the shape. ``"spectral"`` is the same for tall matrices, and 1 for wide matrices.
 
 ``"rms"`` is 0.2·√(mn)/‖T‖_F, with which the entries of an update have an RMS of 0.2.
 
@@ -82,7 +82,7 @@ __all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_
 
 LrScale = Literal["none", "spectral", "fan-ratio", "rms"] | Callable[[int, int], float]
 
-# The root mean square of the entries of an update by "rms", in units of η: that of AdamW's updates.
+# The root mean square of the entries of an update by "rms", in units of η, about as with AdamW.
 RMS = 0.2
 
 

@@ -73,7 +73,7 @@ class Stages:
     """Stages of equal length, each with its factor, under one cool-down to ``floor``.
 
     A batch that grows during a run calls for a learning rate that grows with it, as in the paper's
-    nanoGPT run. The cool-down is that of :class:`Trapezoid` with the stage's factor as the peak.
+    nanoGPT run. The cool-down is as in :class:`Trapezoid`, with the stage's factor as the peak.
 
     >>> curve = Stages(total=9, factors=(1.0, 1.5, 2.0), cooldown=1 / 3, floor=0.5)
     >>> [round(curve(k), 2) for k in (0, 2, 3, 5, 6, 9, 20)]

@@ -50,7 +50,7 @@ torch.serialization.add_safe_globals(
         if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
     ]
 )
-# A transform, and Warm under its module path in those checkpoints.
+# A transform, and Warm under the module path that it had then.
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 

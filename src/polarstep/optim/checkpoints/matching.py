@@ -65,7 +65,7 @@ def mixed(saved: Sequence[Group]) -> str | None:
     return (
         f"{_listed(apart, SHOWN)} had another group in the checkpoint than in this optimizer, and "
         "torch.distributed.checkpoint gives a group one set of options: learning rate and other options "
-        "may be those of other parameters. Expected the groups of the run that was saved: freeze and "
+        "may belong to other parameters. Expected the groups of the run that was saved: freeze and "
         "unfreeze the same layers, add the same groups, and make the optimizer with the same rules"
     )
 

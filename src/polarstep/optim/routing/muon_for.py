@@ -174,7 +174,7 @@ def muon_for(
     if not anatomy.sites:
         raise ValueError(
             f"{type(model).__name__} has no parameters: expected a model with layers; build them before "
-            "the optimizer, and hold those of a list in a torch.nn.ModuleList"
+            "the optimizer, and hold a list of layers in a torch.nn.ModuleList"
         )
     choices = Choices(
         others,

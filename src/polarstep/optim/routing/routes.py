@@ -106,9 +106,9 @@ def routes_of(
     left_out: Iterable[Route] = (),
     plan_of: Callable[[Group, Tensor], str | None] = lambda group, p: None,
 ) -> Routes:
-    """The routes in ``groups``, then those ``left_out`` that no group has since taken.
+    """The routes in ``groups``, then the routes ``left_out`` of parameters that are still in no group.
 
-    ``plan_of`` tells how ranks share the work on a parameter; ``None`` where they do not.
+    ``plan_of`` says how ranks share the work on a parameter; ``None`` where they do not.
     """
     rows = []
     for index, (group, params) in enumerate(zip(groups, labelled_params(groups), strict=True)):

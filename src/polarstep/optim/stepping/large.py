@@ -48,7 +48,7 @@ def launch_in_place(
 
 
 def peak(m: int, n: int) -> float:
-    """1 + (m + 64)/2n + 64/m for m ≤ n: the memory of a step in place, over that of the parameter.
+    """1 + (m + 64)/2n + 64/m for m ≤ n: a step's memory in place, relative to the parameter's.
 
     It counts M, half of its Gram matrix with whole blocks on the diagonal, and a copy of some rows of
     M, but not X, G and C.

@@ -79,7 +79,7 @@ def put(x: Tensor, X: Tensor, R: Tensor) -> None:
 
 
 def stored_dtype(group: Group, p: Tensor) -> torch.dtype:
-    """The precision in which C is kept: the group's ``momentum_dtype``, or by default that of M."""
+    """The precision in which C is kept: the group's ``momentum_dtype``, by default M's precision."""
     asked: torch.dtype | None = group["momentum_dtype"]
     return momentum_dtype(p.dtype) if asked is None else asked
 

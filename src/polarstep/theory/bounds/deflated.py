@@ -248,8 +248,8 @@ def expected_deflated_nu(
         E ν ≤ √(b² + b·min(1, √ω/σ_{ℓ+1})) − 1,   b = 1/(1 − too_small),   ω ≥ E‖ZRᵀ‖²_F
 
     with the ω of :func:`polarstep.theory.bounds.sketched_rest_bound`, which is small where h or a gap in
-    the spectrum brings Q near singular vectors of M, and zero for equal singular values. The bound is at
-    most that of :func:`deflated_nu`, which holds for every Q.
+    the spectrum brings Q near singular vectors of M, and zero for equal singular values. It is at
+    most the bound of :func:`deflated_nu`, which holds for every Q.
 
     Proof. For every Q, ‖X₀‖²_op ≤ b² + c with c ≤ b, as in :func:`deflated_nu`. No Q of ℓ columns leaves
     less than σ_{ℓ+1}, so δ ≥ ‖R‖_op/b ≥ σ_{ℓ+1}/b, and c = ‖ZRᵀ‖_op/δ ≤ b‖ZRᵀ‖_F/σ_{ℓ+1}. The root is
@@ -282,7 +282,7 @@ def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
         )
     x = torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu")
     value = _value(polynomials, x)
-    # A peak between two points of the grid is above both of them by an eighth of a second difference.
+    # A peak between two points of the grid may exceed both by an eighth of a second difference.
     between = float(value.diff(n=2).abs().max()) / 8 if polynomials else 0.0
     return max(float(value.abs().max()) + between - 1, 0.0)
 
