@@ -84,8 +84,8 @@ def _other_ranks(pairs: Pairs) -> str | None:
     if not without or len(without) == len(its):
         return None
     return (
-        f"the checkpoint has no momentum of {_listed(without)}, which starts anew, while other matrices "
-        "go on; each rank of KellerJordan's Muon keeps the momentum of its own "
+        f"the checkpoint has no momentum of {_listed(without)}, so it starts anew while other "
+        "matrices go on; each rank of KellerJordan's Muon keeps the momentum of its own "
         'matrices alone: after a run on several ranks put the "state" of all their checkpoints '
         "together, and convert again"
     )

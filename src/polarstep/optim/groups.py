@@ -102,8 +102,8 @@ def check_ours(group: Group) -> None:
     if "algorithm" not in group:
         raise ValueError(
             f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
-            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads other Muon optimizers, "
-            "as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
+            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads that of other Muon "
+            "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
         )
 
 
