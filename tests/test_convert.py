@@ -927,7 +927,7 @@ def test_options_of_libraries_that_mean_something_else_by_them_are_refused(libra
         "state": {0: {"momentum_buffer": torch.full((4, 3), 0.1)}},
         "param_groups": [LIKE_KELLER | its | {"params": [0]}],
     }
-    with pytest.raises(ValueError, match=f"that of {library}'s Muon.* convert the state alone"):
+    with pytest.raises(ValueError, match=f"is of {library}'s Muon.* convert the state alone"):
         ps.convert.options(theirs)
     found = ps.convert.state_dict(theirs, ps.Muon([W]))["state"][0]["momentum_buffer"]
     torch.testing.assert_close(found, torch.ones(4, 3))
