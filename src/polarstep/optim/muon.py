@@ -225,9 +225,7 @@ class Muon(Checkpointed):
         self._arrivals = Arrivals()
         self._told = Told()
         self._places: Places | None = None  # where the parameters lie in muon_for's model
-        self._choices: Choices | None = (
-            None  # muon_for's arguments, for parameters that are added later
-        )
+        self._choices: Choices | None = None  # its arguments, for parameters that are added later
 
     def _started_with(self) -> dict[str, Any]:
         return {"plan": self._distribution.plan}  # a process group cannot be pickled
@@ -249,7 +247,16 @@ class Muon(Checkpointed):
         return twin
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint; options that are missing in it stay as they are here."""
+        """Continue from a checkpoint; options that it lacks stay as they are here.
+
+        Parameters are matched by name where both sides have the same names, and by their order where
+        they have no name in common (:mod:`polarstep.optim.checkpoints.matching`). A checkpoint that is
+        refused changes nothing.
+
+        Raises:
+            ValueError: if some names are the same and others are not, or if the checkpoint has other
+                numbers of parameters, states of other shapes, or options that are not accepted.
+        """
         super().load_state_dict(state_dict)
         self._arrivals.note(self.param_groups, self.state)
         self._told.loaded(self.param_groups, self.state)

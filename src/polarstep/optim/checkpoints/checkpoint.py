@@ -110,19 +110,12 @@ class Checkpointed(Optimizer):
         return found | {key: its for key, its in state.items() if key not in found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint; options that it lacks stay as they are here.
-
-        Parameters are matched by name where both sides have the same names, and by their order where
-        they have no name in common (:mod:`polarstep.optim.checkpoints.matching`).
+        """Continue from a checkpoint, as :meth:`polarstep.Muon.load_state_dict` says.
 
         torch casts every tensor it loads to the precision of its parameter. Tensors that are kept in
         another precision are loaded without that cast: momentum, buffers, carries, and what an
         element-wise rule keeps beside its buffers. If such a tensor was saved in yet another precision,
         the next step casts it.
-
-        Raises:
-            ValueError: if some names are the same and others are not, or if the checkpoint has other
-                numbers of parameters, states of other shapes, or options that are not accepted.
         """
         _check_content(state_dict)
         saved_groups = [named_in_order(group) for group in state_dict["param_groups"]]
