@@ -14,7 +14,7 @@ import torch
 
 __all__ = ["autocast_off", "autocast_off_on", "inference_mode_off"]
 
-# The kinds of devices for which autocast is looked at; others, as the meta device, have no autocast.
+# The kinds of devices that parameters lie on and that have autocast; the meta device, e.g., has none.
 KINDS = ("cpu", "cuda", "mps", "xpu")
 
 
