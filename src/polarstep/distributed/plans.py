@@ -48,8 +48,7 @@ def chosen(
     asked: AskedPlan = AUTO,
     transform: Transform | None = None,
 ) -> Choice:
-    """The plan for the matrices of ``p``: the plan ``asked`` for where it is possible, else the
-    cheapest.
+    """The plan for the matrices of ``p``: ``asked`` where it is possible, else the cheapest.
 
     ``polar`` is the map of the group, before it is resolved for a shape, and ``transform`` is the
     group's change of T, which needs whole matrices.

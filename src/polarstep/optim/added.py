@@ -45,8 +45,7 @@ class Rates:
         self._loaded = rates if rates.get(MUON) else {}
 
     def beside(self, lr: float, muon_default: float, group: Group) -> Any:
-        """The rate for ``group``, which another rule updates, where Muon's parameters get the rate
-        ``lr``.
+        """The rate for ``group`` of another rule, where Muon's parameters get the rate ``lr``.
 
         It is the rule's own rate times the ratio of ``lr`` to Muon's rate. If a checkpoint was loaded,
         both rates come from the checkpoint. Where Muon's rate is zero there is no ratio, and the rule

@@ -59,8 +59,7 @@ class Route:
 
 @dataclass(frozen=True, repr=False)
 class Routes:
-    """All routes of an optimizer, with the parameters it leaves out at the end; ``print`` it for a
-    table."""
+    """All routes of an optimizer, those of left-out parameters last; ``print`` it for the table."""
 
     rows: tuple[Route, ...]
 
