@@ -443,7 +443,7 @@ def test_options_that_cannot_be_read(attempt, error, message):
         (
             lambda: ps.convert.state_dict(torch.optim.SGD([W]).state_dict(), ps.Muon([W])),
             ValueError,
-            "that of torch.optim.SGD: expected Muon's.*leave the checkpoint of SGD out",
+            "is of torch.optim.SGD: expected Muon's.*leave the checkpoint of SGD out",
         ),
         (lambda: ps.convert.state_dict({}, ps.Muon([W])), TypeError, "without 'state'"),
         (lambda: ps.convert.state_dict([], ps.Muon([W])), ValueError, "theirs is empty"),
