@@ -117,8 +117,8 @@ class Muon(Checkpointed):
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
         fused: ``True``: on a GPU with Triton, a few kernels update all matrices of a shape, and a CUDA
-            graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that would have no bfloat16
-            products in plain torch operations are left out. Where ranks compute matrices for one
+            graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that do not round M
+            to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute matrices for one
             another, the graph has the polar map alone (:mod:`polarstep.distributed.owned_graph`).
             ``False``: plain torch operations, no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
