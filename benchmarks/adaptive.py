@@ -33,7 +33,7 @@ import frontier
 import polarstep as ps
 from adaptive_finders import Chosen, Measured, Renewed, filled, fitted, power_law
 from differences import percent
-from polarstep.optim.step import Bucket
+from polarstep.optim.stepping.step import Bucket
 from polarstep.storage import read_lines
 
 

@@ -31,7 +31,7 @@ from torch.distributed.fsdp import fully_shard
 
 import polarstep as ps
 from polarstep import kernels, rng
-from polarstep.optim.by_tables import TableBucket
+from polarstep.optim.stepping.by_tables import TableBucket
 from step_optimizers import INNER
 from step_workloads import WORKLOADS
 from timing import machine

@@ -403,12 +403,12 @@ def changed(theirs: dict[str, Any], **options: Any) -> dict[str, Any]:
         (
             lambda: ps.convert.options([MUON]),
             TypeError,
-            "theirs is a list .*of several optimizers give that of Muon",
+            "theirs is a list .*of several optimizers give Muon",
         ),
         (
             lambda: ps.convert.options(MUON, source="moonlight"),
             ValueError,
-            "has no 'wd', only .*: expected that of the format 'moonlight'; leave source= out",
+            "has no 'wd', only .*: expected the format 'moonlight'; leave source= out",
         ),
         (lambda: ps.convert.options(MUON, source="dion"), ValueError, "has no 'adjust_lr', only"),
         (
@@ -443,7 +443,7 @@ def test_options_that_cannot_be_read(attempt, error, message):
         (
             lambda: ps.convert.state_dict(torch.optim.SGD([W]).state_dict(), ps.Muon([W])),
             ValueError,
-            "that of torch.optim.SGD: expected Muon's.*leave the checkpoint of SGD out",
+            "is of torch.optim.SGD: expected Muon's.*leave the checkpoint of SGD out",
         ),
         (lambda: ps.convert.state_dict({}, ps.Muon([W])), TypeError, "without 'state'"),
         (lambda: ps.convert.state_dict([], ps.Muon([W])), ValueError, "theirs is empty"),
@@ -490,7 +490,7 @@ def test_options_that_cannot_be_read(attempt, error, message):
                 ps.Muon([W]),
             ),
             ValueError,
-            "has no 'momentum', only beta, params, use_muon: expected that of the format 'keller'",
+            "has no 'momentum', only beta, params, use_muon: expected the format 'keller'",
         ),
     ],
 )
@@ -927,7 +927,7 @@ def test_options_of_libraries_that_mean_something_else_by_them_are_refused(libra
         "state": {0: {"momentum_buffer": torch.full((4, 3), 0.1)}},
         "param_groups": [LIKE_KELLER | its | {"params": [0]}],
     }
-    with pytest.raises(ValueError, match=f"that of {library}'s Muon.* convert the state alone"):
+    with pytest.raises(ValueError, match=f"is of {library}'s Muon.* convert the state alone"):
         ps.convert.options(theirs)
     found = ps.convert.state_dict(theirs, ps.Muon([W]))["state"][0]["momentum_buffer"]
     torch.testing.assert_close(found, torch.ones(4, 3))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pages.claims.words import claim
 from pages.records import read_json
-from polarstep.optim.large import LARGE, peak
+from polarstep.optim.stepping.large import LARGE, peak
 
 FUZZED = "results/fuzz/cpu.json"
 

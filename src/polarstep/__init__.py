@@ -1,4 +1,16 @@
-"""Muon for PyTorch with exact, inexact and randomized polar steps."""
+"""Muon for PyTorch with exact, inexact and randomized polar steps.
+
+muon_for, Muon             one optimizer for a whole model; Muon for given parameters
+AdamW, SGD, Elementwise    rules for parameters that are not hidden matrices
+NewtonSchulz, Exact        polar maps in full space
+LowRank, Deflated          randomized polar maps; Deflated keeps the rest of M, too
+Auto                       a map for each shape
+Gaussian, Kaczmarz, Warm   how a randomized map finds its subspace
+NormalizedRows, Transform  changes of the update after the map
+certify, Certificate       how inexact a step was
+convert                    checkpoints of other Muon optimizers
+PolarMap, Sketch, Finder   base classes for maps, sketches and finders of your own
+"""
 
 from polarstep import convert
 from polarstep.diagnostics.certificate import Certificate, certify

@@ -1,8 +1,8 @@
 """Keep ``torch.autocast`` and ``torch.inference_mode`` out of arithmetic.
 
-A step inside ``with torch.autocast(...)`` would multiply in bfloat16 where float32 is needed: in the
-small matrices of a sketch, in the polynomials, in the bounds of a certificate. A step inside
-``with torch.inference_mode()`` would make a state that no step outside can change.
+Inside ``with torch.autocast(...)``, a step would multiply in bfloat16 where float32 is needed: the small
+matrices of a sketch, the polynomials, the bounds of a certificate. Inside ``with
+torch.inference_mode()``, it would make state tensors that no step outside can change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 __all__ = ["autocast_off", "autocast_off_on", "inference_mode_off"]
 
-# The kinds of devices that parameters lie on. The meta device, as an example, has no autocast.
+# The kinds of devices that parameters lie on and that have autocast; the meta device, e.g., has none.
 KINDS = ("cpu", "cuda", "mps", "xpu")
 
 
@@ -36,7 +36,7 @@ def autocast_off() -> Iterator[None]:
 
 @contextmanager
 def inference_mode_off() -> Iterator[None]:
-    """A context that makes ordinary tensors, and in ``torch.inference_mode()`` keeps gradients off."""
+    """A context that leaves ``torch.inference_mode()``, with gradients still off; else no change."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False), torch.no_grad():
             yield

@@ -1,8 +1,8 @@
-"""Marks for functions that torch.compile must not trace.
+"""Decorators for functions that torch.compile must not trace.
 
 The public decorators, ``torch.compiler.assume_constant_result`` and ``torch.compiler.disable``,
-import ``torch._dynamo``, which takes as long as torch itself. Most programs never compile, so the
-marks here are set without that import.
+import ``torch._dynamo``, which takes as long as importing torch. Most programs never compile, so these
+decorators do without that import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:
-    """Have torch.compile call ``function`` of Python numbers once, and keep its result."""
+    """Have torch.compile call ``function`` while tracing, on Python numbers, and keep the result."""
     # All that torch.compiler.assume_constant_result does.
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

@@ -15,7 +15,12 @@ def capturing(monkeypatch):
     """A function that tells the optimizer that its step is captured, on one of several ranks."""
 
     def begin(ranks: int) -> None:
-        for module in ("optim.muon", "optim.collect", "optim.by_tensors", "optim.resting"):
+        for module in (
+            "optim.muon",
+            "optim.stepping.collect",
+            "optim.stepping.by_tensors",
+            "optim.stepping.resting",
+        ):
             monkeypatch.setattr(f"polarstep.{module}.in_a_graph", lambda: True)
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)

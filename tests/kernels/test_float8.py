@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.optim.step import Bucket
+from polarstep.optim.stepping.step import Bucket
 from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, resolve
 from polarstep.products.base import Products

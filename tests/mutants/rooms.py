@@ -12,11 +12,11 @@ __all__ = ["PACKAGE", "ROOMS", "Room", "drawn", "possible"]
 
 PACKAGE = Path("src/polarstep")
 # These run on a GPU alone: replayed CUDA graphs, and cuBLAS.
-ON_A_GPU = {"optim/replay.py", "products/cuda.py"}
+ON_A_GPU = {"optim/stepping/replay.py", "products/cuda.py"}
 # These run on a GPU, or in Triton's interpreter; tests/kernels has their tests.
 IN_THE_INTERPRETER = (
-    "optim/by_tables.py",
-    "optim/replay_plan.py",
+    "optim/stepping/by_tables.py",
+    "optim/stepping/replay_plan.py",
     "polar/small.py",
     "products/float8.py",
     "products/triton.py",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polarstep import SGD, LowRank, Muon, NewtonSchulz, muon_for, rng
 from polarstep.diagnostics import Monitor
-from polarstep.optim import by_tensors
+from polarstep.optim.stepping import by_tensors
 from polarstep.polar import Warm
 
 RANKS = 2

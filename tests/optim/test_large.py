@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import polarstep as ps
-from polarstep.optim.collect import momentum_dtype
-from polarstep.optim.large import LARGE, peak
+from polarstep.optim.stepping.collect import momentum_dtype
+from polarstep.optim.stepping.large import LARGE, peak
 
 
 def stepped(shape: tuple[int, ...], **options: Any) -> tuple[Tensor, ps.Muon]:
@@ -34,7 +34,7 @@ def stepped(shape: tuple[int, ...], **options: Any) -> tuple[Tensor, ps.Muon]:
 ], ids=str)  # fmt: skip
 def test_a_step_in_place_is_the_same_step(shape, options, monkeypatch) -> None:
     expected, usual = stepped(shape, **options)
-    monkeypatch.setattr("polarstep.optim.large.LARGE", 1)
+    monkeypatch.setattr("polarstep.optim.stepping.large.LARGE", 1)
     X, optimizer = stepped(shape, **options)
     torch.testing.assert_close(X, expected, atol=2e-4, rtol=0)
     (C,), (D,) = ([s["momentum_buffer"] for s in o.state.values()] for o in (optimizer, usual))
@@ -47,7 +47,7 @@ def test_a_parameter_in_sixteen_bits_is_multiplied_in_float32(dtype, nesterov, m
     """A CPU multiplies bfloat16 hundreds of times slower, and with fewer digits."""
     ends = []
     for large in (LARGE, 1):
-        monkeypatch.setattr("polarstep.optim.large.LARGE", large)
+        monkeypatch.setattr("polarstep.optim.stepping.large.LARGE", large)
         X = torch.nn.Parameter(torch.zeros(64, 96, dtype=dtype))
         optimizer = ps.Muon([X], polar=ps.NewtonSchulz(7), nesterov=nesterov)
         for seed in range(2):
@@ -59,7 +59,7 @@ def test_a_parameter_in_sixteen_bits_is_multiplied_in_float32(dtype, nesterov, m
 
 
 def test_hooks_see_m_and_change_nothing(monkeypatch) -> None:
-    monkeypatch.setattr("polarstep.optim.large.LARGE", 1)
+    monkeypatch.setattr("polarstep.optim.stepping.large.LARGE", 1)
     without, _ = stepped((40, 60), momentum=0.0)
     X = torch.nn.Parameter(torch.zeros(40, 60))
     optimizer = ps.Muon([X], lr=0.1, momentum=0.0)
@@ -105,7 +105,7 @@ def peak_of_a_step(m: int, n: int) -> float:
 @pytest.mark.parametrize("shape", [(512, 2048), (2048, 512), (1024, 1024)], ids=str)
 def test_a_step_in_place_takes_half_the_memory(shape: tuple[int, int], monkeypatch) -> None:
     assert peak_of_a_step(*shape) > 2.5
-    monkeypatch.setattr("polarstep.optim.large.LARGE", 1)
+    monkeypatch.setattr("polarstep.optim.stepping.large.LARGE", 1)
     assert peak_of_a_step(*shape) <= peak(*shape) + 1e-3
 
 

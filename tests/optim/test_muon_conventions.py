@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import io
 import pickle
 import warnings
 import weakref
@@ -16,7 +17,18 @@ from tests.spectra import gaussian
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
-from polarstep import Exact, LowRank, Muon, NewtonSchulz, Warm, muon_for, rng
+from polarstep import (
+    SGD,
+    Exact,
+    LowRank,
+    Muon,
+    NewtonSchulz,
+    NormalizedRows,
+    Warm,
+    muon_for,
+    rng,
+)
+from polarstep.optim import checkpoints
 
 
 def model(width=6):
@@ -221,6 +233,26 @@ def test_copies_go_on_alike(copier):
     assert torch.equal(weights(net), weights(twin_net))
     assert str(twin.routes) == str(optimizer.routes)
     assert repr(twin)
+
+
+def test_pickles_of_earlier_versions_find_the_modules_they_name():
+    """These modules cannot move, or need an alias: polarstep.optim.checkpoints says so, too."""
+    net = model()
+    net[-1].requires_grad_(False)
+    optimizer = muon_for(net, transform=NormalizedRows(), vectors=SGD())
+    train(net, optimizer, 1)
+    named = set()
+
+    class Reading(pickle.Unpickler):
+        def find_class(self, module, name):
+            named.add(module)
+            return super().find_class(module, name)
+
+    Reading(io.BytesIO(pickle.dumps(optimizer))).load()
+    ours = {"muon", "added", "elementwise", "transforms", "routing.routes"}
+    found = {name.removeprefix("polarstep.optim.") for name in named if "polarstep.optim" in name}
+    assert found == ours
+    assert all(f"``optim.{name}``" in checkpoints.__doc__ for name in ours)
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])

@@ -370,7 +370,7 @@ def test_the_state_of_another_rule_is_refused_before_anything_changes():
     optimizer.step()
     before = copy.deepcopy(([X, Y], optimizer.state))
     optimizer.param_groups[1].update(algorithm="adamw", betas=(0.9, 0.95), eps=1e-8)
-    told = r"state of parameter 0 has no 'exp_avg', only 'momentum_buffer': expected that of AdamW"
+    told = r"state of parameter 0 has no 'exp_avg', only 'momentum_buffer': expected AdamW's state"
     with pytest.raises(ValueError, match=told):
         optimizer.step()
     assert str(([X, Y], optimizer.state)) == str(before)

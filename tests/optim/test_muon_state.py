@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, muon_for
-from polarstep.optim.by_tensors import MOST_DRAWN
+from polarstep.optim.stepping.by_tensors import MOST_DRAWN
 from polarstep.polar import Warm, auto
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 import polarstep as ps
 from polarstep import SGD, AdamW, muon_for
 from polarstep.diagnostics import Monitor
-from polarstep.optim import elementwise, padded
+from polarstep.optim import elementwise
+from polarstep.optim.stepping import padded
 
 
 @pytest.mark.parametrize("others", [AdamW(), SGD()])

@@ -346,7 +346,7 @@ def test_a_hyperparameter_without_a_default_is_refused() -> None:
         new_state = staticmethod(SignDescent.new_state)
         update = staticmethod(SignDescent.update)
 
-    with pytest.raises(TypeError, match=r"Bare\.lr has no default: expected one for every"):
+    with pytest.raises(TypeError, match=r"Bare\.lr has no default: expected a default for every"):
         ps.muon_for(model(), others=Bare(0.1))
 
 
@@ -386,8 +386,11 @@ def test_a_derived_rule_needs_a_name_of_its_own() -> None:
     ("state", "words"),
     [
         ({"average": None, "count": 3}, r"has 'count' as a int: expected a tensor"),
-        ({"count": torch.zeros(())}, r"has nothing for 'average', one of its buffers"),
-        ({"average": torch.zeros(2)}, r"shape \(2,\) for 'average'.*expected torch.zeros_like"),
+        ({"count": torch.zeros(())}, r"has nothing for the buffer 'average'"),
+        (
+            {"average": torch.zeros(2)},
+            r"shape \(2,\) for the buffer 'average'.*expected torch.zeros_like",
+        ),
         (None, r"returned a NoneType: expected a dict of tensors"),
     ],
 )

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polarstep as ps
-from polarstep.optim.collect import in_parts
-from polarstep.optim.padded import MANY
-from polarstep.optim.step import Bucket
+from polarstep.optim.stepping.collect import in_parts
+from polarstep.optim.stepping.padded import MANY
+from polarstep.optim.stepping.step import Bucket
 
 SHAPES = list(itertools.product((5, 8, 12, 17, 24, 31), (6, 9, 16, 20, 25, 33)))
 OTHERS = [(3, 7, 10), (4, 6, 3, 3), (140, 30), (2, 200), (31, 33)]
@@ -66,7 +66,7 @@ def stepped(params: list[Tensor], steps: int = 3, **options: Any) -> ps.Muon:
 def test_padded_steps_are_the_steps_of_each_matrix(options: dict[str, Any], monkeypatch) -> None:
     padded, alone = model([*SHAPES, *OTHERS]), model([*SHAPES, *OTHERS])
     stepped(padded, **options)
-    monkeypatch.setattr("polarstep.optim.padded.MANY", 10**6)
+    monkeypatch.setattr("polarstep.optim.stepping.padded.MANY", 10**6)
     stepped(alone, **options)
     for X, Y in zip(padded, alone, strict=True):
         assert X.isfinite().all()
@@ -90,7 +90,7 @@ def test_padded_steps_of_fused_projections(nesterov: bool, monkeypatch) -> None:
         return params
 
     padded = trained()
-    monkeypatch.setattr("polarstep.optim.padded.MANY", 10**6)
+    monkeypatch.setattr("polarstep.optim.stepping.padded.MANY", 10**6)
     for X, Y in zip(padded, trained(), strict=True):
         torch.testing.assert_close(X, Y, atol=1e-4, rtol=0)
 
@@ -99,7 +99,7 @@ def test_padded_steps_of_fused_projections(nesterov: bool, monkeypatch) -> None:
 def test_padded_steps_in_other_precisions(dtype: torch.dtype, monkeypatch) -> None:
     padded, alone = model(SHAPES, dtype), model(SHAPES, dtype)
     stepped(padded)
-    monkeypatch.setattr("polarstep.optim.padded.MANY", 10**6)
+    monkeypatch.setattr("polarstep.optim.stepping.padded.MANY", 10**6)
     stepped(alone)
     tolerance = 1e-12 if dtype == torch.float64 else 2e-3
     for X, Y in zip(padded, alone, strict=True):

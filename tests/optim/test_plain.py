@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap, Warm
-from polarstep.optim import described
+from polarstep.optim.checkpoints import described
+from polarstep.optim.checkpoints.plain import decoded, encoded
 from polarstep.optim.groups import LR_SCALE
-from polarstep.optim.plain import decoded, encoded
 
 
 @dataclass(frozen=True)

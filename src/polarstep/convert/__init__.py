@@ -6,10 +6,10 @@
     optimizer = ps.Muon(params, **ps.convert.options(theirs))
     optimizer.load_state_dict(ps.convert.state_dict(theirs, optimizer))
 
-Where the algorithms agree, the run goes on as it would have. What differs is in ``docs/coming-from.md``.
+Where the algorithms agree, the run goes on as it would have. ``docs/coming-from.md`` lists differences.
 
-polarstep keeps C ← βC + G, a sum. Two of the others keep an average, B ← βB + (1 − β)G, and C is
-B/(1 − β). T is the same for both, but the next gradients must be added in C's units.
+polarstep keeps the sum C ← βC + G. Some of the others keep an average, B ← βB + (1 − β)G, and then C is
+B/(1 − β). T(B) = T(C), but the next gradients must be added in C's units.
 """
 
 from polarstep.convert.formats import FORMATS, Format

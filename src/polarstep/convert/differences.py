@@ -1,6 +1,6 @@
-"""What does not go on as it was in the other run: states that are lost, and steps that change.
+"""Differences from the other run, as warnings: states that are lost, and steps that change.
 
-Each function returns the text of the warning that says one of these, or ``None`` if all is as it was.
+Each private function looks for one kind of difference and returns the text of a warning, or ``None``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def messages(pairs: Pairs, anew: Sequence[str], left_out: Sequence[str]) -> Iter
     Args:
         pairs: the entries of the checkpoints, each with its parameter here.
         anew: names of parameters whose states could not be converted.
-        left_out: names of parameters that no checkpoint has, where others have a state.
+        left_out: names of parameters that are in none of the checkpoints.
     """
     found = (
         _other_rules(anew),
@@ -50,7 +50,7 @@ def _other_rules(anew: Sequence[str]) -> str | None:
 
 
 def _row_moments(pairs: Pairs) -> str | None:
-    """NorMuon keeps a second moment of each row of T beside the momentum, which alone is converted."""
+    """NorMuon also keeps second moments of the rows of T; only its momentum is converted."""
     its = [
         (place.name, place.group)
         for entry, place in pairs
@@ -71,9 +71,9 @@ def _row_moments(pairs: Pairs) -> str | None:
 
 
 def _other_ranks(pairs: Pairs) -> str | None:
-    """A checkpoint of KellerJordan's Muon has the momentum of some of its matrices alone.
+    """A checkpoint of KellerJordan's Muon may lack the momentum of some matrices.
 
-    A rank of a distributed run updates some of the matrices, and keeps no momentum of the others.
+    A rank of a distributed run updates some of the matrices, and keeps the momentum of these alone.
     """
     its = [
         (entry, place.name)
@@ -84,8 +84,8 @@ def _other_ranks(pairs: Pairs) -> str | None:
     if not without or len(without) == len(its):
         return None
     return (
-        f"the checkpoint has no momentum of {_listed(without)}, so it starts anew while that of "
-        "other matrices goes on; each rank of KellerJordan's Muon keeps the momentum of its own "
+        f"the checkpoint has no momentum of {_listed(without)}, so it starts anew while other "
+        "matrices go on; each rank of KellerJordan's Muon keeps the momentum of its own "
         'matrices alone: after a run on several ranks put the "state" of all their checkpoints '
         "together, and convert again"
     )
@@ -115,8 +115,8 @@ def _other_matrices(pairs: Pairs) -> str | None:
 def _other_scales(pairs: Pairs) -> str | None:
     """Steps of convolution filters had another scale in the checkpoint's Muon than they have here.
 
-    KellerJordan's ``muon_update`` takes the scale √max(1, m/n) of the gradient's last two dimensions,
-    which are kh and kw for a filter; here m × n is the matrix out × in·kh·kw.
+    KellerJordan's ``muon_update`` computes the scale √max(1, m/n) from the last two dimensions of the
+    gradient, which are kh and kw for a filter; here m × n is the shape of the matrix, out × in·kh·kw.
     """
     changed = []
     for entry, place in pairs:
@@ -135,7 +135,7 @@ def _other_scales(pairs: Pairs) -> str | None:
     factor = "" if theirs == 1 else f" and lr_factor={theirs:.4g}"
     return (
         f"{_listed([name for name, _, _ in changed])}: KellerJordan's Muon scales the steps of a "
-        "convolution filter by √max(1, kh/kw), polarstep by √max(1, out/(in·kh·kw)), so that those "
+        "convolution filter by √max(1, kh/kw), polarstep by √max(1, out/(in·kh·kw)), so that the steps "
         f"of {name} are multiplied by {ours:.4g} where they were by {theirs:.4g}; to go on as "
         f'before, give such filters a group with lr_scale="none"{factor}'
     )

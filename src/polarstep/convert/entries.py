@@ -17,7 +17,7 @@ from polarstep.optim.groups import Group
 
 __all__ = ["Entry", "check_checkpoint", "entries_of"]
 
-# Options that change what an elementwise rule does and that no rule here has, and what to do.
+# Options that change the steps of an element-wise rule and that no rule here has, with remedies.
 WITHOUT = {"maximize": "negate the loss", "amsgrad": "to go on without the largest moments"}
 
 
@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to convert; Moonlight's states have a flag before a tensor."""
+        """Whether there is nothing to convert: no tensor, only a flag as in a new state of Moonlight."""
         return not any(isinstance(value, Tensor) for value in self.state.values())
 
     @property
@@ -48,10 +48,10 @@ class Entry:
 
     @property
     def sums_gradients(self) -> bool:
-        """Whether the rule of this parameter keeps a sum of gradients, or their average, as Muon does.
+        """Whether the rule of this parameter keeps a sum or an average of gradients, as Muon does.
 
-        Groups of dion's optimizers name their rule. Lion's and Dion's momentum has the key of Muon's,
-        but is no sum of gradients; NorMuon's is.
+        Groups of dion's optimizers name their rule. The momentum of Lion and Dion has the same key as
+        Muon's, but is not a sum of gradients; NorMuon's is.
         """
         if not self.group.get("use_muon", self.state.get("use_muon", True)):
             return False
@@ -85,9 +85,9 @@ def entries_of(theirs: Mapping[str, Any], source: str | None) -> list[Entry]:
 
 
 def _names(group: Group) -> list[str | None]:
-    """The names of a group's parameters; ``None`` for each where it has no names.
+    """The names of a group's parameters, or ``None`` for each of them if the group has no names.
 
-    ``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`` has names in place of numbers.
+    ``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`` lists names in place of numbers.
     """
     keys = group["params"]
     named = bool(keys) and all(isinstance(key, str) and not key.isdigit() for key in keys)
@@ -96,7 +96,7 @@ def _names(group: Group) -> list[str | None]:
 
 
 def check_checkpoint(theirs: object, several: str = "or a list of them") -> None:
-    """Raise if ``theirs`` is no ``state_dict()`` of an optimizer; ``several`` is said of lists."""
+    """Raise if ``theirs`` is no ``state_dict()``; ``several``: what the error says about lists."""
     if isinstance(theirs, Mapping) and {"state", "param_groups"} <= set(theirs):
         return
     only = (
@@ -112,7 +112,7 @@ def check_checkpoint(theirs: object, several: str = "or a list of them") -> None
 
 
 def _check_direction(group: Group) -> None:
-    """Raise for options that change what an elementwise rule does, and that no rule has here."""
+    """Raise for options that change the steps of an element-wise rule, and that no rule has here."""
     for option, remedy in WITHOUT.items():
         if group.get(option):
             raise ValueError(
@@ -122,7 +122,7 @@ def _check_direction(group: Group) -> None:
 
 
 def _check_tensors(entry: Entry, key: object) -> None:
-    """Raise if a file format has made lists of the tensors that are converted."""
+    """Raise if tensors that are to be converted are lists, as JSON makes them."""
     kept = entry.kept
     for what in {kept.momentum, kept.first, kept.second} & set(entry.state):
         value = entry.state[what]
@@ -141,6 +141,6 @@ def _check_keys(theirs: Mapping[str, Any]) -> None:
         raise ValueError(
             f"the state of the checkpoint has the keys {', '.join(map(repr, keys[:3]))}, …, and its "
             f"groups name the parameters {', '.join(map(repr, listed[:3]))}, …: expected the same keys, "
-            "or every momentum would start anew; a file format that turns numbers into strings, as "
-            "JSON, needs them turned back"
+            "or every momentum would start anew; if a file format as JSON has turned numbers into "
+            "strings, turn them back"
         )

@@ -1,6 +1,7 @@
 """The formats of checkpoints: what each optimizer keeps, and by which options its groups are recognized.
 
-:data:`FORMATS` has a row for each optimizer that is read here; :func:`source_of` finds that of a group.
+:data:`FORMATS` has an entry for each optimizer that can be read; :func:`source_of` finds a group's
+format.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ FORMATS: dict[str, Format] = {
     ),
 }
 
-# A group is of the first format whose options it has all of.
+# A group has the first of these formats whose options are all in the group.
 RECOGNIZED: list[tuple[set[str], str]] = [
     ({"ns_coefficients"}, "torch"),
     ({"betas", "amsgrad"}, "torch"),  # torch.optim.AdamW
     ({"mu", "epsilon"}, "dion"),
     ({"wd", "adamw_betas"}, "moonlight"),
-    # KellerJordan/Muon of 2025 has one of weight_decay and update_buffer, that of 2024 neither.
+    # KellerJordan/Muon of 2025 has weight_decay or update_buffer, the version of 2024 neither.
     ({"ns_steps", "nesterov", "weight_decay"}, "keller"),
     ({"ns_steps", "nesterov", "update_buffer"}, "keller"),
     ({"ns_steps", "nesterov"}, "keller-2024"),
     ({"use_muon"}, "keller"),
 ]
-# The newest Muon of KellerJordan has no option but these, so none that marks it.
+# The newest Muon of KellerJordan has these options alone, and none that only it has.
 BARE = {"lr", "momentum", "weight_decay"}
 NO_OPTIONS = {"params", "param_names", "initial_lr"}  # the last is torch's schedulers'
 
@@ -75,7 +76,7 @@ OURS = (
 REFUSED: list[tuple[set[str], str]] = [
     (
         {"qk_clip_threshold"},
-        "a group of the checkpoint is that of pytorch_optimizer's MuonClip, which keeps a sum where "
+        "a group of the checkpoint is of pytorch_optimizer's MuonClip, which keeps a sum where "
         "its Muon keeps an average: expected the format of its state; source='keller-2024' reads "
         "the sum, and AdamW's moments start anew",
     ),
@@ -101,20 +102,20 @@ def source_of(group: Group, source: str | None) -> str:
         return "keller"
     if "dampening" in keys:
         raise ValueError(
-            "a group of the checkpoint is that of torch.optim.SGD: expected Muon's, or AdamW's beside "
+            "a group of the checkpoint is of torch.optim.SGD: expected Muon's, or AdamW's beside "
             "it; leave the checkpoint of SGD out, and its momentum starts anew"
         )
     raise ValueError(
-        f"a group of the checkpoint has the options {', '.join(sorted(keys))}: expected those of "
+        f"a group of the checkpoint has the options {', '.join(sorted(keys))}: expected a format of "
         f"{', '.join(FORMATS)}; name the format that keeps its state alike, as source='keller'"
     )
 
 
 def option_of(group: Group, key: str, source: str) -> Any:
-    """``group[key]``, or an error if a group of the format ``source`` would have it and this has not."""
+    """``group[key]``; raises if the group lacks it, which a group of the format ``source`` has."""
     if key not in group:
         raise ValueError(
-            f"a group of the checkpoint has no {key!r}, only {', '.join(sorted(group))}: expected that "
-            f"of the format {source!r}; leave source= out, or name another of {', '.join(FORMATS)}"
+            f"a group of the checkpoint has no {key!r}, only {', '.join(sorted(group))}: expected the "
+            f"format {source!r}; leave source= out, or name another of {', '.join(FORMATS)}"
         )
     return group[key]

@@ -20,8 +20,8 @@ from polarstep.polar import NewtonSchulz
 __all__ = ["options"]
 
 JORDAN = (3.4445, -4.775, 2.0315)
-# Options that only the Muon of these libraries has. They keep momentum as torch and KellerJordan do, but
-# their scales, coefficients and weight decay have names or meanings of their own.
+# Options by which the Muon of other libraries is recognized. These keep momentum as torch and
+# KellerJordan do, but their scales, coefficients and weight decay have names or meanings of their own.
 UNREAD = {"conv_mode": "timm", "use_adjusted_lr": "pytorch_optimizer"}
 
 
@@ -40,8 +40,10 @@ class Steps:
 
     scales: Mapping[str | None, str]  # our lr_scale by the value of scaled_by
     scaled_by: str | None = None  # the option with the scale; None: always scales[None]
-    optional: bool = False  # whether a group may lack that option, which is None then
-    polar: NewtonSchulz | None = None  # None: ns_steps and ns_coefficients of the group say it
+    optional: bool = (
+        False  # whether a group may lack the option scaled_by, which then counts as None
+    )
+    polar: NewtonSchulz | None = None  # None: by the group's ns_steps and ns_coefficients
     refusals: tuple[Refusal, ...] = ()
 
 
@@ -94,7 +96,7 @@ def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str
     lr_scale spectral
     polar NewtonSchulz(steps=5, coefficients='jordan', delta='frobenius', dtype=None, form='auto')
     """
-    check_checkpoint(theirs, "of several optimizers give that of Muon")
+    check_checkpoint(theirs, "of several optimizers give Muon's")
     groups = [group for group in theirs["param_groups"] if _has_muons_options(group, theirs)]
     found = [_options(group, source) for group in groups]
     if not found:
@@ -115,7 +117,8 @@ def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str
 def _has_muons_options(group: Group, theirs: Mapping[str, Any]) -> bool:
     """Whether the options of a group are Muon's, for some of its parameters at least.
 
-    Some groups name their rule. Of others the states tell; without any, an option ``momentum`` does.
+    Some groups name their rule. Other groups are Muon's if they have an option ``momentum``, and states
+    of Muon or none at all.
     """
     if "use_muon" in group:
         return bool(group["use_muon"])
@@ -132,8 +135,8 @@ def _options(group: Group, source: str | None) -> dict[str, Any]:
     its = FORMATS[name]
     for option in UNREAD.keys() & group.keys():
         raise ValueError(
-            f"the checkpoint is that of {UNREAD[option]}'s Muon, by its option {option}: expected that "
-            f"of {', '.join(FORMATS)}, whose options are read here; make the optimizer with options of "
+            f"the checkpoint is of {UNREAD[option]}'s Muon, by its option {option}: expected one of "
+            f"{', '.join(FORMATS)}, whose options are read here; make the optimizer with options of "
             "your own, and convert the state alone"
         )
     for each in STEPS[name].refusals:

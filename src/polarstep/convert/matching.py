@@ -1,7 +1,8 @@
 """Which parameter of our optimizer an entry of a checkpoint belongs to.
 
-A wrong match would give a parameter the momentum of another in silence. So :func:`indices` takes the
-parameters as given, else by name if all have one, else by their order, which no name may contradict.
+A wrong match would give a parameter the momentum of another in silence. So :func:`indices` matches the
+parameters that the caller gives; else by name, if all have names; else by order, if no name contradicts
+it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def indices(
 
 
 def _of_given(params: Sequence[Tensor], count: int, places: Sequence[Place]) -> list[int]:
-    """The places of the caller's ``params``, which must be as many as there are entries."""
+    """The places of the caller's ``params``, one for each of ``count`` entries."""
     index = {id(place.param): i for i, place in enumerate(places)}
     unknown = [i for i, p in enumerate(params) if id(p) not in index]
     distinct = len({id(p) for p in params})
@@ -73,7 +74,7 @@ def _of_given(params: Sequence[Tensor], count: int, places: Sequence[Place]) -> 
 
 
 def _by_names(names: Sequence[str], places: Sequence[Place]) -> list[int] | None:
-    """The places of these names, with or without those of wrappers; ``None`` if not all have one."""
+    """The places of these names, with or without prefixes of wrappers; ``None`` if a name has none."""
     for called in (str, unwrapped):
         index = {called(place.name): i for i, place in enumerate(places)}
         found = [index[called(name)] for name in names if called(name) in index]
@@ -93,7 +94,7 @@ def _obstacle(names: Sequence[str], places: Sequence[Place]) -> str:
 
 
 def _by_order(entries: Sequence[Entry], places: Sequence[Place], why: str) -> list[int]:
-    """All places, in their order. ``why`` is what errors add of names that did not match."""
+    """All places, in their order. ``why``: what errors say about names that did not match."""
     if len(entries) != len(places):
         raise ValueError(
             f"the checkpoint has {len(entries)} parameters and the optimizer {len(places)}{why}: "

@@ -29,11 +29,11 @@ def state_dict(
     """A checkpoint for ``optimizer.load_state_dict`` with the momentum of other optimizers.
 
     The options stay those of ``optimizer``. Parameters are matched by ``params`` if it is given, else
-    by name if both sides have the same names, else by their order, which no name may contradict.
+    by name if both sides have the same names, else by their order, if no name contradicts it.
 
     Args:
-        theirs: the ``state_dict()`` of the other optimizer, or of several, as of ``torch.optim.Muon``
-            and ``torch.optim.AdamW`` that were used side by side.
+        theirs: the ``state_dict()`` of the other optimizer, or a list of several, as of
+            ``torch.optim.Muon`` and ``torch.optim.AdamW`` that were used side by side.
         optimizer: the optimizer that goes on.
         params: the parameters in the order of the other optimizer's groups, where it is not the order
             in ``optimizer``: ``[p for group in other.param_groups for p in group["params"]]``.
@@ -78,7 +78,7 @@ def state_dict(
 
 
 def _converted(entry: Entry, place: Place) -> dict[str, Any] | None:
-    """The state of ``entry`` for the rule that the parameter has here; ``None`` if that is another."""
+    """The state of ``entry`` for the parameter at ``place``; ``None`` if it has another rule there."""
     its = entry.kept
     if place.is_for_muon and entry.sums_gradients and its.momentum in entry.state:
         found = {"momentum_buffer": _sum_of_gradients(entry, place.param.shape)}
@@ -97,7 +97,7 @@ def _converted(entry: Entry, place: Place) -> dict[str, Any] | None:
 
 
 def _sum_of_gradients(entry: Entry, shape: torch.Size) -> Tensor:
-    """C of a parameter of ``shape``, from the sum or the average that the checkpoint has."""
+    """C of a parameter of ``shape``, from the sum or the average of gradients in the checkpoint."""
     buffer: Tensor = entry.state[entry.kept.momentum]
     if entry.kept.as_matrix and buffer.shape == (shape[0], math.prod(shape[1:])):
         buffer = buffer.reshape(shape)

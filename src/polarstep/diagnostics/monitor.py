@@ -32,7 +32,7 @@ from polarstep.diagnostics.measures import measure, update_ratio
 from polarstep.distributed.layout import whole
 from polarstep.optim import Muon
 from polarstep.optim.groups import labelled_params
-from polarstep.optim.step import Bucket
+from polarstep.optim.stepping.step import Bucket
 from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
 

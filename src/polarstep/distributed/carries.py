@@ -2,8 +2,8 @@
 
 In the optimizer's state a carried tensor of a sharded parameter is a ``DTensor`` on the same mesh, cut
 along its last dimension by every axis of the mesh that cuts the parameter. A checkpoint then holds the
-whole tensor, and loads at another number of ranks. A tensor that was stored in another way, by another
-plan or an older version, is taken as it is found and stored in this way from then on.
+whole tensor, and loads at another number of ranks. A tensor that another plan or an older version has
+stored in another way is read as it is, and stored in this way by the next step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from polarstep import rng
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
-from polarstep.optim.carried import entry, written_over
-from polarstep.optim.collect import Member, Signature, State
+from polarstep.optim.stepping.carried import entry, written_over
+from polarstep.optim.stepping.collect import Member, Signature, State
 from polarstep.polar import Draw
 
 __all__ = ["found", "placements", "put", "put_whole", "shapes_of", "spans"]
@@ -55,7 +55,7 @@ def placements(p: Any, count: int, shape: tuple[int, ...]) -> list[Any]:
 
 
 def spans(p: Tensor, layout: Layout, count: int, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The part of the last dimension that each rank of ``layout`` holds."""
+    """The part of a carried tensor's last dimension that each rank of ``layout`` holds."""
     last = shape[-1] if shape else 1
     if not is_sharded(p) or not shape:
         return [(0, last)] * len(layout.ranks)
@@ -89,7 +89,7 @@ def put(
 ) -> None:
     """Store this rank's part for the next step; where ``finite`` is false the last step's part stays.
 
-    It is stored in ``dtype``, by default that of the parameter.
+    The part is stored in ``dtype``, by default the precision of the parameter.
     """
     p, key = member.param, entry(name, member.block)
     known = state[p].get(key)

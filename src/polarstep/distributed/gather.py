@@ -1,4 +1,4 @@
-"""Gather a sharded matrix on all ranks that hold a part of it, beside other arithmetic."""
+"""Gather a sharded matrix on all ranks that hold a part of it, while other arithmetic runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Gathering"]
 
 
 class Gathering:
-    """The whole of a tensor that is cut as ``p`` is, of which ``part`` is this rank's part.
+    """The whole of a tensor that is cut like ``p``; ``part`` is this rank's part of it.
 
     Parts are put where the layout of ``p`` says, whatever their sizes, and no ``DTensor`` is made.
     """

@@ -50,8 +50,8 @@ def whole(X: Tensor) -> Tensor:
 def local(X: Tensor) -> Tensor:
     """This rank's part of ``X``, not copied, for elementwise operations in place.
 
-    It is the same tensor at every call: plans and CUDA graphs of a step are bound to it. ``to_local()``
-    makes a new tensor for a parameter, from torch 2.12 on.
+    It is the same tensor at every call: plans and CUDA graphs of a step are bound to it. From torch 2.12
+    on ``to_local()`` would make a new tensor for a parameter.
     """
     return X._local_tensor if is_sharded(X) else X
 
@@ -147,10 +147,10 @@ class Layout:
         return tuple(i for i, replica in enumerate(self.replicas) if replica == mine)
 
     def pieces(self, view: MatrixView) -> tuple[Piece, ...] | None:
-        """Each rank's part in batch, rows and columns; ``None`` where a part has no such form."""
+        """Each rank's part as spans of batch, rows and columns; ``None`` if some part is no such box."""
         shape = self.shape
         if not view.in_turn:
-            return None  # matrices that lie in several pieces of memory
+            return None  # a matrix lies in several pieces of memory
         if len(shape) > 2 and view.batch == 1 and view.rows == shape[0]:  # a filter
             if any(d > 1 for d in self.cut):
                 return None
@@ -174,8 +174,10 @@ class Layout:
     def holds_whole_matrices(self, view: MatrixView) -> bool:
         """Whether every rank's part consists of whole matrices: a copy, or some experts of a stack."""
         if self.cut == (0,) and len(self.shape) == 3 and view.batch == self.shape[0]:
+            # Carries are cut as Shard(0); where experts are unevenly spread, carries of split weights
+            # would be cut elsewhere.
             even = self.shape[0] % len(self.peers) == 0
-            return even or not view.is_cut  # else DTensor cannot cut a carry as Shard(0)
+            return even or not view.is_cut
         return self.cut == ()
 
 
@@ -226,8 +228,8 @@ def _cuts(
     for axis, placement in enumerate(placements):
         if placement.is_partial():
             raise ValueError(
-                f"a parameter is placed as {tuple(placements)}: expected shards or replicas; "
-                "a sum that is still to be made is no parameter"
+                f"a parameter is placed as {tuple(placements)}: expected shards or replicas; a Partial "
+                "placement is a sum that is still to be made, so redistribute it first"
             )
         if placement.is_replicate():
             continue

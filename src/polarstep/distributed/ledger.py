@@ -1,11 +1,11 @@
 """What a plan costs: bytes that a rank receives and FLOPs that it runs, as formulas.
 
-Everything here is for one step of ``count`` matrices of m×n on N ranks, and needs no process group. A
-rank's share is the mean over ranks; with shards of one size, and a number of matrices that N divides,
-all ranks have the mean. An exchange among N ranks is counted as a ring: a sum of x numbers that all
-ranks get costs each rank 2(N − 1)/N·x, a gathering (N − 1)/N·x. The ranks may hold several copies of the
-matrices (HSDP). Then S = N/copies ranks hold the parts of a copy; ``sharded`` and ``gather`` stay within
-a copy, so that N is S there, and owners are taken from all N ranks.
+Everything here is for one step of ``count`` matrices of m×n on N ranks, and needs no process group.
+Bytes are the mean over the ranks; all ranks have the mean if shards have one size and N divides the
+number of matrices. An exchange among N ranks is counted as a ring: for a sum of x numbers that all ranks
+get, a rank receives 2(N − 1)/N·x numbers, and (N − 1)/N·x for a gathering. The ranks may hold several
+copies of the matrices (HSDP). Then S = N/copies ranks hold the parts of a copy. ``sharded`` and
+``gather`` stay within a copy, so that N is S there, and owners are taken from all N ranks.
 
     local        nothing
     gather       M:                     (N − 1)/N·mn
@@ -16,8 +16,8 @@ a copy, so that N is S there, and owners are taken from all N ranks.
                                         with d the side that is not cut, and ℓ(ℓ + 1)/2 numbers for
                                         every Gram matrix
 
-So the sharded plan beats the owner's where (1 + h)·ℓ < d_sharded/N at equal precision. FLOPs are those
-of matrix products, as ``torch.utils.flop_counter`` counts them on a CPU in float32.
+So ``sharded`` receives less than ``owner`` where (1 + h)·ℓ < d_sharded/N at equal precision. FLOPs are
+those of matrix products, as ``torch.utils.flop_counter`` counts them on a CPU in float32.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ PLANS: tuple[Plan, ...] = get_args(Plan)
 AskedPlan = Literal["auto"] | Plan  # what a user may ask for
 AUTO: AskedPlan = "auto"
 Side = Literal["rows", "columns"]  # what the ranks have cut
-# Plans whose ranks are those of one copy. The other plans use the ranks of all copies.
+# Plans that stay among the ranks of one copy. The other plans use the ranks of all copies.
 WITHIN_A_COPY: tuple[Plan, ...] = ("sharded", "gather")
-# Passes of Cholesky-QR for the basis itself; between power iterations one is enough.
+# Passes of Cholesky-QR for the basis Q; between power iterations one pass is enough.
 FINAL_PASSES = 2
 _OPS = products.of(torch.device("cpu"))
 
@@ -72,7 +72,7 @@ class _Chain:
 
 
 def check_plan(plan: object) -> None:
-    """Raise for a plan that is not one of the five, nor ``"auto"``."""
+    """Raise for a plan that is neither in :data:`PLANS` nor ``"auto"``."""
     if plan != AUTO and plan not in PLANS:
         raise ValueError(f"plan={plan!r}: expected one of {', '.join((AUTO, *PLANS))}")
 
@@ -108,7 +108,7 @@ def bytes_received(
         step: the step, as a kept basis makes some steps cheaper.
         copies: how many copies of the matrices the ranks hold; a divisor of N.
         by_norm: whether steps are scaled by ‖T‖_F, as with ``lr_scale="rms"``. Ranks that hold parts of
-            the long side receive ‖T‖²_F with W: one number for each matrix.
+            the long side then receive one more number for each matrix, ‖T‖²_F.
     """
     shards = _shards(plan, ranks, copies)
     ranks = shards if plan in WITHIN_A_COPY else ranks
@@ -155,7 +155,7 @@ def flops_per_rank(
     step: int = 1,
     copies: int = 1,
 ) -> float:
-    """FLOPs of the products that a rank runs in one step; for ``plan="gather"`` those of one process."""
+    """FLOPs of the products that the busiest rank runs in one step; with ``"gather"`` each runs all."""
     shards = _shards(plan, ranks, copies)
     ranks = shards if plan in WITHIN_A_COPY else ranks
     polar = polar.on(m, n, torch.device("cpu"))
@@ -250,7 +250,7 @@ def _sharded_flops(
 ) -> float:
     """FLOPs of the busiest rank: 1/N of every large product, and the small work of its own matrices.
 
-    The inner map and the bases of summed columns are not divided: one rank has all of a matrix.
+    The inner map of a matrix and its bases of summed columns are not divided: one rank computes them.
     """
     assert isinstance(polar, LowRank)
     d0, d1, ell = min(m, n), max(m, n), polar.width
@@ -275,7 +275,7 @@ def _sharded_flops(
 
 
 def _chain(polar: LowRank, m: int, n: int, sharded: Side, step: int) -> _Chain:
-    """How many results of each kind are exchanged; products alternate sides and end on the short."""
+    """How many results of each kind are exchanged. Products alternate sides, the short side last."""
     short_cut = (sharded == "rows") == (m <= n)
     ends = _bases(_products(polar, step))
     on_short, on_long = (sum(short == side for short, _ in ends) for side in (True, False))
@@ -306,7 +306,7 @@ def _products(polar: LowRank, step: int) -> int:
 
 
 def _fresh(finder: Finder) -> Fresh | None:
-    """The fresh sketch inside a finder."""
+    """The fresh sketch inside a finder, also for the first step of a warm one; ``None`` if unknown."""
     if isinstance(finder, Kept):
         return finder.fresh
     if isinstance(finder, Warm):

@@ -1,8 +1,9 @@
 """Parameters whose part on a rank consists of whole matrices: the step of one process runs on the part.
 
-Such are a stack of experts that is cut between experts, a copy of a whole parameter, and every parameter
-of a world of one rank. A plain tensor, the local part, stands in for a ``DTensor``, and its state is
-made of plain tensors. So every kind of step runs here that one process has, the fused step included.
+These are stacks of experts that are cut between experts, copies of a whole parameter, and every
+parameter in a world of one rank. The local part, a plain tensor, stands in for the ``DTensor``, and its
+state is made of plain tensors. So every kind of step that one process has can run here, the fused step
+included.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
-from polarstep.optim.collect import State, Work
 from polarstep.optim.groups import view_of
-from polarstep.optim.low_precision import BLOCK, check_blocks, scale_as_sharded, stored_dtype
+from polarstep.optim.stepping.collect import State, Work
+from polarstep.optim.stepping.low_precision import (
+    BLOCK,
+    check_blocks,
+    scale_as_sharded,
+    stored_dtype,
+)
 
 __all__ = ["LocalState", "is_cut", "localized"]
 
@@ -42,28 +48,28 @@ class LocalState(State):
         super().__init__()
         self._state = state
         self._of: dict[int, _StandIn] = {}  # by the id of the parameter
-        # The sharded parameters of this step, also those without a part on this rank.
+        # The sharded parameters of this step, also where this rank's part is empty.
         self._stepped: list[Any] = []
-        # What both forms of the state held when they last agreed. Comparing every tensor of every
-        # parameter at every step would take longer than the rest of the host's work.
+        # What both forms of the state held when they last agreed. While both still hold it, no tensor is
+        # compared: that would take longer than the rest of the host's work.
         self._agreed: _Agreement | None = None
 
     def is_of(self, state: State) -> bool:
-        """Whether this was made from ``state``; loading a checkpoint gives the optimizer a new state."""
+        """Whether this was made from ``state``; a loaded checkpoint comes in another dict."""
         return self._state is state
 
     def __missing__(self, p: Tensor) -> dict[str, Any]:
         return self._state[p]
 
     def get(self, p: Tensor, default: Any = None) -> Any:
-        """The state of ``p``, like ``dict.get``; that of a plain parameter is the optimizer's own."""
+        """The state of ``p``, like ``dict.get``; a plain parameter has the optimizer's own state."""
         return self[p] if p in self else self._state.get(p, default)
 
     def stand_ins(self, params: Iterable[Any]) -> dict[int, tuple[Tensor, Tensor]]:
         """(part of p, part of its gradient) by the id of p, for all ``params`` that have a gradient.
 
-        An attribute of a ``DTensor`` takes four times as long to read as that of a plain tensor, so
-        every attribute is read once, and the step then works with the parts.
+        Reading an attribute of a ``DTensor`` takes four times as long as of a plain tensor, so every
+        attribute is read once, and the step then works with the parts.
         """
         self._stepped = list(params)
         self.refresh()
@@ -85,11 +91,12 @@ class LocalState(State):
         return it.part
 
     def begin(self, params: list[Any]) -> None:
-        """Begin a step on the parts of ``params``; all ranks that have or lack a part call together.
+        """Begin a step on the parts of ``params``; all ranks of their meshes must call together.
 
-        Other plans cut the entries of a carry, where here a rank has those of its own matrices. So what
-        another plan or a checkpoint has left in parts is made whole, and a rank takes its own from the
-        whole. This is looked for only if the state or ``params`` are others than after the last step.
+        Other plans cut each matrix's carry along its last dimension. Here a rank has the whole carries
+        of its own matrices. So a carry that another plan or a checkpoint has left in such parts is made
+        whole, and each rank takes its share. This is done only if the state or ``params`` differ from
+        what the last step left.
         """
         if self._agrees() and _are_same(params, self._stepped):
             return
@@ -106,7 +113,7 @@ class LocalState(State):
         return self._agreed is not None and self._agreed.real.is_there()
 
     def refresh(self) -> None:
-        """Read what others have put into the optimizer's state since the last step."""
+        """Read what other code has put into the optimizer's state since the last step."""
         if not self._agrees():
             for it in list(self._of.values()):
                 if it.p in self._state:
@@ -121,12 +128,12 @@ class LocalState(State):
         stepped = {id(p) for p in self._stepped}
         for it in self._of.values():
             if id(it.p) not in stepped:
-                continue  # the step had another plan for it, whose results are in the optimizer's state
+                continue  # another plan has updated it, in the optimizer's state itself
             for key in [key for key in it.real if key not in it.known]:
                 del it.real[key]
             for key, value in it.known.items():
                 known = it.real.get(key)
-                # A whole tensor, of which the step has written this rank's rows, is right on no rank.
+                # In a whole tensor only this rank's rows are new, so it must become a sharded tensor.
                 in_parts = not it.batch or is_sharded(known)
                 if not in_parts or not _is_same(_part_of(known, it.p, it.batch), value):
                     it.real[key] = _joined(value, it.p, key, it.batch)
@@ -191,7 +198,7 @@ def is_cut(p: Tensor) -> bool:
 
 
 def _part_of(value: Any, p: Any, batch: bool) -> Any:
-    """This rank's part of a tensor in the state of ``p``, which may be cut between its matrices."""
+    """This rank's part of an entry in the state of ``p``; ``batch`` is :func:`is_cut` of ``p``."""
     if not isinstance(value, Tensor):
         return value
     if is_sharded(value):

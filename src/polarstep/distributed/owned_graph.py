@@ -8,10 +8,10 @@ captured after the first steps and replayed from then on, by the rules of
 the graphs, so the communication of one bucket runs beside the replay of another.
 
 A graph reads and writes tensors that keep their places: what was received, random numbers, flags, and
-what is sent. The first three are copied to their places at each step, which costs one more pass over
-the bytes of M. Momentum, learning rates and the update of X are not in the graph. Carries are read from
-the optimizer's state at each step and come with the received parts. So a loaded checkpoint and a new
-learning rate need no new graph. Other matrices, maps, precisions or options of a bucket make a new
+what is sent. The first three are copied to their places at each step, one more pass over the bytes of M.
+Momentum, learning rates and the update of X are not in the graph, and carries arrive with the received
+parts, from the optimizer's state. So a loaded checkpoint or a new learning rate needs no new graph. If
+the matrices, maps, precisions or options of a bucket change, it gets a new
 :class:`~polarstep.distributed.owner.Trip`, whose graphs are captured anew.
 """
 
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from polarstep.cuda_graphs import Replays
-from polarstep.optim.by_tables import runs_by_kernels
 from polarstep.optim.groups import Group
-from polarstep.optim.replay import LARGEST_BUCKET
+from polarstep.optim.stepping.by_tables import runs_by_kernels
+from polarstep.optim.stepping.replay import LARGEST_BUCKET
 from polarstep.polar import Draw
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class OwnedGraphs:
     """The graphs of all buckets of an optimizer in which this rank owns matrices."""
 
     def __init__(self) -> None:
-        # Graphs are dropped with their trip. A bucket that is not captured is not here.
+        # Graphs are dropped with their trip. Only buckets that are captured have an entry.
         self._buckets: WeakKeyDictionary[Trip, _Bucket] = WeakKeyDictionary()
 
     def run(self, trip: Trip, compute: Compute, received: Tensor, draw: Draw) -> Tensor:
@@ -77,8 +77,8 @@ def _repeats(trip: Trip) -> bool:
     """Whether later steps of a bucket make the same launches, and a graph of them is worth its memory.
 
     The first step of a map with state differs from later steps: no carry has been received. A graph
-    holds the memory of its tensors between steps. A bucket of more than :data:`LARGEST_BUCKET` bytes
-    computes for longer than its launches take, and leaves its memory to others.
+    holds the memory of its tensors between steps. It is not worth it for a bucket of more than
+    :data:`LARGEST_BUCKET` bytes, which computes for longer than its launches take.
     """
     its = trip.bucket.signature
     nbytes = 2 * len(trip.owned) * its.m * its.n

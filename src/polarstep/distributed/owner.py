@@ -4,12 +4,12 @@
     2   one all-to-all: the parts of M go to the owners
     3   owners run the polar map on their matrices, as one process would; on a GPU by replaying a
         CUDA graph (:mod:`polarstep.distributed.owned_graph`)
-    4   one all-to-all: T's parts come back, or those of its two factors where they are smaller
+    4   one all-to-all: T's parts come back, or parts of its two factors where they are smaller
     5   each rank updates its parts of X
 
 Parts may be any boxes of rows and columns, uneven or empty. Where a parameter has several copies (DDP,
-the replicate axis of HSDP), the ranks of all copies share the work. M's parts then come from the copy
-that the owner belongs to, and T's parts go to all.
+the replicate axis of HSDP), the ranks of all copies share the work. M's parts then come from the copy of
+the owner, and T's parts go to all copies.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from polarstep.distributed import carries, ledger, wire
 from polarstep.distributed.layout import Layout, Piece
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
-from polarstep.optim.by_tensors import Target
-from polarstep.optim.carried import carried_dtype
-from polarstep.optim.collect import Member, Signature, State
 from polarstep.optim.scaling import at_assumed_norm
+from polarstep.optim.stepping.carried import carried_dtype
+from polarstep.optim.stepping.collect import Member, Signature, State
+from polarstep.optim.stepping.target import Target
 from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["Part", "Spread", "Trip", "balanced", "part_of"]
@@ -43,7 +43,7 @@ class Part:
     batch: int  # in the rank's tensor, read as (batch, rows, columns)
     rows: tuple[int, int]
     first_row: int  # of the matrix
-    cols: tuple[int, int]  # of the matrix; in the rank's tensor they are all
+    cols: tuple[int, int]  # of the matrix; the rank's tensor has these columns alone
 
     @property
     def height(self) -> int:
@@ -71,7 +71,7 @@ class Spread:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What decides to which rank every part is sent."""
+        """Everything that decides which part is sent to which rank."""
         members = tuple((id(each.param), each.block) for each in self.members)
         return replace(self.signature, step=0, resumed=False), members, tuple(self.layouts)
 
@@ -202,7 +202,7 @@ class Trip:
         return self.bucket.layouts[self.matrices[j][0]]
 
     def _is_source(self, j: int, rank: int) -> bool:
-        """Whether ``rank`` sends its part of matrix j to its owner: the owner's copy does."""
+        """Whether ``rank`` sends its part of matrix j to the owner: both belong to one copy."""
         replicas = self._layout(j).replicas
         return replicas[rank] == replicas[self.owners[j]]
 
@@ -258,7 +258,7 @@ class Trip:
         return size * self._words(name)
 
     def _carried_dtype(self, name: str) -> torch.dtype:
-        """The precision in which the owner has a carry: that of M, or float32 if it is kept in that."""
+        """The precision in which the owner has a carry: M's, or float32 for ``wide_carries``."""
         its = self.bucket.signature
         if name in its.polar.wide_carries:
             return carried_dtype(its.polar, name, its.dtype)
@@ -269,7 +269,7 @@ class Trip:
         return max(1, self._carried_dtype(name).itemsize // self.dtype.itemsize)
 
     def _sent(self, name: str, X: Tensor) -> Tensor:
-        """``X`` of a carry for the way; what is kept in float32 is not rounded to fewer bits."""
+        """``X``, a part of a carry, as it is sent: what is kept in float32 is not rounded."""
         wide = self._carried_dtype(name)
         return X if wide == self.dtype else wire.words(X, wide, self.dtype)
 
@@ -329,9 +329,9 @@ class Trip:
     def parts_back(
         self, M: Tensor, carry: Carry, draw: Draw, shapes: dict[str, tuple[int, ...]]
     ) -> list[list[Tensor]]:
-        """The polar map of the owned matrices: what it computes for each rank.
+        """Run the polar map on the owned matrices; returns what is sent to each rank.
 
-        That is the rank's parts of T, or of T's factors, and of what this step leaves for the next.
+        A rank gets its parts of T, or of T's two factors, and its parts of the carry for the next step.
         """
         its = self.bucket.signature
         carry = carry or its.polar.init(len(M), its.m, its.n, its.device, its.dtype)
@@ -382,7 +382,7 @@ class Trip:
     def received_back(
         self, arrived: list[Tensor], shapes: dict[str, tuple[int, ...]], state: State
     ) -> list[tuple[Member, list[tuple[Part | None, Tensor]]]]:
-        """For each member this rank's parts of T; what the step leaves goes into the state."""
+        """This rank's parts of T by member; the carry for the next step goes into the state."""
         taken = [0] * len(self.ranks)
         found: list[list[tuple[Part | None, Tensor]]] = [[] for _ in self.bucket.members]
         left: list[dict[str, list[Tensor]]] = [{n: [] for n in shapes} for _ in found]

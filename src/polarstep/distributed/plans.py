@@ -1,4 +1,4 @@
-"""Which plan a bucket of matrices takes, by the bytes and FLOPs of the ledger."""
+"""Which plan the matrices of a parameter take, by the bytes and FLOPs of the ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polarstep.distributed import ledger
 from polarstep.distributed.layout import Layout, is_sharded
 from polarstep.distributed.ledger import AUTO, AskedPlan, Plan, Side, check_plan
 from polarstep.matrix import MatrixView
-from polarstep.optim.collect import momentum_dtype
+from polarstep.optim.stepping.collect import momentum_dtype
 from polarstep.optim.transforms import Transform, followed
 from polarstep.polar import LowRank, PolarMap, Warm
 from polarstep.polar.orthonormal import resolved
@@ -48,10 +48,10 @@ def chosen(
     asked: AskedPlan = AUTO,
     transform: Transform | None = None,
 ) -> Choice:
-    """The plan for the matrices of ``p``: the one ``asked`` for where it is possible, else the cheapest.
+    """The plan for the matrices of ``p``: ``asked`` where it is possible, else the cheapest.
 
-    ``polar`` is the map of the group, before it is resolved for a shape, and ``transform`` what the
-    group does to its T. A transform takes whole matrices, so no rank can apply it to a part of T.
+    ``polar`` is the map of the group, before it is resolved for a shape, and ``transform`` is the
+    group's change of T, which needs whole matrices.
     """
     costs = _costs(p, layout, view, polar, transform)
     if asked == "replicated" and "owner" in costs:
@@ -121,7 +121,7 @@ def _dividing(plan: Plan, layout: Layout) -> int:
 
 
 def cut_side(layout: Layout, view: MatrixView) -> Side | None:
-    """The side of whole, equal matrices that the ranks have cut; ``None`` if both or neither."""
+    """Which side of its matrices the ranks have cut; ``None`` if both or neither, or with ``splits``."""
     pieces = layout.pieces(view)
     if pieces is None or view.is_cut:
         return None
@@ -146,7 +146,7 @@ def _suits_shards(polar: PolarMap, layout: Layout, p: Tensor) -> bool:
     assert isinstance(polar, LowRank)
     if layout.strided and polar.carries:
         return False  # DTensor has no placement for a carry with such shards
-    # Warm starts depend on the basis itself, and ``products`` makes another one than Cholesky-QR.
+    # Warm starts depend on the basis, and ``orth="products"`` makes another basis than Cholesky-QR.
     by_products = resolved(polar.finder.orth, p.dtype, p.device) == "products"
     return not (by_products and isinstance(polar.finder, Warm) and p.device.type == "cpu")
 

@@ -1,8 +1,8 @@
-"""The rule of :mod:`polarstep.optim.resting` for matrices of which each rank has a part.
+"""The rule of :mod:`polarstep.optim.stepping.resting` for matrices of which each rank has a part.
 
 The rule compares the largest entry of the momentum C with a peak. Each rank finds the largest entry of
-its parts, and a small exchange among the ranks of a matrix gives each of them the largest of all. So
-they set C ← 0 at the same step, and have the same peaks.
+its part, and a small exchange gives all ranks of a matrix the largest entry of the whole. So they set
+C ← 0 at the same step, and have the same peaks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from polarstep.distributed import wire
 from polarstep.distributed.layout import Layout, local, whole
 from polarstep.distributed.owner import Part, part_of
-from polarstep.optim.collect import Member, State, Work
-from polarstep.optim.low_precision import keep_momentum, momentum_of
-from polarstep.optim.resting import faded, fading, largest
+from polarstep.optim.stepping.collect import Member, State, Work
+from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
+from polarstep.optim.stepping.resting import faded, fading, largest
 
 __all__ = ["let_parts_rest"]
 
@@ -40,13 +40,13 @@ def let_parts_rest(
     for each in looked:
         key = (each[1].ranks, each[-1].dtype, each[-1].device)
         alike.setdefault(key, []).append(each)
-    for (ranks, _, _), those in alike.items():
-        packed = wire.largest(torch.cat([each[-1] for each in those]), ranks)
-        sizes = [len(each[-1]) for each in those]
-        for (p, layout, work, i, _), most in zip(those, torch.split(packed, sizes), strict=True):
+    for (ranks, _, _), together in alike.items():
+        packed = wire.largest(torch.cat([each[-1] for each in together]), ranks)
+        sizes = [len(each[-1]) for each in together]
+        for (p, layout, work, i, _), most in zip(together, torch.split(packed, sizes), strict=True):
             fade = fading(work)
             assert fade is not None
-            if "peak" in state[p]:  # another plan may have left it in parts
+            if "peak" in state[p]:  # another plan may have left the peaks in parts
                 state[p]["peak"] = whole(state[p]["peak"])
             flags = faded(state[p], most, fade)
             _mask(work, i, layout, state, flags)

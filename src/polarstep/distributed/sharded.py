@@ -1,6 +1,7 @@
 """Algorithm 1 on shards: the low-rank map of matrices that no rank has as a whole.
 
-For wide A = M or Mᵀ, m ≤ n, whose columns or whose rows are cut among N ranks::
+Let A be M or Mᵀ, whichever is wide (m ≤ n). Its columns or its rows are cut among N ranks, and rank r
+holds the part A_r::
 
     columns cut (the long side)              rows cut (the short side)
 
@@ -10,12 +11,12 @@ For wide A = M or Mᵀ, m ≤ n, whose columns or whose rows are cut among N ran
     Z_r = W B_r            W from Σ B_r B_rᵀ Z = inner(B)          shared
     T_r = Q Z_r                              T_r = Q_r Z
 
-and one more such sum for every power iteration. Q and T are those of one process up to rounding:
+Every power iteration adds one more such sum. Q and T equal those of one process up to rounding:
 Cholesky-QR gives the Q of a QR factorization with a positive diagonal, whatever the number of ranks.
 
-A small matrix has an owner among the ranks (:func:`_at_owners`). The sum goes to the owner alone, which
-factors it or runs the inner map, and shares the result. That costs the bytes of a sum over all ranks,
-and no rank repeats the work of another.
+Each small matrix that is summed has an owner among the ranks (:meth:`_OnShards._at_owners`). The sum
+goes to the owner alone, which factors it or runs the inner map, and shares the result. That costs the
+bytes of a sum over all ranks, and no rank repeats the work of another.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ from polarstep.distributed.summed import (
     unpacked,
     weight_of,
 )
-from polarstep.optim.by_tensors import Target
-from polarstep.optim.carried import entry
-from polarstep.optim.collect import Member, Signature, State
 from polarstep.optim.scaling import to_norm
+from polarstep.optim.stepping.carried import entry
+from polarstep.optim.stepping.collect import Member, Signature, State
+from polarstep.optim.stepping.target import Target
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
 from polarstep.polar.finders import Fresh, Kept
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.polar.result import Lift, counted_norm
 from polarstep.products.sizes import largest_entry, unit_scale_for
 
-__all__ = ["Shards", "sharded_step"]
+__all__ = ["Shards", "WholeBases", "sharded_step"]
 
 Steps = Generator[None, None, Tensor]
-# Passes of Cholesky-QR after the first, before Householder's method takes a matrix.
+# Passes of Cholesky-QR before Householder's method takes over a matrix.
 MOST_PASSES = 4
 
 
 @dataclass(frozen=True)
 class _WholeBasis:
-    """A kept basis as a whole, and the part of it that the optimizer's state had at that time."""
+    """A kept basis as a whole, and this rank's part of it in the state when it was gathered."""
 
     whole: Tensor
     part: Tensor
@@ -73,15 +74,15 @@ class _WholeBasis:
 
 
 class WholeBases(dict[int, _WholeBasis]):
-    """Whole kept bases by the ids of their parameters, which would else be gathered at every step.
+    """Whole kept bases by the ids of their parameters; they would else be gathered at every step.
 
-    A basis is gathered again when the state has another. All ranks must do so together, and a rank
-    without a part of the basis cannot see that another has changed. So the ranks agree on it before the
-    step (:mod:`polarstep.distributed.status`).
+    When the state has another basis, all ranks must gather it together. A rank without a part of the
+    basis cannot see that the basis has changed, so the ranks agree before the step on what to gather
+    (:mod:`polarstep.distributed.status`).
     """
 
     def is_of(self, state: State, spread: Iterable[tuple[Tensor, Layout]]) -> bool:
-        """Whether the state has the same bases."""
+        """Whether ``state`` still has the bases that were gathered."""
         return not self or all(
             self[id(p)].is_of(state.get(p, {})) for p, _ in spread if id(p) in self
         )
@@ -185,7 +186,7 @@ class _OnShards:
         self.mine = bucket.spans[bucket.me]
 
     def basis(self, state: State, numbers: Tensor | None) -> Steps:
-        """Q, whole where the long side is cut, else this rank's rows of it."""
+        """Q: the whole of it where the long side is cut, else this rank's rows."""
         finder, its = self.polar.finder, self.bucket.signature
         if isinstance(finder, Kept) and numbers is None:
             kept = yield from self._carried(state, "kept", whole=self.is_long)
@@ -206,11 +207,11 @@ class _OnShards:
         return (yield from self._chain(Omega.expand(len(self.A), -1, -1), products_))
 
     def _chain(self, S: Tensor, count: int) -> Steps:
-        """``count`` products with A and Aᵀ in turn that end on the short side, each made orthonormal."""
+        """``count`` products with A and Aᵀ in turn, the last with A; each is made orthonormal."""
         for i in range(count):
             to_short, last = (count - i) % 2 == 1, i == count - 1
             Y = (self.A if to_short else self.A.mT) @ S
-            if to_short == self.is_long:  # the side that was multiplied away is the one that is cut
+            if to_short == self.is_long:  # the product was over the side that is cut
                 S = yield from self._at_owners(Y, basis_of(self.polar, rough=not last))
             else:
                 S = yield from self._cholesky_qr(Y, rough=not last)
@@ -219,7 +220,7 @@ class _OnShards:
     def lifted(self, Q: Tensor) -> Generator[None, None, tuple[Tensor, Tensor | None]]:
         """Z = inner(QᵀA), whole where the short side is cut, else this rank's columns of it.
 
-        Also ‖Z‖²_F of all columns, of shape (batch,), where the scale of a step depends on it.
+        Returns also ‖Z‖²_F of all columns, of shape (batch,), if the scale of the step depends on it.
         """
         by_norm = self.bucket.signature.by_norm
         B, inner = Q.mT @ self.A, self.polar.inner
@@ -254,10 +255,10 @@ class _OnShards:
             self._remember(state, "basis", basis, whole=not self.is_long)
 
     def _carried(self, state: State, name: str, *, whole: bool) -> Steps:
-        """What the last step left: this rank's part, or the whole.
+        """What the last step left under ``name``: this rank's part, or the whole.
 
-        A kept basis that is needed as a whole is gathered once. The whole then stays in memory beside
-        the part that the optimizer's state holds.
+        A kept basis that is needed as a whole is gathered once. It then stays in memory, beside the part
+        that the optimizer's state holds.
         """
         members, shape = self.bucket.members, self._shape(name)
         parts = [carries.found(state, member, name, shape) for member in members]
@@ -284,7 +285,7 @@ class _OnShards:
         return found
 
     def _shape(self, name: str) -> tuple[int, int]:
-        """The shape of a carried tensor of one matrix: a kept basis lies on the short side."""
+        """(ℓ, length) of a carried tensor of one matrix; a kept basis lies on the short side."""
         its = self.bucket.signature
         return self.polar.width, min(its.m, its.n) if name == "kept" else max(its.m, its.n)
 
@@ -298,7 +299,7 @@ class _OnShards:
             self.bucket.memory[id(member.param)] = _WholeBasis(each.clone(), part, part._version)
 
     def _whitening(self, state: State) -> Tensor | None:
-        """V of a start Ωᵀ = V·S that a GPU left for whole matrices; ``None`` where there is none."""
+        """V of a warm start Ωᵀ = V·S, as a GPU leaves it for whole matrices; ``None`` without V."""
         keys = [(member, entry("whitening", member.block)) for member in self.bucket.members]
         if any(key not in state[member.param] for member, key in keys):
             return None
@@ -327,11 +328,11 @@ class _OnShards:
         return Y.mT @ Y
 
     def _cholesky_qr(self, Y: Tensor, *, rough: bool) -> Steps:
-        """This rank's rows of the Q of a QR factorization of all rows.
+        """This rank's rows of the Q of a QR factorization of all rows of Y.
 
-        A pass squares the condition number. So the first pass adds a shift to stay positive definite,
-        and later passes finish. On a CPU each pass tells whether it was the last; a GPU takes
-        :data:`~polarstep.distributed.ledger.FINAL_PASSES`, as reading a flag would wait for it.
+        YᵀY has the square of Y's condition number. So the first pass adds a shift to stay positive
+        definite, and later passes finish. On a CPU a flag says whether a pass was the last. A GPU makes
+        :data:`~polarstep.distributed.ledger.FINAL_PASSES`, as reading the flag would wait for it.
         """
         looks = products.of(Y.device).looks_for_free
         ell, Q = Y.shape[-1], Y
@@ -369,7 +370,7 @@ class _OnShards:
     ) -> Steps:
         """``f`` of the sum of X over the ranks, computed for each matrix by one rank and shared.
 
-        The result is in ``dtype``, or in the precision of A, in which it travels.
+        The result is computed, sent and returned in ``dtype``, by default the precision of A.
         """
         ranks, me, batch = self.ranks, self.bucket.me, len(X)
         cuts = [batch * i // len(ranks) for i in range(len(ranks) + 1)]

@@ -1,4 +1,4 @@
-"""One step of all parameters that other ranks have a part of.
+"""One step of all parameters of which other ranks hold a part or a copy.
 
 Every bucket is a generator that yields where it waits for other ranks
 (:mod:`polarstep.distributed.owner`, :mod:`polarstep.distributed.sharded`). The buckets are resumed in
@@ -25,17 +25,18 @@ from polarstep.distributed.owner import Part, Spread, Trip, balanced
 from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
 from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
-from polarstep.optim.by_tensors import PlainStep, Target, apply_updates
-from polarstep.optim.carried import carried_dtype, entry
-from polarstep.optim.collect import Member, State, Work, members_of
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.low_precision import (
+from polarstep.optim.stepping.by_tensors import PlainStep
+from polarstep.optim.stepping.carried import carried_dtype, entry
+from polarstep.optim.stepping.collect import Member, State, Work, members_of
+from polarstep.optim.stepping.low_precision import (
     is_compensated,
     keep_momentum,
     momentum_of,
     rounding_error,
     stored_dtype,
 )
+from polarstep.optim.stepping.target import Target, apply_updates
 
 __all__ = ["Distribution", "Split"]
 
@@ -48,8 +49,8 @@ class _Sorted:
     """An optimizer's parameters, sorted by which ranks hold them."""
 
     params: list[Tensor]
-    spread: list[tuple[Tensor, Layout]]  # those that other ranks have a part of
-    whole: list[Tensor]  # those that are sharded over one rank alone
+    spread: list[tuple[Tensor, Layout]]  # parameters of which other ranks hold a part
+    whole: list[Tensor]  # sharded parameters on a mesh of one rank
 
 
 def _check_process_group(group: Any) -> None:
@@ -78,8 +79,8 @@ class Distribution:
         _check_process_group(process_group)
         self.plan, self.process_group = plan, process_group
         self._choices: dict[Any, Choice] = {}
-        # What was found for a parameter, by its id, with all that it depends on: hashing layouts and
-        # maps at every step would take longer than a step of a small model.
+        # The layout and the choice for a parameter, by its id, with everything they depend on: hashing
+        # layouts and maps at every step would take longer than a step of a small model.
         self._layouts: dict[int, tuple[Tensor, Any, Layout | None]] = {}
         self._recent: dict[int, tuple[tuple[Any, ...], Choice]] = {}
         self._known = _Sorted([], [], [])
@@ -98,11 +99,11 @@ class Distribution:
         return known[2]
 
     def spread(self, groups: Iterable[Group]) -> list[tuple[Tensor, Layout]]:
-        """The parameters that other ranks have a part of."""
+        """The parameters of which other ranks hold a part, with their layouts."""
         return self._sorted(groups).spread
 
     def whole(self, groups: Iterable[Group]) -> list[Tensor]:
-        """The sharded parameters of Muon's groups that this rank alone has, in a world of one."""
+        """The sharded parameters of Muon's groups whose mesh is this rank alone."""
         return self._sorted(groups).whole
 
     def _sorted(self, groups: Iterable[Group]) -> _Sorted:
@@ -112,7 +113,7 @@ class Distribution:
         if len(params) == len(known.params) and all(map(operator.is_, params, known.params)):
             return known
         self._known = known = _Sorted(params, [], [])
-        kept = set(map(id, params))  # a parameter that was taken out of its group is let go
+        kept = set(map(id, params))  # forget parameters that were taken out of their groups
         self._layouts = {key: found for key, found in self._layouts.items() if key in kept}
         self._recent = {key: found for key, found in self._recent.items() if key in kept}
         for group in groups:
@@ -155,8 +156,8 @@ class Distribution:
     def split(self, works: list[Work], state: State, *, hooked: Container[int]) -> Split:
         """The parameters of this step, divided by the plan that each follows.
 
-        Hooks see whole matrices: of the parameters whose ids are in ``hooked``, as some rank has hooks,
-        every rank computes all matrices that it has a part of.
+        Hooks see whole matrices. ``hooked`` has the ids of parameters at which a hook of some rank
+        looks: every rank computes all of their matrices of which it holds a part.
         """
         return Split(self, works, state, self.local_state(state), hooked=hooked)
 
@@ -192,11 +193,11 @@ class Split:
         self._found: Found = []
         self._targets: dict[int, Target] = {}
         local_state.begin(self._whole_here())
-        # Whole matrices of this rank, for the steps of a single process.
+        # Parameters whose whole matrices lie on this rank, for the steps of a single process.
         self.here = [
             localized(work, local_state, self._indices(w, "local")) for w, work in enumerate(works)
         ]
-        # Matrices that every rank gathers and computes.
+        # Parameters whose matrices every rank gathers and computes.
         self.gathered = [self._selected(w, "gather") for w in range(len(works))]
 
     def _whole_here(self) -> list[Tensor]:
@@ -249,7 +250,7 @@ class Split:
                 assert layout is not None
                 self._targets[id(p)] = Target(far, index, self._state)
                 for signature, member in members_of(lasting, index, self._state):
-                    # As in by_tensors, momentum and skipping are handled by parameter.
+                    # As in by_tensors, momentum and skipping are handled per parameter, not per bucket.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
                     choice = self._distribution.choice(far.group, p)
                     if choice is not None and choice.plan == "sharded":
@@ -330,7 +331,7 @@ class Split:
             several = not target.has_one_block or isinstance(sizes[0], Tensor)
             ready.append((target, (local(target.p), U, 1.0 if several else sizes[0])))
         apply_updates(ready)
-        # A rank without rows has an empty part of R, as a checkpoint asks all ranks for it.
+        # A checkpoint asks all ranks for R, also a rank whose part of the parameter is empty.
         for target in self._targets.values():
             if target.is_compensated:
                 rounding_error(target.p, self._state[target.p])
@@ -344,7 +345,7 @@ class Split:
         self.state.settle()
 
     def _settle_empty(self, work: Work, index: int) -> None:
-        """Make the entries, empty, of a parameter without a part here: a checkpoint asks all ranks."""
+        """Make empty entries for a parameter without a part here; a checkpoint asks all ranks."""
         p: Any = work.params[index]
         kept = stored_dtype(work.group, p)
         keep_momentum(momentum_of(p, self._state[p], kept), p, self._state[p], kept)
@@ -361,7 +362,7 @@ class Split:
                     self._state[p][key] = wrapped(part, p, p.placements, of_all)
 
     def let_rest(self) -> None:
-        """Let matrices in parts rest whose gradients have become zero; all ranks decide together."""
+        """Stop matrices in parts whose gradients have become zero; all ranks decide together."""
         plans = ("owner", "replicated", "sharded", "gather")
         works = [self._selected(w, *plans) for w in range(len(self._works))]
         let_parts_rest(works, self._distribution.layout_of, self._state)

@@ -1,6 +1,7 @@
-"""What the owner of a small matrix computes from its sum over the ranks (:mod:`.sharded`).
+"""What the owner of a small matrix computes from its sum over the ranks.
 
-Symmetric and triangular ℓ×ℓ matrices travel as their lower triangles, which are half of the bytes.
+:mod:`polarstep.distributed.sharded` calls these functions. Symmetric and triangular ℓ×ℓ matrices are
+sent as their lower triangles, half of the bytes; such a matrix is called packed.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def weight_of(
 
 
 def inverse_root_of(ell: int, is_first: bool) -> Callable[[Tensor], Tensor]:
-    """L⁻¹, packed, with G = LLᵀ for the packed G, and a flag: 1 if another pass is needed, 2 if no L."""
+    """L⁻¹, packed, with G = LLᵀ for the packed G, and a flag: 1: another pass is needed; 2: no L."""
 
     def inverse(lower: Tensor) -> Tensor:
         G = unpacked(lower, ell, symmetric=True)

@@ -1,13 +1,13 @@
 """Entries of the state that do not exist yet, in checkpoints of ``torch.distributed.checkpoint``.
 
-torch asks for the same entries on saving and on loading, and makes the entries for loading by a step
-with gradients of zero. But a parameter that never had a gradient has no state, and the peak of a
-momentum (:mod:`polarstep.optim.resting`) is first taken at step 64. So a checkpoint that is made where
-torch.distributed is initialized has all entries of every parameter: zeros for momenta, peaks and
-averages and rounding errors, which is what they start from, and NaN for what a map carries. On loading,
-a carry of nothing but NaN beside a momentum of nothing but zeros is dropped. ``ZeroRedundancyOptimizer``
-puts a checkpoint into the state without ``load_state_dict``, so a step drops such carries, too
-(:class:`Arrivals`).
+``torch.distributed.checkpoint`` asks for the same entries on saving and on loading. Before loading it
+makes them by a step with gradients of zero. But a parameter that never had a gradient has no state, and
+the peak of a momentum (:mod:`polarstep.optim.stepping.resting`) is first taken at step 64. So a
+checkpoint that is made where torch.distributed is initialized has placeholders for missing entries:
+zeros for momenta, peaks, averages and rounding errors, which start from zero, and NaN for what a map
+carries. On loading, a carry of nothing but NaN beside a momentum of nothing but zeros is dropped.
+``ZeroRedundancyOptimizer`` puts a checkpoint into the state without ``load_state_dict``, so a step drops
+such carries, too (:class:`Arrivals`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch import Tensor
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
 from polarstep.distributed.local import is_cut
-from polarstep.optim.carried import carried_dtype, entry, name_of
-from polarstep.optim.collect import State, Work, members_of
-from polarstep.optim.elementwise_step import first_state
 from polarstep.optim.groups import ELEMENTWISE, Group, view_of
-from polarstep.optim.low_precision import (
+from polarstep.optim.stepping.carried import carried_dtype, entry, name_of
+from polarstep.optim.stepping.collect import State, Work, members_of
+from polarstep.optim.stepping.elementwise_step import first_state
+from polarstep.optim.stepping.low_precision import (
     is_compensated,
     keep_momentum,
     momentum_of,
@@ -42,10 +42,10 @@ def has_ranks() -> bool:
 
 
 def placeholders(group: Group, p: Tensor, known: dict[str, Any]) -> dict[str, Any]:
-    """``known``, the state of ``p``, with the entries that are missing in it; sorted by their names.
+    """``known``, the state of ``p``, with placeholders for missing entries, sorted by name.
 
-    Ranks gather the entries one after the other, and the step of a rank without a part of ``p`` may make
-    them in another order.
+    Ranks gather the entries one after the other, and a rank without a part of ``p`` may have made them
+    in another order.
     """
     if not known:
         known = _of_unstarted(group, p)
@@ -66,7 +66,7 @@ def _no_peak(group: Group, p: Tensor) -> Tensor:
 
 
 def _of_unstarted(group: Group, p: Tensor) -> dict[str, Any]:
-    """The entries that stand for the state of ``p``, which never had a gradient."""
+    """Placeholders for the state of ``p``, which never had a gradient."""
     if group["algorithm"] in ELEMENTWISE:
         return first_state(ELEMENTWISE[group["algorithm"]], p)
     found: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def _nothing(p: Any, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def _is_cut_between_matrices(p: Tensor) -> bool:
-    """Whether ``p`` is a stack of matrices whose ranks have different matrices of it."""
+    """Whether ``p`` is a stack of matrices, of which ranks hold different matrices."""
     layout = Layout.of(p)
     return layout is not None and is_cut(p) and layout.cut == (0,) and len(layout.shape) == 3
 
@@ -98,7 +98,7 @@ def _is_cut_between_matrices(p: Tensor) -> bool:
 def _filled(
     p: Any, placements: Any, shape: tuple[int, ...], value: float, dtype: torch.dtype
 ) -> Tensor:
-    """A sharded tensor of ``shape`` on the mesh of ``p``, of nothing but ``value``."""
+    """A sharded tensor of ``shape`` on the mesh of ``p``, filled with ``value``."""
     box = Layout.of_placements(p.device_mesh, placements, shape)
     mine = [stop - start for start, stop in box.boxes[box.me]]
     part = torch.full(mine, value, dtype=dtype, device=p.device)
@@ -106,11 +106,11 @@ def _filled(
 
 
 def drop_placeholders(groups: list[Group], state: State) -> None:
-    """Remove the carries that stand for nothing; ranks that share a parameter decide together.
+    """Remove carries that are placeholders; ranks that share a parameter decide together.
 
-    A momentum that a NaN gradient has made NaN for good leaves carries of nothing but NaN, too. They
-    stay: without them the parameter would be stepped apart from others of its shape, whose last digits
-    may depend on the number of matrices that are multiplied together.
+    A momentum that a NaN gradient has made NaN for good leaves carries of nothing but NaN, too. These
+    stay: without them the parameter would leave the batch of its shape, and the last digits of the other
+    matrices may depend on the size of the batch.
     """
     found: dict[tuple[int, ...], list[tuple[Tensor, str, bool]]] = {}
     for group in groups:
@@ -142,10 +142,10 @@ def _carried_names(group: Group) -> set[str]:
 class Arrivals:
     """Notices a plain parameter's state that came without ``load_state_dict``.
 
-    Such a state is a dict that no step of this optimizer has made. Its values are read once, at the next
-    step, and placeholders among them are dropped. A step whose dicts are those of the last step reads
-    nothing: the host would wait for the GPU. Ranks would have to read parts of sharded parameters
-    together, so these are left out.
+    Such a state is a dict that no step of this optimizer has made. The next step reads its values once
+    and drops the placeholders. If all dicts are the same as after the last step, nothing is read, as the
+    host would wait for the GPU. Sharded parameters are left out: ranks would have to read their parts
+    together.
     """
 
     def __init__(self) -> None:

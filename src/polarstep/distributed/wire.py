@@ -1,6 +1,6 @@
-"""The collectives of a step. All of them are one all-to-all with parts of any size, or a small maximum.
+"""The collectives of a step: an all-to-all with parts of any size, and the maximum of a few numbers.
 
-A part is a list of tensors of one precision. It travels as bytes, so that every backend takes it.
+A part is a list of tensors of one precision. It is sent as bytes, so that every backend takes it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def _group(ranks: tuple[int, ...], backend: str) -> Any:
         return dist.group.WORLD
     key = (ranks, backend)
     if key not in _GROUPS or not _is_alive(_GROUPS[key]):
-        # torch names a group that only its members make by how many groups a rank has. These numbers
-        # may differ, and then all wait for ever. A group of all ranks does not need such a name.
+        # With local synchronization torch names a group by the number of groups that a rank has made.
+        # The numbers may differ between ranks, which then wait for ever. A group of all ranks is made
+        # without it.
         _GROUPS[key] = dist.new_group(
             list(ranks), backend=backend or None, use_local_synchronization=ranks != world
         )
@@ -92,7 +93,7 @@ def send(
     device: torch.device,
     ranks: tuple[int, ...],
 ) -> Arriving:
-    """Send ``parts[i]`` to rank ``ranks[i]`` and receive ``counts[i]`` numbers from it.
+    """Send ``parts[i]`` to rank ``ranks[i]`` and receive ``counts[i]`` numbers from that rank.
 
     All ranks must call in the same order. Parts are cast to ``dtype``.
     """
@@ -106,7 +107,7 @@ def packed(
     device: torch.device,
     out: Tensor | None = None,
 ) -> Tensor:
-    """All ``parts`` in one flat tensor of ``dtype`` on ``device``, which is ``out`` if that is given."""
+    """All ``parts`` in one flat tensor of ``dtype`` on ``device``; written to ``out`` if it is given."""
     flat = [piece.reshape(-1).to(dtype) for part in parts for piece in part]
     if not flat:
         return torch.empty(0, dtype=dtype, device=device)
@@ -114,7 +115,7 @@ def packed(
 
 
 def words(X: Tensor, wide: torch.dtype, dtype: torch.dtype) -> Tensor:
-    """The bits of ``X`` in the precision ``wide``, flat, as numbers of ``dtype`` that are not rounded.
+    """The bytes of ``X`` in the precision ``wide``, as a flat tensor of the narrower ``dtype``.
 
     >>> words(torch.ones(3), torch.float32, torch.bfloat16).shape
     torch.Size([6])
@@ -125,7 +126,7 @@ def words(X: Tensor, wide: torch.dtype, dtype: torch.dtype) -> Tensor:
 def from_words(flat: Tensor, wide: torch.dtype) -> Tensor:
     """The numbers of precision ``wide`` that :func:`words` took apart.
 
-    A copy: where ``flat`` begins in memory may be no place for a wider number.
+    Returns a copy, as ``flat`` may begin at an address where a wider number cannot.
     """
     return flat.clone().view(wide)
 

@@ -1,4 +1,21 @@
-"""The optimizer: Muon, AdamW and other rules beside it, and which parameter goes to which."""
+"""The optimizer: Muon, the rules beside it, and which parameter goes to which rule.
+
+To read it from the top:
+
+muon          the optimizer: its options, its step, its state
+stepping/     the arithmetic of a step; stepping/step.py is equation (1)
+over_ranks    the same step where other ranks have parts of the parameters (polarstep.distributed)
+groups        what a parameter group holds, and every check of it. Some options have a file:
+              scaling (lr_scale), transforms (transform), elementwise_rule and elementwise (AdamW, SGD)
+given, added, misnamed
+              what callers give: parameters, groups added during a run, options under other names
+routing/      muon_for: the rule of each parameter of a model
+guards/       misuse that a step must notice: it raises or warns
+checkpoints/  saving, loading and pickling
+
+Imports go one way: routing.muon_for → muon → checkpoints, over_ranks → guards → the rest of routing →
+stepping → groups → the files of its options.
+"""
 
 from polarstep.optim.elementwise import SGD, AdamW
 from polarstep.optim.elementwise_rule import Elementwise

@@ -1,8 +1,7 @@
-"""Groups that somebody else adds to an optimizer: frozen layers that are unfrozen during a run.
+"""Groups that are added during a run: layers that were frozen before, or new layers.
 
-Lightning's ``BackboneFinetuning`` calls ``add_param_group({"params": layers, "lr": 0.002})``, which
-brings matrices and vectors alike. Here such a group becomes one group for each rule. So does a group
-with a new layer of the model, as a second head.
+Lightning's ``BackboneFinetuning`` calls ``add_param_group({"params": layers, "lr": 0.002})``, with
+matrices and vectors in one group. Here such a group becomes one group for each rule.
 """
 
 from __future__ import annotations
@@ -16,45 +15,20 @@ from torch import Tensor
 from polarstep.optim.elementwise_rule import Elementwise, group_of
 from polarstep.optim.groups import LR_SCALE, NAMELESS, Group, check_lr, known_options
 
-__all__ = ["Rates", "as_listed", "named_uniquely", "sorted_by_rule", "with_names"]
+__all__ = ["Rates", "named_uniquely", "sorted_by_rule", "with_names"]
 
 MUON = ("muon", None)  # the key of Muon's rate, whatever the role
-# Options that are Muon's rate in an added group, and that other rules have in proportion.
+# In an added group these options are Muon's learning rate; other rules get a rate in proportion.
 LEARNING_RATES = frozenset({"lr", "initial_lr"})
 # Options that say together how a parameter is read as matrices.
 READ_BY = frozenset({"layout", "split_sizes", "split_columns", "split_repeats"})
 
 
-def as_listed(group: Group) -> Group:
-    """``group`` with its parameters as a list, and names as a list of their own, as in torch."""
-    if "params" not in group:
-        raise ValueError(
-            f"a parameter group has no 'params', only {', '.join(group)}; "
-            "expected {'params': [...], ...}"
-        )
-    params = group["params"]
-    if isinstance(params, Tensor):
-        params = [params]
-    elif not isinstance(params, Iterable):
-        raise TypeError(
-            f"params is a {type(params).__name__}: expected a list of parameters, as "
-            "list(module.parameters())"
-        )
-    elif isinstance(params, set):
-        raise TypeError("parameters in a set have no order, which a checkpoint needs; give a list")
-    else:
-        params = list(params)
-    if params and all(isinstance(p, tuple) for p in params):
-        names = [name for name, _ in params]
-        return group | {"params": [p for _, p in params], "param_names": names}
-    return group | {"params": params}
-
-
 class Rates:
-    """The learning rates that groups were made with, and those that a checkpoint has brought.
+    """The learning rates with which groups were made, and the learning rates of a loaded checkpoint.
 
-    A schedule changes all rates by one factor, which leaves their ratios as they are. So the rates
-    before the schedule count, which torch's schedulers keep as ``"initial_lr"``.
+    A schedule multiplies all rates by one factor, which leaves their ratios as they are. So these are
+    the rates before the schedule, which torch's schedulers keep as ``"initial_lr"``.
     """
 
     def __init__(self) -> None:
@@ -71,11 +45,11 @@ class Rates:
         self._loaded = rates if rates.get(MUON) else {}
 
     def beside(self, lr: float, muon_default: float, group: Group) -> Any:
-        """The rate of ``group``, which is not Muon's, where Muon's parameters get the rate ``lr``.
+        """The rate for ``group`` of another rule, where Muon's parameters get the rate ``lr``.
 
-        The own rate of its rule is multiplied by the ratio of ``lr`` to the rate of Muon's other
-        parameters. Both are those of the checkpoint, if one was loaded. Where Muon's rate is zero there
-        is no ratio, and the rule keeps its own rate.
+        It is the rule's own rate times the ratio of ``lr`` to Muon's rate. If a checkpoint was loaded,
+        both rates come from the checkpoint. Where Muon's rate is zero there is no ratio, and the rule
+        keeps its own rate.
         """
         muon = self._loaded.get(MUON) or muon_default
         own = group["lr"]
@@ -87,7 +61,7 @@ class Rates:
 
 
 def _rates(groups: Iterable[Group]) -> dict[tuple[str, str | None], float]:
-    """The rate that most parameters of an algorithm and a role have, and of an algorithm in any role."""
+    """The rate that most parameters have, by (algorithm, role) and by (algorithm, None) for any role."""
     counts: dict[tuple[str, str | None], Counter[float]] = {}
     for group in groups:
         rate = float(group["initial_lr" if "initial_lr" in group else "lr"])
@@ -103,15 +77,15 @@ def sorted_by_rule(
     rates: Rates,
     muon_defaults: Group,
 ) -> list[Group]:
-    """``group`` split into groups of one rule each. Muon's comes last: callers may write to the last.
+    """``group`` split into groups of one rule each; Muon's comes last, as callers may write to the last.
 
-    ``prepared`` are groups of parameters whose rules :func:`polarstep.muon_for` has chosen, with names
-    in their lists. A parameter in none of them goes to the rule ``vectors`` if it is a vector, else to
-    Muon. A group that says which rule it wants is left as it is.
+    ``prepared`` are groups for which :func:`polarstep.muon_for` has chosen the rules, with names in
+    their lists of parameters. A parameter in none of them goes to the rule ``vectors`` if it is a
+    vector, else to Muon. A group that names its rule is left as it is.
 
-    The other options of ``group`` go to all rules that know them. An option that none of them knows
-    goes to all of them, so that a misspelt one is refused and a user's own key is kept. A learning rate
-    is Muon's; other rules get a rate in proportion (:meth:`Rates.beside`).
+    The other options of ``group`` go to every rule that has them. An option that no rule has goes to all
+    of the new groups: if it is misspelt, it is then refused, and a key of the user's own is kept. The
+    learning rate is Muon's; other rules get a rate in proportion (:meth:`Rates.beside`).
     """
     if "algorithm" in group or "use_muon" in group:
         return [group]
@@ -146,7 +120,9 @@ def sorted_by_rule(
         fitting = known[each["algorithm"]] | (given.keys() - somewhere)
         options = {key: value for key, value in given.items() if key in fitting}
         if each["algorithm"] == "muon":
-            if READ_BY & options.keys():  # how the caller reads the matrices, and no part of ours
+            if (
+                READ_BY & options.keys()
+            ):  # the caller says how to read the matrices: drop our own way
                 each = {key: value for key, value in each.items() if key not in READ_BY}
         else:
             for key in LEARNING_RATES & options.keys():
@@ -160,8 +136,8 @@ def sorted_by_rule(
 def with_names(group: Group, others: Sequence[Group], known: Mapping[int, str]) -> Group:
     """``group`` with names for its parameters if ``others`` have them: torch wants all or none.
 
-    ``known`` has names in the model by the ids of parameters. If another parameter has the name, as the
-    head that a new head replaces, a number is added to it.
+    ``known`` has names in the model by the ids of parameters. If another parameter has the name already,
+    as an old head that a new head replaces, a number is added.
     """
     if "param_names" in group or not any("param_names" in other for other in others):
         return group

@@ -3,8 +3,8 @@
 The arithmetic is torch's own (``torch.optim.adamw.adamw``, ``torch.optim.sgd.sgd``, fused where the
 device has it), with torch's names for the state, so that a checkpoint looks like one of
 ``torch.optim.AdamW``. One thing differs: the state of a float16 parameter is kept in float32
-(:func:`polarstep.optim.collect.momentum_dtype`). What any rule consists of is in
-:mod:`polarstep.optim.elementwise_rule`.
+(:func:`polarstep.optim.stepping.collect.momentum_dtype`). :mod:`polarstep.optim.elementwise_rule` says
+how to write another rule.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from torch.optim.sgd import sgd
 
 from polarstep.optim.elementwise_rule import Elementwise, State
 
-__all__ = ["SGD", "AdamW"]
+__all__ = ["SGD", "AdamW", "check_at_least_zero", "check_bool", "counter_device"]
 
 
 @dataclass(frozen=True)
 class AdamW(Elementwise):
-    """AdamW (Loshchilov and Hutter 2019).
+    """AdamW (Loshchilov and Hutter 2019) for the parameters that are not Muon's.
+
+    This is a set of options, which :func:`polarstep.muon_for` takes, as ``others=AdamW(lr=1e-3)``. The
+    step is torch's own, fused where the device has a fused step.
 
     Args:
         lr: the learning rate.
@@ -56,7 +59,7 @@ class AdamW(Elementwise):
 
     @staticmethod
     def new_state(p: Tensor) -> State:
-        """The initial state of ``torch.optim.AdamW``, fused where the device has a fused step."""
+        """The state that ``torch.optim.AdamW`` starts with, fused where the device has a fused step."""
         return {
             "step": torch.zeros((), dtype=torch.float32, device=counter_device(p)),
             "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
@@ -78,9 +81,9 @@ class AdamW(Elementwise):
                 return
             found_inf = None
         beta1, beta2 = group["betas"]
-        # OneCycleLR and CyclicLR cycle "momentum" in every group of an optimizer whose default it is,
-        # where they would cycle β₁ of torch's own AdamW. They leave "base_momentum" in the group. A loop
-        # that writes Muon's momentum to all groups does not, and leaves β₁ as it was given.
+        # OneCycleLR and CyclicLR would cycle β₁ of torch's own AdamW. An optimizer with a default
+        # "momentum" gets that key cycled in every group, beside a key "base_momentum". A group without
+        # "base_momentum" keeps its β₁: a loop may have written Muon's momentum to all groups.
         if "base_momentum" in group:
             beta1 = group.get("momentum", beta1)
         means = [state["exp_avg"] for state in states]
@@ -107,13 +110,16 @@ class AdamW(Elementwise):
 
 @dataclass(frozen=True)
 class SGD(Elementwise):
-    """SGD with momentum.
+    """SGD with momentum for the parameters that are not Muon's.
+
+    This is a set of options, which :func:`polarstep.muon_for` takes, as ``others=SGD(lr=0.1)``. The step
+    is torch's own, fused where the device has a fused step.
 
     Args:
         lr: the learning rate.
         momentum: β in [0, 1).
-        nesterov: Nesterov or Polyak momentum; ``False`` if ``momentum`` is zero.
-        weight_decay: added to the gradient, as torch does.
+        nesterov: Nesterov or Polyak momentum; must be ``False`` if ``momentum`` is zero.
+        weight_decay: λ; as in torch, λX is added to the gradient.
     """
 
     lr: float = 1e-2
@@ -137,7 +143,7 @@ class SGD(Elementwise):
 
     @staticmethod
     def new_state(p: Tensor) -> State:
-        """A buffer of zeros. A first step from it is that of torch; a skipped step leaves it zero."""
+        """A buffer of zeros. The first step is torch's, which starts without a buffer."""
         return {"momentum_buffer": torch.zeros_like(p, memory_format=torch.preserve_format)}
 
     @staticmethod
@@ -178,7 +184,7 @@ class SGD(Elementwise):
 def _side_by_side(
     params: list[Tensor], grads: list[Tensor], *states: list[Tensor]
 ) -> Iterator[list[list[Tensor]]]:
-    """The tensors as torch's fused rules need them: entry k of each belongs to entry k of the others.
+    """The tensors as torch's fused rules need them: the k-th numbers in memory belong together.
 
     The rules walk through memory and do not look at strides. A parameter may have gaps in memory, or a
     gradient in another order: a CPU would then update the wrong entries, and a GPU refuses. Such a
@@ -205,7 +211,7 @@ def _side_by_side(
 def counter_device(p: Tensor) -> torch.device:
     """Where AdamW's counter of steps lies: with ``p`` for a fused step, else on the CPU, as in torch.
 
-    A step that is not fused reads the counter, which would wait for the device.
+    A step that is not fused reads the counter; on a GPU that would wait for the device.
     """
     return p.device if _has_fused(p) else torch.device("cpu")
 
@@ -215,11 +221,11 @@ def _has_fused(p: Tensor) -> bool:
 
 
 def _check_number(lr: object) -> None:
-    """Raise for a learning rate in a tensor, which a rule cannot hold, as rules are compared."""
+    """Raise for a learning rate in a tensor: rules are compared, and tensors do not compare as one."""
     if isinstance(lr, Tensor):
         raise TypeError(
-            "lr is a tensor: expected a number; a parameter group may hold a tensor, as after "
-            'group["lr"] = lr for each group of optimizer.param_groups that is to have it'
+            "lr is a tensor: expected a number; a parameter group may hold a tensor, so make the "
+            'optimizer with a number and then set group["lr"] = lr in optimizer.param_groups'
         )
 
 

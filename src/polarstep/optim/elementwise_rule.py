@@ -1,8 +1,8 @@
 """Element-wise rules: what updates the parameters that are not hidden matrices.
 
-AdamW and SGD are two such rules (:mod:`polarstep.optim.elementwise`), and users may write others. A rule
-is a class. It enters itself into :data:`ELEMENTWISE` when it is defined, and parameter groups and
-checkpoints name it by its ``algorithm``.
+AdamW and SGD are such rules (:mod:`polarstep.optim.elementwise`), and users may write others. A rule is
+a class. Its definition enters it into :data:`ELEMENTWISE`, and parameter groups and checkpoints name it
+by its ``algorithm``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 State = dict[str, Any]
 
-# Keys of a group that are no hyperparameters: a field of a rule with such a name would be overwritten.
+# Keys of a group that are not hyperparameters; they would overwrite a rule's field of the same name.
 RESERVED = (
     "algorithm",
     "initial_lr",
@@ -48,13 +48,13 @@ RESERVED = (
 class Elementwise(ABC):
     """A rule for parameters that are not hidden matrices. Subclasses are frozen dataclasses.
 
-    The fields are the hyperparameters, each with a default, and ``lr`` is one of them. A parameter group
-    has them as its options, which may change between steps, so :meth:`update` reads them from the
-    group. ``__post_init__`` may check them: it runs whenever a group is checked.
+    The fields are the hyperparameters, each with a default, and ``lr`` must be among them. They become
+    the options of a parameter group and may change there between steps, so :meth:`update` reads them
+    from the group. ``__post_init__`` may check them: it runs whenever a group is checked.
 
     ``algorithm`` is the name of the rule in groups and checkpoints. ``buffers`` names the entries of the
-    state with the shape of the parameter. They are kept in its precision, or in float32 if that is
-    float16, and :meth:`update` gets parameters, gradients and buffers in one precision.
+    state that have the shape of the parameter. They are kept in the parameter's precision, or in float32
+    if that is float16, and :meth:`update` gets parameters, gradients and buffers in one precision.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class Elementwise(ABC):
     ) -> None:
         """Change ``params`` and the tensors in ``states`` in place, by one step.
 
-        Of a sharded parameter these are the parts of this rank. ``found_inf`` is given for
-        ``nonfinite="skip"``: where it is one, nothing may change.
+        Of a sharded parameter they hold this rank's part. ``found_inf``, a number in a tensor, is given
+        with ``nonfinite="skip"``: if it is one, nothing may change.
         """
 
 
@@ -110,7 +110,7 @@ ELEMENTWISE: dict[str, type[Elementwise]] = {}
 
 
 def _enter(rule: type[Elementwise]) -> None:
-    """Enter ``rule`` into :data:`ELEMENTWISE`; a class that is defined again replaces the first."""
+    """Enter ``rule`` into :data:`ELEMENTWISE`; a class that is defined again replaces the older one."""
     title, name = rule.__name__, getattr(rule, "algorithm", None)
     own = f"as algorithm = {title.lower()!r}"
     if not isinstance(name, str) or not name:
@@ -145,9 +145,9 @@ def _enter(rule: type[Elementwise]) -> None:
 
 
 def _is_defined_again(before: type[Any], now: type[Any]) -> bool:
-    """Whether ``now`` has the source of ``before``, as after a second run of a notebook's cell.
+    """Whether ``now`` is the same definition as ``before``, as after a second run of a notebook's cell.
 
-    A script that one of its modules imports is one file in two modules.
+    A script that is also imported by one of its modules is one file under two module names.
     """
     if before is now:
         return True
@@ -186,7 +186,10 @@ def options_of(rule: type[Any]) -> tuple[str, ...]:
 
 
 def _check_fields(rule: type[Any]) -> None:
-    """Raise if the fields of ``rule`` cannot be options of a group; first known when it is used."""
+    """Raise if the fields of ``rule`` cannot be options of a group.
+
+    This is checked at the first use: ``@dataclass`` adds the fields after the class is defined.
+    """
     title = rule.__name__
     if not is_dataclass(rule):
         raise TypeError(
@@ -205,17 +208,17 @@ def _check_fields(rule: type[Any]) -> None:
             )
         if each.init and each.default is MISSING and each.default_factory is MISSING:
             raise TypeError(
-                f"{title}.{each.name} has no default: expected one for every hyperparameter, as "
+                f"{title}.{each.name} has no default: expected a default for every hyperparameter, as "
                 f"{each.name}: float = 0.1, for groups that do not give it"
             )
     if "lr" not in options_of(rule):
         raise TypeError(
-            f"{title} has no field lr: expected one, as lr: float = 1e-3, which schedulers change"
+            f"{title} has no field lr: expected lr: float = 1e-3, which schedulers change"
         )
 
 
 def meant(found: object) -> str:
-    """A remedy to show for ``found``, which was given in the place of a rule; mostly empty."""
+    """A remedy to add to the error if ``found`` was given in place of a rule; empty if there is none."""
     if isinstance(found, type) and issubclass(found, Elementwise):
         return f"; give an instance, as {found.__name__}()"
     kind = found if isinstance(found, type) else type(found)

@@ -1,8 +1,8 @@
 """Parameter groups: the keys of each algorithm, their defaults, and the values they accept.
 
-A group is a plain dict, as torch requires. ``group["algorithm"]`` names the algorithm that updates
-its parameters: ``"muon"``, ``"adamw"``, ``"sgd"`` or that of another rule in :data:`ELEMENTWISE`. Every
-check comes before any change.
+A group is a plain dict, as torch requires. ``group["algorithm"]`` names the algorithm that updates its
+parameters: ``"muon"``, ``"adamw"``, ``"sgd"`` or the name of another rule in :data:`ELEMENTWISE`. A call
+checks everything before it changes anything.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ __all__ = [
     "restored",
     "scale_of",
     "view_of",
+    "views_of",
 ]
 
 Group = dict[str, Any]
 
 Nonfinite = Literal["propagate", "skip"]
 Rounding = Literal["nearest", "compensated"]
-# The precisions in which momentum can be kept; None is that of the parameter.
+# The precisions in which momentum can be kept; None is the parameter's own.
 MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
 # The precisions a parameter may have; 8-bit floats have no arithmetic of their own in torch.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -64,7 +65,7 @@ ROUNDING = 1e-12
 # The key under which a group keeps the option ``lr_scale``. The key "lr_scale" itself belongs to timm's
 # schedulers, which multiply a group's learning rate by it. Users may give the option by either key.
 LR_SCALE = "shape_scale"
-# How the name of a parameter begins that was given none; its place follows.
+# A parameter without a name is called by this prefix and its place in the group.
 NAMELESS = "parameter "
 
 
@@ -97,17 +98,17 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 
 
 def check_ours(group: Group) -> None:
-    """Raise if a checkpoint's ``group`` is that of another optimizer."""
+    """Raise if a checkpoint's ``group`` was saved by another optimizer."""
     if "algorithm" not in group:
         raise ValueError(
             f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
-            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads those of other Muon "
+            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads that of other Muon "
             "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
         )
 
 
 def _check_whole(group: Group) -> None:
-    """Check everything, also the value of a tensor lr, and turn the sizes of parts into tuples."""
+    """Check every option, the value of an lr in a tensor too; turn the sizes of parts into tuples."""
     check_options(group)
     check_lr(float(group["lr"]))
     for option in ("split_sizes", "split_columns"):
@@ -139,8 +140,8 @@ def check_options(group: Group) -> None:
     except KeyError as missing:
         raise ValueError(
             f"a group with algorithm={group.get('algorithm')!r} has no {missing}: expected all options "
-            "of its rule, which add_param_group fills in; a group that is to get another rule needs the "
-            "other rule's options too, as polarstep.AdamW() has them"
+            "of its rule, which add_param_group fills in; to give a group another rule, also give it "
+            "that rule's options, as polarstep.AdamW() has them"
         ) from None
 
 
@@ -245,7 +246,7 @@ def check_params(group: Group, before: Sequence[Group] = ()) -> None:
         if p.dtype not in DTYPES:
             remedy = "leave it out"
             if p.is_complex():
-                remedy += ", or keep it in the model as torch.view_as_real of it"
+                remedy += ", or keep torch.view_as_real(p) of it in the model"
             elif p.is_floating_point():
                 remedy += ", or train a copy in a wider precision"
             raise TypeError(
@@ -307,7 +308,7 @@ def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
 def labelled_params(groups: Sequence[Group]) -> Iterator[list[tuple[str, Tensor]]]:
     """For each group its parameters, with names that differ between groups too.
 
-    A parameter without a name of its own is told by its group as well, if there are several groups.
+    If there are several groups, the label of a parameter without a name includes the group's number.
     """
     for index, group in enumerate(groups):
         yield list(_told_by_group(group, index) if len(groups) > 1 else named_params(group))
@@ -345,8 +346,8 @@ def views_of(group: Group, names: list[str], shapes: list[torch.Size]) -> list[M
     return [known[shape] for shape in shapes]
 
 
-# Views by the options of a group and then by shape, as every step needs those of all parameters. A
-# dict, because torch.compile traces through functools.cache.
+# Views by the options of a group and then by shape, as every step needs the views of all parameters.
+# A dict, because torch.compile traces through functools.cache.
 _VIEWS: dict[tuple[Any, ...], dict[torch.Size, MatrixView]] = {}
 
 
@@ -381,8 +382,8 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
     """Raise for options of another algorithm, misspelt options, and synonyms of ours.
 
     torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
-    ``wd`` would have no effect, unnoticed for a whole training run. An option of another algorithm is
-    refused when it is misspelt, too.
+    ``wd`` would have no effect, unnoticed for a whole training run. A misspelt option of another
+    algorithm is refused, too.
     """
     algorithm = group["algorithm"]
     if group.get("use_muon", algorithm == "muon") != (algorithm == "muon"):
@@ -409,7 +410,7 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
 
 
 def check_lr(lr: float | Tensor) -> None:
-    """Raise for a bad lr, as far as can be told without waiting for a device."""
+    """Raise for a bad lr; the value of a tensor is not read, which would wait for its device."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")

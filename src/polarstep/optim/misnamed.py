@@ -1,7 +1,7 @@
 """Errors for keyword arguments that :class:`polarstep.Muon` and :func:`polarstep.muon_for` do not have.
 
-Python's own error names the argument alone. People who come from another optimizer bring its names
-along, and each of them has an equivalent here, or is not needed.
+Python's own error names the argument and no remedy. Users of other optimizers try the names they know.
+Each of these names has an equivalent here, or is not needed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REMEDIES = {
     "ns_coefficients": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "adjust_lr_fn": 'give lr_scale="spectral" for "original", "rms" for "match_rms_adamw"',
     "adjust_lr": 'give lr_scale="fan-ratio" for "spectral_norm", "rms" for "rms_norm"',
-    "adamw_params": 'give a group {"params": …, "algorithm": "adamw"} beside that of Muon',
+    "adamw_params": 'give a group {"params": …, "algorithm": "adamw"} beside Muon\'s',
     "distributed_mesh": "leave it out, as a DTensor brings its mesh along; with DDP, give process_group",
     "use_triton": "leave it out, as kernels are used wherever they run; fused=False is without them",
     "cautious_wd": "leave it out, as weight decay here is without it",
@@ -57,7 +57,7 @@ REMEDIES = {
     "maximize": "leave it out, and negate the loss",
     "amsgrad": "leave it out, as AdamW here is without it",
 }
-# Options that AdamW has and Muon has not, by the names that other libraries give them.
+# Options of AdamW that Muon does not have, by the names that other libraries give them.
 ADAMW = {
     "betas": "betas",
     "eps": "eps",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -18,14 +18,11 @@ from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.matrix import Layout as MatrixLayout
-from polarstep.optim.added import Rates, as_listed, named_uniquely, sorted_by_rule, with_names
-from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.captured import check_draws, check_started, refuse_shared
-from polarstep.optim.checkpoint import Checkpointed
+from polarstep.optim.added import Rates, named_uniquely, sorted_by_rule, with_names
+from polarstep.optim.checkpoints.checkpoint import Checkpointed
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
-from polarstep.optim.elementwise_step import prepare_elementwise, step_elementwise
-from polarstep.optim.following import Places
+from polarstep.optim.given import listed_group, listed_params
 from polarstep.optim.groups import (
     LR_SCALE,
     Group,
@@ -35,15 +32,19 @@ from polarstep.optim.groups import (
     check_params,
     complete,
 )
+from polarstep.optim.guards.captured import check_draws, check_started, refuse_shared
+from polarstep.optim.guards.mistakes import Told
+from polarstep.optim.guards.resized import Sizes
 from polarstep.optim.misnamed import with_known_names
-from polarstep.optim.mistakes import Told
 from polarstep.optim.over_ranks import StepOverRanks
-from polarstep.optim.replay import ReplayedStep
-from polarstep.optim.resized import Sizes
 from polarstep.optim.routing.choices import Choices
+from polarstep.optim.routing.following import Places
 from polarstep.optim.routing.routes import Route, Routes, not_added, routes_of
 from polarstep.optim.scaling import LrScale
-from polarstep.optim.step import PolarHook
+from polarstep.optim.stepping.by_tensors import PlainStep
+from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
+from polarstep.optim.stepping.replay import ReplayedStep
+from polarstep.optim.stepping.step import PolarHook
 from polarstep.optim.transforms import Transform
 from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
@@ -63,80 +64,85 @@ class Muon(Checkpointed):
         M = βC + G   (Nesterov)   or   M = C   (Polyak)
         X ← (1 − ηλ)X − η · scale(m, n) · T(M)
 
-    The momentum buffer holds C itself, a sum and not a moving average, in the precision of X, or in
-    float32 for float16 parameters. Entries of C are at most max|G|/(1 − β), so gradients up to
-    (1 − β)·max, with max the largest number of C's precision (1.7e37 for float32 at β = 0.95), keep C
-    and T(M) finite. Larger gradients may end in an infinite C, as they would with torch's optimizers.
+    The momentum buffer holds the sum C (``torch.optim.Muon`` keeps a moving average), in the precision
+    of X, or in float32 for float16 parameters. Entries of C are at most max|G|/(1 − β). So C and T(M)
+    stay finite for gradients up to 1 − β times the largest number of C's precision: 1.7e37 for float32
+    at β = 0.95. Larger gradients may make C infinite, as they would with torch's optimizers.
+
     Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
     gradient has become zero for good stops moving when its momentum has faded
-    (:mod:`polarstep.optim.resting`).
+    (:mod:`polarstep.optim.stepping.resting`).
 
     Args:
-        params: parameters, named parameters or parameter groups. A group may override everything
-            below, and a group with ``algorithm="adamw"`` or ``"sgd"`` is updated by that rule with
-            its own options (:class:`polarstep.AdamW`, :class:`polarstep.SGD`): one optimizer for a
-            whole model. So is a group that names another :class:`polarstep.Elementwise`.
-            :func:`polarstep.muon_for` builds such groups.
+        params: parameters, named parameters or parameter groups. A group may override every option
+            below but ``process_group``. A group with ``algorithm="adamw"``, ``"sgd"`` or the name of
+            another :class:`polarstep.Elementwise` is updated by that rule, with the rule's own
+            options, so that one optimizer serves a whole model. :func:`polarstep.muon_for` builds
+            such groups.
         lr: η.
         momentum: β in [0, 1).
         nesterov: Nesterov (the default) or Polyak momentum.
         polar: T; by default five PolarExpress steps in full space. ``"auto"`` is
             :class:`polarstep.Auto`, which chooses a map for each shape.
         weight_decay: λ, decoupled.
-        lr_scale: ``"none"``; ``"spectral"``, √max(1, m/n); ``"fan-ratio"``, √(m/n), with which wide
-            matrices take shorter steps; ``"rms"``, with which the entries of an update have a root
-            mean square of 0.2·lr, near that of AdamW's updates; or a function of (m, n).
-            ``"rms"`` is 0.2·√(mn)/‖T‖_F with sketched maps, which compute ‖T‖_F, but at most
-            0.6·√(mn/ℓ), as momentum of a few directions would have very long steps. In full space
-            it is 0.2·√max(m, n). The RMS is below 0.2 where ‖T‖²_F < ℓ/9, and in full space where
-            not all singular values are lifted to one (:mod:`polarstep.optim.scaling` has figures).
-            In ``param_groups`` the key is ``"shape_scale"``, as timm uses ``"lr_scale"``.
+        lr_scale: the factor scale(m, n) on η. ``"none"``: 1. ``"spectral"``: √max(1, m/n).
+            ``"fan-ratio"``: √(m/n), with which wide matrices take shorter steps. ``"rms"``: the factor
+            with which the entries of an update have a root mean square (RMS) of 0.2·lr, as AdamW's
+            updates have, roughly. Or a function of (m, n).
+            ``"rms"`` is 0.2·√max(m, n) for maps in full space. For sketched maps, which compute ‖T‖_F,
+            it is 0.2·√(mn)/‖T‖_F, but at most 0.6·√(mn/ℓ), since momentum of few directions would
+            otherwise take very long steps. The RMS is smaller where ‖T‖²_F < ℓ/9, and in full space
+            where some singular values are not lifted to one (:mod:`polarstep.optim.scaling` has
+            figures). In ``param_groups`` the key is ``"shape_scale"``, as timm's schedulers write to
+            ``"lr_scale"``.
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
-        split_sizes: outputs (rows) of the matrices of a fused projection; each matrix gets its own
-            polar factor.
-        split_columns: inputs (columns) of the matrices, as for an output projection cut by head.
+        split_sizes: the number of outputs (rows) of each matrix in a fused projection. Each matrix gets
+            a polar factor of its own.
+        split_columns: the number of inputs (columns) of each matrix, as for the heads of an output
+            projection.
         split_repeats: how often the parts of ``split_sizes`` come in turn. Where a weight has q, k and
             v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
             rows of q as one matrix, and k and v alike.
-        lr_factor: a factor on η beside ``lr_scale``, as for the factors of an adapter.
-        momentum_dtype: the precision in which C is kept: ``None`` for that of the parameter
-            (float32 if that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for
-            eight bits with a scale for each 128 entries.
-        rounding: ``"compensated"`` keeps what is lost when a parameter in bfloat16 or float16 is
-            rounded, in two more bytes a parameter (:mod:`polarstep.optim.low_precision`). ``"nearest"``
-            loses it, as torch's optimizers do. Neither matters for parameters in float32.
+        lr_factor: one more factor on η. :func:`polarstep.muon_for` sets it for adapters (LoRA).
+        momentum_dtype: the precision in which C is kept: ``None`` for the parameter's own (float32 if
+            that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for eight bits
+            with a scale for each 128 entries.
+        rounding: ``"compensated"`` keeps the rounding error of each entry of a parameter in bfloat16 or
+            float16 for the next step, in two more bytes (:mod:`polarstep.optim.stepping.low_precision`).
+            ``"nearest"`` drops it, as torch's optimizers do. Parameters in float32 are stepped alike.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
-        fused: on a GPU with Triton, update all matrices of a shape by a few launches, replayed as a
-            CUDA graph (:mod:`polarstep.optim.replay`), in bfloat16 where plain torch operations
-            would use bfloat16 products too. Of matrices that ranks compute for one another the polar
-            map alone is such a graph (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch
-            operations, and no graph.
+        fused: ``True``: on a GPU with Triton, a few kernels update all matrices of a shape, and a CUDA
+            graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that do not round M
+            to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute matrices for one
+            another, the graph has the polar map alone (:mod:`polarstep.distributed.owned_graph`).
+            ``False``: plain torch operations, no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
             ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
             ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
             have a ``"plan"`` of its own. The result of a step does not depend on it.
         process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
             the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
-            its plain parameters by itself. A ``DTensor`` brings its own ranks along.
+            its plain parameters by itself. The ranks of a ``DTensor`` are those of its mesh.
 
     Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
     outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
     the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
 
-    ``copy.deepcopy((model, optimizer))`` goes on as the original does, without its hooks and its
-    process group; a pickle also forgets the model and the rules that :func:`polarstep.muon_for` has for
-    parameters that are added.
+    ``copy.deepcopy((model, optimizer))`` steps as the original would, but has neither its hooks nor its
+    process group. A pickle also lacks what :func:`polarstep.muon_for` left with the optimizer: the
+    model, and the rules for parameters that are added later.
 
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
-    :meth:`state_dict` is plain data (:mod:`polarstep.optim.plain`), which ``torch.load`` reads with
-    ``weights_only=True``, its default. The class of a map or a rule of your own must be defined before
-    :meth:`load_state_dict`; an ``lr_scale`` function is given to the new optimizer again, and compared
-    by what a checkpoint tells of it (:mod:`polarstep.optim.described`).
+    :meth:`state_dict` is plain data (:mod:`polarstep.optim.checkpoints.plain`), which ``torch.load``
+    reads with ``weights_only=True``, its default. Define the class of a map or a rule of your own before
+    :meth:`load_state_dict`. An ``lr_scale`` function is not saved: give it to the new optimizer, and
+    loading compares it with what the checkpoint says of the old one
+    (:mod:`polarstep.optim.checkpoints.described`).
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))
@@ -194,35 +200,14 @@ class Muon(Checkpointed):
             "fused": fused,
             "step": 0,
         }
-        if isinstance(params, torch.nn.Module):
-            raise TypeError(
-                f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
-                "choose its hidden matrices, or give parameters"
-            )
-        if isinstance(params, Tensor) or not isinstance(params, Iterable):
-            raise TypeError(
-                f"params is a {type(params).__name__}: expected parameters or groups of them, as "
-                "model.parameters() with its brackets"
-            )
-        if isinstance(params, dict) and "params" in params:
-            raise TypeError(
-                "params is a dict with the key 'params', a single parameter group: expected a list of "
-                'groups, as [{"params": ...}]'
-            )
-        given: list[Any] = list(params)
-        if not given:
-            raise ValueError(
-                "params is empty: expected at least one parameter. A generator, as model.parameters() "
-                "returns, can be read once: make it anew for every use, or give a list"
-            )
         self._start(plan, process_group)
         self._waiting = None
-        super().__init__(given, complete({}, defaults))
+        super().__init__(listed_params(params), complete({}, defaults))
         self._waiting = ()
         self._rates.made(self.param_groups)
 
-    # The groups that muon_for would put frozen parameters into, for when these are unfrozen and added.
-    # None while the first groups are added.
+    # The groups into which muon_for would put the parameters that are frozen now; they are used when
+    # such a parameter is unfrozen and added. None while the first groups are added.
     _waiting: tuple[Group, ...] | None
     _pickled = ("_left_out", "_rates", "_vectors")
 
@@ -234,22 +219,22 @@ class Muon(Checkpointed):
         self._over_ranks = StepOverRanks(self._distribution)
         self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
         self._waiting = ()
-        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added
+        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added later
         self._rates = Rates()
         self._sizes = Sizes()
         self._arrivals = Arrivals()
         self._told = Told()
-        self._places: Places | None = None  # of the parameters in muon_for's model
-        self._choices: Choices | None = None  # muon_for's, for parameters that are added
+        self._places: Places | None = None  # where the parameters lie in muon_for's model
+        self._choices: Choices | None = None  # its arguments, for parameters that are added later
 
     def _started_with(self) -> dict[str, Any]:
         return {"plan": self._distribution.plan}  # a process group cannot be pickled
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
-        """A copy that also knows the rules of frozen parameters, which a pickle does not hold.
+        """A copy that keeps :func:`polarstep.muon_for`'s rules for frozen parameters; a pickle does not.
 
-        If the model was copied just before, as in ``copy.deepcopy((model, optimizer))``, the copy knows
-        the copied model, too.
+        If the model was copied just before, as in ``copy.deepcopy((model, optimizer))``, the copy also
+        refers to the copied model.
         """
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -262,7 +247,16 @@ class Muon(Checkpointed):
         return twin
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint; options that are missing in it stay as they are here."""
+        """Continue from a checkpoint; options that it lacks stay as they are here.
+
+        Parameters are matched by name where both sides have the same names, and by their order where
+        they have no name in common (:mod:`polarstep.optim.checkpoints.matching`). A checkpoint that is
+        refused changes nothing.
+
+        Raises:
+            ValueError: if some names are the same and others are not, or if the checkpoint has other
+                numbers of parameters, states of other shapes, or options that are not accepted.
+        """
         super().load_state_dict(state_dict)
         self._arrivals.note(self.param_groups, self.state)
         self._told.loaded(self.param_groups, self.state)
@@ -279,15 +273,16 @@ class Muon(Checkpointed):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm.
 
-        A group without ``"algorithm"`` that is added to an existing optimizer may bring any parameters.
-        Those in the model of :func:`polarstep.muon_for` get the rule it has for them, also if they were
-        frozen then, or if the model did not have them yet. Of the others, vectors get its rule
-        ``vectors``, or AdamW, and matrices Muon. Each rule has its own group, with the options it knows
+        A group without ``"algorithm"`` that is added to an existing optimizer may hold any parameters.
+        If :func:`polarstep.muon_for` made the optimizer, each parameter of its model gets the rule that
+        ``muon_for`` has for it, whether it was frozen then or has come into the model since. Of all
+        other parameters, vectors get the rule ``vectors`` of ``muon_for``, or AdamW, and matrices get
+        Muon. The group becomes one group for each rule, with the options that the rule knows
         (:mod:`polarstep.optim.added`).
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        listed = as_listed(param_group)
+        listed = listed_group(param_group)
         groups, known = [listed], dict[int, str]()
         if self._waiting is not None:
             prepared = self._prepared(listed["params"])
@@ -308,7 +303,7 @@ class Muon(Checkpointed):
         self._left_out = tuple(row for row in self._left_out if row.name not in added)
 
     def _prepared(self, params: Sequence[Tensor]) -> list[Group]:
-        """The groups that :func:`polarstep.muon_for` has for those of ``params`` that it knows."""
+        """Groups for the ``params`` of :func:`polarstep.muon_for`'s model, with its rules for them."""
         waiting = list(self._waiting or ())
         known = {id(p) for group in waiting for _, p in group["params"]}
         model = None if self._places is None else self._places.model
@@ -348,8 +343,8 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
-        # A step chooses its own precision, so autocast is off. A state made in torch.inference_mode()
-        # could not be changed by later steps outside it.
+        # A step chooses its own precision, so autocast is off. Tensors of a state that were made in
+        # torch.inference_mode() could not be changed by later steps outside it.
         with autocast_off(), inference_mode_off():
             self._update_groups()
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from polarstep.distributed.layout import Layout
 from polarstep.distributed.status import Agreement, Report, agreed, all_finite, check_alike
 from polarstep.distributed.step import Distribution
-from polarstep.optim.by_tensors import PlainStep
-from polarstep.optim.collect import State, Work, check_gradients, collect
 from polarstep.optim.groups import Group
-from polarstep.optim.mistakes import callers_level
-from polarstep.optim.replay import ReplayedStep
-from polarstep.optim.resting import let_rest
-from polarstep.optim.step import Bucket, PolarHook
+from polarstep.optim.guards.mistakes import callers_level
+from polarstep.optim.stepping.by_tensors import PlainStep
+from polarstep.optim.stepping.collect import State, Work, check_gradients, collect
+from polarstep.optim.stepping.replay import ReplayedStep
+from polarstep.optim.stepping.resting import let_rest
+from polarstep.optim.stepping.step import Bucket, PolarHook
 
 __all__ = ["StepOverRanks"]
 

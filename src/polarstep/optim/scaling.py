@@ -5,7 +5,7 @@ by an amount that depends on the shape. A scale, a factor on η, makes up for th
 
 ``"fan-ratio"`` is √(m/n), for outputs m and inputs n of a layer. An input x whose entries have a root
 mean square (RMS) of one is √n long, and an update η·√(m/n)·T changes the output by at most η√m: by an
-RMS of η, whatever the shape. ``"spectral"`` is the same for tall matrices, and one for wide ones.
+RMS of η, whatever the shape. ``"spectral"`` is the same for tall matrices, and 1 for wide matrices.
 
 ``"rms"`` is 0.2·√(mn)/‖T‖_F, with which the entries of an update have an RMS of 0.2.
 
@@ -15,10 +15,10 @@ map ‖T‖_F = ‖Z‖_F up to rounding, a deflated map an estimate. ‖T‖²_
 
     0.2·√(mn)/max(‖T‖_F, √ℓ/3) ≤ 3·0.2·√(mn/ℓ)
 
-The RMS is 0.2 on every spectrum with ‖T‖²_F ≥ ℓ/9, and 0.6·‖T‖_F/√ℓ on others. These are spectra with
-fewer than ℓ/9 directions, and those of which the inner map leaves most singular values far below one.
-Without the bound, momentum of rank one would have steps √ℓ times as long in their one direction as all
-other momentum has. With it they are at most three times as long.
+The RMS is 0.2 on every spectrum with ‖T‖²_F ≥ ℓ/9, and 0.6·‖T‖_F/√ℓ on others: spectra with fewer than
+ℓ/9 directions, and spectra on which the inner map leaves most singular values far below one. Without the
+bound, momentum of rank one would step √ℓ times as far along its one direction as other momentum steps
+along each of its directions. With the bound it steps at most three times as far.
 
 The RMS was, in float32 on a CPU, with ``LowRank(200)`` (ℓ = 210), and with deflated maps of ℓ = 128
 without steps and with one, on 768×768 and on 768×3072 matrices alike::
@@ -45,17 +45,17 @@ It was furthest off where the singular values of the rest fall as well, as k^-½
 matrices, where a step in ten was above 0.21, and 0.13 to 0.21 on 256×512 matrices.
 
 ``"rms"`` costs a sketched map about ten launches more on a GPU, most of them on one number for each
-matrix. One reads Z, or forms XXᵀ by 2ℓ²n operations where Z = WX is not formed, as with a warm sketch.
-That is ℓ/(3m) of the products of such a step: 3% for ℓ = 64 and m = 768. On a CPU it reads Z, or adds
-2ℓ³ operations where the inner map has formed XXᵀ. A deflated map without steps also forms BBᵀ and QᵀQ,
-by 2ℓ²(m + n) operations, and has some ten launches more for it. One with a step reads the two m×m
+matrix. One of them reads Z. Where Z = WX is not formed, as with a warm sketch, it forms XXᵀ by 2ℓ²n
+operations: ℓ/(3m) of the products of such a step, or 3% for ℓ = 64 and m = 768. On a CPU it reads Z, or
+adds 2ℓ³ operations where the inner map has formed XXᵀ. A deflated map without steps also forms BBᵀ and
+QᵀQ, by 2ℓ²(m + n) operations in some ten more launches. A deflated map with a step reads the two m×m
 matrices of its polynomial once more, in four launches. On an H200 a step on nanoGPT's matrices took 4%
-longer with a low-rank map; with a deflated one 28%, before these four launches took the place of some
-thirty (``results/step-cost/h200-heads.json``). Other scales add nothing.
+longer with a low-rank map. With a deflated map it took 28% longer, before these four launches took the
+place of some thirty (``results/step-cost/h200-heads.json``). Other scales add nothing.
 
 **Full-space maps** are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
-``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, and runs of these can be continued. The
-RMS is 0.2 where the map lifts all singular values to one. Where it does not, the RMS was, with five
+``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, whose runs can be continued. The RMS is
+0.2 where the map lifts all singular values to one. Where it does not, the RMS was, with five
 PolarExpress steps, five of Jordan's and seven of the paper's quintic:
 
     momentum recorded from a GPT                   0.15 to 0.20, 0.13 to 0.19, 0.11 to 0.19
@@ -82,7 +82,7 @@ __all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_
 
 LrScale = Literal["none", "spectral", "fan-ratio", "rms"] | Callable[[int, int], float]
 
-# The root mean square of the entries of an update by "rms", in units of η: that of AdamW's updates.
+# The root mean square of the entries of an update by "rms", in units of η, about as with AdamW.
 RMS = 0.2
 
 
@@ -107,7 +107,7 @@ SCALES: dict[str, Callable[[int, int, int], float]] = {
     "none": _none,
     # √max(1, m/n): tall layers step in proportion to the RMS of their output (Jordan et al. 2024).
     "spectral": _spectral,
-    # √(m/n): all layers do so (Bernstein and Newhouse 2024; dion's "spectral_norm").
+    # √(m/n): wide layers as well (Bernstein and Newhouse 2024; dion's "spectral_norm").
     "fan-ratio": _fan_ratio,
     # 0.2·√(mn/‖T‖²_F), in full space 0.2·√max(m, n): the RMS of an update is 0.2, as with AdamW, so
     # AdamW's learning rate and weight decay are a first guess (Liu et al. 2025, Moonlight).
@@ -137,7 +137,7 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
 
 
 def _checked(scale: Callable[[int, int], float], m: int, n: int) -> float:
-    """``scale(m, n)``, or an error if it would turn a step round or make it infinite."""
+    """``scale(m, n)``; raises if it is negative, infinite or no number."""
     value = scale(m, n)
     if not isinstance(value, Real) or not 0 <= value < math.inf:
         raise ValueError(
@@ -148,7 +148,7 @@ def _checked(scale: Callable[[int, int], float], m: int, n: int) -> float:
 
 
 def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
-    """Numbers or matrices ``sizes`` (batch, …), multiplied by √effective rank / ‖T‖_F for each matrix.
+    """``sizes`` (batch, …), numbers or matrices, times √(effective rank)/‖T‖_F of each matrix.
 
     ``sizes`` are returned unchanged where the step does not know ‖T‖_F.
     """

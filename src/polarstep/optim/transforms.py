@@ -35,7 +35,7 @@ class Transform(ABC):
 
     @property
     def wide_carries(self) -> tuple[str, ...]:
-        """Those of :attr:`carries` that are kept in float32 at least, whatever the parameter has."""
+        """The names in :attr:`carries` of tensors that are kept in float32 at least."""
         return ()
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Transform(ABC):
         """
 
     def follow(self, polar: Polar, carry: Carry) -> tuple[Tensor | ScaledRows, Carry]:
-        """:meth:`step` for the T of ``polar``, which need not be multiplied out before or after it."""
+        """:meth:`step` on T as the map left it, perhaps in factors; may leave T' in factors as well."""
         return self.step(polar.dense, polar.M, carry)
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
@@ -62,13 +62,14 @@ class Transform(ABC):
 class NormalizedRows(Transform):
     """Divide each row of T by the root of its second moment, as NorMuon does (arXiv 2510.05491).
 
-    ::
+    For row i of T, with one number vᵢ that is kept from step to step::
 
-        v ← β₂v + (1 − β₂)·mean_j T²_ij             one number a row
-        T' = T/√v,  rescaled so that ‖T'‖_F = ‖T‖_F
+        vᵢ ← β₂vᵢ + (1 − β₂)·mean_j T²ᵢⱼ
+        T'ᵢⱼ = Tᵢⱼ/√vᵢ,  rescaled so that ‖T'‖_F = ‖T‖_F
 
-    Each row of T belongs to a neuron, and T alone moves some neurons much further than others.
-    Rescaling rows raises ‖T‖_op above one and lowers the alignment with M; certificates are of T'.
+    Each row of T belongs to a neuron, and the rows of T may differ much in length. T' moves all neurons
+    about equally far. In return ‖T'‖_op may exceed one, and T' is less aligned with M than T is.
+    Certificates are about T'.
 
     Args:
         beta2: β₂ in [0, 1).
@@ -90,7 +91,7 @@ class NormalizedRows(Transform):
 
     @property
     def wide_carries(self) -> tuple[str, ...]:
-        """The name of v: in 16 bits (1 − β₂)·T² may be less than half of its last digit."""
+        """The name of v: in 16 bits (1 − β₂)·T² may be too small to change v."""
         return ("rows",)
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
@@ -103,7 +104,7 @@ class NormalizedRows(Transform):
         return scaled if isinstance(scaled, Tensor) else scaled.multiplied_out(), left
 
     def follow(self, polar: Polar, carry: Carry) -> tuple[Tensor | ScaledRows, Carry]:
-        """T' and v; where the device has kernels for it, T' is left to the update."""
+        """T' and v; a device with kernels for it forms T' in the update of X."""
         T = polar.dense if polar.T is None or isinstance(polar.T, ScaledRows) else polar.T
         return self._normalized(T, polar.M, carry)
 

@@ -73,7 +73,7 @@ class Stages:
     """Stages of equal length, each with its factor, under one cool-down to ``floor``.
 
     A batch that grows during a run calls for a learning rate that grows with it, as in the paper's
-    nanoGPT run. The cool-down is that of :class:`Trapezoid` with the stage's factor as the peak.
+    nanoGPT run. The cool-down is as in :class:`Trapezoid`, with the stage's factor as the peak.
 
     >>> curve = Stages(total=9, factors=(1.0, 1.5, 2.0), cooldown=1 / 3, floor=0.5)
     >>> [round(curve(k), 2) for k in (0, 2, 3, 5, 6, 9, 20)]
@@ -105,11 +105,11 @@ class Stages:
 
 @dataclass(frozen=True)
 class MomentumRamp:
-    """Momentum from ``start`` up to the group's own over ``warmup`` steps, back over ``cooldown``.
+    """Momentum from ``start`` up to the group's own over ``warmup`` steps, and back over ``cooldown``.
 
-    At step k it is start + (peak − start)·min(1, k/warmup, (total − k)/cooldown). Early gradients
-    are soon out of date, which favours a short memory; at the end a short memory lets the weights
-    settle.
+    With ``peak`` the group's own momentum, it is start + (peak − start)·min(1, k/warmup, (total −
+    k)/cooldown) at step k. Early gradients are soon out of date, which favours a short memory; at the
+    end a short memory lets the weights settle.
     """
 
     total: int
@@ -123,7 +123,7 @@ class MomentumRamp:
             raise ValueError(f"start={self.start}: expected a momentum 0 ≤ β < 1; 0.85 is usual")
 
     def __call__(self, step: int, peak: float) -> float:
-        """The momentum at ``step`` of a group whose own is ``peak``; just that if below ``start``."""
+        """The momentum at ``step`` of a group with momentum ``peak``; ``peak`` if below ``start``."""
         if self.start >= peak:
             return peak
         rise = min(1.0, step / self.warmup) if self.warmup else 1.0
@@ -163,7 +163,7 @@ class Annealed(LRScheduler):
         if self.momentum_curve is not None:
             for group in self.optimizer.param_groups:
                 if "momentum" in group:
-                    # Groups of a checkpoint from before the scheduler have no such key.
+                    # Groups from a checkpoint that was saved without this scheduler have no such key.
                     peak = group.setdefault("initial_momentum", group["momentum"])
                     group["momentum"] = self.momentum_curve(step, peak)
         factor = 1.0 if self.lr_curve is None else self.lr_curve(step)
@@ -181,8 +181,8 @@ def nanogpt(optimizer: Optimizer, scheduled: int = 1450, extension: int = 40) ->
     Learning rate: three stages of a third each with factors 1, 1.52 and 1.73 (the batch grows as
     8 : 16 : 24), and a linear cool-down over the last 60% of ``scheduled`` steps to 0.15, which is
     kept for ``extension`` more steps. Momentum: up from 0.85 over the first 20% of all steps, and
-    back over the last 50, or the last 20% of a run so short that this is less. The numbers are from
-    the paper's appendix and its authors' public code, which follows modded-nanogpt.
+    back over the last 50 steps, or over the last 20% if that is less. The numbers are from the
+    paper's appendix and its authors' public code, which follows modded-nanogpt.
     """
     total = scheduled + extension
     return Annealed(

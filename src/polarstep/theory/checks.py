@@ -35,18 +35,18 @@ __all__ = [
 
 
 ROUNDING = 1e-6
-"""How far, relative to it, ‖M‖_op from a float32 SVD may exceed a δ that is meant to be equal to it."""
+"""The relative amount by which ‖M‖_op from a float32 SVD may exceed a δ that is meant to equal it."""
 
 
 def is_number(value: object) -> bool:
-    """Whether ``value`` is one real number, of Python, NumPy or torch; a truth value is none."""
+    """Whether ``value`` is one real number, of Python, NumPy or torch, and not True or False."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_whole(value: Any) -> bool:
-    """Whether ``value`` is a whole number, as 3 or 3.0; a truth value is none."""
+    """Whether ``value`` is a whole number, as 3 or 3.0, and not True or False."""
     return is_number(value) and math.isfinite(value) and float(value).is_integer()
 
 
@@ -71,7 +71,7 @@ def horizon(K: int) -> int:
 
 
 def at_least_one_step(K: int) -> int:
-    """K ≥ 1 steps, which is all that statements for a given η and β ask for."""
+    """K ≥ 1 steps, for statements with a given η and β."""
     if not is_whole(K) or K < 1:
         raise ValueError(f"K={K!r}: expected a whole number of steps, at least 1")
     return int(K)
@@ -109,7 +109,7 @@ def positive(name: str, value: float) -> float:
 
 
 def positive_each(name: str, value: Tensor | float, sigma: Tensor, expected: str) -> Tensor:
-    """Finite numbers > 0, one or one per matrix, in float64 and on the device of ``sigma``."""
+    """One finite number > 0, or one per matrix, in float64 and on the device of ``sigma``."""
     found = torch.as_tensor(value, dtype=torch.float64, device=sigma.device)
     if not bool(((found > 0) & found.isfinite()).all()):
         raise ValueError(f"{name}={value}: expected {expected}")
@@ -171,14 +171,14 @@ def oversampling(p: int, s: int | None = None, d0: int | None = None) -> int:
 
 
 def short_side(d0: int | None, sigma: Tensor) -> int | None:
-    """d₀ = min(m, n), at least the number of singular values that are not zero; ``None`` stays."""
+    """d₀ = min(m, n), at least the number of nonzero singular values; ``None`` if it is not given."""
     if d0 is None:
         return None
     rank = int((sigma > 0).sum(-1).max())
     if not is_whole(d0) or d0 < rank:
         raise ValueError(
             f"d0={d0!r}: expected min(m, n), a whole number not below the {rank} singular values above "
-            "zero; leave d0 out if the spectrum is whole"
+            "zero; leave d0 out if the spectrum has all singular values"
         )
     return int(d0)
 
@@ -208,7 +208,7 @@ def delta_covers(delta: Tensor | float | None, sigma: Tensor) -> Tensor:
     value = torch.as_tensor(delta, dtype=torch.float64, device=sigma.device)
     value = value.expand(sigma.shape[:-1])
     largest = sigma.amax(-1)
-    if not bool((value >= largest * (1 - ROUNDING)).all()):  # a NaN is not above anything either
+    if not bool((value >= largest * (1 - ROUNDING)).all()):  # true for a NaN as well
         worst = int((value - largest).argmin())
         low, need = float(value.flatten()[worst]), float(largest.flatten()[worst])
         fault = "no number" if math.isnan(low) else f"below ‖M‖_op = {need:g}"

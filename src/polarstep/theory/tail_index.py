@@ -28,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 __all__ = ["TailIndex", "growth", "hill", "noise_norms", "per_sample_gradients", "stable"]
 
 SMALLEST = 100
-"""The fewest samples, and the fewest order statistics, behind an estimate."""
+"""The least number of samples, and of order statistics, for an estimate."""
 
 NO_LAW = (
     "no continuous law, and so no α-stable one; leave out samples that are exactly zero, as entries of "
@@ -63,8 +63,8 @@ def hill(samples: Tensor, k: int | None = None, confidence: float = 0.95) -> Tai
     For a power tail the scaled log-spacings Z_j = j·log(X_(j)/X_(j+1)) of the k largest values are
     independent and exponential with mean 1/α + b·j/k, where b measures how far the tail is from a
     pure power (Beirlant et al. 1999, with second-order index −1, exact for α-stable laws and close
-    for Student's). Hill's estimator is 1/mean(Z). The intercept of a straight line through Z is free
-    of b; its standard error 2α/√k is twice as large.
+    for Student's). Hill's estimator is 1/mean(Z). This function takes the intercept of a straight
+    line through Z, which does not depend on b; its standard error 2α/√k is twice Hill's.
 
     By default k is half of the largest k on a geometric grid for which a line explains the Z_j (the
     quadratic and the cubic Legendre coefficient are together insignificant at 10%). Halving keeps
@@ -203,7 +203,7 @@ def noise_norms(gradients: Tensor) -> Tensor:
     if gradients.ndim < 2 or len(gradients) < 2:
         raise ValueError(
             f"gradients have shape {tuple(gradients.shape)}: expected (N, ...) with at least two "
-            "examples, since noise is what an example differs by from the mean"
+            "examples, since noise is the difference of an example from the mean"
         )
     flat = gradients.detach().flatten(1)
     flat = flat.float() if flat.dtype.itemsize < 4 else flat

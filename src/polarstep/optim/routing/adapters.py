@@ -1,7 +1,7 @@
 """LoRA's factors: which parameters they are, and the factor on their learning rate.
 
 An adapter adds ΔW = s·BA to a weight W (m × n), with A (r × n), B (m × r) and s = α/r (α/√r for rsLoRA).
-A Muon step on W moves it by at most η·scale(m, n) in spectral norm. One on A and B moves ΔW by
+A Muon step on W moves W by at most η·scale(m, n) in spectral norm. A step on A and B moves ΔW by
 
     s·‖dB·A + B·dA‖ ≤ s·(‖dB‖·‖A‖ + ‖B‖·‖dA‖),        ‖dA‖ = ‖dB‖ = η·factor.
 
@@ -97,7 +97,7 @@ def _weight(held: Any, key: str | None) -> Tensor | None:
 
 
 def _scaling(module: nn.Module, key: str | None, *, rank: int) -> float:
-    """s, as the layer states it; one if it does not."""
+    """s, as the layer states it; 1 if the layer does not."""
     said = getattr(module, "scaling", None)
     if isinstance(said, dict):
         said = said.get(key)

@@ -125,7 +125,7 @@ def _wrapped(module: nn.Module) -> str | None:
 
 
 def _uses(node: Node) -> Iterator[tuple[Use, Tensor]]:
-    """The parameters of one layer, those inside its parametrizations included."""
+    """The parameters of one layer, including the parameters of its parametrizations."""
     for label, p in node.module._parameters.items():
         if p is not None:
             yield Use(_join(node.name, label), _join(node.path, label), node, label), p
@@ -138,14 +138,14 @@ def _uses(node: Node) -> Iterator[tuple[Use, Tensor]]:
 
 
 def innermost(module: nn.Module) -> nn.Module:
-    """The module inside all wrappers around it, as DDP's and those of ``torch.compile``."""
+    """The module inside all its wrappers, as of DDP and of ``torch.compile``."""
     while (key := _wrapped(module)) is not None:
         module = module.get_submodule(key)
     return module
 
 
 def unwrapped(name: str) -> str:
-    """A parameter's name without the names of wrappers, as DDP's ``module`` at its start."""
+    """A parameter's name without the prefixes of wrappers, as DDP's ``module.``."""
     parts = [part for part in name.split(".") if part not in WRAPPED]
     return ".".join(parts[1:] if parts[0] == "module" and len(parts) > 1 else parts)
 

@@ -64,7 +64,7 @@ class Choices:
         return self._routed(anatomy, anatomy.sites, later=False)
 
     def prepared(self, model: nn.Module, params: Iterable[Tensor]) -> list[Group]:
-        """Groups for those of ``params`` that are in ``model``, which may have changed meanwhile.
+        """Groups for the ``params`` that are in ``model``, which may have changed meanwhile.
 
         A parameter that ``rules`` leave out gets the rule of its role: whoever adds it wants it trained.
         """

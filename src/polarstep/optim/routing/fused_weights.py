@@ -61,7 +61,7 @@ READERS = re.compile(
     r"|^attn_out$|^output$",
     re.IGNORECASE,
 )
-# Attention that stores q, k and v of one head (or group of heads) after those of another.
+# Attention that stores q, k and v head by head (or by groups of heads).
 BY_HEAD = re.compile(
     r"GPTNeoX|Bloom|Persimmon|Falcon|InternLM2|GPTBigCode|^Disentangled|Lightning|^LiteMLA"
 )
@@ -135,13 +135,13 @@ def _pair(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
 
 
 def _values(use: Use) -> int | None:
-    """The width of one head's values, where it may differ from that of its keys, as in LeViT."""
+    """The width of one head's values, which may differ from the width of its keys, as in LeViT."""
     ratio, keys = _number(use, ("attention_ratio",)), _number(use, ("key_dim",))
     return _number(use, ("val_dim",)) or (ratio * keys if ratio and keys else None)
 
 
 def _is_by_head(use: Use) -> bool:
-    """Whether a module around the weight stores q, k and v of one head after those of another."""
+    """Whether a module around the weight stores q, k and v head by head."""
     modules = [node.module for node in _above(use)]
     return any(
         BY_HEAD.search(type(module).__name__)
@@ -194,7 +194,7 @@ def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str
 
 
 def _by_head(use: Use, outputs: int) -> Cut | None:
-    """q, k and v of one group of heads after those of another; a group has one k and one v."""
+    """q, k and v group by group, for groups of heads that share one k and one v."""
     heads, known = _number(use, HEADS), _number(use, HEAD_WIDTH)
     if (queries := _number(use, (PER_GROUP,))) and known:
         repeats, rest = divmod(outputs, (queries + 2) * known)
@@ -278,7 +278,7 @@ def has_heads_inside(use: Use, p: Tensor) -> bool:
 
 
 def _above(use: Use) -> Iterator[Node]:
-    """The layer, the module around it, and the module around that one."""
+    """The layer and the two modules around it, innermost first."""
     yield use.owner
     for node, _ in zip(use.owner.ancestors(), range(2), strict=False):
         yield node

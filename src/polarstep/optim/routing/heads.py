@@ -1,8 +1,8 @@
 """The output heads of a model: the layers whose outputs no other layer reads.
 
-The model is not run. Who reads what is told from widths: a layer with d outputs may be read by a layer
-with d inputs, or in equal parts by layers with fewer. :func:`find_heads` looks for three signs, the
-strongest first:
+The model is not run. Widths say which layer may read which: d outputs may be read by a layer with d
+inputs, or in equal parts by layers with fewer. :func:`find_heads` looks for three signs, the strongest
+first:
 
 * a row for each entry of an embedding, and no layer that reads so many inputs;
 * a place at the end of the model;
@@ -66,14 +66,14 @@ def find_heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> 
 
 
 def _widths_read(layers: list[Node]) -> Counter[int]:
-    """How many of ``layers`` read each width. Which side of a stack has its inputs may not be known."""
+    """How many of ``layers`` read each width; without stacks, whose input side may be unknown."""
     return Counter(width for node in layers if not node.is_stack for width in node.inputs)
 
 
 def _tail(node: Node, layers: list[Node]) -> list[Node]:
     """The layers whose outputs leave ``node``, the last layer first.
 
-    The last layer is one of them. Others (policy and value, one head per task) are registered just
+    They include the last layer. Other heads (policy and value, one head per task) are registered just
     before it, and no layer reads their outputs. A trunk of repeated blocks has no head inside.
     """
     if node.widths is not None:
@@ -172,7 +172,7 @@ def _ends_block(node: Node) -> bool:
 def _has_layers(node: Node, of_its_own: bool = False) -> bool:
     """Whether there are layers with matrices at or below ``node``, embeddings aside.
 
-    Layers ``of_its_own`` are those that have their place here, and not elsewhere in the model.
+    ``of_its_own``: count only layers whose main place in the model is here (see ``Node.again``).
     """
     return any(
         below.inputs

@@ -20,12 +20,12 @@ from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import Elementwise, meant
-from polarstep.optim.following import Places
 from polarstep.optim.groups import Nonfinite, Rounding
 from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import Site, dissect
 from polarstep.optim.routing.choices import Choices, Routed, check_shaped, grouped
+from polarstep.optim.routing.following import Places
 from polarstep.optim.routing.overrides import Matcher, Parts, Target, is_muon
 from polarstep.optim.routing.routes import Route, left_out
 from polarstep.optim.scaling import LrScale
@@ -91,16 +91,16 @@ def muon_for(
 ) -> Muon:
     """Muon for the hidden matrices of ``model``, AdamW or another rule for the rest, in one optimizer.
 
-    Embeddings and output heads are found by the type of the layer, by weight tying and by position;
-    convolutions (also grouped), attention, recurrent gates and stacked experts are read as the
-    matrices they are. ``print(optimizer.routes)`` shows how each parameter is updated and why.
-    Every group has a ``"role"``, so that learning rates can be changed later by role.
+    Embeddings and output heads are found by the type of the layer, by weight tying and by position.
+    Convolutions (also grouped), attention, recurrent gates and stacked experts are read as the
+    matrices they consist of. ``print(optimizer.routes)`` shows how each parameter is updated and why.
+    Every group has a ``"role"``, by which learning rates can be changed later.
 
     Without a model, ``muon_for(**options)`` returns a function that takes the model and builds the
-    optimizer. Trainers that make the optimizer themselves can be given ``muon_for`` by this means.
+    optimizer, for trainers that make the optimizer themselves.
 
     Args:
-        model: any module; ``torch.compile``d and DDP-wrapped ones give the same groups and names.
+        model: any module. A module inside ``torch.compile`` or DDP gives the same groups and names.
         lr: Muon's learning rate. This and the next six arguments are :class:`polarstep.Muon`'s.
         momentum: Muon's β.
         nesterov: Nesterov or Polyak momentum in Muon.
@@ -116,11 +116,12 @@ def muon_for(
         vectors: instead of ``others``, for biases, norms, gains and depthwise filters.
         splits: which weights are several matrices, as a projection to q, k and v. Keys are patterns of
             :mod:`fnmatch` on parameter names. A value is the number of equal parts along the outputs, or
-            the size of each, or a dict: ``{"rows": …}`` for the same, ``{"columns": …}`` for parts along
-            the inputs, as the heads of an output projection, and
-            ``{"rows": (64, 64, 64), "repeats": 12}`` for parts that come in turn, head by head. Fused
-            weights whose shapes say how they are fused are cut without this; ``1`` leaves them whole.
-        layouts: which weights are read otherwise than their module suggests, by the same patterns:
+            a tuple with the size of each part. It may also be a dict: ``{"rows": …}`` for parts along
+            the outputs, ``{"columns": …}`` for parts along the inputs, as the heads of an output
+            projection, and ``{"rows": (64, 64, 64), "repeats": 12}`` for parts that come in turn, head
+            by head. Fused weights whose shapes say how they are fused are cut without an entry here; the
+            value ``1`` leaves them whole.
+        layouts: weights that are to be read otherwise than their module suggests, by such patterns:
             ``{"*.proj.weight": "transposed"}`` for weights stored inputs × outputs, or another
             ``layout`` of :class:`polarstep.Muon`.
         rules: exceptions, each a pair (which, target); the first that matches wins, and they come
@@ -132,7 +133,7 @@ def muon_for(
             parameters of fewer than two dimensions.
         momentum_dtype: the precision in which Muon keeps its momentum. This and the arguments below
             are :class:`polarstep.Muon`'s.
-        rounding: how parameters in bfloat16 and float16 are rounded, those that are not Muon's too.
+        rounding: how parameters in bfloat16 and float16 are rounded, whichever rule updates them.
         nonfinite: what happens to a parameter whose gradient is not finite.
         seed: seed of the sketches.
         fused: whether a GPU uses Triton kernels and a CUDA graph.
@@ -173,7 +174,7 @@ def muon_for(
     if not anatomy.sites:
         raise ValueError(
             f"{type(model).__name__} has no parameters: expected a model with layers; build them before "
-            "the optimizer, and hold those of a list in a torch.nn.ModuleList"
+            "the optimizer, and hold a list of layers in a torch.nn.ModuleList"
         )
     choices = Choices(
         others,

@@ -1,8 +1,8 @@
 """The caller's exceptions in ``muon_for``: the arguments ``rules``, ``layouts`` and ``splits``.
 
-Each argument says which parameters it is about, and an entry that matches none is an error. For
-parameters that are added ``later`` it is none: entries may be about the rest of the model. Names are
-matched by patterns of :mod:`fnmatch`.
+Each entry says which parameters it is about, by patterns of :mod:`fnmatch` on their names. An entry that
+matches no parameter is an error, but not where parameters are added ``later``: it may then be about the
+rest of the model.
 """
 
 from __future__ import annotations

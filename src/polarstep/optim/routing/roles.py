@@ -187,7 +187,7 @@ def named(site: Site, anatomy: Anatomy) -> Finding | None:
 
 
 def flattened(site: Site, anatomy: Anatomy) -> Finding | None:
-    """A bare parameter whose rows are whole filters, made flat, as those that CondConv mixes."""
+    """A bare parameter whose rows are whole filters, made flat, as in CondConv, which mixes the rows."""
     p, module = site.parameter, site.uses[0].owner.module
     inputs, outputs = (getattr(module, f"{side}_channels", None) for side in ("in", "out"))
     if p.ndim != 2 or _is_typed(module):
@@ -204,7 +204,7 @@ def flattened(site: Site, anatomy: Anatomy) -> Finding | None:
 def other_adapter(site: Site, anatomy: Anatomy) -> Finding | None:
     """The parts of an adapter that is not LoRA: angles, logits, kernels, factors of other products.
 
-    Many are no matrices of a map, and what a step of them does to the layer is not known.
+    Many of them are not matrices of a linear map, and what a step would do to the layer is not known.
     """
     use = site.uses[0]
     if not is_other_part(use):
@@ -327,9 +327,9 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 
 def _is_table_of_queries(site: Site) -> bool:
-    """Whether a bare parameter called query holds queries, one a row, and is no map that makes them.
+    """Whether a bare parameter called query holds one query in each row; it may be a map to queries.
 
-    The map has keys or values beside it. Queries are as wide as the inputs of a layer around them.
+    Such a map has keys or values beside it. Queries are as wide as the inputs of a layer around them.
     """
     p, module = site.parameter, site.uses[0].owner.module
     if p.ndim != 2 or p.shape[0] == p.shape[1]:
@@ -341,13 +341,13 @@ def _is_table_of_queries(site: Site) -> bool:
 
 
 def _is_in_gated_mlp(use: Use) -> bool:
-    """Whether a gate is that of an MLP, which has layers called up or down beside it."""
+    """Whether a gate belongs to an MLP, which has layers called up or down beside the gate."""
     beside = use.owner.parent.children if use.owner.parent is not None else []
     return any({"up", "down"} & set(_words(node.last_name)) for node in beside)
 
 
 def _experts_near(use: Use) -> set[int]:
-    """How many experts the modules around a layer have, as they say or as they hold them."""
+    """The numbers of experts in the modules around a layer: as attributes say, and as they are held."""
     found: set[int] = set()
     above = [use.owner, *(node for node, _ in zip(use.owner.ancestors(), range(3), strict=False))]
     # The configuration is the whole model's: its number counts where experts are in sight.

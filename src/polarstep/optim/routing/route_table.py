@@ -149,7 +149,7 @@ def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
 def _fitted(table: Sequence[Sequence[str]], width: int) -> Sequence[int]:
     """The widths of the columns with which a table of ``width`` has the fewest lines.
 
-    Of equally long tables the one is taken in which the fewest sizes, rates and maps are folded, then
+    Of equally long tables it takes the table in which the fewest sizes, rates and maps are folded, then
     the fewest cells of any kind. Where none is narrow enough, every column is as narrow as it may be.
     """
     if _width(_widths(table)) <= width:

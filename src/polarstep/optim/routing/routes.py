@@ -16,7 +16,6 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.distributed.layout import local
 from polarstep.distributed.owned_graph import can_replay
-from polarstep.optim.by_tables import can_tabulate
 from polarstep.optim.groups import (
     ELEMENTWISE,
     NAMELESS,
@@ -26,8 +25,9 @@ from polarstep.optim.groups import (
     scale_of,
     view_of,
 )
-from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.optim.routing.route_table import WIDTH, printed, terminal_width
+from polarstep.optim.stepping.by_tables import can_tabulate
+from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
 
 __all__ = ["Route", "Routes", "left_out", "not_added", "routes_of"]
 
@@ -40,22 +40,26 @@ class Route:
 
     name: str
     shape: tuple[int, ...]
-    matrix: str  # the matrices as Muon reads them; the plain shape for other algorithms
-    algorithm: str  # "Muon", "AdamW", the class of another rule, or "left out"
+    matrix: str
+    """The matrices as Muon reads them; the plain shape for other algorithms."""
+    algorithm: str
+    """``"Muon"``, ``"AdamW"``, the class of another rule, or ``"left out"``."""
     lr: float | None
-    factors: tuple[
-        float, ...
-    ]  # what Muon multiplies lr by, for each kind of matrix in the parameter
-    polar: str  # the polar map on this shape; "–" where there is none
+    factors: tuple[float, ...]
+    """What Muon multiplies ``lr`` by, for each kind of matrix in the parameter."""
+    polar: str
+    """The polar map on this shape; ``"–"`` where there is none."""
     role: str | None
     why: str
-    group: int | None  # index in optimizer.param_groups
+    group: int | None
+    """The index of its group in ``optimizer.param_groups``."""
     parameters: int
+    """The number of entries."""
 
 
 @dataclass(frozen=True, repr=False)
 class Routes:
-    """All routes of an optimizer, parameters left out of it last; ``print`` it for the table."""
+    """All routes of an optimizer, those of left-out parameters last; ``print`` it for the table."""
 
     rows: tuple[Route, ...]
 
@@ -83,7 +87,8 @@ class Routes:
     def table(self, width: int = WIDTH) -> str:
         """The table in lines of at most ``width`` characters; cells that are too long are folded.
 
-        A table has at least some 64 characters: each of its five columns has twelve.
+        A line may be longer where ``width`` is below about 64: each of the five columns keeps twelve
+        characters.
         """
         if not isinstance(width, int):
             raise TypeError(f"width={width!r}: expected a number of characters, as 80")
@@ -100,9 +105,9 @@ def routes_of(
     left_out: Iterable[Route] = (),
     plan_of: Callable[[Group, Tensor], str | None] = lambda group, p: None,
 ) -> Routes:
-    """The routes in ``groups``, then those ``left_out`` that no group has since taken.
+    """The routes in ``groups``, then the routes ``left_out`` of parameters that are still in no group.
 
-    ``plan_of`` tells how ranks share the work on a parameter; ``None`` where they do not.
+    ``plan_of`` says how ranks share the work on a parameter; ``None`` where they do not.
     """
     rows = []
     for index, (group, params) in enumerate(zip(groups, labelled_params(groups), strict=True)):
@@ -151,10 +156,11 @@ def routes_of(
 
 
 def not_added(rows: Iterable[Route], groups: Sequence[Group]) -> tuple[Route, ...]:
-    """Those of ``rows``, which were in no group, that were not added without a name since.
+    """``rows`` of parameters in no group, without the parameters that were since added without a name.
 
-    This is for optimizers from a pickle, which do not know the model: shapes alone can tell. Where fewer
-    parameters of a shape were added than there are ``rows``, these stay, and say so.
+    This is for optimizers from a pickle, which do not know the model, so that only shapes can be
+    compared. If some, but fewer than all, of the rows of a shape may have been added, all of them stay,
+    and say so.
     """
     rows = tuple(rows)
     waiting = Counter(row.shape for row in rows)
@@ -177,7 +183,7 @@ def _has_owners(plan: str | None) -> bool:
 
 
 def _precision(group: Group, p: Tensor) -> str:
-    """The options of precision that differ from the usual for a parameter, in words."""
+    """How momentum and rounding differ from the defaults for a parameter, in words."""
     told = ""
     if stored_dtype(group, p) != p.dtype:
         told += f", momentum in {str(stored_dtype(group, p)).removeprefix('torch.')}"

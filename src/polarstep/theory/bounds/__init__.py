@@ -1,8 +1,9 @@
 """Every bound of the paper as a function: for polar maps, noise, momentum, descent and convergence.
 
-:func:`kept_basis_gamma`, about a basis that is used for several steps, is not in the paper, and neither
-are the bounds of :mod:`polarstep.theory.bounds.deflated`, :mod:`polarstep.theory.bounds.lifted` and
-:mod:`polarstep.theory.bounds.sketched_rest`, about maps that keep the rest of their sketch.
+Some bounds here are not in the paper: :func:`kept_basis_gamma`, about a basis that is used for several
+steps, :func:`initial_bias_bound`, and all bounds of :mod:`polarstep.theory.bounds.deflated`,
+:mod:`polarstep.theory.bounds.lifted` and :mod:`polarstep.theory.bounds.sketched_rest`, about maps that
+keep the rest of their sketch.
 """
 
 from __future__ import annotations

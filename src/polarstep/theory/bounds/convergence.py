@@ -75,7 +75,7 @@ def smallest_batch(
             "from 1, or noise with a smaller σ₁"
         )
     B, more = math.floor(threshold) + 1, 1
-    # Far above 10^14 neighbours of the threshold have ρ ≤ 0 after rounding, though not in exact numbers.
+    # Where the threshold is far above 10^14, rounding makes ρ ≤ 0 for batches just above it.
     while rho(alpha, sigma1, d0, B, gamma, nu, C_alpha) <= 0:
         B, more = B + more, 2 * more
     return B
@@ -103,15 +103,15 @@ def rho(
 
 @dataclass(frozen=True)
 class Setting:
-    """The problem, its noise and the inexactness: the constants of the theorems besides η, β and K.
+    """The constants of the theorems besides η, β and K: of the problem, its noise and the polar map.
 
     Args:
         gap: f(X₀) − f_⋆.
         L: the smoothness constant, in the Frobenius norm.
         d0: min(m, n).
         alpha: α, the tail index of the noise of one sample.
-        sigma0: σ₀, the part of that noise which is always there.
-        sigma1: σ₁, the part of that noise which grows with the gradient.
+        sigma0: σ₀, the part of the noise that does not depend on the gradient.
+        sigma1: σ₁, the part of the noise that grows with the gradient.
         B: samples in a mini-batch; it must exceed :func:`batch_threshold`.
         gamma: γ̄, the largest γ over the run; 0 for the exact polar factor.
         nu: ν̄, the largest ν over the run; 0 for the exact polar factor.
@@ -262,7 +262,7 @@ def exact_polar_bound(setting: Setting, K: int) -> Bound:
     if setting.gamma or setting.nu:
         raise ValueError(
             f"γ̄={setting.gamma:g}, ν̄={setting.nu:g}: this theorem is about the exact polar factor, "
-            "γ̄ = ν̄ = 0; use inexact_polar_bound(setting, K, eta, beta) for an inexact one"
+            "γ̄ = ν̄ = 0; use inexact_polar_bound(setting, K, eta, beta) for an inexact polar map"
         )
     schedule = from_tail_index(K, setting.alpha)
     return _terms("exact-polar theorem", setting, schedule.K, schedule.lr, schedule.momentum, 1.0)

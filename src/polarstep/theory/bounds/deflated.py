@@ -1,4 +1,4 @@
-"""How inexact a map is that keeps the rest of its sketch. None of these bounds is in the paper.
+"""Bounds on γ and ν of maps that keep the rest of their sketch. None of them is in the paper.
 
 Notation as in :mod:`polarstep.polar.deflation`: Q is m×ℓ with orthonormal columns, B = QᵀM, Z the polar
 factor of B, R = M − QB, δ > 0, and X₀ = QZ + R/δ. Without steps T = X₀, and with steps T = p(s·X₀) for
@@ -8,11 +8,12 @@ an odd polynomial p, which acts on singular values. Three facts carry everything
     ‖M‖_* ≤ ‖B‖_* + ‖R‖_*,   so that   ‖M‖_* − ⟨M, X₀⟩ ≤ Σσᵢ(R)(1 − σᵢ(R)/δ)                      (2)
     ‖R‖²_F = ‖M‖²_F − ‖B‖²_F,   rank R ≤ N = d₀ − ℓ                                                (3)
 
-(1), (2) and (3) hold for every δ. That δ ≥ ‖R‖_op matters for ν without steps, as ‖T‖_op = ‖X₀‖_op. With
-steps even that does not need δ ≥ ‖R‖_op: p is made for [0, 1], and s·‖X₀‖_op ≤ 1 is all that it takes.
+(1), (2) and (3) hold for every δ. Without steps a small ν needs δ ≥ ‖R‖_op, as ‖T‖_op = ‖X₀‖_op. With
+steps it needs s·‖X₀‖_op ≤ 1 alone, as p is made for [0, 1].
 
-γ after steps has a closed form where Q spans leading singular vectors. For other Q rows of Z and R
-overlap, and X₀ has other singular vectors than M; :mod:`polarstep.theory.bounds.lifted` bounds γ then.
+After steps, γ has a closed form where Q spans leading singular vectors. For any other Q the rows of Z
+and R overlap, and X₀ has other singular vectors than M; :mod:`polarstep.theory.bounds.lifted` then
+bounds γ.
 """
 
 from __future__ import annotations
@@ -56,14 +57,13 @@ def ideal_deflated_gamma(
 ) -> Tensor:
     """γ, exactly, of a map whose Q spans the ℓ leading left singular vectors of M.
 
-    Then X₀ has the singular vectors of M and singular values of 1 (ℓ times) and σⱼ/δ, so that
+    Then X₀ has the singular vectors of M, and the singular values 1 (ℓ times) and σⱼ/δ, so that
 
         γ = 1 − (p(s)·Σ_{j≤ℓ}σⱼ + Σ_{j>ℓ}σⱼ·p(sσⱼ/δ))/Σσⱼ.
 
-    Without polynomials p(x) = x, and this is a rest that is scaled only. ``delta`` is δ, any positive
-    number; σ_{ℓ+1} = ‖R‖_op unless given. ``scale`` is s; 1/‖X₀‖_op unless given, or 1 without
-    polynomials. s·‖X₀‖_op ≤ 1 must hold, where ‖X₀‖_op = max(1, σ_{ℓ+1}/δ). Proposition 1 is the case
-    ℓ = 0.
+    Without polynomials p(x) = x: the rest is only scaled. ``delta`` is δ > 0, by default σ_{ℓ+1} =
+    ‖R‖_op. ``scale`` is s, by default 1/‖X₀‖_op, or 1 without polynomials. s·‖X₀‖_op ≤ 1 must hold,
+    where ‖X₀‖_op = max(1, σ_{ℓ+1}/δ). Proposition 1 is the case ℓ = 0.
 
     >>> sigma = torch.tensor([10.0, 0.5, 0.4])
     >>> [round(float(ideal_deflated_gamma(sigma, 1, None, steps)), 4) for steps in ((), [(1.5, -0.5)])]
@@ -101,7 +101,7 @@ def expected_deflated_gamma(
     *,
     d0: int | None = None,
 ) -> Tensor:
-    """A bound on E γ over Gaussian sketches of ℓ = s + p columns, for a rest that is scaled only.
+    """A bound on E γ over Gaussian sketches of ℓ = s + p columns, for a rest that is only scaled.
 
         E γ ≤ (Nδ/‖M‖_*)·ĝ(ε/(Nδ²)),   ε = (1 + s/(p−1)·ϱ_s^{4h})·T_s,   N = d₀ − ℓ
 
@@ -144,18 +144,18 @@ def certified_deflated_gamma(
     delta: Tensor | None = None,
     alignment: Tensor | None = None,
 ) -> Tensor:
-    """A bound on the γ of one step from numbers that the step has: no product and no pass over M.
+    """A bound on the γ of one step from numbers that the step has computed anyway.
 
     With E = ‖R‖²_F from (3), ‖R‖_* ≤ √(NE), and
 
         γ ≤ 1 − ⟨M, T⟩/(‖B‖_* + √(NE)).
 
-    This holds for any T, and ``alignment`` is the measured ⟨M, T⟩. For a rest that is scaled only,
-    ⟨M, T⟩ = ⟨B, Z⟩ + E/δ by (1), and ``delta`` does in place of the measurement. Exactly one of the two
-    is to be given.
+    This holds for any T. ``alignment`` is the measured ⟨M, T⟩. For a rest that is only scaled, ⟨M, T⟩ =
+    ⟨B, Z⟩ + E/δ by (1), so ``delta`` can be given in place of the measurement. Give exactly one of the
+    two.
 
-    All arguments are in the precision of the step; rounding of ‖M‖²_F − ‖B‖²_F is the caller's to
-    allow for.
+    All arguments are in the precision of the step. The bound does not allow for the rounding of
+    ‖M‖²_F − ‖B‖²_F; the caller must.
 
     Args:
         norm: ‖M‖_F.
@@ -163,13 +163,13 @@ def certified_deflated_gamma(
         head_alignment: ⟨B, Z⟩.
         head_loss: an upper bound on ‖B‖_* − ⟨B, Z⟩; 0 for an exact inner map.
         left: N = min(m, n) − ℓ.
-        delta: δ of a rest that is scaled only; ∞ where the rest is left out.
+        delta: δ of a rest that is only scaled; ∞ where the rest is left out.
         alignment: ⟨M, T⟩, where it was measured.
     """
     if (delta is None) == (alignment is None):
         given = "neither" if delta is None else "both"
         raise ValueError(
-            f"{given} of delta and alignment: expected delta for a rest that is scaled only, or the "
+            f"{given} of delta and alignment: expected delta for a rest that is only scaled, or the "
             "measured alignment ⟨M, T⟩ for any T"
         )
     norm, norm_B, head = (
@@ -208,13 +208,13 @@ def deflated_nu(
 
         ‖X₀v‖² = ‖QZv‖² + ‖Pv‖² + 2⟨Zv, QᵀPv⟩,
 
-    of which the first two are at most the above with a ≤ q and qc in place of c, and the last is at most
-    2e. As e ≤ qb, ‖X₀‖ ≤ q + b in any case: a rest that is all rounding of a head adds one to ν and no
-    more.
+    The first two terms are at most the bound above with a ≤ q and qc in place of c, and the last term is
+    at most 2e. As e ≤ qb, ‖X₀‖ ≤ q + b in any case: a rest that consists of the head's rounding errors
+    adds one to ν and no more.
 
-    ``overlap`` is c; ``None`` is the largest possible. ``too_small`` is the part by which δ may be below
-    ‖R‖_op, so that b ≤ 1/(1 − too_small). ``stretch`` is q, and ``leak`` is e; ``None`` is the largest
-    possible.
+    ``overlap`` is c, and ``None`` stands for the largest possible c. ``too_small`` is the fraction by
+    which δ may be below ‖R‖_op, so that b ≤ 1/(1 − too_small). ``stretch`` is q. ``leak`` is e, and
+    ``None`` stands for the largest possible e.
 
     >>> [round(nu, 4) for nu in (deflated_nu(), deflated_nu(overlap=0.0), deflated_nu(too_small=0.3))]
     [0.4142, 0.0, 0.7438]
@@ -243,13 +243,13 @@ def deflated_nu(
 def expected_deflated_nu(
     singular_values: Tensor, ell: int, h: float = 0, *, too_small: float = 0.0
 ) -> Tensor:
-    """A bound on E ν over Gaussian sketches of ℓ columns, for a rest that is scaled only.
+    """A bound on E ν over Gaussian sketches of ℓ columns, for a rest that is only scaled.
 
         E ν ≤ √(b² + b·min(1, √ω/σ_{ℓ+1})) − 1,   b = 1/(1 − too_small),   ω ≥ E‖ZRᵀ‖²_F
 
     with the ω of :func:`polarstep.theory.bounds.sketched_rest_bound`, which is small where h or a gap in
-    the spectrum brings Q near singular vectors of M, and zero for equal singular values. The bound is at
-    most that of :func:`deflated_nu`, which holds for every Q.
+    the spectrum brings Q near singular vectors of M, and zero for equal singular values. It is at
+    most the bound of :func:`deflated_nu`, which holds for every Q.
 
     Proof. For every Q, ‖X₀‖²_op ≤ b² + c with c ≤ b, as in :func:`deflated_nu`. No Q of ℓ columns leaves
     less than σ_{ℓ+1}, so δ ≥ ‖R‖_op/b ≥ σ_{ℓ+1}/b, and c = ‖ZRᵀ‖_op/δ ≤ b‖ZRᵀ‖_F/σ_{ℓ+1}. The root is
@@ -270,8 +270,8 @@ def expected_deflated_nu(
 def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
     """A bound on ν = ‖p(s·X₀)‖_op − 1 for any X₀ and s with s·‖X₀‖_op ≤ ``reach``.
 
-    max |p(x)| − 1 over 0 ≤ x ≤ reach. Nothing is assumed of δ, M, Q or Z. The s of a deflated map is
-    measured, and reach ≤ 1.17 is what :mod:`polarstep.polar.deflation` derives for it.
+    It is max |p(x)| − 1 over 0 ≤ x ≤ reach, whatever δ, M, Q and Z are. A deflated map measures s, and
+    :mod:`polarstep.polar.deflation` derives reach ≤ 1.17 for it.
 
     >>> round(lifted_nu([(1.5, -0.5)], 1.17), 6), round(lifted_nu([(3.4445, -4.775, 2.0315)]), 3)
     (0.0, 0.202)
@@ -282,7 +282,7 @@ def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
         )
     x = torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu")
     value = _value(polynomials, x)
-    # A peak between two points of the grid is above both of them by an eighth of a second difference.
+    # A peak between two points of the grid may exceed both by an eighth of a second difference.
     between = float(value.diff(n=2).abs().max()) / 8 if polynomials else 0.0
     return max(float(value.abs().max()) + between - 1, 0.0)
 
@@ -290,9 +290,9 @@ def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
 def subspace_norm_floor(mass: Tensor | float) -> Tensor:
     """The least ‖Rᵀ·orth(RV)‖_op/‖R‖_op for vectors V that hold a part ``mass`` of R's leading vector.
 
-    √(2√κ/(1 + √κ)) with κ = ‖P_V r‖² for the leading right singular vector r. It is the worst case
-    over all spectra, reached where all but σ₁ are σ₁·√(√κ/(1 + √κ)); the proof is in
-    :func:`polarstep.polar.deflation.rest_norm`. A margin of 1/floor makes up for it.
+    It is √(2√κ/(1 + √κ)) with κ = ‖P_V r‖² = ``mass`` for the leading right singular vector r, the worst
+    case over all spectra. It is reached where all singular values but σ₁ are σ₁·√(√κ/(1 + √κ)); the
+    proof is in :func:`polarstep.polar.deflation.rest_norm`. A margin of 1/floor on δ makes up for it.
 
     >>> [round(float(subspace_norm_floor(kappa)), 3) for kappa in (1.0, 0.5, 0.065)]
     [1.0, 0.91, 0.637]
@@ -316,6 +316,6 @@ def _over(lost: Tensor, whole: Tensor) -> Tensor:
 def _check_within_one(reach: Tensor) -> None:
     if bool((reach > 1 + 1e-9).any()):
         raise ValueError(
-            f"s·‖X₀‖_op = {float(reach.max()):g}: expected at most 1, for which polynomials are made; "
-            "take scale=None for 1/‖X₀‖_op, or without polynomials delta=None for ‖R‖_op"
+            f"s·‖X₀‖_op = {float(reach.max()):g}: expected at most 1, as the polynomials are made for "
+            "[0, 1]; take scale=None for 1/‖X₀‖_op, or without polynomials delta=None for ‖R‖_op"
         )

@@ -1,4 +1,4 @@
-"""The paper's descent lemmas: what a step, and a run, gain where momentum and polar map are inexact."""
+"""The paper's descent lemmas: how much f falls in a step, and in a run, with inexact M and T."""
 
 from __future__ import annotations
 

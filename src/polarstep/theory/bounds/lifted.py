@@ -1,9 +1,8 @@
-"""γ of a sketch whose rest is kept and lifted by polynomial steps. None of these bounds is in the paper.
+"""Bounds on γ of maps that lift the rest of their sketch by polynomial steps. They are not in the paper.
 
 Notation as in :mod:`polarstep.theory.bounds.deflated`: B = QᵀM with the polar factor Z, R = M − QB,
-X₀ = QZ + R/δ and T = p(s·X₀) for an odd polynomial p(x) = x·q(x²). The map inside is exact. For a real
-sketch the rows of Z and R overlap, X₀ has other singular vectors than M, and p acts on those. γ has a
-bound all the same.
+X₀ = QZ + R/δ and T = p(s·X₀) for an odd polynomial p(x) = x·q(x²). The inner map is exact. In general
+the rows of Z and R overlap, so that X₀ has other singular vectors than M. γ has a bound all the same.
 
 Let bᵢ and vᵢ be the singular values and right singular vectors of B, rⱼ and dⱼ those of R, and
 Y = X₀ᵀX₀. QᵀR = 0 gives Y = ZᵀZ + RᵀR/δ², QᵀX₀ = Z and RᵀX₀ = RᵀR/δ. With T = s·X₀·q(s²Y) and
@@ -63,8 +62,8 @@ def lifted_gamma(
     q on [0, s²‖X₀‖²_op]. Without overlap, and where q is convex, the bound is the γ of
     :func:`polarstep.theory.bounds.ideal_deflated_gamma`.
 
-    It takes four SVDs in float64, for studies and tests. On a running step it costs less to measure
-    ⟨M, T⟩ itself. What the bound adds is how much of γ can come from the overlap.
+    It takes four SVDs in float64, for studies and tests. In a running step measuring ⟨M, T⟩ costs less.
+    The bound also shows how much of γ can come from the overlap.
 
     >>> M = torch.diag(torch.tensor([10.0, 0.5, 0.4]))
     >>> Q = torch.tensor([[1.0], [0.0], [0.0]])
@@ -75,8 +74,8 @@ def lifted_gamma(
         M: matrices of shape (..., m, n).
         Q: (..., m, ℓ) with orthonormal columns.
         polynomials: the steps; p is their composition.
-        delta: δ; the δ of :func:`polarstep.polar.deflation.rest_size` unless given.
-        scale: s; 1/‖X₀‖_op unless given.
+        delta: δ, by default from :func:`polarstep.polar.deflation.rest_size`.
+        scale: s, by default 1/‖X₀‖_op.
     """
     steps = polynomials_of.validated(polynomials)
     M, Q = M.detach().to(torch.float64), Q.detach().to(torch.float64)
@@ -168,7 +167,7 @@ def expected_lifted_gamma(
         polynomials: the steps; p is their composition.
         h: power iterations.
         factor: δ in units of the root mean square of R's singular values.
-        reach: (t₀, t₁); those of :class:`polarstep.Deflated` unless given.
+        reach: (t₀, t₁), by default as in :class:`polarstep.Deflated`.
     """
     steps = polynomials_of.validated(polynomials)
     sigma = check.spectrum(singular_values)

@@ -19,7 +19,7 @@ from polarstep.theory import checks as check
 
 __all__ = ["RestBound", "missed_directions", "sketched_rest_bound"]
 
-# How many c are tried in the bound on ‖RBᵀ‖²_F. Each of them is valid, and the best is taken.
+# How many c are tried in the bound on ‖RBᵀ‖²_F. Each is valid, and the best is taken.
 SHIFTS = 64
 
 

@@ -1,4 +1,4 @@
-"""Warnings of mistakes that a step would pass over in silence, each given once and with its remedy."""
+"""Warnings about mistakes that a step would pass over in silence; each is given once, with a remedy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from types import FrameType
 
 from torch import Tensor
 
-from polarstep.optim.collect import State, Work
-from polarstep.optim.following import Places
 from polarstep.optim.groups import ELEMENTWISE, Group, named_params
+from polarstep.optim.routing.following import Places
+from polarstep.optim.stepping.collect import State, Work
 
 __all__ = ["Told", "callers_level"]
 
@@ -26,7 +26,7 @@ class Told:
         self._no_gradient = self._replaced = self._new = self._one_rate = False
 
     def added(self, group: Group) -> None:
-        """Note the learning rate of a group that was added; its parameters are no longer left out."""
+        """Note the learning rate of a group that was added; none of its parameters is left out now."""
         if not isinstance(group["lr"], Tensor):
             self._made_with[group["name"]] = group["lr"]
         for p in group["params"]:
@@ -116,7 +116,7 @@ class Told:
             "run that was saved updated what this one leaves alone. Expected the same layers to train. "
             "Lightning's BackboneFinetuning freezes its backbone again when a run is resumed. Unfreeze "
             "the layers before the first step, by module.requires_grad_(True); if they are meant to "
-            "rest, all is well",
+            "stay frozen, all is well",
             stacklevel=callers_level(),
         )
 

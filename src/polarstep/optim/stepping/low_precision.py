@@ -1,18 +1,19 @@
 """Parameters in bfloat16 that keep small updates, and momentum in fewer bits.
 
 **Compensated rounding.** bfloat16 has eight bits, so an update below 1/512 of a weight is lost if X is
-rounded to the nearest number. With ``rounding="compensated"`` the state keeps what rounding took off::
+rounded to the nearest number. With ``rounding="compensated"`` the state keeps the rounding error R::
 
     x = X + R,    x ← (1 − ηλ)x − η·scale·T,    X = bfloat16(x),    R = bfloat16(x − X).
 
-X and R together have sixteen bits. R has two bytes a parameter, and a run goes on from its checkpoint as
-if it had not stopped.
+X and R together have sixteen bits. R takes two bytes for each entry of X. It is in the checkpoint, so
+that a run goes on as if it had not stopped.
 
 **Momentum.** C in bfloat16 has half the bytes of float32. C in eight bits is a whole number from −127 to
-127 for each entry, and one scale for each :data:`BLOCK` entries. The polar factor depends on directions
-of C and not on the size of single entries, so this changes it little. Blocks follow the entries as they
-lie in memory. A sharded parameter must have whole blocks on every rank, so that its scales can be cut as
-it is: its rows must have a multiple of :data:`BLOCK` entries and must not be cut themselves.
+127 for each entry, and one scale for each :data:`BLOCK` entries. The polar factor depends on the
+directions of C more than on the size of single entries, so this changes it little. Blocks follow the
+entries as they lie in memory. Every rank must hold whole blocks of a sharded parameter, so that the
+scales can be sharded like it: its rows must have a multiple of :data:`BLOCK` entries and must not be
+cut.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
-from polarstep.optim.collect import momentum_dtype
 from polarstep.optim.groups import Group
+from polarstep.optim.stepping.collect import momentum_dtype
 
 __all__ = [
     "BLOCK",
@@ -34,6 +35,7 @@ __all__ = [
     "is_compensated",
     "keep_momentum",
     "momentum_of",
+    "put",
     "rounding_error",
     "scale_as_sharded",
     "stored_dtype",
@@ -46,7 +48,7 @@ MOMENTUM_STATE = ("momentum_buffer", "momentum_scale", "peak")
 
 
 def is_compensated(group: Group, p: Tensor) -> bool:
-    """Whether updates of ``p`` are compensated; a parameter in float32 keeps small updates itself."""
+    """Whether ``p`` has compensated rounding; only parameters in 16 bits need it."""
     return group["rounding"] == "compensated" and p.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -68,8 +70,8 @@ def add_compensated(X: Tensor, R: Tensor, T: Tensor, size: Any, remains: Any) ->
 def put(x: Tensor, X: Tensor, R: Tensor) -> None:
     """Keep ``x`` as the sum of ``X`` and ``R``; where it is their sum already, both stay.
 
-    R may be half the distance of X to the next number. X + R lies midway then, and would be rounded to
-    the other one in a step that changes nothing.
+    R may be half the distance from X to the next number Y. X + R lies midway then, and a step that
+    changes nothing would round it to Y.
     """
     stays = x == X.float() + R
     X.copy_(torch.where(stays, X, x.to(X.dtype)))
@@ -77,13 +79,13 @@ def put(x: Tensor, X: Tensor, R: Tensor) -> None:
 
 
 def stored_dtype(group: Group, p: Tensor) -> torch.dtype:
-    """The precision in which C is kept: the group's ``momentum_dtype``, or by default that of M."""
+    """The precision in which C is kept: the group's ``momentum_dtype``, by default M's precision."""
     asked: torch.dtype | None = group["momentum_dtype"]
     return momentum_dtype(p.dtype) if asked is None else asked
 
 
 def check_blocks(p: Tensor, name: str) -> None:
-    """Raise if ``p`` is sharded, and some rank has a part of a block of momentum in eight bits."""
+    """Raise if ``p`` is sharded so that a rank would hold only part of a block of 8-bit momentum."""
     if not is_sharded(p):
         return
     layout, last = Layout.of(p), p.dim() - 1
@@ -100,8 +102,8 @@ def check_blocks(p: Tensor, name: str) -> None:
 def momentum_of(p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> Tensor:
     """C, zero for a parameter that has not been updated yet, and kept in ``dtype`` from now on.
 
-    This is the stored tensor itself, except for eight bits, where it is a copy of this rank's part in
-    float32 that the step changes and :func:`keep_momentum` stores.
+    Returns the stored tensor itself. In eight bits it returns this rank's part of C as a copy in
+    float32, which the step changes and :func:`keep_momentum` stores.
     """
     known: Tensor | None = of_parameter.get("momentum_buffer")
     if known is not None and known.dtype == dtype != torch.int8:
@@ -122,7 +124,7 @@ def momentum_of(p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> 
 
 
 def keep_momentum(C: Tensor, p: Tensor, of_parameter: dict[str, Any], dtype: torch.dtype) -> None:
-    """Store ``C``, which :func:`momentum_of` gave out for ``p``, if it is stored in eight bits."""
+    """Store ``C``, which :func:`momentum_of` has copied for ``p``, if it is kept in eight bits."""
     if dtype != torch.int8:
         return
     codes, scale = _to_bits(C)
@@ -139,7 +141,7 @@ def keep_momentum(C: Tensor, p: Tensor, of_parameter: dict[str, Any], dtype: tor
 
 
 def scale_as_sharded(scale: Tensor, p: Any) -> Tensor:
-    """The scales of this rank's part of ``p`` as a part of the scales of ``p``, a row for each row."""
+    """This rank's scales as its part of a sharded tensor, which has a row for each row of ``p``."""
     *rows, columns = local(p).shape
     scale = scale.view(*rows, columns // BLOCK)
     return wrapped(scale, p, p.placements, (*p.shape[:-1], p.shape[-1] // BLOCK))

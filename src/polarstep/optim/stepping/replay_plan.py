@@ -1,8 +1,8 @@
 """The plan of a step on a GPU: its buckets, the tables that its kernels read, and its captured graphs.
 
 There is no arithmetic here. A plan says which parameters the kernels can update in place, and which
-bucket (:mod:`polarstep.optim.by_tables`) each matrix belongs to. It is kept from step to step, so
-that a step of a thousand parameters does not spend its time in Python.
+bucket (:mod:`polarstep.optim.stepping.by_tables`) each matrix belongs to. It is kept from step to step,
+so that a step of a thousand parameters does not spend its time in Python.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from polarstep.cuda_graphs import Replays
 from polarstep.kernels.pointers import shared_table
-from polarstep.optim.by_tables import TableBucket, addresses
-from polarstep.optim.carried import entry, recalled
-from polarstep.optim.collect import Member, State, Work
 from polarstep.optim.groups import Group, is_by_norm, scale_of
-from polarstep.optim.low_precision import momentum_of
+from polarstep.optim.stepping.by_tables import TableBucket, addresses
+from polarstep.optim.stepping.carried import entry, recalled
+from polarstep.optim.stepping.collect import Member, State, Work
+from polarstep.optim.stepping.low_precision import momentum_of
 
 __all__ = ["Plan", "Run", "fill_tables", "goes_on", "key_of"]
 

@@ -6,8 +6,8 @@ For every matrix X with gradient G:
 
 :func:`launch` runs the phases momentum → polar → transform → update. A :class:`Matrices` knows
 where the matrices are stored and how to read and write them: as tensors
-(:mod:`polarstep.optim.by_tensors`), or tables of addresses for kernels
-(:mod:`polarstep.optim.by_tables`).
+(:mod:`polarstep.optim.stepping.by_tensors`), or tables of addresses for kernels
+(:mod:`polarstep.optim.stepping.by_tables`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from polarstep.optim.collect import Member, Signature
+from polarstep.optim.stepping.collect import Member, Signature
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.result import Captured, Factors
 
@@ -26,7 +26,7 @@ __all__ = ["Bucket", "Matrices", "PolarHook", "launch", "show"]
 
 
 class Matrices(Protocol):
-    """G, C and X of a bucket."""
+    """G, C and X of the matrices in a bucket, wherever they are stored."""
 
     def momentum(self) -> Tensor:
         """``C ← βC + G`` in place, and M as one batch (count, m, n)."""

@@ -44,7 +44,7 @@ def recalled(
 ) -> Carry | None:
     """The last step's carry for ``count`` matrices; ``None`` if ``polar`` cannot use it.
 
-    Old checkpoints may have in 16 bits what is kept in float32; it is cast here.
+    Older checkpoints may hold ``polar.wide_carries`` in 16 bits; they are cast to float32 here.
     """
     if not polar.carries:
         return None
@@ -67,9 +67,9 @@ def remember(
 ) -> None:
     """Keep ``carry`` for the next step, unless ``finite`` is false and the parameter is skipped.
 
-    It is kept in the parameter's precision, to which torch casts a loaded checkpoint, except for
-    ``polar.wide_carries``. It stays at one address, where a CUDA graph of the user's own finds it at the
-    next replay.
+    The carry is kept in the parameter's precision, to which torch casts a loaded checkpoint, except for
+    ``polar.wide_carries``. Each tensor stays at one address, where a CUDA graph of the user's own finds
+    it at the next replay.
     """
     for name in polar.carries:
         key = entry(name, block)
@@ -83,9 +83,10 @@ def remember(
 
 
 def written_over(known: Tensor | None, value: Tensor, finite: Tensor | None) -> Tensor | None:
-    """Write ``value`` into ``known``, except where ``finite`` is false; else a new tensor.
+    """Write ``value`` into ``known`` where ``finite`` allows it; return a new tensor if it does not fit.
 
-    ``known`` has another precision in a checkpoint from before it was kept in float32.
+    Returns ``None`` if ``known`` was written. It does not fit if it has another shape, or another
+    precision, as in checkpoints from before ``polar.wide_carries``.
     """
     if known is not None and known.shape == value.shape:
         if finite is not None:

@@ -7,19 +7,19 @@ from typing import Any
 from torch import Tensor
 
 from polarstep.distributed.layout import is_sharded, local
-from polarstep.optim.collect import State, Work, momentum_dtype
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
-from polarstep.optim.low_precision import is_compensated, put, rounding_error
+from polarstep.optim.stepping.collect import State, Work, momentum_dtype
+from polarstep.optim.stepping.low_precision import is_compensated, put, rounding_error
 
 __all__ = ["check_buffers", "first_state", "prepare_elementwise", "step_elementwise"]
 
 
 def prepare_elementwise(work: Work, state: State) -> None:
-    """Make the state of parameters that have none, and cast that of the others where it must be.
+    """Make the states that are missing, and cast buffers that have the wrong precision.
 
     ``model.to(torch.bfloat16)`` between two steps casts parameters and not their state, and torch's
-    rules need both in one precision. Buffers of a float16 parameter are in float32, those of an old
-    checkpoint too. Raises if a state is another rule's, before it changes anything.
+    rules need both in one precision. The buffers of a float16 parameter must be in float32, which an
+    older checkpoint may not have. Raises if a state belongs to another rule.
     """
     if not work.params:
         return
@@ -41,7 +41,7 @@ def prepare_elementwise(work: Work, state: State) -> None:
 def first_state(rule: type[Elementwise], p: Tensor) -> dict[str, Any]:
     """The first state of ``p``, with the buffers of a float16 parameter in float32.
 
-    Raises if a step, a shard or a checkpoint cannot have this state.
+    Raises if the rule's ``new_state`` returned something that cannot be stepped, sharded or saved.
     """
     state = rule.new_state(p)
     title = f"new_state of {rule.__name__}"
@@ -58,7 +58,7 @@ def first_state(rule: type[Elementwise], p: Tensor) -> dict[str, Any]:
         if X is None or X.shape != p.shape or is_sharded(X) != is_sharded(p):
             found = "nothing" if X is None else f"a {type(X).__name__} of shape {tuple(X.shape)}"
             raise ValueError(
-                f"{title} has {found} for {key!r}, one of its buffers, and the parameter is a "
+                f"{title} has {found} for the buffer {key!r}, and the parameter is a "
                 f"{type(p).__name__} of shape {tuple(p.shape)}: expected torch.zeros_like(p), or "
                 f"{key!r} left out of buffers"
             )
@@ -69,7 +69,7 @@ def first_state(rule: type[Elementwise], p: Tensor) -> dict[str, Any]:
 
 
 class _InPlace(dict[str, Any]):
-    """A parameter's state as ``update`` gets it: an entry that is replaced would be lost."""
+    """A parameter's state as ``update`` gets it; raises if an entry is replaced, which would be lost."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         if self.get(key) is not value:
@@ -80,12 +80,12 @@ class _InPlace(dict[str, Any]):
 
 
 def check_buffers(name: str, of_parameter: dict[str, Any], rule: type[Elementwise]) -> None:
-    """Raise if the state of the parameter called ``name`` is not one of ``rule``."""
+    """Raise if the state of the parameter called ``name`` lacks a buffer of ``rule``."""
     for key in rule.buffers:
         if not isinstance(of_parameter.get(key), Tensor):
             found = ", ".join(map(repr, of_parameter))
             raise ValueError(
-                f"the state of {name} has no {key!r}, only {found}: expected that of {rule.__name__}. "
+                f"the state of {name} has no {key!r}, only {found}: expected {rule.__name__}'s state. "
                 "If its group had another rule before, let the parameter start anew, by "
                 "optimizer.state.pop(parameter); else the checkpoint is incomplete"
             )
@@ -94,7 +94,7 @@ def check_buffers(name: str, of_parameter: dict[str, Any], rule: type[Elementwis
 def step_elementwise(work: Work, state: State) -> None:
     """Update the prepared parameters of ``work``, one by one if some may have to be skipped.
 
-    A group may have parameters in several precisions, of which only those in 16 bits are compensated.
+    A group may have parameters in several precisions; rounding is compensated for those in 16 bits.
     """
     plain = []
     for index, p in enumerate(work.params):
@@ -120,7 +120,7 @@ def step_elementwise(work: Work, state: State) -> None:
 
 
 def _step_in_float32(work: Work, index: int, state: State) -> None:
-    """Update one parameter in 16 bits, computed in float32: compensated, or in float16.
+    """Update one 16-bit parameter in float32, as it is compensated or in float16.
 
     A float16 parameter has its buffers in float32, and rules need both in one precision.
     """
@@ -131,7 +131,7 @@ def _step_in_float32(work: Work, index: int, state: State) -> None:
         R = local(rounding_error(p, state[p]))
         x = x + R
     kept = {k: local(each) for k, each in state[p].items() if k != "rounding_error"}
-    # What is in float32 already is the same tensor, and changes in place.
+    # An entry that is in float32 already is not copied, and changes in place.
     wide = _InPlace({k: each.float() for k, each in kept.items()})
     stop = None if work.finite is None else 1 - work.finite[index].float()
     rule.update(work.group, [x], [local(work.grads[index]).float()], [wide], found_inf=stop)

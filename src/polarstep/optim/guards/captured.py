@@ -1,7 +1,7 @@
 """What a step cannot do while a CUDA graph of the user's own captures it.
 
-A replay runs what was captured and no Python. So nothing may happen in a captured step that has to be
-decided anew at each step, or that may happen once only.
+A replay repeats the captured kernels and runs no Python. So a captured step must not decide anything
+that may come out differently at the next step, nor do anything that may be done only once.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed.unstarted import has_ranks
-from polarstep.optim.collect import State, Work, members_of
 from polarstep.optim.elementwise_rule import ELEMENTWISE
+from polarstep.optim.stepping.collect import State, Work, members_of
+
+__all__ = ["check_draws", "check_started", "refuse_shared"]
 
 
 def refuse_shared() -> NoReturn:
     """Raise for a step that ranks share."""
     raise RuntimeError(
         "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
-        "ranks must agree on its gradients at every step; capture forward and backward alone"
+        "ranks must agree at every step on which gradients are there; capture forward and backward alone"
     )
 
 

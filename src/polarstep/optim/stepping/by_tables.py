@@ -1,7 +1,7 @@
-"""A step on a GPU by tables of addresses: few launches for a whole bucket, and nothing is copied.
+"""A bucket on a GPU by tables of addresses: few launches for all of its matrices, and no copies.
 
-    momentum   one kernel reads G and C, writes C and M, M in bfloat16 and in one batch
-    polar      the polar map of the batch: products in 16 bits
+    momentum   one kernel reads G and C and writes C and M; M is one batch in bfloat16
+    polar      the polar map of the batch, with products in 16 bits
     update     one kernel reads and writes X; T = LR is multiplied out on the way, never stored
 
 A step is three calls. :meth:`TableBucket.prepare` updates the tensors that change from step to step
@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from polarstep import kernels, products, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import MatrixView
-from polarstep.optim import step
-from polarstep.optim.carried import carried_dtype, entry
-from polarstep.optim.collect import Member, Signature, State, all_recalled
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.low_precision import is_compensated, stored_dtype
 from polarstep.optim.scaling import corrected
+from polarstep.optim.stepping import step
+from polarstep.optim.stepping.carried import carried_dtype, entry
+from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
+from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
@@ -136,9 +136,10 @@ class TableBucket:
     def prepare(
         self, members: list[Member], state: State, at: int, *, recalls: bool = True
     ) -> None:
-        """Update flags, random numbers and the carry for step ``at``; tables are filled elsewhere.
+        """Update flags, random numbers and the carry for step ``at``.
 
-        ``recalls`` is false where the carry of the last step is known to be in place.
+        :func:`~polarstep.optim.stepping.replay_plan.fill_tables` fills the tables. ``recalls`` is false
+        where the carry of the last step is known to be in place.
         """
         its = self.signature
         if its.skips_nonfinite:
@@ -162,7 +163,7 @@ class TableBucket:
             generator = rng.generator(*self.key, device=its.device)
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
         if not its.resumed:
-            # A carry that is still here belongs to other parameters, which began in this bucket earlier.
+            # A carry that is still here belongs to parameters that were in this bucket before.
             first = its.polar.init(self.count, its.m, its.n, its.device, self.dtype)
             self._carry, self._parts = first, []
         elif recalls:
@@ -231,8 +232,8 @@ class TableBucket:
     def _keep(self, left: Carry) -> None:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped.
 
-        It is kept in no more than the precision of M or of the parameters, to which torch casts a
-        checkpoint that it loads. ``wide_carries`` of the map are left in float32.
+        It is kept in the wider of the precisions of M and of the parameters, to which torch casts a
+        checkpoint that it loads, or in a narrower one. The map's ``wide_carries`` stay in float32.
         """
         if left is self._carry:
             return

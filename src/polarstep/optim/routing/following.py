@@ -1,13 +1,13 @@
 """Follow a model's parameters where ``fully_shard`` or ``to_empty`` puts new ones in their place.
 
 ``fully_shard(model)`` replaces every parameter by a ``DTensor``. An optimizer that was built before
-would hold the old parameters, which never get a gradient again. Other replacements, as that of an
-embedding by ``resize_token_embeddings``, are not followed, as the new parameter may have another shape.
+would hold the old parameters, which never get a gradient again. Other replacements, as of an embedding
+by ``resize_token_embeddings``, are not followed, as the new parameter may have another shape.
 
 A parameter that has been replaced gets no gradient, so most steps look only at parameters without a
-gradient. To look at a thousand experts that no token reached would take longer than the rest of the
-step. So a step looks at those that had a gradient at the step before, and every :data:`EVERY`-th step
-at all of them.
+gradient. Looking at a thousand experts that no token reached would take longer than the rest of the
+step. So a step looks only at parameters that have lost their gradient since the last step, and every
+:data:`EVERY`-th step looks at all that have none.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Places:
         self._model = weakref.ref(model)
         self._paths: dict[int, tuple[list[str], str]] = {}  # path of the module, name in it
         # The parameters of the model at the start, frozen ones included, and their names. Parameters are
-        # known by their ids: torch.utils.swap_tensors refuses a tensor that has a weak reference. If
-        # a new parameter gets the id of one that is gone, no more than a warning is missed.
+        # known by their ids: torch.utils.swap_tensors refuses a tensor that has a weak reference. If a
+        # new parameter gets the id of a deleted parameter, no more than a warning is missed.
         self._known: set[int] = set()
         self._names: set[str] = set()
         for path, module in model.named_modules():
@@ -100,8 +100,8 @@ class Places:
     def replaced(self, groups: list[dict[str, Any]]) -> list[str]:
         """The parameters that the model has replaced by others with a gradient.
 
-        Where the new parameter is in one of ``groups``, the two have been tied, and all is well. Of the
-        parameters without a gradient those that :meth:`follow` looked at in this step are considered.
+        Where the new parameter is in one of ``groups``, the two have been tied, and all is well. Most
+        steps consider the parameters without a gradient that :meth:`follow` looked at in this step.
         After ``zero_grad(set_to_none=False)`` a parameter that was replaced has a gradient of zeros, so
         every :data:`EVERY`-th step considers all parameters.
         """
@@ -122,9 +122,9 @@ class Places:
         return [name for name, q in found if id(q) not in held]
 
     def new(self, groups: list[dict[str, Any]]) -> list[str]:
-        """The parameters with a gradient that were added to the model since, and that no group holds.
+        """The parameters with a gradient that were added to the model later, and that no group holds.
 
-        This takes a walk through the model. Every :data:`EVERY`-th step takes it, and a step in which
+        This takes a walk through the whole model. It is done at every :data:`EVERY`-th step, and when
         :meth:`replaced` finds that a parameter is gone from the model.
         """
         model = self._model()

@@ -11,10 +11,10 @@ back from it. Strings go through ``torch.load(weights_only=True)`` and through e
 >>> decoded(text) == NewtonSchulz(3)
 True
 
-Only classes that are defined in this process are built, and only polar maps, finders, sketches and
-transforms: a checkpoint cannot name code to run. Of a function what can be told is stored
-(:mod:`polarstep.optim.described`), of a map whose options are not plain its name alone; the optimizer
-that loads the checkpoint must have it, and keeps its own.
+Loading builds only polar maps, finders, sketches and transforms whose classes are defined in this
+process: a checkpoint cannot name code to run. A function is stored as a description
+(:mod:`polarstep.optim.checkpoints.described`), and a map whose options are not plain is stored as its
+name. The optimizer that loads the checkpoint must have such a function or map already, and keeps it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from polarstep.optim.described import described, differs, number, path_of
+from polarstep.optim.checkpoints.described import described, differs, number, path_of
 from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Finder, PolarMap
@@ -45,7 +45,7 @@ def encoded_group(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def decoded_group(group: dict[str, Any], now: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The inverse of :func:`encoded_group`; ``now`` is the optimizer's group to be replaced."""
+    """The inverse of :func:`encoded_group`; ``now`` is the group that the optimizer has at present."""
     now = now or {}
     found = {}
     for key, value in group.items():
@@ -70,10 +70,10 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any, now: Any = None, option: str = "option") -> Any:
-    """The inverse of :func:`encoded`; objects, which older checkpoints have, are returned as given.
+    """The inverse of :func:`encoded`; an object, which older checkpoints may have, is returned as given.
 
-    ``now`` is the present value of the option. It is returned where ``value`` describes a function, or
-    names an object that was stored by its name alone, and ``now`` is the same as far as can be told.
+    ``now`` is the option's present value. It is returned where ``value`` describes a function or names
+    an object, and ``now`` fits that description.
     """
     if not (isinstance(value, str) and value.startswith('{"')):
         return value
@@ -125,7 +125,7 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
         }
         return kind(**options)
     if value == {"function": "fan_ratio"}:
-        return "fan-ratio"  # it was a function of this package before it had a name
+        return "fan-ratio"  # older versions had it as a function
     how = "another object"
     if callable(now) and not isinstance(now, KINDS):
         how = differs(value, now)
@@ -146,14 +146,14 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
 
 
 def _called(told: dict[str, Any]) -> str:
-    """The name of a function or an object of which :func:`described` has told."""
+    """The name of a function or an object in a description by :func:`described`."""
     if "partial" in told:
         return f"a functools.partial of {_called(told['partial'])}"
     return str(told.get("object") or told.get("function"))
 
 
 def _class_of(path: str, now: Any, option: str) -> Any:
-    """The class whose :func:`path_of` is ``path``: that of ``now``, or else the last one defined."""
+    """The class with this :func:`path_of`: the class of ``now``, or the last one that was defined."""
     if path_of(type(now)) == path:
         return type(now)
     found = [kind for base in KINDS for kind in _below(base) if path_of(kind) == path]

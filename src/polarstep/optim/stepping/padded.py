@@ -1,9 +1,10 @@
 """Small matrices of many different shapes as a few batches, padded with zeros.
 
-A bucket of one small matrix costs as many operations as a bucket of a hundred, some microseconds each.
-For a map that ignores zero rows and columns (:attr:`polarstep.polar.PolarMap.ignores_zeros`), T of a
-padded matrix is T of the matrix, padded. So where a step on a CPU has many buckets of small matrices,
-shapes are rounded up to multiples of eight, and matrices that then have the same shape are one batch.
+A bucket of one small matrix takes as many calls of torch as a bucket of a hundred, and each call takes
+some microseconds. For a map that ignores zero rows and columns
+(:attr:`polarstep.polar.PolarMap.ignores_zeros`), T of a padded matrix is T of the matrix, padded. So
+where a step on a CPU has many buckets of small matrices, shapes are rounded up to multiples of eight,
+and matrices that then have the same shape are one batch.
 
 Padding changes the order of additions inside products, and so the last bits of T. A step with fewer
 than 32 small shapes is not padded.
@@ -14,28 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from polarstep.optim.collect import Member, Signature, in_parts, momentum_dtype
-from polarstep.optim.low_precision import is_compensated
-from polarstep.optim.step import PolarHook, launch, show
+from polarstep.optim.stepping.collect import Member, Signature, in_parts, momentum_dtype
+from polarstep.optim.stepping.low_precision import is_compensated
+from polarstep.optim.stepping.step import PolarHook, launch, show
+from polarstep.optim.stepping.target import Target
 from polarstep.polar import Carry, Draw, Polar, PolarMap
-
-if TYPE_CHECKING:
-    from polarstep.optim.by_tensors import Target
 
 __all__ = ["step_padded"]
 
 # Fewer buckets of small matrices than this are processed one by one.
 MANY = 32
-# Sides are rounded up to a multiple of this.
+# Each side of a matrix is rounded up to a multiple of this.
 MULTIPLE = 8
-# Matrices with a longer side are not small: their products take longer than it takes to call them.
+# A matrix with a longer side is not small: its products take longer than the calls of torch.
 LONGEST = 128
-# Bytes of M in a batch. A batch that fits in the cache of a core is faster than larger ones.
+# Bytes of M in a batch. A batch that fits in the cache of a core is faster than a larger batch.
 LARGEST = 2**20
 
 Buckets = dict[tuple[Signature, bool], list[Member]]

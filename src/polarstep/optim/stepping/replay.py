@@ -1,8 +1,8 @@
 """Steps on a GPU that are planned once and replayed as CUDA graphs.
 
-After the first steps all launches of a step are captured as one CUDA graph, and a step is then one
-replay. What changes from step to step lies in tensors that the graph reads: addresses, momenta,
-learning rates and decays, random numbers, carries. Nothing here waits for the device.
+After the first steps, all launches of a step are captured as one CUDA graph, and each later step is one
+replay. Whatever changes from step to step lies in tensors that the graph reads: addresses, momenta,
+learning rates and decays, random numbers, carries. The host never waits for the device here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import cycle
 import torch
 
 from polarstep import kernels
-from polarstep.optim.by_tables import TableBucket, can_tabulate, lies_like
-from polarstep.optim.collect import Member, Signature, State, Work, in_parts, members_of
 from polarstep.optim.groups import Group, is_transposed
-from polarstep.optim.low_precision import momentum_of
-from polarstep.optim.replay_plan import Plan, Run, fill_tables, goes_on, key_of
-from polarstep.optim.step import PolarHook, show
+from polarstep.optim.stepping.by_tables import TableBucket, can_tabulate, lies_like
+from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
+from polarstep.optim.stepping.low_precision import momentum_of
+from polarstep.optim.stepping.replay_plan import Plan, Run, fill_tables, goes_on, key_of
+from polarstep.optim.stepping.step import PolarHook, show
 from polarstep.optim.transforms import followed
 
 __all__ = ["ReplayedStep"]
@@ -146,8 +146,8 @@ class ReplayedStep:
     ) -> Iterator[tuple[Run, int]]:
         """Each bucket with its members and the offset of its step.
 
-        Buckets of groups that are ``idle`` at this step are kept; buckets of earlier maps and seeds
-        are dropped to free their memory.
+        Buckets of groups that are ``idle``, without a gradient at this step, are kept. Buckets of
+        earlier maps and seeds are dropped to free their memory.
         """
         buckets: dict[Signature, list[Member]] = {}
         for signature, member in members:

@@ -1,7 +1,8 @@
-"""What can be told of a function in plain data, so that a checkpoint need not hold the function.
+"""Descriptions of functions in plain data, so that a checkpoint need not hold the functions.
 
-A function is told by its module and name. Where other functions have the same name, as all lambdas of
-a module do, a hash of its bytecode and the values it encloses are told too:
+A function is described by its module and name. Where other functions have the same name, as all lambdas
+of a module do, the description also has a hash of the bytecode and the values that the function
+encloses:
 
 >>> def times(k):
 ...     return lambda m, n: k * m / n
@@ -12,9 +13,10 @@ a module do, a hash of its bytecode and the values it encloses are told too:
 >>> differs(described(times(0.5)), times(5.0))
 "values are {'k': 0.5} there and {'k': 5.0} here"
 
-A ``functools.partial`` is told by its function and arguments, and another object that can be called by
-its class and fields, as its ``__getstate__`` returns them, or as a dataclass compares them. Of other
-objects, as a model that a function encloses, the class alone is told: they may change during a run.
+A ``functools.partial`` is described by its function and arguments. Another object that can be called is
+described by its class and its fields: those that a dataclass compares, or what ``__getstate__`` returns.
+Of any other object, as a model that a function encloses, only the class is named: it may change during a
+run.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ import torch
 __all__ = ["described", "differs", "number", "path_of"]
 
 PYTHONS_OWN: tuple[type[Any], ...] = (bool, int, float)
-DEPTH = 4  # values inside values are told of down to this depth: a function may enclose itself
+DEPTH = 4  # values inside values are described down to this depth: a function may enclose itself
 
 
 def described(value: Any, depth: int = 0) -> dict[str, Any]:
-    """A function, or an object that can be called, in the types of JSON.
+    """A description of a function, or of an object that can be called, in the types of JSON.
 
-    The keys ``"function"``, ``"partial"`` or ``"object"`` say which kind it is; those for arguments,
-    fields and code are left out where there is nothing to tell.
+    The key ``"function"``, ``"partial"`` or ``"object"`` says which kind it is. Keys for arguments,
+    fields and code are left out where there is nothing to say.
     """
     if isinstance(value, partial):
         return {
@@ -67,12 +69,12 @@ def described(value: Any, depth: int = 0) -> dict[str, Any]:
 
 
 def differs(saved: Mapping[str, Any], value: Any) -> str:
-    """How ``value`` differs from what :func:`described` has told of a saved one; empty if not at all.
+    """How ``value`` differs from the description of a saved function; empty if it does not.
 
-    Bytecode of another Python is not compared, nor what older checkpoints do not tell.
+    Bytecode of another version of Python is not compared, nor anything that an older checkpoint lacks.
     """
     if set(saved) == {"function"}:
-        # Older checkpoints have lambdas so, and objects that were given a __qualname__.
+        # Older checkpoints name lambdas, and objects with a __qualname__, in this way.
         return "" if saved["function"] == path_of(value) else "another function"
     here = json.loads(json.dumps(described(value)))
     if _is_same(saved, here):
@@ -119,7 +121,7 @@ def number(value: Any) -> Any:
 
 
 def _told(value: Any, depth: int) -> Any:
-    """``value`` in the types of JSON; of what is no plain data the class alone."""
+    """``value`` in the types of JSON; of an object that is not plain data, the class alone."""
     value = number(value)
     if value is None or isinstance(value, str | bool | int | float):
         return value
@@ -176,7 +178,7 @@ def _code_and_values(function: Any, depth: int) -> dict[str, Any]:
             continue
     text = json.dumps(_of_code(code))
     return {
-        "python": sys.implementation.cache_tag,  # bytecode is that of one Python, as of cpython-312
+        "python": sys.implementation.cache_tag,  # as cpython-312; each version has its own bytecode
         "code": hashlib.sha256(text.encode()).hexdigest()[:16],
         "values": {name: _told(each, depth + 1) for name, each in values.items()},
     }

@@ -1,13 +1,13 @@
 """Which parameter of a checkpoint is which parameter of the optimizer.
 
-torch goes by the order of parameters alone. Here names count where both sides have names:
+torch matches parameters by their order. Here names count where both sides have names:
 
 - the same names in another order or in other groups: the groups of the checkpoint are taken over;
 - no name in common, as in a renamed model, or no names at all: the order counts, as in torch;
-- some names in common and others not, as where another layer is frozen: an error. By their order,
-  layers would get the momentum of other layers of their shape, and no step would show it.
+- some names in common and others not, as where another layer is frozen: an error. Matched by order,
+  layers would get the momentum of other layers of their shape, in silence.
 
-Names of wrappers, as DDP's ``module.``, make no difference.
+Prefixes of wrappers, as DDP's ``module.``, make no difference.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SHOWN = 3  # names of each side in an error
 def named_in_order(group: Group) -> Group:
     """``group`` of a checkpoint, with its lists of names and reasons in the order of its parameters.
 
-    ``torch.distributed.checkpoint`` has parameters by name, in the order of the optimizer that loads
-    them, and leaves ``"param_names"`` in the order of the optimizer that was saved.
+    ``torch.distributed.checkpoint`` lists parameters by name, in the order of the optimizer that loads
+    them, but leaves ``"param_names"`` in the order of the optimizer that was saved.
     """
     params, names = group.get("params") or (), group.get("param_names") or ()
     if not names or list(params) == list(names) or not all(isinstance(p, str) for p in params):
         return group
-    # Names of the user's own do not say which parameter is meant; then the order of params counts.
+    # Where a user has given other names, they do not say which parameter is meant, and the order counts.
     known = set(params) <= set(names)
     reordered = {key: value for key, value in group.items() if key not in PER_PARAMETER}
     for key in PER_PARAMETER:
@@ -47,10 +47,11 @@ def named_in_order(group: Group) -> Group:
 
 
 def mixed(saved: Sequence[Group]) -> str | None:
-    """What to tell the user where ``torch.distributed.checkpoint`` has mixed groups up; else ``None``.
+    """A warning where ``torch.distributed.checkpoint`` has mixed groups up; else ``None``.
 
-    It fills the groups of the optimizer that loads with the options of saved groups that share a
-    parameter with them. ``"param_names"`` is then of the saved group, and ``"params"`` of the other.
+    It fills a group of the optimizer that loads with the options of a saved group that shares a
+    parameter with it. The result has the ``"params"`` of the first and the ``"param_names"`` of the
+    second.
     """
     apart = [
         name
@@ -64,7 +65,7 @@ def mixed(saved: Sequence[Group]) -> str | None:
     return (
         f"{_listed(apart, SHOWN)} had another group in the checkpoint than in this optimizer, and "
         "torch.distributed.checkpoint gives a group one set of options: learning rate and other options "
-        "may be those of other parameters. Expected the groups of the run that was saved: freeze and "
+        "may belong to other parameters. Expected the groups of the run that was saved: freeze and "
         "unfreeze the same layers, add the same groups, and make the optimizer with the same rules"
     )
 
@@ -73,8 +74,8 @@ def regroup(groups: list[Group], saved: Sequence[Group]) -> str | None:
     """Group the parameters as the checkpoint does, if it has the same names in other groups.
 
     The checkpoint may come from a version that routes a parameter differently, or from a run in which
-    other layers were frozen. The run then goes on with the groups it was saved with, and the words to
-    tell the user are returned.
+    other layers were frozen. The run then goes on with the groups it was saved with; returns a warning
+    that says so, or ``None``.
     """
     then, now = _names_of(saved, groups)
     all_then, all_now = (list(chain.from_iterable(names)) for names in (then, now))
@@ -106,7 +107,7 @@ def regroup(groups: list[Group], saved: Sequence[Group]) -> str | None:
 
 
 def check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
-    """Raise if a checkpoint has other parameters than the optimizer, and say which, or whose it is."""
+    """Raise if a checkpoint has other numbers of parameters than the optimizer, or is another's."""
     then, now = ([len(group["params"]) for group in each] for each in (saved, groups))
     if then == now:
         return
@@ -125,10 +126,10 @@ def check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
 
 
 def check_names(groups: Sequence[Group], saved: Sequence[Group]) -> None:
-    """Raise if names contradict the order, by which the parameters would be matched.
+    """Raise if names contradict the order, by which torch matches the parameters.
 
-    A parameter without a name, or with a name that was made up for it, fits any. Without a name in
-    common the order is all there is. Groups of other sizes are left to torch, which refuses them.
+    A parameter without a name, or with a name that was made up for it, fits any other. Without a name in
+    common nothing contradicts the order. Groups of other sizes are left to torch, which refuses them.
     """
     then, now = map(_flat, _names_of(saved, groups))
     common = {name for name in now if name is not None} & set(then)
@@ -157,9 +158,9 @@ def check_names(groups: Sequence[Group], saved: Sequence[Group]) -> None:
 def _names_of(*sides: Sequence[Group]) -> list[list[list[str | None]]]:
     """For each side and each of its groups the names of the parameters; ``None`` where there is none.
 
-    Names of wrappers are left out, unless that would make two names of one side the same. A list of
-    names with another length than the parameters', as ``ZeroRedundancyOptimizer`` has it, counts as no
-    names.
+    Prefixes of wrappers are left out, unless that would make two names of one side the same. If a list
+    of names is longer or shorter than the list of parameters, as with ``ZeroRedundancyOptimizer``, it
+    counts as no names.
     """
     given = [[_own_names(group) for group in side] for side in sides]
     if all(
@@ -179,7 +180,7 @@ def _own_names(group: Group) -> list[str | None]:
 
 
 def _flat(names: Sequence[Sequence[str | None]]) -> list[str | None]:
-    """The names of all groups, without those that were made up."""
+    """The names of all groups in one list, with ``None`` for names that were made up."""
     return [
         None if name is not None and MADE_UP.fullmatch(name) else name
         for name in chain.from_iterable(names)
@@ -187,7 +188,7 @@ def _flat(names: Sequence[Sequence[str | None]]) -> list[str | None]:
 
 
 def _apart(then: Sequence[str | None], now: Sequence[str | None], shown: int) -> list[str]:
-    """Which names the checkpoint alone has, and which the optimizer."""
+    """Which names only the checkpoint has, and which only the optimizer has, in words."""
     told = []
     for names, others, which in ((then, now, "the checkpoint"), (now, then, "the optimizer")):
         alone = [name for name in names if name is not None and name not in set(others)]

@@ -1,7 +1,8 @@
 """The first phase of a step: which parameters have gradients, and the bucket of each matrix.
 
-Matrices of one shape, precision, device, polar map and step go through the polar map as one batch,
-whichever groups and parameters they are in. Nothing is changed here.
+A bucket is all matrices of one :class:`Signature`: shape, precision, device, polar map, step. They go
+through the polar map as one batch, whichever groups and parameters they are in. This phase changes
+nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from torch import Tensor
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
-from polarstep.optim.carried import recalled
 from polarstep.optim.groups import (
     LR_SCALE,
     Group,
@@ -27,6 +27,7 @@ from polarstep.optim.groups import (
     scale_of,
     views_of,
 )
+from polarstep.optim.stepping.carried import recalled
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
 
@@ -62,7 +63,7 @@ class Work:
     views: list[MatrixView]  # empty unless the group is Muon's
 
     def without_gradients(self) -> Work:
-        """This work for a plan that outlives the step, and must not keep the gradients' memory."""
+        """This work without gradients, for a plan that outlives the step: it would hold their memory."""
         return replace(self, grads=[])
 
 
@@ -85,9 +86,9 @@ class Signature:
     def drawn_at(self, step: int) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
         """What the random numbers of ``step`` depend on, and the key of their generator.
 
-        The first is ``None`` if the step needs no random numbers. The key is a function of seed, shape
-        and step, so that a resumed run draws the same numbers. A CUDA graph
-        repeats the captured step, so that step itself must draw new numbers at every replay.
+        The former is ``None`` if the step needs no random numbers. The key is a function of seed, shape
+        and step, so that a resumed run draws the same numbers. In a CUDA graph of the user's own a
+        step draws as the first step does, since every replay of the graph must draw new numbers.
         """
         numbers = self.polar.numbers_at(step, resumed=self.resumed and not in_a_graph())
         rest = (step,) if numbers is None else numbers
@@ -154,12 +155,12 @@ def collect(
     elsewhere: Container[int] = (),
     stand_ins: Mapping[int, tuple[Tensor, Tensor]] | None = None,
 ) -> Work:
-    """The parameters that have a gradient, checked.
+    """The parameters of a group that have a gradient, checked.
 
     A parameter without a gradient is left alone altogether, weight decay included. ``elsewhere`` has the
-    ids of the parameters that have a gradient on another rank: a gradient of theirs that is missing here
-    counts as zero. ``stand_ins`` maps the id of a sharded parameter to the plain tensors that are used
-    in place of the parameter and of its gradient.
+    ids of parameters that have a gradient on another rank; if such a gradient is missing here, it counts
+    as zero. ``stand_ins`` maps the id of a sharded parameter to the plain tensors that are used in place
+    of the parameter and of its gradient.
     """
     check_options(group)
     names, params, grads, shapes = list[str](), list[Tensor](), list[Tensor](), list[torch.Size]()
@@ -203,7 +204,7 @@ def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) ->
 
 
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:
-    """A flag on the device per gradient: whether this rank's part of it is finite. Nothing waits for it.
+    """A flag per gradient, on its device: whether this rank's part is finite. The host does not wait.
 
     The largest magnitude of a gradient is NaN or infinite exactly where some entry is. On a GPU one
     launch finds it for all gradients; a CPU finds minimum and maximum twenty times as fast.
@@ -221,9 +222,10 @@ def _are_finite(grads: list[Tensor]) -> list[Tensor]:
 def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The precision of C and M, and of an element-wise rule's buffers, for a parameter in ``dtype``.
 
-    It is the parameter's own, or float32 for float16. C is a sum of up to 1/(1 − β) gradients. float16
-    ends at 65504, and gradients of 5,000 would pass that at β = 0.95. AdamW's v has (1 − β₂)G², which
-    is zero in float16 for gradients below 7e-4 at β₂ = 0.95. bfloat16 has the range of float32.
+    It is the parameter's own, or float32 for float16. C may be 1/(1 − β) times as large as the
+    gradients: at β = 0.95 gradients of 5,000 would pass 65504, the largest number of float16. AdamW's v
+    adds (1 − β₂)G², which is zero in float16 for gradients below 7e-4 at β₂ = 0.95. bfloat16 has the
+    range of float32.
     """
     return torch.float32 if dtype == torch.float16 else dtype
 
@@ -278,7 +280,7 @@ def gathered(
 def in_parts(
     items: Iterable[Item], count: Callable[[Item], int], most: int
 ) -> Iterator[list[Item]]:
-    """Lists of ``items`` with at most ``most`` matrices each; a single item is never cut.
+    """Lists of ``items`` with at most ``most`` matrices in all; a larger item has a list to itself.
 
     >>> list(in_parts([1, 1, 1, 5, 2], lambda matrices: matrices, most=2))
     [[1, 1], [1], [5], [2]]

@@ -1,16 +1,17 @@
 """Stop a matrix whose gradient has become zero, once its momentum has faded.
 
 T(cM) = T(M), so a step is as long for faded momentum as for fresh momentum. After the gradient of a
-matrix has become zero (an expert that no token reaches, a frozen branch), C shrinks by β a step.
-Without a rule its parameter would take full steps until C underflows: two thousand at β = 0.95.
+matrix has become zero (an expert that no token reaches, a frozen branch), C shrinks by the factor β in
+each step. Without a rule its parameter would take full steps until C underflows: two thousand at β =
+0.95.
 
 The rule: C ← 0 where the largest entry of C is below 1e-6 of a peak. The peak is the largest entry that
-C has had, and it fades by √β a step, half as fast as C without a gradient. So a matrix that gets no
-gradient stops moving after 2·ln(1e-6)/ln β steps (540 at β = 0.95, 262 at 0.9) and at most 64 more, as
-the rule is applied at every 64th step. Momentum that falls by √β a step or less is never touched,
-however far it falls, nor is momentum that comes back from a spike a trillion times its size. Below
-the smallest normal number of its precision C counts as zero whatever its peak, because β times such
-a number may round to the number itself, for ever.
+C has had. It fades by the factor √β in each step, half as fast as C without a gradient. So a matrix that
+gets no gradient stops moving after 2·ln(1e-6)/ln β steps (540 at β = 0.95, 262 at 0.9) and at most 64
+more, as the rule is applied at every 64th step. Momentum that falls by no more than √β in each step is
+never touched, however far it falls, nor is momentum that comes back from a spike a trillion times its
+size. If C falls below the smallest normal number of its precision, it counts as zero whatever its peak,
+because β times such a number may round to the number itself, for ever.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, placed_like, whole
 from polarstep.matrix import MatrixView
-from polarstep.optim.collect import State, Work
-from polarstep.optim.low_precision import keep_momentum, momentum_of
+from polarstep.optim.stepping.collect import State, Work
+from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
 
 __all__ = ["EVERY", "FADED", "faded", "fading", "largest", "let_rest"]
 
@@ -46,7 +47,7 @@ def let_rest(works: list[Work], state: State) -> None:
 
 
 def fading(work: Work) -> float | None:
-    """How much the peaks fade from one use of the rule to the next; ``None`` if this step skips it."""
+    """The factor on the peaks since the rule was last applied; ``None`` if this step skips it."""
     steps = 1 if in_a_graph() else EVERY
     if work.group["step"] % steps or work.group["step"] == 0:
         return None
@@ -68,9 +69,10 @@ def _rest_if_faded(
 
 
 def faded(of_parameter: dict[str, Tensor], most: Tensor, fade: float) -> Tensor:
-    """Which matrices of a parameter rest, from the largest entry of each; their peaks are updated.
+    """Which matrices of a parameter rest, from ``most``, the largest entry of each; updates their peaks.
 
-    A parameter that is cut into other matrices than before, by other ``split_sizes``, has no peaks yet.
+    The peaks start anew if the parameter is cut into other matrices than before, by other
+    ``split_sizes``.
     """
     known = of_parameter.get("peak")
     if known is None or known.shape != most.shape:

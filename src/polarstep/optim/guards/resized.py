@@ -1,9 +1,9 @@
 """Refuse a step on a parameter that has another shape than its state.
 
-``resize_token_embeddings`` gives a parameter new data of another size, and a checkpoint may be of a
+``resize_token_embeddings`` gives a parameter new data of another size, and a checkpoint may come from a
 model with another vocabulary. torch's fused rules and our kernels take sizes from the parameter and
-addresses from the state, so they would read and write memory that is not theirs. A parameter that was
-transposed has as many entries as before, and would be updated with the averages of other entries.
+addresses from the state, so they would read and write beyond the state's memory. A parameter that was
+transposed has as many entries as before, and each would be updated with the averages of another entry.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Sizes", "check_shapes"]
 class Sizes:
     """The shapes that parameters had when their state was last compared with them.
 
-    Comparing every tensor at every step would take longer than to read the shapes of the parameters.
-    The shape of a ``DTensor`` is that of the whole parameter, and its state is a ``DTensor`` too.
+    Reading the shapes of the parameters is quick; every tensor of the state is compared only after some
+    shape has changed. A ``DTensor`` has the shape of the whole parameter, and so has its state.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Sizes:
 
 
 def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: Group) -> None:
-    """Raise for the first tensor in the state of ``p`` that cannot be that of ``p``."""
+    """Raise for the first tensor in the state of ``p`` that has another shape than ``p``."""
     rule = ELEMENTWISE.get(group.get("algorithm", "muon"))
     for key in (*(("momentum_buffer",) if rule is None else rule.buffers), "rounding_error"):
         kept = of_parameter.get(key)

@@ -1,8 +1,8 @@
 """How :class:`polarstep.Muon` is saved, loaded and pickled.
 
 A checkpoint is plain data: state tensors under the parameters' numbers, as torch has them, and every
-option of a group as text or numbers (:mod:`polarstep.optim.plain`). Loading checks all groups before it
-changes any.
+option of a group as text or numbers (:mod:`polarstep.optim.checkpoints.plain`). Loading checks all
+groups before it changes any.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from torch.optim.optimizer import Optimizer
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, has_ranks, placeholders
-from polarstep.optim.carried import name_of
-from polarstep.optim.collect import State, momentum_dtype
+from polarstep.optim.checkpoints.matching import (
+    check_names,
+    check_sizes,
+    mixed,
+    named_in_order,
+    regroup,
+)
+from polarstep.optim.checkpoints.plain import decoded_group, encoded_group
 from polarstep.optim.elementwise import counter_device
-from polarstep.optim.elementwise_step import check_buffers
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params, restored
-from polarstep.optim.low_precision import MOMENTUM_STATE, stored_dtype
-from polarstep.optim.matching import check_names, check_sizes, mixed, named_in_order, regroup
-from polarstep.optim.mistakes import callers_level
-from polarstep.optim.plain import decoded_group, encoded_group
-from polarstep.optim.resized import check_shapes
+from polarstep.optim.guards.mistakes import callers_level
+from polarstep.optim.guards.resized import check_shapes
+from polarstep.optim.stepping.carried import name_of
+from polarstep.optim.stepping.collect import State, momentum_dtype
+from polarstep.optim.stepping.elementwise_step import check_buffers
+from polarstep.optim.stepping.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.transforms import NormalizedRows
 from polarstep.polar import Finder, PolarMap, Warm
 from polarstep.sketch import Sketch
@@ -44,7 +50,7 @@ torch.serialization.add_safe_globals(
         if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
     ]
 )
-# A transform, and Warm under its module path in those checkpoints.
+# A transform, and Warm under the module path that it had then.
 torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
 
 
@@ -54,9 +60,9 @@ STARTED_WITH = "_started_with"  # where a pickle has the arguments of _start
 class Checkpointed(Optimizer):
     """An optimizer whose groups hold polar maps, and whose momentum may have a precision of its own.
 
-    A subclass names in :attr:`_pickled` what a pickle holds besides the state, the groups and the
-    defaults, and sets everything else of its own in :meth:`_start`. The arguments with which a copy
-    calls :meth:`_start` are :meth:`_started_with`.
+    A pickle holds the state, the groups, the defaults and the attributes that a subclass names in
+    :attr:`_pickled`. The subclass makes all its other attributes in :meth:`_start`, which an unpickled
+    copy calls with the arguments from :meth:`_started_with`.
     """
 
     _pickled: tuple[str, ...] = ()
@@ -78,7 +84,7 @@ class Checkpointed(Optimizer):
         return content | {"param_groups": groups}
 
     def _check_held(self) -> None:
-        """Raise if some parameter with a state is in no group; torch would raise a ``KeyError``."""
+        """Raise if a parameter with a state is in no group, where torch would raise a ``KeyError``."""
         held = {id(p) for group in self.param_groups for p in group["params"]}
         left = [p for p in self.state if isinstance(p, Tensor) and id(p) not in held]
         if left:
@@ -92,8 +98,8 @@ class Checkpointed(Optimizer):
     def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
         """``state`` with the entries that a checkpoint of several ranks must have.
 
-        The parameters are in the order of the groups: ranks gather them one after the other, and a rank
-        without a part of some parameters starts their states in another order.
+        The parameters come in the order of the groups on every rank, since ranks gather them one after
+        the other. In ``state`` itself they are in the order of their first steps, which may differ.
         """
         numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
         found = {
@@ -104,21 +110,12 @@ class Checkpointed(Optimizer):
         return found | {key: its for key, its in state.items() if key not in found}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint; options that are missing in it stay as they are here.
+        """Continue from a checkpoint, as :meth:`polarstep.Muon.load_state_dict` says.
 
-        torch casts what it loads to the precision of the parameter. Momentum, buffers and carries that
-        are kept in another precision, and what an element-wise rule keeps beside its buffers, are loaded
-        without that cast. The next step casts them where they were saved in another precision than
-        they are kept in.
-        Groups that somebody else has put into the optimizer, as Lightning does when it resumes a run,
-        may hold parameters and no options.
-
-        Parameters are matched by name where both sides have the same names, and by their order where
-        they have no name in common (:mod:`polarstep.optim.matching`).
-
-        Raises:
-            ValueError: if some names are the same and others are not, or if the checkpoint has other
-                numbers of parameters, states of other shapes, or options that are not accepted.
+        torch casts every tensor it loads to the precision of its parameter. Tensors that are kept in
+        another precision are loaded without that cast: momentum, buffers, carries, and what an
+        element-wise rule keeps beside its buffers. If such a tensor was saved in yet another precision,
+        the next step casts it.
         """
         _check_content(state_dict)
         saved_groups = [named_in_order(group) for group in state_dict["param_groups"]]
@@ -134,7 +131,11 @@ class Checkpointed(Optimizer):
                 warnings.warn(words, stacklevel=callers_level())
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint whose parameters are in the same groups."""
+        """Continue from a checkpoint whose parameters are in the same groups.
+
+        Groups that other code has put into the optimizer, as Lightning does when it resumes a run, may
+        hold parameters and no options.
+        """
         if not self._optimizer_load_state_dict_pre_hooks:  # a hook may correct the groups
             check_sizes(self.param_groups, state_dict["param_groups"])
         running = dict(enumerate(self.param_groups))
@@ -165,10 +166,11 @@ class Checkpointed(Optimizer):
         drop_placeholders(self.param_groups, self.state)
 
     def _with_own(self, saved: Sequence[Group]) -> list[Group]:
-        """The groups of a checkpoint with the names, and without the functions, of this optimizer.
+        """The groups of a checkpoint, with this optimizer's names, and without ``lr_scale`` functions.
 
-        What a group lacks stays as it is here, and torch would copy a function with all it holds. A
-        hook may have put the optimizer's own ``state_dict()`` there, so options are decoded again.
+        Options that are left out stay as they are here; torch would copy a function with everything it
+        encloses. A user's hook may have put in the optimizer's own ``state_dict()``, so options are
+        decoded once more.
         """
         found = []
         for index, group in enumerate(saved):
@@ -212,11 +214,11 @@ class Checkpointed(Optimizer):
 
 
 def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> Sequence[str]:
-    """The entries of the state of ``p`` with a precision of their own.
+    """The entries of the state of ``p`` that are kept in another precision than ``p``.
 
-    An element-wise rule has there what is not shaped as the parameter, such as a count, which would be
-    wrong from 257 on in bfloat16. It also has there the buffers of a float16 parameter, which are in
-    float32. ``"step"`` is left to torch, which does not cast it.
+    Of an element-wise rule these are all entries that are not buffers, such as a count, which would be
+    wrong from 257 on in bfloat16. The buffers of a float16 parameter, which are in float32, belong to
+    them, too. ``"step"`` is left to torch, which does not cast it.
     """
     if group["algorithm"] in ELEMENTWISE:
         cast: tuple[str, ...] = ("rounding_error", "step")

@@ -1,7 +1,7 @@
-"""A parameter so large that the memory of a step matters: T is computed in the memory of M.
+"""Parameters so large that the memory of a step matters: T is computed in the memory of M.
 
-A step in full space usually has M, two of its iterates and two small-side matrices at a time, up to
-eight times the parameter. In place it has M, half of its Gram matrix and a few rows or columns
+A step in full space usually holds M, two of its iterates and two matrices of the small side at a time,
+up to eight times the parameter. In place it holds M, half of its Gram matrix and a few rows or columns
 (:mod:`polarstep.products.in_place`). :func:`peak` has the formula: 1.26 times the memory of the
 parameter for 8192×16384, 1.506 times for 16384×16384.
 """
@@ -9,19 +9,19 @@ parameter for 8192×16384, 1.506 times for 16384×16384.
 from __future__ import annotations
 
 from polarstep import products
-from polarstep.optim.collect import Member, Signature
-from polarstep.optim.step import Matrices, PolarHook
+from polarstep.optim.stepping.collect import Member, Signature
+from polarstep.optim.stepping.step import Matrices, PolarHook
 from polarstep.polar import Polar
 from polarstep.products.in_place import STRIP
 
 __all__ = ["is_large", "launch_in_place", "peak"]
 
-# Bytes of one matrix from which it is updated in place.
+# A matrix of this many bytes or more is updated in place.
 LARGE = 256 * 2**20
 
 
 def is_large(signature: Signature, sharded: bool) -> bool:
-    """Whether a step on matrices of this shape is to save memory, and the map can."""
+    """Whether matrices of this shape are large, and the map can compute T in the memory of M."""
     its = signature
     nbytes = its.m * its.n * its.dtype.itemsize
     return nbytes >= LARGE and not sharded and its.device.type == "cpu" and its.polar.overwrites
@@ -30,10 +30,10 @@ def is_large(signature: Signature, sharded: bool) -> bool:
 def launch_in_place(
     signature: Signature, matrices: Matrices, members: list[Member], hooks: tuple[PolarHook, ...]
 ) -> Polar:
-    """One step of a bucket, like :func:`polarstep.optim.step.launch`, for a map without state.
+    """One step of a bucket, like :func:`polarstep.optim.stepping.step.launch`, for a map without state.
 
-    M is copied first where it is the momentum buffer itself, where hooks are to see it, or to float32
-    where it has 16 bits.
+    T takes the place of M, or of a copy of M: where M is the momentum buffer itself, where hooks look at
+    M, and where M has 16 bits, which are copied to float32.
     """
     M = matrices.momentum()
     T = products.of(M.device).workable(M)
@@ -48,7 +48,7 @@ def launch_in_place(
 
 
 def peak(m: int, n: int) -> float:
-    """1 + (m + 64)/2n + 64/m for m ≤ n: the memory of a step in place, over that of the parameter.
+    """1 + (m + 64)/2n + 64/m for m ≤ n: a step's memory in place, relative to the parameter's.
 
     It counts M, half of its Gram matrix with whole blocks on the diagonal, and a copy of some rows of
     M, but not X, G and C.

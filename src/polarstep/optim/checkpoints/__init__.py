@@ -1,0 +1,11 @@
+"""How :class:`polarstep.Muon` is saved, loaded and pickled.
+
+checkpoint  state_dict(), load_state_dict() and pickling
+plain       options of a group as plain data
+described   what a checkpoint says of a function, which it does not hold
+matching    which parameter of a checkpoint is which parameter of the optimizer
+
+A ``state_dict`` names classes of this package without their module. A pickle of an optimizer does not:
+it names the classes it holds in ``optim.muon``, ``optim.added``, ``optim.elementwise``,
+``optim.transforms`` and ``optim.routing.routes``, so these modules cannot move without an alias.
+"""

@@ -1,0 +1,192 @@
+"""One parameter during one step in plain torch operations: its momentum, M, and its update.
+
+A parameter may have blocks in several buckets (a fused projection with unequal parts). Its momentum
+is advanced for the first of its blocks, and X is updated once T of every block is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep import products
+from polarstep.distributed.gather import Gathering
+from polarstep.distributed.layout import is_sharded, local, placed_like
+from polarstep.optim.groups import scale_of
+from polarstep.optim.stepping.collect import State, Work, momentum_dtype
+from polarstep.optim.stepping.low_precision import (
+    add_compensated,
+    check_blocks,
+    is_compensated,
+    keep_momentum,
+    momentum_of,
+    rounding_error,
+    stored_dtype,
+)
+
+__all__ = ["Target", "apply_updates"]
+
+
+class Target:
+    """One parameter during one step."""
+
+    def __init__(self, work: Work, index: int, state: State) -> None:
+        self.work, self.index = work, index
+        self.p, self.view = work.params[index], work.views[index]
+        self.finite = None if work.finite is None else work.finite[index]
+        self.is_compensated = is_compensated(work.group, self.p)
+        self._state, self._kept = state[self.p], stored_dtype(work.group, self.p)
+        if self._kept == torch.int8:
+            check_blocks(self.p, work.names[index])
+        self._G = local(work.grads[index])
+        self._C = local(momentum_of(self.p, self._state, self._kept))
+        self._advanced = False
+        self._M: Tensor | None = None  # this rank's part of M
+        self._gathering: Gathering | None = None  # the whole of M, where it is sharded
+        self._blocks: list[Tensor] | None = None  # the blocks of M
+        self._T: list[Tensor | None] = [None] * len(self.view.shapes)
+
+    @property
+    def has_one_block(self) -> bool:
+        """Whether the parameter is in one bucket."""
+        return len(self._T) == 1
+
+    def advance(self) -> None:
+        """``C ← βC + G``, at the first call only."""
+        if self._advanced:
+            return
+        self._advanced, beta = True, self.work.group["momentum"]
+        if self.finite is None:
+            torch.add(self._G, self._C, alpha=beta, out=self._C)  # one pass over memory
+        else:
+            new = torch.where(self.finite, beta * self._C + self._G, self._C)
+            self._C.copy_(new)
+        keep_momentum(self._C, self.p, self._state, self._kept)
+
+    def writes_momentum(self) -> bool:
+        """Whether :meth:`write_momentum` can be used: M is one block, not C itself, and not sharded."""
+        made = self.work.group["nesterov"] and self.finite is None and self.view.in_turn
+        return made and self.has_one_block and not is_sharded(self.p)
+
+    def write_momentum(self, out: Tensor) -> None:
+        """Compute M in ``out``."""
+        self.advance()
+        beta = self.work.group["momentum"]
+        # A part of a padded batch has gaps, so out cannot always be viewed in the shape of X.
+        G, C = (each.reshape(out.shape) for each in (self._G, self._C))
+        torch.add(G, C, alpha=beta, out=out)
+
+    def begin_gathering(self) -> None:
+        """Begin to gather M of a sharded parameter."""
+        if self._gathering is None:
+            self._gathering = Gathering(self.local_momentum(), self.p)
+
+    def momentum(self, block: int) -> Tensor:
+        """M of a block, not to be written to: without Nesterov it is C itself."""
+        if self._blocks is None:
+            gathering = self._gathering
+            M = self.local_momentum() if gathering is None else gathering.wait()
+            self._blocks = self.view.blocks(M)
+        return self._blocks[block]
+
+    def local_momentum(self) -> Tensor:
+        """This rank's part of M, not to be written to: without Nesterov it is C itself."""
+        if self._M is None:
+            self.advance()
+            M = self._C.to(momentum_dtype(self.p.dtype))
+            if self.work.group["nesterov"]:
+                M = torch.add(self._G, self._C, alpha=self.work.group["momentum"])
+            if self.finite is not None:
+                M = torch.where(self.finite, M, 0)  # T(0) = 0, so X stays
+            self._M = M
+        return self._M
+
+    def takes_product(self, dtype: torch.dtype) -> bool:
+        """Whether torch has X ← βX + αLR as one operation for this X and factors of ``dtype``."""
+        return (
+            products.of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
+            and self.p.dtype == dtype
+            and not is_sharded(self.p)
+            and self.p.is_contiguous()
+            and self.has_one_block
+            and self.view.in_turn
+            and not self.is_compensated
+            and not isinstance(self.work.group["lr"], Tensor)
+        )
+
+    def sizes(self) -> list[Any]:
+        """−η·scale of each block."""
+        group = self.work.group
+        lr, scale = group["lr"], scale_of(group, self.p.device)
+        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr  # torch allows any one element
+        return [-lr * scale(m, n) for _, m, n in self.view.shapes]
+
+    def remains(self) -> Any:
+        """The factor on X in the update: 1 − ηλ, or 1 if this call has decayed X already.
+
+        It decays X if the parameter may be skipped and its rounding is not compensated.
+        """
+        group = self.work.group
+        lr, decay = group["lr"], group["weight_decay"]
+        lr = lr.reshape(()) if isinstance(lr, Tensor) else lr
+        remains = 1 - lr * decay
+        if self.finite is None or decay == 0:
+            return remains if decay != 0 else 1.0
+        if self.is_compensated:
+            return torch.where(self.finite, remains, 1.0)
+        X = local(self.p)
+        X.copy_(torch.where(self.finite, X * remains, X))
+        return 1.0
+
+    def add_compensated(self, T: Tensor, size: Any) -> None:
+        """``X ← (1 − ηλ)X + size·T``; the rounding error is kept for the next step."""
+        R = local(rounding_error(self.p, self._state))
+        add_compensated(local(self.p), R, T, size, self.remains())
+
+    def take_product(self, L: Tensor, R: Tensor) -> None:
+        """``X ← (1 − ηλ)X − η·scale·LR``."""
+        X = self.p.view(self.view.shapes[0])
+        X.baddbmm_(L, R, beta=self.remains(), alpha=self.sizes()[0])
+
+    def take(self, block: int, T: Tensor) -> tuple[Tensor, Tensor, Any] | None:
+        """(X, T, −η·scale) once T of all blocks is known, with ``T`` for ``block``; ``None`` before."""
+        sharded = is_sharded(self.p)
+        if self.has_one_block and sharded:  # a rank keeps its own part of T at once
+            T = placed_like(self.view.assemble([T], self.p.shape), self.p)
+        self._T[block] = T
+        blocks = [each for each in self._T if each is not None]
+        if len(blocks) < len(self._T):
+            return None
+        sizes = self.sizes()
+        size = sizes[0]
+        if len(blocks) > 1 or isinstance(size, Tensor):
+            blocks = [each * factor for each, factor in zip(blocks, sizes, strict=True)]
+            size = 1.0
+        if self.has_one_block and sharded:
+            update = blocks[0]
+        else:
+            update = placed_like(self.view.assemble(blocks, self.p.shape), self.p)
+        return local(self.p), local(update), size
+
+
+def apply_updates(ready: Iterable[tuple[Target, tuple[Tensor, Tensor, Any]]]) -> None:
+    """``X ← (1 − ηλ)X − η·scale·T``, grouped so that T is scaled and added in one pass."""
+    alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, (X, T, size) in ready:
+        if target.is_compensated:
+            target.add_compensated(T, size)
+            continue
+        remains = target.remains()
+        if isinstance(remains, Tensor):
+            X.mul_(remains)
+            remains = 1.0
+        params, updates = alike.setdefault((size, remains), ([], []))
+        params.append(X)
+        updates.append(T)
+    for (size, remains), (params, updates) in alike.items():
+        if remains != 1.0:
+            torch._foreach_mul_(params, remains)
+        torch._foreach_add_(params, updates, alpha=size)
