@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import pkgutil
 import re
 import runpy
 from pathlib import Path
@@ -261,6 +262,25 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
             if not target.startswith(("http", "mailto")):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("suffix", ["py", "md"])
+def test_names_of_the_package_that_pages_and_messages_give_exist(suffix: str) -> None:
+    # The log and the changes speak of names that are gone.
+    files = [*ROOT.glob("src/**/*.py")] if suffix == "py" else [*ROOT.glob("docs/**/*.md")]
+    found = {
+        name
+        for file in files
+        if file.name != "log.md"
+        for name in re.findall(r"\bpolarstep(?:_lab)?(?:\.[A-Za-z]\w*)+", file.read_text())
+        if not name.endswith((".py", ".md"))
+    }
+    assert len(found) > 30
+    for name in sorted(found):
+        try:
+            pkgutil.resolve_name(name)
+        except (AttributeError, ImportError):
+            pytest.fail(f"{name} is named and does not exist")
 
 
 def test_on_a_package_index_every_link_of_the_readme_is_absolute() -> None:

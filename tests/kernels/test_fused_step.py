@@ -77,6 +77,17 @@ def test_fused_equals_plain(device: torch.device, polar: ps.PolarMap, nesterov: 
         assert (end - start).norm() > STEPS / 300 * start.norm()
 
 
+def test_autograd_sees_that_the_weights_have_changed(device: torch.device) -> None:
+    params = parameters(device)
+    opt = ps.Muon(groups(params), polar=MAPS[0])
+    for step in range(STEPS):
+        set_gradients(params, step)
+        before = [p._version for p in params]
+        opt.step()
+        assert all(p._version > version for p, version in zip(params, before, strict=True))
+    assert opt._replayed.buckets
+
+
 def test_memory_of_earlier_maps_and_seeds_is_given_back(device: torch.device) -> None:
     params = parameters(device)
     opt = ps.Muon(groups(params), lr=0.1, polar=MAPS[1], fused=True)

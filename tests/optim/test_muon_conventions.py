@@ -370,6 +370,31 @@ def test_parameters_of_low_precision(dtype):
     torch.testing.assert_close(W.double(), reference, atol=0.03, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"algorithm": "muon"},
+        {"algorithm": "muon", "polar": LowRank(2, 1, always_sketch=True)},
+        {"algorithm": "muon", "nonfinite": "skip", "rounding": "compensated"},
+        {"algorithm": "adamw"},
+        {"algorithm": "adamw", "rounding": "compensated"},
+        {"algorithm": "sgd"},
+        {"algorithm": "sgd", "nonfinite": "skip"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_graph_from_before_a_step_is_not_used_after_it(options, dtype):
+    # A step changes the weights in place, and the graph has saved them: autograd knows by their version.
+    x = gaussian(4, 5).to(dtype).requires_grad_()
+    W = nn.Parameter(gaussian(5, 6, seed=1).to(dtype))
+    loss = (x @ W).square().sum()
+    loss.backward(retain_graph=True)
+    Muon([{"params": [W], **options}]).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_the_seed_is_the_sketch(untouched_rng):
     polar = LowRank(2, 1, always_sketch=True)
     assert torch.equal(trained(polar=polar, seed=1), trained(polar=polar, seed=1))

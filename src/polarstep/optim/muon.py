@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
@@ -379,6 +380,9 @@ class Muon(Checkpointed):
             work.group["step"] += 1
         for work in others:
             step_elementwise(work, self.state)
+        # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
+        # backward pass through a graph from before the step would use the changed weights in silence.
+        increment_version(p for work in works for p in work.params)
         if may_arrive:
             self._arrivals.note_first(self.param_groups, self.state)
         self._over_ranks.tell_of_failure()

@@ -37,7 +37,7 @@ def demo(
         need("the report of the demonstration", *REPORT)
         runs = demo_runs(out / "runs")
         console.print(_introduction(len(runs)), highlight=False)
-        todo = runs if force else pending(runs)
+        todo = pending(runs, force)
         if len(todo) < len(runs):
             done = len(runs) - len(todo)
             were = "is" if done == 1 else "are"

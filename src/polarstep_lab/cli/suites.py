@@ -129,7 +129,7 @@ def _run_suite(
 ) -> None:
     """Make the runs that are not finished, and print the table of all runs."""
     console = Console(stderr=True)
-    todo = runs if force else pending(runs)
+    todo = pending(runs, force)
     check_peers(todo)
     if len(todo) < len(runs):
         console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are finished already")

@@ -207,6 +207,6 @@ def named(name: str) -> Workload:
     if name not in _BY_NAME:
         raise ValueError(
             f"workload {name!r}: expected one of {', '.join(names())}; for a model of your own use "
-            "polarstep.flops.Workload.from_shapes"
+            "polarstep_lab.flops.Workload.from_shapes"
         )
     return _BY_NAME[name]

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import StorageError
+from polarstep.storage import StorageError, refuse_unwritable
 from polarstep_lab.ablations import apply_axis, find_axis
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import Method
 from polarstep_lab.recipes import read_recipe_file, resolve
 from polarstep_lab.records.directory import state_of
+from polarstep_lab.records.mark import CONFIG
 from polarstep_lab.records.record import Ablation, RunIdentity
 
 __all__ = ["PlannedRun", "ablation_runs", "comparison_runs", "pending", "plan_run"]
@@ -148,11 +149,16 @@ def ablation_runs(
     ]
 
 
-def pending(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs that are still to be made or to be resumed.
+def pending(runs: Sequence[PlannedRun], force: bool = False) -> list[PlannedRun]:
+    """The runs that are still to be made or to be resumed; all of them with ``force``.
 
-    A finished run with another config in its place is an error: its results are not this suite's.
+    A finished run with another config in its place is an error: its results are not this suite's. So is
+    a folder that cannot hold the runs.
     """
+    for run in runs:
+        refuse_unwritable(run.directory / CONFIG, "--out")
+    if force:
+        return list(runs)
     todo = []
     for run in runs:
         state = state_of(run.directory)

@@ -343,6 +343,18 @@ def test_documented_commands_are_valid(words, monkeypatch):
     assert made or words[0] in ("list", "report", "tokenize")
 
 
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [["compare", "nanogpt-toy"], ["ablate", "nanogpt-toy", "rank"], ["demo", "--workers", "2"]],
+    ids=lambda words: words[0],
+)
+def test_a_folder_that_cannot_hold_the_runs_is_refused_before_the_first(words, force):
+    Path("taken").touch()
+    outcome = polarstep(*words, "--out", "taken", *["--force"] * force, status=1)
+    assert said(outcome).endswith("taken is a file, expected a folder: choose another --out")
+
+
 @pytest.mark.parametrize("option", ["--method", "--methods", "-m"])
 @pytest.mark.parametrize("command", ["run", "compare", "ablate", "tune"])
 def test_method_and_methods_are_the_same_option(command, option):
