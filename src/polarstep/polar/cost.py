@@ -60,17 +60,17 @@ class Device:
     adamw: float
     """Bytes/s of torch's fused AdamW."""
     launch: float
-    """Seconds of an operation without work, on all matrices of a bucket, or on a CPU on each."""
+    """Seconds that an operation takes without work: once for a bucket on a GPU, else per matrix."""
     itemsize: int
     """Bytes of an entry of M during a step: 2 in bfloat16."""
     halved: float
     """What a symmetric product of 512 rows and more costs, as a share of the full product."""
     half_rate: float = 0.0
-    """Rows with which large products have half of ``rate``: m rows have m/(m + this) of it."""
+    """Rows at which large products reach half of ``rate``: m rows reach m/(m + half_rate) of it."""
     tile: int = 1
-    """Rows of large products are computed in multiples of this."""
+    """Rows of large products are computed in multiples of this number."""
     eight_bits: float = 1.0
-    """How many times as fast products in eight bits are; one where there are none."""
+    """The rate of products in eight bits over that of 16 bits; one if the device has none."""
     launches_shared: bool = True
     """Whether an operation on a bucket is one launch, whatever the number of matrices."""
 
@@ -96,13 +96,12 @@ class Device:
 def _gpu(teraflops: float, terabytes: float, eight_bits: float = 1.0) -> Device:
     """A GPU with tensor cores from its data sheet: dense bfloat16 TFLOP/s and TB/s.
 
-    ``eight_bits``: on an H200, products in eight bits had 1.1 to 1.4 PFLOP/s, about 1.9 times as many.
-
-    It is taken to reach the shares that an H200 (989 TFLOP/s, 4.8 TB/s) reaches. Bandwidths are those of
-    results/step-cost/h200.json: 4.1 TB/s in the momentum phase, 3.45 with AdamW. The other figures are
-    the ones with which the estimates are closest to the whole steps of h200-later.json and
-    h200-between.json, from 384 to 4096 rows: 8% in the root mean square. A launch is short because the
-    buckets of these steps run side by side.
+    Every GPU is taken to reach the shares of its data sheet that an H200 (989 TFLOP/s, 4.8 TB/s)
+    reaches. The H200's bandwidths are from results/step-cost/h200.json: 4.1 TB/s in the momentum phase,
+    3.45 with AdamW. Its products in eight bits had 1.1 to 1.4 PFLOP/s, about 1.9 times as many as in 16.
+    The other figures were fitted to the whole steps of h200-later.json and h200-between.json, from 384
+    to 4096 rows: the estimates are 8% off in the root mean square. A launch is short because the buckets
+    of these steps run side by side.
     """
     return Device(
         rate=0.66e12 * teraflops,
@@ -125,10 +124,10 @@ DEVICES: dict[str, Device] = {
     "H100": _gpu(989, 3.35, 1.9),
     "A100": _gpu(312, 2.0),
     # GPUs without a row here are taken to be an H100 without products in eight bits. Launches are a
-    # larger part of the time there than on slower GPUs: a sketch that pays here pays on those, too.
+    # larger part of the time on an H100 than on slower GPUs: a sketch that pays there pays on them, too.
     "cuda": _gpu(989, 3.35),
     # Two cores of a server, results/step-cost/cpu.json: full-space steps, inner iterations, momentum,
-    # AdamW. More cores have more of each. Time of an operation: with it Deflated and full space break
+    # AdamW. More cores have more of each. With this time of an operation Deflated and full space break
     # even at 128 to 192 rows, as measured.
     "cpu": Device(
         180e9, 120e9, 25e9, 48e9, launch=2e-5, itemsize=4, halved=0.625, launches_shared=False
@@ -165,7 +164,7 @@ def adamw_seconds(m: int, n: int, on: Device, count: int = 1) -> float:
 
 
 def _map(polar: PolarMap, m: int, n: int, on: Device) -> Cost:
-    """T of a wide matrix and the update, which reads and writes X and reads T or multiplies it out."""
+    """The map on a wide matrix, and the update, which reads and writes X and reads T or its factors."""
     update = on.moved((8 + on.itemsize) * m * n)
     if isinstance(polar, NewtonSchulz):
         normalized = 2 * on.moved(1.5 * on.itemsize * m * n)

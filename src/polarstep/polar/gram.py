@@ -89,7 +89,10 @@ def rounding(dtype: torch.dtype) -> float:
 def restarts(
     polynomials: tuple[Polynomial, ...], epsilon: float, *, settling: bool = True
 ) -> list[int]:
-    """The steps before which to form the Gram matrix afresh; ``settling`` may add the last step."""
+    """The steps before which to form the Gram matrix afresh.
+
+    With ``settling`` the last step is one of them where it can correct the rounding errors of W.
+    """
     starts, error, overshoot = [], epsilon, epsilon
     for t, polynomial in enumerate(polynomials):
         growth = polynomial[0]
@@ -108,7 +111,7 @@ def restarts(
 def _is_to_settle(last: Polynomial, overshoot: float, epsilon: float) -> bool:
     """Whether the last step can correct an error of ``overshoot``, and the error is worth it.
 
-    In 16-bit products it is not: they round more coarsely than the tolerated overshoot.
+    In 16 bits the error is not worth it: products there round more coarsely than it.
     """
     return _settles(last) and epsilon < TOLERATED_OVERSHOOT < overshoot
 

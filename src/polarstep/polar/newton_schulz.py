@@ -114,7 +114,7 @@ class NewtonSchulz(PolarMap):
 
     @property
     def ignores_zeros(self) -> bool:
-        """True: a polynomial of M has no way to fill zero rows and columns, which add to no norm."""
+        """True: polynomials keep zero rows and columns at zero, and zeros add nothing to δ."""
         return True
 
     @property
@@ -206,7 +206,10 @@ class NewtonSchulz(PolarMap):
     def _is_normalized_on_the_way(
         self, given: torch.dtype, dtype: torch.dtype, ops: Products
     ) -> bool:
-        """Whether M/‖M‖_F need not be formed, as ‖M‖_F can be read (not under torch.compile)."""
+        """Whether the Gram form divides by ‖M‖_F on the way, so that M/‖M‖_F is not formed.
+
+        It reads ‖M‖_F, which is free on a CPU and not possible while torch.compile traces.
+        """
         usual = self.delta == "frobenius" and len(self.polynomials) > 0
         unchanged = given == dtype and dtype.itemsize >= 4 and ops.looks_for_free
         return usual and unchanged and not torch.compiler.is_compiling()
