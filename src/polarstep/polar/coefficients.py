@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polarstep.polar.minimax import Polynomial, minimax, polar_express
+from polarstep.polar.minimax import minimax, polar_express
+from polarstep.products.squarings import Polynomial
 from polarstep.torch_compile import constant
 
 __all__ = [

@@ -25,7 +25,7 @@ from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import whitened_polynomials
 from polarstep.products.deflating import SIGNS
-from polarstep.products.squarings import squarings
+from polarstep.products.squarings import square_products
 
 __all__ = ["DEVICES", "Device", "adamw_seconds", "figures_of", "seconds"]
 
@@ -189,7 +189,7 @@ def _iteration(polynomials: tuple[Polynomial, ...], m: int, n: int, on: Device) 
     A step of the plain form has XXᵀ, squarings of it, and the product with X. The Gram form has XXᵀ
     and the product with X once for several steps, and three m×m products for each step after.
     """
-    powers = sum(_squarings(polynomial) for polynomial in polynomials)
+    powers = sum(map(square_products, polynomials))
     plain = _products(len(polynomials), powers, m, n, on)
     dtype = torch.float16 if on.has_tensor_cores else torch.float32
     if dtype == torch.float16 and not gram.fits_float16(polynomials):
@@ -216,11 +216,6 @@ def _products(forms: int, squares: int, m: int, n: int, on: Device) -> Cost:
     square = at.product(2 * on.halved * rows**3, 2 * m * m)
     apply = at.product(2 * rows * rows * n, 2 * m * n)
     return forms * (form + apply) + squares * square
-
-
-def _squarings(polynomial: Polynomial) -> int:
-    chain = squarings(polynomial)
-    return len(polynomial) - 2 if chain is None else len(chain)
 
 
 def _padded(polar: LowRank, on: Device) -> int:
@@ -289,7 +284,7 @@ def _steps(polar: Deflated, rest: NewtonSchulz, m: int, n: int, on: Device) -> C
     """The norm of XXᵀ from five products with 16 columns, and the steps; a single step in eight bits."""
     if polar.float8 and on.eight_bits > 1 and rest.steps == 1 and m >= NARROW:
         on = replace(on, rate=on.eight_bits * on.rate, itemsize=1)
-        steps = _products(1, _squarings(rest.polynomials[0]), m, n, on)
+        steps = _products(1, square_products(rest.polynomials[0]), m, n, on)
     else:
         steps = _iteration(rest.polynomials, m, n, on)
     return 5 * on.product(2 * m * m * SIGNS, m * m) + steps

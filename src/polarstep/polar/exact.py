@@ -11,7 +11,7 @@ from torch import Tensor
 from polarstep import flops
 from polarstep.polar.base import PolarMap
 from polarstep.polar.result import Lift
-from polarstep.products.base import unit_scaled
+from polarstep.products.sizes import unit_scaled
 
 __all__ = ["Exact"]
 

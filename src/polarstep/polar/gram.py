@@ -35,7 +35,8 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate
-from polarstep.products.base import product_like, unit_scaled
+from polarstep.products.plain import product_like
+from polarstep.products.sizes import unit_scaled
 from polarstep.torch_compile import constant
 
 __all__ = [

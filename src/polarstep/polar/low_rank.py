@@ -18,7 +18,7 @@ from polarstep.polar.finders.base import Basis
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method
 from polarstep.polar.result import Factors, Polar
-from polarstep.products.base import largest_entry, leaves_range, unit_scaled
+from polarstep.products.sizes import largest_entry, leaves_range, unit_scaled
 from polarstep.sketch import Gaussian, Sketch
 
 __all__ = ["LowRank"]

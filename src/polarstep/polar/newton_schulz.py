@@ -17,9 +17,9 @@ from polarstep.polar.coefficients import Name, Polynomial
 from polarstep.polar.result import Lift
 from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
-from polarstep.products.base import leaves_range, unit_scale
-from polarstep.products.in_place import frobenius_norm, iterate_in_place
-from polarstep.products.squarings import squarings
+from polarstep.products.in_place import iterate_in_place, norm_by_parts
+from polarstep.products.sizes import leaves_range, unit_scale
+from polarstep.products.squarings import square_products
 
 __all__ = ["NewtonSchulz"]
 
@@ -179,10 +179,10 @@ class NewtonSchulz(PolarMap):
     def overwrite(self, X: Tensor) -> None:
         """``X ← T(X)`` with memory for half of XXᵀ."""
         if isinstance(self.delta, str):
-            norm = frobenius_norm(X)
+            norm = norm_by_parts(X)
             if bool(leaves_range(norm, X.dtype)) or float(norm) == 0:
                 X.mul_(unit_scale(X))
-                norm = frobenius_norm(X)
+                norm = norm_by_parts(X)
             X.div_(norm.to(X.dtype).clamp_min(torch.finfo(X.dtype).tiny))
         else:
             X.div_(self.delta)
@@ -243,7 +243,7 @@ class NewtonSchulz(PolarMap):
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the plain iteration, whichever form runs."""
         return sum(
-            flops.newton_schulz(m, n, 1, 2 * len(p) - 1, products=_square_products(p))
+            flops.newton_schulz(m, n, 1, 2 * len(p) - 1, products=square_products(p))
             for p in self.polynomials
         )
 
@@ -262,7 +262,7 @@ class NewtonSchulz(PolarMap):
         if by_gram:
             starts = gram.restarts(self.polynomials, gram.rounding(dtype))
             lengths = [end - first for first, end in pairwise([0, *starts, self.steps])]
-        powers = sum(map(_square_products, self.polynomials))
+        powers = sum(map(square_products, self.polynomials))
         small = powers + sum(3 * (length - 1) for length in lengths if length)  # W ← PW, G ← PGP
         return extra + small * square + sum(form + 2 * d0 * d0 * d1 for each in lengths if each)
 
@@ -290,12 +290,6 @@ def schatten_norm(G: Tensor, squarings: int) -> Tensor:
         size = torch.linalg.matrix_norm(G, keepdim=True).clamp_min(tiny)
         G, norm, power = (G / size) @ (G / size), norm * size**power, power / 2
     return (norm * torch.linalg.matrix_norm(G, keepdim=True) ** power).clamp_min(tiny)
-
-
-def _square_products(polynomial: Polynomial) -> int:
-    """How many products of square matrices :meth:`Products.polynomial` takes for P(G)."""
-    chain = squarings(polynomial)
-    return len(polynomial) - 2 if chain is None else len(chain)
 
 
 def _as_delta(value: float) -> float:

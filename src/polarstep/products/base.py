@@ -9,36 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polarstep.products.deflating import SIGNS, Deflating, Head, signs
+from polarstep.products.deflating import Deflating
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.plain import plain_product, product_like
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
-from polarstep.products.sizes import (
-    frobenius_norm,
-    largest_entry,
-    leaves_range,
-    shrink_of,
-    unit_scale,
-    unit_scaled,
-)
+from polarstep.products.sizes import frobenius_norm, leaves_range, shrink_of, unit_scaled
 from polarstep.products.squarings import Polynomial, squarings
 
-__all__ = [
-    "SIGNS",
-    "Head",
-    "Polynomial",
-    "Products",
-    "frobenius_norm",
-    "largest_entry",
-    "leaves_range",
-    "plain_product",
-    "product_like",
-    "shrink_of",
-    "signs",
-    "unit_scale",
-    "unit_scaled",
-]
+__all__ = ["Products"]
 
 
 class Products(Deflating):

@@ -15,10 +15,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from polarstep.products.base import SIGNS, Head, Polynomial, Products, plain_product, signs
-from polarstep.products.deflating import start_vectors
+from polarstep.products.base import Products
+from polarstep.products.deflating import SIGNS, Head, signs, start_vectors
+from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
-from polarstep.products.squarings import Squaring, squarings
+from polarstep.products.squarings import Polynomial, Squaring, squarings
 from polarstep.torch_compile import constant
 
 __all__ = ["Cpu", "has_tiles"]

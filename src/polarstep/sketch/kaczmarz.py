@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.products.base import unit_scaled
+from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import Sketch
 
 __all__ = ["Kaczmarz"]
