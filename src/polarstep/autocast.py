@@ -14,7 +14,7 @@ import torch
 
 __all__ = ["autocast_off", "autocast_off_on", "inference_mode_off"]
 
-# The kinds of devices that parameters lie on. The meta device, as an example, has no autocast.
+# The kinds of devices that parameters lie on and that have autocast; the meta device, e.g., has none.
 KINDS = ("cpu", "cuda", "mps", "xpu")
 
 

@@ -54,8 +54,8 @@ class ScalarWriter(Protocol):
 class Monitor:
     """Samples an optimizer every ``every`` steps; the module's docstring says what is measured.
 
-    It gathers parameters that are sharded over ranks, so every rank needs one; a file or a writer is for
-    one of them.
+    It gathers parameters that are sharded over ranks, so every rank needs a monitor. Give a file or a
+    writer to the monitor of one rank only.
 
     Args:
         optimizer: any :class:`polarstep.Muon`, such as :func:`polarstep.muon_for` gives.

@@ -7,7 +7,7 @@ X. Here it needs half of G, which is symmetric, and a few columns:
     X[:, J]    ← aX[:, J] + G(bX[:, J] + G·cX[:, J]), for some columns J at a time
 
 The strips have (m² + 64m)/2 entries. Beside them there are two times 32 columns at a time, or, while the
-strips are made, the copy of 64 rows of X that torch makes on some CPUs: 64n entries at most.
+strips are made, a copy of 64 rows of X, which torch makes on some CPUs: 64n entries at most.
 
 For a square X this takes 5m³ FLOPs a step where 4m³ are needed with more memory, and the additions run
 in another order. It is for matrices that would not fit otherwise.

@@ -1,9 +1,9 @@
 """Polynomials of a symmetric matrix by repeated squaring.
 
 Horner's rule takes a product for each power of G after the first. Completing squares takes fewer: every
-P of degree four in G is e·S² + b·G + a·I with S = G² + pG + γI, which are two products. And a P of
-degree eight that is a polynomial of degree four in S₁ = G² + pG takes three. All of them are products
-of a symmetric matrix with itself, of which a GPU computes half.
+P of degree four in G is e·S² + b·G + a·I with S = G² + pG + γI, which takes two products. A P of degree
+eight that is a polynomial of degree four in S₁ = G² + pG takes three. All these are products of a
+symmetric matrix with itself, of which a GPU computes half.
 
 The squares also round better than powers do. A P of degree four that is 8 at zero and 1 at one may have
 coefficients of ±200, whose sum cancels; e, S and b of the same P stay below 90, 0.3 and 1.
