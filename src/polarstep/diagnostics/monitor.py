@@ -83,7 +83,7 @@ class Monitor:
         if not isinstance(optimizer, Muon):
             remedy = "polarstep.muon_for(model) makes one"
             if isinstance(getattr(optimizer, "optimizer", None), Muon):
-                remedy = "there is one inside: give optimizer.optimizer"
+                remedy = "it wraps a polarstep.Muon: give optimizer.optimizer"
             raise TypeError(
                 f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, which has polar "
                 f"steps to measure; {remedy}"

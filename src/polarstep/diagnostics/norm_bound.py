@@ -81,8 +81,8 @@ def norm_bound(T: Tensor) -> Tensor:
     """A bound on ‖T‖_op of each matrix, at most a few percent above it, in T's precision.
 
     It holds with a probability of at least 1 − 1.5e-12 for each matrix that does not depend on W, and
-    with certainty for one of at most ``FEW_ROWS`` rows or columns. W is the same in every call, so that
-    equal matrices, stored alike, have equal bounds. The bound of a matrix that is not finite is NaN.
+    with certainty for matrices of at most ``FEW_ROWS`` rows or columns. W is the same in every call, so
+    that equal matrices, stored alike, have equal bounds. A matrix that is not finite has the bound NaN.
 
     Args:
         T: matrices of shape ``(batch, m, n)``, in float32 or float64.

@@ -1,7 +1,9 @@
 """Triton kernels for the parts of a GPU step where torch's own operations cost too much.
 
-Every kernel has a plain torch twin with the same contract. The twin is the reference in the tests
-and runs where Triton is missing. Importing this package needs neither Triton nor a GPU.
+Every operation by kernels has a plain torch twin with the same contract, which is the reference in the
+tests and runs where Triton is missing. The exception is a whitened warm sketch
+(:mod:`polarstep.polar.finders.warm`), which only kernels make; elsewhere a warm sketch stores Ωᵀ itself.
+Importing this package needs neither Triton nor a GPU.
 """
 
 from __future__ import annotations

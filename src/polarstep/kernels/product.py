@@ -23,9 +23,9 @@ from polarstep.kernels.tiles import in_bands
 from polarstep.kernels.trace import squared_norm
 
 __all__ = [
+    "DESCRIPTORS_FROM",
     "EIGHT_BIT_TILES",
     "FLOAT8",
-    "LARGEST",
     "before_rounding",
     "clamps",
     "product",
@@ -39,7 +39,7 @@ DESCRIPTOR_TILES = {"BM": 256, "BN": 128, "BK": 64, "GROUP": 4, "num_warps": 8, 
 # The fastest of four in eight bits: 2.1 times as fast as 16 bits for 4096×4096 results.
 EIGHT_BIT_TILES = {"BM": 128, "BN": 128, "BK": 128, "GROUP": 4, "num_warps": 4, "num_stages": 3}
 FLOAT8 = torch.float8_e4m3fn
-# The largest number of this format. What is larger is stored as this.
+# The largest number of this format. Larger numbers are stored as this one.
 LARGEST = tl.constexpr(torch.finfo(FLOAT8).max)
 # Triton's interpreter rounds 127 to 64: it drops the carry from the mantissa to the exponent.
 ROUNDS_BY_HAND = tl.constexpr(interpreted())
@@ -47,9 +47,9 @@ ROUNDS_BY_HAND = tl.constexpr(interpreted())
 
 @triton.jit
 def rounded(x, dtype: tl.constexpr, CLAMP: tl.constexpr):
-    """``x`` in ``dtype``; eight bits cut off what is too large for them, and NaN stays.
+    """``x`` in ``dtype``; for eight bits, numbers beyond LARGEST become LARGEST, and NaN stays.
 
-    CLAMP is false where the conversion itself does so.
+    CLAMP is false where the conversion itself cuts off.
     """
     if CLAMP and dtype.primitive_bitwidth == 8:
         x = tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))
@@ -370,10 +370,10 @@ def _by_descriptors(
 
 
 def clamps() -> bool:
-    """Whether kernels must cut off what is too large for eight bits.
+    """Whether kernels must cut off numbers that are too large for eight bits.
 
-    NVIDIA's conversion does so by itself, and keeps NaN. Comparing first was a third of all instructions
-    of a tile.
+    NVIDIA's conversion cuts them off by itself, and keeps NaN. Comparisons before it were a third of all
+    instructions of a tile.
     """
     return interpreted() or torch.version.hip is not None
 

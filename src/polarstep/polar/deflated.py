@@ -36,9 +36,9 @@ class Deflated(Containing):
         T = X₀                              without steps, δ ≈ ‖R‖_op
         T = p(s·X₀)                         with steps, δ of the size of R and s ≈ 1/‖X₀‖_op
 
-    Newton–Schulz needs five steps because M's norm is that of a few leading directions, and its small
-    singular values have far to climb. The head holds these directions, so X₀ is nearly flat and one
-    step of degree 17 lifts it, at 1.2 times the cost of one of the five. How δ and s are found, and
+    Newton–Schulz needs five steps because a few leading directions make up most of M's norm, so that
+    small singular values have far to climb. The head holds these directions, so X₀ is nearly flat and
+    one step of degree 17 lifts it, at 1.2 times the cost of one of the five. How δ and s are found, and
     what happens where they are wrong, is in :mod:`polarstep.polar.deflation`.
 
     **How long a step can be.** δ and s come from estimates with 16 columns. Without steps ‖T‖²_op is at

@@ -89,7 +89,9 @@ class LowRank(Containing):
         if not (0 <= self.power < float("inf") and float(2 * self.power).is_integer()):
             raise ValueError(form)
         if not isinstance(self.sketch, Sketch | Finder):
-            raise TypeError(f"sketch={self.sketch!r}: expected a Sketch such as Gaussian()")
+            raise TypeError(
+                f"sketch={self.sketch!r}: expected a Sketch such as Gaussian(), or a Finder"
+            )
         if not isinstance(self.inner, PolarMap):
             raise TypeError(f"inner={self.inner!r}: expected a polar map such as NewtonSchulz()")
         if self.inner.is_random or self.inner.carries:

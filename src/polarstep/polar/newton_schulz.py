@@ -21,7 +21,7 @@ from polarstep.products.in_place import iterate_in_place, norm_by_parts
 from polarstep.products.sizes import leaves_range, unit_scale
 from polarstep.products.squarings import square_products
 
-__all__ = ["NewtonSchulz"]
+__all__ = ["SQUARINGS", "NewtonSchulz", "schatten_norm"]
 
 Delta = Literal["frobenius", "spectral", "operator"]
 DELTAS = 'expected "frobenius", "spectral", "operator" or a positive number'
@@ -248,7 +248,7 @@ class NewtonSchulz(PolarMap):
         )
 
     def product_flops(self, m: int, n: int) -> int:
-        """FLOPs of the matrix products that one call really runs on a CPU, two per multiply-add."""
+        """FLOPs of the matrix products that a call really runs on a CPU, two per multiply-add."""
         ops = products.of(torch.device("cpu"))
         by_gram = self._uses_gram(m, n, torch.float32, ops)
         return self._products(m, n, torch.float32, ops, by_gram=by_gram)

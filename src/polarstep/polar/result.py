@@ -40,8 +40,8 @@ __all__ = ["Captured", "Factors", "Lift", "Polar", "SquaredNorm", "counted_norm"
 SquaredNorm = Callable[[], Tensor]  # returns ‖T‖²_F, of shape (batch,)
 
 # Where the length of a step depends on ‖T‖_F, ‖T‖²_F is taken to be at least this share of ℓ. Momentum
-# of rank one has ‖T‖_F = 1, and T/‖T‖_F is √ℓ times as long in its one direction as in each direction
-# of a T with ‖T‖²_F = ℓ. With a ninth of ℓ it is at most three times as long.
+# of rank one has ‖T‖_F = 1. T/‖T‖_F then has length 1 in a single direction, where a T with ‖T‖²_F = ℓ
+# has 1/√ℓ in each. With a ninth of ℓ the length is 3/√ℓ at most.
 LEAST_SHARE = 1 / 9
 
 

@@ -21,6 +21,7 @@ from polarstep.products.sizes import frobenius_norm
 from polarstep.products.squarings import Polynomial
 
 __all__ = [
+    "SHIFT",
     "SIGNS",
     "Deflating",
     "Head",
@@ -154,7 +155,7 @@ class Deflating(ABC):
         U = (Y.double() @ _orthonormalizing(Y)).to(dtype)
         W = ((exact.mT @ U - B.mT @ (D.mT @ U)) * scale).double()  # as if ‖A‖_F = 1
         seen = torch.linalg.matrix_norm(W, keepdim=True)
-        # A zero matrix, or one with a NaN, leaves no trace in what is carried on.
+        # A zero matrix, or a matrix with a NaN, adds nothing to the vectors that are carried on.
         usable = (seen > 0) & torch.isfinite(seen)
         unit = torch.where(usable, W / torch.where(usable, seen, 1), 0)
         K = unit.mT @ unit

@@ -105,7 +105,8 @@ class _Kernels(Products):
     def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
         """W in one launch for small matrices.
 
-        For larger ones in two launches a step, in three for few matrices, or as in the base class.
+        Larger matrices take two launches a step, three if there are few matrices, or else the steps of
+        the base class.
         """
         if small_gram.suits(G, polynomials):
             return small_gram.accumulated(G, polynomials)
@@ -271,7 +272,7 @@ class _Kernels(Products):
     ) -> tuple[Tensor, Tensor]:
         """W and X, both float16 where ``B`` is bfloat16.
 
-        The launch that makes X also stores S, and that of small W also stores V.
+        The launch that makes X also stores S, and the launch that makes a small W also stores V.
         """
         H = self.first_weight(B @ B.mT, polynomials[0])
         X = product_and_blend(
