@@ -127,17 +127,16 @@ class NewtonSchulz(PolarMap):
         """All polynomials, if :attr:`is_usual`."""
         return self.polynomials if self.is_usual and self.steps > 0 else None
 
-    def uses_gram(
-        self, m: int, n: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> bool:
-        """Whether the iteration on an m×n matrix runs on its Gram matrix.
+    def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
+        """Whether the iteration on an m×n matrix on a CPU runs on its Gram matrix.
 
         ``dtype`` is the precision of the products. In bfloat16 the Gram form saves nothing: its m×m
         work must stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
         """
-        return self._uses_gram(m, n, dtype, products.of(torch.device(device)))
+        return self._uses_gram(m, n, dtype, products.of(torch.device("cpu")))
 
     def _uses_gram(self, m: int, n: int, dtype: torch.dtype, ops: Products) -> bool:
+        """:meth:`uses_gram` for the device of ``ops``."""
         if self.form != "auto":
             return self.form == "gram"
         if dtype == torch.bfloat16:
@@ -250,7 +249,7 @@ class NewtonSchulz(PolarMap):
     def product_flops(self, m: int, n: int) -> int:
         """FLOPs of the matrix products that a call really runs on a CPU, two per multiply-add."""
         ops = products.of(torch.device("cpu"))
-        by_gram = self._uses_gram(m, n, torch.float32, ops)
+        by_gram = self.uses_gram(m, n)
         return self._products(m, n, torch.float32, ops, by_gram=by_gram)
 
     def _products(self, m: int, n: int, dtype: torch.dtype, ops: Products, *, by_gram: bool) -> int:
