@@ -154,7 +154,7 @@ def read_json(path: Path) -> Any:
 
 
 def _finite(number: str) -> float:
-    """The value of a number in a JSON text; raises if it is not finite, as settings and results are."""
+    """The value of a number in a JSON text, which must be finite, as in all settings and results."""
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number} is not a finite number")

@@ -91,7 +91,7 @@ class Auto(Containing):
         return self.contained.ignores_zeros
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Whether the chosen map can continue; from an empty carry if no map has any."""
+        """Whether the chosen map can continue; from an empty carry only if no map has any."""
         return super().resumes(carry, m, n) if carry else not self.carries
 
     def inside(self, m: int, n: int, device: torch.device) -> PolarMap:

@@ -112,7 +112,7 @@ def restarts(
 def _is_to_settle(last: Polynomial, overshoot: float, epsilon: float) -> bool:
     """Whether the last step can correct an error of ``overshoot``, and the error is worth it.
 
-    In 16 bits the error is not worth it: products there round more coarsely than it.
+    In 16 bits the error is not worth it: the rounding errors of products are larger there.
     """
     return _settles(last) and epsilon < TOLERATED_OVERSHOOT < overshoot
 
