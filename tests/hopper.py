@@ -2,11 +2,13 @@
 
     python -m tests.hopper              # all maps, a minute or two
     python -m tests.hopper auto rest    # these alone
+    python -m tests.hopper sm_120 full  # for a desktop's Blackwell GPU
 
 A step runs on a CPU as it would on a GPU, with two changes: a launch compiles its kernel, with the very
 arguments of the launch, and goes no further; and products in 16 bits by torch, which a CPU is slow at,
 return memory as it is. So the numbers mean nothing. What Triton's interpreter cannot tell is whether a
-kernel compiles: types that do not go together, shapes that tensor cores refuse.
+kernel compiles: types that do not go together, shapes that tensor cores refuse, more shared memory than
+there is.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ MAPS: dict[str, ps.PolarMap] = {
     "low rank": ps.LowRank(48, 8, **INNER),
     "full": ps.NewtonSchulz(5, "polar-express"),
 }
+# Bytes of shared memory that a program may have.
+GPUS = {"sm_90": 232_448, "sm_120": 101_376}
 # Endings of a name for the same map with another option of the optimizer.
 OPTIONS: dict[str, dict[str, Any]] = {
     " with rows": {"transform": ps.NormalizedRows()},
@@ -47,8 +51,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class _Hopper:
     """As much of a driver of Triton as compiling needs."""
 
+    def __init__(self, gpu: str) -> None:
+        self.capability = int(gpu.removeprefix("sm_"))
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -76,14 +83,19 @@ class _WithoutProducts(TorchDispatchMode):
         return kwargs.get("out", A.new_empty(*A.shape[:-1], B.shape[-1]))
 
 
-def compiled(polar: ps.PolarMap, options: dict[str, Any]) -> Counter[str]:
-    """The kernels of two steps with ``polar`` and ``options``, and how often each is launched."""
+def compiled(polar: ps.PolarMap, options: dict[str, Any], room: int) -> Counter[str]:
+    """The kernels of two steps with ``polar`` and ``options``, and how often each is launched.
+
+    Raises if a kernel needs more shared memory than ``room``, as its launch would.
+    """
     found: Counter[str] = Counter()
     run = JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> Any:
         found[kernel.fn.__name__] += 1
-        return run(kernel, *args, grid=grid, warmup=True, **given)
+        made = run(kernel, *args, grid=grid, warmup=True, **given)
+        assert made.metadata.shared <= room, f"{kernel.fn.__name__}: {made.metadata.shared} bytes"
+        return made
 
     JITFunction.run = compile_only
     try:
@@ -101,14 +113,20 @@ def compiled(polar: ps.PolarMap, options: dict[str, Any]) -> Counter[str]:
 
 
 def main(*names: str) -> None:
-    """Compile for the maps of these names, or for all; a kernel that does not compile raises."""
-    driver.set_active(_Hopper())
+    """Compile for the maps of these names, or for all; a kernel that does not compile raises.
+
+    The first name may be a key of ``GPUS``.
+    """
+    gpu = names[0] if names and names[0] in GPUS else "sm_90"
+    names = tuple(name for name in names if name != gpu)
+    driver.set_active(_Hopper(gpu))
     kernels.available = lambda device: True
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    torch.cuda.get_device_capability = lambda *_: divmod(_Hopper(gpu).capability, 10)
     products._BY_KERNELS["cpu"] = _OnHopper()
     for name in names or [each + ending for ending in ("", *OPTIONS) for each in MAPS]:
         ending = next((each for each in OPTIONS if name.endswith(each)), "")
-        counts = compiled(MAPS[name.removesuffix(ending)], OPTIONS.get(ending, {})).most_common()
+        polar, options = MAPS[name.removesuffix(ending)], OPTIONS.get(ending, {})
+        counts = compiled(polar, options, GPUS[gpu]).most_common()
         print(
             f"{name}: " + ", ".join(f"{count} × {kernel}" for kernel, count in counts), flush=True
         )

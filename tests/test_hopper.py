@@ -1,4 +1,4 @@
-"""The kernels of the step that ``polar="auto"`` takes compile for a Hopper GPU."""
+"""Kernels of whole steps compile for a Hopper GPU, and for a desktop's Blackwell GPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from tests.forking import fork
 from tests.processes import PATIENCE
 
 pytest.importorskip("triton")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted")
+def test_the_kernels_of_a_full_space_step_fit_a_desktops_gpu() -> None:
+    process = fork("-m", "tests.hopper", "sm_120", "full")
+    out, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert "_product_kernel" in out
+    assert "_symmetric_kernel" not in out  # its tiles take more shared memory than there is
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")

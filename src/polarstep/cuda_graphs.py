@@ -71,7 +71,7 @@ def _stream() -> torch.cuda.Stream:
 
 
 def _make_room() -> None:
-    """Give cached memory back if the device has less free than cached; a capture cannot do so.
+    """Free torch's cached memory if the device has less room than that; a capture cannot free it.
 
     A capture needs about as much as the same launches, run before, have left in the cache.
     """
@@ -86,7 +86,7 @@ class Replays:
 
     The ``kind`` of a step says for each of its parts whether the part draws random numbers. Steps of
     two kinds launch different kernels, so each kind has graphs of its own, one for each device. The
-    numbers themselves are not drawn in a graph: whoever calls writes them, and everything else that
+    numbers themselves are not drawn in a graph: the caller writes them, and everything else that
     changes from step to step, to tensors that keep their places. A graph is bound to these places, and
     all graphs are dropped when a place changes.
     """
@@ -119,7 +119,7 @@ class Replays:
         will make the same launches. The graph ``beside``, which never runs at the same time, lends its
         memory.
 
-        A step that cannot be captured is told once, as a warning, and launched from then on.
+        If a step cannot be captured, there is one warning, and steps are launched from then on.
         """
         if kind not in self.graphs and repeats and self._can_capture(kind, devices):
             self._capture(kind, launch, devices, beside)
@@ -133,7 +133,7 @@ class Replays:
     def _can_capture(self, kind: Kind, devices: Sequence[torch.device]) -> bool:
         """Whether all devices are GPUs, and all kernels of this kind of step are compiled.
 
-        A step that draws no numbers has no kernel that a step with numbers lacks.
+        The kernels of a step that draws no numbers are among those of a step that draws numbers.
         """
         covered = any(
             all(draws or not wanted for wanted, draws in zip(kind, other, strict=True))
@@ -179,8 +179,8 @@ _FAILED: list[torch.cuda.CUDAGraph] = []
 class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raise where a number on the device is read, which inside a capture waits for ever.
 
-    CUDA itself would end the capture with an error. torch's random generator and allocator would then
-    stay as they were in the midst of the capture. After an error of Python's a capture ends as usual.
+    CUDA itself would abort the capture, and torch's random generator and allocator would stay as they
+    were in the middle of it. After an error raised by Python the capture ends as usual.
     """
 
     def __torch_dispatch__(

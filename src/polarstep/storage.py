@@ -63,7 +63,7 @@ def write_atomically(
 def refuse_unwritable(path: Path, option: str) -> None:
     """Raise if :func:`write_atomically` could not write to ``path``, which ``option`` gave.
 
-    For what takes long before it writes. Nothing is made: a full disk shows only when it is written to.
+    For programs that run long before they write. This writes nothing, so it does not see a full disk.
     """
     folder = next(place for place in path.parents if place.exists())
     if path.is_dir():
@@ -154,7 +154,7 @@ def read_json(path: Path) -> Any:
 
 
 def _finite(number: str) -> float:
-    """The value of a number in a JSON text; settings and results have finite numbers alone."""
+    """The value of a number in a JSON text, which must be finite, as in all settings and results."""
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number} is not a finite number")

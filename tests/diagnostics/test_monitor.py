@@ -215,7 +215,7 @@ def test_an_optimizer_without_polar_steps_is_refused():
 
 def test_the_optimizer_inside_a_wrapper_is_asked_for():
     wrapped = SimpleNamespace(optimizer=ps.Muon([torch.nn.Parameter(torch.eye(3))]))
-    with pytest.raises(TypeError, match=r"there is one inside: give optimizer\.optimizer"):
+    with pytest.raises(TypeError, match=r"it wraps a polarstep\.Muon: give optimizer\.optimizer"):
         Monitor(wrapped)
 
 

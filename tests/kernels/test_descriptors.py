@@ -50,3 +50,23 @@ def test_a_large_symmetric_product_needs_both_operands_described(
     assert not _suits_descriptors(X.float(), X.float().mT)
     wide = torch.zeros(1, DESCRIPTORS_FROM, 32, dtype=torch.float16, device=device)
     assert not _suits_descriptors(X, wide[..., ::2].mT)  # contiguous in neither layout
+
+
+@pytest.mark.parametrize(
+    ("capability", "fits"), [((9, 0), True), ((10, 3), True), ((12, 0), False)], ids=str
+)
+def test_tiles_of_16_bits_need_the_shared_memory_of_a_server_gpu(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    fits: bool,
+) -> None:
+    """They take 144 KiB; a desktop's Blackwell GPU has descriptors, and 99 KiB. Eight bits take 64."""
+    from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, _suits_descriptors
+
+    monkeypatch.setattr(descriptors, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    X = torch.zeros(1, DESCRIPTORS_FROM, 16, dtype=torch.bfloat16, device=device)
+    assert _suits_descriptors(X, X.mT) == fits
+    assert _suits_descriptors(X.to(FLOAT8), X.to(FLOAT8).mT)

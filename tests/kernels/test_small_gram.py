@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.kernels import interpreted
+from polarstep.kernels.descriptors import takes_large_tiles
 from polarstep.products.base import Products
 from polarstep.products.squarings import Polynomial
 
@@ -113,7 +114,7 @@ def test_what_one_launch_takes(device: torch.device) -> None:
     def G(m: int) -> Tensor:
         return torch.zeros(2, m, m, dtype=torch.float16, device=device)
 
-    if device.type == "cuda" and torch.cuda.get_device_capability()[0] not in (9, 10):
+    if not takes_large_tiles(device):
         assert not suits(G(8), (QUINTIC,))
         return
     assert suits(G(MOST_ROWS), (QUINTIC, SEVENTH, NINTH, ELEVENTH))
@@ -131,7 +132,7 @@ def test_small_matrices_take_one_launch(
 ) -> None:
     from polarstep.kernels import small_gram
 
-    if device.type == "cuda" and torch.cuda.get_device_capability()[0] not in (9, 10):
+    if not takes_large_tiles(device):
         pytest.skip("the kernel is for other GPUs")
     monkeypatch.setattr(small_gram, "accumulated", lambda *_: "one launch")
     W = products.of(device).accumulated(gram(1, m, torch.float16, device), (QUINTIC,))

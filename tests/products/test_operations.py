@@ -9,19 +9,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import products, rng
 from polarstep.polar.coefficients import resolve
-from polarstep.products.base import (
-    Head,
-    Products,
-    frobenius_norm,
-    largest_entry,
-    leaves_range,
-    plain_product,
-    shrink_of,
-    squared_norm,
-)
+from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
+from polarstep.products.deflating import Head, squared_norm
+from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
+from polarstep.products.sizes import frobenius_norm, largest_entry, leaves_range, shrink_of
 
 DEVICES = {"plain": Products(), "cpu": Cpu()}
 over_devices = pytest.mark.parametrize("ops", DEVICES.values(), ids=DEVICES.keys())

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.spectra import gaussian
 
-from polarstep.products.base import product_like, unit_scaled
 from polarstep.products.cpu import Cpu, has_tiles
 from polarstep.products.cuda import Cuda
+from polarstep.products.plain import product_like
+from polarstep.products.sizes import unit_scaled
 
 CPU = Cpu()
 

@@ -44,8 +44,8 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
     This costs two SVDs, which suits studies, tests and sampled steps;
     :func:`polarstep.diagnostics.cheap_certificate` is cheap enough for every step. γ is slightly
     negative where singular values of T exceed 1, as with the Jordan and PolarExpress coefficients.
-    A zero M, or one without entries, has γ = 0. γ is NaN where M or T has a NaN or an infinity, and ν
-    where T has; the other matrices of the batch are not affected.
+    A zero M, or one without entries, has γ = 0. γ is NaN where M or T has a NaN or an infinity, ν where
+    T has one; the other matrices of the batch are not affected.
 
     >>> import polarstep as ps
     >>> M = torch.diag(torch.tensor([3.0, 1.0]))

@@ -5,8 +5,8 @@ norm bounds γ from above. For any Q with ℓ orthonormal columns and B = QᵀM,
 
     ‖M‖_* ≤ ‖B‖_* + √(d₀ − ℓ)·‖M − QB‖_F,     ‖M − QB‖²_F = ‖M‖²_F − ‖B‖²_F,
 
-because the residual has rank at most d₀ − ℓ. In 16 bits the columns of Q are orthonormal to two digits,
-and a leading σ that Q makes longer by a percent would hide all small ones. There, with E = QᵀQ − I,
+because the residual has rank at most d₀ − ℓ. In 16 bits the columns of Q are orthonormal to two digits
+only, and a leading σ that Q makes longer by a percent would hide all small ones. Then, with E = QᵀQ − I,
 
     ‖M‖_* ≤ ‖Q‖_op·‖B‖_* + √d₀·‖M − QB‖_F,     ‖M − QB‖²_F = ‖M‖²_F − ‖B‖²_F + ⟨B, EB⟩.
 
@@ -22,11 +22,11 @@ has a deflated map (:class:`polarstep.polar.result.Captured`), whose T is more t
 full-space map the second bound applies with B = M, and the first with a small sketch of its own.
 
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
-polynomials, and a little more for the others. This bound depends on the map alone, but for
-the ‖Q‖_op of a sketch in 16 bits, whose columns are orthonormal to two digits. A deflated map, a
-map of your own and a T that was transformed have none. Then ‖T‖_op is bounded from 15 products of T with
-16 random columns, to about 5% for d₀ = 768 (:mod:`polarstep.diagnostics.norm_bound`). That bound holds
-with a probability of at least 1 − 1.5e-12 over the columns. All other bounds on γ and ν are certain.
+polynomials, and a little more for the others. This bound depends on the map alone; for a sketch in 16
+bits it is multiplied by ‖Q‖_op. A deflated map, a map of your own and a T that was transformed have no
+such bound. Then ‖T‖_op is bounded from 15 products of T with 16 random columns, to about 5% for d₀ = 768
+(:mod:`polarstep.diagnostics.norm_bound`). That bound holds with a probability of at least 1 − 1.5e-12
+over the columns. All other bounds on γ and ν are certain.
 
 Rounding is allowed for: the bounds hold for the T that was computed, not only for exact arithmetic.
 """
@@ -51,9 +51,9 @@ from polarstep.products.sizes import frobenius_norm, unit_scaled
 
 __all__ = ["certified", "cheap_certificate"]
 
-# They make the sixteenth power of a symmetric matrix.
+# So many squarings make the sixteenth power of a symmetric matrix.
 SQUARINGS = 4
-# A precision above this is that of 16 bits: 2⁻⁷ or 2⁻¹⁰.
+# An ε above this number is that of a 16-bit format: 2⁻⁷ or 2⁻¹⁰.
 SIXTEEN_BITS = 1e-5
 # Entries whose squares a CPU adds up at a time, on one core.
 PIECE = 2**15
@@ -97,7 +97,7 @@ def cheap_certificate(
         T: what ``polar`` made of them, in their precision.
         polar: the map, where it is known; its polynomial sharpens both bounds.
         factors: the factors of T from the same step, or ``None``.
-        captured: what the step captured of M where T is more than that, or ``None``.
+        captured: the head of a deflated step, whose T is more than the head, or ``None``.
     """
     check_step(M, T, "cheap_certificate")
     if M.numel() == 0:
@@ -173,8 +173,8 @@ def _by_factors(
 ) -> Tensor:
     """A bound on ‖M‖_* from B = QᵀM and ⟨B, Z⟩ = ``alignment``, for ‖M‖_F = ``norm``.
 
-    B is that of ``factors``, on the scale of ``norm`` and in float32 or wider. ``inner`` is the map that
-    made Z of B, if it is known.
+    ``B`` is ``factors.B`` on the scale of ``norm``, in float32 or wider. ``inner`` is the map with
+    Z = inner(B), if it is known.
     """
     norm_B, ell = _norm(B), B.shape[-2]
     bound = _row_norms(B)
@@ -230,13 +230,13 @@ class _Basis(NamedTuple):
     """How far a basis Q in 16 bits, which is orthonormal to two digits, is from orthonormal."""
 
     error: Tensor
-    """E = QᵀQ − I. It is multiplied further, and not QᵀQ: a GPU may do that in tf32, and E is small."""
+    """E = QᵀQ − I. Products are made of E, not of QᵀQ, because a GPU may round factors to tf32."""
     norm: Tensor
     """A bound on ‖Q‖_op."""
 
 
 def _basis(factors: Factors, precision: float) -> _Basis | None:
-    """The basis as it is stored, looked at in float32; ``None`` where it was made in more than 16 bits.
+    """E and ‖Q‖_op of the stored Q, in float32; ``None`` where Q was made in more than 16 bits.
 
     An eigenvalue λ of QᵀQ is near one, or zero for a direction that M does not have. F = (I + E)E has
     the eigenvalues λ² − λ ≤ ‖F‖_op, so that ‖F‖_op, which is about |λ − 1|, bounds the largest λ.

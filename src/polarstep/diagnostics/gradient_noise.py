@@ -3,7 +3,7 @@
 The paper assumes E‖G^i − ∇f‖_F^α ≤ σ₀^α + σ₁^α‖∇f‖_F^α for the gradient G^i of one example, with
 α ∈ (1, 2]. To measure this noise, :func:`mean_gradient` estimates ∇f from some batches, and
 :func:`draw_noise` draws further gradients G. With ξ = G − ∇f, it keeps three numbers per draw and
-parameter: ‖ξ‖², ⟨ξ, ∇f⟩ and the inner product of ξ with that of the previous draw. No gradient is
+parameter: ‖ξ‖², ⟨ξ, ∇f⟩ and the inner product of ξ with the ξ of the previous draw. No gradient is
 stored and the device is read once, at the end, so the memory needed is that of a few gradients.
 
 :meth:`NoiseDraws.summary` reports, for one matrix or for several taken together:
@@ -133,7 +133,7 @@ def draw_noise(
         gradients = _gradient(model, backward, i)
         if not any(name in gradients for name in names):
             raise ValueError(
-                f"the model has gradients of {', '.join(list(gradients)[:3])}, …, and mean those of "
+                f"the model has gradients of {', '.join(list(gradients)[:3])}, …, and mean has those of "
                 f"{', '.join(names[:3])}, …: expected the mean_gradient of the same model"
             )
         given = [

@@ -17,7 +17,6 @@ __all__ = [
     "Measures",
     "alignment_lost",
     "captured_energy",
-    "check_matrices",
     "check_step",
     "effective_rank",
     "excess_of_norm",
@@ -65,7 +64,7 @@ def stable_rank(M: Tensor) -> Tensor:
     >>> float(stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0]))))
     1.5
     """
-    check_matrices("M", M)
+    _check_matrices("M", M)
     return _stable_rank(singular_values(M))
 
 
@@ -76,7 +75,7 @@ def effective_rank(M: Tensor) -> Tensor:
     >>> round(float(effective_rank(torch.eye(4))), 6)
     4.0
     """
-    check_matrices("M", M)
+    _check_matrices("M", M)
     return _effective_rank(singular_values(M))
 
 
@@ -104,7 +103,7 @@ def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
     return torch.where(moved == 0, 0.0, moved / weight.to(torch.float64).norm())
 
 
-def check_matrices(name: str, X: Tensor) -> None:
+def _check_matrices(name: str, X: Tensor) -> None:
     """Raise if ``X``, the argument called ``name``, is not a tensor of real matrices."""
     if not isinstance(X, Tensor):
         raise TypeError(f"{name} is a {type(X).__name__}: expected a tensor (..., m, n)")
@@ -129,8 +128,8 @@ def check_matrices(name: str, X: Tensor) -> None:
 
 def check_step(M: Tensor, T: Tensor, function: str) -> None:
     """Raise if ``T`` cannot be what a polar map made of ``M``; ``function`` is what was called."""
-    check_matrices("M", M)
-    check_matrices("T", T)
+    _check_matrices("M", M)
+    _check_matrices("T", T)
     if M.shape != T.shape or M.device != T.device:
         raise ValueError(
             f"M has shape {tuple(M.shape)} on {M.device} and T {tuple(T.shape)} on {T.device}: expected "

@@ -54,8 +54,8 @@ class ScalarWriter(Protocol):
 class Monitor:
     """Samples an optimizer every ``every`` steps; the module's docstring says what is measured.
 
-    It gathers parameters that are sharded over ranks, so every rank needs one; a file or a writer is for
-    one of them.
+    It gathers parameters that are sharded over ranks, so every rank needs a monitor. Give a file or a
+    writer to the monitor of one rank only.
 
     Args:
         optimizer: any :class:`polarstep.Muon`, such as :func:`polarstep.muon_for` gives.
@@ -83,7 +83,7 @@ class Monitor:
         if not isinstance(optimizer, Muon):
             remedy = "polarstep.muon_for(model) makes one"
             if isinstance(getattr(optimizer, "optimizer", None), Muon):
-                remedy = "there is one inside: give optimizer.optimizer"
+                remedy = "it wraps a polarstep.Muon: give optimizer.optimizer"
             raise TypeError(
                 f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, which has polar "
                 f"steps to measure; {remedy}"

@@ -16,7 +16,7 @@ C_D(σ₁/α) ≤ p/q for any p ≥ ‖P‖_op. Since C_D(cosh θ) = cosh Dθ, t
     ‖T‖_op ≤ α·cosh(arcosh(max(1, p/q))/D).
 
 No α enters the probability, so it holds for all α at once, even if they are chosen after a look at TᵀW.
-The least of the bounds over several α is taken. It is close where α is a little above σ₁: |C_D| ≤ 1 on
+The least of the bounds over several α is taken. A bound is close if α is a little above σ₁: |C_D| ≤ 1 on
 [0, 1], so that ‖P‖_op ≤ ‖UᵀW‖_op, about √d₀ + 4, and for D = 15 and d₀ = 768 the bound is at most
 1.053·α. Directions with σ = 0 count for nothing, as C_D(0) = 0.
 
@@ -57,7 +57,7 @@ __all__ = ["norm_bound"]
 COLUMNS = 16
 # On flat spectra of 768 rows degrees 11, 13, 15 and 17 give 1.10, 1.07, 1.05 and 1.04 times ‖T‖_op.
 DEGREE = 15
-# The q above.
+# The q of the module's docstring.
 LEAST = 0.5
 # The coefficients of x, x³, x⁵ in C_1, C_3 and C_5, and of 1, x², x⁴ in C_4.
 CHEBYSHEV = ((1, 0, 0), (-3, 4, 0), (5, -20, 16), (1, -8, 8))
@@ -81,8 +81,8 @@ def norm_bound(T: Tensor) -> Tensor:
     """A bound on ‖T‖_op of each matrix, at most a few percent above it, in T's precision.
 
     It holds with a probability of at least 1 − 1.5e-12 for each matrix that does not depend on W, and
-    with certainty for one of at most ``FEW_ROWS`` rows or columns. W is the same in every call, so that
-    equal matrices, stored alike, have equal bounds. The bound of a matrix that is not finite is NaN.
+    with certainty for matrices of at most ``FEW_ROWS`` rows or columns. W is the same in every call, so
+    that equal matrices, stored alike, have equal bounds. A matrix that is not finite has the bound NaN.
 
     Args:
         T: matrices of shape ``(batch, m, n)``, in float32 or float64.
@@ -163,18 +163,20 @@ def _chebyshev(X: Tensor, W: Tensor, fixed: _Fixed) -> tuple[Tensor, Tensor, Ten
 
 
 class _Fixed(NamedTuple):
-    """Constants on a device, which would otherwise wait for each to be copied there."""
+    """Constants on a device: made at every call, each would be copied there and waited for."""
 
     start: Tensor
     """``CHEBYSHEV``, in float64."""
     exponents: Tensor
     """The powers of α₀/‖XᵀW‖_F by which the entries of ``start`` are multiplied."""
     smallest: Tensor
+    """``SMALLEST_RATIO``."""
     sums: Tensor
     """The coefficients of P/q in S₁, S₃, …, one row for each ratio."""
     room: Tensor
     """What ‖S₁‖_F, ‖S₃‖_F, … are multiplied by in the bound on rounding errors of P/q."""
     ratios: Tensor
+    """``RATIOS``."""
 
 
 @functools.cache

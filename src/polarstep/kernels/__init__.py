@@ -1,7 +1,9 @@
 """Triton kernels for the parts of a GPU step where torch's own operations cost too much.
 
-Every kernel has a plain torch twin with the same contract. The twin is the reference in the tests
-and runs where Triton is missing. Importing this package needs neither Triton nor a GPU.
+Every operation by kernels has a plain torch twin with the same contract, which is the reference in the
+tests and runs where Triton is missing. The exception is a whitened warm sketch
+(:mod:`polarstep.polar.finders.warm`), which only kernels make; elsewhere a warm sketch stores Ωᵀ itself.
+Importing this package needs neither Triton nor a GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import torch
 
 __all__ = ["MOST_MATRICES", "available", "in_parts", "interpreted"]
 
-# A kernel's matrices are along the second dimension of its grid, which CUDA ends at 65,535: a launch on
-# more matrices fails as "invalid argument". Steps on more run in parts.
+# A kernel's matrices are along the second dimension of its grid, which CUDA limits to 65,535: a launch
+# on more matrices fails as "invalid argument". A step on more matrices runs in parts.
 MOST_MATRICES = 65_535
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -31,7 +33,7 @@ def available(device: torch.device) -> bool:
 
 
 def in_parts(count: int, device: torch.device) -> list[int]:
-    """The numbers of matrices of the parts in which ``count`` matrices on ``device`` take a step."""
+    """How many matrices each part of a step on ``count`` matrices on ``device`` has."""
     if count <= MOST_MATRICES or not available(device):
         return [count]
     return [min(MOST_MATRICES, count - first) for first in range(0, count, MOST_MATRICES)]

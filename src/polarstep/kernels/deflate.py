@@ -41,7 +41,7 @@ def inverse_rest_size(
 ) -> Tensor:
     """1/δ of each matrix, as :func:`polarstep.polar.deflation.rest_size` defines δ, in float32.
 
-    ``squares`` (batch, parts) adds up to ‖M‖²_F, in float64, where the momentum kernel has left it.
+    ``squares`` (batch, parts) adds up to ‖M‖²_F in float64, where the momentum kernel has computed it.
     """
     of_M, of_B = sums_of_squares(M) if squares is None else squares, sums_of_squares(B)
     inverse = torch.empty(len(M), dtype=torch.float32, device=M.device)
@@ -65,7 +65,7 @@ def _start_kernel(out, OF_SIGNS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.con
 def _start(like: Tensor, *, of_signs: bool) -> Tensor:
     """The ``signs`` or the ``start_vectors`` of :mod:`polarstep.products.deflating` for (batch, m, m).
 
-    A matrix of 16 or 8 bits is multiplied in bfloat16, whose range holds what products of it reach.
+    For matrices of 16 or 8 bits they are in bfloat16, whose range holds all products with them.
     """
     dtype = torch.bfloat16 if like.dtype.itemsize <= 2 else torch.float32
     V = torch.empty(1, like.shape[-1], SIGNS, dtype=dtype, device=like.device)
@@ -114,7 +114,7 @@ def scale_to_one(
     """s of each matrix with ‖sX‖_op ≈ 1/margin, or a little more, for G = XXᵀ; s = 0 where G is zero.
 
     Where a diagonal entry is ``full_at`` or more, entries of G may have been cut off there, and s is at
-    most ``otherwise``. Zero for a G without such a limit.
+    most ``otherwise``. ``full_at`` = 0 means that G has no such limit.
     """
     batch, M, _ = G.shape
     U = _start(G, of_signs=False)
@@ -150,15 +150,15 @@ def _lifted_norm_kernel(
 def lifted_norm(P: Tensor, G: Tensor, scale: Tensor | None = None, factor: float = 1.0) -> Tensor:
     """:func:`polarstep.products.deflating.squared_norm` of s·factor·P by four launches, in float32.
 
-    ``scale`` has the s of each matrix, or one for all if it is ``None``. The products read P and G as
-    they are stored. Converted to 16 bits first, with some thirty small launches beside, the estimate
+    ``scale`` has the s of each matrix; ``None`` means s = 1. The products read P and G as they are
+    stored. An estimate that first converted both to 16 bits, and had some thirty small launches more,
     made a step on nanoGPT's matrices longer by 28% on an H200.
     """
     W = _times(P, _start(P, of_signs=True))
     U = _times(G, W)
     out = torch.empty(len(G), dtype=torch.float32, device=G.device)
     _lifted_norm_kernel[(len(G),)](
-        W, U, scale, out, G.shape[-1], factor,
+        W, U, out if scale is None else scale, out, G.shape[-1], factor,
         HAS_SCALE=scale is not None, FEW=SIGNS, BM=128, num_warps=4,
     )  # fmt: skip
     return out

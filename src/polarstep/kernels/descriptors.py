@@ -1,4 +1,4 @@
-"""Tensor descriptors, and which operands can be read through them.
+"""Tensor descriptors, which operands can be read through them, and which GPUs take large tiles.
 
 With a descriptor a Hopper GPU copies whole tiles; without, threads spend time on addresses.
 """
@@ -17,7 +17,7 @@ except ImportError:  # an older Triton
 
 from polarstep.kernels import interpreted
 
-__all__ = ["describable", "describe"]
+__all__ = ["describable", "describe", "takes_large_tiles"]
 
 
 def describable(*tensors: Tensor) -> bool:
@@ -31,6 +31,17 @@ def describable(*tensors: Tensor) -> bool:
     if not interpreted() and torch.cuda.get_device_capability(tensors[0].device) < (9, 0):
         return False
     return all(X.data_ptr() % 16 == 0 and X.shape[-1] * X.element_size() % 16 == 0 for X in tensors)
+
+
+def takes_large_tiles(device: torch.device) -> bool:
+    """Whether a program may have some 200 KiB of shared memory, and multiplies what lies there.
+
+    NVIDIA's Hopper and Blackwell GPUs for servers do: compute capability 9 and 10. Blackwell GPUs for
+    desktops (12) have descriptors too, but 99 KiB, and copy both factors of a product to registers.
+    """
+    if interpreted():
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def describe(X: Tensor, block: list[int]) -> Any:

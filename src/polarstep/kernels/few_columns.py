@@ -1,7 +1,7 @@
 """Products with sixteen columns, which take as long as reading the matrix does.
 
-Estimates of norms are made of them: that of XXᵀ (:mod:`polarstep.kernels.deflate`) and that of the rest
-of a sketch (:mod:`polarstep.kernels.rest`).
+Estimates of norms need them: of XXᵀ and of T (:mod:`polarstep.kernels.deflate`), and of the rest of a
+sketch (:mod:`polarstep.kernels.rest`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from polarstep.products.deflating import SIGNS
 
 __all__ = ["hashed", "rows_times_few", "strides_of", "tiles_of", "times_few"]
 
-# Blocks of a matrix that wait for memory: 32 lines of 128 bytes for two warps, and five blocks on their
-# way at a time.
+# Programs mostly wait for memory. They read blocks of 32 lines of 128 bytes by two warps, with five
+# blocks on their way at a time.
 _LINES, _LINE, _WARPS, _STAGES = 32, 128, 2, 5
 
 
@@ -95,7 +95,7 @@ def times_few(A: Tensor, V: Tensor, out: Tensor) -> Tensor:
 
 
 def strides_of(V: Tensor) -> tuple[int, int, int]:
-    """The strides of ``V``, of which that of the batch is zero where one V serves all matrices."""
+    """The strides of ``V``, with a batch stride of zero where one V serves all matrices."""
     batch, row, column = V.stride()
     return (0 if len(V) == 1 else batch), row, column
 

@@ -1,7 +1,8 @@
 """The two kernels of a deflated step in eight bits that are not symmetric products.
 
-:mod:`polarstep.products.float8` says what the step is. The GPU multiplies matrices in eight bits only if
-both are stored along the sum, so the first kernel stores its result twice, once transposed.
+:mod:`polarstep.products.float8` says what the step is. In eight bits the GPU multiplies only matrices
+whose entries lie one after the other along the sum, so the first kernel stores its result twice, once
+transposed.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _momentum_kernel(
         m = beta * m + g
     if SKIP:
         m = tl.where(ok, m, 0.0)
-    if LARGEST > 0:  # the largest number of M's precision, where float32 has a larger one
+    if LARGEST > 0:  # the largest number of M's precision; zero if that is float32
         m = tl.where(tl.abs(m) < float("inf"), tl.clamp(m, -LARGEST, LARGEST), m)
     rounded = m.to(out.dtype.element_ty)
     tl.store(out + matrix * size + at, rounded, mask=inside)
@@ -99,9 +99,9 @@ def momentum(
     ``out`` is (B, m, n). ``gradients`` and ``buffers`` are tables with the address of each m×n
     matrix, a multiple of 16 bytes; ``betas`` has one β per matrix. Where ``finite`` is zero,
     C stays and M is zero. ``strides`` has the distance between rows of each matrix, where some matrices
-    are parts of wider ones; without it rows lie one after the other. A finite M stays finite: bfloat16
-    ends half a percent before float32, and entries between the two become the largest number of
-    bfloat16.
+    are parts of wider ones; without it rows lie one after the other. A finite M stays finite: float32
+    reaches half a percent further than bfloat16, and entries beyond bfloat16's largest number become
+    that number.
     """
     size = out.shape[1] * out.shape[2]
     grid = (parts_of(out.shape[1], out.shape[2]), out.shape[0])

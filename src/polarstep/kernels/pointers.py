@@ -30,7 +30,7 @@ def refreshed(table: Tensor, values: Sequence[Sequence[float]], dtype: torch.dty
     if table.is_cuda:
         host = host.pin_memory()  # a copy from pageable memory would wait for the device
         if in_a_graph():
-            _READ_BY_GRAPHS.append(host)  # read by every replay, and none is known to be the last
+            _READ_BY_GRAPHS.append(host)  # kept for good: every replay reads it, and more may come
     if table.shape != host.shape or table.dtype != dtype:
         table = torch.empty(host.shape, dtype=dtype, device=table.device)
     return table.copy_(host, non_blocking=True)

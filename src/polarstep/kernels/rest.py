@@ -13,9 +13,9 @@ is divided by ‖A‖_F, so that no number leaves the range of float32, whatever
 
 **How the work is cut.** A program that walks along a whole row of A waits for memory most of the time,
 and a few hundred such programs do not fill a GPU. So a product with A is cut along both sides of A. Its
-parts along the longer side are stored, and whoever reads the product adds them up, always in the same
-order. The launches that read A have all that is small on the side: the products with B and Dᵀ, whose few
-rows would take as long in a launch of their own, the sum ‖A‖²_F, and the 16×16 algebra of N.
+parts along the longer side are stored, and the launch that reads the product adds them up, always in
+the same order. The launches that read A also do the small work, which would take as long in launches of
+its own: the products with B and Dᵀ, which have few rows, the sum ‖A‖²_F, and the 16×16 algebra of N.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["rest_norm"]
 
 # Y and W are multiplied by this number. Entries of Y are then far above float16's smallest numbers.
 _UNIT = tl.constexpr(64.0)
-# Products with A: blocks of 64 lines of 128 bytes, the fewest rows that four warps multiply without
-# taking them into registers, and two blocks on their way while the third is multiplied.
+# Products with A: blocks of 64 lines of 128 bytes, the fewest rows that four warps multiply from shared
+# memory, and two blocks on their way while the third is multiplied.
 _LINES, _LINE, _WARPS, _STAGES = 64, 128, 4, 3
 # A product with A is cut into about so many programs, two for each of an H200's multiprocessors, but
 # into no more than 16 parts of at least four blocks.
@@ -147,7 +147,7 @@ def _products_kernel(
 ):  # fmt: skip
     """Parts of AV and LU. The first program computes ‖A‖²_F in the first launch, N in the second.
 
-    Programs of L come before those of A, so that none of them is the last to run.
+    Programs of L come before programs of A, so that none of them is the last to run.
     """
     batch = tl.program_id(1).to(tl.int64)
     program = tl.program_id(0)
@@ -271,7 +271,7 @@ def _norm_kernel(
     c = tl.arange(0, FEW)
     N = tl.load(factor + batch * FEW * FEW + c[:, None] * FEW + c[None, :])
     K = _sum_of_moments(of_W + batch * parts * FEW * FEW, parts, FEW, AT_ONCE)
-    # W has the factor 64/‖A‖_F of Y and one of its own; orthonormal columns have neither of Y's.
+    # W has the factor 64/‖A‖_F twice, from Y and of its own. N, made of YᵀY, takes Y's factor out.
     K = tl.dot(tl.dot(N, K, input_precision="ieee"), tl.trans(N), input_precision="ieee")
     lengths = _on_diagonal(K, FEW)
     energy = tl.sum(lengths, axis=0)  # ‖W‖²_F
@@ -357,7 +357,7 @@ def _products(
 def _cut(blocks: int, parts: int, least: int) -> tuple[int, int]:
     """How many blocks a part has and how many parts there are, to cut ``blocks`` into ``parts`` at most.
 
-    A part has ``least`` blocks or more, except for the last part.
+    Every part but the last has ``least`` blocks or more.
     """
     at_once = max(least, triton.cdiv(blocks, parts))
     return at_once, triton.cdiv(blocks, at_once)

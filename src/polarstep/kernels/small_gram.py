@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels import interpreted
+from polarstep.kernels.descriptors import takes_large_tiles
 from polarstep.products.squarings import Polynomial, squarings
 
 __all__ = ["MOST_ROWS", "accumulated", "suits"]
@@ -78,7 +79,8 @@ def suits(G: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether :func:`accumulated` can take ``G`` and the polynomials, on a GPU that it is made for.
 
     Always false while torch.compile traces, because the kernel's arguments include a tuple. In
-    float32 a GPU would round factors to tf32, so only the interpreter takes float32.
+    float32 a GPU would round factors to tf32, so only the interpreter takes float32. A GPU that copies
+    both factors of a product to registers has too few of them for a 128×128 matrix.
     """
     return (
         not torch.compiler.is_compiling()
@@ -86,18 +88,8 @@ def suits(G: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
         and G.shape[-1] <= MOST_ROWS
         and G.is_contiguous()
         and all(_rounds(polynomial) is not None for polynomial in polynomials)
-        and _multiplies_in_shared_memory(G.device)
+        and takes_large_tiles(G.device)
     )
-
-
-def _multiplies_in_shared_memory(device: torch.device) -> bool:
-    """Whether a factor of a product can stay in shared memory: on NVIDIA's Hopper and Blackwell.
-
-    Other GPUs copy both factors to registers, of which a 128×128 matrix needs more than there are.
-    """
-    if interpreted():
-        return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def accumulated(

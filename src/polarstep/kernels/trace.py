@@ -1,4 +1,4 @@
-"""‖Y‖_F² as the trace of YYᵀ, for kernels that divide by the norm of a Y they never read."""
+"""‖Y‖_F² as the trace of YYᵀ, for kernels that divide by ‖Y‖_F and do not read Y."""
 
 from __future__ import annotations
 

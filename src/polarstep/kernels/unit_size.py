@@ -24,9 +24,9 @@ LEAST = 2.0**-40
 MOST = 2.0**30
 
 _BLOCK = 2048
-# Programs of all matrices together. Each of them reads the numbers of all blocks of its matrix. With
-# four for each multiprocessor of a large GPU that took 16 µs on an 8B layer. Where matrices are scaled,
-# which is rare, more programs would be faster.
+# Programs of all matrices together. Each program reads the numbers of all blocks of its matrix. With
+# four programs for each multiprocessor of a large GPU that took 16 µs on an 8B layer. Where matrices are
+# scaled, which is rare, more programs would be faster.
 _PROGRAMS = 64
 # Numbers of blocks that a program reads at a time.
 _MOST_PARTS = 8192

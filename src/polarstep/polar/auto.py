@@ -82,7 +82,7 @@ class Auto(Containing):
 
     @property
     def contained(self) -> PolarMap:
-        """The map that carries and draws all that a map of this budget may carry and draw."""
+        """A map with all the carries and random numbers that a map of this budget may have."""
         return FULL if self.budget == "full" else DEFLATED[WIDEST, False]
 
     @property
@@ -91,7 +91,7 @@ class Auto(Containing):
         return self.contained.ignores_zeros
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Whether the chosen map can go on from ``carry``; from nothing only if no map carries any."""
+        """Whether the chosen map can continue; from an empty carry only if no map has any."""
         return super().resumes(carry, m, n) if carry else not self.carries
 
     def inside(self, m: int, n: int, device: torch.device) -> PolarMap:
@@ -112,8 +112,8 @@ class Auto(Containing):
 
 FULL = NewtonSchulz(5, "polar-express")
 INNER = NewtonSchulz(4, "polar-express-sketch")
-# By ℓ, and by whether they sketch every shape.
 WIDTHS = (*range(16, NARROW, 16), *range(NARROW, WIDEST + 1, 64))
+# The maps below are listed by ℓ, and by whether they sketch every shape.
 KINDS = [(width, always) for width in WIDTHS for always in (False, True)]
 LOW_RANK = {
     (width, always): LowRank(
@@ -148,7 +148,7 @@ def _part(short: int, part: int) -> int:
 
 
 def _sketching(name: str, m: int, n: int, device: torch.device) -> PolarMap:
-    """The map as it is where it sketches m×n matrices by itself, elsewhere one that always sketches.
+    """The map called ``name``, with ``always_sketch`` where it would not sketch m×n matrices by itself.
 
     A map's own rule on which shapes to sketch is for maps that a user gives. Here the estimate decides.
     """
@@ -162,9 +162,9 @@ _CHOICES: dict[tuple[Budget, int, int, torch.device], tuple[str, bool, str]] = {
 
 @constant
 def _choice(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, bool, str]:
-    """The map for m×n matrices on ``device`` as in :func:`_map`, and the reason for it.
+    """``name`` and ``always`` of :func:`_map` for m×n matrices on ``device``, and the reason.
 
-    The map has to be named here: torch.compile keeps strings and numbers only.
+    Not the map itself: torch.compile keeps a constant only if it is made of strings and numbers.
     """
     key = (budget, m, n, device)
     if key not in _CHOICES:

@@ -6,10 +6,10 @@ polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every ma
 * the input is not changed, and nothing global (no random generator, no autocast) is read or changed;
 * ``T(0) = 0``, also for a zero matrix beside nonzero ones in a batch;
 * ``T(cM) = T(M)`` for ``c > 0`` over the whole range of M's precision, up to the digits that numbers
-  near its ends have. T is finite for every finite M. (On a GPU the steps of an optimizer keep this
-  promise where they are fused, as they usually are for float32 and bfloat16 parameters. In other steps,
-  as those of parameters sharded over several GPUs, sketches and matrices of few rows have a smaller
-  range: T is zero for entries below 1e-18 or above 1e18.)
+  near the ends of this range have. T is finite for every finite M. (On a GPU the steps of an optimizer
+  keep this promise where they are fused, as they usually are for float32 and bfloat16 parameters. Other
+  steps, such as those of parameters sharded over several GPUs, have a smaller range for sketches and
+  matrices of few rows: T is zero for entries below 1e-18 or above 1e18.)
 * ``T(Mᵀ) = T(M)ᵀ``;
 * where ‖T‖_op ≤ 1 is proved, ‖T‖_op ≤ 1 + 1e-5 after rounding in float32. Rounding errors of a few 1e-6
   are usual. They add up to more only where all entries of M are alike, as in a matrix of ones: up to
@@ -47,18 +47,18 @@ __all__ = ["Carry", "Draw", "PolarMap", "wide"]
 class Carry(dict[str, Tensor]):
     """The tensors that a step leaves for the next, by name; their first dimension is the batch.
 
-    A checkpoint has them in the parameter's precision, to which torch casts what it loads, except for
-    :attr:`PolarMap.wide_carries`. A step must take them in any precision.
+    A checkpoint stores them in the parameter's precision, because torch casts a loaded state to it;
+    :attr:`PolarMap.wide_carries` are the exception. A step must accept them in any precision.
     """
 
     @staticmethod
     def joined(parts: Sequence[Carry]) -> Carry:
-        """A copy of ``parts`` as one carry for all their matrices, with the names that all have."""
+        """One new carry for the matrices of all ``parts``, with the names that every part has."""
         names = [name for name in parts[0] if all(name in part for part in parts)]
         return Carry({name: torch.cat([part[name] for part in parts]) for name in names})
 
     def split(self, counts: list[int]) -> list[Carry]:
-        """A carry for each run of ``counts`` matrices."""
+        """This carry cut along the batch: the first ``counts[0]`` matrices, the next ``counts[1]``, …"""
         if not self:
             return [Carry() for _ in counts]
         parts = zip(*(torch.split(tensor, counts) for tensor in self.values()), strict=True)
@@ -76,7 +76,7 @@ class Draw:
     numbers: Tensor | None = None  # the random numbers of this step; None where none are needed
     finite: Tensor | None = None  # a flag per matrix; where it is zero, the carry must not change
     squares: Tensor | None = None  # (batch, parts) that add up to ‖M‖²_F, for a map that uses_norm
-    shown: bool = False  # whether the step is looked at, and is to keep what it has Captured
+    shown: bool = False  # whether somebody looks at the step, which then returns Captured
 
 
 class PolarMap(ABC):
@@ -106,7 +106,7 @@ class PolarMap(ABC):
 
     @property
     def rounds_input(self) -> bool:
-        """Whether the map rounds M to the device's product precision, so that a step may too."""
+        """Whether the map rounds M to the device's product precision, so that a step may round it."""
         return False
 
     @property
@@ -116,12 +116,12 @@ class PolarMap(ABC):
 
     @property
     def uses_norm(self) -> bool:
-        """Whether a step uses :attr:`Draw.squares`, which a kernel then adds up on its way over M."""
+        """Whether a step uses :attr:`Draw.squares`, which the momentum kernel then adds up."""
         return False
 
     @property
     def ignores_zeros(self) -> bool:
-        """Whether zero rows and columns that are added to M are added to T as well, and nothing else.
+        """Whether padding M with zero rows and columns only pads T with zero rows and columns.
 
         True only for maps that need neither random numbers nor a carry. A step may then pad M.
         """
@@ -143,14 +143,14 @@ class PolarMap(ABC):
 
     @property
     def wide_carries(self) -> tuple[str, ...]:
-        """Those of :attr:`carries` that are kept in float32 at least, whatever the parameter has."""
+        """The names in :attr:`carries` kept in float32 or wider, whatever the parameter has."""
         return ()
 
     def effective_rank(self, m: int, n: int) -> int:
-        """The number of singular values of T that the map brings near one, ‖T‖²_F in short.
+        """The number of singular values of T that the map brings near one, which is about ‖T‖²_F.
 
         ``lr_scale="rms"`` divides by its root where a step does not know ‖T‖_F
-        (:attr:`Polar.squared_norm`). It is asked of the map that :meth:`on` returns.
+        (:attr:`Polar.squared_norm`). Call it on the map that :meth:`on` returns.
         """
         return min(m, n)
 
@@ -159,7 +159,7 @@ class PolarMap(ABC):
         return self
 
     def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
-        """The carry that the first step of ``batch`` matrices is given: an empty one, as a rule."""
+        """The carry for the first step of ``batch`` matrices, which for most maps is empty."""
         return Carry()
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:

@@ -18,7 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polarstep.polar.minimax import Polynomial, minimax, polar_express
+from polarstep.polar.minimax import minimax, polar_express
+from polarstep.products.squarings import Polynomial
 from polarstep.torch_compile import constant
 
 __all__ = [
@@ -78,9 +79,10 @@ _FIXED: dict[str, tuple[Polynomial, ...]] = {
 
 _FIXED["flat"] = (
     # Ours, one step of degree 17 for singular values in [0.1, 1], as a deflated map has them: a slope
-    # of 9.9 at zero, within 0.14 of one from 0.1 on, 1.32 at 1.05 and 2.4 at 1.15. It is of degree four
-    # in y² − 1.6y, y = x², so that three products of m×m matrices do (polarstep.products.squarings).
-    # Found by least squares of high powers of φ − 1: no other of its form is known to be better.
+    # of 9.9 at zero, within 0.14 of one on [0.1, 1], 1.32 at 1.05 and 2.4 at 1.15. φ(x)/x is of degree
+    # four in y² − 1.6y for y = x², so three products of m×m matrices are enough
+    # (polarstep.products.squarings). Found by least squares of high powers of φ − 1; no better
+    # polynomial of this form is known.
     _nested(-1.611386, (9.910977, 87.107036, 354.004664, 613.064953, 373.958898)),
     # Applied to its own results it would explode. Further steps are the paper's quintic.
     *_FIXED["quintic"],

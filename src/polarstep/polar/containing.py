@@ -1,4 +1,4 @@
-"""A map that contains a map, and hands on to it what it does not do itself."""
+"""A map that contains another map, and delegates to it what it does not override."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["Containing"]
 class Containing(PolarMap):
     """A map whose properties, random numbers, carry and cost are those of the map it contains.
 
-    A subclass names that map in :attr:`contained` and overrides what differs. A subclass that takes
-    another map for each shape also overrides :meth:`inside`.
+    A subclass names the contained map in :attr:`contained` and overrides what differs. A subclass that
+    chooses a map by shape also overrides :meth:`inside`.
     """
 
     @property

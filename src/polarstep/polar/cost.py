@@ -25,7 +25,7 @@ from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import whitened_polynomials
 from polarstep.products.deflating import SIGNS
-from polarstep.products.squarings import squarings
+from polarstep.products.squarings import square_products
 
 __all__ = ["DEVICES", "Device", "adamw_seconds", "figures_of", "seconds"]
 
@@ -60,17 +60,17 @@ class Device:
     adamw: float
     """Bytes/s of torch's fused AdamW."""
     launch: float
-    """Seconds of an operation without work, on all matrices of a bucket, or on a CPU on each."""
+    """Seconds that an operation takes without work: once for a bucket on a GPU, else per matrix."""
     itemsize: int
     """Bytes of an entry of M during a step: 2 in bfloat16."""
     halved: float
     """What a symmetric product of 512 rows and more costs, as a share of the full product."""
     half_rate: float = 0.0
-    """Rows with which large products have half of ``rate``: m rows have m/(m + this) of it."""
+    """Rows at which large products reach half of ``rate``: m rows reach m/(m + half_rate) of it."""
     tile: int = 1
-    """Rows of large products are computed in multiples of this."""
+    """Rows of large products are computed in multiples of this number."""
     eight_bits: float = 1.0
-    """How many times as fast products in eight bits are; one where there are none."""
+    """The rate of products in eight bits over that of 16 bits; one if the device has none."""
     launches_shared: bool = True
     """Whether an operation on a bucket is one launch, whatever the number of matrices."""
 
@@ -96,13 +96,12 @@ class Device:
 def _gpu(teraflops: float, terabytes: float, eight_bits: float = 1.0) -> Device:
     """A GPU with tensor cores from its data sheet: dense bfloat16 TFLOP/s and TB/s.
 
-    ``eight_bits``: on an H200, products in eight bits had 1.1 to 1.4 PFLOP/s, about 1.9 times as many.
-
-    It is taken to reach the shares that an H200 (989 TFLOP/s, 4.8 TB/s) reaches. Bandwidths are those of
-    results/step-cost/h200.json: 4.1 TB/s in the momentum phase, 3.45 with AdamW. The other figures are
-    the ones with which the estimates are closest to the whole steps of h200-later.json and
-    h200-between.json, from 384 to 4096 rows: 8% in the root mean square. A launch is short because the
-    buckets of these steps run side by side.
+    Every GPU is taken to reach the shares of its data sheet that an H200 (989 TFLOP/s, 4.8 TB/s)
+    reaches. The H200's bandwidths are from results/step-cost/h200.json: 4.1 TB/s in the momentum phase,
+    3.45 with AdamW. Its products in eight bits had 1.1 to 1.4 PFLOP/s, about 1.9 times as many as in 16.
+    The other figures were fitted to the whole steps of h200-later.json and h200-between.json, from 384
+    to 4096 rows: the estimates are 8% off in the root mean square. A launch is short because the buckets
+    of these steps run side by side.
     """
     return Device(
         rate=0.66e12 * teraflops,
@@ -125,10 +124,10 @@ DEVICES: dict[str, Device] = {
     "H100": _gpu(989, 3.35, 1.9),
     "A100": _gpu(312, 2.0),
     # GPUs without a row here are taken to be an H100 without products in eight bits. Launches are a
-    # larger part of the time there than on slower GPUs: a sketch that pays here pays on those, too.
+    # larger part of the time on an H100 than on slower GPUs: a sketch that pays there pays on them, too.
     "cuda": _gpu(989, 3.35),
     # Two cores of a server, results/step-cost/cpu.json: full-space steps, inner iterations, momentum,
-    # AdamW. More cores have more of each. Time of an operation: with it Deflated and full space break
+    # AdamW. More cores have more of each. With this time of an operation Deflated and full space break
     # even at 128 to 192 rows, as measured.
     "cpu": Device(
         180e9, 120e9, 25e9, 48e9, launch=2e-5, itemsize=4, halved=0.625, launches_shared=False
@@ -165,7 +164,7 @@ def adamw_seconds(m: int, n: int, on: Device, count: int = 1) -> float:
 
 
 def _map(polar: PolarMap, m: int, n: int, on: Device) -> Cost:
-    """T of a wide matrix and the update, which reads and writes X and reads T or multiplies it out."""
+    """The map on a wide matrix, and the update, which reads and writes X and reads T or its factors."""
     update = on.moved((8 + on.itemsize) * m * n)
     if isinstance(polar, NewtonSchulz):
         normalized = 2 * on.moved(1.5 * on.itemsize * m * n)
@@ -190,7 +189,7 @@ def _iteration(polynomials: tuple[Polynomial, ...], m: int, n: int, on: Device) 
     A step of the plain form has XXᵀ, squarings of it, and the product with X. The Gram form has XXᵀ
     and the product with X once for several steps, and three m×m products for each step after.
     """
-    powers = sum(_squarings(polynomial) for polynomial in polynomials)
+    powers = sum(map(square_products, polynomials))
     plain = _products(len(polynomials), powers, m, n, on)
     dtype = torch.float16 if on.has_tensor_cores else torch.float32
     if dtype == torch.float16 and not gram.fits_float16(polynomials):
@@ -217,11 +216,6 @@ def _products(forms: int, squares: int, m: int, n: int, on: Device) -> Cost:
     square = at.product(2 * on.halved * rows**3, 2 * m * m)
     apply = at.product(2 * rows * rows * n, 2 * m * n)
     return forms * (form + apply) + squares * square
-
-
-def _squarings(polynomial: Polynomial) -> int:
-    chain = squarings(polynomial)
-    return len(polynomial) - 2 if chain is None else len(chain)
 
 
 def _padded(polar: LowRank, on: Device) -> int:
@@ -290,7 +284,7 @@ def _steps(polar: Deflated, rest: NewtonSchulz, m: int, n: int, on: Device) -> C
     """The norm of XXᵀ from five products with 16 columns, and the steps; a single step in eight bits."""
     if polar.float8 and on.eight_bits > 1 and rest.steps == 1 and m >= NARROW:
         on = replace(on, rate=on.eight_bits * on.rate, itemsize=1)
-        steps = _products(1, _squarings(rest.polynomials[0]), m, n, on)
+        steps = _products(1, square_products(rest.polynomials[0]), m, n, on)
     else:
         steps = _iteration(rest.polynomials, m, n, on)
     return 5 * on.product(2 * m * m * SIGNS, m * m) + steps

@@ -36,25 +36,24 @@ class Deflated(Containing):
         T = X₀                              without steps, δ ≈ ‖R‖_op
         T = p(s·X₀)                         with steps, δ of the size of R and s ≈ 1/‖X₀‖_op
 
-    Newton–Schulz needs five steps because M's norm is that of a few leading directions, and its small
-    singular values have far to climb. The head holds these directions, so X₀ is nearly flat and one
-    step of degree 17 lifts it, at 1.2 times the cost of one of the five. How δ and s are found, and
+    Newton–Schulz needs five steps because a few leading directions make up most of M's norm, so that
+    small singular values have far to climb. The head holds these directions, so X₀ is nearly flat and
+    one step of degree 17 lifts it, at 1.2 times the cost of one of the five. How δ and s are found, and
     what happens where they are wrong, is in :mod:`polarstep.polar.deflation`.
 
     **How long a step can be.** δ and s come from estimates with 16 columns. Without steps ‖T‖²_op is at
-    most 1 + (‖R‖_op/δ)². With one step of ``"flat"`` ‖T‖_op ≤ 2.6 on any spectrum, for 99 of 100 leading
+    most 1 + (‖R‖_op/δ)². With one step of ``"flat"`` ‖T‖_op ≤ 2.6 on any spectrum, for 99% of leading
     directions of 768 rows; up to 1.5 was measured (``results/step-cost/h200-accuracy.txt``). No bound is
-    certain: a direction that is orthogonal to all 16 columns, with nothing else of M along it, is not
-    seen at all.
+    certain: a leading singular direction that is orthogonal to all 16 columns is not seen at all.
 
     Args:
-        head: the low-rank map. The rest keeps what it misses, but one step lifts singular values to no
-            more than ten times their part of the largest that the head leaves. ℓ = a sixth of the
-            short side has trained as full space did (``docs/which.md``).
+        head: the low-rank map. The rest keeps what the head misses, but one step lifts a singular value
+            σ of R to 10·σ/‖R‖_op at most. ℓ = a sixth of the short side has trained as full space did
+            (``docs/which.md``).
         rest: polynomial steps for X₀, of which only ``steps`` and ``coefficients`` count, as
-            ``NewtonSchulz(1, "flat")``. ``None`` for none: no product more than the head's, but for an
-            estimate of ‖R‖_op.
-        full: the map for matrices on which all this would cost more than it.
+            ``NewtonSchulz(1, "flat")``. ``None``: no steps, and no products beside the head's but for
+            an estimate of ‖R‖_op.
+        full: the map for matrices on which deflating would cost more than this map.
         float8: whether a single polynomial step may run in eight bits, on GPUs with such products
             (:mod:`polarstep.products.float8`).
 
@@ -120,14 +119,14 @@ class Deflated(Containing):
         return min(m, n)
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Where the head can go on, and without steps vectors for the long side are there."""
+        """Whether the head can continue, and without steps whether there are vectors of R's length."""
         if not self.head.resumes(carry, m, n):
             return False
         shape = deflation.vectors_shape(m, n)
         return self.rest is not None or ("rest" in carry and carry["rest"].shape[1:] == shape)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
-        """The full-space map where deflating costs more than that."""
+        """This map, or the full-space map where deflating would cost more."""
         return self if self.full_space_reason(m, n, device) is None else self.full
 
     def full_space_reason(self, m: int, n: int, device: torch.device | None = None) -> str | None:

@@ -29,13 +29,13 @@ y give √λ ≥ 0.80‖X₀‖_op for m = 4096, 0.86 for m = 768 (:func:`norm_f
 matrix's spectrum gives 0.93. With MARGIN_OF_SCALE, ‖s·X₀‖_op ≤ 1.17. :func:`tolerant_scale` makes s
 smaller for polynomials that explode before that: ‖T‖_op ≤ 2.6.
 
-The best of 16 vectors that know nothing of a leading direction has κ ≥ 6/m for a fifth of all
-directions, 4/m for half of them and 1.3/m for 99%. ``"flat"`` stays below 2.6 up to 1.2, which covers
-these 99% for m = 768. For m = 4096 and the very worst y, one direction in a hundred has ‖s·X₀‖_op = 1.24
-and ‖T‖_op = 5. These are bounds for a direction that knows nothing of the 16 vectors. Their entries have
-no pattern, so that they see sums and differences of rows. They do not see a direction that was made
-orthogonal to all of them, with nothing else of M along it: ‖T‖_op was 4000 for such a matrix, whose new
-direction was 1.5 times as long as all others.
+For a leading direction that is independent of the 16 vectors, the best of them has κ ≥ 6/m for a fifth
+of all directions, 4/m for half of them and 1.3/m for 99%. ``"flat"`` stays below 2.6 up to 1.2, which
+covers these 99% for m = 768. For m = 4096 and the very worst y, one direction in a hundred has
+‖s·X₀‖_op = 1.24 and ‖T‖_op = 5. The vectors' entries have no pattern, so that sums and differences of
+rows are seen as well as other directions. A leading singular direction that was made orthogonal to all
+16 vectors is not seen: ‖T‖_op was 4000 for such a matrix, whose new direction was 1.5 times as long as
+all others.
 
 **Without steps** there is no XXᵀ, and ‖T‖_op is that of X₀ itself. Then δ is an estimate of ‖R‖_op
 (:func:`rest_norm`). With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05.
@@ -68,20 +68,20 @@ __all__ = [
 
 # δ is this many times the norm that the carried vectors see; see rest_norm.
 MARGIN = 1.1
-# The carried vectors get this much of the first vectors at every step. A direction that is new in R then
-# has a fifth of the κ of rest_norm that vectors without any knowledge would give it.
+# This much of the first vectors is added to the carried vectors at every step. A direction that is new
+# in R then has a fifth of the κ (see rest_norm) that vectors independent of R would give it.
 FRESH = 0.5
-# δ for polynomial steps, in units of the root mean square of R's singular values. All singular values of
-# the head are one value of s·X₀, and "flat" swings about one by 14%. On momentum of a GPT and with ℓ a
-# sixth of the width, this factor brings the head's to 1.00 in the mean over six matrices, from 0.93 to
-# 1.08; 1.5 brought all of them to 0.9, and in a long run lost 2.5% in perplexity (rank 48, one seed).
+# δ for polynomial steps, in units of the root mean square of R's singular values. In s·X₀ all singular
+# values of the head are about equal, and "flat" swings about one by 14%. On momentum of a GPT and with ℓ
+# a sixth of the width, this factor brings them to 1.00 in the mean over six matrices, from 0.93 to 1.08;
+# 1.5 brought all of them to 0.9, and in a long run lost 2.5% in perplexity (rank 48, one seed).
 FACTOR = 2.0
 # Polynomial steps are applied to X₀/(this·√λ).
 MARGIN_OF_SCALE = 1.08
 # What ‖s·X₀‖_op may be where the estimate is at its worst, and ‖T‖_op then.
 TOLERATED_VALUE = 1.17
 TOLERATED_NORM = 2.6
-# 2·√3·0.2124: a number of a random leading digit is rounded by 0.2124ε in the root mean square.
+# 2·√3·0.2124: a number with random leading digits is off by 0.2124ε in the root mean square.
 ROUNDING = 0.736
 
 
@@ -125,11 +125,11 @@ def rest_norm(
     The last step: by Jensen all yᵢ may be taken equal to one y, and (κ + (1−κ)y²)/(κ + (1−κ)y) is
     least at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·1.1² − 1): as soon as half of r
     is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, with which ‖T‖²_op ≤ 3.05, from κ ≥ 0.065 on. Vectors
-    that know nothing of R have κ ≈ b/n. That is the worst case over all spectra. On
-    momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1, δ/‖R‖_op was from 0.91
-    to 1.20 with a mean of 1.10, from the first step on (with FRESH = 2⁻⁵). A single warm vector
-    sees half of ‖R‖_op at times there, because the directions that a sketch misses change with every
-    sketch. On momentum of rank one that drifts they change so much that FRESH = 2⁻⁵ gave 0.3.
+    independent of R have κ ≈ b/n. These are worst cases over all spectra. On momentum of a GPT of width
+    256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1, δ/‖R‖_op was from 0.91 to 1.20 with a mean of 1.10,
+    from the first step on (with FRESH = 2⁻⁵). A single warm vector sees only half of ‖R‖_op at times
+    there, because the directions that a sketch misses change with every sketch. On momentum of rank one
+    that drifts they change so much that FRESH = 2⁻⁵ gave δ/‖R‖_op = 0.3.
 
     **What the Cholesky factor costs.** NNᵀ = (YᵀY + 2⁻²⁰‖Y‖²_F·I)⁻¹, because the factor of YᵀY alone
     would make columns of rounding errors as long as all others. For x = Vc the first inequality then has
@@ -178,8 +178,8 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
 
     where 0.21ε is the root mean square of the relative error of a rounded number. τ is 2⁻¹²·‖M‖²_F or
     less for n ≥ 512 in bfloat16, but a rest may be as small. So the b vectors of :func:`rest_norm` are
-    asked as well. They have seen ‖W‖²_F of ‖R‖²_F. R has at most ``left`` singular values, which on
-    average are hardly longer than those in W: U was made by RRᵀ, which prefers the longest. Of all
+    used as well. They have seen ‖W‖²_F of ‖R‖²_F. R has at most ``left`` singular values, which on
+    average are hardly larger than those of W: U was made by RRᵀ, which prefers the largest. Of all
     values from 3τ below the right side to τ above it, ‖R‖²_F is taken to be the nearest to
     ‖W‖²_F·left/b, and never less than ‖W‖²_F. The bounds are uneven because a value that is too small
     makes a step too long.

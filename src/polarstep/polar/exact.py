@@ -11,7 +11,7 @@ from torch import Tensor
 from polarstep import flops
 from polarstep.polar.base import PolarMap
 from polarstep.polar.result import Lift
-from polarstep.products.base import unit_scaled
+from polarstep.products.sizes import unit_scaled
 
 __all__ = ["Exact"]
 
@@ -68,7 +68,7 @@ class Exact(PolarMap):
     def flops(self, m: int, n: int) -> int:
         """6d₁d₀² + 20d₀³ for a thin SVD with both factors, and the product U Vᵀ.
 
-        The SVD's count is that of the R-SVD in Golub and Van Loan, *Matrix Computations*, 8.6.
+        The SVD is counted as the R-SVD of Golub and Van Loan, *Matrix Computations*, 8.6.
         """
         d0, d1 = min(m, n), max(m, n)
         return 6 * d1 * d0**2 + 20 * d0**3 + flops.matmul(d0, d0, d1)

@@ -35,7 +35,8 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate
-from polarstep.products.base import product_like, unit_scaled
+from polarstep.products.plain import product_like
+from polarstep.products.sizes import unit_scaled
 from polarstep.torch_compile import constant
 
 __all__ = [
@@ -89,7 +90,10 @@ def rounding(dtype: torch.dtype) -> float:
 def restarts(
     polynomials: tuple[Polynomial, ...], epsilon: float, *, settling: bool = True
 ) -> list[int]:
-    """The steps before which to form the Gram matrix afresh; ``settling`` may add the last step."""
+    """The steps before which to form the Gram matrix afresh.
+
+    With ``settling`` the last step is one of them where it can correct the rounding errors of W.
+    """
     starts, error, overshoot = [], epsilon, epsilon
     for t, polynomial in enumerate(polynomials):
         growth = polynomial[0]
@@ -108,7 +112,7 @@ def restarts(
 def _is_to_settle(last: Polynomial, overshoot: float, epsilon: float) -> bool:
     """Whether the last step can correct an error of ``overshoot``, and the error is worth it.
 
-    In 16-bit products it is not: they round more coarsely than the tolerated overshoot.
+    In 16 bits the error is not worth it: the rounding errors of products are larger there.
     """
     return _settles(last) and epsilon < TOLERATED_OVERSHOOT < overshoot
 

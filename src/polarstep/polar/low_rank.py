@@ -18,7 +18,7 @@ from polarstep.polar.finders.base import Basis
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method
 from polarstep.polar.result import Factors, Polar
-from polarstep.products.base import largest_entry, leaves_range, unit_scaled
+from polarstep.products.sizes import largest_entry, leaves_range, unit_scaled
 from polarstep.sketch import Gaussian, Sketch
 
 __all__ = ["LowRank"]
@@ -50,9 +50,10 @@ class LowRank(Containing):
             1 costs 10mnℓ.
         sketch: ``Gaussian()`` (Algorithm 1), ``Kaczmarz()`` (Algorithm 2), or ``Warm()``, which
             starts from the last step's factor. In an optimizer ``Warm()`` is the fastest of the
-            three and, from the second step on, the most accurate for its price, but alone, without
-            the rest, it trains a GPT a little worse than the others (``docs/which.md``). It can also
-            be a sketch or a range finder (:class:`polarstep.polar.Finder`) of your own.
+            three and, from the second step on, the most accurate for its price, but without the rest
+            that :class:`Deflated` adds it trains a GPT a little worse than the others
+            (``docs/which.md``). A sketch or a range finder (:class:`polarstep.polar.Finder`) of your
+            own is possible, too.
         inner: the polar map of the small matrix B. Its δ is a norm of B, as in Algorithm 2, and
             sharper than Algorithm 1's δ ≥ ‖M‖_op.
         orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
@@ -88,7 +89,9 @@ class LowRank(Containing):
         if not (0 <= self.power < float("inf") and float(2 * self.power).is_integer()):
             raise ValueError(form)
         if not isinstance(self.sketch, Sketch | Finder):
-            raise TypeError(f"sketch={self.sketch!r}: expected a Sketch such as Gaussian()")
+            raise TypeError(
+                f"sketch={self.sketch!r}: expected a Sketch such as Gaussian(), or a Finder"
+            )
         if not isinstance(self.inner, PolarMap):
             raise TypeError(f"inner={self.inner!r}: expected a polar map such as NewtonSchulz()")
         if self.inner.is_random or self.inner.carries:
@@ -189,7 +192,7 @@ class LowRank(Containing):
         basis, B = self._projected(A, carry, draw)
         if self._left_range(A, B):
             A, _ = unit_scaled(A)
-            # Exactly scaled, so that T and B are of this M.
+            # Powers of two scale exactly. T and B belong to the scaled M.
             M = (A if M.shape[-2] <= M.shape[-1] else A.mT).to(M.dtype)
             basis, B = self._projected(A, carry, draw)
         lift, carry = self.finder.lift(self.inner, B, basis, self.width, carry, draw)
@@ -205,8 +208,8 @@ class LowRank(Containing):
     def _left_range(self, A: Tensor, B: Tensor) -> bool:
         """Whether products with A were too large or too small for its precision; on a CPU only.
 
-        B tells, which is smaller than A. B is zero where a device found the squares of A too small or
-        too large, or where A is zero.
+        B shows it, as B is smaller than A. B is zero where the device found the squares of A too small
+        or too large, or where A is zero.
         """
         looks = products.of(A.device).looks_for_free and not torch.compiler.is_compiling()
         if not looks or not self.ignores_scale:

@@ -28,10 +28,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Polynomial", "minimax", "polar_express"]
+from polarstep.products.squarings import Polynomial
 
-Polynomial = tuple[float, ...]
-"""(a, b, c, …), meaning a x + b x³ + c x⁵ + …"""
+__all__ = ["minimax", "polar_express"]
 
 
 def minimax(lower: float, upper: float, degree: int = 5) -> tuple[Polynomial, float]:

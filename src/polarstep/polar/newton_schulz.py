@@ -17,11 +17,11 @@ from polarstep.polar.coefficients import Name, Polynomial
 from polarstep.polar.result import Lift
 from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
-from polarstep.products.base import leaves_range, unit_scale
-from polarstep.products.in_place import frobenius_norm, iterate_in_place
-from polarstep.products.squarings import squarings
+from polarstep.products.in_place import iterate_in_place, norm_by_parts
+from polarstep.products.sizes import leaves_range, unit_scale
+from polarstep.products.squarings import square_products
 
-__all__ = ["NewtonSchulz"]
+__all__ = ["SQUARINGS", "NewtonSchulz", "schatten_norm"]
 
 Delta = Literal["frobenius", "spectral", "operator"]
 DELTAS = 'expected "frobenius", "spectral", "operator" or a positive number'
@@ -114,7 +114,7 @@ class NewtonSchulz(PolarMap):
 
     @property
     def ignores_zeros(self) -> bool:
-        """True: a polynomial of M has no way to fill zero rows and columns, which add to no norm."""
+        """True: polynomials keep zero rows and columns at zero, and zeros add nothing to δ."""
         return True
 
     @property
@@ -127,17 +127,16 @@ class NewtonSchulz(PolarMap):
         """All polynomials, if :attr:`is_usual`."""
         return self.polynomials if self.is_usual and self.steps > 0 else None
 
-    def uses_gram(
-        self, m: int, n: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> bool:
-        """Whether the iteration on an m×n matrix runs on its Gram matrix.
+    def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
+        """Whether the iteration on an m×n matrix on a CPU runs on its Gram matrix.
 
         ``dtype`` is the precision of the products. In bfloat16 the Gram form saves nothing: its m×m
         work must stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
         """
-        return self._uses_gram(m, n, dtype, products.of(torch.device(device)))
+        return self._uses_gram(m, n, dtype, products.of(torch.device("cpu")))
 
     def _uses_gram(self, m: int, n: int, dtype: torch.dtype, ops: Products) -> bool:
+        """:meth:`uses_gram` for the device of ``ops``."""
         if self.form != "auto":
             return self.form == "gram"
         if dtype == torch.bfloat16:
@@ -179,10 +178,10 @@ class NewtonSchulz(PolarMap):
     def overwrite(self, X: Tensor) -> None:
         """``X ← T(X)`` with memory for half of XXᵀ."""
         if isinstance(self.delta, str):
-            norm = frobenius_norm(X)
+            norm = norm_by_parts(X)
             if bool(leaves_range(norm, X.dtype)) or float(norm) == 0:
                 X.mul_(unit_scale(X))
-                norm = frobenius_norm(X)
+                norm = norm_by_parts(X)
             X.div_(norm.to(X.dtype).clamp_min(torch.finfo(X.dtype).tiny))
         else:
             X.div_(self.delta)
@@ -206,7 +205,10 @@ class NewtonSchulz(PolarMap):
     def _is_normalized_on_the_way(
         self, given: torch.dtype, dtype: torch.dtype, ops: Products
     ) -> bool:
-        """Whether M/‖M‖_F need not be formed, as ‖M‖_F can be read (not under torch.compile)."""
+        """Whether the Gram form divides by ‖M‖_F on the way, so that M/‖M‖_F is not formed.
+
+        It reads ‖M‖_F, which is free on a CPU and not possible while torch.compile traces.
+        """
         usual = self.delta == "frobenius" and len(self.polynomials) > 0
         unchanged = given == dtype and dtype.itemsize >= 4 and ops.looks_for_free
         return usual and unchanged and not torch.compiler.is_compiling()
@@ -240,14 +242,14 @@ class NewtonSchulz(PolarMap):
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the plain iteration, whichever form runs."""
         return sum(
-            flops.newton_schulz(m, n, 1, 2 * len(p) - 1, products=_square_products(p))
+            flops.newton_schulz(m, n, 1, 2 * len(p) - 1, products=square_products(p))
             for p in self.polynomials
         )
 
     def product_flops(self, m: int, n: int) -> int:
-        """FLOPs of the matrix products that one call really runs on a CPU, two per multiply-add."""
+        """FLOPs of the matrix products that a call really runs on a CPU, two per multiply-add."""
         ops = products.of(torch.device("cpu"))
-        by_gram = self._uses_gram(m, n, torch.float32, ops)
+        by_gram = self.uses_gram(m, n)
         return self._products(m, n, torch.float32, ops, by_gram=by_gram)
 
     def _products(self, m: int, n: int, dtype: torch.dtype, ops: Products, *, by_gram: bool) -> int:
@@ -259,7 +261,7 @@ class NewtonSchulz(PolarMap):
         if by_gram:
             starts = gram.restarts(self.polynomials, gram.rounding(dtype))
             lengths = [end - first for first, end in pairwise([0, *starts, self.steps])]
-        powers = sum(map(_square_products, self.polynomials))
+        powers = sum(map(square_products, self.polynomials))
         small = powers + sum(3 * (length - 1) for length in lengths if length)  # W ← PW, G ← PGP
         return extra + small * square + sum(form + 2 * d0 * d0 * d1 for each in lengths if each)
 
@@ -287,12 +289,6 @@ def schatten_norm(G: Tensor, squarings: int) -> Tensor:
         size = torch.linalg.matrix_norm(G, keepdim=True).clamp_min(tiny)
         G, norm, power = (G / size) @ (G / size), norm * size**power, power / 2
     return (norm * torch.linalg.matrix_norm(G, keepdim=True) ** power).clamp_min(tiny)
-
-
-def _square_products(polynomial: Polynomial) -> int:
-    """How many products of square matrices :meth:`Products.polynomial` takes for P(G)."""
-    chain = squarings(polynomial)
-    return len(polynomial) - 2 if chain is None else len(chain)
 
 
 def _as_delta(value: float) -> float:

@@ -35,31 +35,32 @@ from polarstep.products.scaled_rows import ScaledRows
 if TYPE_CHECKING:
     from polarstep.polar.base import PolarMap
 
-__all__ = ["LEAST_SHARE", "Captured", "Factors", "Lift", "Polar", "SquaredNorm", "counted_norm"]
+__all__ = ["Captured", "Factors", "Lift", "Polar", "SquaredNorm", "counted_norm"]
 
 SquaredNorm = Callable[[], Tensor]  # returns ‖T‖²_F, of shape (batch,)
 
 # Where the length of a step depends on ‖T‖_F, ‖T‖²_F is taken to be at least this share of ℓ. Momentum
-# of rank one has ‖T‖_F = 1. A step divided by that would be √ℓ times as long in its one direction as a
-# step with ‖T‖²_F = ℓ is. With a ninth of ℓ it is at most three times as long.
+# of rank one has ‖T‖_F = 1. T/‖T‖_F then has length 1 in a single direction, where a T with ‖T‖²_F = ℓ
+# has 1/√ℓ in each. With a ninth of ℓ the length is 3/√ℓ at most.
 LEAST_SHARE = 1 / 9
 
 
 def counted_norm(squared: Tensor, width: int) -> Tensor:
-    """max(‖T‖²_F, ℓ/9) from ``squared`` = ‖T‖²_F and ℓ = ``width``: what ``lr_scale="rms"`` divides by.
+    """max(‖T‖²_F, ℓ/9) from ``squared`` = ‖T‖²_F and ℓ = ``width``; a NaN stays NaN.
 
-    Every plan calls this function. A NaN stays NaN.
+    ``lr_scale="rms"`` divides by its root.
     """
     return squared.clamp_min(LEAST_SHARE * width)
 
 
 @dataclass(frozen=True)
 class Lift:
-    """Z = WX, the polar factor of a small matrix, before it is multiplied out; W = I if it is None."""
+    """Z = WX, the polar factor of a small matrix, before it is multiplied out; no W means W = I."""
 
     X: Tensor  # (batch, ℓ, n)
     W: Tensor | None = None  # (batch, ℓ, ℓ)
-    # A function for QW (batch, m, ℓ), where the finder can compute it better. A deflated map never asks.
+    # Returns QW (batch, m, ℓ), where the finder has more precise factors of it than Q and W.
+    # A deflated map never calls it.
     left: Callable[[], Tensor] | None = None
     G: Tensor | None = None  # (batch, ℓ, ℓ): XXᵀ, where the inner map has formed it
 
@@ -77,7 +78,7 @@ class Lift:
         return ((W @ G.to(wide_enough)) * W).sum((-2, -1))
 
     def times(self, factor: Tensor) -> Lift:
-        """c·Z for a ``factor`` c of shape (batch, 1, 1); of a Z with a W."""
+        """c·Z for a ``factor`` c of shape (batch, 1, 1), which multiplies W; there must be a W."""
         assert self.W is not None
         left = self.left
         return Lift(
@@ -100,7 +101,7 @@ class Factors:
     projected: Tensor  # (batch, ≥ ℓ, n): B with padding
     lift: Lift  # Z, in the precision the inner map ended in
     width: int
-    orthonormal: bool  # whether QᵀQ = I up to rounding; if not, null directions may be missing
+    orthonormal: bool  # whether QᵀQ = I up to rounding; if not, some columns may be short or zero
 
     @property
     def Q(self) -> Tensor:
@@ -139,7 +140,7 @@ class Factors:
         return counted_norm(self.lift.squared_norm(), self.width)
 
     def times(self, factor: Tensor) -> Factors:
-        """Factors of c·T for a ``factor`` c of shape (batch,), which multiplies the small W, or Q."""
+        """Factors of c·T for a ``factor`` c of shape (batch,), which multiplies W, or Q without a W."""
         c = factor[:, None, None]
         if self.lift.W is None:
             return replace(self, columns=_scaled(self.columns, c), orthonormal=False)
@@ -148,14 +149,11 @@ class Factors:
 
 @dataclass(frozen=True)
 class Captured:
-    """The part of M that a step has found on its way to a T that is more than this part.
+    """The head QZ of a deflated step, whose T is more than QZ; a certificate bounds ‖M‖_* from it."""
 
-    It bounds ‖M‖_* for a certificate.
-    """
-
-    M: Tensor  # (batch, m, n): the step's M, transposed or times a number for each matrix
-    factors: Factors
-    inner: PolarMap  # made Z of B
+    M: Tensor  # (batch, m, n): the step's M, perhaps transposed, each matrix perhaps scaled
+    factors: Factors  # of QZ
+    inner: PolarMap  # the map with Z = inner(B)
 
 
 @dataclass(frozen=True)
@@ -169,10 +167,10 @@ class Polar:
     # (batch, m, n), in the precision the map ended in
     T: Tensor | RowProduct | FlatProduct | ScaledRows | None = None
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
-    # ‖T‖²_F, of shape (batch,), where the map can tell it for little and effective_rank may be far off.
-    # It is at least ℓ/9, also where ‖T‖²_F is less (counted_norm).
+    # Returns max(‖T‖²_F, ℓ/9) (counted_norm), where the map can compute it cheaply and effective_rank
+    # may be far from ‖T‖²_F.
     squared_norm: SquaredNorm | None = None
-    captured: Captured | None = None  # of a step that is shown
+    captured: Captured | None = None  # of a deflated step with Draw.shown
 
     @property
     def two_factors(self) -> tuple[Tensor, Tensor] | None:

@@ -4,8 +4,8 @@ Their products take a few microseconds each, so a pass over memory counts as muc
 passes are saved. ‖Y‖_F² is the trace of YYᵀ, which the first step forms anyway, so Y itself is never
 normalized (:meth:`polarstep.products.Products.first_step`). And where n is well above m, the other
 steps run on the Gram matrix in float16 (:mod:`polarstep.polar.gram`), as singular values are near
-one by then. The last product of the first step rounds to float16. The last product of all rounds to
-bfloat16 again, the precision of a low-rank map's other factor.
+one by then. The last product of the first step rounds its result to float16. The very last product
+rounds its result to bfloat16 again, the precision of a low-rank map's other factor.
 """
 
 from __future__ import annotations

@@ -9,42 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polarstep.products.deflating import SIGNS, Deflating, Head, signs
+from polarstep.products.deflating import Deflating
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.plain import plain_product, product_like
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
-from polarstep.products.sizes import (
-    frobenius_norm,
-    largest_entry,
-    leaves_range,
-    shrink_of,
-    unit_scale,
-    unit_scaled,
-)
+from polarstep.products.sizes import frobenius_norm, leaves_range, shrink_of, unit_scaled
 from polarstep.products.squarings import Polynomial, squarings
 
-__all__ = [
-    "SIGNS",
-    "Head",
-    "Polynomial",
-    "Products",
-    "frobenius_norm",
-    "largest_entry",
-    "leaves_range",
-    "plain_product",
-    "product_like",
-    "shrink_of",
-    "signs",
-    "unit_scale",
-    "unit_scaled",
-]
+__all__ = ["Products"]
 
 
 class Products(Deflating):
     """The operations of a device. An instance has no state."""
 
-    # Whether reading a value is free of waiting, so that rare cases can be handled when they occur.
+    # Whether a value can be read without waiting for the device, so that rare cases are handled only
+    # when they occur.
     looks_for_free = False
     # Whether the m×m work of a Gram form may run in float16, at the rate of bfloat16 products.
     gram_in_halves = False
@@ -52,8 +32,8 @@ class Products(Deflating):
     symmetric_from = 512
     # How a basis of float32 columns is made (polarstep.polar.orthonormal).
     orthonormalization = "products"
-    # The fewest rows of a matrix for which a LowRank map that a user gives is worth its launches. Auto
-    # does not ask for it, but estimates what a step takes.
+    # The fewest rows at which a LowRank map that a user gives is worth its launches. Auto does not read
+    # this number; it estimates what a step takes.
     sketched_from = 0
 
     # Precision and alignment.
@@ -87,7 +67,7 @@ class Products(Deflating):
         """``factor·S`` for the columns of a sketch S, with zero columns up to ``width``.
 
         Computed as (Sᵀ·factorᵀ)ᵀ, so that each column is contiguous, as factorizations need it.
-        With contiguous rows a CPU takes a tenth longer.
+        A product with contiguous rows takes a CPU a tenth longer.
         """
         rows = S.mT
         if width is None or width == rows.shape[-2]:
@@ -152,7 +132,7 @@ class Products(Deflating):
         next are steepest, so a 16-bit result is made a little smaller.
         """
         if torch.compiler.is_compiling():
-            X, _ = unit_scaled(X)  # compiled with the division to one pass
+            X, _ = unit_scaled(X)  # torch.compile fuses it with the division
         norm = frobenius_norm(X)
         if X.dtype == torch.float64 or self.looks_for_free:
             X, norm = self._in_range(X, norm)

@@ -15,10 +15,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from polarstep.products.base import SIGNS, Head, Polynomial, Products, plain_product, signs
-from polarstep.products.deflating import start_vectors
+from polarstep.products.base import Products
+from polarstep.products.deflating import SIGNS, Head, signs, start_vectors
+from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
-from polarstep.products.squarings import Squaring, squarings
+from polarstep.products.squarings import Polynomial, Squaring, squarings
 from polarstep.torch_compile import constant
 
 __all__ = ["Cpu", "has_tiles"]
@@ -81,7 +82,7 @@ class Cpu(Products):
         beta: float = 1.0,
         identity: float = 0.0,
     ) -> Tensor:
-        """As :meth:`symmetric`, without a transposed factor, with which products are slower on ARM."""
+        """:meth:`symmetric` of A and Bᵀ: AB then has no transposed factor, which is slow on ARM."""
         return self.symmetric(A, B.mT, plus=plus, alpha=alpha, beta=beta, identity=identity)
 
     def flat_step(
@@ -95,7 +96,7 @@ class Cpu(Products):
         most: float,
         float8: bool,
     ) -> tuple[Tensor | RowProduct, Callable[[], Tensor]]:
-        """One matrix after the other, so that X₀, G and the polynomial of one are in memory at a time.
+        """One matrix after the other: memory holds X₀, G and the polynomial of a single matrix.
 
         Reading a number is free, so δ and s are factors of the products instead of passes over memory.
         """
@@ -117,7 +118,7 @@ class Cpu(Products):
         return T, partial(_squared_norm, T)
 
     def _scaled(self, G: Tensor, squared: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
-        """``s·P(s²G)`` for the P of ``chain``, in the memory of ``squared`` = G²; NaN as G has it."""
+        """``s·P(s²G)`` for the P of ``chain``, in the memory of ``squared`` = G²; s = 0 keeps NaN."""
         if s == 0:
             return 0 * G
         first, *others = chain
@@ -156,7 +157,7 @@ def _halved(
         left = None if plus is None else plus[:, first:end, :end]
         if in_place:
             _write_product(strip, rows, columns, left, alpha, beta)
-        else:  # torch writes a product with a transposed factor faster to memory of its own
+        else:  # with a transposed factor, torch is faster if it allocates the product itself
             strip.copy_(plain_product(rows, columns, left, alpha, beta))
         C[:, :first, first:end] = strip[..., :first].mT
     if identity:

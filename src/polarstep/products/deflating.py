@@ -21,6 +21,7 @@ from polarstep.products.sizes import frobenius_norm
 from polarstep.products.squarings import Polynomial
 
 __all__ = [
+    "SHIFT",
     "SIGNS",
     "Deflating",
     "Head",
@@ -51,17 +52,17 @@ class Head:
 
 @dataclass(frozen=True)
 class RestRules:
-    """The numbers of :func:`polarstep.polar.deflation.rest_norm`."""
+    """The constants of :func:`polarstep.polar.deflation.rest_norm`."""
 
     margin: float  # δ over the norm that the vectors see
     fresh: float  # how much of first_vectors is added to the vectors that are carried on
-    room: float  # ‖A‖²_F − ‖B‖²_F may be too small by this part of ‖A‖²_F, from rounding
-    least: float  # a rest with ‖R‖_op below least·‖A‖_F is nothing but rounding
+    room: float  # rounding may make ‖A‖²_F − ‖B‖²_F too small by this part of ‖A‖²_F
+    least: float  # a rest with ‖R‖_op below least·‖A‖_F is taken for rounding errors
 
 
 @dataclass(frozen=True)
 class RestNorm:
-    """An estimate of ‖R‖_op, and what it carries on."""
+    """An estimate of ‖R‖_op, and the vectors from which the next step continues."""
 
     inverse: Tensor
     """(batch, 1, 1): 1/δ, and zero where R is nothing but rounding or A is not finite."""
@@ -154,7 +155,7 @@ class Deflating(ABC):
         U = (Y.double() @ _orthonormalizing(Y)).to(dtype)
         W = ((exact.mT @ U - B.mT @ (D.mT @ U)) * scale).double()  # as if ‖A‖_F = 1
         seen = torch.linalg.matrix_norm(W, keepdim=True)
-        # A zero matrix, or one with a NaN, leaves no trace in what is carried on.
+        # A zero matrix, or a matrix with a NaN, adds nothing to the vectors that are carried on.
         usable = (seen > 0) & torch.isfinite(seen)
         unit = torch.where(usable, W / torch.where(usable, seen, 1), 0)
         K = unit.mT @ unit
@@ -265,9 +266,9 @@ def _orthonormalizing(Y: Tensor) -> Tensor:
 def _norm_from_moments(K: Tensor) -> Tensor:
     """A bound on ‖K‖_op from above for symmetric b×b matrices K ≥ 0, from tr K² and tr K⁴.
 
-    Of b numbers λᵢ² with mean μ and standard deviation τ none is above μ + τ√(b − 1), because one
-    that is d above the mean has the others d below it in sum. This is exact where all λᵢ are equal,
-    and never above the Schatten norm (Σλᵢ⁴)^¼.
+    Of b numbers λᵢ² with mean μ and standard deviation τ none is above μ + τ√(b − 1): if one is d above
+    the mean, the others together are d below it. The bound is exact where all λᵢ are equal, and never
+    above the Schatten norm (Σλᵢ⁴)^¼.
     """
     b = K.shape[-1]
     squared = K @ K
@@ -290,9 +291,9 @@ def first_vectors(m: int, n: int, device: torch.device) -> Tensor:
 def start_vectors(rows: int, device: torch.device) -> Tensor:
     """(1, rows, 16) entries between −1 and 1 without a pattern, the same at every call.
 
-    They are not ±1. Among 768 rows of 16 signs some are equal, or equal but for the sign of all, and
-    vectors of signs do not see the sum or the difference of two such rows, which may well be what a
-    gradient moves: it is what two neurons do that are copies of one another.
+    Entries of ±1 would not do. Among 768 rows of 16 signs some are equal, and some opposite. The columns
+    are then orthogonal to the difference of the two rows, or to their sum, which may well be what a
+    gradient moves: two neurons that are copies of one another move in this way.
     """
     bits = _hashed(rows * SIGNS, device) >> 8
     return (bits.to(torch.float32) * 2.0**-23 - 1).view(1, rows, SIGNS)

@@ -29,7 +29,7 @@ class FlatProduct:
         return FlatProduct(self.A.mT, self.inverse, self.R.mT, self.L.mT)
 
     def multiplied_out(self) -> Tensor:
-        """T in the memory layout of A: in the precision of A, or in that of factors of 16 bits."""
+        """T in the memory layout of A, in A's precision, or in the factors' if they have 16 bits."""
         A, L, R = self.A, self.L, self.R
         if L.dtype.itemsize != 2:
             inverse = self.inverse.to(L.dtype)[:, None, None]

@@ -12,7 +12,7 @@ changes γ by 0.01.
 
 **What cannot happen.** Numbers above 448 are stored as 448. In X₀ this only makes another X₀. In G it
 would hide a leading direction that the head has missed. But no entry of G is above its largest diagonal
-entry. So a diagonal entry of 448 tells of it, and s then comes from the bound
+entry. So a diagonal entry of 448 shows that G was cut off, and s then comes from the bound
 ‖X₀‖²_op ≤ ‖X₀‖²_F ≤ ℓ + (m − ℓ)/factor². The step of such a matrix is small.
 """
 
@@ -41,8 +41,8 @@ UNIT_OF_X, UNIT_OF_G = 128.0, 64.0
 LARGEST = torch.finfo(FLOAT8).max
 # Eigenvalues of s²G reach from below zero, by rounding, to above one, where s is too large.
 LOWEST, HIGHEST = -0.05, 1.4
-# Where G tells nothing of its norm, ‖sX₀‖_op is at most this. P is near P(0) there, and ‖T‖_op ≤ 1 for
-# "flat", for which P(0) = 10.
+# Where G was cut off and does not show its norm, ‖sX₀‖_op is at most this. P is near P(0) there, and
+# ‖T‖_op ≤ 1 for "flat", for which P(0) = 10.
 SAFE = 0.1
 
 _UNITS: dict[Polynomial, tuple[float, ...]] = {}
@@ -88,8 +88,8 @@ def flat_step(
 ) -> tuple[RowProduct, Callable[[], Tensor]]:
     """T = s·P(s²G)·X₀ for the X₀ of ``flat``, not multiplied out, and ‖T‖²_F.
 
-    ``margin`` is that of s, and ``most`` bounds ‖X₀‖²_F. The norm is a function to call, since few steps
-    need it.
+    s = 1/(``margin``·√λ) for an estimate λ of ‖G‖_op, and ``most`` bounds ‖X₀‖²_F. ‖T‖²_F is a function
+    to call, since few steps need it.
     """
     X, Xt = flattened(flat.A, flat.L, flat.R, flat.inverse, UNIT_OF_X)
     G = product(X, X.mT, alpha=UNIT_OF_G / UNIT_OF_X**2, symmetric=True)

@@ -7,7 +7,7 @@ X. Here it needs half of G, which is symmetric, and a few columns:
     X[:, J]    ← aX[:, J] + G(bX[:, J] + G·cX[:, J]), for some columns J at a time
 
 The strips have (m² + 64m)/2 entries. Beside them there are two times 32 columns at a time, or, while the
-strips are made, the copy of 64 rows of X that torch makes on some CPUs: 64n entries at most.
+strips are made, a copy of 64 rows of X, which torch makes on some CPUs: 64n entries at most.
 
 For a square X this takes 5m³ FLOPs a step where 4m³ are needed with more memory, and the additions run
 in another order. It is for matrices that would not fit otherwise.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polarstep.products.squarings import Polynomial
 
-__all__ = ["frobenius_norm", "iterate_in_place"]
+__all__ = ["STRIP", "iterate_in_place", "norm_by_parts"]
 
 # Columns of a strip of G, and columns of X that are worked on at a time. With 192 and 64 a step takes
 # 15% less time, and twice the memory beside M and half of G.
@@ -41,8 +41,8 @@ def iterate_in_place(X: Tensor, polynomials: tuple[Polynomial, ...]) -> None:
         del strips  # before the next G is made
 
 
-def frobenius_norm(X: Tensor) -> Tensor:
-    """‖X‖_F in float64, of some rows at a time: torch makes a float64 copy of what it takes."""
+def norm_by_parts(X: Tensor) -> Tensor:
+    """‖X‖_F of one matrix in float64, some rows at a time: torch makes a float64 copy of these rows."""
     norms = [
         torch.linalg.vector_norm(rows, dtype=torch.float64)
         for rows in torch.split(X, max(1, X.shape[0] // PARTS))

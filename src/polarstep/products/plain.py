@@ -11,8 +11,8 @@ __all__ = ["plain_product", "product_like"]
 def product_like(X: Tensor, A: Tensor, B: Tensor) -> Tensor:
     """``AB`` in the memory layout of ``X``, which has the same shape.
 
-    Tall matrices come as transposed views, and so should results made from them. Adding a result to
-    its parameter takes a CPU ten times as long if their memory layouts differ.
+    Tall matrices come as transposed views, and results made from them should be transposed views, too.
+    Adding a result to its parameter takes a CPU ten times as long if their memory layouts differ.
     """
     return (B.mT @ A.mT).mT if X.mT.is_contiguous() else A @ B
 

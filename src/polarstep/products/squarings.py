@@ -1,9 +1,9 @@
 """Polynomials of a symmetric matrix by repeated squaring.
 
 Horner's rule takes a product for each power of G after the first. Completing squares takes fewer: every
-P of degree four in G is e·S² + b·G + a·I with S = G² + pG + γI, which are two products. And a P of
-degree eight that is a polynomial of degree four in S₁ = G² + pG takes three. All of them are products
-of a symmetric matrix with itself, of which a GPU computes half.
+P of degree four in G is e·S² + b·G + a·I with S = G² + pG + γI, which takes two products. A P of degree
+eight that is a polynomial of degree four in S₁ = G² + pG takes three. All these are products of a
+symmetric matrix with itself, of which a GPU computes half.
 
 The squares also round better than powers do. A P of degree four that is 8 at zero and 1 at one may have
 coefficients of ±200, whose sum cancels; e, S and b of the same P stay below 90, 0.3 and 1.
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Polynomial", "Squaring", "squarings"]
+__all__ = ["Polynomial", "Squaring", "square_products", "squarings"]
 
 Polynomial = tuple[float, ...]
+"""(a, b, c, …), meaning φ(x) = a x + b x³ + c x⁵ + …, or P(y) = a + b y + c y² + … in φ(x) = x·P(x²)."""
 
-# Coefficients of degree eight are those of a nested polynomial up to this part of the largest.
+# A P of degree eight counts as nested if its coefficients are off by at most this part of the largest.
 TOLERANCE = 1e-9
 
 
@@ -32,7 +33,7 @@ class Squaring:
 
 
 def squarings(polynomial: Polynomial) -> tuple[Squaring, ...] | None:
-    """The squarings from G to ``P(G) = a₀I + a₁G + a₂G² + …``; ``None`` for other degrees.
+    """The squarings from G to ``P(G) = a₀I + a₁G + a₂G² + …``; ``None`` where there are none for P.
 
     >>> len(squarings((3.0, -4.0, 2.0))), len(squarings((8.0, -56.0, 167.0, -202.0, 85.0)))
     (1, 2)
@@ -52,6 +53,12 @@ def squarings(polynomial: Polynomial) -> tuple[Squaring, ...] | None:
         outer = _in_powers_of(half, polynomial)
         return None if outer is None else (Squaring(1.0, half, 0.0, 0), *_of_degree_four(outer, 1))
     return None
+
+
+def square_products(polynomial: Polynomial) -> int:
+    """How many products of square matrices ``P(G)`` takes: by squarings, else by Horner's rule."""
+    chain = squarings(polynomial)
+    return len(polynomial) - 2 if chain is None else len(chain)
 
 
 def _of_degree_four(q: tuple[float, ...], of: int) -> tuple[Squaring, Squaring]:

@@ -84,8 +84,10 @@ class _Kernels(Products):
         known: Tensor | None,
         dtype: torch.dtype,
     ) -> tuple[Tensor | ScaledRows, Tensor]:
-        """Two launches. The update scales rows, so T is read once, and a second time for their lengths
-        unless the launch that multiplies it out finds them.
+        """Two launches. The update scales the rows of T.
+
+        T is read once more for the lengths of its rows, unless the launch that multiplies T out finds
+        them.
         """
         if torch.compiler.is_compiling():
             return super().normalized_rows(T, beta2, known, dtype)
@@ -103,7 +105,8 @@ class _Kernels(Products):
     def accumulated(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
         """W in one launch for small matrices.
 
-        For larger ones in two launches a step, in three for few matrices, or as in the base class.
+        Larger matrices take two launches a step, three if there are few matrices, or else the steps of
+        the base class.
         """
         if small_gram.suits(G, polynomials):
             return small_gram.accumulated(G, polynomials)
@@ -197,7 +200,7 @@ class _Kernels(Products):
         most: float,
         float8: bool,
     ) -> tuple[Tensor | RowProduct, Callable[[], Tensor]]:
-        """In eight bits where that is allowed and the matrices suit."""
+        """In eight bits if ``float8`` allows it and the matrices suit."""
         if not (float8 and eight_bits.suits(A, polynomial)):
             return super().flat_step(A, head, inverse, polynomial, margin, most=most, float8=float8)
         flat = self.flat_product(A, self.dual(head), inverse)
@@ -269,7 +272,7 @@ class _Kernels(Products):
     ) -> tuple[Tensor, Tensor]:
         """W and X, both float16 where ``B`` is bfloat16.
 
-        The launch that makes X also stores S, and that of small W also stores V.
+        The launch that makes X also stores S, and the launch that makes a small W also stores V.
         """
         H = self.first_weight(B @ B.mT, polynomials[0])
         X = product_and_blend(
@@ -354,7 +357,7 @@ def _all_quintic(polynomials: tuple[Polynomial, ...]) -> bool:
 
 
 def _in_halves(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for matrices with singular values near one, where others have ``dtype``."""
+    """The dtype for matrices with singular values near one beside matrices in ``dtype``."""
     return torch.float16 if dtype == torch.bfloat16 else dtype
 
 

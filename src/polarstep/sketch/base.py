@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polarstep import rng
 
-__all__ = ["Sketch"]
+__all__ = ["Sketch", "default_generator"]
 
 
 class Sketch(ABC):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.products.base import unit_scaled
+from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import Sketch
 
 __all__ = ["Kaczmarz"]
@@ -37,7 +37,7 @@ class Kaczmarz(Sketch):
     ) -> Tensor:
         """ℓ uniform variates, shared by a batch.
 
-        Always float64, whatever ``dtype``: with thousands of columns float32 would misplace those
+        Always float64, whatever ``dtype``: with thousands of columns, float32 would misplace columns
         of small probability.
         """
         if out is None:
@@ -84,9 +84,9 @@ class Kaczmarz(Sketch):
 def _weights(M: Tensor) -> Tensor:
     """Squared norms of the columns of ``M`` relative to the largest, rounded to 40 bits.
 
-    The last bits of a norm depend on the order of its additions, and that on the memory layout of M.
-    Rounded, equal columns have equal weights in every layout, so that the same columns are drawn. And
-    no square leaves the range of float64.
+    The last bits of a norm depend on the order of its additions, which depends on the memory layout of
+    M. After rounding, equal columns have equal weights in every layout, so that the same columns are
+    drawn. Relative to the largest, no square leaves the range of float64.
     """
     norm = torch.linalg.vector_norm(_in_range_of_squares(M), dim=-2, dtype=torch.float64)
     largest = norm.amax(-1, keepdim=True)

@@ -38,9 +38,9 @@ class Kept(Finder):
         return "kept" in carry and carry["kept"].shape[1:] == (width, m)
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """The step, where it makes a new basis: every ``steps``-th step and each of the first.
+        """The step, if it makes a new basis: every ``steps``-th step, and all before step ``steps``.
 
-        The basis of step zero is not kept, as whole gradients may be zero there and have no basis.
+        The first bases are not kept, because at step zero whole gradients may be zero and have no basis.
         """
         if resumed and step >= self.steps and step % self.steps != 0:
             return None

@@ -19,9 +19,9 @@ B and X have ℓ rows::
 
 Thanks to V four polynomials are enough, where a sketch of unknown condition takes six. If M stands
 still, S·Mᵀ = X₂MᵀQᵀQ = X₂BᵀQ, in the range of Q, has the singular values φ₁(σ)σ for the singular
-values σ of B. W₂² divides them by about φ₁(σ)², so that their spread is that of σ/φ₁(σ), which
-comes from the first step alone. V lifts the noise in the same measure, so the noise must not exceed
-a tenth (:data:`MOST_NOISE`).
+values σ of B. W₂² divides them by about φ₁(σ)². What is left spreads as σ/φ₁(σ), which depends on the
+first step alone. V amplifies the noise by as much, so the noise must not exceed a tenth
+(:data:`MOST_NOISE`).
 """
 
 from __future__ import annotations
