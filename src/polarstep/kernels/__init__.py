@@ -13,11 +13,14 @@ import os
 
 import torch
 
-__all__ = ["MOST_MATRICES", "available", "in_parts", "interpreted"]
+__all__ = ["MOST_ENTRIES", "MOST_MATRICES", "available", "in_parts", "interpreted"]
 
 # A kernel's matrices are along the second dimension of its grid, which CUDA limits to 65,535: a launch
 # on more matrices fails as "invalid argument". A step on more matrices runs in parts.
 MOST_MATRICES = 65_535
+
+# Kernels find an entry of a matrix by 32 bits, with a sign.
+MOST_ENTRIES = 2**31 - 1
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 

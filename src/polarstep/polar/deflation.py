@@ -181,8 +181,8 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
     used as well. They have seen ‖W‖²_F of ‖R‖²_F. R has at most ``left`` singular values, which on
     average are hardly larger than those of W: U was made by RRᵀ, which prefers the largest. Of all
     values from 3τ below the right side to τ above it, ‖R‖²_F is taken to be the nearest to
-    ‖W‖²_F·left/b, and never less than ‖W‖²_F. The bounds are uneven because a value that is too small
-    makes a step too long.
+    ‖W‖²_F·left/b, and never less than ‖W‖²_F. The bounds are uneven because ‖W‖²_F·left/b is hardly
+    below ‖R‖²_F, and may be far above it: a value that is lower than the right side is trusted more.
 
     Args:
         found: what :func:`rest_norm` returned.

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from polarstep import kernels
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.matrix import MatrixView
@@ -232,8 +233,14 @@ def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature, Member]]:
     """The blocks of one parameter, each with the signature of its bucket."""
-    p, group = work.params[index], work.group
-    for block, (count, m, n) in enumerate(work.views[index].shapes):
+    p, group, view = work.params[index], work.group, work.views[index]
+    if view.rows * view.cols > kernels.MOST_ENTRIES and kernels.available(p.device):
+        raise ValueError(
+            f"{work.names[index]} has {view.rows}×{view.cols} entries: expected less than 2³¹ on a GPU, "
+            "whose kernels count entries in 32 bits; update it by AdamW, or store it as a stack of "
+            "smaller matrices"
+        )
+    for block, (count, m, n) in enumerate(view.shapes):
         polar = group["polar"].on(m, n, p.device)
         polar = followed(polar, group["transform"], transposed=is_transposed(group))
         signature = Signature(
