@@ -204,6 +204,8 @@ def _check_muon(group: Group) -> None:
         raise TypeError(
             f"transform={transform!r}: expected None or a transform such as polarstep.NormalizedRows()"
         )
+    for option in ("polar", "transform"):
+        _check_hashable(option, group[option])
     resolve_scale(group[LR_SCALE])
     if group["layout"] not in get_args(Layout):
         raise ValueError(
@@ -232,6 +234,17 @@ def _check_muon(group: Group) -> None:
             f"momentum_dtype={group['momentum_dtype']!r}: expected one of "
             f"{', '.join(map(str, MOMENTA))}; None keeps momentum in the precision of the parameter"
         )
+
+
+def _check_hashable(option: str, value: object) -> None:
+    """Raise for a map or a transform of a user's own that cannot be a key, as buckets need it."""
+    try:
+        hash(value)
+    except TypeError as reason:
+        raise TypeError(
+            f"{option}={value!r} cannot be hashed ({reason}): expected @dataclass(frozen=True) above "
+            "the class, and tuples in place of lists and dicts"
+        ) from None
 
 
 def check_params(group: Group, before: Sequence[Group] = ()) -> None:
