@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from polarstep.distributed.ledger import check_plan
 from polarstep.matrix import Layout, MatrixView
@@ -255,6 +256,11 @@ def check_params(group: Group, before: Sequence[Group] = ()) -> None:
     for name, p in _told_by_group(group, len(before) or None):
         if not isinstance(p, Tensor):
             raise TypeError(f"{name} is a {type(p).__name__}: expected a tensor; {_instead_of(p)}")
+        if is_lazy(p):
+            raise ValueError(
+                f"{name} has no shape yet, its module is lazy: run one batch through the model, then "
+                "give its parameters to the optimizer"
+            )
         if p.dtype not in DTYPES:
             remedy = "leave it out"
             if p.is_complex():
