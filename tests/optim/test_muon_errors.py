@@ -96,8 +96,13 @@ def test_bad_hyperparameters(options, error, message):
         ),
         (["weight"], TypeError, r"is a str: expected a tensor"),
         ({torch.zeros(3, 4)}, TypeError, r"in a set have no order.*give a list"),
+        (
+            [nn.LazyLinear(3).weight],
+            ValueError,
+            r"parameter 0 has no shape yet, its module is lazy: run one batch through the model",
+        ),
     ],
-    ids=["integer", "complex", "eight bits", "sparse", "string", "set"],
+    ids=["integer", "complex", "eight bits", "sparse", "string", "set", "lazy"],
 )
 def test_bad_parameters(params, error, message):
     with pytest.raises(error, match=message):

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from polarstep.distributed.ledger import check_plan
 from polarstep.matrix import Layout, MatrixView
@@ -205,6 +206,8 @@ def _check_muon(group: Group) -> None:
         raise TypeError(
             f"transform={transform!r}: expected None or a transform such as polarstep.NormalizedRows()"
         )
+    for option in ("polar", "transform"):
+        _check_hashable(option, group[option])
     resolve_scale(group[LR_SCALE])
     if group["layout"] not in get_args(Layout):
         raise ValueError(
@@ -235,6 +238,17 @@ def _check_muon(group: Group) -> None:
         )
 
 
+def _check_hashable(option: str, value: object) -> None:
+    """Raise for a map or a transform of a user's own that cannot be a key, as buckets need it."""
+    try:
+        hash(value)
+    except TypeError as reason:
+        raise TypeError(
+            f"{option}={value!r} cannot be hashed ({reason}): expected @dataclass(frozen=True) above "
+            "the class, and tuples in place of lists and dicts"
+        ) from None
+
+
 def check_params(group: Group, before: Sequence[Group] = ()) -> None:
     """Raise for the first parameter that the algorithm of ``group`` cannot update.
 
@@ -243,6 +257,11 @@ def check_params(group: Group, before: Sequence[Group] = ()) -> None:
     for name, p in _told_by_group(group, len(before) or None):
         if not isinstance(p, Tensor):
             raise TypeError(f"{name} is a {type(p).__name__}: expected a tensor; {_instead_of(p)}")
+        if is_lazy(p):
+            raise ValueError(
+                f"{name} has no shape yet, its module is lazy: run one batch through the model, then "
+                "give its parameters to the optimizer"
+            )
         if p.dtype not in DTYPES:
             remedy = "leave it out"
             if p.is_complex():

@@ -18,6 +18,7 @@ from polarstep import products
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.containing import Containing
 from polarstep.polar.result import Captured
+from polarstep.polar.returned import pair_of
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
@@ -164,11 +165,13 @@ class _Followed(Containing):
         ours = Carry({name: carry[name] for name in names if name in carry})
         polar, left = self.polar.step(M, carry, draw)
         T: Tensor | ScaledRows
+        method = f"{type(self.transform).__name__}.step"
         if self.transposed:
-            T, kept = self.transform.step(polar.dense.mT, M.mT, ours)
+            found = self.transform.step(polar.dense.mT, M.mT, ours)
+            T, kept = pair_of(found, M.mT, names, method)
             T = T.mT
         else:
-            T, kept = self.transform.follow(polar, ours)
+            T, kept = pair_of(self.transform.follow(polar, ours), M, names, method)
         captured = polar.captured
         if polar.factors is not None and draw.shown:
             captured = Captured(polar.M, polar.factors, self.polar.innermost)

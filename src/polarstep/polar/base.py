@@ -38,6 +38,7 @@ from polarstep import kernels, products
 from polarstep.autocast import autocast_off_on
 from polarstep.distributed.layout import is_sharded
 from polarstep.polar.result import Lift, Polar
+from polarstep.polar.returned import check_matrices, pair_of
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 
@@ -195,8 +196,10 @@ class PolarMap(ABC):
         """
         X = products.of(M.device).workable(M)
         wide = M.shape[-2] <= M.shape[-1]
-        T = self._polar(X, draw.numbers) if wide else self._polar(X.mT, draw.numbers).mT
-        return Polar(M, T), Carry()
+        X = X if wide else X.mT
+        T = self._polar(X, draw.numbers)
+        check_matrices(T, X, f"{type(self).__name__}._polar")
+        return Polar(M, T if wide else T.mT), Carry()
 
     def step_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """:meth:`step` for any number of matrices: in parts, where they are too many for a kernel."""
@@ -210,15 +213,20 @@ class PolarMap(ABC):
 
     def steps_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> list[tuple[Polar, Carry]]:
         """What :meth:`step` returns for each of the parts in which kernels take the matrices."""
-        counts = kernels.in_parts(len(M), M.device)
+        counts, method = kernels.in_parts(len(M), M.device), f"{type(self).__name__}.step"
         if len(counts) == 1:
-            return [self.step(M, carry, draw)]
+            return [pair_of(self.step(M, carry, draw), M, self.carries, method)]
         flags, squares = (
             [None] * len(counts) if each is None else torch.split(each, counts)
             for each in (draw.finite, draw.squares)
         )
         return [
-            self.step(part, its_carry, Draw(draw.numbers, finite, square))
+            pair_of(
+                self.step(part, its_carry, Draw(draw.numbers, finite, square)),
+                part,
+                self.carries,
+                method,
+            )
             for part, its_carry, finite, square in zip(
                 torch.split(M, counts), carry.split(counts), flags, squares, strict=True
             )

@@ -1,0 +1,119 @@
+"""Slips in a map or a transform of one's own are named, before a step changes a parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from tests.spectra import gaussian
+
+import polarstep as ps
+from polarstep.polar import Carry, Polar
+
+
+@dataclass(frozen=True)
+class Stateless(ps.PolarMap):
+    """A map whose ``_polar`` is ``made``."""
+
+    made: Any
+
+    def _polar(self, X, numbers):
+        return self.made(X)
+
+    def flops(self, m, n):
+        return 0
+
+
+@dataclass(frozen=True)
+class Stateful(Stateless):
+    """A map whose ``step`` is ``made``."""
+
+    names: Any = ()
+
+    @property
+    def carries(self):
+        return self.names
+
+    def resumes(self, carry, m, n):
+        return True
+
+    def step(self, M, carry, draw):
+        return self.made(M)
+
+
+@dataclass(frozen=True)
+class Changed(ps.Transform):
+    """A transform whose ``step`` is ``made``."""
+
+    made: Any
+    names: Any = ()
+
+    @property
+    def carries(self):
+        return self.names
+
+    def step(self, T, M, carry):
+        return self.made(T)
+
+
+NO_PAIR = "expected a pair, T and a Carry"
+OTHER_SHAPE = r"returned a T of shape \(2, 6, 1\) for matrices of shape \(2, 6, 9\)"
+UNKNOWN = r"left 'rows' in its carry, and carries={}: .* as carries = \('rows',\)"
+
+SLIPS = [
+    (Stateless(lambda X: None), "Stateless._polar returned a NoneType: expected T, a tensor"),
+    (Stateless(lambda X: X[..., :1]), f"Stateless._polar {OTHER_SHAPE}"),
+    (Stateless(lambda X: X[:1]), r"shape \(1, 6, 9\) for matrices of shape \(2, 6, 9\)"),
+    (Stateful(lambda M: Polar(M, M)), f"Stateful.step returned a Polar: {NO_PAIR}"),
+    (Stateful(lambda M: (Polar(M, M), None)), rf"returned \(Polar, NoneType\): {NO_PAIR}"),
+    (Stateful(lambda M: (Polar(M, M[..., :1]), Carry())), f"Stateful.step {OTHER_SHAPE}"),
+    (Stateful(lambda M: (Polar(M, M), Carry(rows=M[..., 0]))), UNKNOWN.format(r"\(\)")),
+    (Stateful(lambda M: (Polar(M, M), Carry(rows=M[..., 0])), "rows"), UNKNOWN.format("'rows'")),
+    (Changed(lambda T: T), f"Changed.step returned a Tensor: {NO_PAIR}"),
+    (Changed(lambda T: (T[..., :1], Carry())), f"Changed.step {OTHER_SHAPE}"),
+    (Changed(lambda T: (T, Carry(rows=T[..., 0]))), UNKNOWN.format(r"\(\)")),
+    (
+        Changed(lambda T: (T, Carry(rows=T.sum())), ("rows",)),
+        r"left 'rows' of shape \(\) in its carry: expected a tensor whose first dimension is the batch",
+    ),
+]
+
+
+@pytest.mark.parametrize(("own", "message"), SLIPS)
+def test_what_a_step_may_not_return(own, message):
+    params = [torch.nn.Parameter(gaussian(6, 9, seed=seed).float()) for seed in (0, 1)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    before = [p.clone() for p in params]
+    option = "transform" if isinstance(own, ps.Transform) else "polar"
+    optimizer = ps.Muon(params, **{option: own})
+    with pytest.raises((TypeError, ValueError), match=message):
+        optimizer.step()
+    assert all(torch.equal(p, start) for p, start in zip(params, before, strict=True))
+
+
+@dataclass
+class Thawed(ps.Transform):
+    def step(self, T, M, carry):
+        return T, Carry()
+
+
+@dataclass(frozen=True)
+class Listed(ps.Transform):
+    numbers: list = field(default_factory=list)
+
+    def step(self, T, M, carry):
+        return T, Carry()
+
+
+@pytest.mark.parametrize("own", [Thawed(), Listed()])
+def test_a_transform_that_cannot_be_a_key_is_refused_when_the_optimizer_is_made(own):
+    W = torch.nn.Parameter(gaussian(3, 4).float())
+    with pytest.raises(
+        TypeError, match=r"transform=.* cannot be hashed .* @dataclass\(frozen=True\)"
+    ):
+        ps.Muon([W], transform=own)
+    with pytest.raises(TypeError, match=r"polar=.* cannot be hashed"):
+        ps.Muon([W], polar=Stateful(lambda M: M, ["rows"]))
