@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed import carries, wire
-from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
+from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.distributed.local import is_cut
 from polarstep.optim.carried import carried_dtype, entry, name_of
 from polarstep.optim.collect import State, Work, members_of
@@ -62,7 +62,7 @@ def _no_peak(group: Group, p: Tensor) -> Tensor:
     dtype = torch.float32 if kept == torch.int8 else kept
     if not is_sharded(p) or not _is_cut_between_matrices(p):
         return torch.zeros(count, dtype=dtype, device=p.device)
-    return _filled(p, p.placements, (count,), 0.0, dtype)
+    return _filled(p, placed_by_matrix(p), (count,), 0.0, dtype)
 
 
 def _of_unstarted(group: Group, p: Tensor) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _nothing(p: Any, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> 
     if not is_sharded(p):
         return torch.full((count, *shape), torch.nan, dtype=dtype, device=p.device)
     batched = _is_cut_between_matrices(p)
-    placements = p.placements if batched else carries.placements(p, count, shape)
+    placements = placed_by_matrix(p) if batched else carries.placements(p, count, shape)
     return _filled(p, placements, (count, *shape), torch.nan, dtype)
 
 
