@@ -305,6 +305,18 @@ def a_plain_state(mesh: Any) -> list[str]:
     ]
 
 
+def a_state_loaded_on_one(rank: int, mesh: Any) -> list[str]:
+    """Loading does not wait for other ranks, and the next step says what is wrong."""
+    params = [matrix("a", mesh, Shard(0))]
+    polar = ps.LowRank(4, 2, 0, sketch=ps.Warm(), always_sketch=True)
+    optimizer = ps.Muon(params, lr=0.1, plan="owner", polar=polar)
+    words_of(optimizer, params)
+    state = optimizer.state_dict()
+    optimizer = ps.Muon(params, lr=0.1, plan="owner", polar=polar)
+    words = [raised(lambda: optimizer.load_state_dict(state))] if rank == 0 else ["nothing"]
+    return words + words_of(optimizer, params, 1)
+
+
 def unequal_numbers_of_groups(rank: int, grid: Any) -> list[str]:
     """torch names a group that only its members make by how many groups a rank has."""
     if rank == 0:
@@ -502,6 +514,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         "monitor": a_monitor_where_a_gradient_is_missing(rank, mesh),
         "plain state": a_plain_state(mesh),
         "channels": uneven_channels(mesh),
+        "loaded on one": a_state_loaded_on_one(rank, mesh),
     }
     thin = [init_device_mesh("cpu", sizes) for sizes in ((ranks, 1), (1, ranks))]
     for cut in (1, 2):

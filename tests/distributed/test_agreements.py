@@ -134,6 +134,14 @@ def test_filters_that_are_cut_by_input_channels(found) -> None:
         assert there["channels"] < 1e-10
 
 
+def test_a_checkpoint_that_one_rank_has_loaded(found) -> None:
+    for there in found:
+        first, second = there["loaded on one"]
+        assert first == "nothing"
+        assert "from 0 to 2: expected the same step on all ranks" in second
+        assert "load one checkpoint on all" in second
+
+
 def test_a_state_of_another_sharding_is_refused_with_a_remedy(found) -> None:
     for there in found:
         into_sharded, into_plain = there["plain state"]

@@ -71,6 +71,7 @@ class Report:
     error: Exception | None = None
     hooked: bool = False  # whether hooks look at this step
     outdated: bool = False  # whether the state has another basis than the one kept in memory
+    loaded: bool = False  # whether a state may have come since the last step
     everywhere: int = 0  # the number of hooks that all ranks must have
 
 
@@ -81,6 +82,7 @@ class Agreement:
     with_gradient: set[int] = field(default_factory=set)
     hooked: set[int] = field(default_factory=set)
     outdated: set[int] = field(default_factory=set)
+    loaded: set[int] = field(default_factory=set)
 
 
 def in_common(
@@ -147,6 +149,7 @@ def agreed(common: Sequence[Common], report: Report) -> Agreement:
         found.with_gradient |= {each for each, its_has in zip(ids, has, strict=True) if its_has}
         found.hooked |= set(ids) if head.hooked else set()
         found.outdated |= set(ids) if head.outdated else set()
+        found.loaded |= set(ids) if head.loaded else set()
     for ranks in reversed(back):
         if ranks not in failed:
             flag = torch.tensor([float(bool(failed))], device="cpu")
@@ -164,6 +167,7 @@ class _Head:
     failed: bool
     hooked: bool
     outdated: bool
+    loaded: bool
     goes_back: bool  # whether some rank must tell a failure to a set that came before
     first_step: int
     last_step: int
@@ -185,23 +189,26 @@ def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _He
             total += place * sum(k * value for k, value in enumerate(values, 1))
             size += place * sum(k * abs(value) for k, value in enumerate(values, 1))
     codes = zlib.crc32(bytes(map(_gradient_code, its.params)))
-    flags = [failed, report.hooked, report.outdated, goes_back, size]
+    flags = [failed, report.hooked, report.outdated, report.loaded, goes_back, size]
     same = [step, len(its.params), its.checksum, texts, codes, report.everywhere, total]
     given = [float(each) for each in (*flags, *same)] + [-float(each) for each in same]
     sent = torch.tensor(given, dtype=torch.float64, device="cpu")
     found = wire.largest(sent, its.ranks).tolist()
-    most, least = found[5 : 5 + len(same)], [-each for each in found[5 + len(same) :]]
+    *said, size = found[: len(flags)]
+    both = found[len(flags) :]
+    most, least = both[: len(same)], [-each for each in both[len(same) :]]
     alike = [a == b for a, b in zip(most, least, strict=True)]
-    failed, hooked, outdated, goes_back = map(bool, found[:4])
+    failed, hooked, outdated, loaded, goes_back = map(bool, said)
     return _Head(
         failed,
         hooked,
         outdated,
+        loaded,
         goes_back,
         first_step=int(least[0]),
         last_step=int(most[0]),
         same_params=alike[1] and alike[2],
-        same_options=alike[3] and most[-1] - least[-1] <= ROUNDING * found[4],
+        same_options=alike[3] and most[-1] - least[-1] <= ROUNDING * size,
         same_gradients=alike[4],
         same_hooks=alike[5],
     )

@@ -5,14 +5,16 @@ with gradients of zero. But a parameter that never had a gradient has no state, 
 momentum (:mod:`polarstep.optim.resting`) is first taken at step 64. So a checkpoint that is made where
 torch.distributed is initialized has all entries of every parameter: zeros for momenta, peaks and
 averages and rounding errors, which is what they start from, and NaN for what a map carries. On loading,
-a carry of nothing but NaN beside a momentum of nothing but zeros is dropped. ``ZeroRedundancyOptimizer``
-puts a checkpoint into the state without ``load_state_dict``, so a step drops such carries, too
-(:class:`Arrivals`).
+a carry of nothing but NaN beside a momentum of nothing but zeros is dropped. Where ranks share the
+parameter that waits for the next step, as a rank that loads alone would wait for the others.
+``ZeroRedundancyOptimizer`` puts a checkpoint into the state without ``load_state_dict``, so a step drops
+such carries, too (:class:`Arrivals`).
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -105,8 +107,13 @@ def _filled(
     return wrapped(part, p, placements, shape)
 
 
-def drop_placeholders(groups: list[Group], state: State) -> None:
-    """Remove the carries that stand for nothing; ranks that share a parameter decide together.
+def drop_placeholders(
+    groups: list[Group], state: State, shared: Container[int] | None = None
+) -> None:
+    """Remove the carries that stand for nothing.
+
+    Those of parameters that this rank has alone, or of those whose ids are in ``shared``: ranks that
+    share a parameter decide together, and so in a step, where all of them know of it.
 
     A momentum that a NaN gradient has made NaN for good leaves carries of nothing but NaN, too. They
     stay: without them the parameter would be stepped apart from others of its shape, whose last digits
@@ -119,6 +126,9 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
         names = _carried_names(group)
         for p in group["params"]:
             layout, known_of_p = Layout.of(p), state.get(p, {})
+            is_shared = layout is not None and len(layout.ranks) > 1
+            if is_shared if shared is None else id(p) not in shared:
+                continue
             for key, value in known_of_p.items():
                 if name_of(key) in names and isinstance(value, Tensor):
                     part = local(value)

@@ -265,6 +265,7 @@ class Muon(Checkpointed):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint; options that are missing in it stay as they are here."""
         super().load_state_dict(state_dict)
+        self._over_ranks.loaded = True
         self._arrivals.note(self.param_groups, self.state)
         self._told.loaded(self.param_groups, self.state)
         self._rates.loaded(self.param_groups)

@@ -22,6 +22,7 @@ from polarstep.distributed.status import (
     in_common,
 )
 from polarstep.distributed.step import Distribution
+from polarstep.distributed.unstarted import drop_placeholders
 from polarstep.optim.alike import GroupOptions
 from polarstep.optim.by_tensors import PlainStep
 from polarstep.optim.collect import State, Work, check_gradients, collect
@@ -46,6 +47,8 @@ class StepOverRanks:
         # What this rank has in common with others, and the list and groups that it was made from.
         self._common: list[Common] = []
         self._made_from: tuple[Sequence[tuple[Tensor, Layout]], list[int]] = ((), [])
+        # Whether a state may have come since the last step, as by load_state_dict. A copy may hold one.
+        self.loaded = True
         # Whether plain tensors stand in for sharded parameters at this step.
         self._stand_ins = False
 
@@ -90,10 +93,13 @@ class StepOverRanks:
         outdated = not memory.is_of(state, spread)
         steps = [group.get("step", 0) for group in groups]
         options = lambda i: self._options.of(i, groups[i])  # noqa: E731
-        report = Report(steps, options, error, hooked, outdated, everywhere)
+        report = Report(steps, options, error, hooked, outdated, self.loaded, everywhere)
         common = self._in_common(groups, spread)
         self._agreement = agreed(common, report)
         self._common, self._made_from = common, (spread, [len(group["params"]) for group in groups])
+        self.loaded = False
+        if self._agreement.loaded:
+            drop_placeholders(groups, state, self._agreement.loaded)
         memory.forget(self._agreement.outdated)
         works = [collect(group, self._agreement.with_gradient) for group in groups]
         all_finite(
