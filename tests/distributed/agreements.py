@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ import torch.distributed.checkpoint as dcp
 from tests.distributed.faults import Broken, given, raised
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 import polarstep as ps
 
@@ -78,6 +81,248 @@ def more_parameters_on_one(rank: int, mesh: Any) -> list[str]:
         params.append(nn.Parameter(given("alone", (8, 12), 0)))
         optimizer.add_param_group({"params": params[1:]})
     return words + words_of(optimizer, params)
+
+
+# Options that rank 1 has otherwise. Without an agreement some make ranks wait for one another, and the
+# others a step that is that of no process.
+OPTIONS: dict[str, Any] = {
+    "lr": 0.3,
+    "momentum": 0.5,
+    "nesterov": False,
+    "polar": KEPT,
+    "weight_decay": 0.1,
+    "lr_scale": "rms",
+    "transform": ps.NormalizedRows(),
+    "nonfinite": "skip",
+    "seed": 2**60,
+    "plan": "gather",
+}
+
+
+def other_options_on_one(rank: int, mesh: Any) -> dict[str, list[str]]:
+    """What the ranks raise, by the option that rank 1 has otherwise; then it has that of the others."""
+    found = {}
+    for option, value in OPTIONS.items():
+        params = [matrix(name, mesh, Shard(0)) for name in "ab"]
+        groups: list[dict[str, Any]] = [{"params": [p]} for p in params]
+        optimizer = ps.Muon(groups, lr=0.1, plan="owner")
+        group, key = optimizer.param_groups[1], "shape_scale" if option == "lr_scale" else option
+        known = group.get(key)
+        group[key] = value if rank == 1 else known
+        before = [p.full_tensor().detach().clone() for p in params]
+        words = words_of(optimizer, params, 1)
+        pairs = zip(params, before, strict=True)
+        words.append(str(all(torch.equal(p.full_tensor(), q) for p, q in pairs)))
+        group[key] = known
+        found[option] = words + words_of(optimizer, params, 1)
+    return found
+
+
+def rates_in_their_last_digit(rank: int, mesh: Any) -> list[str]:
+    """A cosine may have another last digit on another machine."""
+    params = [matrix("a", mesh, Shard(0))]
+    optimizer = ps.Muon(params, lr=0.1 if rank else math.nextafter(0.1, 1))
+    return words_of(optimizer, params, 1)
+
+
+def other_option_on_a_later_axis(rank: int, grid: Any) -> list[str]:
+    """Rank 3 has another option for what it shares with rank 1 alone; rank 0 has nothing with it."""
+    params = [matrix("a", grid["tp"], Shard(0)), matrix("b", grid["dp"], Shard(0))]
+    optimizer = ps.Muon([{"params": [p]} for p in params], lr=0.1, plan="owner")
+    optimizer.param_groups[1]["weight_decay"] = 0.1 * (rank == 3)
+    return words_of(optimizer, params, 1)
+
+
+def other_order_on_one(rank: int, mesh: Any) -> list[str]:
+    """Matrices of one shape: nothing but their names tells them apart."""
+    named = [(name, matrix(name, mesh, Shard(0))) for name in "abc"]
+    if rank == 1:
+        named = [named[i] for i in (0, 2, 1)]
+    return words_of(ps.Muon(named, lr=0.1, plan="owner"), [p for _, p in named], 1)
+
+
+def a_group_added_on_one(rank: int, mesh: Any) -> list[str]:
+    params = [matrix("a", mesh, Shard(0))]
+    optimizer = ps.Muon(params, lr=0.1, plan="owner")
+    words = words_of(optimizer, params, 1)
+    params.append(matrix("b", mesh, Shard(0)))
+    if rank == 1:
+        optimizer.add_param_group({"params": params[1:]})
+    return words + words_of(optimizer, params, 1)
+
+
+def a_sum_and_no_gradient(rank: int, mesh: Any) -> list[str]:
+    """A gradient that is still to be summed, and is missing on rank 1, which would not sum with them."""
+    params = [matrix(name, mesh, Shard(0)) for name in "ab"]
+    optimizer = ps.Muon(list(zip("ab", params, strict=True)), lr=0.1, plan="owner")
+    give_gradients(params, 0)
+    for p in params:
+        G = given("gradient", (8, 12), 0)
+        p.grad = DTensor.from_local(G, mesh, [Partial()], run_check=False)
+    words = [raised(optimizer.step)]
+    if rank == 1:
+        params[1].grad = None
+    return [*words, raised(optimizer.step)]
+
+
+def parts_of_another_shape(rank: int, mesh: Any) -> str:
+    """Ten rows as 3, 3, 2, 2 in place of 3, 3, 3, 1: two ranks have what is expected."""
+    X = given("a", ((3, 3, 2, 2)[rank], 6), 0)
+    sizes = {"shape": torch.Size((10, 6)), "stride": (6, 1)}
+    p = nn.Parameter(DTensor.from_local(X, mesh, [Shard(0)], run_check=False, **sizes))
+    p.grad = torch.zeros_like(p)
+    optimizer = ps.Muon([p])
+    assert raised(optimizer.step) == raised(optimizer.step)
+    return raised(optimizer.step)
+
+
+def a_map_that_fails_on_one_while_all_gather(mesh: Any) -> tuple[list[str], float]:
+    """The matrices of other shapes are gathered after it."""
+    params = [matrix(f"gathered {i}", mesh, Shard(0), shape=(8, 12 + i)) for i in range(3)]
+    groups = [{"params": params[:1], "polar": Broken()}, {"params": params[1:]}]
+    words = words_of(ps.Muon(groups, lr=0.1, plan="gather"), params)
+    alone = [nn.Parameter(given(f"gathered {i}", (8, 12 + i), 0)) for i in (1, 2)]
+    one = ps.Muon(alone, lr=0.1)
+    for i, q in enumerate(alone, 1):
+        q.grad = given(f"gradient {i}", tuple(q.shape), 0)
+    one.step()
+    pairs = zip(params[1:], alone, strict=True)
+    return words, max(float((p.full_tensor() - q).detach().abs().max()) for p, q in pairs)
+
+
+@dataclass(frozen=True)
+class BrokenRule(ps.Elementwise):
+    """A rule that fails on rank 1, where it starts or at its steps."""
+
+    lr: float = 0.1
+    algorithm = "broken rule"
+
+    @staticmethod
+    def new_state(p: Tensor) -> dict[str, Tensor]:
+        if dist.get_rank() == 1 and not BrokenRule.at_steps:
+            raise OSError("no memory")
+        return {}
+
+    @staticmethod
+    def update(group: Any, params: Any, grads: Any, states: Any, found_inf: Any = None) -> None:
+        if dist.get_rank() == 1:
+            raise OSError("no memory")
+
+
+BrokenRule.at_steps = False  # type: ignore[attr-defined]
+
+
+def a_rule_that_fails_on_one(mesh: Any, *, at_steps: bool) -> list[str]:
+    BrokenRule.at_steps = at_steps  # type: ignore[attr-defined]
+    params = [matrix(name, mesh, Shard(0)) for name in "ab"]
+    groups = [{"params": params[:1]}, {"params": params[1:], "algorithm": "broken rule"}]
+    return words_of(ps.Muon(groups, lr=0.1, plan="owner"), params)
+
+
+def a_monitor_on_one(rank: int, mesh: Any) -> list[str]:
+    params = [matrix("a", mesh, Shard(0))]
+    optimizer = ps.Muon(params, lr=0.1, plan="owner")
+    if rank == 0:
+        ps.diagnostics.Monitor(optimizer, every=2)
+    return words_of(optimizer, params, 1)
+
+
+def a_monitor_where_a_gradient_is_missing(rank: int, mesh: Any) -> tuple[int, float]:
+    """How many values two monitors have in common, and how far those of the ranks are off."""
+    p, q = matrix("a", mesh, Shard(0)), nn.Parameter(given("a", (8, 12), 0))
+    ours, one = ps.Muon([("a", p)], lr=0.1), ps.Muon([("a", q)], lr=0.1)
+    monitors = [ps.diagnostics.Monitor(each, every=2) for each in (ours, one)]
+    for step in range(6):
+        G = given("gradient", (8, 12), step)
+        if step in (0, 3, 4):
+            G[2:4] = 0
+        q.grad, p.grad = G, distribute_tensor(G, mesh, [Shard(0)])
+        if step in (0, 3, 4) and rank == 1:
+            p.grad = None
+        if step == 5:
+            p.grad = q.grad = None
+        ours.step()
+        one.step()
+    mine, theirs = (each.rows for each in monitors)
+    assert [sorted(row) for row in mine] == [sorted(row) for row in theirs]
+    off = [
+        abs(row[key] - its[key])
+        for row, its in zip(mine, theirs, strict=True)
+        for key in row
+        if isinstance(row[key], float)
+    ]
+    return len(off), max(off)
+
+
+def an_axis_of_one_rank(ranks: int, mesh: Any, placed: Any) -> float:
+    """Experts on one axis of a mesh; the other has one rank, and cuts their rows or columns."""
+    p = nn.Parameter(distribute_tensor(given("experts", (5, 9, 12), 0), mesh, placed))
+    q = nn.Parameter(given("experts", (5, 9, 12), 0))
+    polar = ps.LowRank(4, 2, 0, sketch=ps.Warm(), always_sketch=True)
+    ours, one = ps.Muon([p], lr=0.1, polar=polar), ps.Muon([q], lr=0.1, polar=polar)
+    for step in range(3):
+        give_gradients([p], step)
+        give_gradients([q], step)
+        ours.step()
+        one.step()
+        options = StateDictOptions(full_state_dict=True)
+        whole = get_optimizer_state_dict(One(p), ours, options=options)
+        assert whole["state"]["p"]["peak"].shape == (5,)
+        assert whole["state"]["p"]["basis"].shape == one.state[q]["basis"].shape
+        set_optimizer_state_dict(One(p), ours, whole, options=options)
+    return float((p.full_tensor() - q).detach().abs().max())
+
+
+def uneven_channels(mesh: Any) -> float:
+    """Filters of six input channels, on four ranks, through a checkpoint with a warm start."""
+    shape = (4, 6, 3, 3)
+    p, q = matrix("filter", mesh, Shard(1), shape=shape), nn.Parameter(given("filter", shape, 0))
+    polar = ps.LowRank(2, 1, 0, sketch=ps.Warm(), always_sketch=True)
+    ours, one = ps.Muon([p], lr=0.1, plan="sharded", polar=polar), ps.Muon([q], lr=0.1, polar=polar)
+    for step in range(4):
+        give_gradients([p], step)
+        give_gradients([q], step)
+        ours.step()
+        one.step()
+        options = StateDictOptions(full_state_dict=True)
+        whole = get_optimizer_state_dict(One(p), ours, options=options)
+        set_optimizer_state_dict(One(p), ours, whole, options=options)
+    return float((p.full_tensor() - q).detach().abs().max())
+
+
+def a_plain_state(mesh: Any) -> list[str]:
+    """state_dict() of a plain optimizer in one of sharded parameters, and the other way round."""
+    p, q = matrix("a", mesh, Shard(0)), nn.Parameter(given("a", (8, 12), 0))
+    both = [ps.Muon([each]) for each in (p, q)]
+    give_gradients([p], 0)
+    give_gradients([q], 0)
+    for each in both:
+        each.step()
+    states = [each.state_dict() for each in both]
+    return [
+        raised(lambda each=each, its=its: each.load_state_dict(its))
+        for each, its in zip(both, reversed(states), strict=True)
+    ]
+
+
+def a_state_loaded_on_one(rank: int, mesh: Any) -> list[str]:
+    """Loading does not wait for other ranks, and the next step says what is wrong."""
+    params = [matrix("a", mesh, Shard(0))]
+    polar = ps.LowRank(4, 2, 0, sketch=ps.Warm(), always_sketch=True)
+    optimizer = ps.Muon(params, lr=0.1, plan="owner", polar=polar)
+    words_of(optimizer, params)
+    state = optimizer.state_dict()
+    optimizer = ps.Muon(params, lr=0.1, plan="owner", polar=polar)
+    words = [raised(lambda: optimizer.load_state_dict(state))] if rank == 0 else ["nothing"]
+    return words + words_of(optimizer, params, 1)
+
+
+def unequal_numbers_of_groups(rank: int, grid: Any) -> list[str]:
+    """torch names a group that only its members make by how many groups a rank has."""
+    if rank == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    params = [matrix("a", grid["tp"], Shard(0))]
+    return words_of(ps.Muon(params, lr=0.1, plan="owner"), params, 1)
 
 
 def on_other_ranks() -> list[str]:
@@ -255,11 +500,31 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         # On some ranks only, a group is made here. The group for the host comes after it.
         "elsewhere": on_other_ranks(),
         "offloaded": offloaded(mesh),
+        "options": other_options_on_one(rank, mesh),
+        "last digit": rates_in_their_last_digit(rank, mesh),
+        "later axis": other_option_on_a_later_axis(rank, grid),
+        "order": other_order_on_one(rank, mesh),
+        "added": a_group_added_on_one(rank, mesh),
+        "a sum": a_sum_and_no_gradient(rank, mesh),
+        "parts": parts_of_another_shape(rank, mesh),
+        "bad map, gathered": a_map_that_fails_on_one_while_all_gather(mesh),
+        "bad start of a rule": a_rule_that_fails_on_one(mesh, at_steps=False),
+        "bad step of a rule": a_rule_that_fails_on_one(mesh, at_steps=True),
+        "monitor on one": a_monitor_on_one(rank, mesh),
+        "monitor": a_monitor_where_a_gradient_is_missing(rank, mesh),
+        "plain state": a_plain_state(mesh),
+        "channels": uneven_channels(mesh),
+        "loaded on one": a_state_loaded_on_one(rank, mesh),
     }
+    thin = [init_device_mesh("cpu", sizes) for sizes in ((ranks, 1), (1, ranks))]
+    for cut in (1, 2):
+        found["axis of one", cut] = an_axis_of_one_rank(ranks, thin[0], [Shard(0), Shard(cut)])
+        found["axis of one", -cut] = an_axis_of_one_rank(ranks, thin[1], [Shard(cut), Shard(0)])
     for plan in ("owner", "sharded", "replicated", "gather"):
         found["hook", plan] = a_hook_on_one(rank, mesh, plan)
     for change in CHANGES:
         found["kept", change] = a_kept_basis_that_changes(mesh, folder, change)
     for plan in ("owner", "replicated", "gather"):
         found["channels last", plan] = channels_last(mesh, plan)
+    found["unequal groups"] = unequal_numbers_of_groups(rank, grid)  # last: it makes them unequal
     return found

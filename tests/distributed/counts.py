@@ -54,7 +54,8 @@ def received() -> Iterator[dict[str, float]]:
         return swap(out, sent, counts, sizes, **options)
 
     def counted_reduce(values: Any, **options: Any) -> Any:
-        kind = "status" if values.dtype == torch.int64 else "maximum"
+        # What ranks agree on before a step is in float64, and no matrix here is.
+        kind = "status" if values.dtype == torch.float64 else "maximum"
         ranks = dist.get_world_size(options["group"])
         found[kind] += 2 * (ranks - 1) / ranks * values.numel() * values.element_size()
         return reduce(values, **options)

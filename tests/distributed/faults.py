@@ -280,19 +280,22 @@ def before_sharding(rank: int, mesh: Any, *, late: bool = False) -> tuple[str, f
     )
 
 
-def looked_at(mesh: Any, name: str, plan: str) -> float:
-    """A monitor samples every third step, for which all ranks gather what they share otherwise."""
+def looked_at(mesh: Any, name: str, plan: str, every: int, skipped: int) -> float:
+    """A monitor samples some steps, for which all ranks gather what they share otherwise.
+
+    A step is skipped: one that is sampled, or one that follows it and finds a whole carry on all ranks.
+    """
     p = matrices(mesh, count=1)[0]
     q = nn.Parameter(p.full_tensor().detach())
     ours, one = (
         ps.Muon([p], lr=0.1, plan=plan, **WITH_STATE[name]),
         ps.Muon([q], lr=0.1, **WITH_STATE[name]),
     )
-    ps.diagnostics.Monitor(ours, every=3)
+    ps.diagnostics.Monitor(ours, every=every)
     for step in range(8):
         q.grad = given("gradient", (9, 12), step)
-        if step == 6:
-            q.grad[0, 0] = math.nan  # a sampled step that is skipped
+        if step == skipped:
+            q.grad[0, 0] = math.nan
         p.grad = distribute_tensor(q.grad, mesh, [Shard(0)])
         ours.step()
         one.step()
@@ -462,7 +465,8 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     for plan in ("owner", "gather", "sharded"):
         found["gradients kept", plan] = gradients_kept(mesh, plan)
         for name in WITH_STATE:
-            found["looked at", name, plan] = looked_at(mesh, name, plan)
+            found["looked at", name, plan] = looked_at(mesh, name, plan, every=3, skipped=6)
+            found["after a look", name, plan] = looked_at(mesh, name, plan, every=2, skipped=3)
     for plan in ("owner", "gather"):
         for name in WITH_STATE:
             found["other plan", name, plan] = other_plan(mesh, name, plan)

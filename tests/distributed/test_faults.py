@@ -60,6 +60,7 @@ def test_a_bad_gradient_on_one_rank_skips_the_parameter_on_all(ranks, plan, valu
 def test_a_monitor_looks_at_some_steps_of_a_map_with_state(ranks, plan, name, found) -> None:
     for there in found[ranks]:
         assert there["looked at", name, plan] < 1e-10
+        assert there["after a look", name, plan] < 1e-10
 
 
 @over_ranks

@@ -75,7 +75,7 @@ def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     where = (plan, m, n, count, len(results), polar)
     expected = ledger.bytes_received(*where, itemsize=4, step=step, copies=copies)
     assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
-    assert all(r[0]["status"] < 200 for r in results)
+    assert all(0 < r[0]["status"] < 300 for r in results)
     flops = mean(r[1] for r in results)
     expected_flops = ledger.flops_per_rank(*where, step=step, copies=copies)
     assert flops == pytest.approx(expected_flops, rel=0.02)

@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from polarstep.diagnostics.cheap import cheap_certificate
 from polarstep.diagnostics.measures import measure, update_ratio
-from polarstep.distributed.layout import whole
+from polarstep.distributed.layout import is_sharded, whole
 from polarstep.optim import Muon
 from polarstep.optim.groups import labelled_params
 from polarstep.optim.stepping.step import Bucket
@@ -156,7 +156,8 @@ class Monitor:
         self._labels = {id(p): name for name, p in self._watched()}
         self._before = {p: p.detach().clone() for _, p in self._watched()}
         # Registered for sampled steps only: with a hook the optimizer cannot replay its graph.
-        self._polar = self.optimizer.register_polar_hook(self._look)
+        shared = any(is_sharded(p) for _, p in self._watched())
+        self._polar = self.optimizer.register_polar_hook(self._look, everywhere=shared)
 
     def _stop_looking(self) -> None:
         """Take the polar hook off, and forget what it has measured."""
@@ -200,7 +201,7 @@ class Monitor:
         self._previous = {}
         if self._tail and self._step % self.every == 0:
             self._previous = {
-                p: p.grad.detach().clone() for _, p in self._watched() if p.grad is not None
+                p: _gradient(p).clone() for _, p in self._watched() if self._has_gradient(p)
             }
 
     def _go_on(self, optimizer: object) -> None:
@@ -213,7 +214,7 @@ class Monitor:
         for row in self._pending:
             seen.setdefault(row["parameter"], []).append(row)
         for name, p in self._watched():
-            if p.grad is None:
+            if not self._has_gradient(p):
                 continue
             common: Row = {"step": step, "parameter": name, "shape": list(p.shape)}
             own = self._tail_of(p)
@@ -226,9 +227,9 @@ class Monitor:
                 self._write(common | row | own)
 
     def _tail_of(self, p: Tensor) -> dict[str, float]:
-        if p not in self._previous or p.grad is None:
+        if p not in self._previous:
             return {}
-        difference = whole(p.grad - self._previous[p]).flatten()
+        difference = whole(_gradient(p) - self._previous[p]).flatten()
         difference = difference[:: max(1, difference.numel() // TAIL_ENTRIES)]
         if int(torch.count_nonzero(difference)) <= SMALLEST:
             return {}
@@ -247,6 +248,10 @@ class Monitor:
                 if isinstance(value, float):
                     self._tensorboard.add_scalar(f"{column}/{name}", value, row["step"])
 
+    def _has_gradient(self, p: Tensor) -> bool:
+        """Whether some rank has a gradient of ``p``: all ranks gather it then, or none."""
+        return self.optimizer._over_ranks.has_gradient(p)
+
     def _watched(self) -> Iterator[tuple[str, Tensor]]:
         """The chosen parameters; those without names are called as in the routing table."""
         for params in labelled_params(self.optimizer.param_groups):
@@ -256,6 +261,11 @@ class Monitor:
 
     def _chooses(self, name: str) -> bool:
         return self._select is None or self._select(name)
+
+
+def _gradient(p: Tensor) -> Tensor:
+    """The gradient of ``p``; zeros where other ranks alone have one, as in a step."""
+    return torch.zeros_like(p) if p.grad is None else p.grad.detach()
 
 
 def _steps_of(optimizer: Muon) -> int:

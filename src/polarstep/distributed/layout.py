@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from polarstep.distributed import wire
 from polarstep.matrix import MatrixView
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
     "Span",
     "is_sharded",
     "local",
+    "placed_by_matrix",
     "placed_like",
     "whole",
     "wrapped",
@@ -66,6 +68,17 @@ def placed_like(X: Tensor, p: Tensor) -> Tensor:
         everywhere = [Replicate()] * p.device_mesh.ndim
         X = DTensor.from_local(X, p.device_mesh, everywhere, run_check=False)
     return X if X.placements == p.placements else X.redistribute(placements=p.placements)
+
+
+def placed_by_matrix(p: DTensor) -> tuple[Any, ...]:
+    """The placements of a tensor with a row for each matrix of ``p``, which is cut between matrices.
+
+    An axis of one rank may have ``Shard(1)`` for ``p``, where the other tensor has no such dimension.
+    """
+    from torch.distributed.tensor import Replicate
+
+    dims = ((each, getattr(each, "dim", None)) for each in p.placements)
+    return tuple(each if dim in (0, -p.dim()) else Replicate() for each, dim in dims)
 
 
 def wrapped(X: Tensor, p: DTensor, placements: Any, shape: torch.Size | tuple[int, ...]) -> DTensor:
@@ -111,15 +124,7 @@ class Layout:
         A plain tensor is taken to be replicated on all ranks of ``group``.
         """
         if is_sharded(p):
-            found = Layout.of_placements(p.device_mesh, p.placements, tuple(p.shape))
-            mine = tuple(stop - start for start, stop in found.boxes[found.me])
-            if p.numel() and mine != tuple(p.to_local().shape):
-                raise ValueError(
-                    f"a parameter of shape {tuple(p.shape)} placed as {p.placements} has a part of "
-                    f"shape {tuple(p.to_local().shape)} on this rank: expected {mine}; shard it with "
-                    "fully_shard or distribute_tensor"
-                )
-            return found
+            return Layout.of_placements(p.device_mesh, p.placements, tuple(p.shape))
         if group is None:
             return None
         ranks = tuple(sorted(torch.distributed.get_process_group_ranks(group)))
@@ -145,6 +150,19 @@ class Layout:
         """Indices of the ranks that hold this rank's copy together, this rank included."""
         mine = self.replicas[self.me]
         return tuple(i for i, replica in enumerate(self.replicas) if replica == mine)
+
+    def check_part(self, p: Tensor) -> None:
+        """Raise if this rank's part of ``p`` has another shape than the layout says.
+
+        Some ranks may have the right shape, so a step calls this where an error reaches all ranks.
+        """
+        mine = tuple(stop - start for start, stop in self.boxes[self.me])
+        if is_sharded(p) and p.numel() and mine != tuple(p.to_local().shape):
+            raise ValueError(
+                f"a parameter of shape {tuple(p.shape)} placed as {p.placements} has a part of shape "
+                f"{tuple(p.to_local().shape)} on this rank: expected {mine}; shard it with fully_shard "
+                "or distribute_tensor"
+            )
 
     def pieces(self, view: MatrixView) -> tuple[Piece, ...] | None:
         """Each rank's part as spans of batch, rows and columns; ``None`` if some part is no such box."""
@@ -209,6 +227,8 @@ def _of_mesh(mesh: Any, placements: Any, shape: tuple[int, ...]) -> Layout:
             f"a parameter of shape {shape} is on a mesh of ranks {ranks}, and this is rank {here}: "
             "expected parameters of which this rank has a part; leave it out of this rank's optimizer"
         )
+    if mesh.ndim == 1:
+        wire.lend(ranks, mesh.get_group())
     return Layout(
         ranks,
         ranks.index(here),

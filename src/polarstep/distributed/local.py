@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
+from polarstep.distributed.layout import (
+    Layout,
+    is_sharded,
+    local,
+    placed_by_matrix,
+    whole,
+    wrapped,
+)
 from polarstep.optim.groups import view_of
 from polarstep.optim.stepping.collect import State, Work
 from polarstep.optim.stepping.low_precision import (
@@ -104,7 +111,8 @@ class LocalState(State):
         for p in params:
             of_parameter: dict[str, Any] = self._state.get(p, {})
             for key, value in of_parameter.items():
-                if is_sharded(value) and value.placements != p.placements:
+                ours = p.placements, placed_by_matrix(p)  # of what is shaped as p, and all else
+                if is_sharded(value) and value.placements not in ours:
                     of_parameter[key] = whole(value)
         self.refresh()
 
@@ -225,7 +233,7 @@ def _joined(value: Any, p: Any, key: str, batch: bool) -> Any:
     assert layout is not None
     start, stop = layout.boxes[layout.me][0]
     total = value.shape[0] // max(1, stop - start) * p.shape[0]
-    return wrapped(value, p, p.placements, (total, *value.shape[1:]))
+    return wrapped(value, p, placed_by_matrix(p), (total, *value.shape[1:]))
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.distributed import ledger
+from polarstep.distributed import carries, ledger
 from polarstep.distributed.layout import Layout, is_sharded
 from polarstep.distributed.ledger import AUTO, AskedPlan, Plan, Side, check_plan
 from polarstep.matrix import MatrixView
@@ -86,7 +86,7 @@ def _costs(
         possible.append("replicated" if layout.cut == () else "owner")
     side = cut_side(layout, view)
     maps = [followed(polar.on(m, n, p.device), transform) for _, m, n in view.shapes]
-    if side is not None and _suits_shards(maps[0], layout, p):
+    if side is not None and _suits_shards(maps[0], layout, view, side, p):
         possible.append("sharded")
     size = wire_dtype(polar, p.dtype, p.device).itemsize
     total = max(p.dtype.itemsize, 4)
@@ -139,16 +139,29 @@ def cut_side(layout: Layout, view: MatrixView) -> Side | None:
     return "columns" if cut == [False, False, True] else None
 
 
-def _suits_shards(polar: PolarMap, layout: Layout, p: Tensor) -> bool:
+def _suits_shards(polar: PolarMap, layout: Layout, view: MatrixView, side: Side, p: Tensor) -> bool:
     """Whether Algorithm 1 runs on the shards of ``p``, with the result of one process."""
     if not is_sharded(p) or ledger.sharded_reason(polar) is not None:
         return False
     assert isinstance(polar, LowRank)
-    if layout.strided and polar.carries:
+    if polar.carries and (layout.strided or not _cuts_carries(layout, view, side, p)):
         return False  # DTensor has no placement for a carry with such shards
     # Warm starts depend on the basis, and ``orth="products"`` makes another basis than Cholesky-QR.
     by_products = resolved(polar.finder.orth, p.dtype, p.device) == "products"
     return not (by_products and isinstance(polar.finder, Warm) and p.device.type == "cpu")
+
+
+def _cuts_carries(layout: Layout, view: MatrixView, side: Side, p: Tensor) -> bool:
+    """Whether a carry that lies along the cut side is cut where the matrix is.
+
+    Six input channels of 3×3 filters on four ranks are 18, 18, 18 and 0 columns; a carry of 54 columns
+    would be cut as 14, 14, 14 and 12.
+    """
+    pieces = layout.pieces(view)
+    assert pieces is not None
+    cut = [piece.rows if side == "rows" else piece.cols for piece in pieces]
+    length = view.rows if side == "rows" else view.cols
+    return cut == carries.spans(p, layout, 1, (1, length))
 
 
 def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""What ranks must agree on before a step: which gradients are there, and that no rank has failed.
+"""What ranks must agree on before a step: parameters, options, gradients, and that no rank has failed.
 
 A gradient may be missing on some ranks only: an expert that got no token there. Collectives would then
 pair up with those of another parameter. So every step begins with one small exchange on the host. A
@@ -6,35 +6,73 @@ gradient that some rank has, and others miss, counts as zero there. If a rank ha
 raise the same error. If a map fails in the midst of a step, the other ranks learn it at the next step.
 Until then all ranks go on, with T = 0 for its matrices, so that no rank waits in a collective alone.
 
-Everything else that decides which collectives a step makes is agreed on here, too: whether a hook of
-some rank is to see whole matrices, and whether some rank must gather a basis again that all have kept.
+Everything else that decides which collectives a step makes is agreed on here, too: which parameters the
+ranks have in common, the options of their groups, whether a hook of some rank is to see whole matrices,
+and whether some rank must gather a basis again that all have kept.
+
+The first exchange has the same size whatever the ranks say, so that it cannot fail itself: long lists
+are told by their checksums. Only where these differ are the lists exchanged.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from polarstep.distributed import wire
-from polarstep.distributed.layout import Layout
+from polarstep.distributed.layout import Layout, is_sharded
 
-__all__ = ["Agreement", "Report", "agreed", "all_finite", "check_alike"]
+__all__ = ["Agreement", "Common", "Options", "Report", "agreed", "all_finite", "in_common"]
+
+Ranks = tuple[int, ...]
+# Sums of options may differ by rounding: a learning rate from a cosine may differ in its last digit
+# between machines.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a group that all ranks must have alike: numbers, and all others as text."""
+
+    name: str  # of the group
+    numbers: Mapping[str, float]
+    texts: Mapping[str, str]
+
+    def told(self) -> dict[str, str]:
+        """All options as text, by their names."""
+        return {**self.texts, **{name: repr(value) for name, value in self.numbers.items()}}
+
+
+@dataclass(frozen=True)
+class Common:
+    """The parameters that this rank has in common with a set of ranks, and their groups."""
+
+    ranks: Ranks
+    params: list[Tensor]
+    lines: list[
+        str
+    ]  # a parameter in words: its name if it has one, shape, precision, number of group
+    groups: list[int]  # the numbers of the groups in the optimizer
+    checksum: int
 
 
 @dataclass(frozen=True)
 class Report:
     """What a rank tells the others before a step."""
 
-    steps: Mapping[tuple[int, ...], int]  # of the groups that share parameters with these ranks
+    steps: Sequence[int]  # of all groups
+    options: Callable[[int], Options]  # of a group, by its number
     error: Exception | None = None
     hooked: bool = False  # whether hooks look at this step
     outdated: bool = False  # whether the state has another basis than the one kept in memory
+    loaded: bool = False  # whether a state may have come since the last step
+    everywhere: int = 0  # the number of hooks that all ranks must have
 
 
 @dataclass
@@ -44,101 +82,245 @@ class Agreement:
     with_gradient: set[int] = field(default_factory=set)
     hooked: set[int] = field(default_factory=set)
     outdated: set[int] = field(default_factory=set)
+    loaded: set[int] = field(default_factory=set)
 
 
-def agreed(spread: Sequence[tuple[Tensor, Layout]], report: Report) -> Agreement:
+def in_common(
+    spread: Sequence[tuple[Tensor, Layout]], groups: Sequence[Sequence[tuple[str | None, Tensor]]]
+) -> list[Common]:
+    """What this rank has in common with every set of ranks, in an order that all ranks have.
+
+    ``spread`` has every parameter that other ranks have a part of, with its layout. ``groups`` has the
+    parameters of every group, with the names that the user gave them.
+    """
+    number = {id(p): (i, name) for i, group in enumerate(groups) for name, p in group}
+    sets: dict[Ranks, list[Tensor]] = {}
+    for p, layout in spread:
+        if len(layout.ranks) > 1:
+            sets.setdefault(layout.ranks, []).append(p)
+    found = []
+    for ranks in sorted(sets, key=lambda ranks: (len(ranks), ranks)):
+        params = sets[ranks]
+        # A rank may have more groups than others, so groups are numbered in each set of ranks.
+        places = {i: place for place, i in enumerate(sorted({number[id(p)][0] for p in params}))}
+        lines = []
+        for p in params:
+            i, name = number[id(p)]
+            shape = "×".join(map(str, p.shape))
+            line = f"{shape} {p.dtype}" if name is None else f"{name} ({shape} {p.dtype})"
+            lines.append(f"{line} in group {places[i]}")
+        checksum = zlib.crc32(repr(lines).encode())
+        found.append(Common(ranks, params, lines, list(places), checksum))
+    return found
+
+
+def agreed(common: Sequence[Common], report: Report) -> Agreement:
     """What the ranks say together.
 
-    ``spread`` has every parameter that other ranks have a part of, with its layout, in the same order on
-    all ranks. Raises on all ranks if one of them reports an error, or is at another step. With several
-    sets of ranks, as the axes of a mesh, the sets that come later carry the failure on.
+    Raises on all ranks if one of them reports an error, or if they differ in what must be the same. With
+    several sets of ranks, as the axes of a mesh, sets that come later carry a failure on, and then those
+    that came earlier.
     """
     found = Agreement()
-    failed: list[tuple[int, ...]] = []
-    words = {}
+    failed: list[Ranks] = []
+    words: dict[int, str] = {}
     if report.error is not None:
         words[dist.get_rank()] = f"{type(report.error).__name__}: {report.error}"
-    for ranks, params in _by_ranks(spread).items():
-        step = report.steps[ranks]
-        flags = [bool(words or failed), report.hooked, report.outdated, step, -step]
-        given = torch.tensor(
-            [*map(int, flags), *(int(p.grad is not None) for p in params)],
-            dtype=torch.int64,
-            device="cpu",
-        )
-        some_broken, hooked, outdated, last, first, *has = wire.largest(given, ranks).tolist()
-        if last != -first:
-            words[_OF_NO_RANK] = _apart(-first, last)
-        if some_broken or last != -first:
-            failed.append(ranks)
-        ids = [id(p) for p in params]
-        found.with_gradient |= {each for each, its in zip(ids, has, strict=True) if its}
-        found.hooked |= set(ids) if hooked else set()
-        found.outdated |= set(ids) if outdated else set()
+    last = set(common[-1].ranks) if common else set()
+    goes_back = any(not last.issuperset(its.ranks) for its in common)
+    back: list[Ranks] = []
+    for its in common:
+        head = _heads(its, report, failed=bool(words or failed), goes_back=goes_back)
+        if head.goes_back:
+            back.append(its.ranks)
+        told = None if head.failed else _difference(its, report, head)
+        if told is not None:
+            words[_OF_NO_RANK] = told
+        if head.failed or told is not None:
+            failed.append(its.ranks)
+            continue
+        has = [p.grad is not None for p in its.params]
+        if not head.same_gradients:
+            has, told = _gradients(its)
+            if told is not None:
+                words[_OF_NO_RANK] = told
+                failed.append(its.ranks)
+        ids = [id(p) for p in its.params]
+        found.with_gradient |= {each for each, its_has in zip(ids, has, strict=True) if its_has}
+        found.hooked |= set(ids) if head.hooked else set()
+        found.outdated |= set(ids) if head.outdated else set()
+        found.loaded |= set(ids) if head.loaded else set()
+    for ranks in reversed(back):
+        if ranks not in failed:
+            flag = torch.tensor([float(bool(failed))], device="cpu")
+            if wire.largest(flag, ranks).item():
+                failed.append(ranks)
     if failed:
         _raise_for_all(failed, words, report.error)
     return found
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The first exchange among a set of ranks, of one size whatever they have to say."""
+
+    failed: bool
+    hooked: bool
+    outdated: bool
+    loaded: bool
+    goes_back: bool  # whether some rank must tell a failure to a set that came before
+    first_step: int
+    last_step: int
+    same_params: bool
+    same_options: bool
+    same_gradients: bool
+    same_hooks: bool
+
+
+def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _Head:
+    """Exchange the heads. What must be the same is sent with its negative: both maxima then agree."""
+    step, texts, total, size = 0, 0, 0.0, 0.0
+    if report.error is None:  # else the options of a group may be missing
+        step = sum(report.steps[i] for i in its.groups)
+        options = [report.options(i) for i in its.groups]
+        texts = zlib.crc32(repr([each.texts for each in options]).encode())
+        for place, each in enumerate(options, 1):
+            values = list(each.numbers.values())
+            total += place * sum(k * value for k, value in enumerate(values, 1))
+            size += place * sum(k * abs(value) for k, value in enumerate(values, 1))
+    codes = zlib.crc32(bytes(map(_gradient_code, its.params)))
+    flags = [failed, report.hooked, report.outdated, report.loaded, goes_back, size]
+    same = [step, len(its.params), its.checksum, texts, codes, report.everywhere, total]
+    given = [float(each) for each in (*flags, *same)] + [-float(each) for each in same]
+    sent = torch.tensor(given, dtype=torch.float64, device="cpu")
+    found = wire.largest(sent, its.ranks).tolist()
+    *said, size = found[: len(flags)]
+    both = found[len(flags) :]
+    most, least = both[: len(same)], [-each for each in both[len(same) :]]
+    alike = [a == b for a, b in zip(most, least, strict=True)]
+    failed, hooked, outdated, loaded, goes_back = map(bool, said)
+    return _Head(
+        failed,
+        hooked,
+        outdated,
+        loaded,
+        goes_back,
+        first_step=int(least[0]),
+        last_step=int(most[0]),
+        same_params=alike[1] and alike[2],
+        same_options=alike[3] and most[-1] - least[-1] <= ROUNDING * size,
+        same_gradients=alike[4],
+        same_hooks=alike[5],
+    )
+
+
+def _gradient_code(p: Tensor) -> int:
+    """0: no gradient; 1: one that this rank can use as it is; 2: one that ranks must place anew."""
+    grad = p.grad
+    if grad is None:
+        return 0
+    return 2 if is_sharded(grad) and is_sharded(p) and grad.placements != p.placements else 1
 
 
 # The key for words that are not of a single rank.
 _OF_NO_RANK = -1
 
 
-def check_alike(spread: Sequence[tuple[Tensor, Layout]]) -> None:
-    """Raise on all ranks if they have other parameters in common, or in another order.
+def _difference(its: Common, report: Report, head: _Head) -> str | None:
+    """What the ranks should have alike and have not, in words; all of them ask together."""
+    if not head.same_params:
+        return _of_params(its)
+    if head.first_step != head.last_step:
+        return (
+            f"ranks are at different steps of the optimizer, from {head.first_step} to "
+            f"{head.last_step}: expected the same step on all ranks; call step() equally often on each, "
+            "and load one checkpoint on all"
+        )
+    if not head.same_options:
+        return _of_options(its, report)
+    if not head.same_hooks:
+        return (
+            "a hook that gathers tensors itself, as that of a diagnostics.Monitor, is on some of the "
+            f"ranks {its.ranks} only, and would wait for the others: expected it on all ranks; make a "
+            "Monitor on every rank, and give a file or a writer to one of them"
+        )
+    return None
 
-    :func:`agreed` exchanges a flag for each parameter, so its exchange would fail or never end.
-    """
-    failed: list[tuple[int, ...]] = []
-    words: dict[int, str] = {}
-    for ranks, params in _by_ranks(spread).items():
-        shapes = [(tuple(p.shape), str(p.dtype)) for p in params]
-        numbers = (len(params), zlib.crc32(repr(shapes).encode()))
-        flags = [bool(failed), *numbers, *(-number for number in numbers)]
-        given = torch.tensor(flags, dtype=torch.int64, device="cpu")
-        broken, most, last, least, first = wire.largest(given, ranks).tolist()
-        if (most, last) != (-least, -first):
-            words[dist.get_rank()] = _told(ranks, shapes)
-        if broken or (most, last) != (-least, -first):
-            failed.append(ranks)
-    if failed:
-        _raise_for_all(failed, words, None)
+
+def _gathered(mine: Any, ranks: Ranks) -> list[Any]:
+    of_each: list[Any] = [None for _ in ranks]
+    dist.all_gather_object(of_each, mine, group=wire.side_group_of(ranks))
+    return of_each
 
 
-def _told(ranks: tuple[int, ...], shapes: list[tuple[tuple[int, ...], str]]) -> str:
-    first = ", ".join(f"{'×'.join(map(str, shape))} {dtype}" for shape, dtype in shapes[:4])
-    more = ", …" if len(shapes) > 4 else ""
+def _of_params(its: Common) -> str:
+    of_each = _gathered(its.lines, its.ranks)
+    alike = 0
+    while len({tuple(lines[: alike + 1]) for lines in of_each}) == 1:
+        alike += 1
+    told = []
+    for rank, lines in zip(its.ranks, of_each, strict=True):
+        some = ", ".join(lines[alike : alike + 4])
+        from_there = f", from number {alike + 1} on" if alike and some else ""
+        more = ", …" if len(lines) > alike + 4 else ""
+        told.append(
+            f"rank {rank}: {len(lines)} parameters in common with ranks {its.ranks}{from_there}"
+            f"{': ' if some else ''}{some}{more}"
+        )
     return (
-        f"{len(shapes)} parameters in common with ranks {ranks}: {first}{more}; expected the same "
-        "parameters in the same order on all of them. With process_group=… these are all plain "
+        f"{'; '.join(told)}: expected the same parameters in the same groups and order on all of them, "
+        "and a group that is added, on all of them. With process_group=… these are all plain "
         "parameters: give those that one rank has alone to another optimizer"
     )
 
 
-def _apart(first: int, last: int) -> str:
-    return (
-        f"ranks are at different steps of the optimizer, from {first} to {last}: expected the same step "
-        "on all ranks; call step() equally often on each, and load one checkpoint on all"
-    )
+def _of_options(its: Common, report: Report) -> str:
+    of_each = _gathered([report.options(i).told() for i in its.groups], its.ranks)
+    for place, mine in enumerate(of_each[0]):
+        for option in mine:
+            values: dict[str, list[int]] = {}
+            for rank, groups in zip(its.ranks, of_each, strict=True):
+                values.setdefault(groups[place].get(option, "missing"), []).append(rank)
+            if len(values) > 1:
+                told = " and ".join(
+                    f"{value} on rank{'s' if len(those) > 1 else ''} {', '.join(map(str, those))}"
+                    for value, those in values.items()
+                )
+                name = report.options(its.groups[place]).name
+                return (
+                    f"{option} of group {name!r} is {told}: expected the same options on all ranks that "
+                    "have parts or copies of a parameter, as they share one step; read them from the "
+                    "same configuration on all ranks, and step schedulers equally often"
+                )
+    return "the options of a group differ between ranks: expected the same on all"
 
 
-def _by_ranks(spread: Sequence[tuple[Tensor, Layout]]) -> dict[tuple[int, ...], list[Tensor]]:
-    params: dict[tuple[int, ...], list[Tensor]] = {}
-    for p, layout in spread:
-        params.setdefault(layout.ranks, []).append(p)
-    return {ranks: those for ranks, those in params.items() if len(ranks) > 1}
+def _gradients(its: Common) -> tuple[list[bool], str | None]:
+    """Which parameters have a gradient on some rank; in words, which gradient cannot be used."""
+    codes = [_gradient_code(p) for p in its.params]
+    given = torch.tensor([*codes, *(-code for code in codes)], dtype=torch.int64, device="cpu")
+    found = wire.largest(given, its.ranks).tolist()
+    most, least = found[: len(codes)], [-each for each in found[len(codes) :]]
+    told = None
+    for line, high, low in zip(its.lines, most, least, strict=True):
+        if high == 2 and low < 2:
+            told = (
+                f"the gradient of {line} is placed otherwise than the parameter, as a sum that is still "
+                f"to be made, on some of the ranks {its.ranks} alone: expected it on all of them or "
+                "none, as they place it anew together; give p.grad.redistribute(placements="
+                "p.placements) before the step, or zeros where it is missing"
+            )
+            break
+    return [high > 0 for high in most], told
 
 
-def _raise_for_all(
-    failed: list[tuple[int, ...]], words: dict[int, str], error: Exception | None
-) -> NoReturn:
+def _raise_for_all(failed: list[Ranks], words: dict[int, str], error: Exception | None) -> NoReturn:
     """Raise one error on all ranks, with the ``words`` of every rank that failed.
 
     Every set of ranks in ``failed`` exchanges its words, as some of its ranks may be in no other set.
     """
     for ranks in failed:
-        of_each: list[dict[int, str]] = [{} for _ in ranks]
-        dist.all_gather_object(of_each, words, group=wire.side_group_of(ranks))
+        of_each = _gathered(words, ranks)
         words = {rank: word for those in of_each for rank, word in those.items()}
     apart = words.pop(_OF_NO_RANK, None)
     if not words:
@@ -155,7 +337,7 @@ def all_finite(flags: Iterable[tuple[Tensor, Layout]]) -> None:
 
     One exchange for each device and set of ranks, on the device; the host does not wait.
     """
-    together: dict[tuple[tuple[int, ...], torch.device], list[Tensor]] = {}
+    together: dict[tuple[Ranks, torch.device], list[Tensor]] = {}
     for flag, layout in flags:
         if len(layout.ranks) > 1:
             together.setdefault((layout.ranks, flag.device), []).append(flag)

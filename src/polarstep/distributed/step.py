@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.distributed import carries
-from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
+from polarstep.distributed import carries, wire
+from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.distributed.ledger import AUTO, AskedPlan, check_plan
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owned_graph import OwnedGraphs
@@ -61,7 +61,9 @@ def _check_process_group(group: Any) -> None:
     ):
         raise TypeError(
             f"process_group={group!r}: expected the ranks that hold copies of the plain parameters, as "
-            "torch.distributed.group.WORLD after init_process_group; None if there are no copies"
+            "torch.distributed.group.WORLD after init_process_group, or get_group() of a DeviceMesh; "
+            "None if there are no copies. On ranks outside of a group new_group returns -100: give them "
+            "a group of their own"
         )
 
 
@@ -78,6 +80,9 @@ class Distribution:
         check_plan(plan)
         _check_process_group(process_group)
         self.plan, self.process_group = plan, process_group
+        if process_group is not None:
+            ranks = torch.distributed.get_process_group_ranks(process_group)
+            wire.lend(tuple(sorted(ranks)), process_group)
         self._choices: dict[Any, Choice] = {}
         # The layout and the choice for a parameter, by its id, with everything they depend on: hashing
         # layouts and maps at every step would take longer than a step of a small model.
@@ -122,6 +127,8 @@ class Distribution:
                 if layout is not None and len(layout.ranks) > 1:
                     known.spread.append((p, layout))
                 elif is_sharded(p) and group["algorithm"] == "muon" and p.numel() > 0:
+                    assert layout is not None
+                    layout.check_part(p)
                     known.whole.append(p)
         return known
 
@@ -359,7 +366,7 @@ class Split:
                 there = is_sharded(known) and (known.shape, known.dtype) == (of_all, dtype)
                 if not there:
                     part = torch.empty((0, *shape), dtype=dtype, device=p.device)
-                    self._state[p][key] = wrapped(part, p, p.placements, of_all)
+                    self._state[p][key] = wrapped(part, p, placed_by_matrix(p), of_all)
 
     def let_rest(self) -> None:
         """Stop matrices in parts whose gradients have become zero; all ranks decide together."""

@@ -5,7 +5,9 @@ makes them by a step with gradients of zero. But a parameter that never had a gr
 the peak of a momentum (:mod:`polarstep.optim.stepping.resting`) is first taken at step 64. So a
 checkpoint that is made where torch.distributed is initialized has placeholders for missing entries:
 zeros for momenta, peaks, averages and rounding errors, which start from zero, and NaN for what a map
-carries. On loading, a carry of nothing but NaN beside a momentum of nothing but zeros is dropped.
+carries. On loading, a carry of nothing but NaN beside a momentum of nothing but zeros is dropped. Where
+ranks share the parameter, it is dropped at the next step: a rank that loads alone would wait for the
+others.
 ``ZeroRedundancyOptimizer`` puts a checkpoint into the state without ``load_state_dict``, so a step drops
 such carries, too (:class:`Arrivals`).
 """
@@ -13,13 +15,14 @@ such carries, too (:class:`Arrivals`).
 from __future__ import annotations
 
 import operator
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polarstep.distributed import carries, wire
-from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
+from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.distributed.local import is_cut
 from polarstep.optim.groups import ELEMENTWISE, Group, view_of
 from polarstep.optim.stepping.carried import carried_dtype, entry, name_of
@@ -62,7 +65,7 @@ def _no_peak(group: Group, p: Tensor) -> Tensor:
     dtype = torch.float32 if kept == torch.int8 else kept
     if not is_sharded(p) or not _is_cut_between_matrices(p):
         return torch.zeros(count, dtype=dtype, device=p.device)
-    return _filled(p, p.placements, (count,), 0.0, dtype)
+    return _filled(p, placed_by_matrix(p), (count,), 0.0, dtype)
 
 
 def _of_unstarted(group: Group, p: Tensor) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def _nothing(p: Any, count: int, shape: tuple[int, ...], dtype: torch.dtype) -> 
     if not is_sharded(p):
         return torch.full((count, *shape), torch.nan, dtype=dtype, device=p.device)
     batched = _is_cut_between_matrices(p)
-    placements = p.placements if batched else carries.placements(p, count, shape)
+    placements = placed_by_matrix(p) if batched else carries.placements(p, count, shape)
     return _filled(p, placements, (count, *shape), torch.nan, dtype)
 
 
@@ -105,8 +108,13 @@ def _filled(
     return wrapped(part, p, placements, shape)
 
 
-def drop_placeholders(groups: list[Group], state: State) -> None:
-    """Remove carries that are placeholders; ranks that share a parameter decide together.
+def drop_placeholders(
+    groups: list[Group], state: State, shared: Container[int] | None = None
+) -> None:
+    """Remove carries that are placeholders.
+
+    Those of parameters that this rank has alone, or of those whose ids are in ``shared``: ranks that
+    share a parameter decide together, and so in a step, where all of them know of it.
 
     A momentum that a NaN gradient has made NaN for good leaves carries of nothing but NaN, too. These
     stay: without them the parameter would leave the batch of its shape, and the last digits of the other
@@ -119,6 +127,9 @@ def drop_placeholders(groups: list[Group], state: State) -> None:
         names = _carried_names(group)
         for p in group["params"]:
             layout, known_of_p = Layout.of(p), state.get(p, {})
+            is_shared = layout is not None and len(layout.ranks) > 1
+            if is_shared if shared is None else id(p) not in shared:
+                continue
             for key, value in known_of_p.items():
                 if name_of(key) in names and isinstance(value, Tensor):
                     part = local(value)

@@ -21,6 +21,7 @@ __all__ = [
     "from_words",
     "group_of",
     "largest",
+    "lend",
     "packed",
     "send",
     "side_group_of",
@@ -28,6 +29,16 @@ __all__ = [
 ]
 
 _GROUPS: dict[tuple[tuple[int, ...], str], Any] = {}
+_LENT: dict[tuple[int, ...], Any] = {}
+
+
+def lend(ranks: tuple[int, ...], group: Any) -> None:
+    """Use ``group``, that of a mesh, for ``ranks``, in place of one that they would have to make.
+
+    Other groups of the user's are left alone: another thread may use them, to save a checkpoint.
+    """
+    if not _is_alive(_LENT.get(ranks)):
+        _LENT[ranks] = group
 
 
 def group_of(ranks: tuple[int, ...]) -> Any:
@@ -50,6 +61,8 @@ def _group(ranks: tuple[int, ...], backend: str) -> Any:
     world = tuple(range(dist.get_world_size()))
     if ranks == world and not backend:
         return dist.group.WORLD
+    if not backend and _is_alive(_LENT.get(ranks)):
+        return _LENT[ranks]
     key = (ranks, backend)
     if key not in _GROUPS or not _is_alive(_GROUPS[key]):
         # With local synchronization torch names a group by the number of groups that a rank has made.
@@ -63,6 +76,8 @@ def _group(ranks: tuple[int, ...], backend: str) -> Any:
 
 def _is_alive(group: Any) -> bool:
     """Whether ``group`` belongs to the present initialization of torch.distributed."""
+    if group is None:
+        return False
     try:
         dist.get_process_group_ranks(group)
     except (KeyError, RuntimeError, ValueError):

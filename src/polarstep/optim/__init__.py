@@ -4,7 +4,8 @@ To read it from the top:
 
 muon          the optimizer: its options, its step, its state
 stepping/     the arithmetic of a step; stepping/step.py is equation (1)
-over_ranks    the same step where other ranks have parts of the parameters (polarstep.distributed)
+over_ranks    the same step where other ranks have parts of the parameters (polarstep.distributed);
+              alike has what these ranks must agree on
 groups        what a parameter group holds, and every check of it. Some options have a file:
               scaling (lr_scale), transforms (transform), elementwise_rule and elementwise (AdamW, SGD)
 given, added, misnamed

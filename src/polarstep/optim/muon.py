@@ -214,6 +214,7 @@ class Muon(Checkpointed):
 
     def _start(self, plan: AskedPlan = "auto", process_group: Any = None) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
+        self._everywhere: set[int] = set()  # the hooks that all ranks must have
         self._replayed = ReplayedStep()
         self._plain = PlainStep()
         self._distribution = Distribution(plan, process_group)
@@ -259,6 +260,7 @@ class Muon(Checkpointed):
                 numbers of parameters, states of other shapes, or options that are not accepted.
         """
         super().load_state_dict(state_dict)
+        self._over_ranks.loaded = True
         self._arrivals.note(self.param_groups, self.state)
         self._told.loaded(self.param_groups, self.state)
         self._rates.loaded(self.param_groups)
@@ -350,9 +352,13 @@ class Muon(Checkpointed):
             self._update_groups()
 
     def _update_groups(self) -> None:
-        if self._places is not None:
-            self._places.follow(self.param_groups, self.state)
-        self._sizes.check(self.param_groups, self.state)
+        error: Exception | None = None
+        try:
+            if self._places is not None:
+                self._places.follow(self.param_groups, self.state)
+            self._sizes.check(self.param_groups, self.state)
+        except Exception as found:  # all ranks raise it together
+            error = found
         # Placeholders are written where there are ranks. While a graph is captured, no values are read.
         may_arrive = has_ranks() and not in_a_graph()
         if may_arrive:
@@ -362,9 +368,15 @@ class Muon(Checkpointed):
             refuse_shared()
         hooks = tuple(self._polar_hooks.values())
         works = self._over_ranks.collected(
-            self.param_groups, self.state, spread, hooked=bool(hooks)
+            self.param_groups,
+            self.state,
+            spread,
+            error=error,
+            hooked=bool(hooks),
+            everywhere=len(self._everywhere & self._polar_hooks.keys()),
         )
-        self._told.of_step(self.param_groups, works, self._places)
+        if not spread:
+            self._told.of_step(self.param_groups, works, self._places)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         replayed = self._replayed
         if in_a_graph():
@@ -372,31 +384,42 @@ class Muon(Checkpointed):
             check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
         others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
-        for work in others:
-            prepare_elementwise(work, self.state)
+        if not spread:
+            for work in others:
+                prepare_elementwise(work, self.state)
         update = self._over_ranks.update_shares if spread else self._over_ranks.update_alone
         update(muon, self.state, replayed, self._plain, hooks)
         for work in muon:
             work.group["step"] += 1
         for work in others:
-            step_elementwise(work, self.state)
+            if spread:
+                self._over_ranks.update_elementwise(work, self.state)
+            else:
+                step_elementwise(work, self.state)
         # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
         # backward pass through a graph from before the step would use the changed weights in silence.
         increment_version(p for work in works for p in work.params)
         if may_arrive:
             self._arrivals.note_first(self.param_groups, self.state)
-        self._over_ranks.tell_of_failure()
+        if spread:
+            # Last, as a filter may turn a warning into an error on one rank alone.
+            self._over_ranks.tell_of_failure()
+            self._told.of_step(self.param_groups, works, self._places)
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:
         """:meth:`_update` outside torch.compile, which would recompile it at every step."""
         self._update()
 
-    def register_polar_hook(self, hook: PolarHook) -> RemovableHandle:
+    def register_polar_hook(self, hook: PolarHook, *, everywhere: bool = False) -> RemovableHandle:
         """Call ``hook(bucket)`` after each polar map with its input M and output T.
 
-        For measuring: a hook may read everything and must change nothing.
+        For measuring: a hook may read everything and must change nothing. ``everywhere``: all ranks
+        must have such a hook, as it or its owner gathers tensors from them; a step of ranks that have
+        not raises an error, where they would wait for one another.
         """
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
+        if everywhere:
+            self._everywhere.add(handle.id)
         return handle

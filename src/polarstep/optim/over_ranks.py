@@ -13,12 +13,22 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout
-from polarstep.distributed.status import Agreement, Report, agreed, all_finite, check_alike
+from polarstep.distributed.status import (
+    Agreement,
+    Common,
+    Report,
+    agreed,
+    all_finite,
+    in_common,
+)
 from polarstep.distributed.step import Distribution
-from polarstep.optim.groups import Group
+from polarstep.distributed.unstarted import drop_placeholders
+from polarstep.optim.alike import GroupOptions
+from polarstep.optim.groups import ELEMENTWISE, NAMELESS, Group, named_params
 from polarstep.optim.guards.mistakes import callers_level
 from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.collect import State, Work, check_gradients, collect
+from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.optim.stepping.replay import ReplayedStep
 from polarstep.optim.stepping.resting import let_rest
 from polarstep.optim.stepping.step import Bucket, PolarHook
@@ -33,7 +43,12 @@ class StepOverRanks:
         self._distribution = distribution
         self._failure: Exception | None = None
         self._agreement = Agreement()  # of the ranks, about this step
-        self._alike: Sequence[tuple[Tensor, Layout]] = ()  # parameters that all ranks have alike
+        self._options = GroupOptions(distribution.plan)
+        # What this rank has in common with others, and the list and groups that it was made from.
+        self._common: list[Common] = []
+        self._made_from: tuple[Sequence[tuple[Tensor, Layout]], list[int]] = ((), [])
+        # Whether a state may have come since the last step, as by load_state_dict. A copy may hold one.
+        self.loaded = True
         # Whether plain tensors stand in for sharded parameters at this step.
         self._stand_ins = False
 
@@ -43,35 +58,48 @@ class StepOverRanks:
         state: State,
         spread: Sequence[tuple[Tensor, Layout]],
         *,
+        error: Exception | None = None,
         hooked: bool,
+        everywhere: int = 0,
     ) -> list[Work]:
         """What every group has to update, agreed on with the ranks that have parts of it.
 
-        ``spread`` has every parameter that other ranks have a part of. ``hooked``: whether hooks of this
-        rank look at the step.
+        ``spread`` has every parameter that other ranks have a part of. ``error``: what has failed on
+        this rank in the step so far. ``hooked``: whether hooks of this rank look at the step;
+        ``everywhere``: how many of them all ranks must have.
         """
         if not spread:
+            if error is not None:
+                raise error
             whole, stand_ins = self._distribution.whole(groups), None
             self._stand_ins = bool(whole)
             if whole:
                 stand_ins = self._distribution.local_state(state).stand_ins(whole)
             return [collect(group, stand_ins=stand_ins) for group in groups]
-        if spread is not self._alike:
-            # A rank may add parameters that no other has; then the list is new, and has the same.
-            if [id(p) for p, _ in spread] != [id(p) for p, _ in self._alike]:
-                check_alike(spread)
-            self._alike = spread
-        error, self._failure = self._failure, None
+        error, self._failure = self._failure or error, None
         try:
+            if spread is not self._made_from[0]:
+                for p, layout in spread:
+                    layout.check_part(p)
             for group in groups:
                 check_gradients(group)
+                if group["algorithm"] in ELEMENTWISE:
+                    given = [(name, p) for name, p in named_params(group) if p.grad is not None]
+                    prepare_elementwise(_prepared(group, given), state)
         except Exception as found:  # raised on all ranks together
             error = error or found
         layouts = {id(p): layout for p, layout in spread}
         memory = self._distribution.memory
         outdated = not memory.is_of(state, spread)
-        report = Report(_steps(groups, layouts), error, hooked, outdated)
-        self._agreement = agreed(spread, report)
+        steps = [group.get("step", 0) for group in groups]
+        options = lambda i: self._options.of(i, groups[i])  # noqa: E731
+        report = Report(steps, options, error, hooked, outdated, self.loaded, everywhere)
+        common = self._in_common(groups, spread)
+        self._agreement = agreed(common, report)
+        self._common, self._made_from = common, (spread, [len(group["params"]) for group in groups])
+        self.loaded = False
+        if self._agreement.loaded:
+            drop_placeholders(groups, state, self._agreement.loaded)
         memory.forget(self._agreement.outdated)
         works = [collect(group, self._agreement.with_gradient) for group in groups]
         all_finite(
@@ -81,6 +109,22 @@ class StepOverRanks:
             if id(p) in layouts
         )
         return works
+
+    def _in_common(
+        self, groups: list[Group], spread: Sequence[tuple[Tensor, Layout]]
+    ) -> list[Common]:
+        sizes = [len(group["params"]) for group in groups]
+        if self._made_from[0] is spread and self._made_from[1] == sizes:
+            return self._common
+        named = [
+            [(None if name.startswith(NAMELESS) else name, p) for name, p in named_params(group)]
+            for group in groups
+        ]
+        return in_common(spread, named)
+
+    def has_gradient(self, p: Tensor) -> bool:
+        """Whether this rank, or another at the last step, has a gradient of ``p``."""
+        return p.grad is not None or id(p) in self._agreement.with_gradient
 
     def update_alone(
         self,
@@ -121,13 +165,22 @@ class StepOverRanks:
         split.begin(plain)
         try:
             updated = replayed(split.here, split.state, hooks)
-            plain(split.here, split.state, hooks, skip=updated)
+            plain(split.here, split.state, hooks, skip=updated, errors=split.errors)
         except Exception as error:
             split.errors.append(error)
-        plain(split.gathered, state, hooks, skip=set())
+        plain(split.gathered, state, hooks, skip=set(), errors=split.errors)
         split.finish()
         split.settle()
         self._failure = split.errors[0] if split.errors else None
+
+    def update_elementwise(self, work: Work, state: State) -> None:
+        """Update this rank's parts of the parameters of another rule; an error is told as above."""
+        late = [pair for pair in zip(work.names, work.params, strict=True) if pair[1].grad is None]
+        try:
+            prepare_elementwise(_prepared(work.group, late), state)
+            step_elementwise(work, state)
+        except Exception as error:
+            self._failure = self._failure or error
 
     def tell_of_failure(self) -> None:
         """Warn of an error in this rank's share, which all ranks will raise at the next step."""
@@ -140,19 +193,9 @@ class StepOverRanks:
             )
 
 
-def _steps(groups: list[Group], layouts: dict[int, Layout]) -> dict[tuple[int, ...], int]:
-    """The sum of the steps of all groups that have parameters in common with a set of ranks.
-
-    ``layouts`` has those of the parameters that other ranks have a part of, by id. A rank may have more
-    groups than others, with parameters of its own.
-    """
-    steps: dict[tuple[int, ...], int] = {}
-    for group in groups:
-        found = [layouts[id(p)] for p in group["params"] if id(p) in layouts]
-        # Parameters of a shape and mesh have one layout; to hash the ranks of all would take longer.
-        for ranks in {layout.ranks for layout in {id(each): each for each in found}.values()}:
-            steps[ranks] = steps.get(ranks, 0) + group.get("step", 0)
-    return steps
+def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:
+    """A work that has what :func:`prepare_elementwise` looks at."""
+    return Work(group, [name for name, _ in named], [p for _, p in named], [], None, [])
 
 
 def _noting_errors(hook: PolarHook, errors: list[Exception]) -> PolarHook:

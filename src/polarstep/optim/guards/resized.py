@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polarstep.distributed.layout import is_sharded
 from polarstep.optim.elementwise_rule import ELEMENTWISE
 from polarstep.optim.groups import Group, named_params
 
@@ -55,4 +56,13 @@ def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: G
                 "resize_token_embeddings: make a new optimizer, or let this parameter start anew by "
                 "optimizer.state.pop(parameter). Or the checkpoint is of another model, or of one whose "
                 "parameters came in another order"
+            )
+        if kept is not None and is_sharded(kept) != is_sharded(p):
+            which = ("a plain", "is sharded") if is_sharded(p) else ("a sharded", "is not sharded")
+            raise ValueError(
+                f"{key} of {name} is {which[0]} tensor, and the parameter {which[1]}: expected both "
+                "alike. A plain state_dict() goes between optimizers of one sharding; for others take "
+                "get_optimizer_state_dict and set_optimizer_state_dict of "
+                "torch.distributed.checkpoint.state_dict, with "
+                "StateDictOptions(full_state_dict=True) where one side is not sharded"
             )

@@ -47,9 +47,18 @@ class PlainStep:
         self._drawn: dict[tuple[Any, ...], Tensor] = {}
 
     def __call__(
-        self, works: list[Work], state: State, hooks: tuple[PolarHook, ...], skip: set[int]
+        self,
+        works: list[Work],
+        state: State,
+        hooks: tuple[PolarHook, ...],
+        skip: set[int],
+        errors: list[Exception] | None = None,
     ) -> None:
-        """Update every parameter of ``works`` whose id is not in ``skip``."""
+        """Update every parameter of ``works`` whose id is not in ``skip``.
+
+        Where ``errors`` is given, an error goes there, and the step goes on with the next bucket: other
+        ranks would wait for this rank's parts of it.
+        """
         if skip and all(id(p) in skip for work in works for p in work.params):
             return
         targets: dict[int, Target] = {}
@@ -69,19 +78,16 @@ class PlainStep:
             for _, in_shards, soon in runs[i : i + 2]:
                 for member in soon if in_shards else ():
                     target_of(member).begin_gathering()
-            _, key = signature.drawn_at(signature.step)
             if signature not in numbers:
                 numbers = {signature: self.drawn(signature)}
             matrices = Tensors(part, [target_of(member) for member in part])
-            if is_large(signature, sharded):
-                polar = launch_in_place(signature, matrices, part, hooks)
-            else:
-                carry = _joined(signature, part, state)
-                draw = Draw(numbers[signature], finite_flags(part), shown=bool(hooks))
-                polar, left = launch(signature.polar, matrices, carry, draw)
-                _keep(signature, part, state, left)
-            if hooks:
-                show(hooks, signature, part, key, polar)
+            in_place, drawn = is_large(signature, sharded), numbers[signature]
+            try:
+                _step(signature, matrices, part, state, drawn, hooks, in_place=in_place)
+            except Exception as error:
+                if errors is None:
+                    raise
+                errors.append(error)
 
     def drawn(self, signature: Signature) -> Tensor | None:
         """The random numbers of a bucket's step, if it needs any; kept if they are always the same.
@@ -103,6 +109,29 @@ class PlainStep:
                 del self._drawn[next(iter(self._drawn))]  # the oldest
             self._drawn[place] = numbers
         return numbers
+
+
+def _step(
+    signature: Signature,
+    matrices: Tensors,
+    members: list[Member],
+    state: State,
+    numbers: Tensor | None,
+    hooks: tuple[PolarHook, ...],
+    *,
+    in_place: bool,
+) -> None:
+    """One step of the matrices of a bucket."""
+    if in_place:
+        polar = launch_in_place(signature, matrices, members, hooks)
+    else:
+        carry = _joined(signature, members, state)
+        draw = Draw(numbers, finite_flags(members), shown=bool(hooks))
+        polar, left = launch(signature.polar, matrices, carry, draw)
+        _keep(signature, members, state, left)
+    if hooks:
+        _, key = signature.drawn_at(signature.step)
+        show(hooks, signature, members, key, polar)
 
 
 def _in_parts(
