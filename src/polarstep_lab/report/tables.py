@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
-from polarstep_lab.estimates import MISSING, Difference, joined, listed, number
+from polarstep_lab.estimates import MISSING, Difference, joined, listed, number, plural
 from polarstep_lab.paper import ABLATIONS_SOURCE
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
@@ -58,6 +58,7 @@ def _comparison_caption(section: Section) -> str:
         f"{section.metric.name}: {_QUALITY}",
         off if any(row.paper for row in section.rows) else "",
         "GFLOPs: the optimizer's part of a step, from the ledger.",
+        _data_text(section.rows),
         _times_text(section.rows),
         "Run s: the whole run, validation included. Times are medians over the seeds.",
         _UNLIKE if any(_conditions(section.rows).values()) else "",
@@ -110,6 +111,7 @@ def _ablation_caption(section: Section) -> str:
         f"{section.metric.name}: {_QUALITY}",
         difference if any(ablation.base for ablation in ablations) else "",
         *(_strays_text(section, ablation) for ablation in ablations),
+        _data_text([row for ablation in ablations for row in ablation.row_names]),
         _times_text([row for ablation in ablations for row in ablation.row_names]),
         _UNLIKE if any(any(_conditions([*a.row_names]).values()) for a in ablations) else "",
         authors if any(row.paper for ablation in ablations for row in ablation.rows) else "",
@@ -188,6 +190,21 @@ def _paper_text(row: Row) -> str:
     if not row.paper:
         return MISSING
     return f"{row.paper.mean:.4f} ± {row.paper.std:.4f}{'‡' if row.differs else ''}"
+
+
+def _data_text(shown: Sequence[Row]) -> str:
+    """How many runs have records that say less of their data than others, and what is made of them."""
+    told = [
+        [read.how_much for read in each.values()] for row in shown for each in row.runs["reads"]
+    ]
+    most = [max(of_kind) for of_kind in zip(*told, strict=True)]
+    less = sum(each != most for each in told)
+    if not less:
+        return ""
+    return (
+        f"Of {plural(len(told), 'run')}, {less} say less of their data than the others, and count as of "
+        "the same data where nothing that they say is against it and the others agree."
+    )
 
 
 def _times_text(shown: Sequence[Row]) -> str:
