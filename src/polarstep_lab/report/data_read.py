@@ -76,11 +76,8 @@ def _noted(run: RunRecord, kind: str) -> tuple[str, str]:
 
     A run that went on with other data than it began with has read both.
     """
-    resumed = run.environment.get("resumed")
-    sessions = [run.environment, *(resumed if isinstance(resumed, list) else [])]
-    told = [session for session in sessions if isinstance(session, Mapping)]
     words, digest = (
-        ", then ".join(dict.fromkeys(str(each[key]) for each in told if each.get(key)))
+        ", then ".join(dict.fromkeys(str(each[key]) for each in run.sessions if each.get(key)))
         for key in (_KEYS[kind], f"{_KEYS[kind]}_digest")
     )
     return words, digest

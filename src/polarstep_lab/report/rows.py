@@ -133,6 +133,17 @@ class Row:
         return f"{finished} of {len(self.runs)} ({others})" if others else str(finished)
 
     @cached_property
+    def commits(self) -> list[str]:
+        """The commits of the runs whose metric counts, by the time at which the first of each began.
+
+        They have seven digits, and a plus where the source had changes; one not recorded is empty.
+        """
+        records: list[RunRecord] = [*self.finished.sort_values("began", kind="stable")["record"]]
+        sessions = (session for record in records for session in record.sessions)
+        found = (str(session.get("git_commit") or "") for session in sessions)
+        return [*dict.fromkeys(f"{commit[:7]}{'+' * commit.endswith('+')}" for commit in found)]
+
+    @cached_property
     def by_seed(self) -> pd.Series:
         """The final metric of each seed that finished."""
         values = self.finished.set_index("seed")["value"]

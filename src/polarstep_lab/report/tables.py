@@ -20,6 +20,7 @@ __all__ = ["ablation_blocks", "comparison_blocks", "difference_cells", "runs_csv
 _QUALITY = (
     "mean ± standard deviation over the seeds that finished; 95%: half the t-interval of the mean."
 )
+_COMMITS_TO_LIST = 3
 _UNLIKE = "Times of rows that differ in the last columns, how they were run, do not compare."
 
 
@@ -59,6 +60,7 @@ def _comparison_caption(section: Section) -> str:
         off if any(row.paper for row in section.rows) else "",
         "GFLOPs: the optimizer's part of a step, from the ledger.",
         _data_text(section.rows),
+        _commits_text({row: row.label for row in section.rows}),
         _times_text(section.rows),
         "Run s: the whole run, validation included. Times are medians over the seeds.",
         _UNLIKE if any(_conditions(section.rows).values()) else "",
@@ -112,6 +114,7 @@ def _ablation_caption(section: Section) -> str:
         difference if any(ablation.base for ablation in ablations) else "",
         *(_strays_text(section, ablation) for ablation in ablations),
         _data_text([row for ablation in ablations for row in ablation.row_names]),
+        _commits_text({row: section.label_in(a, row) for a in ablations for row in a.rows}),
         _times_text([row for ablation in ablations for row in ablation.row_names]),
         _UNLIKE if any(any(_conditions([*a.row_names]).values()) for a in ablations) else "",
         authors if any(row.paper for ablation in ablations for row in ablation.rows) else "",
@@ -205,6 +208,26 @@ def _data_text(shown: Sequence[Row]) -> str:
         f"Of {plural(len(told), 'run')}, {less} say less of their data than the others, and count as of "
         "the same data where nothing that they say is against it and the others agree."
     )
+
+
+def _commits_text(named: Mapping[Row, str]) -> str:
+    """Which rows have a metric from runs of several commits, and of which."""
+    rows: dict[str, list[str]] = {}
+    for row, label in named.items():
+        if len(row.commits) > 1:
+            rows.setdefault(_told_commits(row.commits), []).append(label)
+    if not rows:
+        return ""
+    told = "; ".join(f"{listed(labels)} ({commits})" for commits, labels in rows.items())
+    return f"Rows of runs of several commits, in order of time: {told}."
+
+
+def _told_commits(commits: Sequence[str]) -> str:
+    """The commits by their names; of many the number, the first and the last."""
+    if len(commits) <= _COMMITS_TO_LIST:
+        return listed([commit or "one that is not recorded" for commit in commits])
+    first, last = (commit or "not recorded" for commit in (commits[0], commits[-1]))
+    return f"{len(commits)} commits, the first {first} and the last {last}"
 
 
 def _times_text(shown: Sequence[Row]) -> str:
