@@ -12,8 +12,9 @@ made by zero columns in a basis of twice the mean width, and new bases are made 
 for some. The products with M cost the same for an equal sum of ranks. The inner map, which costs ℓ²n and
 ℓ³, costs a little more for unequal ranks; the table has the FLOPs.
 
-``run`` is the training loop of ``frontier.py``. ``spectra`` trains a small GPT on a CPU with each rule,
-and compares the energy that equal ranks can capture with what the best ranks can.
+``run`` is the training loop of ``frontier.py``; a run whose record is in ``--out`` is not made again.
+``spectra`` trains a small GPT on a CPU with each rule, and compares the energy that equal ranks can
+capture with what the best ranks can.
 """
 
 from __future__ import annotations
@@ -86,18 +87,21 @@ def measured(optimizer: ps.Muon) -> dict[str, Any]:
     return found
 
 
-def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+def table(records: Sequence[frontier.Row]) -> Iterator[str]:
     """Markdown: a row for each map, with the mean of the paired differences to its fixed setting.
 
-    Differences are between runs of one seed, one rate and one number of steps. Shares and FLOPs are
-    means over the seeds.
+    Differences are between runs of one seed, one rate and one number of steps, and all runs have the
+    width of ``frontier.py``; those of another are left out, which is said on the standard error. Shares
+    and FLOPs are means over the seeds.
     """
+    shown = {shape for shape in map(frontier.shape_of, records) if shape[1] == frontier.WIDTH}
+    frontier.say_left_out(records, shown)
+    kept = [record for record in records if frontier.shape_of(record) in shown]
     names = maps()
     first = {name.rpartition("-")[0]: name for name in reversed(names)}
-    found: dict[tuple[float, int, str], dict[int, dict[str, Any]]] = {}
-    for record in records:
-        at = (record["lr"], record["steps"], record["map"])
-        found.setdefault(at, {})[record["seed"]] = record
+    found: dict[tuple[float, int, str], dict[int, frontier.Row]] = {}
+    for (name, seed, lr, steps, _), record in frontier.by_identity(kept).items():
+        found.setdefault((lr, steps, name), {})[seed] = record
     yield "| map | tokens | validation perplexity, by seed | to the fixed setting | α | FLOPs |"
     yield "|---|---|---|---|---|---|"
     order = list(names)
@@ -271,6 +275,10 @@ def main() -> None:
     for seed in map(int, options.seeds.split(",")):
         for name in options.maps.split(","):
             begin = time.perf_counter()
+            asked = {"map": name, "seed": seed, "lr": options.lr, "steps": options.steps}
+            if frontier.identity(asked) in map(frontier.identity, read_lines(options.out)):
+                print(f"{name}, seed {seed}: in {options.out}", flush=True)
+                continue
             row = frontier.run(
                 data, held_out, name, seed, options.lr, options.steps,
                 polar=polars[name], measured=measured,

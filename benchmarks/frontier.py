@@ -17,6 +17,8 @@ AdamW's part, on a host that is busy with the model; ``step_cost.py`` has the op
 that share a GPU with others are made with ``--untimed``: their records have no ``ms``.
 
 A run whose record is in ``--out`` is not made again, so the same command goes on where it stopped.
+Runs of other ``--steps`` or another ``--width`` may be in the same file: a table is of one shape, and
+rates are chosen among runs of the shape that is asked for.
 ``--lr best`` is the rate with the lowest perplexity on seed 3, which tables of chosen rates leave out.
 ``adamw`` updates all matrices with AdamW. ``peer:NAME`` is an optimizer of another library
 (:mod:`polarstep_lab.peers`); embeddings, head and vectors have AdamW at the same rates as beside ours.
@@ -30,7 +32,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +45,12 @@ if TYPE_CHECKING:
 
 STEPS, SEQUENCES, LENGTH = 1500, 16, 1024
 LAYERS, WIDTH, HEAD_WIDTH = 5, 768, 128
+Row = Mapping[str, Any]
+"""The record of a run."""
+Shape = tuple[int, int]
+"""Steps and width: runs of two shapes reach perplexities that do not compare."""
+STANDARD: Shape = (STEPS, WIDTH)
+"""The shape of the study."""
 FULL = "full"
 RATE = 0.014  # the best of 0.01, 0.014 and 0.02 for full space on one seed of an earlier loop
 CHOICE = 3
@@ -373,15 +382,18 @@ def made_with(name: str, device: torch.device) -> dict[str, Any]:
     return found
 
 
-def best_rate(records: Sequence[Mapping[str, Any]], name: str, steps: int = STEPS) -> float | None:
+def best_rate(
+    records: Iterable[Row], name: str, steps: int = STEPS, width: int = WIDTH
+) -> float | None:
     """The rate with the lowest perplexity of a map on seed :data:`CHOICE`; ``None`` without a run.
 
-    The first half of the held-out text decides, and all of it where a record has no halves.
+    Only runs of this many steps and this width count. The first half of the held-out text decides, and
+    all of it where a record has no halves.
     """
     tried = [
         record
-        for record in records
-        if (record["map"], record["seed"], record["steps"]) == (name, CHOICE, steps)
+        for record in of_shape(records, (steps, width))
+        if (record["map"], record["seed"]) == (name, CHOICE)
     ]
     half = "validation" if all("validation" in record for record in tried) else "perplexity"
     return min(tried, key=lambda record: record[half])["lr"] if tried else None
@@ -410,18 +422,18 @@ def title_of(name: str) -> str:
     return ", ".join([titles()[base], *(OPTIONS[option] for option in options)])
 
 
-def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+def table(records: Sequence[Row]) -> Iterator[str]:
     """Markdown: a row for each map and rate, with the mean of the paired differences to full space.
 
+    The runs are those of :func:`of_one_shape`.
     Differences are between runs of one seed and one rate, or to :data:`RATE` where full space was not
     run at that rate. Rows of other rates than :data:`RATE` say so. The seed that chooses rates counts
     only where no other was run. Perplexity is that of the test text; in rows with an asterisk some runs
     have that of all held-out text alone, and it is that of all of it.
     """
-    found: dict[tuple[str, float], dict[int, Mapping[str, Any]]] = {}
-    for record in records:
-        at = (record["map"], record.get("lr", RATE))
-        found.setdefault(at, {})[record["seed"]] = record
+    found: dict[tuple[str, float], dict[int, Row]] = {}
+    for (name, seed, lr, *_), record in by_identity(of_one_shape(records)).items():
+        found.setdefault((name, lr), {})[seed] = record
     rows = []
     for (name, lr), its in found.items():
         words = title_of(name) + ("" if lr == RATE else f", rate {lr:g}")
@@ -469,9 +481,64 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
     log.close()
 
 
-def identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def identity(row: Row) -> tuple[str, int, float, int, int]:
     """What makes a run: map, seed, rate, steps and width."""
-    return row["map"], row["seed"], row["lr"], row["steps"], row.get("width", WIDTH)
+    return row["map"], row["seed"], row.get("lr", RATE), *shape_of(row)
+
+
+def shape_of(row: Row) -> Shape:
+    """The steps of a run and the width of its model."""
+    return row["steps"], row.get("width", WIDTH)
+
+
+def in_words(shape: Shape) -> str:
+    """A shape, as ``1500 steps and width 768``."""
+    return "{} steps and width {}".format(*shape)
+
+
+def of_shape(records: Iterable[Row], shape: Shape = STANDARD) -> list[Row]:
+    """The runs of this many steps and this width."""
+    return [record for record in records if shape_of(record) == shape]
+
+
+def of_one_shape(records: Sequence[Row], standard: Shape = STANDARD) -> list[Row]:
+    """The runs of the standard shape, or all runs where they have one other shape.
+
+    What is left out, and a shape that is not the standard, is said on the standard error. Raises
+    ``ValueError`` for several shapes without the standard among them: none of them is to be preferred.
+    """
+    shapes = Counter(map(shape_of, records))
+    if standard not in shapes and len(shapes) > 1:
+        found = ", ".join(map(in_words, sorted(shapes, reverse=True)))
+        raise ValueError(f"runs of {found}: expected {in_words(standard)}, or one shape alone")
+    shown = standard if standard in shapes else next(iter(shapes), standard)
+    if shown != standard:
+        print(f"all runs have {in_words(shown)}, not {in_words(standard)}", file=sys.stderr)
+    say_left_out(records, [shown])
+    return of_shape(records, shown)
+
+
+def say_left_out(records: Iterable[Row], shown: Collection[Shape]) -> None:
+    """Say on the standard error how many runs have another shape than those that are shown."""
+    for shape, count in sorted(Counter(map(shape_of, records)).items()):
+        if shape not in shown:
+            runs = "1 run" if count == 1 else f"{count} runs"
+            are = "is" if count == 1 else "are"
+            print(f"{runs} of {in_words(shape)} {are} left out of the table", file=sys.stderr)
+
+
+def by_identity(records: Iterable[Row]) -> dict[tuple[str, int, float, int, int], Row]:
+    """The runs by their :func:`identity`; ``ValueError`` for a run that is recorded twice."""
+    found: dict[tuple[str, int, float, int, int], Row] = {}
+    for record in records:
+        name, seed, lr, *shape = run = identity(record)
+        if run in found:
+            raise ValueError(
+                f"recorded twice: {name}, seed {seed}, rate {lr:g}, {in_words((shape[0], shape[1]))}; "
+                "a table counts a run once, so keep the other record in a file of its own"
+            )
+        found[run] = record
+    return found
 
 
 def main() -> None:
@@ -522,11 +589,12 @@ def rates_of(name: str, options: argparse.Namespace) -> list[float]:
     """The rates that a map is run with."""
     if options.lr != "best":
         return [float(rate) for rate in options.lr.split(",")]
-    chosen = best_rate(read_lines(options.out), name, options.steps)
+    chosen = best_rate(read_lines(options.out), name, options.steps, options.width)
     if chosen is None:
         sys.exit(
-            f"--lr best: {options.out} has no run of {name} on seed {CHOICE}, which chooses its rate; "
-            f"run it with --seeds {CHOICE} --lr 0.01,0.014,0.02 first"
+            f"--lr best: {options.out} has no run of {name} on seed {CHOICE}, which chooses its rate, "
+            f"with {in_words((options.steps, options.width))}; run it with --seeds {CHOICE} "
+            "--lr 0.01,0.014,0.02 first"
         )
     return [chosen]
 

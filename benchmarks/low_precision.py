@@ -9,6 +9,9 @@ steps of 8 × 48. With shards (``polarstep tokenize`` writes them) a GPT of 5 la
 steps of 16 × 1024 tokens. Rates rise over the first 20 steps and fall to zero as a cosine: small updates
 come at the end. The model computes in float32 on a CPU and in bfloat16 on a GPU, whatever its parameters
 are kept in.
+
+A run whose record is in ``--out`` is not made again. A table is of runs of one shape, those of 250 steps
+where there are some.
 """
 
 from __future__ import annotations
@@ -27,11 +30,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+import frontier
 import polarstep as ps
 from differences import change
+from polarstep.storage import read_lines
 from polarstep_lab.models.gpt import GPT, GPTConfig
 
 REFERENCE = "float32"
+WIDTHS, RATES = {"cpu": 48, "cuda": 768}, {"cpu": 0.003, "cuda": 0.014}
+"""Of the models on the two devices; early records have the device alone."""
+STEPS = 250
 
 
 @dataclass(frozen=True)
@@ -85,12 +93,13 @@ def setting(shards: Sequence[Path]) -> Setting:
         vocabulary = CharacterVocabulary.of(text)
         tokens = torch.from_numpy(vocabulary.encode(text).astype("int32"))
         cut = len(tokens) * 9 // 10
-        config = GPTConfig(len(vocabulary), 48, 2, 2, 48)
-        return Setting(tokens[:cut], tokens[cut:], config, 250, 8, 0.003)
+        config = GPTConfig(len(vocabulary), WIDTHS["cpu"], 2, 2, 48)
+        return Setting(tokens[:cut], tokens[cut:], config, STEPS, 8, RATES["cpu"])
     from polarstep_lab.data.shards import open_shard
 
     train, val = (torch.from_numpy(open_shard(path).astype("int32")).cuda() for path in shards)
-    return Setting(train, val, GPTConfig(50304, 768, 5, 6, 1024), 1500, 16, 0.014)
+    config = GPTConfig(50304, WIDTHS["cuda"], 5, 6, 1024)
+    return Setting(train, val, config, 1500, 16, RATES["cuda"])
 
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -147,15 +156,32 @@ def run(name: str, seed: int, its: Setting) -> dict[str, Any]:
     hidden = [p for g in optimizer.param_groups if g["algorithm"] == "muon" for p in g["params"]]
     kept = sum(X.nbytes for p in hidden for X in optimizer.state[p].values())
     kept = 0 if variant.stochastic else kept
-    row = {"variant": name, "seed": seed, "steps": its.steps, "loss": statistics.fmean(losses)}
+    row = asked(name, seed, its) | {"loss": statistics.fmean(losses)}
     return row | {"bytes": round(kept / sum(p.numel() for p in hidden), 3), "device": device.type}
 
 
-def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Markdown: a row a variant, with its difference to float32 over paired seeds."""
-    by_name: dict[str, dict[int, dict[str, Any]]] = {}
-    for record in records:
-        by_name.setdefault(record["variant"], {})[record["seed"]] = record
+def asked(name: str, seed: int, its: Setting) -> dict[str, Any]:
+    """What the record of a run begins with."""
+    made = {"variant": name, "seed": seed, "steps": its.steps}
+    return made | {"width": its.config.width, "lr": its.lr}
+
+
+def as_run(record: frontier.Row) -> frontier.Row:
+    """A record with all that :func:`frontier.identity` takes, the variant as its map."""
+    device = record.get("device", "")
+    known = {"width": WIDTHS.get(device), "lr": RATES.get(device)}
+    return known | dict(record) | {"map": record["variant"]}
+
+
+def table(records: Sequence[frontier.Row]) -> Iterator[str]:
+    """Markdown: a row a variant, with its difference to float32 over paired seeds.
+
+    The runs are those of :func:`frontier.of_one_shape`.
+    """
+    shown = frontier.of_one_shape([*map(as_run, records)], (STEPS, WIDTHS["cpu"]))
+    by_name: dict[str, dict[int, frontier.Row]] = {}
+    for (name, seed, *_), record in frontier.by_identity(shown).items():
+        by_name.setdefault(name, {})[seed] = record
     reference = by_name[REFERENCE]
     yield "| parameters | validation perplexity, by seed | to float32 | state, bytes a parameter |"
     yield "|---|---|---|---|"
@@ -182,17 +208,19 @@ def main() -> None:
     commands.add_parser("table").add_argument("records", type=Path)
     options = parser.parse_args()
     if options.command == "table":
-        lines = options.records.read_text(encoding="utf-8").splitlines()
-        print("\n".join(table([json.loads(line) for line in lines])))
+        print("\n".join(table(read_lines(options.records))))
         return
     its = setting(options.shards)
     its = replace(its, steps=options.steps or its.steps)
     for seed in map(int, options.seeds.split(",")):
         for name in options.variants.split(","):
-            row = json.dumps(run(name, seed, its))
-            print(row, flush=True)
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(row + "\n")
+            known = [frontier.identity(as_run(row)) for row in read_lines(options.out)]
+            if frontier.identity(as_run(asked(name, seed, its))) in known:
+                print(f"{name}, seed {seed}: in {options.out}", flush=True)
+                continue
+            row = run(name, seed, its)
+            print(json.dumps(row), flush=True)
+            frontier.append(options.out, row)
 
 
 if __name__ == "__main__":

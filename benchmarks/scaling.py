@@ -40,8 +40,11 @@ from frontier import (
     STEPS,
     WIDTH,
     append,
+    by_identity,
     identity,
     run,
+    say_left_out,
+    shape_of,
     shards,
 )
 from polarstep.storage import read_lines
@@ -72,6 +75,11 @@ LENGTHS = (375, 750, STEPS, 3000, 4440)
 """Steps of 16,384 tokens: 6.1, 12.3, 24.6, 49.2 and 72.7 million tokens."""
 WIDTHS = (384, WIDTH, 1152)
 WIDEST = 2048
+SHAPES = (
+    *((steps, WIDTH) for steps in LENGTHS),
+    *((STEPS, width) for width in (*WIDTHS, WIDEST) if width != WIDTH),
+)
+"""Steps and width of the runs that tables and fits are made of."""
 MILLISECONDS = {384: 10.0, WIDTH: 20.0, 1152: 36.0, WIDEST: 95.0}
 """Of a step of training on one H200: measured at 768, in proportion to the FLOPs elsewhere."""
 START = 4.0
@@ -160,13 +168,13 @@ def gaps(records: Iterable[Mapping[str, Any]], text: Text = "test") -> Gaps:
     """Perplexity against full space in percent, by map, then by steps and width, then by seed.
 
     ``text`` says whether it is that of the test text or that of all held-out text, which earlier runs
-    have alone.
+    have alone. Runs of other shapes than :data:`SHAPES` are left out: no table has a row for them, and a
+    fit through them would be of something else than what its table shows.
     """
     found: dict[tuple[str, int, int], dict[int, float]] = {}
-    for row in records:
-        if text in row:
-            at = (row["map"], row["steps"], row["width"])
-            found.setdefault(at, {})[row["seed"]] = row[text]
+    shown = (row for row in records if text in row and shape_of(row) in SHAPES)
+    for (name, seed, _, steps, width), row in by_identity(shown).items():
+        found.setdefault((name, steps, width), {})[seed] = row[text]
     result: Gaps = {}
     for (name, steps, width), runs in sorted(found.items()):
         full = found.get((FULL, steps, width), {})
@@ -387,6 +395,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "table":
         records = recorded(options.records, FRONTIER)
+        say_left_out(records, SHAPES)
         print("\n".join([*table(records, "tokens"), "", *table(records, "width")]))
     elif options.command == "run":
         make(options)

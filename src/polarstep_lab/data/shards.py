@@ -7,7 +7,9 @@ the tokens as uint16. Shards are memory-mapped, so that opening one is fast, wha
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from polarstep.storage import write_atomically
 
-__all__ = ["ShardError", "find_shards", "open_shard", "write_shard"]
+__all__ = ["ShardError", "digest_of", "find_shards", "open_shard", "short_digest", "write_shard"]
 
 MAGIC = 20240520
 VERSION = 1
@@ -24,6 +26,11 @@ HEADER = 256
 HEADER_BYTES = HEADER * 4
 TOKEN_BYTES = 2
 MAX_TOKENS = 2**31 - 1
+
+WHOLE_BYTES = 1 << 24
+"""A shard of at most this size is read whole for its digest."""
+SAMPLES, SAMPLE_BYTES = 64, 1 << 16
+"""Of a larger shard, so many blocks are read, evenly spaced from its first token to its last."""
 
 
 class ShardError(ValueError):
@@ -98,3 +105,45 @@ def find_shards(patterns: str | Sequence[str]) -> list[Path]:
             "yours with --set data.train='DIR/*_train_*.bin'"
         )
     return found
+
+
+def digest_of(paths: Sequence[Path]) -> str:
+    """What tells the content of shards from other content: the start of a SHA-256, in hex.
+
+    It covers the order of the shards, and of each the length, the header and the tokens: all of them up
+    to :data:`WHOLE_BYTES`, and samples of a larger shard. So it finds another text under the same name,
+    and need not find a few tokens that were edited in the middle of a large shard.
+    """
+    digests = []
+    for path in paths:
+        state = path.stat()
+        version = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        digests.append(_digest(path.resolve(), version))
+    return short_digest(*digests)
+
+
+def short_digest(*parts: bytes) -> str:
+    """The first 32 digits of the SHA-256 of these parts, one after the other."""
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:32]
+
+
+@lru_cache(maxsize=1024)
+def _digest(path: Path, _version: tuple[int, ...]) -> bytes:
+    digest = hashlib.sha256(path.stat().st_size.to_bytes(8, "little"))
+    for block in read_blocks(path):
+        digest.update(block)
+    return digest.digest()
+
+
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """The parts of a shard that its digest is made of."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= max(WHOLE_BYTES, HEADER_BYTES + SAMPLES * SAMPLE_BYTES):
+            yield file.read()
+            return
+        yield file.read(HEADER_BYTES)
+        last = size - SAMPLE_BYTES
+        for number in range(SAMPLES):
+            file.seek(HEADER_BYTES + (last - HEADER_BYTES) * number // (SAMPLES - 1))
+            yield file.read(SAMPLE_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -45,17 +46,17 @@ def pick_device(name: str) -> torch.device:
 def record_environment(
     path: Path,
     device: torch.device,
-    data: str = "",
+    data: Mapping[str, str] | None = None,
     processes: int = 1,
     parallel: str | None = None,
 ) -> None:
     """Write the environment of a new run; for a resumed run, append the present one to its list.
 
-    ``data`` describes the training data in a few words, as a config may hold no more than a file
-    pattern. ``parallel`` says how ``processes`` share the model; for a single process it is None, and
-    neither is noted.
+    ``data`` says what data the run reads (:class:`polarstep_lab.training.tasks.Task`), as a config may
+    hold no more than a file pattern. ``parallel`` says how ``processes`` share the model; for a single
+    process it is None, and neither is noted.
     """
-    now = describe_environment(device) | ({"data": data} if data else {})
+    now = describe_environment(device) | dict(data or {})
     if parallel is not None:
         now |= {"processes": processes, "parallel": parallel}
     if path.exists():

@@ -246,6 +246,13 @@ class RunRecord:
         return self.logs.get("gamma", ())
 
     @property
+    def sessions(self) -> list[Mapping[str, Any]]:
+        """The environment in which the run began, and each in which it went on after a stop."""
+        resumed = self.environment.get("resumed")
+        later = resumed if isinstance(resumed, list) else []
+        return [self.environment, *(each for each in later if isinstance(each, Mapping))]
+
+    @property
     def seconds(self) -> float:
         """Wall-clock time of the whole run: as its result says, or else up to its last row."""
         told = self.result.extra.get("seconds") if self.result else None

@@ -19,6 +19,7 @@ from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import TABLE_2, Setting
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
+from polarstep_lab.report.data_read import HELD_OUT, TRAINING
 from polarstep_lab.report.rows import AblationSet, Row, Section, place, value_place
 from polarstep_lab.report.runs import METRICS, Runs
 
@@ -117,20 +118,33 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
 
 
 def _label(row: Row, rows: Sequence[Row]) -> str:
-    """The method of a row; where it has several rows, also the overrides that not all of them share.
+    """The method of a row; where it has several rows, also the overrides that not all of them share,
+    and the data that it read if not all read the same.
 
     A row without overrides of its own has all that it shares with the others, if it is not the only
     one of its kind: such rows differ in what was the recipe's default when they were made.
     """
-    same = [_overrides(other) for other in rows if other.method == row.method]
-    if len(same) == 1:
+    alike = [other for other in rows if other.method == row.method]
+    if len(alike) == 1:
         return row.method_that_ran
-    overrides = _overrides(row)
+    same = [_overrides(other) for other in alike]
+    overrides, data = _overrides(row), _told_data(row, alike)
     shown = _own(overrides, same)
-    if not shown and overrides and sum(not _own(other, same) for other in same) == 1:
+    if not (shown or data) and overrides and sum(not _own(other, same) for other in same) == 1:
         return row.method_that_ran
-    told = [f"{key}={value}" for key, value in sorted((shown or overrides).items())]
-    return ", ".join([row.method_that_ran, *(told or ["recipe's own settings"])])
+    told = shown if shown or data else overrides
+    words = [*(f"{key}={value}" for key, value in sorted(told.items())), *data]
+    return ", ".join([row.method_that_ran, *(words or ["recipe's own settings"])])
+
+
+def _told_data(row: Row, alike: Sequence[Row]) -> list[str]:
+    """What a row read, in words, where rows of its method read different data."""
+    verbs = {TRAINING: "trained on", HELD_OUT: "tested on"}
+    return [
+        f"{verbs[kind]} {read.told}"
+        for kind, read in row.reads.items()
+        if any(other.reads[kind].key != read.key for other in alike)
+    ]
 
 
 def _own(overrides: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -201,15 +215,20 @@ def _based(ablation: AblationSet, base: Row | None) -> AblationSet:
 
 
 def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
-    """The settings in which ``row`` differs from its base, apart from those that the axis changes."""
+    """The settings in which ``row`` differs from its base, apart from those that the axis changes.
+
+    Where the two did not read the same data, that is named too.
+    """
     ours, theirs = settings_in(row.config), settings_in(base.config)
+    reads = [kind for kind, read in row.reads.items() if read.key != base.reads[kind].key]
     with contextlib.suppress(ConfigError):  # a config of another version is compared as it is
         based = apply_axis(RunConfig.from_dict(base.config), axis, row.value)
         theirs = settings_in(based.to_dict())
-    return [
+    paths = [
         path
         for path in sorted({*ours, *theirs})
         if ours.get(path) != theirs.get(path)
         and path.split(".")[-1] != axis
         and path not in NOT_TRAINING
     ]
+    return [*paths, *reads]

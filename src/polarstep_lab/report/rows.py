@@ -1,7 +1,7 @@
 """The rows of a table, made of runs, and the ablations and sections that hold the rows.
 
-Runs of one row have the same recipe, method and complete config, and differ in their seed alone. Runs
-that diverged, failed, were stopped or have not ended enter no mean; each row says how many it has.
+Runs of one row have the same recipe, method, complete config and data, and differ in their seed alone.
+Runs that diverged, failed, were stopped or have not ended enter no mean; each row says how many it has.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import ABLATIONS, Published
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
+from polarstep_lab.report.data_read import Read
 from polarstep_lab.report.runs import STATUSES, TIMES, Metric
 
 __all__ = ["AblationSet", "Row", "Section", "place", "value_place"]
@@ -60,13 +62,17 @@ class Row:
 
     @cached_property
     def task_settings(self) -> Mapping[str, Any]:
-        """Model, data, stages of training and length of the test, by the path of each setting."""
-        return {
+        """Model, data, stages of training and length of the test, by the path of each setting.
+
+        What files the data was read from is no setting, and has a name in words.
+        """
+        settings = {
             path: value
             for path, value in settings_in(self.config).items()
             if path.startswith(("model.", "data.", "evaluation.tokens"))
             and path not in NOT_TRAINING
         }
+        return settings | {kind: read.key for kind, read in self.reads.items()}
 
     @cached_property
     def task(self) -> str:
@@ -91,6 +97,13 @@ class Row:
     def config(self) -> Mapping[str, Any]:
         """The complete config of the first run."""
         return self.first.identity.config
+
+    @cached_property
+    def reads(self) -> Mapping[str, Read]:
+        """What data these runs read, by kind; a record that says more than others speaks for them."""
+        found: list[Mapping[str, Read]] = [*self.runs["reads"]]
+        much = attrgetter("how_much")
+        return {kind: max((each[kind] for each in found), key=much) for kind in found[0]}
 
     @property
     def polar(self) -> Mapping[str, Any]:
@@ -118,6 +131,17 @@ class Row:
         finished, lost = self.counts["finished"], self.counts.drop("finished")
         others = ", ".join(f"{count} {status}" for status, count in lost[lost > 0].items())
         return f"{finished} of {len(self.runs)} ({others})" if others else str(finished)
+
+    @cached_property
+    def commits(self) -> list[str]:
+        """The commits of the runs whose metric counts, by the time at which the first of each began.
+
+        They have seven digits, and a plus where the source had changes; one not recorded is empty.
+        """
+        records: list[RunRecord] = [*self.finished.sort_values("began", kind="stable")["record"]]
+        sessions = (session for record in records for session in record.sessions)
+        found = (str(session.get("git_commit") or "") for session in sessions)
+        return [*dict.fromkeys(f"{commit[:7]}{'+' * commit.endswith('+')}" for commit in found)]
 
     @cached_property
     def by_seed(self) -> pd.Series:

@@ -17,6 +17,7 @@ from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
 from polarstep_lab.records.archive import ARCHIVE, split_path
 from polarstep_lab.records.record import UNREADABLE, RunIdentity, RunRecord, find_runs
 from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setting_of
+from polarstep_lab.report.data_read import reads_of
 
 __all__ = [
     "METRICS", "RUN_COLUMNS", "STATUSES", "TIMES", "Metric", "Runs", "at_a_time", "collect", "ran_alone",
@@ -64,7 +65,8 @@ class Runs:
     equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
     varies; ``paper``, the published figure; ``began`` and ``ended``; ``shared``, whether programs that
     leave no record used the device too; ``conditions``, what must be equal for times to compare; and
-    ``alone``, whether nothing else used the device.
+    ``alone``, whether nothing else used the device; and ``reads``, what data was read
+    (:mod:`polarstep_lab.report.data_read`). ``setting`` has this in it.
     """
 
     frame: pd.DataFrame
@@ -97,6 +99,9 @@ def collect(paths: Sequence[Path | str]) -> Runs:
     columns = [*RUN_COLUMNS, *_MORE_COLUMNS]
     frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
     frame = frame.sort_values(["seed", "run"], ignore_index=True)
+    reads = reads_of([*frame["record"]])
+    keys = [json.dumps([read.key for read in each.values()]) for each in reads]
+    frame = frame.assign(reads=reads, setting=frame["setting"] + pd.Series(keys, dtype=object))
     return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
 
 

@@ -86,10 +86,11 @@ class ImageTask:
         return cls(config, device, model, network, train, val, test, ranks)
 
     @property
-    def data(self) -> str:
+    def data(self) -> dict[str, str]:
         """The numbers of training, held-out and test images."""
         counts = (len(self.train.images), len(self.val[1]), len(self.test[1]))
-        return "CIFAR-10: {:,} images, {:,} held out, {:,} for the test".format(*counts)
+        words = "CIFAR-10: {:,} images, {:,} held out, {:,} for the test"
+        return {"data": words.format(*counts)}
 
     @property
     def metric(self) -> Literal["test_accuracy"]:

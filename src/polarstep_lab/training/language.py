@@ -18,7 +18,7 @@ from torch import Tensor
 from polarstep.rng import generator
 from polarstep_lab.config import ConfigError, RunConfig, TextData
 from polarstep_lab.data.corpus import corpus_tokens
-from polarstep_lab.data.shards import find_shards, open_shard
+from polarstep_lab.data.shards import digest_of, find_shards, open_shard, short_digest
 from polarstep_lab.data.tokenizer import vocab_size_beside
 from polarstep_lab.data.tokens import TokenWindows, halves
 from polarstep_lab.data.transfer import sent_to
@@ -72,14 +72,20 @@ class LanguageTask:
         return cls(config, device, model, network, train, val, test, ranks)
 
     @property
-    def data(self) -> str:
-        """The names of the training files, and their number of tokens."""
-        patterns = self._data.train
-        if patterns[0].startswith(CORPUS):
-            names = patterns[0].removeprefix(CORPUS)
-        else:
-            names = ", ".join(shard.name for shard in find_shards(patterns))
-        return f"{names}: {sum(map(len, self.train.shards)):,} tokens"
+    def data(self) -> dict[str, str]:
+        """The names of the files, their number of tokens and digests of their content.
+
+        Those of the held-out text are of all of it: its halves are for validation and for the test.
+        """
+        held_out = (*self.val.shards, *self.test.shards)
+        train_names, train_digest = _described(self._data.train, 0)
+        held_out_names, held_out_digest = _described(self._data.val, 1)
+        return {
+            "data": f"{train_names}: {sum(map(len, self.train.shards)):,} tokens",
+            "data_digest": train_digest,
+            "held_out": f"{held_out_names}: {sum(map(len, held_out)):,} tokens",
+            "held_out_digest": held_out_digest,
+        }
 
     @property
     def metric(self) -> Literal["test_perplexity"]:
@@ -239,6 +245,15 @@ def _check_apart(data: TextData) -> None:
             "text that is trained on cannot be validated on; narrow one of the patterns, as "
             "data.train='DIR/*_train_*.bin' and data.val='DIR/*_val_*.bin'"
         )
+
+
+def _described(patterns: tuple[str, ...], part: Literal[0, 1]) -> tuple[str, str]:
+    """The names of shards, or of a shipped text, and a digest of their content."""
+    if patterns[0].startswith(CORPUS):
+        name = patterns[0].removeprefix(CORPUS)
+        return name, short_digest(corpus_tokens(name)[part].tobytes())
+    shards = find_shards(patterns)
+    return ", ".join(shard.name for shard in shards), digest_of(shards)
 
 
 def _tokens(patterns: tuple[str, ...], part: int, vocab_size: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -53,8 +53,13 @@ class Task(Protocol):
         """The network, on its device."""
 
     @property
-    def data(self) -> str:
-        """A short description of the training data, for the record."""
+    def data(self) -> Mapping[str, str]:
+        """What data the run reads, for the record of its environment.
+
+        ``"data"`` describes the training data in a few words. Where there is text, ``"held_out"``
+        describes that of validation and test, and ``"data_digest"`` and ``"held_out_digest"`` are made
+        of the content of both.
+        """
 
     @property
     def steps(self) -> int:

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from polarstep_lab.data.shards import MAGIC, ShardError, find_shards, open_shard, write_shard
+from polarstep_lab.data import shards
+from polarstep_lab.data.shards import (
+    MAGIC,
+    ShardError,
+    digest_of,
+    find_shards,
+    open_shard,
+    write_shard,
+)
 from polarstep_lab.data.tokens import TokenWindows, halves, load_tokens
 
 
@@ -134,3 +142,44 @@ def test_halves_hold_every_token_once_and_in_order(sizes):
     assert np.concatenate([*first, *second]).tolist() == list(range(sum(sizes)))
     assert sum(map(len, first)) == sum(sizes) // 2
     assert all(len(part) for part in (*first, *second))
+
+
+def test_a_digest_is_that_of_the_content(tmp_path):
+    tokens = np.arange(500, dtype=np.uint16)
+    for name in ("a.bin", "b.bin"):
+        write_shard(tmp_path / name, tokens)
+    assert digest_of([tmp_path / "a.bin"]) == digest_of([tmp_path / "b.bin"])
+    for place in (0, 250, 499):
+        other = tokens.copy()
+        other[place] += 1
+        write_shard(tmp_path / "b.bin", other)
+        assert digest_of([tmp_path / "a.bin"]) != digest_of([tmp_path / "b.bin"])
+    both = [tmp_path / "a.bin", tmp_path / "b.bin"]
+    assert digest_of(both) != digest_of(both[::-1])
+    assert digest_of(both) != digest_of(both[:1])
+
+
+def test_of_a_large_shard_the_digest_reads_samples_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "WHOLE_BYTES", 4096)
+    monkeypatch.setattr(shards, "SAMPLES", 8)
+    monkeypatch.setattr(shards, "SAMPLE_BYTES", 128)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 1000, 100_000)
+    write_shard(tmp_path / "a.bin", tokens)
+    found = digest_of([tmp_path / "a.bin"])
+    size = (tmp_path / "a.bin").stat().st_size
+    read = sum(len(block) for block in shards.read_blocks(tmp_path / "a.bin"))
+    assert read == 1024 + 8 * 128 < size
+    for name, other in (
+        ("other text", rng.integers(0, 1000, 100_000)),
+        ("other length", tokens[:-1]),
+        ("other start", np.append([7], tokens[1:])),
+        ("other end", np.append(tokens[:-1], [7])),
+        ("shifted", np.roll(tokens, 1)),
+    ):
+        write_shard(tmp_path / "b.bin", other)
+        assert digest_of([tmp_path / "b.bin"]) != found, name
+    between = tokens.copy()
+    between[300] += 1  # between the first sample and the second: not seen, as documented
+    write_shard(tmp_path / "b.bin", between)
+    assert digest_of([tmp_path / "b.bin"]) == found

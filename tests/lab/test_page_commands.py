@@ -1,0 +1,145 @@
+"""Commands that stand together on a page can be run one after the other.
+
+A directory holds one run. Where a second command of a block asks for the directory of an earlier one
+with other settings, it stops there, and the reader has to find a folder for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from polarstep_lab.cli import app
+from polarstep_lab.cli.options import overrides_of, seeds_of
+from polarstep_lab.methods import find_method, find_methods
+from polarstep_lab.recipes import RECIPES
+from polarstep_lab.structure import parse_assignment
+from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = re.compile(r"polarstep (?:run|compare|ablate) (?:[^`\n\\]|\\\n)*")
+PAGES = [
+    page
+    for page in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "results").rglob("README.md")),
+    )
+    if page.name != "log.md" and COMMAND.search(page.read_text(encoding="utf-8"))
+]
+
+
+def blocks(text):
+    """What stands together: the code in a fence, a row of a table, or a paragraph."""
+    fenced = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    yield from fenced.findall(text)
+    for paragraph in fenced.sub("\n\n", text).split("\n\n"):
+        lines = paragraph.splitlines()
+        yield from lines if paragraph.startswith("|") else ["\n".join(lines)]
+
+
+def whole_commands(block):
+    """The commands of a block that can be planned, with the block's shell variables filled in.
+
+    Left out are those with a placeholder or with a recipe that the reader makes, and mere names of
+    commands.
+    """
+    variables = re.findall(r'^(\w+)=(?:"(.*)"|(\S+))$', block, re.MULTILINE)
+    for name, quoted, plain in variables:
+        block = re.sub(rf"\$\{{?{name}\b\}}?", lambda _, value=quoted or plain: value, block)
+    for command in COMMAND.findall(block):
+        kind, recipe, *rest = command.split()[1:]
+        named = recipe in RECIPES and not re.search(r"…|\$|--help|--show|[A-Z]{4}", command)
+        if named and (kind != "ablate" or (rest and not rest[0].startswith("-"))):
+            yield command
+
+
+def planned(command):
+    """The runs of a command, each in its directory."""
+    words = shlex.split(command.replace("\\\n", " "), comments=True)[1:]
+    kind, recipe, *rest = words
+    options = {"--set": []}
+    for key, value in itertools.pairwise(rest):
+        if key.startswith("-"):
+            options.setdefault(key, []).append(value)
+
+    def last(default, *names):
+        return next((options[name][-1] for name in names if name in options), default)
+
+    out = last(None, "--out", "-o")
+    monitor, noise = (last(None, name) for name in ("--monitor", "--noise"))
+    how = (last(None, "--device"), monitor and int(monitor), noise and int(noise))
+    overrides = overrides_of(options["--set"], *how)
+    if kind == "run":
+        axis = parse_assignment(options["--vary"][-1]) if "--vary" in options else None
+        seed = int(last(0, "--seed", "-s"))
+        method = last(None, "--method", "--methods", "-m")
+        return [plan_run(recipe, method, seed, overrides, out and Path(out), axis)]
+    seeds = seeds_of(last("1", "--seeds"))
+    if kind == "compare":
+        methods = find_methods(last("all", "--methods", "--method", "-m"))
+        folder = Path(out or f"runs/{recipe}-compare")
+        return comparison_runs(recipe, methods, seeds, overrides, folder)
+    axis = rest[0]
+    values = [parse_assignment(f"v={v}")[1] for v in filter(None, last("", "--values").split(","))]
+    method = find_method(last("rand-muon", "--method", "--methods", "-m"))
+    folder = Path(out or f"runs/{recipe}-{axis}")
+    return ablation_runs(recipe, method, axis, values, seeds, overrides, folder)
+
+
+def clashes(block):
+    """The directories that commands of a block ask for with several settings, with these commands."""
+    asked = {}
+    for command in whole_commands(block):
+        for run in planned(command):
+            config = json.dumps(run.config.to_dict(), sort_keys=True, default=str)
+            asked.setdefault(run.directory, {}).setdefault(config, command)
+    return {path: [*found.values()] for path, found in asked.items() if len(found) > 1}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_stand_together_have_directories_of_their_own(page):
+    found = [clashes(block) for block in blocks(page.read_text(encoding="utf-8"))]
+    first = ["\n".join(next(iter(each.values()))) for each in found if each]
+    assert not first, "\n\n".join(first)
+
+
+def test_two_settings_of_one_method_in_one_folder_are_noticed():
+    pair = "`polarstep compare nanogpt-toy --methods muon`, then `{}`"
+    again = "polarstep compare nanogpt-toy --methods muon --set optimizer.lr=0.01"
+    assert len(clashes(pair.format(again))) == 1
+    assert not clashes(pair.format(f"{again} --out runs/other"))
+    assert not clashes(pair.format("polarstep compare nanogpt-toy --methods muon --seeds 3"))
+    assert not clashes(pair.format("polarstep compare nanogpt-toy --methods adamw"))
+    assert not clashes(pair.format("polarstep ablate nanogpt-toy rank --values 8"))
+    ranks = "polarstep ablate nanogpt-toy lr --values 1 --set optimizer.polar.rank={}\n"
+    assert len(clashes(ranks.format(8) + ranks.format(16))) == 1
+    runs = "`polarstep run nanogpt-toy --method muon`\n`polarstep run nanogpt-toy --method muon {}`"
+    assert len(clashes(runs.format("--monitor 9"))) == 1
+    assert not clashes(runs.format("--seed 3"))
+
+
+def test_the_default_folders_are_those_of_the_commands():
+    """As their help says, which the plans of this file repeat."""
+    for command, folder in (
+        ("compare", "runs/RECIPE-compare"),
+        ("ablate", "runs/RECIPE-AXIS"),
+        ("run", "runs/RECIPE/METHOD/seed-N"),
+    ):
+        told = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
+        assert folder in told
+
+
+def test_most_commands_of_the_pages_are_planned():
+    """So that a pattern that leaves commands out is noticed."""
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    known = [command for text in texts for each in blocks(text) for command in whole_commands(each)]
+    assert len(known) > 0.8 * sum(len(COMMAND.findall(text)) for text in texts)
+    assert any("--out runs/small-lr/rank-400" in command for command in known)
+    assert sum("runs/rms/rms" in command for command in known) == 6

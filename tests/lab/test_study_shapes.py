@@ -1,0 +1,165 @@
+"""Tables of studies compare runs of one length and one width, and count a run once."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from polarstep.storage import JsonLines, read_lines
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def study():
+    """A function that imports a study by its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield importlib.import_module
+
+
+def called(module, monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["script", *map(str, words)])
+    module.main()
+
+
+def written(path, rows):
+    log = JsonLines(path, 0)
+    for row in rows:
+        log.write(row)
+    log.close()
+    return path
+
+
+def of_gpt(name, seed, perplexity, lr=0.014, **shape):
+    row = {"map": name, "seed": seed, "perplexity": perplexity, "test": perplexity, "lr": lr}
+    return row | {"steps": 1500, "width": 768} | shape
+
+
+OTHER = [{"steps": 100}, {"width": 256}, {"steps": 100, "width": 256}, {"width": 4096}]
+"""Shapes of runs that an afternoon may leave in the file of a study."""
+
+
+@pytest.mark.parametrize("shape", OTHER, ids=str)
+def test_the_frontiers_table_is_of_one_shape(study, tmp_path, monkeypatch, capsys, shape):
+    frontier, folder = study("frontier"), ROOT / "results/frontier"
+    rows = read_lines(folder / "runs.jsonl")
+    strange = [of_gpt("full", seed, 300.0, **shape) for seed in range(4)]
+    path = written(tmp_path / "runs.jsonl", [*rows, *strange])
+    called(frontier, monkeypatch, "table", path)
+    told = capsys.readouterr()
+    assert told.out == (folder / "summary.md").read_text(encoding="utf-8")
+    steps, width = shape.get("steps", 1500), shape.get("width", 768)
+    assert f"4 runs of {steps} steps and width {width} are left out" in told.err
+    assert frontier.of_shape([*rows, *strange]) == rows
+    assert frontier.of_shape([*rows, *strange], (steps, width)) == strange
+
+
+def test_a_table_of_runs_of_another_shape_alone_says_which(study, capsys):
+    frontier = study("frontier")
+    wide = [of_gpt(name, 0, p, width=4096) for name, p in (("full", 50.0), ("low-rank", 51.0))]
+    text = "\n".join(frontier.table(wide)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| 51.00 | +2.0% (one seed) |" in text
+    assert "all runs have 1500 steps and width 4096" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="1500 steps and width 4096, 1500 steps and width 2048"):
+        list(frontier.table([*wide, of_gpt("full", 0, 50.0, width=2048)]))
+
+
+def test_a_run_that_is_recorded_twice_is_refused(study):
+    twice = [of_gpt("full", 0, 50.0), of_gpt("full", 0, 51.0)]
+    with pytest.raises(ValueError, match=r"recorded twice: full, seed 0, rate 0\.014, 1500 steps"):
+        list(study("frontier").table(twice))
+    with pytest.raises(ValueError, match="recorded twice: full, seed 0"):
+        study("scaling").gaps(twice)
+    told = {"ranks": {}, "shares": {"8x8": [1.0]}, "renewals": {}}
+    with pytest.raises(ValueError, match="recorded twice: rank-equal, seed 0"):
+        list(study("adaptive").table([of_gpt("rank-equal", 0, 50.0) | told] * 2))
+    row = {"variant": "float32", "seed": 0, "steps": 250, "loss": 1.0, "bytes": 4, "device": "cpu"}
+    with pytest.raises(ValueError, match="recorded twice: float32, seed 0"):
+        list(study("low_precision").table([row, row]))
+
+
+@pytest.mark.parametrize("shape", OTHER, ids=str)
+def test_a_rate_is_chosen_for_a_shape_by_runs_of_that_shape(study, shape):
+    frontier = study("frontier")
+    rows = [of_gpt("full", 3, 57.0, lr=0.01), of_gpt("full", 3, 56.0, lr=0.02)]
+    rows += [of_gpt("full", 3, 30.0, lr=0.01, **shape)]
+    asked = (shape.get("steps", 1500), shape.get("width", 768))
+    assert frontier.best_rate(rows, "full") == 0.02
+    assert frontier.best_rate(rows, "full", *asked) == 0.01
+    assert frontier.best_rate(rows, "full", 9, 9) is None
+
+
+def test_the_best_rate_that_is_run_is_that_of_its_width(study, tmp_path):
+    frontier = study("frontier")
+    rows = [of_gpt("full", 3, 57.0, lr=0.01), of_gpt("full", 3, 30.0, lr=0.02, width=256)]
+    out = written(tmp_path / "runs.jsonl", rows)
+    for width, rate in ((768, 0.01), (256, 0.02)):
+        asked = argparse.Namespace(lr="best", out=out, steps=1500, width=width)
+        assert frontier.rates_of("full", asked) == [rate]
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [{"steps": 20}, {"steps": 250, "device": "cuda"}, {"width": 96}],
+    ids=["steps", "device", "width"],
+)
+def test_the_table_of_precisions_is_of_one_shape(study, tmp_path, monkeypatch, capsys, strange):
+    precision, folder = study("low_precision"), ROOT / "results/low-precision"
+    rows = read_lines(folder / "runs.jsonl")
+    few = [row | strange | {"loss": 4.0} for row in rows[:3]]
+    path = written(tmp_path / "runs.jsonl", [*rows, *few])
+    called(precision, monkeypatch, "table", path)
+    told = capsys.readouterr()
+    assert told.out == (folder / "summary.md").read_text(encoding="utf-8")
+    assert "3 runs of " in told.err
+    assert "are left out" in told.err
+
+
+def test_the_table_of_precisions_on_a_gpu_is_of_its_only_shape(study, capsys):
+    precision = study("low_precision")
+    made = "\n".join(precision.table(read_lines(ROOT / "results/low-precision/h200.jsonl")))
+    assert made in (ROOT / "docs/precision.md").read_text(encoding="utf-8")
+    assert "all runs have 500 steps and width 768" in capsys.readouterr().err
+
+
+def test_a_run_of_a_precision_is_made_once(study, tmp_path, monkeypatch, capsys):
+    precision, out = study("low_precision"), tmp_path / "runs.jsonl"
+    asked = ("run", "--variants", "float32,nearest", "--seeds", 0, "--out", out)
+    for steps, count in ((1, 2), (1, 2), (2, 4)):
+        called(precision, monkeypatch, *asked, "--steps", steps)
+        assert len(read_lines(out)) == count
+    assert {(row["steps"], row["width"], row["lr"]) for row in read_lines(out)} == {
+        (steps, 48, 0.003) for steps in (1, 2)
+    }
+    assert "float32, seed 0: in " in capsys.readouterr().out
+
+
+def test_the_table_of_adaptive_ranks_is_of_one_width(study, tmp_path, monkeypatch, capsys):
+    adaptive, folder = study("adaptive"), ROOT / "results/adaptive"
+    rows = read_lines(folder / "runs.jsonl")
+    wide = [row | {"width": 256, "perplexity": 300.0} for row in rows[:4]]
+    called(adaptive, monkeypatch, "table", written(tmp_path / "runs.jsonl", [*rows, *wide]))
+    told = capsys.readouterr()
+    assert told.out == (folder / "summary.md").read_text(encoding="utf-8")
+    assert "4 runs of 750 steps and width 256 are left out" in told.err
+
+
+def test_slopes_are_of_the_shapes_that_the_tables_show(study, tmp_path, monkeypatch, capsys):
+    scaling, folder = study("scaling"), ROOT / "results/scaling"
+    rows = read_lines(folder / "runs.jsonl")
+    strange = [
+        of_gpt(name, seed, p, **shape)
+        for name, p in (("full", 50.0), ("deflated-sixth", 75.0))
+        for seed in range(2)
+        for shape in ({"steps": 100}, {"width": 4096}, {"steps": 100, "width": 384})
+    ]
+    called(scaling, monkeypatch, "table", written(tmp_path / "runs.jsonl", [*rows, *strange]))
+    told = capsys.readouterr()
+    assert told.out == (folder / "summary.md").read_text(encoding="utf-8")
+    assert "4 runs of 100 steps and width 768" in told.err
+    assert "4 runs of 1500 steps and width 4096" in told.err
