@@ -504,16 +504,14 @@ def of_shape(records: Iterable[Row], shape: Shape = STANDARD) -> list[Row]:
 def of_one_shape(records: Sequence[Row], standard: Shape = STANDARD) -> list[Row]:
     """The runs of the standard shape, or all runs where they have one other shape.
 
-    What is left out, and a shape that is not the standard, is said on the standard error. Raises
-    ``ValueError`` for several shapes without the standard among them: none of them is to be preferred.
+    What is left out is said on the standard error. Raises ``ValueError`` for several shapes without
+    the standard among them: none of them is to be preferred.
     """
     shapes = Counter(map(shape_of, records))
     if standard not in shapes and len(shapes) > 1:
         found = ", ".join(map(in_words, sorted(shapes, reverse=True)))
         raise ValueError(f"runs of {found}: expected {in_words(standard)}, or one shape alone")
     shown = standard if standard in shapes else next(iter(shapes), standard)
-    if shown != standard:
-        print(f"all runs have {in_words(shown)}, not {in_words(standard)}", file=sys.stderr)
     say_left_out(records, [shown])
     return of_shape(records, shown)
 

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from differences import Change, percent
-from frontier import CHOICE, FULL, LENGTH, SEQUENCES, STEPS, best_rate, reported
+from frontier import CHOICE, FULL, LENGTH, SEQUENCES, STEPS, best_rate, of_shape, reported
 from pages import ROOT
 from polarstep.storage import read_lines
 
@@ -32,8 +32,8 @@ AdamW and SOAP, whose rates are of another size, have three of their own."""
 
 @cache
 def records() -> list[dict[str, Any]]:
-    """All runs of ``frontier.py``."""
-    return read_lines(ROOT / RUNS)
+    """The runs of ``frontier.py`` that have the length and the width of its tables."""
+    return of_shape(read_lines(ROOT / RUNS))
 
 
 def perplexities(text: str = WHOLE) -> dict[tuple[str, float], dict[int, float]]:
