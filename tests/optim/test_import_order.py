@@ -18,8 +18,8 @@ LEVELS = (
     {"guards"},
     {"routing", "added", "given"},
     {"stepping"},
-    {"groups"},
-    {"elementwise"},
+    {"options"},
+    {"groups", "elementwise"},
     {"elementwise_rule", "misnamed", "scaling", "transforms"},
 )
 PREFIX = "polarstep.optim."

@@ -6,8 +6,9 @@ muon          the optimizer: its options, its step, its state
 stepping/     the arithmetic of a step; stepping/step.py is equation (1)
 over_ranks    the same step where other ranks have parts of the parameters (polarstep.distributed);
               alike has what these ranks must agree on
-groups        what a parameter group holds, and every check of it. Some options have a file:
-              scaling (lr_scale), transforms (transform), elementwise_rule and elementwise (AdamW, SGD)
+groups        what a parameter group holds: its parameters, their names, how they are read as matrices
+options       the options of a group, and every check of them. Some have a file: scaling (lr_scale),
+              transforms (transform), elementwise_rule and elementwise (AdamW, SGD)
 given, added, misnamed
               what callers give: parameters, groups added during a run, options under other names
 routing/      muon_for: the rule of each parameter of a model
@@ -15,7 +16,7 @@ guards/       misuse that a step must notice: it raises or warns
 checkpoints/  saving, loading and pickling
 
 Imports go one way: routing.muon_for → muon → checkpoints, over_ranks → guards → the rest of routing →
-stepping → groups → the files of its options.
+stepping → options → groups → the files of single options.
 """
 
 from polarstep.optim.elementwise import SGD, AdamW

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from polarstep.optim.elementwise_rule import Elementwise, group_of
-from polarstep.optim.groups import LR_SCALE, NAMELESS, Group, check_lr, known_options
+from polarstep.optim.groups import LR_SCALE, NAMELESS, Group
+from polarstep.optim.options import check_lr, known_options
 
 __all__ = ["Rates", "named_uniquely", "sorted_by_rule", "with_names"]
 

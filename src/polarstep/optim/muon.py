@@ -24,19 +24,12 @@ from polarstep.optim.checkpoints.checkpoint import Checkpointed
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
 from polarstep.optim.given import listed_group, listed_params
-from polarstep.optim.groups import (
-    LR_SCALE,
-    Group,
-    Nonfinite,
-    Rounding,
-    check_new,
-    check_params,
-    complete,
-)
+from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_new, check_params
 from polarstep.optim.guards.captured import check_draws, check_started, refuse_shared
 from polarstep.optim.guards.mistakes import Told
 from polarstep.optim.guards.resized import Sizes
 from polarstep.optim.misnamed import with_known_names
+from polarstep.optim.options import complete
 from polarstep.optim.over_ranks import StepOverRanks
 from polarstep.optim.routing.choices import Choices
 from polarstep.optim.routing.following import Places

@@ -27,9 +27,10 @@ from polarstep.optim.checkpoints.matching import (
 )
 from polarstep.optim.checkpoints.plain import decoded_group, encoded_group
 from polarstep.optim.elementwise import counter_device
-from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params, restored
+from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params
 from polarstep.optim.guards.mistakes import callers_level
 from polarstep.optim.guards.resized import check_shapes
+from polarstep.optim.options import restored
 from polarstep.optim.stepping.carried import name_of
 from polarstep.optim.stepping.collect import State, momentum_dtype
 from polarstep.optim.stepping.elementwise_step import check_buffers

@@ -16,7 +16,8 @@ import re
 from collections.abc import Sequence
 from itertools import chain
 
-from polarstep.optim.groups import NAMELESS, Group, check_ours
+from polarstep.optim.groups import NAMELESS, Group
+from polarstep.optim.options import check_ours
 from polarstep.optim.routing.anatomy import unwrapped
 
 __all__ = ["check_names", "check_sizes", "mixed", "named_in_order", "regroup"]

@@ -21,13 +21,13 @@ from polarstep.matrix import MatrixView
 from polarstep.optim.groups import (
     LR_SCALE,
     Group,
-    check_options,
     is_by_norm,
     is_transposed,
     named_params,
     scale_of,
     views_of,
 )
+from polarstep.optim.options import check_options
 from polarstep.optim.stepping.carried import recalled
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap

@@ -1,0 +1,263 @@
+"""The options of parameter groups: the keys of each algorithm, their defaults and accepted values.
+
+A call checks everything before it changes anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from polarstep.distributed.ledger import check_plan
+from polarstep.matrix import Layout
+from polarstep.optim.elementwise import check_at_least_zero, check_bool
+from polarstep.optim.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
+from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_params
+from polarstep.optim.misnamed import REMEDIES, SYNONYMS
+from polarstep.optim.scaling import resolve_scale
+from polarstep.optim.transforms import Transform
+from polarstep.polar import Auto, PolarMap
+
+__all__ = [
+    "check_lr",
+    "check_options",
+    "check_ours",
+    "complete",
+    "known_options",
+    "restored",
+]
+
+# The precisions in which momentum can be kept; None is the parameter's own.
+MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
+# Options of other optimizers that would change a step, and that no rule here has.
+WITHOUT = ("maximize", "amsgrad", "differentiable", "cautious_wd")
+# A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
+# LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
+ROUNDING = 1e-12
+
+
+def complete(group: Group, muon_defaults: Group) -> Group:
+    """``group`` with its algorithm's defaults filled in and every value checked."""
+    group = {"algorithm": "muon"} | group
+    defaults = _defaults_of(group["algorithm"], muon_defaults)
+    _check_keys(group, muon_defaults)
+    group = defaults | group
+    _check_whole(group)
+    return group
+
+
+def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
+    """A checkpoint's ``group``, checked; missing keys come from ``now``, the group it replaces.
+
+    What ``now`` lacks too comes from the defaults. Schedulers store keys of their own in a group, so
+    unknown keys are kept.
+    """
+    check_ours(group)
+    defaults = _defaults_of(group["algorithm"], muon_defaults)
+    if now is not None and now.get("algorithm", group["algorithm"]) == group["algorithm"]:
+        defaults = defaults | {key: now[key] for key in defaults if key in now}
+    if now is not None and "name" in now:
+        defaults = defaults | {"name": now["name"]}
+    group = defaults | group
+    _check_whole(group)
+    check_params(group)
+    return group
+
+
+def check_ours(group: Group) -> None:
+    """Raise if a checkpoint's ``group`` was saved by another optimizer."""
+    if "algorithm" not in group:
+        raise ValueError(
+            f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
+            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads that of other Muon "
+            "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
+        )
+
+
+def _check_whole(group: Group) -> None:
+    """Check every option, the value of an lr in a tensor too; turn the sizes of parts into tuples."""
+    check_options(group)
+    check_lr(float(group["lr"]))
+    for option in ("split_sizes", "split_columns"):
+        if group.get(option) is not None:
+            group[option] = tuple(group[option])
+
+
+def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
+    if algorithm == "muon":
+        return muon_defaults
+    _check_algorithm(algorithm)
+    common = {option: muon_defaults[option] for option in ("nonfinite", "rounding")}
+    return defaults_of(ELEMENTWISE[algorithm]) | common
+
+
+def known_options(algorithm: str, muon_defaults: Group) -> set[str]:
+    """The names of the options that a group with ``algorithm`` has, as users give them."""
+    options = _defaults_of(algorithm, muon_defaults)
+    return {"lr_scale" if option == LR_SCALE else option for option in options}
+
+
+def check_options(group: Group) -> None:
+    """Raise a ``ValueError`` or ``TypeError`` for the first bad or missing option of a group.
+
+    Users may write to a group between steps, so every step calls this.
+    """
+    try:
+        _check_options(group)
+    except KeyError as missing:
+        raise ValueError(
+            f"a group with algorithm={group.get('algorithm')!r} has no {missing}: expected all options "
+            "of its rule, which add_param_group fills in; to give a group another rule, also give it "
+            "that rule's options, as polarstep.AdamW() has them"
+        ) from None
+
+
+def _check_options(group: Group) -> None:
+    algorithm = group["algorithm"]
+    _check_algorithm(algorithm)
+    check_lr(group["lr"])
+    if not isinstance(group["lr"], Tensor) and -ROUNDING <= group["lr"] < 0:
+        group["lr"] = 0.0
+    for option, names in (("nonfinite", get_args(Nonfinite)), ("rounding", get_args(Rounding))):
+        if group[option] not in names:
+            raise ValueError(f"{option}={group[option]!r}: expected one of {', '.join(names)}")
+    if group.get("plan") is not None:
+        check_plan(group["plan"])
+    own = () if algorithm == "muon" else options_of(ELEMENTWISE[algorithm])
+    for option in WITHOUT:
+        if group.get(option) and option not in own:
+            raise ValueError(
+                f"option {option}={group[option]!r} in a group with algorithm={algorithm!r}: "
+                f"{REMEDIES[option]}"
+            )
+    if algorithm == "muon":
+        if "lr_scale" in group:
+            group[LR_SCALE] = group.pop("lr_scale")
+        _check_muon(group)
+    else:
+        build: Callable[..., Any] = ELEMENTWISE[algorithm]
+        # A rule checks its options when it is built. lr is left out: in a group it may be a tensor.
+        build(**{option: group[option] for option in own if option != "lr"})
+
+
+def _check_algorithm(algorithm: str) -> None:
+    if algorithm != "muon" and algorithm not in ELEMENTWISE:
+        known = ", ".join(("muon", *ELEMENTWISE))
+        raise ValueError(
+            f"algorithm={algorithm!r}: expected one of {known}; a rule of your own is known once its "
+            "class is defined, so import its module before"
+        )
+
+
+def _check_muon(group: Group) -> None:
+    momentum = group["momentum"]
+    if not isinstance(momentum, Real):
+        raise TypeError(f"momentum={momentum!r}: expected a number, 0 ≤ momentum < 1, as 0.95")
+    if not 0 <= group["momentum"] < 1:
+        raise ValueError(
+            f"momentum={momentum}: expected 0 ≤ momentum < 1; "
+            "the paper's schedule for K=10,000 gives 0.99"
+        )
+    check_at_least_zero(weight_decay=group["weight_decay"])
+    check_bool(nesterov=group["nesterov"], fused=group["fused"])
+    if group["polar"] == "auto":
+        group["polar"] = Auto()
+    if not isinstance(group["polar"], PolarMap):
+        raise TypeError(
+            f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz(), or "
+            '"auto"; polarstep.Auto("cheap") has another budget'
+        )
+    transform = group["transform"]
+    if transform is not None and not isinstance(transform, Transform):
+        raise TypeError(
+            f"transform={transform!r}: expected None or a transform such as polarstep.NormalizedRows()"
+        )
+    for option in ("polar", "transform"):
+        _check_hashable(option, group[option])
+    resolve_scale(group[LR_SCALE])
+    if group["layout"] not in get_args(Layout):
+        raise ValueError(
+            f"layout={group['layout']!r}: expected one of {', '.join(get_args(Layout))}"
+        )
+    if not isinstance(group["seed"], Integral):
+        raise TypeError(f"seed={group['seed']!r}: expected an integer")
+    for option, what in (("split_sizes", "rows"), ("split_columns", "columns")):
+        split = group[option]
+        if split is not None and not (
+            isinstance(split, Sequence) and all(isinstance(size, Integral) for size in split)
+        ):
+            raise TypeError(
+                f"{option}={split!r}: expected the {what} of each matrix, integers, "
+                "as (768, 256, 256)"
+            )
+    repeats = group["split_repeats"]
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ValueError(
+            f"split_repeats={repeats!r}: expected how often the parts come in turn, as the number of "
+            "heads; 1 if each part lies in one piece"
+        )
+    check_at_least_zero(lr_factor=group["lr_factor"])
+    if group["momentum_dtype"] not in MOMENTA:
+        raise ValueError(
+            f"momentum_dtype={group['momentum_dtype']!r}: expected one of "
+            f"{', '.join(map(str, MOMENTA))}; None keeps momentum in the precision of the parameter"
+        )
+
+
+def _check_hashable(option: str, value: object) -> None:
+    """Raise for a map or a transform of a user's own that cannot be a key, as buckets need it."""
+    try:
+        hash(value)
+    except TypeError as reason:
+        raise TypeError(
+            f"{option}={value!r} cannot be hashed ({reason}): expected @dataclass(frozen=True) above "
+            "the class, and tuples in place of lists and dicts"
+        ) from None
+
+
+def _check_keys(group: Group, muon_defaults: Group) -> None:
+    """Raise for options of another algorithm, misspelt options, and synonyms of ours.
+
+    torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
+    ``wd`` would have no effect, unnoticed for a whole training run. A misspelt option of another
+    algorithm is refused, too.
+    """
+    algorithm = group["algorithm"]
+    if group.get("use_muon", algorithm == "muon") != (algorithm == "muon"):
+        raise ValueError(
+            f"use_muon={group['use_muon']} in a group with algorithm={algorithm!r}: expected no key "
+            'use_muon, as algorithm decides; give "algorithm": "muon", or "adamw" for use_muon=False'
+        )
+    own, muon = (known_options(each, muon_defaults) for each in (algorithm, "muon"))
+    others = muon.union(*map(options_of, ELEMENTWISE.values())) - own - set(RESERVED)
+    for key in sorted(set(group) - own - {*RESERVED, LR_SCALE}):
+        close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
+        meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
+        hint = f"did you mean {meant!r}? " if meant else ""
+        if not meant and key not in others:
+            foreign = difflib.get_close_matches(key, others, n=1, cutoff=0.8)
+            hint = (
+                f"it is like {foreign[0]!r}, which only other algorithms have; " if foreign else ""
+            )
+        if key in others or hint:
+            raise ValueError(
+                f"option {key!r} in a group with algorithm={algorithm!r}: {hint}"
+                f"expected some of {', '.join(sorted(own))}"
+            )
+
+
+def check_lr(lr: float | Tensor) -> None:
+    """Raise for a bad lr; the value of a tensor is not read, which would wait for its device."""
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")
+    elif not isinstance(lr, Real):
+        raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
+    elif not -ROUNDING <= lr < math.inf:
+        raise ValueError(f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon")
