@@ -10,6 +10,7 @@ plans        which plan the matrices of a parameter take:
   local        "local": the step of one process, on whole matrices that lie on this rank
   gather       "gather": every rank gathers whole matrices, and computes all of them
   owner        "owner" and "replicated": one rank computes a matrix; M's parts go there, T's come back
+    spread       each rank's parts of the matrices, and which rank owns which
     owned_graph  the owner's arithmetic between its two exchanges, as a CUDA graph
   sharded      "sharded": Algorithm 1 on shards; no matrix is gathered
     summed       what one rank computes there from a small matrix that was summed over the ranks

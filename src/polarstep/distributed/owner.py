@@ -7,136 +7,31 @@
     4   one all-to-all: T's parts come back, or parts of its two factors where they are smaller
     5   each rank updates its parts of X
 
-Parts may be any boxes of rows and columns, uneven or empty. Where a parameter has several copies (DDP,
-the replicate axis of HSDP), the ranks of all copies share the work. M's parts then come from the copy of
-the owner, and T's parts go to all copies.
+Which parts these are, and who owns which matrix, is in :mod:`polarstep.distributed.spread`. Where a
+parameter has several copies (DDP, the replicate axis of HSDP), the ranks of all copies share the work.
+M's parts then come from the copy of the owner, and T's parts go to all copies.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from polarstep.distributed import carries, ledger, wire
-from polarstep.distributed.layout import Layout, Piece
+from polarstep.distributed.layout import Layout
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
+from polarstep.distributed.spread import Part, Spread
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.carried import carried_dtype
-from polarstep.optim.stepping.collect import Member, Signature, State
+from polarstep.optim.stepping.collect import Member, State
 from polarstep.optim.stepping.target import Target
 from polarstep.polar import Carry, Draw, Polar
 
-__all__ = ["Part", "Spread", "Trip", "balanced", "part_of"]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A rank's part of one matrix: where it lies in the rank's tensor, and where in the matrix."""
-
-    batch: int  # in the rank's tensor, read as (batch, rows, columns)
-    rows: tuple[int, int]
-    first_row: int  # of the matrix
-    cols: tuple[int, int]  # of the matrix; the rank's tensor has these columns alone
-
-    @property
-    def height(self) -> int:
-        """The number of rows."""
-        return self.rows[1] - self.rows[0]
-
-    @property
-    def width(self) -> int:
-        """The number of columns."""
-        return self.cols[1] - self.cols[0]
-
-    @property
-    def in_matrix(self) -> tuple[slice, slice]:
-        """Rows and columns of the matrix."""
-        return slice(self.first_row, self.first_row + self.height), slice(*self.cols)
-
-
-@dataclass
-class Spread:
-    """A bucket whose matrices are spread over ranks: its members, their layouts and matrices."""
-
-    signature: Signature
-    members: list[Member]
-    layouts: list[Layout]
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Everything that decides which part is sent to which rank."""
-        members = tuple((id(each.param), each.block) for each in self.members)
-        return replace(self.signature, step=0, resumed=False), members, tuple(self.layouts)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks, the same for all members."""
-        return self.layouts[0].ranks
-
-    @property
-    def me(self) -> int:
-        """This rank's index."""
-        return self.layouts[0].me
-
-    def matrices(self) -> list[tuple[int, int]]:
-        """The matrices: the index of a member, and of the matrix in its block."""
-        return [(i, k) for i, member in enumerate(self.members) for k in range(member.count)]
-
-    def parts(self, index: int) -> list[list[Part | None]]:
-        """For each matrix of a member, the part of each rank."""
-        member = self.members[index]
-        pieces = self.layouts[index].pieces(member.view)
-        assert pieces is not None
-        return [[part_of(piece, member, k) for piece in pieces] for k in range(member.count)]
-
-
-def part_of(piece: Piece, member: Member, k: int) -> Part | None:
-    """The part of the ``k``-th matrix of a member's block that lies in a rank's piece."""
-    split = member.view.runs
-    if len(set(split)) == 1:
-        batch, j = divmod(k, len(split))
-        first, size = j * split[0], split[0]
-    else:
-        batch, first, size = k, sum(split[: member.block]), split[member.block]
-    start, stop = max(first, piece.rows[0]), min(first + size, piece.rows[1])
-    inside = piece.batch[0] <= batch < piece.batch[1] and piece.cols[0] < piece.cols[1]
-    if not inside or start >= stop:
-        return None
-    rows = (start - piece.rows[0], stop - piece.rows[0])
-    return Part(batch - piece.batch[0], rows, start - first, piece.cols)
-
-
-def balanced(buckets: Sequence[Spread]) -> list[list[int]]:
-    """The owner of every matrix of every bucket, as an index into the bucket's ranks.
-
-    Matrices are assigned from the most work to the least, each to the rank with the least work so far.
-    """
-    owners = [[0] * len(bucket.matrices()) for bucket in buckets]
-    loads: dict[tuple[int, ...], list[tuple[float, int]]] = {}
-    works = [
-        (-_cost(bucket), b, k)
-        for b, bucket in enumerate(buckets)
-        for k in range(len(bucket.matrices()))
-    ]
-    for cost, b, k in sorted(works):
-        ranks = buckets[b].ranks
-        load = loads.setdefault(ranks, [(0.0, i) for i in range(len(ranks))])
-        least, rank = load[0]
-        owners[b][k] = rank
-        heapq.heapreplace(load, (least - cost, rank))
-    return owners
-
-
-def _cost(bucket: Spread) -> float:
-    its = bucket.signature
-    return float(ledger.product_flops(its.polar, its.m, its.n))
+__all__ = ["Trip"]
 
 
 def _check_carry(left: Carry, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polarstep.distributed import wire
 from polarstep.distributed.layout import Layout, local, whole
-from polarstep.distributed.owner import Part, part_of
+from polarstep.distributed.spread import Part, part_of
 from polarstep.optim.stepping.collect import Member, State, Work
 from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
 from polarstep.optim.stepping.resting import faded, fading, largest

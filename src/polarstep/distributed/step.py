@@ -21,10 +21,11 @@ from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_ma
 from polarstep.distributed.ledger import AUTO, AskedPlan, check_plan
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owned_graph import OwnedGraphs
-from polarstep.distributed.owner import Part, Spread, Trip, balanced
+from polarstep.distributed.owner import Trip
 from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
 from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
+from polarstep.distributed.spread import Part, Spread, balanced
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.carried import carried_dtype, entry
