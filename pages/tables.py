@@ -27,6 +27,7 @@ from pages.records.quality import (
     perplexities,
     quality,
 )
+from polarstep import LowRank
 from polarstep.storage import read_lines
 from step_optimizers import maps
 from step_workloads import WORKLOADS
@@ -86,7 +87,8 @@ def _unsketched(load: str, device: str) -> bool:
     if load not in WORKLOADS:
         return False
     shapes, rank, oversample = WORKLOADS[load]
-    rows = [make() for name, make in maps(rank, oversample).items() if name.startswith("LowRank")]
+    made = [make() for make in maps(rank, oversample).values()]
+    rows = [polar for polar in made if isinstance(polar, LowRank)]
     on = torch.device(device)
     return all(polar.full_space_reason(m, n, on) for polar in rows for _, m, n in shapes)
 
@@ -151,7 +153,7 @@ def _first_left(first: str, *others: str) -> dict[str, str]:
     return {first: "left", **dict.fromkeys(others, "right")}
 
 
-def scaling_table(record: Path, unit: str) -> str:
+def scaling_table(record: Path, unit: scaling.Unit) -> str:
     """The gap to full space over tokens or over width."""
     return "\n".join(scaling.table(scaling.recorded(record, scaling.FRONTIER), unit))
 
@@ -236,7 +238,9 @@ def weighed_table(record: Path) -> str:
     table = []
     for each in weighed():
         times = [
-            f"{row['ratio']:.2f}×" if (row := steps().get((each.timed, load))) else "not timed"
+            f"{row['ratio']:.2f}×"
+            if each.timed and (row := steps().get((each.timed, load)))
+            else "not timed"
             for load in HELD
         ]
         table.append([each.name, *times, _told(each), _told_of_the_long_run(each)])

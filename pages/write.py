@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from pathlib import Path
+from typing import IO
 
 from pages import ROOT
 from pages.claims import made
@@ -61,7 +63,13 @@ def main() -> int:
     ]
     if "--check" not in sys.argv:
         for name in stale:
-            data = texts[name].encode()
-            write_atomically(ROOT / name, lambda file, data=data: file.write(data))
+            _write(ROOT / name, texts[name])
     print(f"{'stale' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'nothing'}")
     return 1 if stale and "--check" in sys.argv else 0
+
+
+def _write(path: Path, text: str) -> None:
+    def fill(file: IO[bytes]) -> None:
+        file.write(text.encode())
+
+    write_atomically(path, fill)

@@ -23,6 +23,7 @@ from pages.records.costs import (
     steps,
 )
 from pages.records.maps import peers
+from polarstep import Deflated
 from step_optimizers import RMS, WITH_RMS, forced
 from step_workloads import BETWEEN as WIDTHS
 from step_workloads import WORKLOADS
@@ -103,15 +104,22 @@ def waits_for_host() -> str:
 @claim
 def head_prices() -> str:
     """What heads of three widths cost on an 8B layer."""
-    assert columns_of_auto()[-1] == forced(4096)[AUTO["8B layer"]]().head.width
+    assert columns_of_auto()[-1] == _columns_at_4096(AUTO["8B layer"])
     told = []
     for name in (SIXTH, EIGHTH, TWELFTH):
         part = name.partition("ℓ = ")[2]
         which = " of `auto`" if name == AUTO["8B layer"] else ""
         price = steps()[name, "8B layer"]["ratio"]
-        ell = forced(4096)[name]().head.width
+        ell = _columns_at_4096(name)
         told.append(f"{price:.2f} with the head of {part}{which} (ℓ = {ell})")
     return f"{told[0]}, {told[1]} and {told[2]}"
+
+
+def _columns_at_4096(name: str) -> int:
+    """ℓ of a deflated map on matrices whose short side is 4096."""
+    polar = forced(4096)[name]()
+    assert isinstance(polar, Deflated)
+    return polar.head.width
 
 
 @claim

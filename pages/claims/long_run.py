@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from differences import change, percent
 from frontier import LENGTH, SEQUENCES, STEPS
-from long_run import SHOWN, SLOW_TABLE, TABLE, Row
+from long_run import SEEDS, SHOWN, SLOW_TABLE, TABLE, Row
 from pages.claims.words import claim, signed
 from pages.records import long_run as study
 from pages.records.maps import HEADLINE, weighed
@@ -58,7 +58,7 @@ def gpt_order() -> str:
     """How many pairs of methods come in the paper's order in the long runs."""
     paper = TABLE_2["nanogpt"]
     ends = {method: study.tests(find_method(method).slug) for method in paper.rows}
-    found = {method: Estimate.of(values.values()) for method, values in ends.items()}
+    found = {method: _estimate(values.values()) for method, values in ends.items()}
     same, unclear, turned = paper.order(found)
     seeds = {len(values) for values in ends.values()}
     return (
@@ -66,6 +66,13 @@ def gpt_order() -> str:
         f"{same} come in the same order here and {len(turned) or 'none'} in the other "
         f"(n = {min(seeds)}, {study.million_tokens():.1f}M tokens)"
     )
+
+
+def _estimate(values: Iterable[float]) -> Estimate:
+    """The estimate from values of which some are finite."""
+    found = Estimate.of(values)
+    assert found is not None
+    return found
 
 
 @claim
@@ -285,12 +292,12 @@ def small_head() -> str:
 def long_run_missing() -> str:
     """Which seeds have no run of that length, and of which rows."""
     rows_of: dict[tuple[int, ...], list[str]] = {}
-    for slug, seeds in study.missing().items():
-        rows_of.setdefault(tuple(seeds), []).append(f"`{slug}`")
+    for slug, missing in study.missing().items():
+        rows_of.setdefault(tuple(missing), []).append(f"`{slug}`")
     told = []
     for seeds, slugs in rows_of.items():
         words = f"seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, seeds))}"
-        every = len(seeds) == len(study.SEEDS)
+        every = len(seeds) == len(SEEDS)
         told.append(f"{'all seeds' if every else words} of {', '.join(slugs)}")
     return "; ".join(told) if told else "no run"
 
@@ -314,7 +321,7 @@ def long_run_time() -> str:
         if found := study.times(slug):
             optimizer, whole = found
             told.append(f"{optimizer / whole:.1%} for {words}")
-    alone = filter(None, (study.times(row.slug) for row in study.TABLE))
+    alone = filter(None, (study.times(row.slug) for row in TABLE))
     rest = [whole - optimizer for optimizer, whole in alone]
     return (
         f"the optimizer's part of a whole step is {', '.join(told)}. A map can save no more than that "

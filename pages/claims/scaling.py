@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import scaling as study
 from differences import change
+from frontier import STEPS, WIDTH
 from pages.claims.words import claim, signed
 from pages.records.quality import million_tokens
-from pages.records.scaling import gaps
+from pages.records.scaling import OVER, gaps
 
 
 @claim
@@ -24,17 +25,14 @@ def gap_over_width() -> str:
 @claim
 def gap_of_rank_48() -> str:
     """The same of runs that were made before the held-out text had halves."""
-    over_tokens, over_width = (
-        _scaled(unit, "deflated", words, "perplexity")
-        for unit, words in (
-            ("tokens", "the gap to full space with the tokens"),
-            ("width", "that with the width"),
-        )
+    over_tokens = _scaled(
+        "tokens", "deflated", "the gap to full space with the tokens", "perplexity"
     )
+    over_width = _scaled("width", "deflated", "that with the width", "perplexity")
     return f"in perplexity of all held-out text {over_tokens}; {over_width}"
 
 
-def _of_two(unit: str) -> str:
+def _of_two(unit: study.Unit) -> str:
     maps = {
         "deflated-sixth": "the gap of the map of `auto` to full space",
         "low-rank": "that of `LowRank`",
@@ -43,11 +41,11 @@ def _of_two(unit: str) -> str:
     return f"in test perplexity {both}"
 
 
-def _scaled(unit: str, name: str, words: str, text: study.Text) -> str:
+def _scaled(unit: study.Unit, name: str, words: str, text: study.Text) -> str:
 
     found = gaps(text)
     line = study.fits(found, name)[unit]
-    points = (study.over_tokens if unit == "tokens" else study.over_width)(found, name)
+    points = OVER[unit](found, name)
     places = sorted({x for x, _ in points})
     verb = f"{line.verdict} by this fit"
     if line.verdict not in ("grows", "closes"):
@@ -73,16 +71,16 @@ def _scaled(unit: str, name: str, words: str, text: study.Text) -> str:
 @claim
 def widest_gap() -> str:
     """Deflated maps in the widest model, with a rank that grows with the width and with a fixed one."""
-    grows, stays = (
-        [
-            change(gaps(text)[name][study.STEPS, width].values()).told(unit="%")
-            for width in (study.WIDTHS[-1], study.WIDTH)
-        ]
-        for name, text in ((study.SIXTH, "test"), (study.DEFLATED, "perplexity"))
-    )
+
+    def of(name: str, text: study.Text) -> list[str]:
+        found = gaps(text)[name]
+        widths = (study.WIDTHS[-1], WIDTH)
+        return [change(found[STEPS, width].values()).told(unit="%") for width in widths]
+
+    grows, stays = of(study.SIXTH, "test"), of(study.DEFLATED, "perplexity")
     return (
         f"at width {study.WIDTHS[-1]} the map of `auto`, whose rank grows with the width, has a gap to "
-        f"full space of {grows[0]} in test perplexity, where at width {study.WIDTH} it is {grows[1]}; "
+        f"full space of {grows[0]} in test perplexity, where at width {WIDTH} it is {grows[1]}; "
         f"with rank 48 at both widths it is {stays[0]} and {stays[1]} in that of all held-out text, "
         f"all after {million_tokens():.1f}M tokens"
     )
@@ -91,10 +89,10 @@ def widest_gap() -> str:
 @claim
 def widest_model() -> str:
     """A head of an eighth of the width, in the widest model that was trained and at width 768."""
-    at_768 = _gap_of_the_eighth(study.WIDTH)
+    at_768 = _gap_of_the_eighth(WIDTH)
     return (
         f"with ℓ = an eighth of the width the gap to full space is at width {widest()}, and {at_768} at "
-        f"width {study.WIDTH}, in test perplexity"
+        f"width {WIDTH}, in test perplexity"
     )
 
 
@@ -107,4 +105,4 @@ def widest() -> str:
 def _gap_of_the_eighth(width: int) -> str:
 
     found = gaps()[study.EIGHTH]
-    return change(found[study.STEPS, width].values()).told(unit="%")
+    return change(found[STEPS, width].values()).told(unit="%")

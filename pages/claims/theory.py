@@ -64,12 +64,12 @@ def gamma_of_rank_64() -> str:
 
 
 @cache
-def _last_noise() -> dict[str, dict[str, Any]]:
+def _last_noise() -> dict[str, Mapping[str, Any]]:
     """The last measurement of the noise of all hidden parameters on CIFAR-10, by its unit."""
     run = RunRecord.load(ROOT / "results/noise/cifar10/records.jsonl/muon-noise/seed-0")
     rows = run.logs["noise"]
     last = max(row["step"] for row in rows)
-    first: dict[str, dict[str, Any]] = {}
+    first: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         if row["step"] == last:
             first.setdefault(row["unit"], row)

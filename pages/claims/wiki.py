@@ -10,8 +10,8 @@ import torch
 from differences import paired
 from pages.claims.words import claim
 from pages.records import read_json
-from pages.records.runs import FULL, SKETCHED, runs, tokens_of, tokens_of_run, values
-from polarstep_lab.models.gpt import GPT
+from pages.records.runs import FULL, SKETCHED, runs, stages_of, tokens_of, tokens_of_run, values
+from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.paper import TABLE_2
 from polarstep_lab.recipes import resolve
 
@@ -46,10 +46,13 @@ def _longest_wiki_run(folder: str) -> int:
 def paper_model() -> str:
     """How far the GPT of ``nanogpt-wiki`` is from the paper's: parameters and tokens."""
     with torch.device("meta"):
-        config = resolve("nanogpt-wiki", "muon")
-        ours = sum(p.numel() for p in GPT(config.model).parameters())
+        model = resolve("nanogpt-wiki", "muon").model
+        assert isinstance(model, GPTConfig)
+        ours = sum(p.numel() for p in GPT(model).parameters())
     # Table 2 counts six FLOPs a parameter for SGD with Nesterov momentum.
-    theirs = 1e9 * TABLE_2["nanogpt"].rows["SGD (Nesterov)"].gflops / 6
+    gflops = TABLE_2["nanogpt"].rows["SGD (Nesterov)"].gflops
+    assert gflops is not None
+    theirs = 1e9 * gflops / 6
     short, whole = (_longest_wiki_run(f"results/{each}") for each in ("gpt", "long-run"))
     long = tokens_of("nanogpt")
     return (
@@ -63,7 +66,7 @@ def paper_model() -> str:
 def wiki_length() -> str:
     """How much of the recipe the short runs of ``nanogpt-wiki`` are."""
     steps_run = max(run.result.steps for run in runs("results/gpt/paper-model") if run.result)
-    steps_of_recipe = sum(stage.steps for stage in resolve("nanogpt-wiki", "muon").data.stages)
+    steps_of_recipe = sum(stage.steps for stage in stages_of("nanogpt-wiki"))
     return f"cut to {steps_run} of the recipe's {steps_of_recipe} steps"
 
 

@@ -62,7 +62,9 @@ def _over_cost(
     for place, (load, words) in enumerate(panels.items()):
         top = 44 + place * (panel + 62)
         timed = {
-            each: steps()[each.timed, load]["ms"] for each in known if (each.timed, load) in steps()
+            each: steps()[each.timed, load]["ms"]
+            for each in known
+            if each.timed and (each.timed, load) in steps()
         }
         adamw = steps()["AdamW, fused", load]["ms"]
         points = [each for each, ms in timed.items() if ms <= longest * adamw]
@@ -73,7 +75,7 @@ def _over_cost(
             notes.append(f"Right of the panel {words}: {told}.")
         x = (0.85 * min(adamw, *times), 1.6 * max(times))  # room for the last name
         frame = Frame(52, top, width - 16, top + panel, x, (LOWEST, HIGHEST))
-        percents = {value: percent(value) for value in range(-4, 15, 2)}
+        percents = {float(value): percent(value) for value in range(-4, 15, 2)}
         ticks = {tick: f"{tick:g}" for tick in TICKS if x[0] <= tick <= x[1]}
         shapes += frame.axes(percents, ticks, f"optimizer ms per step, {words}")
         at, _ = frame.at(adamw, HIGHEST)

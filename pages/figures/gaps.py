@@ -5,18 +5,17 @@ from __future__ import annotations
 import scaling as study
 from pages.figures.svg import Frame, multiples, percent, svg, text
 from pages.records.quality import million_tokens
-from pages.records.scaling import gaps
+from pages.records.scaling import OVER, gaps
 
 
 def draw() -> str:
     """The gap to full space over tokens and over width, with the fitted lines."""
     found = gaps()
-    over = {"tokens": study.over_tokens, "width": study.over_width}
-    known = [gap for name in found for of in over.values() for _, gap in of(found, name)]
+    known = [gap for name in found for of in OVER.values() for _, gap in of(found, name)]
     width, height = 760, 394
     shapes = [text(0, 20, "Test perplexity against full space", kind="title")]
     y = (min(-1.0, min(known) - 1), max(known) + 1.5)
-    panels = (
+    panels: tuple[tuple[study.Unit, list[float], str], ...] = (
         ("tokens", [study.million(steps) for steps in study.LENGTHS], "million tokens, width 768"),
         ("width", [float(w) for w in study.WIDTHS], f"width, {million_tokens():.1f}M tokens"),
     )
@@ -29,7 +28,7 @@ def draw() -> str:
             (study.SIXTH, "low", "the map of auto"),
             (study.LOW_RANK, "other", "LowRank"),
         ):
-            points = over[unit](found, name)
+            points = OVER[unit](found, name)
             for x, gap in points:
                 at, up = frame.at(x, gap)
                 shapes.append(f'<circle cx="{at:.1f}" cy="{up:.1f}" r="4" class="{kind}"/>')

@@ -10,10 +10,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from differences import Change, percent
-from frontier import CHOICE, FULL, LENGTH, SEQUENCES, STEPS, best_rate, of_shape, reported
+from frontier import CHOICE, FULL, LENGTH, SEQUENCES, STEPS, Row, best_rate, of_shape, reported
 from pages import ROOT
 from polarstep.storage import read_lines
 
@@ -31,7 +30,7 @@ AdamW and SOAP, whose rates are of another size, have three of their own."""
 
 
 @cache
-def records() -> list[dict[str, Any]]:
+def records() -> list[Row]:
     """The runs of ``frontier.py`` that have the length and the width of its tables."""
     return of_shape(read_lines(ROOT / RUNS))
 

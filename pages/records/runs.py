@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from pages import ROOT
+from polarstep_lab.config import Stage, TextData
 from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import RunRecord, find_runs
 
@@ -44,8 +45,14 @@ def values(
 
 def tokens_of(recipe: str) -> int:
     """The tokens that a recipe trains on."""
-    stages = resolve(recipe, "muon").data.stages
-    return sum(stage.steps * stage.sequences * stage.sequence_length for stage in stages)
+    return sum(stage.steps * stage.sequences * stage.sequence_length for stage in stages_of(recipe))
+
+
+def stages_of(recipe: str) -> tuple[Stage, ...]:
+    """The stages of the training on text that a recipe describes."""
+    data = resolve(recipe, "muon").data
+    assert isinstance(data, TextData)
+    return data.stages
 
 
 def tokens_of_run(run: RunRecord) -> int:

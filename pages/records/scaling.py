@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import scaling as study
 from pages import ROOT
 
 RUNS = "results/scaling/runs.jsonl"
+OVER: Mapping[study.Unit, Callable[[study.Gaps, str], list[tuple[float, float]]]] = {
+    "tokens": study.over_tokens,
+    "width": study.over_width,
+}
+"""The points of a map: (x, gap) of every run, by what x is."""
 
 
 def gaps(text: study.Text = "test") -> study.Gaps:

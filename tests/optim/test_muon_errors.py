@@ -201,6 +201,24 @@ def test_rules_check_their_own():
         ("muon", "nonfinite", "zzz", "nonfinite='zzz': expected one of propagate, skip"),
         ("muon", "momentum", 2, "momentum=2: expected 0 ≤ momentum < 1"),
         ("muon", "lr", -0.1, r"lr=-0\.1: expected a finite number ≥ 0"),
+        (
+            "muon",
+            "lr",
+            1e300,
+            r"lr=1e\+300 in a group with parameters in float32: expected at most 3\.3",
+        ),
+        (
+            "adamw",
+            "lr",
+            1e39,
+            r"lr=1e\+39 in a group with parameters in float32: expected at most 3\.39",
+        ),
+        (
+            "muon",
+            "lr_factor",
+            1e300,
+            r"lr=0\.02 times lr_factor=1e\+300 in a group with .* float32: exp",
+        ),
         ("muon", "split_sizes", (2.0, 2.0), "expected the rows of each matrix, integers"),
         ("muon", "split_sizes", (3, 3), "sum to 6, but the weight has 4 rows"),
         ("muon", "algorithm", "adam", "algorithm='adam': expected one of muon, adamw, sgd"),
@@ -224,6 +242,22 @@ def test_bad_options_between_steps_change_nothing(algorithm, option, value, mess
     with pytest.raises((TypeError, ValueError), match=message):
         optimizer.step()
     assert str(([good, bad], optimizer.state)) == str(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_learning_rate_beyond_the_precision_is_refused(dtype):
+    W = Parameter(gaussian(4, 6).to(dtype))
+    optimizer = Muon([W], lr=0.1)
+    message = rf"lr=1e\+39 in a group .* in {str(dtype)[6:]}: expected at most 3\.39e\+38"
+    with pytest.raises(ValueError, match=message):
+        Muon([W], lr=1e39)
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [Parameter(gaussian(4, 6).to(dtype))], "lr": 1e39})
+    assert len(optimizer.param_groups) == 1
+    wide = Parameter(gaussian(4, 6))
+    wide.grad = torch.ones_like(wide)
+    Muon([wide], lr=1e39).step()  # float64 has such numbers
+    assert wide.isfinite().all()
 
 
 def test_a_list_of_splits_between_steps_is_as_good_as_a_tuple():

@@ -11,6 +11,7 @@ from tests.spectra import gaussian
 
 import polarstep as ps
 from polarstep.polar import Carry, Polar
+from polarstep.polar.result import Factors, Lift
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,53 @@ NO_PAIR = "expected a pair, T and a Carry"
 OTHER_SHAPE = r"returned a T of shape \(2, 6, 1\) for matrices of shape \(2, 6, 9\)"
 UNKNOWN = r"left 'rows' in its carry, and carries={}: .* as carries = \('rows',\)"
 
+
+def factored(rows=6, columns=9, ell=4, W=None):
+    """A map whose step returns factors of these shapes for matrices 6×9."""
+
+    def made(M):
+        Q, B, Z = M.new_zeros(2, rows, ell), M.new_zeros(2, 4, columns), M.new_zeros(2, 4, columns)
+        return Polar(M, factors=Factors(Q, B, Lift(Z, W), 4, orthonormal=True)), Carry()
+
+    return Stateful(made)
+
+
 SLIPS = [
+    (
+        Stateful(lambda M: (Polar(M), Carry())),
+        r"step returned a Polar without T and .*: expected Polar",
+    ),
+    (
+        Stateful(lambda M: (Polar(M, "T"), Carry())),
+        "Stateful.step returned a str: expected T, a tensor",
+    ),
+    (
+        Stateful(lambda M: (M, Carry())),
+        r"returned T as a Tensor: expected polarstep\.polar\.Polar\(M",
+    ),
+    (
+        Stateful(lambda M: (Polar(None, M), Carry())),
+        "a Polar whose M is None for matrices of shape",
+    ),
+    (
+        Stateful(lambda M: (Polar(M[:1], M), Carry())),
+        r"a Polar whose M is of shape \(1, 6, 9\) for mat",
+    ),
+    (
+        Stateful(lambda M: (Polar(M, M, squared_norm=3.0), Carry())),
+        r"squared_norm is a float: expected a function without arguments",
+    ),
+    (
+        Stateful(lambda M: (Polar(M, factors=(M, M)), Carry())),
+        r"returned factors as a tuple: expected polarstep\.polar\.result\.Factors",
+    ),
+    (factored(rows=5), r"whose columns is of shape \(2, 5, 4\) .*: expected \(2, 6, ≥ 4\)"),
+    (factored(ell=3), r"whose columns is of shape \(2, 6, 3\) .*: expected \(2, 6, ≥ 4\)"),
+    (factored(columns=8), r"whose projected is of shape \(2, 4, 8\) .*: expected \(2, ≥ 4, 9\)"),
+    (
+        factored(W=torch.zeros(2, 3, 3)),
+        r"whose lift\.W is of shape \(2, 3, 3\): expected \(2, 4, 4\) between columns",
+    ),
     (Stateless(lambda X: None), "Stateless._polar returned a NoneType: expected T, a tensor"),
     (Stateless(lambda X: X[..., :1]), f"Stateless._polar {OTHER_SHAPE}"),
     (Stateless(lambda X: X[:1]), r"shape \(1, 6, 9\) for matrices of shape \(2, 6, 9\)"),
@@ -92,6 +139,22 @@ def test_what_a_step_may_not_return(own, message):
     with pytest.raises((TypeError, ValueError), match=message):
         optimizer.step()
     assert all(torch.equal(p, start) for p, start in zip(params, before, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["auto", "transposed"])
+def test_what_a_step_may_not_return_before_a_transform(layout):
+    p = torch.nn.Parameter(gaussian(6, 9).float())
+    p.grad = torch.ones_like(p)
+    polar = Stateful(lambda M: (Polar(M), Carry()))
+    optimizer = ps.Muon([p], polar=polar, transform=ps.NormalizedRows(), layout=layout)
+    with pytest.raises(ValueError, match=r"Stateful\.step returned a Polar without T"):
+        optimizer.step()
+    assert torch.equal(p, gaussian(6, 9).float())
+
+
+def test_what_a_call_may_not_return():
+    with pytest.raises(ValueError, match=r"Stateful\.step returned a Polar without T"):
+        Stateful(lambda M: (Polar(M), Carry()))(gaussian(6, 9))
 
 
 @dataclass

@@ -47,6 +47,7 @@ class AdamW(Elementwise):
 
     algorithm: ClassVar[str] = "adamw"
     buffers: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+    _counters: ClassVar[tuple[str, ...]] = ("step",)
 
     def __post_init__(self) -> None:
         _check_number(self.lr)

@@ -77,6 +77,8 @@ class Elementwise(ABC):
 
     algorithm: ClassVar[str]
     buffers: ClassVar[tuple[str, ...]] = ()
+    # The entries of the state that are one number, where a rule cannot go on without them.
+    _counters: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Enter a class with an ``algorithm`` of its own into :data:`ELEMENTWISE`."""

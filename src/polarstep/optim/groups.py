@@ -22,6 +22,7 @@ __all__ = [
     "ELEMENTWISE",
     "LR_SCALE",
     "NAMELESS",
+    "PER_PARAMETER",
     "Group",
     "Nonfinite",
     "Rounding",
@@ -47,6 +48,8 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LR_SCALE = "shape_scale"
 # A parameter without a name is called by this prefix and its place in the group.
 NAMELESS = "parameter "
+# Lists in a group with an entry for each parameter, where a group has them.
+PER_PARAMETER = ("param_names", "reasons")
 
 
 def check_params(group: Group, before: Sequence[Group] = ()) -> None:

@@ -40,6 +40,8 @@ WITHOUT = ("maximize", "amsgrad", "differentiable", "cautious_wd")
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
+# torch raises an error of its own where it multiplies by a larger number in 32 or 16 bits.
+LARGEST = torch.finfo(torch.bfloat16).max
 
 
 def complete(group: Group, muon_defaults: Group) -> Group:
@@ -73,8 +75,9 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 def check_ours(group: Group) -> None:
     """Raise if a checkpoint's ``group`` was saved by another optimizer."""
     if "algorithm" not in group:
+        only = ", ".join(map(str, group))
         raise ValueError(
-            f"a parameter group of the checkpoint has no 'algorithm', only {', '.join(group)}: "
+            f"a parameter group of the checkpoint has no 'algorithm', only {only}: "
             "expected the state_dict() of a polarstep.Muon; polarstep.convert reads that of other Muon "
             "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
         )
@@ -144,10 +147,25 @@ def _check_options(group: Group) -> None:
         build: Callable[..., Any] = ELEMENTWISE[algorithm]
         # A rule checks its options when it is built. lr is left out: in a group it may be a tensor.
         build(**{option: group[option] for option in own if option != "lr"})
+    _check_range(group)
+
+
+def _check_range(group: Group) -> None:
+    """Raise for a step that no precision but float64 can take, unless all parameters are in float64."""
+    lr, factor = group["lr"], group["lr_factor"] if group["algorithm"] == "muon" else 1
+    if isinstance(lr, Tensor) or lr * max(factor, 1) <= LARGEST:
+        return
+    narrow = {p.dtype for p in group.get("params", ()) if isinstance(p, Tensor)} - {torch.float64}
+    if narrow:
+        dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+        raise ValueError(
+            f"lr={lr}{f' times lr_factor={factor}' * (factor > 1)} in a group with parameters in "
+            f"{dtypes}: expected at most {LARGEST:.3g}, the largest number there; 0.02 is usual for Muon"
+        )
 
 
 def _check_algorithm(algorithm: str) -> None:
-    if algorithm != "muon" and algorithm not in ELEMENTWISE:
+    if not isinstance(algorithm, str) or algorithm not in ("muon", *ELEMENTWISE):
         known = ", ".join(("muon", *ELEMENTWISE))
         raise ValueError(
             f"algorithm={algorithm!r}: expected one of {known}; a rule of your own is known once its "

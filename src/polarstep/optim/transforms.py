@@ -18,7 +18,7 @@ from polarstep import products
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.containing import Containing
 from polarstep.polar.result import Captured
-from polarstep.polar.returned import pair_of
+from polarstep.polar.returned import pair_of, polar_of
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
@@ -163,7 +163,8 @@ class _Followed(Containing):
         """The map, then the transform of its T."""
         names = self.transform.carries
         ours = Carry({name: carry[name] for name in names if name in carry})
-        polar, left = self.polar.step(M, carry, draw)
+        own = f"{type(self.polar).__name__}.step"
+        polar, left = polar_of(self.polar.step(M, carry, draw), M, self.polar.carries, own)
         T: Tensor | ScaledRows
         method = f"{type(self.transform).__name__}.step"
         if self.transposed:

@@ -38,7 +38,7 @@ from polarstep import kernels, products
 from polarstep.autocast import autocast_off_on
 from polarstep.distributed.layout import is_sharded
 from polarstep.polar.result import Lift, Polar
-from polarstep.polar.returned import check_matrices, pair_of
+from polarstep.polar.returned import check_matrices, polar_of
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 
@@ -215,13 +215,13 @@ class PolarMap(ABC):
         """What :meth:`step` returns for each of the parts in which kernels take the matrices."""
         counts, method = kernels.in_parts(len(M), M.device), f"{type(self).__name__}.step"
         if len(counts) == 1:
-            return [pair_of(self.step(M, carry, draw), M, self.carries, method)]
+            return [polar_of(self.step(M, carry, draw), M, self.carries, method)]
         flags, squares = (
             [None] * len(counts) if each is None else torch.split(each, counts)
             for each in (draw.finite, draw.squares)
         )
         return [
-            pair_of(
+            polar_of(
                 self.step(part, its_carry, Draw(draw.numbers, finite, square)),
                 part,
                 self.carries,

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from polarstep.polar.result import Polar
+from polarstep.polar.result import Factors, Lift, Polar
+from polarstep.products.flat_product import FlatProduct
+from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
 
-__all__ = ["check_matrices", "pair_of"]
+__all__ = ["check_matrices", "pair_of", "polar_of"]
 
 Found = TypeVar("Found")
 
@@ -42,11 +44,94 @@ def pair_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Fou
         )
     T, left = found
     if isinstance(T, Polar):
-        T = M if T.T is None or not isinstance(T.T, Tensor) else T.T  # others know their shape
-    if not isinstance(T, ScaledRows):
+        _check_polar(T, M, method)
+    elif not isinstance(T, ScaledRows):
         check_matrices(T, M, method)
     _check_carry(left.items(), len(M), carries, method)
     return found
+
+
+def polar_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Found:
+    """``found``, if it is a :class:`Polar` of ``M`` and a carry: what a polar map's step returns."""
+    pair = pair_of(found, M, carries, method)
+    if isinstance(pair, tuple) and not isinstance(pair[0], Polar):
+        raise TypeError(
+            f"{method} returned T as a {type(pair[0]).__name__}: expected polarstep.polar.Polar(M, T)"
+        )
+    return pair
+
+
+def _check_polar(polar: Polar, M: Tensor, method: str) -> None:
+    """Raise if ``polar`` is not of ``M``, or has no T."""
+    if not isinstance(polar.M, Tensor) or polar.M.shape != M.shape:
+        raise ValueError(
+            f"{method} returned a Polar whose M is {_shape(polar.M)} for matrices of shape "
+            f"{tuple(M.shape)}: expected Polar(M, T) with the M that it got"
+        )
+    if polar.squared_norm is not None and not callable(polar.squared_norm):
+        raise TypeError(
+            f"{method} returned a Polar whose squared_norm is {_shape(polar.squared_norm)}: expected a "
+            "function without arguments that returns ‖T‖²_F, of shape (batch,), or None"
+        )
+    if polar.factors is not None:
+        _check_factors(polar.factors, M, method)
+    elif polar.T is None:
+        raise ValueError(
+            f"{method} returned a Polar without T and without factors: expected Polar(M, T), with T of "
+            f"the shape of M, {tuple(M.shape)}"
+        )
+    elif not isinstance(polar.T, RowProduct | FlatProduct | ScaledRows):  # these know their shape
+        check_matrices(polar.T, M, method)
+
+
+def _check_factors(factors: object, M: Tensor, method: str) -> None:
+    """Raise if ``factors`` do not fit ``M``, or its transpose where it is tall."""
+    if not isinstance(factors, Factors) or not isinstance(factors.lift, Lift):
+        what = f"{type(factors).__name__}"
+        if isinstance(factors, Factors):
+            what = f"Factors whose lift is a {type(factors.lift).__name__}"
+        raise TypeError(
+            f"{method} returned factors as a {what}: expected polarstep.polar.result.Factors, with a "
+            "Lift; Polar(M, T) needs no factors"
+        )
+    batch, short, long = len(M), min(M.shape[-2:]), max(M.shape[-2:])
+    X, W, width = factors.lift.X, factors.lift.W, factors.width
+    for name, tensor, rows, columns in (
+        ("columns", factors.columns, short, None),
+        ("projected", factors.projected, None, long),
+        ("lift.X", X, None, long),
+    ):
+        form = f"({batch}, {rows or f'≥ {width}'}, {columns or f'≥ {width}'})"
+        if (
+            not isinstance(tensor, Tensor)
+            or tensor.ndim != 3
+            or len(tensor) != batch
+            or (tensor.shape[1] < width if rows is None else tensor.shape[1] != rows)
+            or (tensor.shape[2] < width if columns is None else tensor.shape[2] != columns)
+        ):
+            raise ValueError(
+                f"{method} returned factors whose {name} is {_shape(tensor)} for matrices of shape "
+                f"{tuple(M.shape)} and a width of {width}: expected {form}"
+                + "; factors of tall matrices are of their transposes"
+                * (M.shape[-2] > M.shape[-1])
+            )
+    inner = (batch, factors.columns.shape[2], X.shape[1])
+    if (
+        W is not None
+        and factors.lift.left is None
+        and (not isinstance(W, Tensor) or tuple(W.shape) != inner)
+    ):
+        raise ValueError(
+            f"{method} returned factors whose lift.W is {_shape(W)}: expected {inner} between columns "
+            f"{tuple(factors.columns.shape)} and lift.X {tuple(X.shape)}"
+        )
+
+
+def _shape(found: object) -> str:
+    """The shape of a tensor, or what is in its place."""
+    if isinstance(found, Tensor):
+        return f"of shape {tuple(found.shape)}"
+    return "None" if found is None else f"a {type(found).__name__}"
 
 
 def _check_carry(

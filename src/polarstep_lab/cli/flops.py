@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polarstep.distributed.ledger import PLANS
+from polarstep.storage import refuse_unwritable
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.flops import (
     METHODS,
@@ -85,6 +86,7 @@ def flops(
         from polarstep_lab.flops.communication_figure import write_figure
 
         with clear_errors(""):
+            refuse_unwritable(figure, "--figure")
             write_figure(figure, workload, mesh)
         typer.echo(f"written to {figure}")
         if ranks is None:

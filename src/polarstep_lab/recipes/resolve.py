@@ -51,10 +51,11 @@ def resolve(
     if recipe.endswith(".json"):
         recipe, method, from_file = read_recipe_file(Path(recipe), method)
         overrides = from_file | overrides
+    found = find_recipe(recipe)
     if method is None:
         raise ConfigError("no method given: say which with --method, as in --method muon")
     chosen = find_method(method) if isinstance(method, str) else method
-    config = replace(find_recipe(recipe).build(chosen), seed=seed)
+    config = replace(found.build(chosen), seed=seed)
     config = with_overrides(config, tuned(recipe, chosen) | overrides)
     return config if axis is None else apply_axis(config, *axis)
 

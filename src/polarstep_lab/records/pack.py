@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import StorageError, to_json
+from polarstep.storage import StorageError, refuse_unwritable, to_json
 from polarstep_lab.records import record
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, split_path, write_archive
 from polarstep_lab.records.mark import CONFIG
@@ -54,6 +54,7 @@ class Packed:
 def pack(folders: Sequence[Path], out: Path, *, force: bool = False) -> Packed:
     """Add all runs below ``folders`` to ``out/records.jsonl``; see the module for the rules."""
     archive = out if out.name == ARCHIVE else out / ARCHIVE
+    refuse_unwritable(archive, "--out")
     runs: dict[str, Mapping[str, Any]] = {}
     if archive.exists():
         runs = {_name(path, archive): read_files(path) for path in archived_runs(archive)}

@@ -10,7 +10,13 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from polarstep.storage import StorageError, read_json, write_atomically, write_json
+from polarstep.storage import (
+    StorageError,
+    read_json,
+    refuse_unwritable,
+    write_atomically,
+    write_json,
+)
 
 __all__ = ["MANIFEST", "write_folder"]
 
@@ -26,6 +32,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; --out expects a folder, new or made by a report")
     manifest = folder / MANIFEST
+    refuse_unwritable(manifest, "--out")
     owned: dict[str, list[str]] = read_json(manifest).get("files", {}) if manifest.exists() else {}
     found = {name: _checksum(folder / name) for name in {*files, *owned}}
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}

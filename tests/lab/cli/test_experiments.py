@@ -209,6 +209,7 @@ IN_PROSE = ["--set", "data.train=corpus:prose"]
     ("arguments", "message"),
     [
         (["run", "nanogpt-toy"], "no method given"),
+        (["run", "nope"], "recipe 'nope': expected one of cifar10"),
         (["run", "nanogtp", "-m", "muon"], "did you mean 'nanogpt'?"),
         (["run", "nanogpt-toy", "-m", "muno"], "did you mean 'muon'?"),
         (["run", "nanogpt-toy", "--methods", "muon,adamw"], "RECIPE --methods muon,adamw"),

@@ -78,3 +78,17 @@ def test_the_command_line_imports_neither_pandas_nor_matplotlib():
     code = "import sys, polarstep_lab.cli; print({'pandas', 'matplotlib'} & {*sys.modules})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "file/far/below"])
+@pytest.mark.parametrize("command", ["report", "pack"])
+def test_an_out_at_or_below_a_file_is_refused(command, out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "file").write_text("text")
+    result = CliRunner().invoke(app, [command, "runs", "--out", out])
+    assert result.exit_code == 1
+    assert "file is a file" in result.stderr
+    assert "--out" in result.stderr
+    assert "Errno" not in result.stderr
+    assert (tmp_path / "file").read_text() == "text"

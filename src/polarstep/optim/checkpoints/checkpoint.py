@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 from polarstep import polar as maps
 from polarstep import sketch as sketches
 from polarstep.distributed.unstarted import drop_placeholders, has_ranks, placeholders
+from polarstep.optim.checkpoints.content import check_groups, check_state
 from polarstep.optim.checkpoints.matching import (
     check_names,
     check_sizes,
@@ -118,7 +119,7 @@ class Checkpointed(Optimizer):
         element-wise rule keeps beside its buffers. If such a tensor was saved in yet another precision,
         the next step casts it.
         """
-        _check_content(state_dict)
+        check_groups(state_dict)
         saved_groups = [named_in_order(group) for group in state_dict["param_groups"]]
         groups, before = self.param_groups, list(self.param_groups)
         told = regroup(groups, saved_groups)
@@ -148,6 +149,8 @@ class Checkpointed(Optimizer):
 
         def last(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             """Check the checkpoint as the user's hooks have left it."""
+            check_groups(given)
+            check_state(given)
             check_names(self.param_groups, given["param_groups"])
             seen.append(given | {"param_groups": self._with_own(given["param_groups"])})
             return seen[0]
@@ -233,20 +236,6 @@ def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> 
     return [*momentum, *(key for key in of_parameter if name_of(key) in wide)]
 
 
-def _check_content(state_dict: object) -> None:
-    """Raise if ``state_dict`` is not an optimizer's, as where a whole checkpoint is given."""
-    if isinstance(state_dict, Mapping) and {"state", "param_groups"} <= set(state_dict):
-        return
-    only = ""
-    if isinstance(state_dict, Mapping) and state_dict:
-        only = f", only {', '.join(map(repr, list(state_dict)[:6]))}"
-    raise TypeError(
-        f"state_dict is a {type(state_dict).__name__} without 'state' and 'param_groups'{only}: "
-        "expected what optimizer.state_dict() returned; in a checkpoint of a whole run it is one of the "
-        'entries, as checkpoint["optimizer"]'
-    )
-
-
 def _check_buffers(groups: Sequence[Group], state: State) -> None:
     """Raise if the state of a parameter does not fit it; momentum that is None counts as missing."""
     for group in groups:
@@ -256,6 +245,8 @@ def _check_buffers(groups: Sequence[Group], state: State) -> None:
                 continue
             if of_parameter.get("momentum_buffer", ...) is None:
                 del of_parameter["momentum_buffer"]
+            if isinstance(of_parameter.get("step"), int | float):  # as torch kept it before 1.12
+                of_parameter["step"] = torch.tensor(float(of_parameter["step"]))
             if of_parameter and group["algorithm"] in ELEMENTWISE:
                 check_buffers(name, of_parameter, ELEMENTWISE[group["algorithm"]])
             check_shapes(name, p, of_parameter, group)

@@ -16,13 +16,12 @@ import re
 from collections.abc import Sequence
 from itertools import chain
 
-from polarstep.optim.groups import NAMELESS, Group
+from polarstep.optim.groups import NAMELESS, PER_PARAMETER, Group
 from polarstep.optim.options import check_ours
 from polarstep.optim.routing.anatomy import unwrapped
 
 __all__ = ["check_names", "check_sizes", "mixed", "named_in_order", "regroup"]
 
-PER_PARAMETER = ("param_names", "reasons")  # lists in a group with an entry for each parameter
 # The names that add_param_group makes up for parameters without names: they say no more than the order.
 MADE_UP = re.compile(rf"{NAMELESS}\d+(-\d+)?")
 SHOWN = 3  # names of each side in an error
@@ -118,9 +117,10 @@ def check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
     told = ""
     if any(names_then) and any(names_now):
         told = "".join(f"; {each}" for each in _apart(names_then, names_now, shown=1))
+    sizes_then, sizes_now = (", ".join(map(str, sizes)) or "no" for sizes in (then, now))
     raise ValueError(
-        f"the checkpoint has groups of {', '.join(map(str, then))} parameters, and the optimizer groups "
-        f"of {', '.join(map(str, now))}{told}. Expected the same "
+        f"the checkpoint has groups of {sizes_then} parameters, and the optimizer "
+        f"groups of {sizes_now}{told}. Expected the same "
         "parameters in the same groups: build the model as it was, freeze and unfreeze the same layers, "
         "and make the optimizer with the same arguments"
     )

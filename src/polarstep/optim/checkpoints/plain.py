@@ -77,7 +77,26 @@ def decoded(value: Any, now: Any = None, option: str = "option") -> Any:
     """
     if not (isinstance(value, str) and value.startswith('{"')):
         return value
-    return _unpacked(json.loads(value), now, option)
+    try:
+        packed = json.loads(value)
+    except json.JSONDecodeError:
+        raise _unreadable(value, option) from None
+    return _unpacked(packed, now, option)
+
+
+def _unreadable(value: object, option: str) -> ValueError:
+    """The error for text that no ``state_dict`` has."""
+    return ValueError(
+        f"{option} of the checkpoint is {value!r}, which cannot be read: expected what "
+        "optimizer.state_dict() wrote. Where the file is damaged or was edited, load an earlier "
+        "checkpoint, or go on with what the optimizer has: "
+        f'for group in state_dict["param_groups"]: group.pop({_key_of(option)!r}, None)'
+    )
+
+
+def _key_of(option: str) -> str:
+    """The key under which a group has an option."""
+    return LR_SCALE if option == "lr_scale" else option
 
 
 def _packed(value: Any) -> Any:
@@ -114,8 +133,13 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
     if not isinstance(value, dict):
         return value
     if "dtype" in value:
-        return getattr(torch, value["dtype"])
+        dtype = getattr(torch, str(value["dtype"]), None)
+        if not isinstance(dtype, torch.dtype):
+            raise _unreadable(value, option)
+        return dtype
     if "class" in value:
+        if not isinstance(value["class"], str) or not isinstance(value.get("options"), dict):
+            raise _unreadable(value, option)
         kind = _class_of(value["class"], now, option)
         known = {each.name for each in fields(kind)}
         options = {
@@ -133,15 +157,12 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
         how = ""
     if not how:
         return now
-    by, key = (
-        "name" if len(value) == 1 else "description",
-        LR_SCALE if option == "lr_scale" else option,
-    )
+    by = "name" if len(value) == 1 else "description"
     raise ValueError(
         f"{option} of the checkpoint is {_called(value)}, which a checkpoint holds by its {by} alone: "
         f"expected the optimizer to have it, but its {option} is {now!r} ({how}); give {option}= to the "
         "optimizer before load_state_dict, or go on with what the optimizer has: "
-        f'for group in state_dict["param_groups"]: group.pop({key!r}, None)'
+        f'for group in state_dict["param_groups"]: group.pop({_key_of(option)!r}, None)'
     )
 
 

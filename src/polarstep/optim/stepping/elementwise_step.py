@@ -80,14 +80,23 @@ class _InPlace(dict[str, Any]):
 
 
 def check_buffers(name: str, of_parameter: dict[str, Any], rule: type[Elementwise]) -> None:
-    """Raise if the state of the parameter called ``name`` lacks a buffer of ``rule``."""
-    for key in rule.buffers:
+    """Raise if the state of the parameter called ``name`` lacks an entry that ``rule`` needs."""
+    for key in (*rule.buffers, *rule._counters):
         if not isinstance(of_parameter.get(key), Tensor):
-            found = ", ".join(map(repr, of_parameter))
+            found = f"has no {key!r}, only {', '.join(map(repr, of_parameter))}"
+            if key in of_parameter:
+                found = f"has a {type(of_parameter[key]).__name__} at {key!r}, and no tensor"
             raise ValueError(
-                f"the state of {name} has no {key!r}, only {found}: expected {rule.__name__}'s state. "
+                f"the state of {name} {found}: expected {rule.__name__}'s state. "
                 "If its group had another rule before, let the parameter start anew, by "
                 "optimizer.state.pop(parameter); else the checkpoint is incomplete"
+            )
+    for key in rule._counters:
+        if of_parameter[key].numel() != 1:
+            raise ValueError(
+                f"{key!r} in the state of {name} has shape {tuple(of_parameter[key].shape)}: expected "
+                "one number, as torch.tensor(100.0) after 100 steps; the checkpoint is damaged, or was "
+                "edited"
             )
 
 
