@@ -163,8 +163,9 @@ class _Followed(Containing):
         """The map, then the transform of its T."""
         names = self.transform.carries
         ours = Carry({name: carry[name] for name in names if name in carry})
+        theirs = Carry({name: tensor for name, tensor in carry.items() if name not in names})
         own = f"{type(self.polar).__name__}.step"
-        polar, left = polar_of(self.polar.step(M, carry, draw), M, self.polar.carries, own)
+        polar, left = polar_of(self.polar.step(M, theirs, draw), M, self.polar.carries, own)
         T: Tensor | ScaledRows
         method = f"{type(self.transform).__name__}.step"
         if self.transposed:
@@ -178,7 +179,7 @@ class _Followed(Containing):
             captured = Captured(polar.M, polar.factors, self.polar.innermost)
         # A transform is taken to keep the norm, as NormalizedRows does.
         transformed = Polar(M, T, squared_norm=polar.squared_norm, captured=captured)
-        return transformed, Carry({k: t for k, t in left.items() if k not in names} | kept)
+        return transformed, Carry(left | kept)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """The map and the transform."""
