@@ -18,7 +18,7 @@ from pages.claims.cifar10 import cifar_frontier_rows
 from pages.claims.ranks import MAPS, MB, SHAPES, cheapest
 from pages.records import long_run, read_json
 from pages.records.costs import AUTO, HELD, SIXTH, TIMES, applied, columns_of_auto, memory, steps
-from pages.records.maps import HEADLINE, Weighed, peers, weighed
+from pages.records.maps import HEADLINE, Weighed, peers, weighed, with_shares
 from pages.records.quality import (
     RATES,
     TEST,
@@ -225,8 +225,7 @@ def headline_table(record: Path) -> str:
             timed = {load: AUTO[load] + each.timed.removeprefix(SIXTH) for load in HELD}
             columns = columns_of_auto()
         times = [f"{steps()[name, load]['ratio']:.1f}×" for load, name in timed.items()]
-        parts = zip(columns or (), HELD.values(), strict=columns is not None)
-        ells = " / ".join(f"{ell} ({ell / d:.0%})" for ell, d in parts) or "–"
+        ells = " / ".join(with_shares(columns or ())) or "–"
         table.append([given, ells, *times, _told(each), _told_of_the_long_run(each)])
     after = [f"{of():.1f}M tokens" for of in (million_tokens, long_run.million_tokens)]
     titles = ("ℓ as timed", *_loads(), f"perplexity, {after[0]}", f"perplexity, {after[1]}")

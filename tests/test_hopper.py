@@ -14,22 +14,26 @@ from tests.processes import PATIENCE
 pytest.importorskip("triton")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted")
-def test_the_kernels_of_a_full_space_step_fit_a_desktops_gpu() -> None:
-    process = fork("-m", "tests.hopper", "sm_120", "full")
+def compiled(*words: str) -> str:
+    """What ``python -m tests.hopper`` prints for these words, where kernels can be compiled."""
+    if sys.platform != "linux":
+        pytest.skip("Triton compiles on Linux")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("kernels are interpreted")
+    process = fork("-m", "tests.hopper", *words)
     out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
+    return out
+
+
+def test_the_kernels_of_a_full_space_step_fit_a_desktops_gpu() -> None:
+    out = compiled("sm_120", "full")
     assert "_product_kernel" in out
     assert "_symmetric_kernel" not in out  # its tiles take more shared memory than there is
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted")
 def test_the_kernels_of_a_step_in_eight_bits_compile() -> None:
-    process = fork("-m", "tests.hopper", "auto", "auto with rms")
-    out, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, errors
+    out = compiled("auto", "auto with rms")
     launched, with_rms = (
         {each.partition(" × ")[2] for each in line.partition(": ")[2].split(", ")}
         for line in out.splitlines()

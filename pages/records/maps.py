@@ -30,10 +30,12 @@ class Weighed:
         """The title, with ℓ and its part of the width of the two workloads."""
         if self.columns is None:
             return self.title
-        parts = [
-            f"{ell} ({ell / d:.0%})" for ell, d in zip(self.columns, HELD.values(), strict=False)
-        ]
-        return f"{self.title}, ℓ = {' and '.join(parts)}"
+        return f"{self.title}, ℓ = {' and '.join(with_shares(self.columns))}"
+
+
+def with_shares(columns: tuple[int, ...]) -> list[str]:
+    """ℓ on the workloads of :data:`HELD`, as far as it was timed there, with its part of the width."""
+    return [f"{ell} ({ell / d:.0%})" for ell, d in zip(columns, HELD.values(), strict=False)]
 
 
 def at_chosen(name: str) -> tuple[str, float]:

@@ -73,13 +73,10 @@ class GroupOptions:
             for key, each in _flat(name, value):
                 if _is_number(key, each):
                     numbers[key] = float(each)
-                elif not isinstance(
-                    each, Tensor
-                ):  # to read a tensor, the host would wait for a GPU
+                elif not isinstance(each, Tensor):  # the host would wait for a GPU to read it
                     texts[key] = str(encoded(each))
-        name = LR_SCALE
-        if name in texts:
-            texts["lr_scale"] = texts.pop(name)
+        if LR_SCALE in texts:
+            texts["lr_scale"] = texts.pop(LR_SCALE)
         return Options(title, numbers, texts)
 
 

@@ -94,9 +94,10 @@ class StepOverRanks:
         steps = [group.get("step", 0) for group in groups]
         options = lambda i: self._options.of(i, groups[i])  # noqa: E731
         report = Report(steps, options, error, hooked, outdated, self.loaded, everywhere)
-        common = self._in_common(groups, spread)
+        sizes = [len(group["params"]) for group in groups]
+        common = self._in_common(groups, spread, sizes)
         self._agreement = agreed(common, report)
-        self._common, self._made_from = common, (spread, [len(group["params"]) for group in groups])
+        self._common, self._made_from = common, (spread, sizes)
         self.loaded = False
         if self._agreement.loaded:
             drop_placeholders(groups, state, self._agreement.loaded)
@@ -111,9 +112,8 @@ class StepOverRanks:
         return works
 
     def _in_common(
-        self, groups: list[Group], spread: Sequence[tuple[Tensor, Layout]]
+        self, groups: list[Group], spread: Sequence[tuple[Tensor, Layout]], sizes: list[int]
     ) -> list[Common]:
-        sizes = [len(group["params"]) for group in groups]
         if self._made_from[0] is spread and self._made_from[1] == sizes:
             return self._common
         named = [
