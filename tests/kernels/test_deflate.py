@@ -55,10 +55,11 @@ def test_a_product_with_a_number_for_each_matrix(
 @pytest.mark.parametrize("m", [72, 576])  # without descriptors, and with
 @pytest.mark.parametrize("powers", [(5, 3, 1), (0, 2, 0)], ids=str)
 def test_a_symmetric_product_with_a_number_for_each_matrix(
-    device: torch.device, m: int, powers: tuple[int, int, int]
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, m: int, powers: tuple[int, int, int]
 ) -> None:
     from polarstep.kernels import product as module
 
+    monkeypatch.setattr(module, "FEWEST_TILES", 0)
     G = gram(2, m, device)
     if takes_large_tiles(device):
         assert module._suits_descriptors(G, G) == (m == 576)
@@ -188,7 +189,10 @@ def test_the_flattened_matrix(device: torch.device, layout: str, weighted: bool)
     ],
     ids=["degree 5", "degree 9", "degree 17", "degree 17, large"],
 )
-def test_a_scaled_polynomial(device: torch.device, m: int, polynomial: tuple[float, ...]) -> None:
+def test_a_scaled_polynomial(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, m: int, polynomial: tuple[float, ...]
+) -> None:
+    monkeypatch.setattr("polarstep.kernels.product.FEWEST_TILES", 0)
     G = gram(2 if m < 100 else 1, m, device)
     norm = torch.linalg.matrix_norm(G.double(), 2)
     s = 0.95 / norm.sqrt()[:, None, None]

@@ -38,9 +38,11 @@ def test_addresses_and_rows_are_multiples_of_16_bytes(
 def test_a_large_symmetric_product_needs_both_operands_described(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from polarstep.kernels import product
     from polarstep.kernels.product import DESCRIPTORS_FROM, _suits_descriptors
 
     monkeypatch.setattr(descriptors, "interpreted", lambda: True)
+    monkeypatch.setattr(product, "FEWEST_TILES", 0)
     X, odd = (
         torch.zeros(1, DESCRIPTORS_FROM, k, dtype=torch.float16, device=device) for k in (16, 18)
     )
@@ -62,8 +64,10 @@ def test_tiles_of_16_bits_need_the_shared_memory_of_a_server_gpu(
     fits: bool,
 ) -> None:
     """They take 144 KiB; a desktop's Blackwell GPU has descriptors, and 99 KiB. Eight bits take 64."""
+    from polarstep.kernels import product
     from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, _suits_descriptors
 
+    monkeypatch.setattr(product, "FEWEST_TILES", 0)
     monkeypatch.setattr(descriptors, "interpreted", lambda: False)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)

@@ -185,6 +185,7 @@ def test_symmetric_product_by_descriptors(
 
     for name, size in zip(("BM", "BN", "GROUP"), tiles, strict=True):
         monkeypatch.setitem(module.DESCRIPTOR_TILES, name, size)
+    monkeypatch.setattr(module, "FEWEST_TILES", 0)
     shape = (batch, k, m) if transposed else (batch, m, k)
     X = randn(*shape, device=device).half()
     X[-1, 0, 0] = float("inf")  # of the next matrix, for all but the last
@@ -200,6 +201,21 @@ def test_symmetric_product_by_descriptors(
     assert torch.equal(got.isfinite(), finite)
     assert torch.equal(got[finite], got.mT[finite])
     assert torch.allclose(got.double()[finite], want[finite], atol=4e-2, rtol=2e-3)
+
+
+def test_half_of_few_tiles_is_not_worth_a_kernel(device: torch.device) -> None:
+    """Tiles on and under the diagonal: six for 512 rows, twelve for 768, 272 for 4096."""
+    from polarstep.kernels.product import _suits_descriptors, halving_pays
+
+    least = {512: 11, 768: 6, 1024: 4, 2048: 1, 4096: 1}
+    for m, batch in least.items():
+        assert halving_pays(batch, m)
+        assert batch == 1 or not halving_pays(batch - 1, m)
+    assert not halving_pays(1000, 511)
+    X = randn(10, 512, 16, device=device).half()
+    assert not _suits_descriptors(X, X.mT)
+    got = products.of(device).symmetric(X, X)
+    assert torch.allclose(got.double(), X.double() @ X.double().mT, atol=4e-2)
 
 
 def test_a_symmetric_product_is_written_to_a_part_of_wider_rows(device: torch.device) -> None:

@@ -113,9 +113,11 @@ def test_ranks_that_share_many_matrices_compute_them_in_parts(name: str, on_rank
         assert there[name]["off"] < (0.05 if torch.cuda.is_available() else 1e-5)
 
 
-def test_a_matrix_whose_entries_32_bits_cannot_count_is_refused(monkeypatch):
+def test_a_matrix_whose_entries_32_bits_cannot_count_is_refused(device, monkeypatch):
     """A stack may have more entries in all: kernels count its matrices in 64 bits."""
-    large, stack = (torch.nn.Parameter(torch.ones(shape)) for shape in ((16, 32), (9, 8, 16)))
+    large, stack = (
+        torch.nn.Parameter(torch.ones(shape, device=device)) for shape in ((16, 32), (9, 8, 16))
+    )
     optimizer = ps.Muon([("large", large), ("stack", stack)], lr=0.1)
     large.grad, stack.grad = torch.ones_like(large), torch.ones_like(stack)
     monkeypatch.setattr(kernels, "MOST_ENTRIES", 511)

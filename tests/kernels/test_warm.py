@@ -93,6 +93,8 @@ def test_it_is_for_the_maps_that_it_suits(device: torch.device) -> None:
     assert not applies(replace(POLAR, inner=ps.NewtonSchulz(1)))
     assert not applies(replace(POLAR, orth="householder"))
     assert not applies(POLAR, dtype=torch.float64)
+    assert applies(replace(POLAR, rank=1020), 4096, 4096)  # a quarter of 4096, the widest
+    assert not applies(replace(POLAR, rank=1021), 8192, 8192)
     assert "whitened" in POLAR.describe(48, 64, device)
     assert "whitened" not in WITH_Z.describe(48, 64, device)
 

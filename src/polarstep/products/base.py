@@ -28,8 +28,11 @@ class Products(Deflating):
     looks_for_free = False
     # Whether the m×m work of a Gram form may run in float16, at the rate of bfloat16 products.
     gram_in_halves = False
-    # The number of rows from which a symmetric product computes only half of its result.
+    # The number of rows from which a symmetric product computes only half of its result. A GPU does so
+    # where there are enough matrices to fill it.
     symmetric_from = 512
+    # The most columns of a warm sketch whose state is two factors, on devices that whiten.
+    most_factored = 0
     # How a basis of float32 columns is made (polarstep.polar.orthonormal).
     orthonormalization = "products"
     # The fewest rows at which a LowRank map that a user gives is worth its launches. Auto does not read

@@ -20,7 +20,7 @@ from polarstep.kernels.deflate import inverse_rest_size, lifted_norm, scale_to_o
 from polarstep.kernels.float8 import product_and_squares
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
-from polarstep.kernels.product import product
+from polarstep.kernels.product import halving_pays, product
 from polarstep.kernels.rest import rest_norm
 from polarstep.kernels.rows import row_numbers, row_squares
 from polarstep.products import float8 as eight_bits
@@ -42,6 +42,7 @@ class _Kernels(Products):
     """The kernels for 16-bit matrices; other precisions go to the device's own class."""
 
     gram_in_halves = True
+    most_factored = 1024
 
     def apply(self, W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
         """``WX`` in ``dtype``, rounded once."""
@@ -57,9 +58,12 @@ class _Kernels(Products):
         beta: float = 1.0,
         identity: float = 0.0,
     ) -> Tensor:
-        """Half of the tiles; ``plus`` and the identity are added before tiles are stored."""
+        """Half of the tiles where they are many, else torch's product.
+
+        ``plus`` and the identity are added before tiles are stored.
+        """
         extras = plus is not None or identity != 0.0
-        if A.dtype.itemsize == 2 and (extras or A.shape[-2] >= self.symmetric_from):
+        if A.dtype.itemsize == 2 and (extras or halving_pays(*A.shape[:2])):
             return product(
                 A, B.mT, alpha=alpha, D=plus, beta=beta, identity=identity, symmetric=True
             )
@@ -112,7 +116,7 @@ class _Kernels(Products):
             return small_gram.accumulated(G, polynomials)
         if _is_one_launch(G, polynomials):
             return self._in_two_launches(G, polynomials)
-        few = G.dtype.itemsize == 2 and G.shape[-1] < self.symmetric_from
+        few = G.dtype.itemsize == 2 and not halving_pays(*G.shape[:2])
         if few and polynomial_kernel.is_few(G) and _all_quintic(polynomials):
             return self._side_by_side(G, polynomials)
         return super().accumulated(G, polynomials)

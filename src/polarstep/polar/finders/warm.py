@@ -163,7 +163,7 @@ class Warm(Finder):
             and len(first[0]) <= 3
             and gram.fits_float16(polynomials)
             and not gram.restarts(rest, gram.rounding(torch.float16))
-            and padded < products.of(device).symmetric_from
+            and padded <= products.of(device).most_factored
             and GRAM_FROM * padded <= min(m, n)
         )
 
