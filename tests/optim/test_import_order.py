@@ -1,4 +1,8 @@
-"""Imports inside ``polarstep.optim`` go one way, as the docstring of the package says."""
+"""Imports inside ``polarstep.optim`` and ``polarstep.distributed`` go one way.
+
+The docstring of ``polarstep.optim`` has the order, and that of ``polarstep.distributed`` its two halves:
+optim imports both, and the step of one process is between them.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,47 @@ import pytest
 
 import polarstep.optim
 
-ROOT = Path(polarstep.optim.__file__).parent
-# From the top down; a file may import from its own level and from the levels below.
+ROOT = Path(polarstep.optim.__file__).parents[1]
+PACKAGES = ("polarstep.optim", "polarstep.distributed")
+# From the top down; a file may import from its own level and from the levels below. Names without a
+# package are those of polarstep.optim.
 LEVELS = (
     {"routing.muon_for"},
     {"muon"},
     {"alike", "checkpoints", "over_ranks"},
     {"guards"},
     {"routing", "added", "given"},
+    {
+        "distributed.carries",
+        "distributed.local",
+        "distributed.owned_graph",
+        "distributed.owner",
+        "distributed.plans",
+        "distributed.resting",
+        "distributed.sharded",
+        "distributed.spread",
+        "distributed.step",
+        "distributed.unstarted",
+    },
     {"stepping"},
     {"options"},
     {"groups", "elementwise"},
     {"elementwise_rule", "misnamed", "scaling", "transforms"},
+    {
+        "distributed.gather",
+        "distributed.layout",
+        "distributed.ledger",
+        "distributed.status",
+        "distributed.summed",
+        "distributed.wire",
+    },
 )
-PREFIX = "polarstep.optim."
 
 
 def level_of(module: str) -> int | None:
-    """The level of ``module``, or of the folder it is in."""
-    name = module.removeprefix(PREFIX)
-    for place in (name, name.partition(".")[0]):
+    """The level of ``module``, or of the file or folder it is in."""
+    parts = module.removeprefix("polarstep.").removeprefix("optim.").split(".")
+    for place in (".".join(parts), ".".join(parts[:2]), parts[0]):
         for level, names in enumerate(LEVELS):
             if place in names:
                 return level
@@ -38,22 +63,28 @@ def level_of(module: str) -> int | None:
 def imported(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PREFIX):
-            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-    return found
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found |= {module, *(f"{module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+    return {name for name in found if name.startswith(tuple(f"{each}." for each in PACKAGES))}
 
 
 def modules() -> dict[str, Path]:
-    files = [file for file in ROOT.rglob("*.py") if file.name != "__init__.py"]
-    return {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in files}
+    found = {}
+    for package in PACKAGES:
+        for file in (ROOT / package.partition(".")[2]).rglob("*.py"):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            if file.name != "__init__.py":
+                found[name.removeprefix("optim.")] = file
+    return found
 
 
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_a_file_imports_from_its_level_or_below(name):
     here = level_of(name)
-    assert here is not None, (
-        f"{name} has no place in LEVELS, nor in the docstring of polarstep.optim"
-    )
+    assert here is not None, f"{name} has no place in LEVELS, nor in the docstring of its package"
     for other in imported(modules()[name]):
         there = level_of(other)
         if there is not None:  # a name that is imported is no module
@@ -63,10 +94,14 @@ def test_a_file_imports_from_its_level_or_below(name):
 def test_the_levels_name_files_and_folders_that_exist():
     known = modules()
     for place in set().union(*LEVELS):
-        assert place in known or (ROOT / place / "__init__.py").exists(), place
+        assert place in known or (ROOT / "optim" / place / "__init__.py").exists(), place
 
 
 def test_an_import_upwards_would_be_found():
     assert level_of("groups") > level_of("polarstep.optim.muon.Muon")
     assert level_of("routing.roles") > level_of("routing.muon_for")
-    assert "polarstep.optim.groups" in imported(ROOT / "muon.py")
+    assert level_of("stepping.step") > level_of("polarstep.distributed.step.Distribution")
+    assert level_of("distributed.layout") > level_of("polarstep.optim.stepping.step.Bucket")
+    assert "polarstep.optim.groups" in imported(ROOT / "optim" / "muon.py")
+    assert "polarstep.distributed.step" in imported(ROOT / "optim" / "muon.py")
+    assert "polarstep.distributed.wire" in imported(ROOT / "distributed" / "layout.py")

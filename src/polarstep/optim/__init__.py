@@ -16,7 +16,8 @@ guards/       misuse that a step must notice: it raises or warns
 checkpoints/  saving, loading and pickling
 
 Imports go one way: routing.muon_for → muon → checkpoints, over_ranks → guards → the rest of routing →
-stepping → options → groups → the files of single options.
+the upper half of polarstep.distributed → stepping → options → groups → the files of single options →
+the lower half of polarstep.distributed.
 """
 
 from polarstep.optim.elementwise import SGD, AdamW

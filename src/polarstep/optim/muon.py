@@ -21,8 +21,7 @@ from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import Rates, named_uniquely, sorted_by_rule, with_names
 from polarstep.optim.checkpoints.checkpoint import Checkpointed
-from polarstep.optim.elementwise import AdamW
-from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
+from polarstep.optim.elementwise_rule import ELEMENTWISE
 from polarstep.optim.given import listed_group, listed_params
 from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_new, check_params
 from polarstep.optim.guards.captured import check_draws, check_started, refuse_shared
@@ -31,9 +30,8 @@ from polarstep.optim.guards.resized import Sizes
 from polarstep.optim.misnamed import with_known_names
 from polarstep.optim.options import complete
 from polarstep.optim.over_ranks import StepOverRanks
-from polarstep.optim.routing.choices import Choices
-from polarstep.optim.routing.following import Places
-from polarstep.optim.routing.routes import Route, Routes, not_added, routes_of
+from polarstep.optim.routing.known_model import KnownModel
+from polarstep.optim.routing.routes import Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
@@ -195,15 +193,12 @@ class Muon(Checkpointed):
             "step": 0,
         }
         self._start(plan, process_group)
-        self._waiting = None
+        self._is_made = False
         super().__init__(listed_params(params), complete({}, defaults))
-        self._waiting = ()
+        self._is_made = True
         self._rates.made(self.param_groups)
 
-    # The groups into which muon_for would put the parameters that are frozen now; they are used when
-    # such a parameter is unfrozen and added. None while the first groups are added.
-    _waiting: tuple[Group, ...] | None
-    _pickled = ("_left_out", "_rates", "_vectors")
+    _pickled = ("_rates",)
 
     def _start(self, plan: AskedPlan = "auto", process_group: Any = None) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
@@ -212,18 +207,33 @@ class Muon(Checkpointed):
         self._plain = PlainStep()
         self._distribution = Distribution(plan, process_group)
         self._over_ranks = StepOverRanks(self._distribution)
-        self._left_out: tuple[Route, ...] = ()  # parameters that muon_for put in no group
-        self._waiting = ()
-        self._vectors: Elementwise = AdamW()  # the rule for vectors that are added later
+        self._is_made = True  # False while the first groups are added
+        self._known_model = KnownModel()  # muon_for puts another one here
         self._rates = Rates()
         self._sizes = Sizes()
         self._arrivals = Arrivals()
         self._told = Told()
-        self._places: Places | None = None  # where the parameters lie in muon_for's model
-        self._choices: Choices | None = None  # its arguments, for parameters that are added later
+
+    def _knows(self, model: KnownModel) -> None:
+        """Take what :func:`polarstep.muon_for` knows of its model."""
+        self._known_model = model
+        self._told.frozen(model.waiting)
 
     def _started_with(self) -> dict[str, Any]:
         return {"plan": self._distribution.plan}  # a process group cannot be pickled
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle, without hooks and without the model."""
+        return super().__getstate__() | self._known_model.pickled()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled optimizer; loading a checkpoint ends here too."""
+        unpickled = "param_groups" not in self.__dict__
+        state = dict(state)
+        known = KnownModel.unpickled(state)
+        super().__setstate__(state)
+        if unpickled:
+            self._known_model = known
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
         """A copy that keeps :func:`polarstep.muon_for`'s rules for frozen parameters; a pickle does not.
@@ -233,12 +243,7 @@ class Muon(Checkpointed):
         """
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin._waiting = copy.deepcopy(self._waiting, memo)
-        twin._told.frozen(twin._waiting or ())
-        model = None if self._places is None else self._places.model
-        if model is not None and id(model) in memo:
-            twin._places = Places(memo[id(model)])
-            twin._choices = copy.deepcopy(self._choices, memo)
+        twin._knows(self._known_model.for_copy(memo))
         return twin
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -261,9 +266,7 @@ class Muon(Checkpointed):
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
-        rows = self._left_out
-        if self._places is None and not self._waiting:  # from a pickle
-            rows = not_added(rows, self.param_groups)
+        rows = self._known_model.rows(self.param_groups)
         return routes_of(self.param_groups, rows, self._distribution.told)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -280,32 +283,24 @@ class Muon(Checkpointed):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
         listed = listed_group(param_group)
         groups, known = [listed], dict[int, str]()
-        if self._waiting is not None:
-            prepared = self._prepared(listed["params"])
+        if self._is_made:
+            prepared = self._known_model.prepared(listed["params"])
             known = {id(p): name for group in prepared for name, p in group["params"]}
-            groups = sorted_by_rule(listed, prepared, self._vectors, self._rates, self.defaults)
+            vectors = self._known_model.vectors
+            groups = sorted_by_rule(listed, prepared, vectors, self._rates, self.defaults)
         ready: list[Group] = []
         for group in groups:
             group = complete(group, self.defaults)
             before = [*self.param_groups, *ready]
             check_params(group, before)
             check_new(group, before)
-            if self._waiting is not None:
+            if self._is_made:
                 group = with_names(group, before, known)
             ready.append(named_uniquely(group, before))
         for group in ready:
             self._add(group)
         added = {known.get(id(p)) for p in listed["params"]}
-        self._left_out = tuple(row for row in self._left_out if row.name not in added)
-
-    def _prepared(self, params: Sequence[Tensor]) -> list[Group]:
-        """Groups for the ``params`` of :func:`polarstep.muon_for`'s model, with its rules for them."""
-        waiting = list(self._waiting or ())
-        known = {id(p) for group in waiting for _, p in group["params"]}
-        model = None if self._places is None else self._places.model
-        if model is None or self._choices is None:
-            return waiting
-        return waiting + self._choices.prepared(model, (p for p in params if id(p) not in known))
+        self._known_model = self._known_model.without_rows(added)
 
     def _add(self, group: Group) -> None:
         # torch fills every default into every group; an AdamW group must not get Muon's.
@@ -347,8 +342,8 @@ class Muon(Checkpointed):
     def _update_groups(self) -> None:
         error: Exception | None = None
         try:
-            if self._places is not None:
-                self._places.follow(self.param_groups, self.state)
+            if self._known_model.places is not None:
+                self._known_model.places.follow(self.param_groups, self.state)
             self._sizes.check(self.param_groups, self.state)
         except Exception as found:  # all ranks raise it together
             error = found
@@ -369,7 +364,7 @@ class Muon(Checkpointed):
             everywhere=len(self._everywhere & self._polar_hooks.keys()),
         )
         if not spread:
-            self._told.of_step(self.param_groups, works, self._places)
+            self._told.of_step(self.param_groups, works, self._known_model.places)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         replayed = self._replayed
         if in_a_graph():
@@ -397,7 +392,7 @@ class Muon(Checkpointed):
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
             self._over_ranks.tell_of_failure()
-            self._told.of_step(self.param_groups, works, self._places)
+            self._told.of_step(self.param_groups, works, self._known_model.places)
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:

@@ -18,7 +18,7 @@ from polarstep import products
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.containing import Containing
 from polarstep.polar.result import Captured
-from polarstep.polar.returned import pair_of, polar_of
+from polarstep.polar.returned import pair_of
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
@@ -156,16 +156,25 @@ class _Followed(Containing):
 
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether map and transform can both continue from ``carry``."""
-        ours = self.transform.resumes(carry, *((n, m) if self.transposed else (m, n)))
-        return ours and self.polar.resumes(carry, m, n)
+        of_map, of_transform = self._parted(carry)
+        if not self.polar.resumes(of_map, m, n):
+            return False
+        return self.transform.resumes(of_transform, *((n, m) if self.transposed else (m, n)))
+
+    def _parted(self, carry: Carry) -> tuple[Carry, Carry]:
+        """What the map carries, and what the transform carries."""
+        names = self.transform.carries
+        of_transform = Carry({name: carry[name] for name in names if name in carry})
+        return Carry({name: X for name, X in carry.items() if name not in names}), of_transform
+
+    def checked_step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        """:meth:`step`, which checks what the map and the transform return."""
+        return self.step(M, carry, draw)
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """The map, then the transform of its T."""
-        names = self.transform.carries
-        ours = Carry({name: carry[name] for name in names if name in carry})
-        theirs = Carry({name: tensor for name, tensor in carry.items() if name not in names})
-        own = f"{type(self.polar).__name__}.step"
-        polar, left = polar_of(self.polar.step(M, theirs, draw), M, self.polar.carries, own)
+        names, (of_map, ours) = self.transform.carries, self._parted(carry)
+        polar, left = self.polar.checked_step(M, of_map, draw)
         T: Tensor | ScaledRows
         method = f"{type(self.transform).__name__}.step"
         if self.transposed:

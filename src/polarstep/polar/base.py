@@ -211,22 +211,26 @@ class PolarMap(ABC):
         joined = (lambda: torch.cat([norm() for norm in norms])) if norms else None
         return Polar(M, T, squared_norm=joined), Carry.joined([left for _, left in found])
 
+    def checked_step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+        """What :meth:`step` returns, if it has the form that the contract asks for.
+
+        Raises:
+            TypeError, ValueError: if not, with the name of the class whose step it is.
+        """
+        method = f"{type(self).__name__}.step"
+        return polar_of(self.step(M, carry, draw), M, self.carries, method)
+
     def steps_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> list[tuple[Polar, Carry]]:
         """What :meth:`step` returns for each of the parts in which kernels take the matrices."""
-        counts, method = kernels.in_parts(len(M), M.device), f"{type(self).__name__}.step"
+        counts = kernels.in_parts(len(M), M.device)
         if len(counts) == 1:
-            return [polar_of(self.step(M, carry, draw), M, self.carries, method)]
+            return [self.checked_step(M, carry, draw)]
         flags, squares = (
             [None] * len(counts) if each is None else torch.split(each, counts)
             for each in (draw.finite, draw.squares)
         )
         return [
-            polar_of(
-                self.step(part, its_carry, Draw(draw.numbers, finite, square)),
-                part,
-                self.carries,
-                method,
-            )
+            self.checked_step(part, its_carry, Draw(draw.numbers, finite, square))
             for part, its_carry, finite, square in zip(
                 torch.split(M, counts), carry.split(counts), flags, squares, strict=True
             )

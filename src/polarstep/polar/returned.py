@@ -34,7 +34,7 @@ def check_matrices(T: object, M: Tensor, method: str) -> None:
 
 
 def pair_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Found:
-    """``found``, if it is T of ``M`` and a carry under the names in ``carries``."""
+    """``found``, if it is T of ``M`` and a carry under ``carries``: what a transform's step returns."""
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
         told = f"a {type(found).__name__}"
         if isinstance(found, tuple):
@@ -43,9 +43,7 @@ def pair_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Fou
             f"{method} returned {told}: expected a pair, T and a Carry; Carry() is empty"
         )
     T, left = found
-    if isinstance(T, Polar):
-        _check_polar(T, M, method)
-    elif not isinstance(T, ScaledRows):
+    if not isinstance(T, ScaledRows):
         check_matrices(T, M, method)
     _check_carry(left.items(), len(M), carries, method)
     return found
@@ -53,12 +51,17 @@ def pair_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Fou
 
 def polar_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Found:
     """``found``, if it is a :class:`Polar` of ``M`` and a carry: what a polar map's step returns."""
-    pair = pair_of(found, M, carries, method)
-    if isinstance(pair, tuple) and not isinstance(pair[0], Polar):
-        raise TypeError(
-            f"{method} returned T as a {type(pair[0]).__name__}: expected polarstep.polar.Polar(M, T)"
-        )
-    return pair
+    match found:
+        case tuple((Polar() as polar, dict() as left)):
+            _check_polar(polar, M, method)
+            _check_carry(left.items(), len(M), carries, method)
+            return found
+        case tuple((T, dict())):
+            check_matrices(T, M, method)
+            raise TypeError(
+                f"{method} returned T as a {type(T).__name__}: expected polarstep.polar.Polar(M, T)"
+            )
+    return pair_of(found, M, carries, method)  # raises
 
 
 def _check_polar(polar: Polar, M: Tensor, method: str) -> None:

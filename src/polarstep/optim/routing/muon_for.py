@@ -1,7 +1,7 @@
 """``muon_for``: one optimizer for a whole model, every parameter sent to the rule that suits it.
 
 :mod:`polarstep.optim.routing.choices` decides which rule that is. This module checks the arguments,
-makes the optimizer, and leaves with it what it must know of parameters that are added later.
+makes the optimizer, and tells it of the model (:mod:`polarstep.optim.routing.known_model`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import Site, dissect
 from polarstep.optim.routing.choices import Choices, Routed, check_shaped, grouped
 from polarstep.optim.routing.following import Places
+from polarstep.optim.routing.known_model import KnownModel
 from polarstep.optim.routing.overrides import Matcher, Parts, Target, is_muon
 from polarstep.optim.routing.routes import Route, left_out
 from polarstep.optim.scaling import LrScale
@@ -209,10 +210,15 @@ def muon_for(
     )
     # Copies, as the caller's list and dicts may change before a parameter is added.
     kept = replace(choices, splits={**choices.splits}, layouts={**choices.layouts}, rules=(*rules,))
-    optimizer._places, optimizer._choices = Places(model), kept
-    optimizer._left_out = tuple(_left_out(anatomy.sites, routed))
-    optimizer._waiting, optimizer._vectors = tuple(grouped(frozen)), vectors or others
-    optimizer._told.frozen(optimizer._waiting)
+    optimizer._knows(
+        KnownModel(
+            Places(model),
+            kept,
+            waiting=tuple(grouped(frozen)),
+            left_out=tuple(_left_out(anatomy.sites, routed)),
+            vectors=vectors or others,
+        )
+    )
     return optimizer
 
 
