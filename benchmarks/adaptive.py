@@ -234,7 +234,8 @@ def small_run(
             group["lr"] = rate * min(1.0, (1 - step / steps) / 0.6)
         starts = torch.randint(len(tokens) - length - 1, (sequences, 1), generator=where)
         batch = tokens[starts + within]
-        (model.loss(batch[:, :-1], batch[:, 1:]) / (sequences * length)).backward()
+        loss = model.loss(batch[:, :-1], batch[:, 1:]) / (sequences * length)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():

@@ -242,6 +242,7 @@ def run(
 
     from polarstep_lab.models.gpt import GPT, GPTConfig
     from polarstep_lab.training.compiled_model import compiled
+    from timing import timing_event
 
     device = train.device
     on_gpu = device.type == "cuda"
@@ -265,8 +266,9 @@ def run(
     def mean_losses(batches: int) -> list[float]:
         """The mean loss of each of the first batches of held-out text."""
         with torch.no_grad():
-            windows = torch.arange(batches * SEQUENCES, device=device).split(SEQUENCES)
-            return [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in windows]
+            windows = torch.arange(batches * SEQUENCES, device=device)
+            parts = torch.split(windows, SEQUENCES)
+            return [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in parts]
 
     times: list[float] = []
     wait = torch.cuda.synchronize if on_gpu else (lambda: None)
@@ -275,9 +277,9 @@ def run(
         done = step / steps
         schedule(optimizer, rates, done, warm_up, key)
         loss = summed(order[SEQUENCES * step : SEQUENCES * (step + 1)], train)
-        (loss / (SEQUENCES * LENGTH)).backward()
+        (loss / (SEQUENCES * LENGTH)).backward()  # type: ignore[no-untyped-call]
         if on_gpu and timed and step % 100 == 50:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = timing_event(), timing_event()
             torch.cuda.synchronize()
             begin.record()
             optimizer.step()

@@ -23,7 +23,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class Variant:
 
     words: str
     parameters: torch.dtype = torch.float32
-    rounding: str = "nearest"
+    rounding: Literal["nearest", "compensated"] = "nearest"
     momentum: torch.dtype | None = None
     stochastic: bool = False  # float32 with bfloat16's values, rounded up or down at random
 
@@ -143,7 +143,8 @@ def run(name: str, seed: int, its: Setting) -> dict[str, Any]:
             group["lr"] = rate * factor
         starts = torch.randint(last, (its.sequences,), generator=order)
         optimizer.zero_grad()
-        loss_of(model, *its.windows(its.train, starts)).backward()
+        loss = loss_of(model, *its.windows(its.train, starts))
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if variant.stochastic:
             with torch.no_grad():
@@ -151,7 +152,7 @@ def run(name: str, seed: int, its: Setting) -> dict[str, Any]:
                     round_at_random(p, noise)
     with torch.no_grad():
         starts = torch.arange(0, len(its.val) - its.config.context - 1, its.config.context)
-        parts = starts[: 64 * its.sequences].split(its.sequences)
+        parts = torch.split(starts[: 64 * its.sequences], its.sequences)
         losses = [loss_of(model, *its.windows(its.val, part)).item() for part in parts]
     hidden = [p for g in optimizer.param_groups if g["algorithm"] == "muon" for p in g["params"]]
     kept = sum(X.nbytes for p in hidden for X in optimizer.state[p].values())

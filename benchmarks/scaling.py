@@ -23,7 +23,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,7 +132,7 @@ def maps(width: int) -> dict[str, Any]:
     low = ps.LowRank(ell - 8, 8, power=0, inner=inner, always_sketch=True)
 
     def lifted(part: int) -> ps.Deflated:
-        options = {"sketch": ps.Warm(), "inner": inner, "always_sketch": True}
+        options: dict[str, Any] = {"sketch": ps.Warm(), "inner": inner, "always_sketch": True}
         return ps.Deflated(ps.LowRank(width // part - 8, 8, **options), ps.NewtonSchulz(1, "flat"))
 
     return {
@@ -298,11 +297,12 @@ def fits(found: Gaps, name: str) -> dict[Unit, Fit]:
     A line goes through the mean gap at each place, and has that through all pairs beside it: the first
     does not know how far seeds scatter, and the second takes seeds of one place for evidence of a slope.
     """
+    runs: dict[Unit, tuple[list[tuple[float, float]], float]] = {
+        "tokens": (over_tokens(found, name), million(STEPS)),
+        "width": (over_width(found, name), float(WIDTH)),
+    }
     both: dict[Unit, Fit] = {}
-    for unit, points, middle in (
-        ("tokens", over_tokens(found, name), million(STEPS)),
-        ("width", over_width(found, name), float(WIDTH)),
-    ):
+    for unit, (points, middle) in runs.items():
         if line := fit(means(points), middle):
             many = fit(points, middle) if len(points) > line.n else None
             both[unit] = replace(line, pairs=many)
@@ -409,4 +409,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

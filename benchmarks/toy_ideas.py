@@ -103,7 +103,7 @@ def run(train: Tensor, val: Tensor, name: str, seed: int) -> dict[str, Any]:
     for step in range(STEPS):
         schedule(optimizer, rates, step / STEPS)
         starts = torch.randint(len(train) - LENGTH - 1, (SEQUENCES,), generator=shuffle).tolist()
-        (summed(train, starts) / (SEQUENCES * LENGTH)).backward()
+        (summed(train, starts) / (SEQUENCES * LENGTH)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     count = min(512, (len(val) - 1) // LENGTH)
