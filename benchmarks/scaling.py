@@ -7,8 +7,9 @@
 
 The loop is that of ``frontier.py``: a GPT of 5 layers, one pass, rate 0.014, with a schedule that is
 stretched to the length of the run. Runs are made in the order of ``plan``. A run whose record is in
-``--out``, or in ``results/frontier/runs.jsonl``, is not made again. With ``--seconds`` no run is started
-that would probably end later.
+``--out``, or in ``results/frontier/runs.jsonl``, is not made again. For a study on another text,
+``--frontier`` names records of ``frontier.py`` on that text, or a file that does not exist. With
+``--seconds`` no run is started that would probably end later.
 
 ℓ is the same part of the width at every width: a sixth for the deflated map, as with ``polar="auto"``,
 and 27% for the low-rank map. Both sketch at every width, although ``auto`` takes full space for narrow
@@ -40,7 +41,7 @@ from frontier import (
     WIDTH,
     append,
     by_identity,
-    identity,
+    is_recorded,
     run,
     say_left_out,
     shape_of,
@@ -48,6 +49,7 @@ from frontier import (
 )
 from polarstep.storage import read_lines
 from polarstep_lab.estimates import student
+from which_text import text_of_shards
 
 FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"
 LOW_RANK, DEFLATED = "low-rank", "deflated"
@@ -344,13 +346,13 @@ def make(options: argparse.Namespace) -> None:
     """Make the runs that are planned and not recorded."""
     begin = time.perf_counter()
     train, val = shards(options.train, options.val, max(LENGTHS), options.device)
+    text = text_of_shards(options.train, options.val)
     for planned in plan():
         if options.seeds and str(planned.seed) not in options.seeds.split(","):
             continue
         if options.width not in (None, planned.width):
             continue
-        here = recorded(options.out, FRONTIER)
-        if identity(planned.row) in map(identity, here):
+        if is_recorded(planned.row | text, recorded(options.out, options.frontier)):
             continue
         spent = time.perf_counter() - begin
         if options.seconds and spent + planned.seconds > options.seconds:
@@ -370,6 +372,7 @@ def make(options: argparse.Namespace) -> None:
             planned.width,
             polar,
             timed=not options.untimed,
+            text=text,
         )
         append(options.out, row)
         print(f"{json.dumps(row)}  {time.perf_counter() - begin - spent:.0f} s", flush=True)
@@ -391,19 +394,24 @@ def main() -> None:
         "--untimed", action="store_true", help="other runs share the GPU: leave out ms"
     )
     train.add_argument("--out", type=Path, default=Path("scaling.jsonl"))
-    commands.add_parser("table").add_argument("records", type=Path)
+    shown = commands.add_parser("table")
+    shown.add_argument("records", type=Path)
+    for command in (train, shown):
+        command.add_argument(
+            "--frontier", type=Path, default=FRONTIER, help="runs of frontier.py on the same text"
+        )
     options = parser.parse_args()
     if options.command == "table":
-        records = recorded(options.records, FRONTIER)
+        records = recorded(options.records, options.frontier)
         say_left_out(records, SHAPES)
         print("\n".join([*table(records, "tokens"), "", *table(records, "width")]))
     elif options.command == "run":
         make(options)
     else:
         total = 0.0
-        known = set(map(identity, recorded(FRONTIER)))
+        known = recorded(FRONTIER)
         for planned in plan():
-            if identity(planned.row) not in known:
+            if not is_recorded(planned.row, known):
                 total += planned.seconds
                 print(f"{total:6.0f} s  {planned}")
 
