@@ -36,6 +36,7 @@ from adaptive_finders import Chosen, Measured, Renewed, filled, fitted, power_la
 from differences import percent
 from polarstep.optim.stepping.step import Bucket
 from polarstep.storage import read_lines
+from which_text import text_of_shards, text_of_tokens
 
 
 def maps() -> dict[str, tuple[str, ps.PolarMap]]:
@@ -182,15 +183,25 @@ def spectra(steps: int, names: Sequence[str], width: int, seed: int) -> Iterator
     for by in ("together", "age", "fall"):
         polars[f"kept-{by}"] = renewed(by, quarter)
         polars[f"head-kept-{by}"] = ps.Deflated(renewed(by, few), flat)
+    text = text_of_tokens(*small_text()[:2])
     for name in names:
         loss, optimizer, momenta = small_run(polars[name], steps, width, seed)
         row = {"map": name, "seed": seed, "steps": steps, "width": width, "loss": loss}
-        yield row | measured(optimizer)
+        yield row | measured(optimizer) | text
         for (step, m, n), matrices in momenta.items() if name == "full" else ():
             values = torch.linalg.svdvals(torch.stack(matrices))
             for mean in (few, quarter):
                 at = {"shape": f"{m}x{n}", "count": len(values), "step": step, "mean": mean}
                 yield at | {"captured": captured(values, mean)}
+
+
+def small_text() -> tuple[Tensor, Tensor, int]:
+    """The text that is in the package: to train on, held out, and the number of its characters."""
+    from polarstep_lab.data.corpus import corpus_tokens
+
+    train, val, vocabulary = corpus_tokens()
+    tokens, held_out = (torch.from_numpy(part.astype("int64")) for part in (train, val))
+    return tokens, held_out, len(vocabulary)
 
 
 def small_run(
@@ -201,13 +212,11 @@ def small_run(
     Returns the validation loss, the optimizer, and the momentum matrices by step and shape at a fifth,
     at half and at the end of the run.
     """
-    from polarstep_lab.data.corpus import corpus_tokens
     from polarstep_lab.models.gpt import GPT, GPTConfig
 
-    train, val, vocabulary = corpus_tokens()
-    tokens, held_out = (torch.from_numpy(part.astype("int64")) for part in (train, val))
+    tokens, held_out, symbols = small_text()
     length, sequences = 128, 8
-    config = GPTConfig(len(vocabulary), width, 4, 4, length)
+    config = GPTConfig(symbols, width, 4, 4, length)
     model = GPT(config, torch.Generator().manual_seed(seed))
     optimizer = ps.muon_for(
         model,
@@ -234,7 +243,8 @@ def small_run(
             group["lr"] = rate * min(1.0, (1 - step / steps) / 0.6)
         starts = torch.randint(len(tokens) - length - 1, (sequences, 1), generator=where)
         batch = tokens[starts + within]
-        (model.loss(batch[:, :-1], batch[:, 1:]) / (sequences * length)).backward()
+        loss = model.loss(batch[:, :-1], batch[:, 1:]) / (sequences * length)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
@@ -272,16 +282,17 @@ def main() -> None:
         return
     polars = {name: polar for name, (_, polar) in maps().items()}
     data, held_out = frontier.shards(options.train, options.val, options.steps, "cuda")
+    text = text_of_shards(options.train, options.val)
     for seed in map(int, options.seeds.split(",")):
         for name in options.maps.split(","):
             begin = time.perf_counter()
             asked = {"map": name, "seed": seed, "lr": options.lr, "steps": options.steps}
-            if frontier.identity(asked) in map(frontier.identity, read_lines(options.out)):
+            if frontier.is_recorded(asked | text, read_lines(options.out)):
                 print(f"{name}, seed {seed}: in {options.out}", flush=True)
                 continue
             row = frontier.run(
                 data, held_out, name, seed, options.lr, options.steps,
-                polar=polars[name], measured=measured,
+                polar=polars[name], measured=measured, text=text,
             )  # fmt: skip
             frontier.append(options.out, row)
             print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)

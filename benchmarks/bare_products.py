@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ MAPS = (FULL_SPACE, "Deflated 56, warm, one step", "Deflated 120, warm, one step
 PRODUCTS = ("aten.mm.", "aten.bmm.", "aten.addmm.", "aten.baddbmm.")
 
 
-class Products(TorchDispatchMode):
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the matrix products that torch computes, as functions that compute them again."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Callable[[], Any]] = []
 
     def __torch_dispatch__(
@@ -65,6 +66,11 @@ def recorded(optimizer: torch.optim.Optimizer) -> list[Callable[[], Any]]:
     return seen.found
 
 
+def _all_again(products: list[Callable[[], Any]]) -> list[Any]:
+    """What all these products give, computed once more."""
+    return [again() for again in products]
+
+
 def measured(quick: bool, rounds: int) -> list[dict[str, Any]]:
     """For each map the median ms of whole steps and of their products, and the ratios to full space."""
     load = QUICK["small"] if quick else ON_A_CPU["nanoGPT"]
@@ -78,7 +84,7 @@ def measured(quick: bool, rounds: int) -> list[dict[str, Any]]:
             optimizer.step()
         products = recorded(optimizer)
         counts[name] = len(products)
-        work[name] = optimizer.step, lambda products=products: [again() for again in products]
+        work[name] = optimizer.step, partial(_all_again, products)
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in MAPS}
     for turn in range(rounds):
         for name, both in work.items():

@@ -21,6 +21,7 @@ from rich.table import Table
 import polarstep as ps
 from polarstep import rng
 from polarstep.diagnostics import certified, certify
+from polarstep.optim.stepping.step import Bucket
 from polarstep.storage import write_json
 from polarstep_lab.data.corpus import corpus_text
 from polarstep_lab.models.gpt import GPT, GPTConfig
@@ -41,6 +42,15 @@ MAPS = {
     ),
 }
 STEPS = (0, 1, 2, 5, 10, 20, 29)
+COLUMNS = (
+    "gamma_median",
+    "gamma_largest",
+    "bound_median",
+    "bound_largest",
+    "nu_largest",
+    "nu_bound_largest",
+)
+"""The numbers of a map in the file of ``--json``, in the order of the printed table."""
 
 
 def main() -> None:
@@ -62,9 +72,7 @@ def main() -> None:
         assert (most >= nu).all(), name
         of_gamma = (value.median(), value.max(), limit.median(), limit.max())
         columns = [float(v) for v in (*of_gamma, nu.max(), most.max())]
-        names = ("gamma_median", "gamma_largest", "bound_median", "bound_largest")
-        names += ("nu_largest", "nu_bound_largest")
-        rows.append({"map": name, **dict(zip(names, columns, strict=True))})
+        rows.append({"map": name, **dict(zip(COLUMNS, columns, strict=True))})
         table.add_row(name, *(f"{v:.3f}" for v in columns))
     console = Console(width=120)
     console.print(table)
@@ -82,7 +90,7 @@ def momentum() -> list[torch.Tensor]:
     optimizer = ps.muon_for(model, lr=0.02)
     kept: list[torch.Tensor] = []
 
-    def keep(bucket: object) -> None:
+    def keep(bucket: Bucket) -> None:
         if bucket.step in STEPS:
             kept.append(bucket.M[bucket.M.flatten(1).norm(dim=1) > 0].clone())
 
@@ -94,7 +102,7 @@ def momentum() -> list[torch.Tensor]:
         logits = model(batch[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return [M for M in kept if len(M)]
 

@@ -19,6 +19,7 @@ that share a GPU with others are made with ``--untimed``: their records have no 
 A run whose record is in ``--out`` is not made again, so the same command goes on where it stopped.
 Runs of other ``--steps`` or another ``--width`` may be in the same file: a table is of one shape, and
 rates are chosen among runs of the shape that is asked for.
+A record has digests of both texts; a table of runs whose records name different texts is refused.
 ``--lr best`` is the rate with the lowest perplexity on seed 3, which tables of chosen rates leave out.
 ``adamw`` updates all matrices with AdamW. ``peer:NAME`` is an optimizer of another library
 (:mod:`polarstep_lab.peers`); embeddings, head and vectors have AdamW at the same rates as beside ours.
@@ -39,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from differences import percent
 from polarstep.storage import JsonLines, read_lines
+from which_text import check_one_text, text_of_shards
 
 if TYPE_CHECKING:
     import torch
@@ -230,18 +232,22 @@ def run(
     measured: Callable[[Any], dict[str, Any]] = lambda optimizer: {},
     timed: bool = True,
     every: int = 0,
+    *,
+    text: Mapping[str, str],
 ) -> dict[str, Any]:
     """Train a GPT of :data:`LAYERS` layers once, on the device of the tokens.
 
     ``name`` and ``polar`` are those of :func:`optimizer_of`. What ``measured`` returns for the optimizer
     after the last step is added to the record. Steps are ``timed`` on a GPU only. With ``every`` the
     record has a ``curve``, the perplexity on validation text after so many steps again and again, and
-    ``step_ms``, the time of a whole step in the median of the stretches between.
+    ``step_ms``, the time of a whole step in the median of the stretches between. ``text`` is what the
+    record says of the text that was read (:func:`which_text.text_of_shards`).
     """
     import torch
 
     from polarstep_lab.models.gpt import GPT, GPTConfig
     from polarstep_lab.training.compiled_model import compiled
+    from timing import timing_event
 
     device = train.device
     on_gpu = device.type == "cuda"
@@ -265,8 +271,9 @@ def run(
     def mean_losses(batches: int) -> list[float]:
         """The mean loss of each of the first batches of held-out text."""
         with torch.no_grad():
-            windows = torch.arange(batches * SEQUENCES, device=device).split(SEQUENCES)
-            return [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in windows]
+            windows = torch.arange(batches * SEQUENCES, device=device)
+            parts = torch.split(windows, SEQUENCES)
+            return [float(summed(part, val).double()) / (SEQUENCES * LENGTH) for part in parts]
 
     times: list[float] = []
     wait = torch.cuda.synchronize if on_gpu else (lambda: None)
@@ -275,9 +282,9 @@ def run(
         done = step / steps
         schedule(optimizer, rates, done, warm_up, key)
         loss = summed(order[SEQUENCES * step : SEQUENCES * (step + 1)], train)
-        (loss / (SEQUENCES * LENGTH)).backward()
+        (loss / (SEQUENCES * LENGTH)).backward()  # type: ignore[no-untyped-call]
         if on_gpu and timed and step % 100 == 50:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = timing_event(), timing_event()
             torch.cuda.synchronize()
             begin.record()
             optimizer.step()
@@ -291,7 +298,7 @@ def run(
     row = {"map": name, "seed": seed, "lr": lr, "steps": steps, "width": width}
     row |= perplexities_of(mean_losses(count)) | measured(optimizer)
     row |= {"ms": statistics.median(times)} if times else {}
-    return row | curve.record() | made_with(name, device)
+    return row | curve.record() | made_with(name, device) | dict(text)
 
 
 class Curve:
@@ -388,13 +395,14 @@ def best_rate(
     """The rate with the lowest perplexity of a map on seed :data:`CHOICE`; ``None`` without a run.
 
     Only runs of this many steps and this width count. The first half of the held-out text decides, and
-    all of it where a record has no halves.
+    all of it where a record has no halves. Raises ``ValueError`` if these runs are of several texts.
     """
     tried = [
         record
         for record in of_shape(records, (steps, width))
         if (record["map"], record["seed"]) == (name, CHOICE)
     ]
+    check_one_text(tried)
     half = "validation" if all("validation" in record for record in tried) else "perplexity"
     return min(tried, key=lambda record: record[half])["lr"] if tried else None
 
@@ -525,8 +533,24 @@ def say_left_out(records: Iterable[Row], shown: Collection[Shape]) -> None:
             print(f"{runs} of {in_words(shape)} {are} left out of the table", file=sys.stderr)
 
 
+def is_recorded(asked: Row, records: Iterable[Row]) -> bool:
+    """Whether a run of the same :func:`identity` is among the records.
+
+    ``asked`` also names the text that is to be read. Raises ``ValueError`` if the record of that run
+    names another text: the two do not compare.
+    """
+    same = [record for record in records if identity(record) == identity(asked)]
+    check_one_text([*same, asked])
+    return bool(same)
+
+
 def by_identity(records: Iterable[Row]) -> dict[tuple[str, int, float, int, int], Row]:
-    """The runs by their :func:`identity`; ``ValueError`` for a run that is recorded twice."""
+    """The runs by their :func:`identity`, for a table.
+
+    Raises ``ValueError`` for runs on several texts, and for a run that is recorded twice.
+    """
+    records = list(records)
+    check_one_text(records)
     found: dict[tuple[str, int, float, int, int], Row] = {}
     for record in records:
         name, seed, lr, *shape = run = identity(record)
@@ -565,6 +589,7 @@ def main() -> None:
         print("\n".join(table(read_lines(options.records))))
         return
     data, held_out = shards(options.train, options.val, options.steps, options.device)
+    text = text_of_shards(options.train, options.val)
     for seed in map(int, options.seeds.split(",")):
         for name in options.maps.split(","):
             for lr in rates_of(name, options):
@@ -573,12 +598,12 @@ def main() -> None:
                     "steps": options.steps,
                     "width": options.width,
                 }
-                if identity(asked) in map(identity, read_lines(options.out)):
+                if is_recorded(asked | text, read_lines(options.out)):
                     print(f"{name}, seed {seed}, rate {lr:g}: in {options.out}", flush=True)
                     continue
                 shape = (options.steps, options.width)
                 how = {"timed": not options.untimed, "every": options.every}
-                row = run(data, held_out, name, seed, lr, *shape, **how)
+                row = run(data, held_out, name, seed, lr, *shape, **how, text=text)
                 append(options.out, row)
                 print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
 

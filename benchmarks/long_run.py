@@ -25,6 +25,7 @@ from typing import Any
 from polarstep.storage import StorageError
 from polarstep_lab.cli.one_by_one import check_peers, run_one_by_one
 from polarstep_lab.cli.options import seeds_of
+from polarstep_lab.config import TextData
 from polarstep_lab.methods import Method, find_method
 from polarstep_lab.recipes import resolve
 from polarstep_lab.recipes.nanogpt import EMBEDDING_LR
@@ -226,6 +227,7 @@ def find_rows(slugs: str) -> Sequence[Row]:
 def short_run(row: Row, seed: int, lr: float, out: Path = Path()) -> PlannedRun:
     """A run of a tenth of the recipe's steps, one of those that choose the rate of a row."""
     base = resolve(RECIPE, row.method, overrides=row.settings)
+    assert isinstance(base.data, TextData)
     warmup = base.schedule.warmup * 120 // sum(stage.steps for stage in base.data.stages)
     changed = {**SHORT, **row.settings, "schedule.warmup": warmup, "optimizer.lr": lr}
     directory = out / row.slug / f"lr-{lr}"
@@ -326,8 +328,8 @@ def main() -> None:
     parser.add_argument(
         "--rates", type=Path, help="table: the folder or archive of the rates' runs"
     )
-    seeds = ",".join(map(str, SEEDS))
-    parser.add_argument("--seeds", default=seeds, help=f"table: by default {seeds}")
+    usual = ",".join(map(str, SEEDS))
+    parser.add_argument("--seeds", default=usual, help=f"table: by default {usual}")
     parser.add_argument("--seconds", type=float, default=math.inf)
     given = parser.parse_args()
     try:

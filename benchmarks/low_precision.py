@@ -20,10 +20,10 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ import polarstep as ps
 from differences import change
 from polarstep.storage import read_lines
 from polarstep_lab.models.gpt import GPT, GPTConfig
+from which_text import text_of_shards, text_of_tokens
 
 REFERENCE = "float32"
 WIDTHS, RATES = {"cpu": 48, "cuda": 768}, {"cpu": 0.003, "cuda": 0.014}
@@ -48,7 +49,7 @@ class Variant:
 
     words: str
     parameters: torch.dtype = torch.float32
-    rounding: str = "nearest"
+    rounding: Literal["nearest", "compensated"] = "nearest"
     momentum: torch.dtype | None = None
     stochastic: bool = False  # float32 with bfloat16's values, rounded up or down at random
 
@@ -76,6 +77,8 @@ class Setting:
     steps: int
     sequences: int
     lr: float
+    text: Mapping[str, str]
+    """What a record says of the data."""
 
     def windows(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets from the given places."""
@@ -94,12 +97,13 @@ def setting(shards: Sequence[Path]) -> Setting:
         tokens = torch.from_numpy(vocabulary.encode(text).astype("int32"))
         cut = len(tokens) * 9 // 10
         config = GPTConfig(len(vocabulary), WIDTHS["cpu"], 2, 2, 48)
-        return Setting(tokens[:cut], tokens[cut:], config, STEPS, 8, RATES["cpu"])
+        parts = tokens[:cut], tokens[cut:]
+        return Setting(*parts, config, STEPS, 8, RATES["cpu"], text_of_tokens(*parts))
     from polarstep_lab.data.shards import open_shard
 
     train, val = (torch.from_numpy(open_shard(path).astype("int32")).cuda() for path in shards)
     config = GPTConfig(50304, WIDTHS["cuda"], 5, 6, 1024)
-    return Setting(train, val, config, 1500, 16, RATES["cuda"])
+    return Setting(train, val, config, 1500, 16, RATES["cuda"], text_of_shards(*shards))
 
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -143,7 +147,8 @@ def run(name: str, seed: int, its: Setting) -> dict[str, Any]:
             group["lr"] = rate * factor
         starts = torch.randint(last, (its.sequences,), generator=order)
         optimizer.zero_grad()
-        loss_of(model, *its.windows(its.train, starts)).backward()
+        loss = loss_of(model, *its.windows(its.train, starts))
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if variant.stochastic:
             with torch.no_grad():
@@ -151,7 +156,7 @@ def run(name: str, seed: int, its: Setting) -> dict[str, Any]:
                     round_at_random(p, noise)
     with torch.no_grad():
         starts = torch.arange(0, len(its.val) - its.config.context - 1, its.config.context)
-        parts = starts[: 64 * its.sequences].split(its.sequences)
+        parts = torch.split(starts[: 64 * its.sequences], its.sequences)
         losses = [loss_of(model, *its.windows(its.val, part)).item() for part in parts]
     hidden = [p for g in optimizer.param_groups if g["algorithm"] == "muon" for p in g["params"]]
     kept = sum(X.nbytes for p in hidden for X in optimizer.state[p].values())
@@ -161,9 +166,9 @@ def run(name: str, seed: int, its: Setting) -> dict[str, Any]:
 
 
 def asked(name: str, seed: int, its: Setting) -> dict[str, Any]:
-    """What the record of a run begins with."""
+    """What the record of a run begins with, and what it says of the text."""
     made = {"variant": name, "seed": seed, "steps": its.steps}
-    return made | {"width": its.config.width, "lr": its.lr}
+    return made | {"width": its.config.width, "lr": its.lr} | dict(its.text)
 
 
 def as_run(record: frontier.Row) -> frontier.Row:
@@ -214,8 +219,8 @@ def main() -> None:
     its = replace(its, steps=options.steps or its.steps)
     for seed in map(int, options.seeds.split(",")):
         for name in options.variants.split(","):
-            known = [frontier.identity(as_run(row)) for row in read_lines(options.out)]
-            if frontier.identity(as_run(asked(name, seed, its))) in known:
+            known = map(as_run, read_lines(options.out))
+            if frontier.is_recorded(as_run(asked(name, seed, its)), known):
                 print(f"{name}, seed {seed}: in {options.out}", flush=True)
                 continue
             row = run(name, seed, its)

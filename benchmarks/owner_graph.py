@@ -24,15 +24,16 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.multiprocessing.spawn import spawn
 
 import polarstep as ps
 from polarstep import rng
 from polarstep.distributed.owned_graph import OwnedGraphs
 from step_workloads import WORKLOADS
-from timing import machine
+from timing import machine, timing_event
 from world_of_one import MAPS
 
 RANKS = 2
@@ -75,7 +76,7 @@ def timed_step(optimizer: ps.Muon, times: Times) -> None:
     run, host, events = OwnedGraphs.run, [0.0], []
 
     def timed(*arguments: Any) -> Any:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = timing_event(), timing_event()
         begun = time.perf_counter()
         start.record()
         result = run(*arguments)
@@ -137,7 +138,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("there is no GPU: expected one, as graphs are captured on a GPU alone")
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(start, (f"{folder}/store", options), nprocs=RANKS)
+        spawn(start, (f"{folder}/store", options), nprocs=RANKS)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@
 
 The loop is that of ``frontier.py``: a GPT of 5 layers, one pass, rate 0.014, with a schedule that is
 stretched to the length of the run. Runs are made in the order of ``plan``. A run whose record is in
-``--out``, or in ``results/frontier/runs.jsonl``, is not made again. With ``--seconds`` no run is started
-that would probably end later.
+``--out``, or in ``results/frontier/runs.jsonl``, is not made again. For a study on another text,
+``--frontier`` names records of ``frontier.py`` on that text, or a file that does not exist. With
+``--seconds`` no run is started that would probably end later.
 
 ℓ is the same part of the width at every width: a sixth for the deflated map, as with ``polar="auto"``,
 and 27% for the low-rank map. Both sketch at every width, although ``auto`` takes full space for narrow
@@ -23,7 +24,6 @@ import argparse
 import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ from frontier import (
     WIDTH,
     append,
     by_identity,
-    identity,
+    is_recorded,
     run,
     say_left_out,
     shape_of,
@@ -49,6 +49,7 @@ from frontier import (
 )
 from polarstep.storage import read_lines
 from polarstep_lab.estimates import student
+from which_text import text_of_shards
 
 FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"
 LOW_RANK, DEFLATED = "low-rank", "deflated"
@@ -133,7 +134,7 @@ def maps(width: int) -> dict[str, Any]:
     low = ps.LowRank(ell - 8, 8, power=0, inner=inner, always_sketch=True)
 
     def lifted(part: int) -> ps.Deflated:
-        options = {"sketch": ps.Warm(), "inner": inner, "always_sketch": True}
+        options: dict[str, Any] = {"sketch": ps.Warm(), "inner": inner, "always_sketch": True}
         return ps.Deflated(ps.LowRank(width // part - 8, 8, **options), ps.NewtonSchulz(1, "flat"))
 
     return {
@@ -298,11 +299,12 @@ def fits(found: Gaps, name: str) -> dict[Unit, Fit]:
     A line goes through the mean gap at each place, and has that through all pairs beside it: the first
     does not know how far seeds scatter, and the second takes seeds of one place for evidence of a slope.
     """
+    runs: dict[Unit, tuple[list[tuple[float, float]], float]] = {
+        "tokens": (over_tokens(found, name), million(STEPS)),
+        "width": (over_width(found, name), float(WIDTH)),
+    }
     both: dict[Unit, Fit] = {}
-    for unit, points, middle in (
-        ("tokens", over_tokens(found, name), million(STEPS)),
-        ("width", over_width(found, name), float(WIDTH)),
-    ):
+    for unit, (points, middle) in runs.items():
         if line := fit(means(points), middle):
             many = fit(points, middle) if len(points) > line.n else None
             both[unit] = replace(line, pairs=many)
@@ -344,13 +346,13 @@ def make(options: argparse.Namespace) -> None:
     """Make the runs that are planned and not recorded."""
     begin = time.perf_counter()
     train, val = shards(options.train, options.val, max(LENGTHS), options.device)
+    text = text_of_shards(options.train, options.val)
     for planned in plan():
         if options.seeds and str(planned.seed) not in options.seeds.split(","):
             continue
         if options.width not in (None, planned.width):
             continue
-        here = recorded(options.out, FRONTIER)
-        if identity(planned.row) in map(identity, here):
+        if is_recorded(planned.row | text, recorded(options.out, options.frontier)):
             continue
         spent = time.perf_counter() - begin
         if options.seconds and spent + planned.seconds > options.seconds:
@@ -370,6 +372,7 @@ def make(options: argparse.Namespace) -> None:
             planned.width,
             polar,
             timed=not options.untimed,
+            text=text,
         )
         append(options.out, row)
         print(f"{json.dumps(row)}  {time.perf_counter() - begin - spent:.0f} s", flush=True)
@@ -391,22 +394,27 @@ def main() -> None:
         "--untimed", action="store_true", help="other runs share the GPU: leave out ms"
     )
     train.add_argument("--out", type=Path, default=Path("scaling.jsonl"))
-    commands.add_parser("table").add_argument("records", type=Path)
+    shown = commands.add_parser("table")
+    shown.add_argument("records", type=Path)
+    for command in (train, shown):
+        command.add_argument(
+            "--frontier", type=Path, default=FRONTIER, help="runs of frontier.py on the same text"
+        )
     options = parser.parse_args()
     if options.command == "table":
-        records = recorded(options.records, FRONTIER)
+        records = recorded(options.records, options.frontier)
         say_left_out(records, SHAPES)
         print("\n".join([*table(records, "tokens"), "", *table(records, "width")]))
     elif options.command == "run":
         make(options)
     else:
         total = 0.0
-        known = set(map(identity, recorded(FRONTIER)))
+        known = recorded(FRONTIER)
         for planned in plan():
-            if identity(planned.row) not in known:
+            if not is_recorded(planned.row, known):
                 total += planned.seconds
                 print(f"{total:6.0f} s  {planned}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -21,12 +21,15 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import polarstep as ps
 from polarstep import rng
+from polarstep.optim.stepping.step import Bucket
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from step_optimizers import INNER
@@ -53,7 +56,7 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
 
     "A sixth" is the map that ``auto`` takes, with ℓ = a sixth of the short side.
     """
-    common = {"inner": INNER, "always_sketch": True}
+    common: dict[str, Any] = {"inner": INNER, "always_sketch": True}
     warm, fresh = (
         ps.LowRank(rank, 8, sketch=sketch, **common) for sketch in (ps.Warm(), ps.Gaussian())
     )
@@ -128,7 +131,7 @@ def recorded(device: torch.device, steps: int, width: int) -> list[dict[str, Ten
     others = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=3e-3)
     history: list[dict[str, Tensor]] = []
 
-    def keep(bucket) -> None:
+    def keep(bucket: Bucket) -> None:
         while len(history) <= bucket.step:
             history.append({})
         history[bucket.step] |= dict(zip(bucket.names, bucket.M.clone(), strict=True))
@@ -139,7 +142,8 @@ def recorded(device: torch.device, steps: int, width: int) -> list[dict[str, Ten
         starts = torch.randint(len(text) - config.context - 1, (16, 1), generator=where)
         window = text[(starts + torch.arange(config.context + 1)).to(device)]
         logits = model(window[:, :-1])
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten()).backward()
+        loss = cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
         for each in (muon, others):
             each.step()
             each.zero_grad()
@@ -155,8 +159,9 @@ def applied(
         name: torch.nn.Parameter(torch.zeros_like(M, dtype=torch.float32, device=device))
         for name, M in matrices[0].items()
     }
-    options = {"lr": 1.0, "momentum": 0.0, "lr_scale": "none"}
-    muon = ps.Muon(X.items(), polar=polar, transform=transform, **options)
+    muon = ps.Muon(
+        X.items(), lr=1.0, momentum=0.0, lr_scale="none", polar=polar, transform=transform
+    )
     for gradients in matrices:
         for name, parameter in X.items():
             parameter.data.zero_()

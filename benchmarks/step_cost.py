@@ -73,7 +73,7 @@ def main() -> None:
         return
     device = torch.device(options.device)
     if options.no_tiles:
-        torch.backends.mkldnn.set_flags(_enabled=False)
+        torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
     workloads = WORKLOADS if device.type == "cuda" else ON_A_CPU
     workloads = QUICK if options.quick else workloads

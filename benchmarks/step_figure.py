@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib import color_sequences
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from polarstep.storage import write_atomically
 from step_sweeps import exponent
 
-COLOURS = plt.get_cmap("tab20").colors[::2] + plt.get_cmap("tab20").colors[1::2]
+TAB20 = color_sequences["tab20"]
+COLOURS = TAB20[::2] + TAB20[1::2]
 
 
 def draw(record: dict[str, Any], path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -123,21 +123,18 @@ def optimizers(
     polars = maps(rank, oversample)
     whole = polars | forced(min(min(p.shape) for p in params))
     for name in polars:
-        yield name, lambda polar=polars[name]: ps.Muon(params, lr=1e-5, polar=polar())
+        yield name, partial(_muon, params, polars[name])
     for name in (*WITH_ROWS, EARLIER, *HEADS):
-        yield (
-            name + ROWS,
-            lambda polar=whole[name]: ps.Muon(
-                params, lr=1e-5, polar=polar(), transform=ps.NormalizedRows()
-            ),
-        )
+        yield name + ROWS, partial(_muon, params, whole[name], transform=ps.NormalizedRows())
     for name in (*HEADS, QUARTER):
-        yield name, lambda polar=whole[name]: ps.Muon(params, lr=1e-5, polar=polar())
+        yield name, partial(_muon, params, whole[name])
     for name in WITH_RMS:
-        yield (
-            name + RMS,
-            lambda polar=polars[name]: ps.Muon(params, lr=1e-5, polar=polar(), lr_scale="rms"),
-        )
+        yield name + RMS, partial(_muon, params, polars[name], lr_scale="rms")
+
+
+def _muon(params: list[Tensor], polar: Callable[[], ps.PolarMap], **options: Any) -> ps.Muon:
+    """Our optimizer with the map that ``polar`` makes."""
+    return ps.Muon(params, lr=1e-5, polar=polar(), **options)
 
 
 def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:
@@ -155,18 +152,18 @@ def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:
             continue
         yield peer.title, partial(made, params, lr=1e-5)
         if peer.package == "dion":
-            from dion.cuda_graph import CudaGraphOptimizer
-
             for suffix, options in (
                 (", CUDA graph", {}),
                 (", CUDA graph, Triton", {"use_triton": True}),
             ):
-                yield (
-                    f"{peer.title}{suffix}",
-                    lambda made=made, options=options: CudaGraphOptimizer(
-                        made(params, lr=1e-5, **options), warmup_steps=3
-                    ),
-                )
+                yield f"{peer.title}{suffix}", partial(_in_dions_graph, made, params, **options)
+
+
+def _in_dions_graph(made: Any, params: list[Tensor], **options: Any) -> torch.optim.Optimizer:
+    """The optimizer that ``made`` makes, in dion's CUDA graph."""
+    from dion.cuda_graph import CudaGraphOptimizer
+
+    return CudaGraphOptimizer(made(params, lr=1e-5, **options), warmup_steps=3)
 
 
 class HandWritten(torch.optim.Optimizer):
@@ -200,7 +197,8 @@ class Batched(HandWritten):
                 shapes.setdefault(p.shape, []).append(p)
             for (m, n), params in shapes.items():
                 C = [self.state[p].setdefault("C", torch.zeros_like(p)) for p in params]
-                grads = [p.grad for p in params]
+                # Every parameter that is timed has a gradient.
+                grads = cast("list[Tensor]", [p.grad for p in params])
                 torch._foreach_mul_(C, 0.95)
                 torch._foreach_add_(C, grads)
                 X = torch.stack(torch._foreach_add(grads, C, alpha=0.95))

@@ -21,6 +21,7 @@ def phases(workload: Workload, device: torch.device) -> dict[str, float]:
     from polarstep import products
 
     polar = maps(workload.rank, workload.oversample)["LowRank, warm"]()
+    assert isinstance(polar, ps.LowRank)
     total: dict[str, float] = {}
     for count, m, n in workload.shapes:
         if polar.full_space_reason(m, n, device) is not None:
@@ -73,9 +74,9 @@ def _momentum(G: Tensor, C: Tensor, M: Tensor, device: torch.device) -> Callable
         return lambda: torch.add(G, C.mul_(0.9).add_(G), alpha=0.9)
     from polarstep.kernels.momentum import momentum
 
-    tables = [torch.tensor([t.data_ptr() for t in T], device=device) for T in (G, C)]
+    gradients, buffers = (torch.tensor([t.data_ptr() for t in T], device=device) for T in (G, C))
     betas = torch.full((len(G),), 0.9, device=device)
-    return lambda: momentum(*tables, betas, M, element=torch.float32, nesterov=True)
+    return lambda: momentum(gradients, buffers, betas, M, element=torch.float32, nesterov=True)
 
 
 def _update(X: Tensor, L: Tensor, R: Tensor, device: torch.device) -> Callable[[], object]:

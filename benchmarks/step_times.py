@@ -133,7 +133,8 @@ def _replay(optimizer: torch.optim.Optimizer) -> Callable[[], object] | None:
     if not isinstance(optimizer, ps.Muon):
         return None
     # An earlier version, measured with --beside, has its graphs in another place.
-    replayed = optimizer._replayed if hasattr(optimizer, "_replayed") else optimizer._fused
+    version: Any = optimizer
+    replayed = version._replayed if hasattr(version, "_replayed") else version._fused
     graphs = replayed.graphs if hasattr(replayed, "graphs") else replayed._plan.graphs
     if not graphs:
         return None

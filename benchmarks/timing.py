@@ -24,10 +24,7 @@ def milliseconds(run: Callable[[], object], device: torch.device, repeats: int =
 
 def _median_of(run: Callable[[], object], repeats: int) -> float:
     torch.cuda.synchronize()
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-        for _ in range(repeats)
-    ]
+    events = [(timing_event(), timing_event()) for _ in range(repeats)]
     for start, end in events:
         start.record()
         run()
@@ -36,11 +33,16 @@ def _median_of(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(start.elapsed_time(end) for start, end in events)
 
 
+def timing_event() -> torch.cuda.Event:
+    """An event that has a time, on the current GPU."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 def replayed_milliseconds(run: Callable[[], object], device: torch.device) -> float:
     """Median time of ``run`` on the device alone: on a GPU replayed as a graph."""
     if device.type == "cpu":
         return milliseconds(run, device)
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):

@@ -30,6 +30,7 @@ from frontier import append, schedule
 from kept_weight import KeptWeight
 from polarstep.storage import read_lines
 from polarstep_lab.models.gpt import GPT, GPTConfig
+from which_text import check_one_text, text_of_tokens
 
 WIDTH, LAYERS, LENGTH, SEQUENCES, STEPS = 96, 4, 64, 16, 400
 RATE = 0.02
@@ -103,7 +104,7 @@ def run(train: Tensor, val: Tensor, name: str, seed: int) -> dict[str, Any]:
     for step in range(STEPS):
         schedule(optimizer, rates, step / STEPS)
         starts = torch.randint(len(train) - LENGTH - 1, (SEQUENCES,), generator=shuffle).tolist()
-        (summed(train, starts) / (SEQUENCES * LENGTH)).backward()
+        (summed(train, starts) / (SEQUENCES * LENGTH)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     count = min(512, (len(val) - 1) // LENGTH)
@@ -117,6 +118,7 @@ def run(train: Tensor, val: Tensor, name: str, seed: int) -> dict[str, Any]:
 
 def table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Markdown: a row for each map, with the mean of the paired differences to full space."""
+    check_one_text(records)
     found: dict[str, dict[int, float]] = {}
     for record in records:
         found.setdefault(record["map"], {})[record["seed"]] = record["perplexity"]
@@ -143,12 +145,16 @@ def main() -> None:
         print("\n".join(table(read_lines(options.records))))
         return
     data = characters(options.text)
+    text = text_of_tokens(*data)
     for seed in map(int, options.seeds.split(",")):
         for name in options.maps.split(","):
-            if (name, seed) in {(row["map"], row["seed"]) for row in read_lines(options.out)}:
+            rows = read_lines(options.out)
+            same = [row for row in rows if (row["map"], row["seed"]) == (name, seed)]
+            check_one_text([*same, {"map": name, "seed": seed} | text])
+            if same:
                 continue
             begin = time.perf_counter()
-            row = run(*data, name, seed)
+            row = run(*data, name, seed) | text
             append(options.out, row)
             print(f"{json.dumps(row)}  {time.perf_counter() - begin:.0f} s", flush=True)
 

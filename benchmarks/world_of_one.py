@@ -34,7 +34,7 @@ from polarstep import kernels, rng
 from polarstep.optim.stepping.by_tables import TableBucket
 from step_optimizers import INNER
 from step_workloads import WORKLOADS
-from timing import machine
+from timing import machine, timing_event
 
 MAPS: dict[str, ps.PolarMap] = {
     "full space, PolarExpress 5": ps.NewtonSchulz(5, "polar-express"),
@@ -70,9 +70,13 @@ def optimizer_of(model: nn.Module, polar: ps.PolarMap) -> ps.Muon:
 @contextmanager
 def without_launches() -> Iterator[None]:
     """Plan steps as on a GPU, whatever the device, and launch no kernel."""
+
+    def keep_state(bucket: TableBucket) -> None:
+        bucket._keep(bucket._carry)
+
     available, launch = kernels.available, TableBucket.launch
     kernels.available = lambda device: True
-    TableBucket.launch = lambda bucket: bucket._keep(bucket._carry)  # type: ignore[assignment, method-assign, return-value]
+    TableBucket.launch = keep_state  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
@@ -97,7 +101,7 @@ def _time(optimizer: ps.Muon, device: torch.device) -> float:
         before = time.thread_time()
         optimizer.step()
         return (time.thread_time() - before) * 1e3
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = timing_event(), timing_event()
     torch.cuda.synchronize()
     start.record()
     optimizer.step()

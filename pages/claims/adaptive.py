@@ -11,6 +11,7 @@ from frontier import LENGTH, SEQUENCES
 from pages import ROOT
 from pages.claims.words import claim
 from polarstep.storage import read_lines
+from which_text import check_one_text
 
 ADAPTIVE = "results/adaptive"
 
@@ -20,9 +21,10 @@ def _adaptive(
 ) -> Change:
     """The change of a figure against the fixed setting on the same seeds, in percent."""
     found: dict[str, dict[int, float]] = {name: {}, fixed: {}}
-    for row in read_lines(ROOT / ADAPTIVE / file):
-        if row.get("map") in found:
-            found[row["map"]][row["seed"]] = change(row[key])
+    rows = [row for row in read_lines(ROOT / ADAPTIVE / file) if row.get("map") in found]
+    check_one_text(rows)
+    for row in rows:
+        found[row["map"]][row["seed"]] = change(row[key])
     return percent(found[name], found[fixed])
 
 

@@ -16,6 +16,7 @@ from pages import ROOT
 from pages.records.maps import peers, short_name, weighed
 from pages.records.quality import BASE, records
 from polarstep.storage import read_lines
+from which_text import check_one_text
 
 CURVES = "results/frontier/curves.jsonl"
 
@@ -71,11 +72,12 @@ def curves() -> dict[str, Line]:
     """The runs of :data:`CURVES` by the name of their map, in the order of the tables.
 
     Each must repeat a run of a map in the tables, and not of the seed that chose its rate. At another
-    rate than in the tables its name has the rate.
+    rate than in the tables its name has the rate. Raises ``ValueError`` for a run on another text.
     """
     others = peers()
     rows = {each.trained[0]: each for each in (*weighed(), *others) if each.trained}
     known = {identity(run) for run in records() if run["seed"] != CHOICE}
+    check_one_text([*records(), *recorded()])
     found: dict[str, Line] = {}
     for run in recorded():
         trained = run["map"], run["lr"]

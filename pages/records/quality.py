@@ -15,6 +15,7 @@ from differences import Change, percent
 from frontier import CHOICE, FULL, LENGTH, SEQUENCES, STEPS, Row, best_rate, of_shape, reported
 from pages import ROOT
 from polarstep.storage import read_lines
+from which_text import check_one_text
 
 RUNS = "results/frontier/runs.jsonl"
 BASE = ("full", 0.014)
@@ -31,8 +32,10 @@ AdamW and SOAP, whose rates are of another size, have three of their own."""
 
 @cache
 def records() -> list[Row]:
-    """The runs of ``frontier.py`` that have the length and the width of its tables."""
-    return of_shape(read_lines(ROOT / RUNS))
+    """The runs of ``frontier.py`` that have the length and the width of its tables, on one text."""
+    found = of_shape(read_lines(ROOT / RUNS))
+    check_one_text(found)
+    return found
 
 
 def perplexities(text: str = WHOLE) -> dict[tuple[str, float], dict[int, float]]:

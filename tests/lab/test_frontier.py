@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from polarstep.storage import read_lines
-from polarstep_lab.data.shards import write_shard
+from polarstep_lab.data.shards import digest_of, write_shard
 from polarstep_lab.models import gpt
 
 ROOT = Path(__file__).parents[2]
@@ -191,6 +191,35 @@ def test_a_curve_ends_at_the_validation_half_and_leaves_the_run_as_it_was(
     assert [step for step, _ in row["curve"]] == [2, 4]
     assert row["curve"][-1][1] == row["validation"] != row["curve"][0][1]
     assert before == {key: row[key] for key in row if key not in ("curve", "step_ms")}
+
+
+def test_a_record_names_its_text_and_a_run_on_another_text_is_refused(frontier, small, monkeypatch):
+    out, shards = small / "runs.jsonl", (small / "train.bin", small / "val.bin")
+    asked = ("--maps", "full", "--seeds", 0, "--device", "cpu", "--width", 32, "--steps", 1)
+    called(frontier, monkeypatch, "run", *shards, *asked, "--out", out)
+    (row,) = read_lines(out)
+    # As the environment of `polarstep run` has them.
+    assert row["data_digest"] == digest_of([shards[0]])
+    assert row["held_out_digest"] == digest_of([shards[1]])
+    write_shard(shards[1], np.arange(200))
+    with pytest.raises(ValueError, match="runs on 2 held-out texts: full, seed 0"):
+        called(frontier, monkeypatch, "run", *shards, *asked, "--out", out)
+    assert read_lines(out) == [row]
+
+
+def test_a_scaling_study_on_another_text_has_a_frontier_of_its_own(
+    frontier, scaling, small, monkeypatch, capsys
+):
+    own, shards = small / "frontier.jsonl", (small / "train.bin", small / "val.bin")
+    frontier.append(small / "theirs.jsonl", row("full", 0, 50.0) | {"data_digest": "b" * 32})
+    monkeypatch.setattr(scaling, "plan", lambda: iter([scaling.Planned(1500, 768, "full", 0)]))
+    monkeypatch.setattr(scaling, "LENGTHS", (2,))
+    monkeypatch.setattr(scaling, "FRONTIER", small / "theirs.jsonl")
+    command = ("run", *shards, "--device", "cpu", "--out", small / "out.jsonl", "--seconds", 1)
+    with pytest.raises(ValueError, match="runs on 2 training texts: full, seed 0"):
+        called(scaling, monkeypatch, *command)
+    called(scaling, monkeypatch, *command, "--frontier", own)
+    assert "would take" in capsys.readouterr().out
 
 
 def test_too_short_a_shard_is_refused(frontier, small, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tables of studies compare runs of one length and one width, and count a run once."""
+"""Tables of studies compare runs of one length, one width and one text, and count a run once."""
 
 from __future__ import annotations
 
@@ -83,6 +83,62 @@ def test_a_run_that_is_recorded_twice_is_refused(study):
         list(study("low_precision").table([row, row]))
 
 
+A = {"data_digest": "a" * 32, "held_out_digest": "c" * 32}
+TEXTS = {
+    "training": (A, A | {"data_digest": "b" * 32}),
+    "held-out": (A, A | {"held_out_digest": "d" * 32}),
+}
+
+
+def tables_of(study, first, second):
+    """Functions that make the table of each study from two runs on these texts."""
+    runs = [of_gpt("full", 0, 50.0) | first, of_gpt("low-rank", 0, 51.0) | second]
+    told = {"ranks": {"8x8": [2]}, "shares": {"8x8": [1.0]}, "renewals": {}}
+    adaptive = [
+        of_gpt(name, 0, 50.0) | told | text
+        for name, text in (("rank-equal", first), ("rank-energy", second))
+    ]
+    row = {"seed": 0, "steps": 250, "loss": 1.0, "bytes": 4, "device": "cpu"}
+    precise = [row | {"variant": "float32"} | first, row | {"variant": "nearest"} | second]
+    toys = [
+        {"map": name, "seed": 0, "perplexity": 6.0} | text
+        for name, text in (("full", first), ("scaled", second))
+    ]
+    return {
+        "frontier": lambda: list(study("frontier").table(runs)),
+        "scaling": lambda: list(study("scaling").table(runs, "tokens")),
+        "adaptive": lambda: list(study("adaptive").table(adaptive)),
+        "low_precision": lambda: list(study("low_precision").table(precise)),
+        "toy_ideas": lambda: list(study("toy_ideas").table(toys)),
+    }
+
+
+STUDIES = ("frontier", "scaling", "adaptive", "low_precision", "toy_ideas")
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("name", STUDIES)
+def test_runs_on_different_texts_are_in_no_table(study, name, kind):
+    with pytest.raises(ValueError, match=rf"runs on 2 {kind} texts: .*, seed 0 .*, seed 0 .*file"):
+        tables_of(study, *TEXTS[kind])[name]()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_record_that_names_no_text_is_compared_as_before(study, name):
+    assert tables_of(study, A, {})[name]() == tables_of(study, {}, {})[name]()
+    assert tables_of(study, A, A)[name]() == tables_of(study, {}, {})[name]()
+
+
+def test_a_rate_is_chosen_among_runs_on_one_text(study):
+    frontier, (first, second) = study("frontier"), TEXTS["held-out"]
+    rows = [of_gpt("full", 3, 57.0, lr=0.01) | first, of_gpt("full", 3, 56.0, lr=0.02)]
+    assert frontier.best_rate(rows, "full") == 0.02
+    with pytest.raises(
+        ValueError, match=r"runs on 2 held-out texts: full, seed 3 \(held_out_digest c"
+    ):
+        frontier.best_rate([*rows, of_gpt("full", 3, 55.0, lr=0.014) | second], "full")
+
+
 @pytest.mark.parametrize("shape", OTHER, ids=str)
 def test_a_rate_is_chosen_for_a_shape_by_runs_of_that_shape(study, shape):
     frontier = study("frontier")
@@ -133,6 +189,8 @@ def test_a_run_of_a_precision_is_made_once(study, tmp_path, monkeypatch, capsys)
     for steps, count in ((1, 2), (1, 2), (2, 4)):
         called(precision, monkeypatch, *asked, "--steps", steps)
         assert len(read_lines(out)) == count
+    (digests,) = {(row["data_digest"], row["held_out_digest"]) for row in read_lines(out)}
+    assert len(set(digests)) == 2
     assert {(row["steps"], row["width"], row["lr"]) for row in read_lines(out)} == {
         (steps, 48, 0.003) for steps in (1, 2)
     }

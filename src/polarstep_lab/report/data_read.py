@@ -1,8 +1,9 @@
 """What data runs read, as far as their records tell, and which of them read the same.
 
-A config has the patterns of files; another text may lie under the same names. A record has more: names
-and numbers of tokens of the training files in all but the oldest, and since then those of the held-out
-files, and digests of the content of both. Equal digests are equal data, whatever the files are called.
+A config has the patterns of files, or a folder of images; other data may lie under the same names. A
+record has more. All but the oldest have the names and numbers of tokens of the training files, or the
+numbers of images. Later ones also describe the held-out data, and have digests of the content of both.
+Equal digests are equal data, whatever the files are called.
 
 Where a record says less, it is taken at its word: it counts as having read what the others of the same
 patterns read, if nothing that it says speaks against it and if they all read the same. If they did not,

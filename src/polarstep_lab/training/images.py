@@ -16,7 +16,7 @@ from torch import Tensor
 from polarstep.rng import generator
 from polarstep_lab.config import ConfigError, ImageData, RunConfig
 from polarstep_lab.data.augment import ImageBatches, Normalizer, reflect_pad
-from polarstep_lab.data.cifar10 import load_cifar10
+from polarstep_lab.data.cifar10 import Cifar10, load_cifar10
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.training.captured_backward import CapturedBackward
 from polarstep_lab.training.compiled_model import compiled
@@ -39,6 +39,8 @@ class ImageTask:
     train: ImageBatches
     val: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
+    source: Cifar10
+    """The data set that the images are from."""
     ranks: Ranks = field(default_factory=Ranks)
 
     @classmethod
@@ -83,14 +85,22 @@ class ImageTask:
         if device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         network = shared_out(model, model.groups, "forward", device, ranks)
-        return cls(config, device, model, network, train, val, test, ranks)
+        return cls(config, device, model, network, train, val, test, cifar, ranks)
 
     @property
     def data(self) -> dict[str, str]:
-        """The numbers of training, held-out and test images."""
-        counts = (len(self.train.images), len(self.val[1]), len(self.test[1]))
-        words = "CIFAR-10: {:,} images, {:,} held out, {:,} for the test"
-        return {"data": words.format(*counts)}
+        """The numbers of training, held-out and test images, and digests of the data set's content.
+
+        The held-out images are training images of the data set: which of them, the config says.
+        """
+        count = f"{len(self.train.images):,} images"
+        others = f"{len(self.val[1]):,} held out, {len(self.test[1]):,} for the test"
+        return {
+            "data": f"CIFAR-10: {count}, {others}",
+            "data_digest": self.source.train_digest,
+            "held_out": f"CIFAR-10: {others}",
+            "held_out_digest": self.source.test_digest,
+        }
 
     @property
     def metric(self) -> Literal["test_accuracy"]:

@@ -56,9 +56,8 @@ class Task(Protocol):
     def data(self) -> Mapping[str, str]:
         """What data the run reads, for the record of its environment.
 
-        ``"data"`` describes the training data in a few words. Where there is text, ``"held_out"``
-        describes that of validation and test, and ``"data_digest"`` and ``"held_out_digest"`` are made
-        of the content of both.
+        ``"data"`` describes the training data in a few words and ``"held_out"`` that of validation and
+        test. ``"data_digest"`` and ``"held_out_digest"`` are made of the content of the files of both.
         """
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import pickle
+import re
 import struct
 import tarfile
 import threading
@@ -41,9 +42,25 @@ def test_binary_and_python_versions_hold_the_same(tmp_path):
     for other in (direct, load_cifar10(tmp_path), load_cifar10(folder)):
         for name in ("train_images", "train_labels", "test_images", "test_labels"):
             assert torch.equal(getattr(binary, name), getattr(other, name))
+        assert (binary.train_digest, binary.test_digest) == (other.train_digest, other.test_digest)
     assert binary.train_images.shape == (200, 3, 32, 32)
     assert binary.train_images.dtype == torch.uint8
     assert binary.test_labels.tolist() == [i % 10 for i in range(40)]
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["a label", "a pixel"])
+@pytest.mark.parametrize("name", ["data_batch_1", "test_batch"])
+def test_a_digest_finds_other_content(tmp_path, name, place):
+    path = fake_cifar10(tmp_path) / "cifar-10-batches-bin" / f"{name}.bin"
+    before = load_cifar10(tmp_path)
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 1
+    path.write_bytes(raw)
+    cifar10._read_files.cache_clear()  # the clock of a file system may be too coarse to tell
+    after = load_cifar10(tmp_path)
+    assert re.fullmatch("[0-9a-f]{32}", before.train_digest)
+    assert (before.train_digest == after.train_digest) == (name == "test_batch")
+    assert (before.test_digest == after.test_digest) == (name != "test_batch")
 
 
 def test_without_data_it_says_what_to_put_where(tmp_path):

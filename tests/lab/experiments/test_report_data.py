@@ -1,4 +1,4 @@
-"""Runs on different texts are not compared, whatever their configs say of files."""
+"""Runs on different data are not compared, whatever their configs say of files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from tests.lab.experiments.small import TINY_GPT
+from tests.lab.experiments.small import TINY_CNN, TINY_GPT, fake_cifar10
 from tests.lab.experiments.synthetic import markdown, write_planned
 
 from polarstep.storage import read_json, write_json
@@ -45,11 +45,11 @@ def section(root):
 def compared(tmp_path):
     """The section of full space and of a sketch, three seeds of each, on the given data."""
 
-    def made(full, *sketched):
+    def made(full, *sketched, recipe="nanogpt-toy"):
         for number, data in enumerate((full, *sketched)):
             method = "muon" if number == 0 else "rand-muon"
             plan = comparison_runs(
-                "nanogpt-toy", find_methods(method), [0, 1, 2], {}, tmp_path / str(number)
+                recipe, find_methods(method), [0, 1, 2], {}, tmp_path / str(number)
             )
             for run in plan:
                 write_planned(run, 30.0 + number + 0.1 * run.identity.seed**2)
@@ -103,6 +103,32 @@ def test_methods_on_one_text_are_compared_and_an_unknown_text_is_no_other(compar
     assert "Randomized next to full space" in text
     assert "lowest mean" in text
     assert ("say less of their data" in text) == (set(full) != set(sketched))
+
+
+IMAGES = {"data": "CIFAR-10: 45,000 images, 5,000 held out, 10,000 for the test"}
+OF_IMAGES = IMAGES | {"data_digest": "a" * 32, "held_out_digest": "c" * 32}
+OF_IMAGES |= {"held_out": "CIFAR-10: 5,000 held out, 10,000 for the test"}
+
+
+@pytest.mark.parametrize(
+    ("full", "sketched", "differs"),
+    [
+        (OF_IMAGES, OF_IMAGES, []),
+        (OF_IMAGES, OF_IMAGES | {"data_digest": "b" * 32}, [TRAINING]),
+        (OF_IMAGES, OF_IMAGES | {"held_out_digest": "d" * 32}, [HELD_OUT]),
+        (IMAGES, IMAGES, []),
+        (IMAGES, OF_IMAGES, []),
+        (UNKNOWN, OF_IMAGES, []),
+        (IMAGES, {"data": "CIFAR-10: 200 images, 40 held out, 40 for the test"}, [TRAINING]),
+    ],
+    ids=["same", "other", "other test", "old", "old and new", "unknown and new", "other numbers"],
+)
+def test_images_are_compared_by_their_content_where_it_is_recorded(
+    compared, full, sketched, differs
+):
+    found, text = compared(full, sketched, recipe="cifar10")
+    assert found.apart == differs
+    assert ("so that no best of them is named" in text) == bool(differs)
 
 
 def test_a_text_that_is_not_known_is_not_taken_for_one_of_two(compared):
@@ -205,6 +231,22 @@ def swapped(tmp_path, monkeypatch):
         return report_files([tmp_path / "packed"])["summary.md"].decode()
 
     return made
+
+
+@pytest.mark.parametrize(
+    ("name", "differs"), [("data_batch_2", TRAINING), ("test_batch", HELD_OUT)]
+)
+def test_swapped_images_of_the_same_number_are_noticed(tmp_path, name, differs):
+    root = fake_cifar10(tmp_path / "data")
+    settings = TINY_CNN | {"data.root": str(root), "data.epochs": 0.5}
+    for method in ("muon", "adamw"):
+        run = plan_run("cifar10-tiny", method, 0, settings, tmp_path / "runs" / method)
+        train(run.config, run.directory, identity=run.identity)
+        path = root / "cifar-10-batches-bin" / f"{name}.bin"
+        raw = path.read_bytes()
+        path.write_bytes(raw[:1] + bytes(3072) + raw[3073:])  # the first image black
+    found, _ = section(tmp_path / "runs")
+    assert found.apart == [differs]
 
 
 @pytest.mark.parametrize(("between", "word"), [("train", TRAINING), ("val", HELD_OUT)])

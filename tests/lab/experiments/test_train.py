@@ -250,7 +250,9 @@ def test_the_record_says_what_was_trained_on(whole, tmp_path):
     configs = tiny_gpt("muon"), tiny_cnn(fake_cifar10(tmp_path), "muon", data__epochs=0.5)
     text, images = (RunRecord.load(whole(config)).environment for config in configs)
     assert text["data"].startswith("tinyshakespeare: ")
-    assert "40 held out" in images["data"]
+    assert images["data"] == "CIFAR-10: 80 images, 40 held out, 40 for the test"
+    assert images["held_out"] == "CIFAR-10: 40 held out, 40 for the test"
+    assert images["data_digest"] != images["held_out_digest"]
 
 
 def test_a_finished_run_may_leave_no_checkpoint(whole, tmp_path):
