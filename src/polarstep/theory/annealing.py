@@ -135,8 +135,10 @@ class Annealed(LRScheduler):
     """A torch scheduler that sets ``lr`` and ``momentum`` of every group from curves.
 
     Call ``step()`` once after each ``optimizer.step()``. The ``momentum`` curve leaves groups
-    without that setting, such as AdamW's, alone. The ``state_dict`` holds numbers only: to resume,
-    build the scheduler with the same curves and load it.
+    without that setting, such as AdamW's, alone. Groups that are added during a run, as layers that
+    were frozen before, follow the curves from the next ``step()`` on, from the rates they came with.
+    The ``state_dict`` holds numbers only: to resume, build the scheduler with the same curves and
+    load it.
     """
 
     def __init__(
@@ -166,6 +168,9 @@ class Annealed(LRScheduler):
                     # Groups from a checkpoint that was saved without this scheduler have no such key.
                     peak = group.setdefault("initial_momentum", group["momentum"])
                     group["momentum"] = self.momentum_curve(step, peak)
+        # torch knows the groups of when the scheduler was made; add_param_group may have made more.
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:
+            self.base_lrs.append(group.setdefault("initial_lr", float(group["lr"])))
         factor = 1.0 if self.lr_curve is None else self.lr_curve(step)
         return [float(base) * factor for base in self.base_lrs]
 
