@@ -228,16 +228,16 @@ class Muon(Checkpointed):
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
         """A copy that keeps :func:`polarstep.muon_for`'s rules for frozen parameters; a pickle does not.
 
-        If the model was copied just before, as in ``copy.deepcopy((model, optimizer))``, the copy also
-        refers to the copied model.
+        If the model is copied along, as in ``copy.deepcopy((model, optimizer))`` or where the model
+        holds its optimizer, the copy also refers to the copied model.
         """
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         twin._waiting = copy.deepcopy(self._waiting, memo)
         twin._told.frozen(twin._waiting or ())
-        model = None if self._places is None else self._places.model
-        if model is not None and id(model) in memo:
-            twin._places = Places(memo[id(model)])
+        places = None if self._places is None else self._places.copied(memo)
+        if places is not None:
+            twin._places = places
             twin._choices = copy.deepcopy(self._choices, memo)
         return twin
 
