@@ -121,6 +121,12 @@ def test_bad_parameters(params, error, message):
         ({"momentun": 0.9}, r"option 'momentun'.*did you mean 'momentum'\?"),
         ({"learning_rate": 0.1}, r"option 'learning_rate'.*did you mean 'lr'\?"),
         ({"wd": 0.1}, r"option 'wd'.*did you mean 'weight_decay'\?"),
+        ({"LR": 0.1}, r"option 'LR'.*did you mean 'lr'\?"),
+        ({"Momentum": 0.9}, r"option 'Momentum'.*did you mean 'momentum'\?"),
+        (
+            {"Betas": (0.9, 0.99)},
+            r"option 'Betas'.*it is like 'betas', which only other algorithms",
+        ),
         ({"algorithm": "adamw", "wd": 0.1}, r"option 'wd'.*'adamw': did you mean 'weight_decay'\?"),
         ({"ns_steps": 5}, r"option 'ns_steps'.*did you mean 'polar'\?"),
         ({"adjust_lr": "rms_norm"}, r"option 'adjust_lr'.*did you mean 'lr_scale'\?"),
