@@ -173,6 +173,7 @@ def test_a_short_nanogpt_run_ends_its_momentum_in_a_fifth_of_its_steps():
         lambda: MomentumRamp(10, cooldown=-1),
         lambda: Stages(10, ()),
         lambda: Stages(10, (1.0, math.nan)),
+        lambda: Stages(10, ("1", "2")),
         lambda: Stages(10, 0.5),
         lambda: MomentumRamp(10, start=1.0),
         lambda: Trapezoid(math.nan),
@@ -184,6 +185,21 @@ def test_a_short_nanogpt_run_ends_its_momentum_in_a_fifth_of_its_steps():
 def test_bad_curves_are_refused(bad):
     with pytest.raises(ValueError, match=r"expected|give a curve"):
         bad()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Trapezoid("100"), "total='100'"),
+        (lambda: Trapezoid(100, warmup=None), "warmup=None"),
+        (lambda: Trapezoid(100, cooldown="0.4"), "cooldown='0.4'"),
+        (lambda: Stages("100", (1.0,)), "total='100'"),
+        (lambda: MomentumRamp(100, start="0.85"), "start='0.85'"),
+    ],
+)
+def test_a_word_in_the_place_of_a_number_is_named(build, message):
+    with pytest.raises(TypeError, match=f"{message}: expected a number"):
+        build()
 
 
 @pytest.mark.parametrize("option", ["lr", "momentum"])
