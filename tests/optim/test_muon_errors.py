@@ -141,7 +141,7 @@ def test_bad_parameters(params, error, message):
         ({"algorithm": "adamw", "use_muon": True}, r"use_muon=True in a group.*'adamw'"),
         ({"algorithm": "adamw", "polar": Exact()}, r"option 'polar' in a group with algorithm='ad"),
         ({"algorithm": "adamw", "betas": (0.9, 1.0)}, r"betas=.*expected two numbers in \[0, 1\)"),
-        ({"algorithm": "adamw", "lr": -1}, r"lr=-1: expected a finite number ≥ 0"),
+        ({"algorithm": "adamw", "lr": -1}, r"lr=-1: expected a finite number ≥ 0.* 3e-4 for AdamW"),
         ({"algorithm": "adamw", "nonfinite": "no"}, r"nonfinite='no': expected one of"),
         ({"maximize": True}, r"option maximize=True in a group.*'muon': leave it out, and negate"),
         ({"algorithm": "adamw", "amsgrad": True}, r"option amsgrad=True.*AdamW here is without it"),

@@ -278,4 +278,6 @@ def check_lr(lr: float | Tensor) -> None:
     elif not isinstance(lr, Real):
         raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
     elif not -ROUNDING <= lr < math.inf:
-        raise ValueError(f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon")
+        raise ValueError(
+            f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon, 3e-4 for AdamW"
+        )
