@@ -10,6 +10,7 @@ import pytest
 
 from polarstep.diagnostics import heatmap, read_rows
 
+matplotlib = pytest.importorskip("matplotlib")
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
 
@@ -28,19 +29,21 @@ ROWS = [
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """Draw rows and return the axes and the colour bar's."""
-    closed = []
-    close = pyplot.close
-    monkeypatch.setattr(pyplot, "close", closed.append)
+    """Draw rows and return the figure."""
+    saved = []
+    save = pyplot.Figure.savefig
+
+    def keep(figure, *args, **options):
+        saved.append(figure)
+        return save(figure, *args, **options)
+
+    monkeypatch.setattr(pyplot.Figure, "savefig", keep)
 
     def draw(rows, *column, name="map.png"):
         heatmap(rows, tmp_path / name, *column)
-        (figure,) = closed
-        closed.clear()
-        return figure
+        return saved.pop()
 
-    yield draw
-    close("all")
+    return draw
 
 
 def test_layers_go_down_and_steps_across(drawn):
@@ -112,3 +115,15 @@ def test_rows_are_read_as_they_were_written(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in ROWS[:2]))
     assert read_rows(path) == ROWS[:2]
+
+
+def test_the_users_own_plots_are_left_alone(tmp_path):
+    """In a notebook the backend shows plots inline; a heat map must not switch that off."""
+    figures, backend = pyplot.get_fignums(), matplotlib.get_backend()
+    try:
+        pyplot.switch_backend("svg")
+        heatmap(ROWS, tmp_path / "map.png")
+        assert matplotlib.get_backend() == "svg"
+        assert pyplot.get_fignums() == figures
+    finally:
+        pyplot.switch_backend(backend)

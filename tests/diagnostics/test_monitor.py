@@ -377,3 +377,16 @@ def test_a_monitor_closed_after_a_step_that_raised_looks_at_no_later_step():
     optimizer.step()
     assert not monitor.rows
     assert not monitor._pending
+
+
+def test_gradients_of_a_few_values_have_no_tail_index():
+    """As those of an L1 loss, or of SignSGD's wire: a law that is not continuous has no tail."""
+    g = rng.generator("signs")
+    weight = torch.nn.Parameter(torch.randn(32, 16, generator=g))
+    optimizer = ps.Muon([weight])
+    with Monitor(optimizer, every=1) as monitor:
+        for _ in range(3):
+            weight.grad = torch.randn(32, 16, generator=g).sign()
+            optimizer.step()
+    assert len(monitor.rows) == 3
+    assert not any("tail_index" in row for row in monitor.rows)

@@ -168,6 +168,14 @@ def test_few_draws_and_no_noise_leave_estimates_out():
     assert set(found) == {"gradient", "noise", "moments"}
 
 
+def test_a_few_batches_over_and_over_have_no_tail_index():
+    model = Drawn(AlphaStable(2.0))
+    mean = mean_gradient(model, model.backward, range(100), 1)
+    found = draw_noise(model, model.backward, [100, 101, 102] * 120, 1, mean).summary(["a", "b"])
+    assert "tail" not in found
+    assert found["noise"] > 0
+
+
 def test_the_gaussian_reference_is_what_hill_says_of_gaussian_norms():
     low, _, high = gaussian_reference(400, 30.0)
     seeds = [rng.generator("reference", seed) for seed in range(20)]

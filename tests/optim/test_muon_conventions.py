@@ -274,6 +274,35 @@ def test_a_copy_knows_the_rules_of_frozen_layers():
     assert twin.routes[f"{last}.weight"].why.startswith("head: the model's last layer")
 
 
+class Agent(torch.nn.Module):
+    """A model that holds its optimizer, as agents do of which a copy is the target network."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = model()
+        self.net[-1].requires_grad_(False)
+        self.optimizer = muon_for(self)
+
+
+def test_a_copy_of_a_model_that_holds_its_optimizer():
+    agent = Agent()
+    train(agent.net, agent.optimizer, 2)
+    twin = copy.deepcopy(agent)
+    before = weights(agent.net)
+    train(twin.net, twin.optimizer, 2)
+    torch.testing.assert_close(weights(agent.net), before, rtol=0, atol=0)
+    train(agent.net, agent.optimizer, 2)
+    torch.testing.assert_close(weights(agent.net), weights(twin.net), rtol=0, atol=0)
+    twin.net[-1].requires_grad_(True)
+    twin.optimizer.add_param_group({"params": list(twin.net[-1].parameters())})
+    last = f"net.{len(twin.net) - 1}.weight"
+    assert twin.optimizer.routes[last].why == "head: the model's last layer, added later"
+    third = copy.deepcopy(twin)  # the places of a copy that has not made a step are known, too
+    third.net[0].weight = torch.nn.Parameter(third.net[0].weight.detach().clone())
+    with pytest.warns(UserWarning, match=r"net\.0\.weight .*been replaced in the model"):
+        train(third.net, third.optimizer, 1)
+
+
 def test_a_compiled_model_trains():
     net = model()
     compiled = torch.compile(net, backend="aot_eager")

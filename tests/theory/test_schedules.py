@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from polarstep.optim import Muon
+from polarstep.optim import AdamW, Muon, muon_for
 from polarstep.polar import Exact
 from polarstep.theory import annealing, schedules
 from polarstep.theory.annealing import Annealed, MomentumRamp, Stages, Trapezoid
@@ -173,6 +173,7 @@ def test_a_short_nanogpt_run_ends_its_momentum_in_a_fifth_of_its_steps():
         lambda: MomentumRamp(10, cooldown=-1),
         lambda: Stages(10, ()),
         lambda: Stages(10, (1.0, math.nan)),
+        lambda: Stages(10, ("1", "2")),
         lambda: Stages(10, 0.5),
         lambda: MomentumRamp(10, start=1.0),
         lambda: Trapezoid(math.nan),
@@ -184,6 +185,21 @@ def test_a_short_nanogpt_run_ends_its_momentum_in_a_fifth_of_its_steps():
 def test_bad_curves_are_refused(bad):
     with pytest.raises(ValueError, match=r"expected|give a curve"):
         bad()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Trapezoid("100"), "total='100'"),
+        (lambda: Trapezoid(100, warmup=None), "warmup=None"),
+        (lambda: Trapezoid(100, cooldown="0.4"), "cooldown='0.4'"),
+        (lambda: Stages("100", (1.0,)), "total='100'"),
+        (lambda: MomentumRamp(100, start="0.85"), "start='0.85'"),
+    ],
+)
+def test_a_word_in_the_place_of_a_number_is_named(build, message):
+    with pytest.raises(TypeError, match=f"{message}: expected a number"):
+        build()
 
 
 @pytest.mark.parametrize("option", ["lr", "momentum"])
@@ -202,7 +218,6 @@ def test_momentum_is_annealed_after_a_checkpoint_from_before_the_scheduler():
     scheduler = Annealed(opt, momentum=ramp)
     opt.load_state_dict(before)
     opt.add_param_group({"params": [torch.nn.Parameter(torch.eye(3))], "momentum": 0.9})
-    scheduler.base_lrs.append(0.1)
     seen = []
     for _ in range(5):
         opt.step()
@@ -211,6 +226,31 @@ def test_momentum_is_annealed_after_a_checkpoint_from_before_the_scheduler():
     assert seen == [
         (pytest.approx(ramp(k, 0.95)), pytest.approx(ramp(k, 0.9))) for k in range(1, 6)
     ]
+
+
+def test_layers_unfrozen_during_a_run_follow_the_curves():
+    layers = [torch.nn.Linear(4, 4) for _ in range(3)]
+    model = torch.nn.Sequential(*layers)
+    layers[0].requires_grad_(False)
+    opt = muon_for(model, lr=0.1, others=AdamW(lr=1e-3), polar=Exact())
+    curve = Trapezoid(10, cooldown=1.0)
+    scheduler = Annealed(opt, curve, MomentumRamp(10, start=0.85, cooldown=10))
+    model(torch.ones(2, 4)).sum().backward()
+    opt.step()
+    scheduler.step()
+    opt.add_param_group({"params": layers[0].requires_grad_(True).parameters()})
+    for _ in range(3):
+        opt.step()
+        scheduler.step()
+    assert len(opt.param_groups) > 3
+    for group in opt.param_groups:
+        full = 0.1 if group["algorithm"] == "muon" else 1e-3
+        assert group["lr"] == pytest.approx(full * curve(4))
+    assert opt.param_groups[-1]["momentum"] == opt.param_groups[0]["momentum"]
+    again = Annealed(opt, curve)
+    again.load_state_dict(scheduler.state_dict())
+    again.step()
+    assert opt.param_groups[-1]["lr"] == pytest.approx(0.1 * curve(5))
 
 
 def test_momentum_is_annealed_by_a_scheduler_made_in_the_middle_of_a_run():

@@ -230,7 +230,8 @@ class NoiseDraws:
             return found
         dimension = self.dimension(names)
         found["dimension"] = dimension
-        if self.count > SMALLEST:
+        largest = norms.topk(min(SMALLEST + 1, self.count)).values
+        if self.count > SMALLEST and largest[0] > largest[-1]:
             found["tail"] = _entry(hill(norms))
             if math.isfinite(dimension):
                 found["tail"]["gaussian"] = list(gaussian_reference(self.count, dimension))

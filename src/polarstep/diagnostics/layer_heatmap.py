@@ -38,13 +38,11 @@ def heatmap(rows: Iterable[Mapping[str, Any]], path: str | Path, column: str = "
     was not sampled stay empty.
     """
     try:
-        import matplotlib
+        import matplotlib.figure
     except ModuleNotFoundError as missing:
         form = "a heatmap needs matplotlib: pip install 'polarstep[experiments]'"
         raise ModuleNotFoundError(form, name=missing.name) from missing
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     import numpy as np
 
     if column not in LABELS:
@@ -66,7 +64,9 @@ def heatmap(rows: Iterable[Mapping[str, Any]], path: str | Path, column: str = "
     steps = sorted({step for _, step in cells})
     grid = np.array([[cells.get((name, step), math.nan) for step in steps] for name in layers])
     height = 1.4 + 0.21 * len(layers)
-    figure, axes = plt.subplots(figsize=(9.5, height), layout="constrained")
+    # Not by pyplot: in a notebook its backend is the user's, and other plots go there.
+    figure = matplotlib.figure.Figure(figsize=(9.5, height), layout="constrained")
+    axes = figure.subplots()
     top = 1.0 if column in ("captured_energy",) else None
     bottom = 0.0 if column in ("gamma", "nu", "captured_energy") else None
     image = axes.imshow(
@@ -83,7 +83,4 @@ def heatmap(rows: Iterable[Mapping[str, Any]], path: str | Path, column: str = "
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8)
     suffix = Path(path).suffix.lstrip(".") or "png"
-    try:
-        write_atomically(Path(path), lambda file: figure.savefig(file, format=suffix, dpi=150))
-    finally:
-        plt.close(figure)
+    write_atomically(Path(path), lambda file: figure.savefig(file, format=suffix, dpi=150))

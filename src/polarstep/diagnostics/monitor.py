@@ -235,7 +235,10 @@ class Monitor:
             return {}
         if not bool(torch.isfinite(difference).all()):
             return {}
-        found = hill(difference)
+        try:
+            found = hill(difference)
+        except ValueError:  # the largest entries are one number, as the gradients of an L1 loss are
+            return {}
         return {"tail_index": found.alpha, "tail_low": found.low, "tail_high": found.high}
 
     def _write(self, row: Row) -> None:

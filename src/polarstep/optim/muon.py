@@ -238,8 +238,8 @@ class Muon(Checkpointed):
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
         """A copy that keeps :func:`polarstep.muon_for`'s rules for frozen parameters; a pickle does not.
 
-        If the model was copied just before, as in ``copy.deepcopy((model, optimizer))``, the copy also
-        refers to the copied model.
+        If the model is copied along, as in ``copy.deepcopy((model, optimizer))`` or where the model
+        holds its optimizer, the copy also refers to the copied model.
         """
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))

@@ -255,11 +255,11 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
     own, muon = (known_options(each, muon_defaults) for each in (algorithm, "muon"))
     others = muon.union(*map(options_of, ELEMENTWISE.values())) - own - set(RESERVED)
     for key in sorted(set(group) - own - {*RESERVED, LR_SCALE}):
-        close = difflib.get_close_matches(key, own, n=1, cutoff=0.8)
+        close = difflib.get_close_matches(key.lower(), own, n=1, cutoff=0.8)
         meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
         hint = f"did you mean {meant!r}? " if meant else ""
         if not meant and key not in others:
-            foreign = difflib.get_close_matches(key, others, n=1, cutoff=0.8)
+            foreign = difflib.get_close_matches(key.lower(), others, n=1, cutoff=0.8)
             hint = (
                 f"it is like {foreign[0]!r}, which only other algorithms have; " if foreign else ""
             )
@@ -278,4 +278,6 @@ def check_lr(lr: float | Tensor) -> None:
     elif not isinstance(lr, Real):
         raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
     elif not -ROUNDING <= lr < math.inf:
-        raise ValueError(f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon")
+        raise ValueError(
+            f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon, 3e-4 for AdamW"
+        )

@@ -21,6 +21,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from polarstep.theory.checks import is_number
+
 __all__ = ["Annealed", "MomentumRamp", "Stages", "Trapezoid", "nanogpt"]
 
 
@@ -47,6 +49,7 @@ class Trapezoid:
 
     def __post_init__(self) -> None:
         _check_steps(total=self.total, warmup=self.warmup)
+        _check_numbers(cooldown=self.cooldown, floor=self.floor)
         if not 0 <= self.cooldown <= 1:
             raise ValueError(
                 f"cooldown={self.cooldown}: expected a fraction of the {self.total:g} steps, 0 to 1; "
@@ -88,7 +91,8 @@ class Stages:
     def __post_init__(self) -> None:
         self._shape()
         listed = isinstance(self.factors, Sequence) and not isinstance(self.factors, str)
-        if not listed or not self.factors or not all(0 < f < math.inf for f in self.factors):
+        numbers = listed and all(is_number(f) and 0 < f < math.inf for f in self.factors)
+        if not numbers or not self.factors:
             raise ValueError(
                 f"factors={self.factors!r}: expected one positive factor per stage, as (1.0, 1.5, 2.0)"
             )
@@ -119,6 +123,7 @@ class MomentumRamp:
 
     def __post_init__(self) -> None:
         _check_steps(total=self.total, warmup=self.warmup, cooldown=self.cooldown)
+        _check_numbers(start=self.start)
         if not 0 <= self.start < 1:
             raise ValueError(f"start={self.start}: expected a momentum 0 ≤ β < 1; 0.85 is usual")
 
@@ -135,8 +140,10 @@ class Annealed(LRScheduler):
     """A torch scheduler that sets ``lr`` and ``momentum`` of every group from curves.
 
     Call ``step()`` once after each ``optimizer.step()``. The ``momentum`` curve leaves groups
-    without that setting, such as AdamW's, alone. The ``state_dict`` holds numbers only: to resume,
-    build the scheduler with the same curves and load it.
+    without that setting, such as AdamW's, alone. Groups that are added during a run, as layers that
+    were frozen before, follow the curves from the next ``step()`` on, from the rates they came with.
+    The ``state_dict`` holds numbers only: to resume, build the scheduler with the same curves and
+    load it.
     """
 
     def __init__(
@@ -166,6 +173,9 @@ class Annealed(LRScheduler):
                     # Groups from a checkpoint that was saved without this scheduler have no such key.
                     peak = group.setdefault("initial_momentum", group["momentum"])
                     group["momentum"] = self.momentum_curve(step, peak)
+        # torch knows the groups of when the scheduler was made; add_param_group may have made more.
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:
+            self.base_lrs.append(group.setdefault("initial_lr", float(group["lr"])))
         factor = 1.0 if self.lr_curve is None else self.lr_curve(step)
         return [float(base) * factor for base in self.base_lrs]
 
@@ -192,7 +202,14 @@ def nanogpt(optimizer: Optimizer, scheduled: int = 1450, extension: int = 40) ->
     )
 
 
+def _check_numbers(**values: float) -> None:
+    for name, value in values.items():
+        if not is_number(value):
+            raise TypeError(f"{name}={value!r}: expected a number")
+
+
 def _check_steps(total: float, **ramps: float) -> None:
+    _check_numbers(total=total, **ramps)
     if not 0 < total < math.inf:
         raise ValueError(f"total={total}: expected a positive number of steps")
     for name, steps in ramps.items():

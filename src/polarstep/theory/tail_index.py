@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polarstep.theory.checks import is_whole
+
 __all__ = ["TailIndex", "growth", "hill", "noise_norms", "per_sample_gradients", "stable"]
 
 SMALLEST = 100
@@ -70,6 +72,10 @@ def hill(samples: Tensor, k: int | None = None, confidence: float = 0.95) -> Tai
     quadratic and the cubic Legendre coefficient are together insignificant at 10%). Halving keeps
     the bias small beside the standard error, so that the interval is valid. If the line holds for
     all samples, all are used.
+
+    Raises:
+        ValueError: if there are too few samples, or if the k + 1 largest are one number, as after
+            clipping.
     """
     z_score = _z_score(confidence)
     values = _clean(samples).abs()
@@ -83,9 +89,17 @@ def hill(samples: Tensor, k: int | None = None, confidence: float = 0.95) -> Tai
     Z = torch.arange(1, n, dtype=torch.float64, device=logs.device) * (logs[:-1] - logs[1:])
     if k is None:
         k = _choose_k(Z)
-    elif not 2 <= k <= n - 1:
-        raise ValueError(f"k={k}: expected 2 ≤ k ≤ {n - 1}, one less than the nonzero samples")
+    elif not is_whole(k) or not 2 <= k <= n - 1:
+        raise ValueError(
+            f"k={k!r}: expected a whole number, 2 ≤ k ≤ {n - 1}, one less than the nonzero samples"
+        )
+    k = int(k)
     c = _legendre(Z[:k], 2)
+    if not c[0] > 0:
+        raise ValueError(
+            f"the largest {k + 1} of {n} samples are one number, which says nothing of a tail: expected "
+            "a continuous law; leave out samples that were rounded or clipped"
+        )
     slope = max(c[0] - c[1], 1e-6 * c[0], 1e-12)  # 1/α̂, the line at j = 0
     alpha = 1 / slope
     # In 1/α the error is normal: 2/√k relative to the mean of Z.

@@ -18,6 +18,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from polarstep.storage import refuse_unwritable
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.data.cifar10 import download_cifar10
@@ -144,6 +145,7 @@ def download(
             raise ConfigError(
                 f"{name!r}: expected cifar10, the only data set that can be downloaded"
             )
+        refuse_unwritable(to / "cifar-10-binary.tar.gz", "--to")
         need("a download", "pooch")
         with _Bar(Console(stderr=True)) as bar:
             folder = download_cifar10(to, bar)

@@ -31,6 +31,11 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file; --out expects a folder, new or made by a report")
+    if folder.suffix.lower() in (".html", ".htm") and not folder.exists():
+        raise StorageError(
+            f"{folder} has the name of a page: --out expects a folder, as --out "
+            f"{folder.with_suffix('')}, in which the page is index.html"
+        )
     manifest = folder / MANIFEST
     refuse_unwritable(manifest, "--out")
     owned: dict[str, list[str]] = read_json(manifest).get("files", {}) if manifest.exists() else {}

@@ -62,6 +62,15 @@ def test_a_folder_that_is_not_a_report_is_not_overwritten(invoke, tmp_path):
     assert (tmp_path / "page" / "index.html").read_text() == "mine"
 
 
+def test_the_name_of_a_page_is_no_folder(invoke, tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    result = invoke("runs", "--out", "today/page.html")
+    assert result.exit_code == 1
+    assert "has the name of a page" in result.stderr
+    assert "--out today/page, in which the page is index.html" in result.stderr
+    assert not (tmp_path / "today").exists()
+
+
 @pytest.mark.parametrize("package", ["pandas", "matplotlib"])
 def test_a_missing_package_is_named_with_the_extra_that_has_it(invoke, monkeypatch, package):
     for name in [*sys.modules]:

@@ -279,6 +279,16 @@ def test_the_download_command(tmp_path, monkeypatch):
     assert len(load_cifar10(target).train_labels) == 200
 
 
+def test_a_download_into_a_file_is_refused_before_it_begins(tmp_path, monkeypatch):
+    (tmp_path / "data").write_text("mine")
+    monkeypatch.setattr(cifar10, "URL", "http://127.0.0.1:9/cifar-10-binary.tar.gz")
+    outcome = CliRunner().invoke(app, ["download", "cifar10", "--to", str(tmp_path / "data")])
+    assert outcome.exit_code == 1
+    said = " ".join(outcome.output.split())
+    assert "data is a file, expected a folder: choose another --to" in said
+    assert "network" not in said
+
+
 def test_the_held_out_images_depend_on_the_seed(tmp_path):
     data = load_cifar10(fake_cifar10(tmp_path))
     kept, held = data.split(50, seed=0)

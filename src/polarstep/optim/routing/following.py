@@ -12,6 +12,7 @@ step. So a step looks only at parameters that have lost their gradient since the
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -51,6 +52,9 @@ class Places:
                     self._names.add(f"{path}.{name}")
                     self._of.setdefault(id(p), (weakref.ref(module), name))
                     self._paths.setdefault(id(p), (path.split(".") if path else [], name))
+        self._start()
+
+    def _start(self) -> None:
         self._steps = 0
         self._started: set[int] = set()  # ids of parameters that had a state when last looked at
         self._idle: set[int] = set()  # parameters without a gradient or a state at the last step
@@ -61,6 +65,28 @@ class Places:
     def model(self) -> nn.Module | None:
         """The model; ``None`` if it is gone."""
         return self._model()
+
+    def copied(self, memo: dict[int, Any]) -> Places | None:
+        """The places in a copy of the model; ``None`` if ``memo``, of ``copy.deepcopy``, has no copy.
+
+        The copy itself is not read: a model that holds its optimizer, as agents do, is still empty when
+        ``copy.deepcopy(model)`` comes to the optimizer.
+        """
+        model = self._model()
+        if model is None or id(model) not in memo:
+            return None
+        twin = copy.copy(self)
+        twin._model = weakref.ref(memo[id(model)])
+        twin._known = {id(memo[p]) for p in self._known if p in memo}
+        twin._names = set(self._names)
+        twin._paths = {id(memo[p]): path for p, path in self._paths.items() if p in memo}
+        twin._of = {
+            id(memo[p]): (weakref.ref(memo[id(module)]), name)
+            for p, (here, name) in self._of.items()
+            if p in memo and (module := here()) is not None and id(module) in memo
+        }
+        twin._start()
+        return twin
 
     def successor(self, p: Tensor) -> Tensor | None:
         """The parameter that has taken the place of ``p``; ``None`` if ``p`` is still there."""

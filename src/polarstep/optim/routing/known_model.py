@@ -82,14 +82,15 @@ class KnownModel:
     def for_copy(self, memo: dict[int, Any]) -> KnownModel:
         """What a deep copy holds; ``memo`` has everything that was copied before.
 
-        The copy knows a model only if ``memo`` has it, as in ``deepcopy((model, optimizer))``.
+        The copy knows a model only if ``memo`` has it, as in ``deepcopy((model, optimizer))``, or where
+        the model holds its optimizer.
         """
         known = KnownModel(
             waiting=deepcopy(self.waiting, memo),
             left_out=deepcopy(self.left_out, memo),
             vectors=deepcopy(self.vectors, memo),
         )
-        model = self.model
-        if model is None or id(model) not in memo:
+        places = None if self.places is None else self.places.copied(memo)
+        if places is None:
             return known
-        return replace(known, places=Places(memo[id(model)]), choices=deepcopy(self.choices, memo))
+        return replace(known, places=places, choices=deepcopy(self.choices, memo))
