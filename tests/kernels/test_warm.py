@@ -13,9 +13,10 @@ from tests.spectra import with_singular_values
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep import rng
+from polarstep import products, rng
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.polar.coefficients import evaluate
+from polarstep.polar.orthonormal import whitened_polynomials
 
 # One step on B and three on its Gram matrix: Z is never made.
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
@@ -93,10 +94,23 @@ def test_it_is_for_the_maps_that_it_suits(device: torch.device) -> None:
     assert not applies(replace(POLAR, inner=ps.NewtonSchulz(1)))
     assert not applies(replace(POLAR, orth="householder"))
     assert not applies(POLAR, dtype=torch.float64)
-    assert applies(replace(POLAR, rank=1020), 4096, 4096)  # a quarter of 4096, the widest
-    assert not applies(replace(POLAR, rank=1021), 8192, 8192)
+    assert applies(replace(POLAR, rank=764), 4096, 4096)
+    assert not applies(replace(POLAR, rank=765), 4096, 4096)
     assert "whitened" in POLAR.describe(48, 64, device)
     assert "whitened" not in WITH_Z.describe(48, 64, device)
+
+
+def test_a_wide_basis_is_not_made_by_halves_of_products(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P and G commute up to rounding only. With mirrored halves of PW and PG ‖Q‖_op is 1.016."""
+    monkeypatch.setattr("polarstep.kernels.product.FEWEST_TILES", 0)
+    m, n = 528, 1600
+    sigma = torch.where(torch.arange(m) < 16, 1.0, 3e-3)
+    Y = with_singular_values(sigma.double(), m, n, 5).to(device, torch.bfloat16)[None]
+    Q, halves = products.of(device).whitened_basis(Y, whitened_polynomials())
+    assert Q.dtype == torch.bfloat16
+    assert torch.linalg.matrix_norm(halves.double(), 2) < 1.01
 
 
 SPECTRA = {
