@@ -297,9 +297,9 @@ class _Kernels(Products):
     def _accumulated_whole(self, G: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:
         """:meth:`accumulated` without products by halves.
 
-        P commutes with G and W only up to rounding, and a half that is mirrored is neither PW nor WP. The
-        basis of a sketch has small singular values, where this shows: with halves ‖Q‖_op reached 1.10
-        on a spectrum of sixteen spikes, and 1.005 without.
+        P commutes with G and W only up to rounding, and a half that is mirrored is neither PW nor WP.
+        The basis of a sketch has small singular values, where this shows: with halves ‖Q‖_op reached
+        1.10 on a spectrum of sixteen spikes, and 1.005 without.
         """
         if not halving_pays(*G.shape[:2]):
             return self.accumulated(G, polynomials)
