@@ -14,9 +14,9 @@ from pages.records.costs import (
     BETWEEN,
     EIGHTH,
     FULL_SPACE,
-    HEADS,
     HELD,
     INNER,
+    MAPS,
     SIXTH,
     TWELFTH,
     columns_of_auto,
@@ -123,20 +123,12 @@ def _columns_at_4096(name: str) -> int:
 
 
 @claim
-def outlier_of_a_twelfth() -> str:
-    """A time that is longer than what the device did in it."""
-    row = steps(HEADS)[TWELFTH, "8B layer"]
-    assert row["ms"] > 1.05 * row["device_ms"]
-    return f"{row['device_ms']:.2f} ms, where the step took {row['ms']:.2f}"
-
-
-@claim
 def price_of_rms() -> str:
     """What ``lr_scale="rms"`` adds to a step, for three maps on two sets of matrices."""
     words = dict(zip(WITH_RMS, ("in full space", "with `Deflated`", "with `LowRank`"), strict=True))
     told = []
     for load in ("nanoGPT", "8B layer"):
-        rows = steps(HEADS)
+        rows = steps(MAPS)
         more = [
             f"{rows[name + RMS, load]['ms'] / rows[name, load]['ms'] - 1:.0%}" for name in words
         ]

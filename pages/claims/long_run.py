@@ -116,10 +116,10 @@ def rates_tried() -> str:
 @claim
 def long_run_changed() -> str:
     """How many of the long runs no commit has."""
-    commits = [commit for row in TABLE for commit in study.commits(row.slug)]
-    changed = [commit for commit in commits if commit.endswith("+")]
+    count = sum(len(study.sources(row.slug)) for row in TABLE)
+    changed = [commit for row in TABLE for commit in study.unknown(row.slug)]
     return (
-        f"{len(changed)} of the {len(commits)} runs are of {len(set(changed))} commits with changes "
+        f"{len(changed)} of the {count} runs are of {len(set(changed))} commits with changes "
         "that were not committed"
     )
 
@@ -246,8 +246,8 @@ def _times(slug: str, full: str) -> str:
     ours, theirs = study.times(slug), study.times(full)
     assert ours is not None, f"{slug} has no run alone on its GPU"
     assert theirs is not None, f"{full} has no run alone on its GPU"
-    commits = [{*study.commits(each)} for each in (slug, full)]
-    other = "" if commits[0] == commits[1] else " at another commit"
+    sources = [{*study.sources(each)} for each in (slug, full)]
+    other = "" if sources[0] == sources[1] else " at another commit"
     return f"{ours[0]:.1f} ms for the optimizer in each step in place of {theirs[0]:.1f}{other}"
 
 
@@ -268,9 +268,9 @@ def rows_of_no_commit() -> str:
         if each.title == title and each.long
     ]
     told = [
-        f"{count} of {len(found)} with {given}"
+        f"{count} of {len(study.sources(slug))} with {given}"
         for given, slug in shown
-        if (found := study.commits(slug)) and (count := sum(c.endswith("+") for c in found))
+        if (count := len(study.unknown(slug)))
     ]
     return (
         f"Of the runs over {study.million_tokens():.1f}M tokens some are of sources that no commit has: "

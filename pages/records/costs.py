@@ -15,10 +15,8 @@ from pages import ROOT
 from pages.records import read_json
 
 TIMES = "results/step-cost/h200-peers.json"
-LATER = "results/step-cost/h200-later.json"
-"""Rows of ours that were timed again after their kernels had changed; they replace those of TIMES."""
-HEADS = "results/step-cost/h200-heads.json"
-"""Heads of several widths, and maps that had not been timed; they replace those of TIMES, too."""
+MAPS = "results/step-cost/h200-maps.json"
+"""All our maps in one run, after their kernels had changed; its rows replace those of TIMES."""
 BETWEEN = "results/step-cost/h200-between.json"
 """A few maps on matrices of 384 to 4096 rows, for what the other two lack."""
 ACCURACY = "results/step-cost/h200-accuracy.txt"
@@ -53,10 +51,10 @@ TIMED_ON_ARM = {
 def steps(record: str = TIMES) -> dict[tuple[str, str], dict[str, Any]]:
     """What ``step_cost.py`` measured, by optimizer and workload.
 
-    Those of :data:`TIMES` are with the rows of :data:`LATER` and :data:`HEADS` in their places, and with
-    those of :data:`BETWEEN` where all have none. A ratio is to AdamW in the run of its row.
+    Those of :data:`TIMES` are with the rows of :data:`MAPS` in their places, and with those of
+    :data:`BETWEEN` where both have none. A ratio is to AdamW in the run of its row.
     """
-    records = (BETWEEN, TIMES, HEADS, LATER) if record == TIMES else (record,)
+    records = (BETWEEN, TIMES, MAPS) if record == TIMES else (record,)
     rows = [read_json(each)["steps"] for each in records]
     found = {(row["optimizer"], row["workload"]): row for part in rows for row in part}
     timed_as = TIMED_ON_ARM if record.endswith("cpu-arm.json") else TIMED_AS

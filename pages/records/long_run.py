@@ -59,9 +59,18 @@ def runs() -> dict[str, dict[int, RunRecord]]:
     return {slug: seeds for slug, seeds in found.items() if seeds}
 
 
-def commits(slug: str) -> list[str]:
-    """The commits of a row's runs; one with a "+" had changes that were not committed."""
-    return [run.environment["git_commit"] for run in runs().get(slug, {}).values()]
+def sources(slug: str) -> list[str]:
+    """The source of each of a row's runs: a commit, or a "+" after it for changes that nothing records.
+
+    For a run with the hash of its source, by which a later commit can be found, it is this hash.
+    """
+    found = (run.environment for run in runs().get(slug, {}).values())
+    return [each.get("git_tree") or each["git_commit"] for each in found]
+
+
+def unknown(slug: str) -> list[str]:
+    """The sources of a row's runs that no commit has."""
+    return [source for source in sources(slug) if source.endswith("+")]
 
 
 def tests(slug: str) -> dict[int, float]:

@@ -75,6 +75,12 @@ def weighed() -> tuple[Weighed, ...]:
             (128, 688),
         ),
         Weighed(eighth, EIGHTH, at_chosen("lift-88-warm"), (96, 512), "deflated-88"),
+        Weighed(
+            f"{eighth}, `NormalizedRows`",
+            with_rows(EIGHTH),
+            at_chosen("lift-88-warm+rows"),
+            (96, 512),
+        ),
         Weighed(twelfth, TWELFTH, at_chosen("lift-56-warm"), (64, 352), "deflated"),
         Weighed(
             f"{twelfth}, `NormalizedRows`",
@@ -193,6 +199,7 @@ SHORT = {
     "Deflated, warm, a sixth, NormalizedRows": "Deflated 1/6 + rows",
     "Deflated, warm, a sixth, NormalizedRows, fan-ratio": "1/6 + rows + fan-ratio",
     "Deflated, warm, an eighth": "Deflated 1/8",
+    "Deflated, warm, an eighth, NormalizedRows": "Deflated 1/8 + rows",
     "Deflated, warm, a twelfth": "Deflated 1/12",
     "Deflated, warm, a twelfth, NormalizedRows": "Deflated 1/12 + rows",
     "Deflated, warm, a sixth, rest scaled": "1/6, scaled",

@@ -22,10 +22,8 @@ ADAMW = "AdamW, fused"
 RECORDS = {
     ("h200", "H200", "nanoGPT"): 1.25,
     ("h200", "H200", "8B layer"): 1.25,
-    ("h200-later", "H200", "nanoGPT"): 1.25,
-    ("h200-later", "H200", "8B layer"): 1.25,
-    ("h200-heads", "H200", "nanoGPT"): 1.25,
-    ("h200-heads", "H200", "8B layer"): 1.25,
+    ("h200-maps", "H200", "nanoGPT"): 1.25,
+    ("h200-maps", "H200", "8B layer"): 1.25,
     ("h200-between", "H200", "8B layer"): 1.25,
     ("h200-between", "H200", "nanoGPT"): 1.1,
     ("h200-between", "H200", "width 384"): 1.2,
@@ -39,11 +37,7 @@ RECORDS = {
     ("cpu-no-tiles", "cpu", "CIFAR-10"): 1.45,
 }
 # Where ``auto`` took other maps than today.
-OTHER_AUTO = {
-    *((record, workload) for record, _, workload in RECORDS if record == "h200-between"),
-    ("h200-later", "8B layer"),
-    ("h200-heads", "8B layer"),
-}
+OTHER_AUTO = {(record, workload) for record, _, workload in RECORDS if record == "h200-between"}
 
 
 @pytest.fixture
