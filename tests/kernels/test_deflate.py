@@ -79,23 +79,43 @@ def test_a_symmetric_product_with_a_number_for_each_matrix(
 def test_the_inverse_size_of_the_rest(
     device: torch.device, dtype: torch.dtype, layout: str
 ) -> None:
-    A = randn(4, 70, 130, device=device)
+    A = randn(5, 70, 130, device=device)
     A[1] = 0
     B = A[:, :9] / 2
-    B[2] = 4 * A[2, :9]
-    A[2, 9:] /= 100  # more energy in B than in A: the floor
+    A[2, 9:] /= 100
+    A[4, 9:] /= 100
+    B[2], B[4] = (
+        1.1 * A[2, :9],
+        1.2 * A[4, :9],
+    )  # more energy in B than in A: the floor, and no rest
     A, B = A.to(dtype), B.to(dtype)
     A = A if layout == "wide" else A.mT.contiguous().mT
     got = products.of(device).inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
     want = PLAIN.inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
-    assert got.shape == want.shape == (4, 1, 1)
-    assert got[1] == 0
+    assert got.shape == want.shape == (5, 1, 1)
+    assert got[1] == got[4] == 0
+    assert (got[[0, 2, 3]] > 0).all()
     assert torch.allclose(got.double(), want.double(), rtol=1e-5, atol=0)
     # From sums of squares in 1,300 parts, as momentum leaves them.
     squares = A.double().flatten(1).square().unflatten(1, (1300, 7)).sum(2)
     for ops in (products.of(device), PLAIN):
         again = ops.inverse_rest_size(torch.ones_like(A), B, 61, 1.5, 2.0**-12, squares)
         assert torch.allclose(again.double(), want.double(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("norm", [1e-3, 7.0, 900.0, 4e5, 3e7])
+def test_the_scale_of_a_leading_direction_that_the_head_has_missed(
+    device: torch.device, norm: float
+) -> None:
+    """Squares of G⁵v are up to 1e76 here. A scale of zero would be a step of zero."""
+    m = 96
+    U = torch.linalg.qr(randn(m, m, device=device).double())[0]
+    values = torch.linspace(0.2, 1, m, device=device, dtype=torch.float64)
+    values[-1] = norm
+    G = ((U * values) @ U.mT).to(torch.bfloat16)[None]
+    got = products.of(device).scale_to_one(G, 1.08)
+    assert torch.allclose(got.double(), PLAIN.scale_to_one(G.double(), 1.08), rtol=2e-2)
+    assert got > 0
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30, 1e-44])

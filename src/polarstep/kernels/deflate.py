@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polarstep.kernels.few_columns import hashed, times_few
 from polarstep.kernels.normalize import sum_of_parts, sums_of_squares
-from polarstep.products.deflating import SIGNS
+from polarstep.products.deflating import MOST_ENERGY, SIGNS
 
 __all__ = ["inverse_rest_size", "lifted_norm", "scale_to_one"]
 
@@ -20,14 +20,15 @@ __all__ = ["inverse_rest_size", "lifted_norm", "scale_to_one"]
 @triton.jit
 def _inverse_size_kernel(
     of_M, of_B, inverse, left, parts_M, parts_B,
-    FACTOR: tl.constexpr, FLOOR: tl.constexpr, BLOCK: tl.constexpr,
+    FACTOR: tl.constexpr, FLOOR: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(0).to(tl.int64)
     whole = sum_of_parts(of_M + batch * parts_M, parts_M, BLOCK)
     head = sum_of_parts(of_B + batch * parts_B, parts_B, BLOCK)
     size = FACTOR * tl.sqrt(tl.maximum(whole - head, FLOOR * whole) / left)
-    # A zero matrix has no rest; and 1/δ must be a number of float32.
-    value = tl.where(size > 0, 1 / tl.where(size > 0, size, 1.0), 0.0)
+    # A zero matrix has no rest, nor has one whose basis is too long; 1/δ must be a number of float32.
+    has_rest = (size > 0) & (head <= MOST * whole)
+    value = tl.where(has_rest, 1 / tl.where(size > 0, size, 1.0), 0.0)
     tl.store(inverse + batch, tl.minimum(value, 1e38).to(tl.float32))
 
 
@@ -47,7 +48,7 @@ def inverse_rest_size(
     inverse = torch.empty(len(M), dtype=torch.float32, device=M.device)
     _inverse_size_kernel[(len(M),)](
         of_M, of_B, inverse, left, of_M.shape[1], of_B.shape[1],
-        FACTOR=factor, FLOOR=floor, BLOCK=512,
+        FACTOR=factor, FLOOR=floor, MOST=MOST_ENERGY, BLOCK=512,
     )  # fmt: skip
     return inverse
 
@@ -79,6 +80,18 @@ def _times(G: Tensor, V: Tensor) -> Tensor:
 
 
 @triton.jit
+def _with_squares(sums, most, x):
+    """Sums over rows of (y/most)² with the rows of ``x`` added, and the new most, the largest |y|.
+
+    The squares of G⁵v itself leave float32 where ‖G‖_op is a few thousand.
+    """
+    larger = tl.maximum(most, tl.max(tl.max(tl.abs(x), axis=1), axis=0))
+    unit = tl.where(larger > 0, larger, 1.0)
+    was, y = most / unit, x / unit
+    return sums * (was * was) + tl.sum(y * y, axis=0), larger
+
+
+@triton.jit
 def _scale_kernel(
     V, U, G, scale, M, otherwise,
     MARGIN: tl.constexpr, FULL_AT: tl.constexpr, FEW: tl.constexpr, BM: tl.constexpr,
@@ -87,6 +100,8 @@ def _scale_kernel(
     c = tl.arange(0, FEW)
     before = tl.zeros((FEW,), dtype=tl.float32)
     after = tl.zeros((FEW,), dtype=tl.float32)
+    most_v = tl.max(before, axis=0)
+    most_u = tl.max(after, axis=0)
     diagonal = tl.zeros((BM,), dtype=tl.float32)
     for start in range(0, M, BM):
         r = start + tl.arange(0, BM)
@@ -96,9 +111,11 @@ def _scale_kernel(
         at = batch * M * FEW + r[:, None] * FEW + c[None, :]
         v = tl.load(V + at, mask=r[:, None] < M, other=0.0).to(tl.float32)
         u = tl.load(U + at, mask=r[:, None] < M, other=0.0).to(tl.float32)
-        before += tl.sum(v * v, axis=0)
-        after += tl.sum(u * u, axis=0)
+        before, most_v = _with_squares(before, most_v, v)
+        after, most_u = _with_squares(after, most_u, u)
     ratio = tl.max(tl.where(before > 0, after / tl.where(before > 0, before, 1.0), 0.0), axis=0)
+    grown = most_u / tl.where(most_v > 0, most_v, 1.0)
+    ratio *= grown * grown
     # ratio = λ² and s = 1/(margin·√λ). A matrix that is zero or not finite gets s = 0.
     known = (ratio > 0) & (ratio < 1e38)
     s = 1 / (MARGIN * tl.sqrt(tl.sqrt(tl.where(known, ratio, 1.0))))

@@ -21,6 +21,7 @@ from polarstep.products.sizes import frobenius_norm
 from polarstep.products.squarings import Polynomial
 
 __all__ = [
+    "MOST_ENERGY",
     "SHIFT",
     "SIGNS",
     "Deflating",
@@ -38,6 +39,9 @@ __all__ = [
 SIGNS = 16
 # Directions of Y that are shorter than 2⁻¹⁰·‖Y‖_F are not lifted to unit length: rounding made them.
 SHIFT = 2.0**-20
+# B = QᵀM has at most the energy of M. With this much more, columns of Q are too long by a tenth, and
+# M − DB holds so much of the leading directions that no bound on X₀ is true.
+MOST_ENERGY = 1.25
 
 
 @dataclass(frozen=True)
@@ -116,14 +120,16 @@ class Deflating(ABC):
     ) -> Tensor:
         """1/δ of shape (batch, 1, 1), for the δ of :func:`polarstep.polar.deflation.rest_size`.
 
-        δ² = factor²·max(‖A‖²_F − ‖B‖²_F, floor·‖A‖²_F)/left. A zero matrix has 1/δ = 0. ``squares``, of
-        shape (batch, parts), adds up to ‖A‖²_F, if it is known.
+        δ² = factor²·max(‖A‖²_F − ‖B‖²_F, floor·‖A‖²_F)/left. A zero matrix has 1/δ = 0, and so has a
+        matrix with ‖B‖²_F > 1.25‖A‖²_F, of which X₀ is the head alone. ``squares``, of shape (batch,
+        parts), adds up to ‖A‖²_F, if it is known.
         """
         whole = _energy(A, squares)
         head = frobenius_norm(B).square()
         size = factor * (torch.maximum(whole - head, floor * whole) / left).sqrt()
         most = torch.finfo(torch.promote_types(A.dtype, torch.float32)).max
-        return torch.where(size > 0, 1 / torch.where(size > 0, size, 1), 0).clamp_max(most)
+        has_rest = (size > 0) & (head <= MOST_ENERGY * whole)
+        return torch.where(has_rest, 1 / torch.where(size > 0, size, 1), 0).clamp_max(most)
 
     def rest_norm(
         self,
