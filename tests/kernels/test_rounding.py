@@ -196,15 +196,18 @@ def test_steps_are_as_accurate_as_in_float64(device: torch.device, name: str) ->
         assert (T[-1] == 0).all()  # of the zero matrix
 
 
-def test_a_basis_that_is_longer_than_one_is_in_the_certificate(device: torch.device) -> None:
-    """A warm basis of low-rank matrices that change wholly is not orthonormal in 16 bits."""
-    gradients = [matrix("rank-deficient", 80, 48, seed=seed).float()[None] for seed in (201, 211)]
+@pytest.mark.parametrize("seed", [201, 221, 301])
+@pytest.mark.parametrize("spectrum", ["rank-deficient", "low-rank-and-noise"])
+def test_a_warm_basis_of_matrices_that_change_wholly(
+    device: torch.device, spectrum: str, seed: int
+) -> None:
+    """It is the basis that is hardest to make orthonormal in 16 bits."""
+    gradients = [matrix(spectrum, 80, 48, seed=seed + step).float()[None] for step in (0, 10)]
     _, T = updates(WARM, gradients, device, bounds := Bounds())
     nu = certify(gradients[-1], T).nu
+    assert (nu <= MOST_NU["warm, without Z"]).all()
     assert (nu <= bounds[-1].nu).all()
-    assert (bounds[-1].nu <= nu + 0.1).all()
-    if device.type == "cpu":
-        assert (nu > 2**-6).all()  # more than is allowed for the rounding of T
+    assert (bounds[-1].nu <= nu + 0.15).all()
 
 
 @pytest.mark.parametrize(
