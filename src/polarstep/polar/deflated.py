@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from polarstep import flops, products
 from polarstep.polar import deflation
 from polarstep.polar.base import Carry, Draw, PolarMap, wide
+from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.containing import Containing
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -54,8 +56,10 @@ class Deflated(Containing):
             ``NewtonSchulz(1, "flat")``. ``None``: no steps, and no products beside the head's but for
             an estimate of ‖R‖_op.
         full: the map for matrices on which deflating would cost more than this map.
-        float8: whether a single polynomial step may run in eight bits, on GPUs with such products
-            (:mod:`polarstep.products.float8`).
+        float8: whether a single polynomial step may have products of fewer bits than all others: eight
+            on GPUs with such products (:mod:`polarstep.products.float8`), and bfloat16 in place of
+            float32 on CPUs with matrix tiles (:mod:`polarstep.products.tiles`). Small matrices, and
+            maps with a ``dtype`` of their own, keep the precision of the other products.
 
     ``Deflated()`` alone has a fresh sketch of rank 56 for every shape, and no steps. The map that
     :class:`polarstep.Auto` takes has a warm sketch, a rank that goes with the shape, and one step:
@@ -85,7 +89,8 @@ class Deflated(Containing):
             )
         if not isinstance(self.float8, bool):
             raise TypeError(
-                f"float8={self.float8!r}: expected True or False; False keeps the step in 16 bits"
+                f"float8={self.float8!r}: expected True or False; False keeps the step in the "
+                "precision of the other products"
             )
 
     @property
@@ -176,7 +181,7 @@ class Deflated(Containing):
             first,
             deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(steps.polynomials),
             most=1.5 * head.width + left / factor**2,
-            float8=self.float8 and not others,
+            float8=self._may_round(others),
         )
         if not others:
             return T, lambda: counted_norm(of_first(), head.width)
@@ -211,6 +216,10 @@ class Deflated(Containing):
 
         return T, squared_norm, found.vectors
 
+    def _may_round(self, others: Sequence[Polynomial]) -> bool:
+        """Whether a step may have fewer bits: if it is allowed, and no ``others`` follow it."""
+        return self.float8 and self.rounds_input and not others
+
     def flops(self, m: int, n: int) -> int:
         """The paper's count of the path that is taken."""
         if self.full_space_reason(m, n) is not None:
@@ -230,7 +239,11 @@ class Deflated(Containing):
         head = self.head.describe(m, n, device)
         if self.rest is None:
             return f"Deflated: {head}; rest scaled"
-        return f"Deflated: {head}; {self.rest.describe(m, n, device)}"
+        d0, d1, where = min(m, n), max(m, n), device or torch.device("cpu")
+        tiles = self._may_round(self.rest.polynomials[1:]) and (
+            products.of(where).step_dtype(d0, d1, torch.float32) == torch.bfloat16
+        )
+        return f"Deflated: {head}; {self.rest.describe(m, n, device)}{' in bfloat16' * tiles}"
 
 
 def _precision(A: Tensor, head: Factors) -> float:

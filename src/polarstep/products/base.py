@@ -60,6 +60,13 @@ class Products(Deflating):
         """The precision for sketching an m×n matrix, where directions matter and digits do not."""
         return dtype
 
+    def step_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
+        """The precision of a single step on the rest of an m×n matrix, where ``float8`` is allowed.
+
+        A GPU that takes eight bits decides it for each batch (:mod:`polarstep.products.float8`).
+        """
+        return dtype
+
     def padded(self, width: int, dtype: torch.dtype) -> int:
         """The number of rows, ``width`` or a few more, with which products in ``dtype`` run best."""
         return width

@@ -1,7 +1,8 @@
 """A CPU: float32, half of a symmetric product, and values that can be read without waiting.
 
-Most CPUs emulate bfloat16 products, hundreds of times slower than float32. On CPUs that have
-bfloat16 arithmetic only sketches use it: elsewhere float32 is fast enough to keep its digits.
+Most CPUs emulate bfloat16 products, hundreds of times slower than float32. On CPUs with matrix tiles for
+bfloat16 two things use them: sketches, and a single step on the rest of a deflated map
+(:mod:`polarstep.products.tiles`). All else keeps the digits of float32.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from polarstep.products.deflating import SIGNS, Head, signs, start_vectors
 from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial, Squaring, squarings
+from polarstep.products.tiles import polynomial_in_tiles
 from polarstep.torch_compile import constant
 
 __all__ = ["Cpu", "has_tiles"]
@@ -46,8 +48,11 @@ class Cpu(Products):
         Rounding Y leaves its basis as good, as long as the basis is then made orthonormal in
         float32.
         """
-        fast = dtype == torch.float32 and min(m, n) >= TILES_FROM
-        return torch.bfloat16 if fast and has_tiles() else dtype
+        return torch.bfloat16 if _suits_tiles(min(m, n), dtype) else dtype
+
+    def step_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
+        """bfloat16 for float32 where a CPU has matrix tiles (:mod:`polarstep.products.tiles`)."""
+        return torch.bfloat16 if _suits_tiles(min(m, n), dtype) else dtype
 
     def times(self, factor: Tensor, S: Tensor, width: int | None = None) -> Tensor:
         """``factor·S``; in bfloat16 not by transposed factors, which torch would copy first."""
@@ -99,6 +104,7 @@ class Cpu(Products):
         """One matrix after the other: memory holds X₀, G and the polynomial of a single matrix.
 
         Reading a number is free, so δ and s are factors of the products instead of passes over memory.
+        In bfloat16 if ``float8`` allows it and the CPU has tiles.
         """
         chain = squarings(polynomial)
         if chain is None or A.dtype.itemsize < 4 or not _may_write(A, head.Q, head.X):
@@ -106,13 +112,18 @@ class Cpu(Products):
         flat = self.flat_product(A, self.dual(head), inverse)
         transposed = A.mT.is_contiguous() and not A.is_contiguous()
         T = torch.empty_like(A.mT).mT if transposed else torch.empty_like(A)
-        start = start_vectors(A.shape[-2], A.device).to(A.dtype)[0]
+        dtype = self.step_dtype(*A.shape[-2:], A.dtype) if float8 else A.dtype
+        start = start_vectors(A.shape[-2], A.device).to(dtype)[0]
         for i, out in enumerate(T):
-            X = torch.empty_like(out)
+            # In bfloat16 a rounded copy of X₀ is made, and X₀ itself may lie where T will.
+            X = torch.empty_like(out) if dtype == A.dtype else out
             _write_sum(X, flat.A[i], float(flat.inverse[i]), flat.L[i], flat.R[i])
+            if dtype != A.dtype:
+                _write_in_tiles(out, X.to(dtype), chain, start, margin)
+                continue
             G = self.symmetric(X[None], X[None])
             squared = self.commuting(G, G)
-            s = _scale_to_one(G[0], squared[0], start, margin)
+            s = _scale_to_one(G[0], (squared[0],) * 2, start, margin)
             P = self._scaled(G, squared, chain, s)
             _write_symmetric_times(out, P[0], X)
         return T, partial(_squared_norm, T)
@@ -207,23 +218,40 @@ def _squared_norm(T: Tensor) -> Tensor:
     return (T.mT @ V).square().sum((-2, -1)) / SIGNS
 
 
-def _scale_to_one(G: Tensor, squared: Tensor, V: Tensor, margin: float) -> float:
+def _write_in_tiles(
+    out: Tensor, X: Tensor, chain: tuple[Squaring, ...], start: Tensor, margin: float
+) -> None:
+    """``out ← s·P(s²G)X`` for G = XXᵀ and X in bfloat16, in the memory layout of ``out``."""
+    G = X @ X.mT
+    s = _scale_to_one(G, (G,) * 4, start, margin)
+    T = torch.empty_like(X)
+    _write_symmetric_times(T, polynomial_in_tiles(G, chain, s), X)
+    out.copy_(T)
+
+
+def _scale_to_one(G: Tensor, powers: tuple[Tensor, ...], V: Tensor, margin: float) -> float:
     """The s of :meth:`polarstep.products.Products.scale_to_one` for one G, from start vectors V.
 
-    ``squared`` = G², which P(G) needs too, makes G⁴V of two products.
+    ``powers`` are powers of G whose product is G⁴. Norms are added up in float32 at least.
     """
-    tiny = torch.finfo(G.dtype).tiny
-    for _ in range(2):
-        V = squared @ V
-        V = V / torch.linalg.vector_norm(V).clamp_min(tiny)
-    lengths = torch.linalg.vector_norm(V, dim=0).clamp_min(tiny)
-    largest = float((torch.linalg.vector_norm(G @ V, dim=0) / lengths).amax())
+    dtype = torch.promote_types(G.dtype, torch.float32)
+    tiny = torch.finfo(dtype).tiny
+    for power in powers:
+        V = power @ V
+        V = V / torch.linalg.vector_norm(V, dtype=dtype).clamp_min(tiny)
+    lengths = torch.linalg.vector_norm(V, dim=0, dtype=dtype).clamp_min(tiny)
+    largest = float((torch.linalg.vector_norm(G @ V, dim=0, dtype=dtype) / lengths).amax())
     return 1 / (margin * math.sqrt(largest)) if 0 < largest < math.inf else 0.0
 
 
 def _strips(m: int) -> Iterator[tuple[int, int]]:
     count = round(m / STRIP)
     return pairwise(m * i // count for i in range(count + 1))
+
+
+def _suits_tiles(m: int, dtype: torch.dtype) -> bool:
+    """Whether products of matrices with m rows in ``dtype`` are worth rounding to bfloat16."""
+    return dtype == torch.float32 and m >= TILES_FROM and has_tiles()
 
 
 @constant
