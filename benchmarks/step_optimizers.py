@@ -43,9 +43,16 @@ WITH_RMS = ("full space, PolarExpress 5", "Deflated 120, warm, one step", "LowRa
 # What follows the name of a map whose step has this option.
 ROWS, RMS = ", rows normalized", ", update RMS of 0.2"
 
+# Two maps in another precision than the usual: bfloat16 in full space, which a CPU with tiles can have,
+# and a step on the rest with as many bits as all other products.
+FULL_IN_BFLOAT16 = "full space, PolarExpress 5, in bfloat16"
+ALL_BITS = "Deflated 120, warm, one step, float8=False"
+
 # Rows that are timed only where they are asked for.
 ASKED_FOR = (
     EARLIER + ROWS,
+    FULL_IN_BFLOAT16,
+    ALL_BITS,
     *HEADS,
     QUARTER,
     *(name + ROWS for name in HEADS),
@@ -105,6 +112,19 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
     }
 
 
+def in_other_bits() -> dict[str, Callable[[], ps.PolarMap]]:
+    """The maps of :data:`FULL_IN_BFLOAT16` and :data:`ALL_BITS`."""
+
+    def all_bits() -> ps.Deflated:
+        head = ps.LowRank(120, 8, sketch=ps.Warm(), inner=INNER)
+        return ps.Deflated(head, ps.NewtonSchulz(1, "flat"), float8=False)
+
+    return {
+        FULL_IN_BFLOAT16: lambda: ps.NewtonSchulz(5, "polar-express", dtype=torch.bfloat16),
+        ALL_BITS: all_bits,
+    }
+
+
 def optimizers(
     params: list[Tensor], rank: int, oversample: int, device: torch.device, *, others: bool = True
 ) -> Iterator[tuple[str, Make]]:
@@ -128,6 +148,8 @@ def optimizers(
         yield name + ROWS, partial(_muon, params, whole[name], transform=ps.NormalizedRows())
     for name in (*HEADS, QUARTER):
         yield name, partial(_muon, params, whole[name])
+    for name, make in in_other_bits().items():
+        yield name, partial(_muon, params, make)
     for name in WITH_RMS:
         yield name + RMS, partial(_muon, params, polars[name], lr_scale="rms")
 

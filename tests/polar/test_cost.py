@@ -222,8 +222,10 @@ def test_the_number_of_operations(polar, launches, shape):
     assert seconds(polar, *shape, alone, count=5) == 5 * launches
 
 
-def test_the_figures_of_a_device():
-    assert figures_of(torch.device("cpu")) is DEVICES["cpu"]
+def test_the_figures_of_a_device(monkeypatch):
+    for has, name in ((False, "cpu"), (True, "cpu with tiles")):
+        monkeypatch.setattr("polarstep.polar.cost.has_tiles", lambda has=has: has)
+        assert figures_of(torch.device("cpu")) is DEVICES[name]
     assert figures_of(torch.device("meta")) is DEVICES["other"]
     assert figures_of(torch.device("cuda")) in DEVICES.values()
 

@@ -1,4 +1,4 @@
-"""A step on the rest in bfloat16, as on CPUs with matrix tiles; products in bfloat16 run on every CPU."""
+"""A step on the rest in bfloat16, as on CPUs with matrix tiles. Every CPU can multiply in bfloat16."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from polarstep.polar.finders import Finder, Fresh, Kept, Warm
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import whitened_polynomials
+from polarstep.products.cpu import has_tiles
 from polarstep.products.deflating import SIGNS
 from polarstep.products.squarings import square_products
 
@@ -69,8 +70,9 @@ class Device:
     """Rows at which large products reach half of ``rate``: m rows reach m/(m + half_rate) of it."""
     tile: int = 1
     """Rows of large products are computed in multiples of this number."""
-    eight_bits: float = 1.0
-    """The rate of products in eight bits over that of 16 bits; one if the device has none."""
+    fewer_bits: float = 1.0
+    """The rate of products of half as many bits over that of others, which a single step on the rest may
+    have (``float8=``): 8 over 16 bits on a GPU, 16 over 32 on a CPU. One if the device has none."""
     launches_shared: bool = True
     """Whether an operation on a bucket is one launch, whatever the number of matrices."""
 
@@ -93,7 +95,7 @@ class Device:
         return Cost(nbytes / self.bandwidth, 1)
 
 
-def _gpu(teraflops: float, terabytes: float, eight_bits: float = 1.0) -> Device:
+def _gpu(teraflops: float, terabytes: float, fewer_bits: float = 1.0) -> Device:
     """A GPU with tensor cores from its data sheet: dense bfloat16 TFLOP/s and TB/s.
 
     Every GPU is taken to reach the shares of its data sheet that an H200 (989 TFLOP/s, 4.8 TB/s)
@@ -113,10 +115,14 @@ def _gpu(teraflops: float, terabytes: float, eight_bits: float = 1.0) -> Device:
         halved=0.5,
         half_rate=256,
         tile=128,
-        eight_bits=eight_bits,
+        fewer_bits=fewer_bits,
     )
 
 
+# Two cores of a server, results/step-cost/cpu-no-tiles.json: full-space steps, inner iterations,
+# momentum, AdamW. More cores have more of each. With this time of an operation Deflated and full space
+# break even at 128 to 192 rows, as measured.
+CPU = Device(180e9, 120e9, 25e9, 48e9, launch=2e-5, itemsize=4, halved=0.625, launches_shared=False)
 # By a part of the name that torch gives a GPU, or by the type of device. Data sheets: NVIDIA, SXM.
 DEVICES: dict[str, Device] = {
     "B200": _gpu(2250, 8.0, 1.9),
@@ -126,12 +132,9 @@ DEVICES: dict[str, Device] = {
     # GPUs without a row here are taken to be an H100 without products in eight bits. Launches are a
     # larger part of the time on an H100 than on slower GPUs: a sketch that pays there pays on them, too.
     "cuda": _gpu(989, 3.35),
-    # Two cores of a server, results/step-cost/cpu.json: full-space steps, inner iterations, momentum,
-    # AdamW. More cores have more of each. With this time of an operation Deflated and full space break
-    # even at 128 to 192 rows, as measured.
-    "cpu": Device(
-        180e9, 120e9, 25e9, 48e9, launch=2e-5, itemsize=4, halved=0.625, launches_shared=False
-    ),
+    "cpu": CPU,
+    # Tiles multiply bfloat16 FEWER times as fast, but compute both halves of a symmetric product.
+    "cpu with tiles": replace(CPU, fewer_bits=3.5),
     # Devices of another kind: torch's own operations, in float32, launched one by one.
     "other": Device(10e12, 4e12, 0.3e12, 0.3e12, launch=1e-5, itemsize=4, halved=1.0),
 }
@@ -144,7 +147,8 @@ def figures_of(device: torch.device) -> Device:
         for part, figures in DEVICES.items():
             if part in name:
                 return figures
-    return DEVICES.get(device.type, DEVICES["other"])
+    name = "cpu with tiles" if device.type == "cpu" and has_tiles() else device.type
+    return DEVICES.get(name, DEVICES["other"])
 
 
 def seconds(polar: PolarMap, m: int, n: int, on: Device, count: int = 1) -> float:
@@ -281,9 +285,9 @@ def _scaled_by_kernels(polar: Deflated, m: int, n: int, on: Device) -> Cost:
 
 
 def _steps(polar: Deflated, rest: NewtonSchulz, m: int, n: int, on: Device) -> Cost:
-    """The norm of XXᵀ from five products with 16 columns, and the steps; a single step in eight bits."""
-    if polar.float8 and on.eight_bits > 1 and rest.steps == 1 and m >= NARROW:
-        on = replace(on, rate=on.eight_bits * on.rate, itemsize=1)
+    """The norm of XXᵀ from five products with 16 columns, and the steps; a single step in fewer bits."""
+    if polar.float8 and on.fewer_bits > 1 and rest.steps == 1 and m >= NARROW:
+        on = replace(on, rate=on.fewer_bits * on.rate, itemsize=on.itemsize // 2)
         steps = _products(1, square_products(rest.polynomials[0]), m, n, on)
     else:
         steps = _iteration(rest.polynomials, m, n, on)

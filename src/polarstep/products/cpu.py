@@ -112,8 +112,9 @@ class Cpu(Products):
         flat = self.flat_product(A, self.dual(head), inverse)
         transposed = A.mT.is_contiguous() and not A.is_contiguous()
         T = torch.empty_like(A.mT).mT if transposed else torch.empty_like(A)
-        dtype = self.step_dtype(*A.shape[-2:], A.dtype) if float8 else A.dtype
-        start = start_vectors(A.shape[-2], A.device).to(dtype)[0]
+        m, n = A.shape[-2:]
+        dtype = self.step_dtype(m, n, A.dtype) if float8 else A.dtype
+        start = start_vectors(m, A.device).to(dtype)[0]
         for i, out in enumerate(T):
             # In bfloat16 a rounded copy of X₀ is made, and X₀ itself may lie where T will.
             X = torch.empty_like(out) if dtype == A.dtype else out

@@ -36,8 +36,9 @@ def frobenius_norm(X: Tensor) -> Tensor:
 
 def _norm_by_pieces(x: Tensor) -> Tensor:
     """‖x‖_F of one matrix in float64."""
-    pieces = x.reshape(-1).split(PIECE)
-    return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64) for each in pieces]).norm()
+    pieces = torch.split(x.reshape(-1), PIECE)
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in pieces]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def largest_entry(X: Tensor) -> Tensor:
