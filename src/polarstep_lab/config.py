@@ -89,7 +89,8 @@ class PolarConfig:
     ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"scaled"`` and
     ``"lifted"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the
     head by one step of degree 17. Records of earlier versions say ``"jointly"`` for ``"lifted"``. With
-    ``float8`` this step is in eight bits on GPUs that have them; in earlier versions it never was.
+    ``float8`` this step is in eight bits on GPUs that have them, and in bfloat16 on CPUs with tiles; in
+    earlier versions it never was.
 
     With ``auto`` the map is chosen for each shape and device (:class:`polarstep.Auto` with this
     budget), and all other settings have their defaults.

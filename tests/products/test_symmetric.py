@@ -65,3 +65,17 @@ def test_of_commuting_matrices():
 def test_strides_do_not_matter():
     X = gaussian(3, 40, 600).mT[::2]
     torch.testing.assert_close(symmetric_product(X, X), X @ X.mT)
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_tiles_compute_the_whole_product(has, monkeypatch):
+    monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: has)
+    X = gaussian(1, 520, 13).bfloat16()
+    for dtype, halved in ((torch.bfloat16, not has), (torch.float32, True)):
+        counter = FlopCounterMode(display=False)
+        with counter:
+            G = symmetric_product(X.to(dtype), X.to(dtype))
+        flops = Cpu().symmetric_flops(520, 13, dtype)
+        assert counter.get_total_flops() == flops
+        assert (flops < 0.7 * 2 * 520 * 520 * 13) == halved
+        torch.testing.assert_close(G, (X.double() @ X.double().mT).to(dtype), atol=0.05, rtol=0.01)

@@ -70,12 +70,19 @@ class Cpu(Products):
         beta: float = 1.0,
         identity: float = 0.0,
     ) -> Tensor:
-        """Computed in strips on and below the diagonal; the entries above are copied."""
-        if A.shape[-2] >= self.symmetric_from:
+        """Computed in strips on and below the diagonal; the entries above are copied.
+
+        Tiles compute the whole product sooner than the strips.
+        """
+        if self._halves(A.shape[-2], A.dtype):
             return _halved(A, B.mT, plus, alpha, beta, identity)
         if _copies_transposed() and B.shape[-2] * B.shape[-1] <= LARGEST_COPIED:
             B = B.mT.contiguous().mT
         return super().symmetric(A, B, plus=plus, alpha=alpha, beta=beta, identity=identity)
+
+    def _halves(self, m: int, dtype: torch.dtype) -> bool:
+        """Whether symmetric products of m rows are computed in strips."""
+        return m >= self.symmetric_from and not (dtype == torch.bfloat16 and has_tiles())
 
     def commuting(
         self,
@@ -152,7 +159,7 @@ class Cpu(Products):
 
     def symmetric_flops(self, m: int, k: int, dtype: torch.dtype) -> int:
         """FLOPs of the strips."""
-        if m < self.symmetric_from:
+        if not self._halves(m, dtype):
             return super().symmetric_flops(m, k, dtype)
         return sum(2 * end * (end - first) * k for first, end in _strips(m))
 
@@ -227,7 +234,7 @@ def _write_in_tiles(
     s = _scale_to_one(G, (G,) * 4, start, margin)
     T = torch.empty_like(X)
     _write_symmetric_times(T, polynomial_in_tiles(G, chain, s), X)
-    out.copy_(T)
+    out.copy_(T).mul_(s)
 
 
 def _scale_to_one(G: Tensor, powers: tuple[Tensor, ...], V: Tensor, margin: float) -> float:
