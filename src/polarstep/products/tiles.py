@@ -23,7 +23,7 @@ __all__ = ["polynomial_in_tiles"]
 
 
 def polynomial_in_tiles(G: Tensor, chain: tuple[Squaring, ...], s: float) -> Tensor:
-    """``P(s²G)`` for a symmetric G in bfloat16 and the P of ``chain``; s = 0 gives zero, and keeps NaN."""
+    """``P(s²G)`` for a symmetric G in bfloat16 and the P of ``chain``; zero or NaN for s = 0."""
     if s == 0:
         return 0 * G
     # As factors of the first product the powers of s would not round G again. But oneDNN compiles a
