@@ -23,7 +23,7 @@ def cpu_speedup() -> str:
         found.append(loop / times["LowRank, the paper's (h=1, q=7)", "nanoGPT"]["ms"])
     return (
         f"{found[1]:.1f} times as fast as a float32 loop of seven Newton–Schulz steps on nanoGPT's "
-        f"matrices, and {found[0]:.1f} times on a CPU with bfloat16 tiles"
+        f"matrices, and {found[0]:.1f} times on a CPU with bfloat16 tiles (single runs)"
     )
 
 
@@ -55,7 +55,10 @@ def cpu_fast_maps() -> str:
             for name in _FAST
             for load in ("nanoGPT", "one of each", _SMALL, "3072×768")
         ]
-    return f"at least {min(gains):.1f} times as fast as the loop on these shapes, with and without tiles"
+    return (
+        f"at least {min(gains):.1f} times as fast as the loop on these shapes, on a CPU with and "
+        "without tiles (single runs)"
+    )
 
 
 @claim
@@ -71,9 +74,10 @@ def cpu_small_matrix() -> str:
         for name in ("a loop of Newton–Schulz 7", "LowRank, the paper's (h=1, q=7)")
     )
     return (
-        f"it is {loop / ours:.1f} times as fast there, although the loop has {work:.1f} times as many "
-        f"FLOPs by the paper's count. Of the phases of a warm sketch, orthonormalization and inner "
-        f"iteration take {part:.0%} of the time there"
+        f"it is {loop / ours:.1f} times as fast as the loop on a CPU with tiles (a single run), "
+        f"although for {_SMALL} the loop has {work:.1f} times as many FLOPs by the paper's count. Of "
+        f"the phases of a warm sketch, orthonormalization and inner iteration take {part:.0%} of the "
+        "time there"
     )
 
 
@@ -87,7 +91,8 @@ def cpu_auto() -> str:
     ]
     return (
         f'`polar="auto"` is {found[0]:.1f} times as fast as full space with PolarExpress 5 on a tenth '
-        f"of nanoGPT's matrices, and {found[1]:.1f} times on one of each shape"
+        f"of nanoGPT's matrices, and {found[1]:.1f} times on one of each shape, on two ARM cores (a "
+        "single run)"
     )
 
 

@@ -358,6 +358,20 @@ def long_run_edges() -> str:
 
 
 @claim
+def best_rate_of_muon() -> str:
+    """The rate that the short runs chose for the rows of Muon that have rates of their own."""
+    muons = [
+        row.slug for row in TABLE if row.method.algorithm == "muon" and row.slug in study.rates()
+    ]
+    tried = [study.rates()[slug] for slug in muons]
+    best = sorted({min(found, key=lambda lr: found[lr]) for found in tried})
+    return (
+        f"{' or '.join(f'{lr:g}' for lr in best)} in each of the {len(muons)} rows that have rates of "
+        "their own (one seed)"
+    )
+
+
+@claim
 def long_run_time() -> str:
     """What part of a whole step of the long run is the optimizer's."""
     told = []
