@@ -190,8 +190,8 @@ def parts_of_low_rank() -> str:
     found, timed, trained = _parts_apart()
     assert {"`LowRank`, h = 0", "`LowRank`, the paper's"} <= {each.title for each in found}
     return (
-        f"the 8B price of `LowRank` is of {timed} of the width and its perplexity of {trained}, so they "
-        "do not belong together"
+        f"the 8B price of `LowRank` is of {timed} of the width and its perplexity of {trained}: the "
+        "perplexity at that price is not known"
     )
 
 
