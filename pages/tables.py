@@ -340,7 +340,7 @@ def choice_table(folder: Path) -> str:
 
 def _part(ell: int | None, width: int) -> str:
     """As ``128 (17%)``; a dash without a sketch."""
-    return "–" if ell is None else f"{ell} ({ell / width:.0%})"
+    return "–" if ell is None else f"{ell}\N{NO-BREAK SPACE}({ell / width:.0%})"
 
 
 def received_table(ledger: Path) -> str:

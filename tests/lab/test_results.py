@@ -588,7 +588,8 @@ def test_a_price_stands_beside_a_perplexity_of_the_same_part_of_the_width(
         monkeypatch.setattr(each, "weighed", lambda: shown)
         monkeypatch.setattr(each, "steps", lambda record=None: times)
     assert [each.trained_columns for each in shown] == [None, 208, 208]
-    lines = tables.TABLES["choice"](ROOT / "results/step-cost").splitlines()
+    text = tables.TABLES["choice"](ROOT / "results/step-cost")
+    lines = text.replace("\N{NO-BREAK SPACE}", " ").splitlines()
     gpu, layer, arm = (
         next(k for k, line in enumerate(lines) if line.startswith(f"| {place[0]} |"))
         for place in tables.PLACES
