@@ -97,6 +97,27 @@ def cpu_auto() -> str:
 
 
 @claim
+def cpu_auto_tiles() -> str:
+    """The same with tiles, which run the step on the rest in bfloat16; and full space in bfloat16."""
+    times = steps("results/step-cost/cpu-tiles.json")
+
+    def gain(name: str, load: str = "nanoGPT", over: str = FULL_SPACE) -> str:
+        return f"{times[over, load]['ms'] / times[name, load]['ms']:.1f}"
+
+    sixteen = f"{FULL_SPACE}, in bfloat16"
+    return (
+        f'`polar="auto"` (rank 120 + 8) is {gain("auto")} times as fast as full space with '
+        f"PolarExpress 5 in float32, the default there, on a tenth of nanoGPT's matrices, and "
+        f"{gain('auto', 'one of each')} times on one of each shape. Rank 56 is "
+        f"{gain('Deflated 56, warm, one step')} times as fast, and rank 120 with that step in float32 "
+        f"{gain('Deflated 120, warm, one step, float8=False')} times. But full space can be in bfloat16 "
+        f"too, and is {gain(sixteen)} times as fast then: beside it `auto` is "
+        f"{gain('auto', over=sixteen)} times as fast, and {gain('auto', 'one of each', sixteen)} times "
+        "on one of each shape (a single run)"
+    )
+
+
+@claim
 def cpu_auto_flops() -> str:
     """The same by the paper's count of FLOPs."""
     shapes = [(768, 768)] * 4 + [(768, 3072)] * 2
