@@ -133,8 +133,8 @@ DEVICES: dict[str, Device] = {
     # larger part of the time on an H100 than on slower GPUs: a sketch that pays there pays on them, too.
     "cuda": _gpu(989, 3.35),
     "cpu": CPU,
-    # results/step-cost/cpu-tiles.json. Tiles multiply three to eight times as fast, but compute symmetric
-    # products whole, and matrices are rounded before and after.
+    # results/step-cost/cpu-tiles.json. Tiles multiply three to eight times as fast, but compute
+    # symmetric products whole, and matrices are rounded before and after.
     "cpu with tiles": replace(CPU, fewer_bits=2.0),
     # Devices of another kind: torch's own operations, in float32, launched one by one.
     "other": Device(10e12, 4e12, 0.3e12, 0.3e12, launch=1e-5, itemsize=4, halved=1.0),
