@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from tests.own_parts import Run, sketched
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import polarstep as ps
+from polarstep.optim.stepping import replay_plan
+from polarstep.optim.stepping.by_tables import has_momentum_like, lies_like
 
 SKETCHED = sketched(ps.Gaussian())
 
@@ -120,3 +125,110 @@ def test_parameters_that_were_moved_are_no_longer_where_the_plan_has_them(
             optimizer.step()
         ends.append(p.detach().float())
     assert torch.allclose(*ends, atol=2e-2)
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts torch's operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def gradient(p: Tensor, step: int) -> Tensor:
+    values = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+    return torch.empty_like(p).copy_(values)
+
+
+def shifted(G: Tensor) -> Tensor:
+    """G eight bytes after an address that is a multiple of 16, as it may lie in a bucket of DDP."""
+    room = G.new_empty(G.numel() + 2)[2:].view(G.shape)
+    assert room.data_ptr() % 16 == 8
+    return room.copy_(G)
+
+
+def strided(G: Tensor) -> Tensor:
+    return G.mT.contiguous().mT
+
+
+@pytest.mark.parametrize("how", ["in another order", "gone"])
+def test_momentum_that_was_replaced_between_two_steps(device: torch.device, how: str) -> None:
+    """A filter in ``channels_last``, and its momentum as another format of checkpoints returns it."""
+    ends = []
+    for fused in (True, False):
+        p = torch.nn.Parameter(torch.ones(16, 8, 2, 2, device=device))
+        p.data = p.data.to(memory_format=torch.channels_last)
+        optimizer = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused)
+        for step in range(5):
+            if step == 3:
+                C = optimizer.state[p].pop("momentum_buffer")
+                assert not C.is_contiguous()
+                if how == "in another order":
+                    optimizer.state[p]["momentum_buffer"] = C.contiguous()
+            p.grad = gradient(p, step)
+            optimizer.step()
+            assert bool(optimizer._replayed.buckets) == fused
+        ends.append(p.detach())
+    assert (ends[0] - ends[1]).norm() <= (2e-2 if device.type == "cuda" else 1e-5) * ends[1].norm()
+
+
+def test_momentum_on_another_device_is_not_for_the_kernels(device: torch.device) -> None:
+    """They would read its address as one of their own device."""
+    p = torch.nn.Parameter(torch.eye(16, device=device))
+    elsewhere = torch.zeros(16, 16, device="meta")
+    assert elsewhere.data_ptr() % 16 == 0
+    assert lies_like(torch.zeros_like(p), p)
+    assert not lies_like(elsewhere, p)
+    assert not has_momentum_like(p, {"momentum_buffer": elsewhere})
+
+
+@pytest.mark.parametrize("first", [strided, shifted, torch.Tensor.clone])
+@pytest.mark.parametrize("later", [strided, shifted, torch.Tensor.clone])
+def test_a_gradient_that_lies_otherwise_leaves_its_parameter_with_the_kernels(
+    device: torch.device, first: Any, later: Any
+) -> None:
+    ends = []
+    for changed in (True, False):
+        params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(3)]
+        optimizer = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3))
+        for step in range(4):
+            for i, p in enumerate(params):
+                G = gradient(p, 10 * step + i)
+                p.grad = (later if step else first)(G) if changed and i else G
+            with Operations() as ops:
+                optimizer.step()
+            assert optimizer._replayed._plan.fused == [[0, 1, 2]]
+            odd = changed and (later if step else first) is not torch.Tensor.clone
+            assert ops.counts["_foreach_copy_"] == odd  # all copies of a step are one operation
+        ends.append([p.detach() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_only_the_gradients_have_new_rows_where_only_they_have_moved(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of many parameters would spend its time on addresses that are in the tables already."""
+    made, found = list[int](), replay_plan.offsets
+    monkeypatch.setattr(replay_plan, "offsets", lambda member: made.append(1) or found(member))
+    rows = replay_plan._lasting_rows
+    filled = list[int]()
+    monkeypatch.setattr(replay_plan, "_lasting_rows", lambda plan: filled.append(1) or rows(plan))
+    params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(3)]
+    optimizer, kept = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3)), []
+    for step in range(4):
+        for p in params:
+            kept.append(gradient(p, step))  # alive, so that no later one is at the same address
+            p.grad = kept[-1]
+        before = optimizer._replayed._plan.gradients
+        optimizer.step()
+        assert optimizer._replayed._plan.gradients != before
+    assert (len(made), len(filled)) == (3, 1)
+    optimizer.state[params[0]]["momentum_buffer"] = torch.zeros_like(params[0])
+    optimizer.step()
+    assert (len(made), len(filled)) == (3, 2)

@@ -25,13 +25,21 @@ from polarstep.optim.scaling import corrected
 from polarstep.optim.stepping import step
 from polarstep.optim.stepping.carried import carried_dtype, entry
 from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
-from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
+from polarstep.optim.stepping.low_precision import is_compensated, momentum_of, stored_dtype
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
 
-__all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like", "runs_by_kernels"]
+__all__ = [
+    "ALIGNMENT",
+    "TableBucket",
+    "can_tabulate",
+    "lies_like",
+    "offsets",
+    "readable",
+    "runs_by_kernels",
+]
 
 # Vector loads need addresses that are multiples of this many bytes.
 ALIGNMENT = 16
@@ -43,7 +51,7 @@ def runs_by_kernels(group: Group, device: torch.device) -> bool:
     return rounds and kernels.available(device)
 
 
-def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
+def can_tabulate(group: Group, p: Tensor) -> bool:
     """Whether the kernels can update ``p`` in place, by its dtype, layout and group options."""
     if not runs_by_kernels(group, p.device):
         return False
@@ -64,7 +72,6 @@ def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
         )
         and _rows_in_turn(p, view)
         and lies_like(p, p)
-        and (buffer is None or lies_like(buffer, p))
     )
 
 
@@ -81,20 +88,40 @@ def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
     return flattened and p.dim() in formats and p.is_contiguous(memory_format=formats[p.dim()])
 
 
-def lies_like(tensor: Tensor, p: Tensor) -> bool:
-    """Whether ``tensor`` has the dtype and strides of ``p`` and an aligned address of its own."""
+def readable(tensor: Tensor, p: Tensor) -> bool:
+    """Whether the kernels can read ``tensor``, or else a copy of it that lies as ``p`` does."""
     return (
-        (type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor))
-        and tensor.dtype == p.dtype
+        tensor.dtype == p.dtype
+        and tensor.device == p.device
+        and (type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor))
+    )
+
+
+def lies_like(tensor: Tensor, p: Tensor) -> bool:
+    """Whether the kernels can work on ``tensor`` in place: in the layout of ``p``, and aligned."""
+    return (
+        readable(tensor, p)
         and tensor.stride() == p.stride()
         and tensor.data_ptr() % ALIGNMENT == 0
     )
 
 
-def addresses(member: Member, first: int) -> list[int]:
-    """Addresses of a member's matrices in a tensor at ``first`` laid out as its parameter."""
+def has_momentum_like(p: Tensor, of_parameter: dict[str, Any]) -> bool:
+    """Whether the kernels can update C, which is put in the precision and layout of ``p`` if it can be.
+
+    A checkpoint that went through another format may have C of a ``channels_last`` filter in another
+    order. While a graph is captured it stays there, as every replay would copy it again.
+    """
+    C = momentum_of(p, of_parameter, p.dtype)
+    if not lies_like(C, p) and readable(C, p) and not in_a_graph():
+        C = of_parameter["momentum_buffer"] = torch.empty_like(p).copy_(C)
+    return lies_like(C, p)
+
+
+def offsets(member: Member) -> list[int]:
+    """The first bytes of a member's matrices, from the first byte of its parameter."""
     size = member.param.element_size()
-    return [first + size * corner for corner in member.view.corners(member.block)]
+    return [size * corner for corner in member.view.corners(member.block)]
 
 
 class TableBucket:

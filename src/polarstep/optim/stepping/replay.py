@@ -10,16 +10,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import cycle, repeat
 
 import torch
 
 from polarstep import kernels
 from polarstep.optim.groups import Group, is_transposed
-from polarstep.optim.stepping.by_tables import TableBucket, can_tabulate, lies_like
+from polarstep.optim.stepping.by_tables import (
+    TableBucket,
+    can_tabulate,
+    has_momentum_like,
+    readable,
+)
 from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
-from polarstep.optim.stepping.low_precision import momentum_of
-from polarstep.optim.stepping.replay_plan import Plan, Run, fill_tables, goes_on, key_of
+from polarstep.optim.stepping.replay_plan import (
+    Plan,
+    Run,
+    fill_tables,
+    goes_on,
+    gradients,
+    key_of,
+    still_lies,
+)
 from polarstep.optim.stepping.step import PolarHook, show
 from polarstep.optim.transforms import followed
 
@@ -41,7 +53,7 @@ class ReplayedStep:
     def __init__(self) -> None:
         self.buckets: dict[tuple[Signature, int], TableBucket] = {}
         self._streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
-        self._plan = Plan((), [], [], [])
+        self._plan = Plan((), [], [], [], [])
 
     @property
     def graphs(self) -> dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]]:
@@ -60,7 +72,8 @@ class ReplayedStep:
     def _run(
         self, plan: Plan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
     ) -> None:
-        fill_tables(plan, works, state)
+        grads = gradients(plan, works)  # copies among them must live until all is launched
+        fill_tables(plan, grads)
         first = works[0].group["step"]
         now = [
             (bucket, _of_now(members, works), first + offset)
@@ -111,35 +124,35 @@ class ReplayedStep:
         return self._streams_of[device]
 
     def _plan_for(self, works: list[Work], state: State) -> Plan:
-        key = tuple(key_of(work, works[0]) for work in works)
+        can_read = [
+            [readable(G, p) for p, G in zip(work.params, work.grads, strict=True)] for work in works
+        ]
+        key = tuple(key_of(*each) for each in zip(works, repeat(works[0]), can_read, strict=False))
         plan = self._plan
-        if (
-            key == plan.key
-            and all(
-                lies_like(works[w].grads[i], works[w].params[i])
-                for w, indices in enumerate(plan.fused)
-                for i in indices
-            )
-            and goes_on(plan, state)
-        ):
+        if key == plan.key and still_lies(plan, state) and goes_on(plan, state):
             return plan
-        fused, members = [], []
-        for work in works:
-            can = [
-                lies_like(grad, p) and can_tabulate(work.group, p, state[p].get("momentum_buffer"))
-                for p, grad in zip(work.params, work.grads, strict=True)
-            ]
-            fused.append([i for i, yes in enumerate(can) if yes])
+        fused, params, members = [], [], []
+        for work, can in zip(works, can_read, strict=True):
+            fused.append(
+                [
+                    i
+                    for i, (p, yes) in enumerate(zip(work.params, can, strict=True))
+                    if yes and can_tabulate(work.group, p) and has_momentum_like(p, state[p])
+                ]
+            )
             lasting = work.without_gradients()
             for i in fused[-1]:
-                momentum_of(work.params[i], state[work.params[i]], work.params[i].dtype)
+                params.append(work.params[i])
                 members += list(members_of(lasting, i, state))
         if not members:
-            return Plan(key, fused, [], [])
+            return Plan(key, fused, [], [], [])
         first = works[0].group["step"]
         idle = [work.group for work in works if not work.params]
         runs = list(self._runs(members, first, idle))
-        return Plan(key, fused, [run for run, _ in runs], [offset for _, offset in runs])
+        plan = Plan(key, fused, [run for run, _ in runs], [offset for _, offset in runs], params)
+        fits = still_lies(plan, state)
+        assert fits
+        return plan
 
     def _runs(
         self, members: list[tuple[Signature, Member]], first: int, idle: list[Group]
