@@ -173,13 +173,13 @@ def finite_flags(members: list[Member]) -> Tensor | None:
     if all(member.work.finite is None for member in members):
         return None
     flags = [
-        torch.ones((), device=member.param.device)
+        torch.ones((), dtype=torch.bool, device=member.param.device)
         if member.work.finite is None
-        else member.work.finite[member.index].to(torch.float32)
+        else member.work.finite[member.index]
         for member in members
         for _ in range(member.count)
     ]
-    return torch.stack(flags)
+    return torch.stack(flags).to(torch.float32)
 
 
 def _keep(signature: Signature, members: list[Member], state: State, left: Carry) -> None:

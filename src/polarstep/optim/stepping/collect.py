@@ -29,6 +29,7 @@ from polarstep.optim.groups import (
 )
 from polarstep.optim.options import check_options
 from polarstep.optim.stepping.carried import recalled
+from polarstep.optim.stepping.magnitude import largest
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
 
@@ -205,19 +206,15 @@ def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) ->
 
 
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:
-    """A flag per gradient, on its device: whether this rank's part is finite. The host does not wait.
-
-    The largest magnitude of a gradient is NaN or infinite exactly where some entry is. On a GPU one
-    launch finds it for all gradients; a CPU finds minimum and maximum twenty times as fast.
-    """
-    if all(grad.is_cuda and grad.numel() > 0 for grad in grads):
-        return [torch.isfinite(value) for value in torch._foreach_norm(grads, ord=float("inf"))]
-    return [
-        torch.isfinite(grad.amax()) & torch.isfinite(grad.amin())
-        if grad.numel() > 0
-        else torch.ones((), dtype=torch.bool, device=grad.device)
-        for grad in grads
-    ]
+    """A flag per gradient, on its device: whether this rank's part is finite. The host does not wait."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, grad in enumerate(grads):
+        alike.setdefault((grad.device, grad.dtype), []).append(index)
+    flags = dict[int, Tensor]()
+    for indices in alike.values():
+        found = torch.isfinite(largest([grads[index] for index in indices])).unbind()
+        flags |= zip(indices, found, strict=True)
+    return [flags[index] for index in range(len(grads))]
 
 
 def momentum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import cycle, repeat
+from itertools import cycle
 
 import torch
 
@@ -127,7 +127,9 @@ class ReplayedStep:
         can_read = [
             [readable(G, p) for p, G in zip(work.params, work.grads, strict=True)] for work in works
         ]
-        key = tuple(key_of(*each) for each in zip(works, repeat(works[0]), can_read, strict=False))
+        key = tuple(
+            key_of(work, works[0], can) for work, can in zip(works, can_read, strict=True)
+        )
         plan = self._plan
         if key == plan.key and still_lies(plan, state) and goes_on(plan, state):
             return plan
