@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from tests.operations import Operations
 from tests.own_parts import Run, sketched
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import polarstep as ps
 from polarstep.optim.stepping import replay_plan
@@ -125,20 +124,6 @@ def test_parameters_that_were_moved_are_no_longer_where_the_plan_has_them(
             optimizer.step()
         ends.append(p.detach().float())
     assert torch.allclose(*ends, atol=2e-2)
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts torch's operations by name."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def gradient(p: Tensor, step: int) -> Tensor:
