@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from tests.operations import Operations
-from tests.own_parts import Run, sketched
+from tests.own_parts import WITH_STATE, Run, same, sketched
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.optim.stepping import replay_plan
+from polarstep.optim.stepping import replay, replay_plan
 from polarstep.optim.stepping.by_tables import has_momentum_like, lies_like
 
 SKETCHED = sketched(ps.Gaussian())
@@ -217,3 +218,74 @@ def test_only_the_gradients_have_new_rows_where_only_they_have_moved(
     optimizer.state[params[0]]["momentum_buffer"] = torch.zeros_like(params[0])
     optimizer.step()
     assert (len(made), len(filled)) == (3, 2)
+
+
+MAPS = {"full space": ps.NewtonSchulz(3), "sketched": SKETCHED, **WITH_STATE}
+
+
+def in_turn(i: int, step: int) -> bool:
+    """Whether parameter i has no gradient: the first two take turns, as with two losses."""
+    return i < 2 and step % 2 == i
+
+
+@pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
+def test_plans_that_take_turns_are_kept_and_change_nothing(
+    device: torch.device, polar: ps.PolarMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reaches the steps after which it is captured, on tensors that keep their places."""
+    run = Run.of(polar, device, nonfinite="skip").go(range(8), without=in_turn)
+    kept, places = [run.optimizer._replayed._plan, *run.optimizer._replayed._others], []
+    assert len(kept) == 2
+    for step in range(8, 14):
+        run.go([step], without=in_turn)
+        plan = run.optimizer._replayed._plan
+        assert plan is kept[(step + 1) % 2]
+        places.append([bucket.place() for bucket, _ in plan.runs])
+        assert step < 10 or places[-1] == places[-3]
+    assert all(sum(plan.replays.steps.values()) > 3 for plan in kept)
+    monkeypatch.setattr(replay, "MOST_PLANS", 1)
+    alone = Run.of(polar, device, nonfinite="skip").go(range(14), without=in_turn)
+    assert not alone.optimizer._replayed._others
+    for p, q in zip(run.params, alone.params, strict=True):
+        assert torch.equal(p, q)
+        for entry, X in run.optimizer.state[p].items():
+            assert torch.equal(X, alone.optimizer.state[q][entry])
+
+
+@pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
+def test_plans_that_come_again_at_random_change_nothing(
+    device: torch.device, polar: ps.PolarMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checkpoint that is loaded, and gradients to skip, in between."""
+    drawn = torch.randint(3, (40, 2), generator=torch.Generator().manual_seed(5))
+    ends = []
+    for most in (replay.MOST_PLANS, 1):
+        monkeypatch.setattr(replay, "MOST_PLANS", most)
+        run = Run.of(polar, device, nonfinite="skip")
+        for first in (0, 10):
+            run.go(
+                range(first, first + 10),
+                without=lambda i, step: i in drawn[step],
+                spoilt=lambda i, step: i == drawn[step + 20, 0],
+            )
+            run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        ends.append(run)
+    for p, q in zip(ends[0].params, ends[1].params, strict=True):
+        assert torch.equal(p, q)
+
+
+def test_plans_that_do_not_come_again_are_dropped(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their carries and graphs would take memory: of layers left out at random, and of a first phase."""
+    run = Run.of(ps.NewtonSchulz(1), device)
+    for step in range(4):
+        run.go([step], without=lambda i, step: i == step)
+        assert not run.optimizer._replayed._others
+    monkeypatch.setattr(replay, "STEPS_WITHOUT", 5)
+    run.go(range(4, 8))
+    assert not run.optimizer._replayed._others
+    run.go(range(8, 12), without=lambda i, step: i == 0)
+    assert len(run.optimizer._replayed._others) == 1  # the plan with all parameters
+    run.go(range(12, 14), without=lambda i, step: i == 0)
+    assert not run.optimizer._replayed._others

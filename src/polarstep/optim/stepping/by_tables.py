@@ -160,6 +160,10 @@ class TableBucket:
         """Whether the map has state."""
         return bool(self.signature.polar.carries)
 
+    def forget(self) -> None:
+        """Leave the carry to the state of the parameters that were in this bucket; others come now."""
+        self._carry, self._parts = Carry(), []
+
     def prepare(
         self, members: list[Member], state: State, at: int, *, recalls: bool = True
     ) -> None:
@@ -190,7 +194,6 @@ class TableBucket:
             generator = rng.generator(*self.key, device=its.device)
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
         if not its.resumed:
-            # A carry that is still here belongs to parameters that were in this bucket before.
             first = its.polar.init(self.count, its.m, its.n, its.device, self.dtype)
             self._carry, self._parts = first, []
         elif recalls:
@@ -269,9 +272,7 @@ class TableBucket:
         left = Carry(
             {k: t.to(kept[k]) if t.itemsize > kept[k].itemsize else t for k, t in left.items()}
         )
-        if known.keys() != left.keys() or any(
-            known[k].shape != left[k].shape or known[k].dtype != left[k].dtype for k in left
-        ):
+        if not _alike(known, left):
             # A copy: a carry may be a view of the random numbers, which are overwritten.
             self._carry, self._parts = Carry({k: t.clone() for k, t in left.items()}), []
             return
@@ -307,8 +308,26 @@ class TableBucket:
                     of_parameter[key] = value
 
     def _recall(self, members: list[Member], state: State) -> None:
-        """Read the carry from the optimizer's state, unless it is in place already."""
+        """Read the carry from the optimizer's state, unless it is in place already.
+
+        It is copied to where graphs of this bucket read it, if it has the same shape and precision. The
+        state of no other parameter is there (:meth:`forget`).
+        """
         known = all_recalled(self.signature, members, state)
         ours = [id(tensor) for part in self._parts for tensor in part.values()]
-        if not ours or ours != [id(tensor) for carry in known for tensor in carry.values()]:
-            self._carry, self._parts = Carry.joined(known), []
+        if ours and ours == [id(tensor) for carry in known for tensor in carry.values()]:
+            return
+        joined, self._parts = Carry.joined(known), []
+        if _alike(joined, self._carry):
+            for name, tensor in joined.items():
+                self._carry[name].copy_(tensor)
+        else:
+            self._carry = joined
+
+
+def _alike(one: Carry, other: Carry) -> bool:
+    """Whether two carries have the same names, shapes and precisions."""
+    return one.keys() == other.keys() and all(
+        one[name].shape == other[name].shape and one[name].dtype == other[name].dtype
+        for name in one
+    )

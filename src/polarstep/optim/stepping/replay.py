@@ -7,15 +7,16 @@ learning rates and decays, random numbers, carries. The host never waits for the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import torch
 
 from polarstep import kernels
-from polarstep.optim.groups import Group, is_transposed
 from polarstep.optim.stepping.by_tables import (
     TableBucket,
     can_tabulate,
@@ -33,7 +34,6 @@ from polarstep.optim.stepping.replay_plan import (
     still_lies,
 )
 from polarstep.optim.stepping.step import PolarHook, show
-from polarstep.optim.transforms import followed
 
 __all__ = ["ReplayedStep"]
 
@@ -45,15 +45,28 @@ LARGEST_BUCKET = 512 * 2**20
 STREAMS = 4
 STREAMS_OF_LARGE_BUCKETS = 2
 LARGE_BUCKET = 64 * 2**20
+# Where other parameters have gradients from step to step (two losses in turn, layers that are left out)
+# so many plans are kept, each with its graph and carries. A plan that has not come again is dropped at
+# once: where layers are left out at random, hardly any plan comes again.
+MOST_PLANS = 4
+# A plan is also dropped after this many steps without it, as after the first phase of a training.
+STEPS_WITHOUT = 100
 
 
 class ReplayedStep:
-    """The buckets of an optimizer, kept from step to step."""
+    """The plans of an optimizer's steps, kept from step to step."""
 
     def __init__(self) -> None:
-        self.buckets: dict[tuple[Signature, int], TableBucket] = {}
+        self._plan = Plan((), [], [], [], [])  # of the last step
+        self._others: list[Plan] = []  # earlier plans that may come again, the latest first
+        self._made: deque[Any] = deque(maxlen=MOST_PLANS)  # the keys of the last plans made
+        self._steps = 0
         self._streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
-        self._plan = Plan((), [], [], [], [])
+
+    @property
+    def buckets(self) -> dict[tuple[Signature, int], TableBucket]:
+        """The buckets of the last step, by signature and part."""
+        return self._plan.buckets
 
     @property
     def graphs(self) -> dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]]:
@@ -64,7 +77,7 @@ class ReplayedStep:
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...] = ()
     ) -> set[int]:
         """Update the parameters that the kernels can update, and return their ids."""
-        self._plan = plan = self._plan_for(works, state)
+        plan = self._plan_for(works, state)
         if plan.runs:
             self._run(plan, works, state, hooks)
         return {id(works[w].params[i]) for w, indices in enumerate(plan.fused) for i in indices}
@@ -88,8 +101,8 @@ class ReplayedStep:
                 signature = replace(bucket.signature, step=at)
                 show(hooks, signature, members, bucket.key, bucket.launch(shown=True))
         else:
-            launch = partial(self._launch, plan)
-            plan.replays.run(kind, launch, plan.devices, repeats=plan.repeats)
+            launch, beside = partial(self._launch, plan), self._graph_beside(plan)
+            plan.replays.run(kind, launch, plan.devices, repeats=plan.repeats, beside=beside)
         for bucket, members, _ in now:
             bucket.settle(members, state)
         if plan.entries and plan.recalls:
@@ -117,6 +130,15 @@ class ReplayedStep:
         for stream in streams:
             here.wait_stream(stream)
 
+    def _graph_beside(self, plan: Plan) -> torch.cuda.CUDAGraph | None:
+        """A graph of another plan on the same GPU. Two plans never run at once and can share memory."""
+        if len(plan.devices) != 1:
+            return None
+        for other in self._others:
+            if other.devices == plan.devices and other.replays.graphs:
+                return next(iter(other.replays.graphs.values()))[0]
+        return None
+
     def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
         if device not in self._streams_of:
             streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
@@ -130,9 +152,34 @@ class ReplayedStep:
         key = tuple(
             key_of(work, works[0], can) for work, can in zip(works, can_read, strict=True)
         )
-        plan = self._plan
-        if key == plan.key and still_lies(plan, state) and goes_on(plan, state):
-            return plan
+        self._steps += 1
+        known = (each for each in (self._plan, *self._others) if each.key == key)
+        plan = next((p for p in known if still_lies(p, state) and goes_on(p, state)), None)
+        if plan is None:
+            plan = self._planned(key, works, can_read, state)
+            plan.comes_again = key in self._made
+            self._made.append(key)
+        else:
+            plan.comes_again = True
+        self._keep(plan)
+        return plan
+
+    def _keep(self, plan: Plan) -> None:
+        """Take ``plan`` for this step; drop others that have not come again, or not for a while."""
+        others = [self._plan, *self._others] if plan is not self._plan else self._others
+        self._others = [
+            other
+            for other in others
+            if other is not plan
+            and other.key != plan.key
+            and other.comes_again
+            and other.last > self._steps - STEPS_WITHOUT
+        ][: MOST_PLANS - 1]
+        self._plan, plan.last = plan, self._steps
+
+    def _planned(
+        self, key: tuple[Any, ...], works: list[Work], can_read: list[list[bool]], state: State
+    ) -> Plan:
         fused, params, members = [], [], []
         for work, can in zip(works, can_read, strict=True):
             fused.append(
@@ -148,50 +195,41 @@ class ReplayedStep:
                 members += list(members_of(lasting, i, state))
         if not members:
             return Plan(key, fused, [], [], [])
-        first = works[0].group["step"]
-        idle = [work.group for work in works if not work.params]
-        runs = list(self._runs(members, first, idle))
-        plan = Plan(key, fused, [run for run, _ in runs], [offset for _, offset in runs], params)
+        # A plan that may come again needs its buckets: their tables have its parameters.
+        free = {} if self._plan.comes_again else self._plan.buckets
+        plan = Plan(key, fused, [], [], params)
+        for place, run, offset in _runs(members, works[0].group["step"], free):
+            plan.buckets[place] = run[0]
+            plan.runs.append(run)
+            plan.offsets.append(offset)
         fits = still_lies(plan, state)
         assert fits
         return plan
 
-    def _runs(
-        self, members: list[tuple[Signature, Member]], first: int, idle: list[Group]
-    ) -> Iterator[tuple[Run, int]]:
-        """Each bucket with its members and the offset of its step.
 
-        Buckets of groups that are ``idle``, without a gradient at this step, are kept. Buckets of
-        earlier maps and seeds are dropped to free their memory.
-        """
-        buckets: dict[Signature, list[Member]] = {}
-        for signature, member in members:
-            # A bucket outlives its step, so its signature holds the step relative to the first
-            # work.
-            lasting = replace(signature, step=signature.step - first)
-            buckets.setdefault(lasting, []).append(member)
-        before = self.buckets
-        self.buckets = {
-            (its, part): bucket
-            for (its, part), bucket in before.items()
-            if any(_could_own(group, its) for group in idle)
-        }
-        for signature, together in buckets.items():
-            most = min(LARGEST_BUCKET // (2 * signature.m * signature.n), kernels.MOST_MATRICES)
-            for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
-                count = sum(member.count for member in chunk)
-                bucket = before.get((signature, part))
-                if bucket is None or bucket.count != count:
-                    bucket = TableBucket(signature, count)
-                self.buckets[signature, part] = bucket
-                yield (bucket, chunk), signature.step
+def _runs(
+    members: list[tuple[Signature, Member]],
+    first: int,
+    free: dict[tuple[Signature, int], TableBucket],
+) -> Iterator[tuple[tuple[Signature, int], Run, int]]:
+    """Each bucket's signature and part, the bucket with its members, and the offset of its step.
 
-
-def _could_own(group: Group, its: Signature) -> bool:
-    """Whether matrices of ``group`` may be in a bucket with the signature ``its``."""
-    polar = group["polar"].on(its.m, its.n, its.device)
-    polar = followed(polar, group["transform"], transposed=is_transposed(group))
-    return group["seed"] == its.seed and polar == its.polar
+    Buckets of the same signature in ``free`` are used again.
+    """
+    buckets: dict[Signature, list[Member]] = {}
+    for signature, member in members:
+        # A bucket outlives its step, so its signature holds the step relative to the first work.
+        lasting = replace(signature, step=signature.step - first)
+        buckets.setdefault(lasting, []).append(member)
+    for signature, together in buckets.items():
+        most = min(LARGEST_BUCKET // (2 * signature.m * signature.n), kernels.MOST_MATRICES)
+        for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
+            count = sum(member.count for member in chunk)
+            bucket = free.get((signature, part))
+            if bucket is None or bucket.count != count:
+                bucket = TableBucket(signature, count)
+            bucket.forget()
+            yield (signature, part), (bucket, chunk), signature.step
 
 
 def _of_now(members: list[Member], works: list[Work]) -> list[Member]:

@@ -20,7 +20,7 @@ from polarstep.kernels.pointers import shared_table
 from polarstep.optim.groups import Group, is_by_norm, scale_of
 from polarstep.optim.stepping.by_tables import ALIGNMENT, TableBucket, lies_like, offsets
 from polarstep.optim.stepping.carried import entry, recalled
-from polarstep.optim.stepping.collect import Member, State, Work
+from polarstep.optim.stepping.collect import Member, Signature, State, Work
 from polarstep.optim.stepping.low_precision import momentum_of
 
 __all__ = ["Plan", "Run", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
@@ -48,6 +48,9 @@ class Plan:
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
     recalls: bool = True  # whether this step's carries are other tensors than the last step's
+    buckets: dict[tuple[Signature, int], TableBucket] = field(default_factory=dict)
+    comes_again: bool = False  # whether there was a step with this key before
+    last: int = 0  # the number of the last step that took this plan
     replays: Replays = field(default_factory=Replays)  # kinds: which buckets draw random numbers
 
     @cached_property
