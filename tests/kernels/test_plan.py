@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.operations import Operations
-from tests.own_parts import WITH_STATE, Run, same, sketched
+from tests.own_parts import WITH_STATE, Run, sketched
 from torch import Tensor
 
 import polarstep as ps
@@ -289,3 +289,31 @@ def test_plans_that_do_not_come_again_are_dropped(
     assert len(run.optimizer._replayed._others) == 1  # the plan with all parameters
     run.go(range(12, 14), without=lambda i, step: i == 0)
     assert not run.optimizer._replayed._others
+
+
+@pytest.mark.parametrize(
+    ("polar", "counts"),
+    [
+        (ps.NewtonSchulz(1), [3]),
+        (sketched(ps.Warm()), [3]),
+        (SKETCHED, [2, 1]),  # whose numbers are a function of the step
+    ],
+    ids=["full space", "warm", "Gaussian"],
+)
+def test_a_group_that_was_added_later_is_in_the_buckets_of_the_others(
+    device: torch.device, polar: ps.PolarMap, counts: list[int]
+) -> None:
+    ends = []
+    for fused in (True, False):
+        params = [torch.nn.Parameter(torch.eye(12, 20, device=device)) for _ in range(3)]
+        optimizer = ps.Muon(params[:2], lr=0.1, polar=polar, fused=fused)
+        for step in range(5):
+            if step == 2:
+                optimizer.add_param_group({"params": params[2:], "algorithm": "muon"})
+            for i, p in enumerate(params):
+                p.grad = gradient(p, 10 * step + i)
+            optimizer.step()
+        found = [bucket.count for bucket in optimizer._replayed.buckets.values()]
+        assert found == (counts if fused else [])
+        ends.append(torch.stack([p.detach() for p in params]))
+    assert (ends[0] - ends[1]).norm() <= (0.1 if device.type == "cuda" else 1e-4) * ends[1].norm()

@@ -36,15 +36,15 @@ def let_parts_rest(
             layout = layout_of(p)
             assert layout is not None
             if "momentum_buffer" in state[p] and layout.pieces(work.views[i]) is not None:
-                parts = _parts_of_momentum(work, i, layout, state)
-                key = (layout.ranks, parts[0].dtype, parts[0].device)
-                alike.setdefault(key, []).append(_Looked(work, i, layout, parts))
+                here = _parts_of_momentum(work, i, layout, state)
+                key = (layout.ranks, here[0].dtype, here[0].device)
+                alike.setdefault(key, []).append(_Looked(work, i, layout, here))
     for (ranks, _, _), together in alike.items():
         packed = wire.largest(largest([part for each in together for part in each.parts]), ranks)
         most_of_each = torch.split(packed, [len(each.parts) for each in together])
         by_fade: dict[tuple[float, torch.dtype], list[tuple[_Looked, Tensor, Tensor]]] = {}
         for each, most in zip(together, most_of_each, strict=True):
-            fade, of_parameter = fading(each.work), state[each.work.params[each.index]]
+            fade, of_parameter = fading(each.work), state[each.work.params[each.at]]
             assert fade is not None
             if "peak" in of_parameter:  # another plan may have left the peaks in parts
                 of_parameter["peak"] = whole(of_parameter["peak"])
@@ -55,14 +55,14 @@ def let_parts_rest(
             flags = faded(peaks, torch.cat([most for _, most, _ in those]), fade)
             parts = torch.split(flags, [len(peak) for peak in peaks])
             for (each, _, _), part in zip(those, parts, strict=True):
-                _mask(each.work, each.index, each.layout, state, part)
+                _mask(each.work, each.at, each.layout, state, part)
 
 
 class _Looked(NamedTuple):
     """A parameter, and this rank's part of each of its matrices of C; empty where it has none."""
 
     work: Work
-    index: int
+    at: int  # its index in the work
     layout: Layout
     parts: list[Tensor]
 
@@ -95,9 +95,7 @@ def _momentum_here(work: Work, index: int, state: State) -> Tensor:
 
 def _parts_of_momentum(work: Work, index: int, layout: Layout, state: State) -> list[Tensor]:
     C, parts = _parts_here(work, index, layout, _momentum_here(work, index, state))
-    return [
-        C.new_empty(0) if part is None else C[part.batch, slice(*part.rows)] for part in parts
-    ]
+    return [C.new_empty(0) if part is None else C[part.batch, slice(*part.rows)] for part in parts]
 
 
 def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -> None:

@@ -100,9 +100,7 @@ def readable(tensor: Tensor, p: Tensor) -> bool:
 def lies_like(tensor: Tensor, p: Tensor) -> bool:
     """Whether the kernels can work on ``tensor`` in place: in the layout of ``p``, and aligned."""
     return (
-        readable(tensor, p)
-        and tensor.stride() == p.stride()
-        and tensor.data_ptr() % ALIGNMENT == 0
+        readable(tensor, p) and tensor.stride() == p.stride() and tensor.data_ptr() % ALIGNMENT == 0
     )
 
 
@@ -135,7 +133,6 @@ class TableBucket:
         self.strided = False  # whether some matrices are parts of wider ones
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self.draws = False  # whether this step draws random numbers
-        self.key: tuple[int | str, ...] = ()  # the key of this step's generator
         self.dtype = products.of(signature.device).dtype(torch.float32)  # of M and of products
         self._carry = Carry()
         self._parts: list[Carry] = []  # views of _carry in the optimizer's state
@@ -187,11 +184,11 @@ class TableBucket:
 
             shape = (self.count, parts_of(its.m, its.n))
             self._squares = torch.empty(shape, dtype=torch.float64, device=its.device)
-        numbers, self.key = its.drawn_at(at)
+        numbers, key = its.drawn_at(at)
         self.draws = numbers is not None
-        if self.draws and self.key != self._drawn:
-            self._drawn = self.key
-            generator = rng.generator(*self.key, device=its.device)
+        if self.draws and key != self._drawn:
+            self._drawn = key
+            generator = rng.generator(*key, device=its.device)
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
         if not its.resumed:
             first = its.polar.init(self.count, its.m, its.n, its.device, self.dtype)

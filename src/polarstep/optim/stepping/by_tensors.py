@@ -130,8 +130,7 @@ def _step(
         polar, left = launch(signature.polar, matrices, carry, draw)
         _keep(signature, members, state, left)
     if hooks:
-        _, key = signature.drawn_at(signature.step)
-        show(hooks, signature, members, key, polar)
+        show(hooks, signature, members, polar)
 
 
 def _in_parts(

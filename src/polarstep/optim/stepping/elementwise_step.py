@@ -175,8 +175,8 @@ def _update_or_put_back(work: Work, part: list[_Stepped]) -> None:
     changed = [[X for X, _ in pairs] for pairs in alike.values()]
     before = [torch.stack(tensors) for tensors in changed]
     rule = ELEMENTWISE[work.group["algorithm"]]
-    params, grads, states = ([each[i] for each in part] for i in range(3))
-    rule.update(work.group, params, grads, states)
+    states = [each.of_parameter for each in part]
+    rule.update(work.group, [each.p for each in part], [each.grad for each in part], states)
     for pairs, tensors, old in zip(alike.values(), changed, before, strict=True):
         finite = torch.stack([flag for _, flag in pairs]).to(old.device)
         finite = finite.view(-1, *[1] * (old.dim() - 1))

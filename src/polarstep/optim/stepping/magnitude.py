@@ -50,7 +50,7 @@ def largest_of_each(batches: Sequence[Tensor]) -> Tensor:
     found = largest(alone) if alone else batches[0].new_zeros(0)
     if len(alone) == len(batches):
         return found
-    singles = iter(found.split(1))
+    singles = iter(torch.split(found, 1))
     return torch.cat(
         [next(singles) if len(batch) == 1 else _of_matrices(batch) for batch in batches]
     )

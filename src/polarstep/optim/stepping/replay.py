@@ -97,9 +97,8 @@ class ReplayedStep:
         kind = tuple(bucket.draws for bucket, _ in plan.runs)
         plan.replays.count(kind, [bucket.place() for bucket, _ in plan.runs])
         if hooks:
-            for bucket, members, at in now:
-                signature = replace(bucket.signature, step=at)
-                show(hooks, signature, members, bucket.key, bucket.launch(shown=True))
+            for bucket, members, _ in now:
+                show(hooks, bucket.signature, members, bucket.launch(shown=True))
         else:
             launch, beside = partial(self._launch, plan), self._graph_beside(plan)
             plan.replays.run(kind, launch, plan.devices, repeats=plan.repeats, beside=beside)
@@ -149,9 +148,7 @@ class ReplayedStep:
         can_read = [
             [readable(G, p) for p, G in zip(work.params, work.grads, strict=True)] for work in works
         ]
-        key = tuple(
-            key_of(work, works[0], can) for work, can in zip(works, can_read, strict=True)
-        )
+        key = tuple(key_of(work, works[0], can) for work, can in zip(works, can_read, strict=True))
         self._steps += 1
         known = (each for each in (self._plan, *self._others) if each.key == key)
         plan = next((p for p in known if still_lies(p, state) and goes_on(p, state)), None)
@@ -219,8 +216,9 @@ def _runs(
     buckets: dict[Signature, list[Member]] = {}
     for signature, member in members:
         # A bucket outlives its step, so its signature holds the step relative to the first work.
-        lasting = replace(signature, step=signature.step - first)
-        buckets.setdefault(lasting, []).append(member)
+        if signature.step is not None:
+            signature = replace(signature, step=signature.step - first)
+        buckets.setdefault(signature, []).append(member)
     for signature, together in buckets.items():
         most = min(LARGEST_BUCKET // (2 * signature.m * signature.n), kernels.MOST_MATRICES)
         for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
@@ -229,7 +227,7 @@ def _runs(
             if bucket is None or bucket.count != count:
                 bucket = TableBucket(signature, count)
             bucket.forget()
-            yield (signature, part), (bucket, chunk), signature.step
+            yield (signature, part), (bucket, chunk), signature.step or 0
 
 
 def _of_now(members: list[Member], works: list[Work]) -> list[Member]:

@@ -153,7 +153,10 @@ def gradients(plan: Plan, works: list[Work]) -> list[Tensor]:
             strided.append(at)
         elif G.data_ptr() % ALIGNMENT:
             shifted.append(at)
-    for odd in (shifted, strided):  # apart: torch copies a list at once only if it has equal strides
+    for odd in (
+        shifted,
+        strided,
+    ):  # apart: torch copies a list at once only if it has equal strides
         copies = [torch.empty_like(plan.params[at]) for at in odd]
         if copies:
             torch._foreach_copy_(copies, [grads[at] for at in odd])
@@ -239,7 +242,9 @@ def _shape(bucket: TableBucket) -> Shape:
 def key_of(work: Work, first: Work, readable: list[bool]) -> tuple[Any, ...]:
     """What a plan depends on: parameters, their memory layout, and the options that decide buckets.
 
-    ``readable`` says which gradients the kernels can read, as they lie or in a copy. Ids alone are not enough: ``model.to(...)`` may change precision and layout and keep the id, and any
+    ``readable`` says which gradients the kernels can read, as they lie or in a copy.
+
+    Ids alone are not enough: ``model.to(...)`` may change precision and layout and keep the id, and any
     option may be written to a group between two steps.
     """
     group, lr = work.group, work.group["lr"]

@@ -107,7 +107,7 @@ def faded(peaks: list[Tensor], most: Tensor, fade: float) -> Tensor:
     peak = torch.maximum(most, fade * known)
     # An infinite or NaN entry of C must not become the peak.
     known = torch.where(peak.isfinite(), peak, known).to(known.dtype)
-    torch._foreach_copy_(peaks, known.split([len(each) for each in peaks]))
+    torch._foreach_copy_(peaks, torch.split(known, [len(each) for each in peaks]))
     return most < (FADED * known).clamp_min(torch.finfo(known.dtype).tiny)
 
 

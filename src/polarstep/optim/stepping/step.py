@@ -43,7 +43,7 @@ class Bucket:
     """
 
     map: PolarMap
-    step: int
+    step: int  # the largest, if groups have taken different numbers of steps
     generator_key: tuple[int | str, ...]
     names: tuple[str, ...]  # the parameter of each matrix of the batch
     params: tuple[Tensor, ...]
@@ -70,15 +70,15 @@ def show(
     hooks: Iterable[PolarHook],
     signature: Signature,
     members: list[Member],
-    key: tuple[int | str, ...],
     polar: Polar,
 ) -> None:
     """Call the hooks with M and T of a step."""
     owners = [member for member in members for _ in range(member.count)]
+    step = max(member.group["step"] for member in members)
     bucket = Bucket(
         signature.polar,
-        signature.step,
-        key,
+        step,
+        signature.drawn_at(step)[1],
         tuple(member.name for member in owners),
         tuple(member.param for member in owners),
         polar.M,
