@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from typing import Any
 
@@ -317,3 +318,23 @@ def test_a_group_that_was_added_later_is_in_the_buckets_of_the_others(
         assert found == (counts if fused else [])
         ends.append(torch.stack([p.detach() for p in params]))
     assert (ends[0] - ends[1]).norm() <= (0.1 if device.type == "cuda" else 1e-4) * ends[1].norm()
+
+
+def test_parameters_that_were_taken_out_of_a_group_are_let_go(device: torch.device) -> None:
+    params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(2)]
+    optimizer = ps.Muon(params, polar=ps.NewtonSchulz(1))
+
+    def step() -> None:
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    gone = weakref.ref(params[1])
+    optimizer.state.pop(params.pop())
+    optimizer.param_groups[0]["params"].pop()
+    step()
+    gc.collect()
+    assert gone() is None
+    assert optimizer._replayed.buckets

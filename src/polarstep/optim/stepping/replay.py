@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from polarstep import kernels
+from polarstep.optim.groups import Group
 from polarstep.optim.stepping.by_tables import (
     TableBucket,
     can_tabulate,
     has_momentum_like,
     readable,
+    runs_by_kernels,
 )
 from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
 from polarstep.optim.stepping.replay_plan import (
@@ -145,10 +147,12 @@ class ReplayedStep:
         return self._streams_of[device]
 
     def _plan_for(self, works: list[Work], state: State) -> Plan:
-        can_read = [
-            [readable(G, p) for p, G in zip(work.params, work.grads, strict=True)] for work in works
-        ]
-        key = tuple(key_of(work, works[0], can) for work, can in zip(works, can_read, strict=True))
+        can_read = [_can_read(work) for work in works]
+        key: tuple[Any, ...] = ()
+        if any(True in each for each in can_read):
+            key = tuple(
+                key_of(work, works[0], can) for work, can in zip(works, can_read, strict=True)
+            )
         self._steps += 1
         known = (each for each in (self._plan, *self._others) if each.key == key)
         plan = next((p for p in known if still_lies(p, state) and goes_on(p, state)), None)
@@ -156,6 +160,11 @@ class ReplayedStep:
             plan = self._planned(key, works, can_read, state)
             plan.comes_again = key in self._made
             self._made.append(key)
+            listed = {id(work.group): _listed(work.group) for work in works}
+            plan.listed = {id(group): listed[id(group)] for group in plan.groups}
+            # Parameters that were taken out of their group are let go with the plans that had them.
+            self._others = [each for each in self._others if each.listed.items() <= listed.items()]
+            self._plan.comes_again &= self._plan.listed.items() <= listed.items()
         else:
             plan.comes_again = True
         self._keep(plan)
@@ -202,6 +211,17 @@ class ReplayedStep:
         fits = still_lies(plan, state)
         assert fits
         return plan
+
+
+def _can_read(work: Work) -> list[bool]:
+    """For each gradient, whether the group asks for kernels and they can read it, or a copy of it."""
+    if not any(runs_by_kernels(work.group, device) for device in {p.device for p in work.params}):
+        return [False] * len(work.params)
+    return [readable(G, p) for p, G in zip(work.params, work.grads, strict=True)]
+
+
+def _listed(group: Group) -> tuple[int, ...]:
+    return tuple(map(id, group["params"]))
 
 
 def _runs(

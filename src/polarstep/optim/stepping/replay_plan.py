@@ -49,6 +49,9 @@ class Plan:
     carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
     recalls: bool = True  # whether this step's carries are other tensors than the last step's
     buckets: dict[tuple[Signature, int], TableBucket] = field(default_factory=dict)
+    listed: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # ids of groups, and of their params
     comes_again: bool = False  # whether there was a step with this key before
     last: int = 0  # the number of the last step that took this plan
     replays: Replays = field(default_factory=Replays)  # kinds: which buckets draw random numbers
