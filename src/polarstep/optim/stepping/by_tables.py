@@ -88,19 +88,18 @@ def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
     return flattened and p.dim() in formats and p.is_contiguous(memory_format=formats[p.dim()])
 
 
-def readable(tensor: Tensor, p: Tensor) -> bool:
-    """Whether the kernels can read ``tensor``, or else a copy of it that lies as ``p`` does."""
-    return (
-        tensor.dtype == p.dtype
-        and tensor.device == p.device
-        and (type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor))
-    )
+def readable(G: Tensor, p: Tensor) -> bool:
+    """Whether the kernels can read the gradient of ``p``, as it lies or in a copy."""
+    return (type(G) is Tensor or not is_traceable_wrapper_subclass(G)) and G.dtype == p.dtype
 
 
 def lies_like(tensor: Tensor, p: Tensor) -> bool:
     """Whether the kernels can work on ``tensor`` in place: in the layout of ``p``, and aligned."""
     return (
-        readable(tensor, p) and tensor.stride() == p.stride() and tensor.data_ptr() % ALIGNMENT == 0
+        readable(tensor, p)
+        and tensor.device == p.device
+        and tensor.stride() == p.stride()
+        and tensor.data_ptr() % ALIGNMENT == 0
     )
 
 
@@ -111,7 +110,7 @@ def has_momentum_like(p: Tensor, of_parameter: dict[str, Any]) -> bool:
     order. While a graph is captured it stays there, as every replay would copy it again.
     """
     C = momentum_of(p, of_parameter, p.dtype)
-    if not lies_like(C, p) and readable(C, p) and not in_a_graph():
+    if not lies_like(C, p) and readable(C, p) and C.device == p.device and not in_a_graph():
         C = of_parameter["momentum_buffer"] = torch.empty_like(p).copy_(C)
     return lies_like(C, p)
 

@@ -87,8 +87,8 @@ class ReplayedStep:
     def _run(
         self, plan: Plan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
     ) -> None:
-        grads = gradients(plan, works)  # copies among them must live until all is launched
-        fill_tables(plan, grads)
+        grads, lying = gradients(plan, works)
+        fill_tables(plan, lying)
         first = works[0].group["step"]
         now = [
             (bucket, _of_now(members, works), first + offset)
@@ -108,6 +108,7 @@ class ReplayedStep:
             bucket.settle(members, state)
         if plan.entries and plan.recalls:
             plan.carried = plan.carried_in(state)
+        del grads  # copies among them had to live until all was launched
 
     def _launch(self, plan: Plan, device: torch.device) -> None:
         """Launch the buckets on one device, on a GPU side by side.

@@ -142,41 +142,41 @@ def still_lies(plan: Plan, state: State) -> bool:
     return True
 
 
-def gradients(plan: Plan, works: list[Work]) -> list[Tensor]:
-    """G of every parameter, copied where the kernels cannot read it as it lies.
+def gradients(plan: Plan, works: list[Work]) -> tuple[list[Tensor], list[int]]:
+    """G of every parameter, copied where the kernels cannot read it as it lies, and the addresses.
 
     As a view of a bucket of DDP or FSDP2 a gradient may begin at any entry, and an expression like
     ``(A.T @ B).T`` has strides of its own. The copies are this step's, as memory of that size is kept
     for no longer.
     """
     grads = [works[w].grads[i] for w, indices in enumerate(plan.fused) for i in indices]
+    lying = [G.data_ptr() for G in grads]
     shifted, strided = list[int](), list[int]()
-    for at, (G, stride) in enumerate(zip(grads, plan.strides, strict=True)):
+    for at, (G, stride, first) in enumerate(zip(grads, plan.strides, lying, strict=True)):
         if G.stride() != stride:
             strided.append(at)
-        elif G.data_ptr() % ALIGNMENT:
+        elif first % ALIGNMENT:
             shifted.append(at)
     for odd in (
         shifted,
         strided,
     ):  # apart: torch copies a list at once only if it has equal strides
-        copies = [torch.empty_like(plan.params[at]) for at in odd]
-        if copies:
+        if odd:
+            copies = [torch.empty_like(plan.params[at]) for at in odd]
             torch._foreach_copy_(copies, [grads[at] for at in odd])
-        for at, copy in zip(odd, copies, strict=True):
-            grads[at] = copy
-    return grads
+            for at, copy in zip(odd, copies, strict=True):
+                grads[at], lying[at] = copy, copy.data_ptr()
+    return grads, lying
 
 
-def fill_tables(plan: Plan, grads: list[Tensor]) -> None:
+def fill_tables(plan: Plan, lying: list[int]) -> None:
     """Refill the buckets' tables of addresses and scalars where anything has changed.
 
-    :func:`still_lies` has noted where X and C lie.
+    The gradients begin at the addresses ``lying``. :func:`still_lies` has noted where X and C begin.
     """
     if not plan.rows:
         plan.rows = _lasting_rows(plan)
         plan.gradients = []
-    lying = [G.data_ptr() for G in grads]
     if lying != plan.gradients:
         plan.gradients = lying
         rows = {
