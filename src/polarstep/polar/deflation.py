@@ -83,6 +83,8 @@ TOLERATED_VALUE = 1.17
 TOLERATED_NORM = 2.6
 # 2·√3·0.2124: a number with random leading digits is off by 0.2124ε in the root mean square.
 ROUNDING = 0.736
+# The error of ‖B‖²_F where the terms of B's sums are rounded, in units of ε·‖B‖²_F; see rest_energy.
+ROUNDING_OF_SUMS = 0.3
 
 
 def vectors_shape(m: int, n: int) -> tuple[int, int]:
@@ -170,6 +172,8 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
 
     holds for B = QᵀM. In bfloat16 E is about 2⁻⁶, and more than ½ for some warm sketches. Of a 48×64
     matrix with four directions a hundred times as long as all others, ⟨E, BBᵀ⟩ was ten times ‖R‖²_F.
+    For a Q in float32 E is computed in float64. In float32 it is wrong by up to 4ε, as large as E is,
+    and the rest of σₖ = k⁻² has only 1.4ε·‖M‖²_F (384 rows, ℓ = 128).
 
     **Rounding of B** leaves the right side with an error of the standard deviation τ. With independent
     errors in B, and rows bᵢ whose entries have the fourth moment of normal numbers,
@@ -177,7 +181,9 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
         τ² = 4·(0.21ε)²·Σ_ij B⁴_ij ≈ (0.74ε)²·Σᵢ‖bᵢ‖⁴/n
 
     where 0.21ε is the root mean square of the relative error of a rounded number. τ is 2⁻¹²·‖M‖²_F or
-    less for n ≥ 512 in bfloat16, but a rest may be as small. So the b vectors of :func:`rest_norm` are
+    less for n ≥ 512 in bfloat16, but a rest may be as small. In 32 and 64 bits the sums of QᵀM are
+    rounded at every term, and by the same amount in many entries of a row: τ² = (0.3ε)²·Σᵢ‖bᵢ‖⁴ is what
+    was measured on a CPU, for 128 to 768 rows and up to 3072 columns. So the b vectors of :func:`rest_norm` are
     used as well. They have seen ‖W‖²_F of ‖R‖²_F. R has at most ``left`` singular values, which on
     average are hardly larger than those of W: U was made by RRᵀ, which prefers the largest. Of all
     values from 3τ below the right side to τ above it, ‖R‖²_F is taken to be the nearest to
@@ -191,14 +197,16 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
         left: m − ℓ, the number of R's singular values.
     """
     ops = products.of(B.device)
-    E = -ops.gram(Q.mT)
+    fine = B.dtype.itemsize >= 4
+    E = -ops.gram(Q.mT.double() if fine else Q.mT)
     E.diagonal(dim1=-2, dim2=-1).add_(1)
     E = torch.baddbmm(E, E, torch.baddbmm(E, E, E))
     # Squares of B may leave the range of float32. ‖B/δ‖_F is at most 1/least in the rules of rest_norm.
     held = ops.gram((B * found.inverse).to(B.dtype))
     energy = found.unheld - (E * held).sum((-2, -1))
     lengths = held.diagonal(dim1=-2, dim2=-1)
-    error = torch.linalg.vector_norm(lengths, dim=-1) * (ROUNDING / math.sqrt(B.shape[-1]))
+    rounding = ROUNDING_OF_SUMS if fine else ROUNDING / math.sqrt(B.shape[-1])
+    error = torch.linalg.vector_norm(lengths, dim=-1) * rounding
     error = error * torch.finfo(B.dtype).eps
     likely = found.seen * max(1.0, left / found.vectors.shape[1])
     return likely.clamp(energy - 3 * error, energy + error).maximum(found.seen)
