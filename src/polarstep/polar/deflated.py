@@ -42,9 +42,21 @@ class Deflated(Containing):
     what happens where they are wrong, is in :mod:`polarstep.polar.deflation`.
 
     **How long a step can be.** δ and s come from estimates with 16 columns. Without steps ‖T‖²_op is at
-    most 1 + (‖R‖_op/δ)². With one step of ``"flat"`` ‖T‖_op ≤ 2.6 on any spectrum, for 99% of leading
-    directions of 768 rows; up to 1.5 was measured (``results/step-cost/h200-accuracy.txt``). No bound is
-    certain: a leading singular direction that is orthogonal to all 16 columns is not seen at all.
+    most 1 + (‖R‖_op/δ)², and δ may be far below ‖R‖_op at the step at which R gets a new leading
+    direction. With one step of ``"flat"`` up to 1.5 was measured
+    (``results/step-cost/h200-accuracy.txt``). No bound is certain: a leading singular direction that is
+    orthogonal to all 16 columns is not seen at all. These are bounds on ‖T‖_op, on the worst spectrum,
+    for all leading directions but one in a hundred, in ten thousand and in a million:
+
+    >>> from polarstep.theory.bounds import longest_deflated_step
+    >>> def longest(m, n, polynomials=()):
+    ...     shares = (1e-2, 1e-4, 1e-6)
+    ...     return [round(longest_deflated_step(m, n, polynomials, unseen=p), 1) for p in shares]
+    >>> longest(768, 768), longest(768, 3072), longest(4096, 4096)  # without steps
+    ([3.5, 4.1, 4.8], [4.8, 5.7, 6.6], [5.1, 6.1, 7.1])
+    >>> flat = NewtonSchulz(1, "flat").polynomials
+    >>> longest(768, 3072, flat), longest(4096, 4096, flat)  # with one step
+    ([2.4, 2.5, 3.7], [5.2, 26.7, 105.7])
 
     Args:
         head: the low-rank map. The rest keeps what the head misses, but one step lifts a singular value

@@ -32,13 +32,16 @@ smaller for polynomials that explode before that: ‖T‖_op ≤ 2.6.
 For a leading direction that is independent of the 16 vectors, the best of them has κ ≥ 6/m for a fifth
 of all directions, 4/m for half of them and 1.3/m for 99%. ``"flat"`` stays below 2.6 up to 1.2, which
 covers these 99% for m = 768. For m = 4096 and the very worst y, one direction in a hundred has
-‖s·X₀‖_op = 1.24 and ‖T‖_op = 5. The vectors' entries have no pattern, so that sums and differences of
+‖s·X₀‖_op ≥ 1.24 and ‖T‖_op ≥ 5, and one in a million ‖T‖_op ≥ 100
+(:func:`polarstep.theory.bounds.longest_deflated_step`). The vectors' entries have no pattern, so that sums and differences of
 rows are seen as well as other directions. A leading singular direction that was made orthogonal to all
 16 vectors is not seen: ‖T‖_op was 4000 for such a matrix, whose new direction was 1.5 times as long as
 all others.
 
 **Without steps** there is no XXᵀ, and ‖T‖_op is that of X₀ itself. Then δ is an estimate of ‖R‖_op
-(:func:`rest_norm`). With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05.
+(:func:`rest_norm`). With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05. At the step at which
+R gets a new leading direction, δ may be 79% too small for n = 3072: ‖T‖_op ≤ 4.8 for all but one
+direction in a hundred. From the next step on the carried vectors hold that direction.
 
 All functions take wide matrices of shape (batch, m, n) with m ≤ n; the caller transposes tall ones. δ
 has shape (batch, 1, 1). Nothing here draws random numbers or makes the host wait for the device.
@@ -127,7 +130,8 @@ def rest_norm(
     The last step: by Jensen all yᵢ may be taken equal to one y, and (κ + (1−κ)y²)/(κ + (1−κ)y) is
     least at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·1.1² − 1): as soon as half of r
     is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, with which ‖T‖²_op ≤ 3.05, from κ ≥ 0.065 on. Vectors
-    independent of R have κ ≈ b/n. These are worst cases over all spectra. On momentum of a GPT of width
+    independent of R have κ ≈ b/n, and carried vectors that are orthogonal to r have a fifth of that, from
+    FRESH alone (:mod:`polarstep.theory.bounds.longest_step`). These are worst cases over all spectra. On momentum of a GPT of width
     256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1, δ/‖R‖_op was from 0.91 to 1.20 with a mean of 1.10,
     from the first step on (with FRESH = 2⁻⁵). A single warm vector sees only half of ‖R‖_op at times
     there, because the directions that a sketch misses change with every sketch. On momentum of rank one
