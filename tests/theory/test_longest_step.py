@@ -55,7 +55,10 @@ def ratios(size, seeds):
     found = []
     for seed in seeds:
         g = rng.generator("new direction", seed)
-        u, v = torch.randn(ROWS, 1, generator=g).float(), torch.randn(1, COLUMNS - ROWS, generator=g)
+        u, v = (
+            torch.randn(ROWS, 1, generator=g).float(),
+            torch.randn(1, COLUMNS - ROWS, generator=g),
+        )
         u[:ELL] = 0
         M = flat.clone()
         M[0, :, ROWS:] = size * (u / u.norm()) @ (v / v.norm()).float()

@@ -53,7 +53,9 @@ def longest_deflated_step(
     """
     for name, side in (("m", m), ("n", n)):
         if not check.is_whole(side) or side < 1:
-            raise ValueError(f"{name}={side!r}: expected a whole number of rows or columns, 1 or more")
+            raise ValueError(
+                f"{name}={side!r}: expected a whole number of rows or columns, 1 or more"
+            )
     if not 0 < unseen < 1:
         raise ValueError(
             f"unseen={unseen}: expected a share of directions between 0 and 1, as 0.01; no bound holds "
