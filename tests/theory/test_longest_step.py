@@ -55,13 +55,11 @@ def ratios(size, seeds):
     found = []
     for seed in seeds:
         g = rng.generator("new direction", seed)
-        u, v = (
-            torch.randn(ROWS, 1, generator=g).float(),
-            torch.randn(1, COLUMNS - ROWS, generator=g),
-        )
+        u = torch.randn(ROWS, 1, generator=g, dtype=torch.float32)
+        v = torch.randn(1, COLUMNS - ROWS, generator=g, dtype=torch.float32)
         u[:ELL] = 0
         M = flat.clone()
-        M[0, :, ROWS:] = size * (u / u.norm()) @ (v / v.norm()).float()
+        M[0, :, ROWS:] = size * (u / u.norm()) @ (v / v.norm())
         estimate = deflation.rest_norm(M, Q, M[:, :ELL], 2.0**-23, vectors=carried.clone())
         found.append(1 / float(estimate.inverse) / (1 + size**2) ** 0.5)
     return found
