@@ -40,7 +40,6 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.autocast import autocast_off
 from polarstep.diagnostics.certificate import Certificate
 from polarstep.diagnostics.measures import check_step
 from polarstep.diagnostics.norm_bound import norm_bound
@@ -48,6 +47,7 @@ from polarstep.polar import PolarMap
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.polar.result import Captured, Factors
 from polarstep.products.sizes import frobenius_norm, unit_scaled
+from polarstep.undisturbed import undisturbed
 
 __all__ = ["certified", "cheap_certificate"]
 
@@ -60,7 +60,6 @@ PIECE = 2**15
 
 
 @torch.no_grad()
-@autocast_off()
 def certified(
     polar: PolarMap, M: Tensor, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Certificate]:
@@ -76,13 +75,13 @@ def certified(
     step = polar.from_nothing(M, generator)
     if step is None:
         return M.clone(), cheap_certificate(M, M, polar)
-    T = step.dense.to(M.dtype).reshape(M.shape)
+    with undisturbed(M.device):
+        T = step.dense.to(M.dtype).reshape(M.shape)
     # On a GPU step.M, and with it B, is a multiple of M; the bounds are the same for both.
     return T, cheap_certificate(step.M.reshape(M.shape), T, polar, step.factors, step.captured)
 
 
 @torch.no_grad()
-@autocast_off()
 def cheap_certificate(
     M: Tensor,
     T: Tensor,
@@ -111,6 +110,19 @@ def cheap_certificate(
             f"M is {M.dtype} and T {T.dtype}: expected one precision, whose rounding errors the bounds "
             "allow for, as in cheap_certificate(M, polar(M)); polarstep.certify takes any two"
         )
+    with undisturbed(M.device):
+        gamma, nu = _bounds(M, T, polar, factors, captured)
+    return Certificate(gamma.reshape(shape).double(), nu.reshape(shape).double())
+
+
+def _bounds(
+    M: Tensor,
+    T: Tensor,
+    polar: PolarMap | None,
+    factors: Factors | None,
+    captured: Captured | None,
+) -> tuple[Tensor, Tensor]:
+    """The bounds of :func:`cheap_certificate` on γ and ν of matrices (batch, m, n), in float32 or wider."""
     inner = None if polar is None else polar.innermost
     B = None if factors is None else _wide_enough(factors.B)
     norm = _norm(M)
@@ -141,7 +153,7 @@ def cheap_certificate(
     # A zero M has 0 for both. The norm of an M that is not finite is infinite or NaN, and so are both.
     gamma, nu = (torch.where(norm == 0, 0.0, X) for X in (bound, largest - 1))
     gamma, nu = (torch.where(norm.isfinite(), X, torch.nan) for X in (gamma, nu))
-    return Certificate(gamma.reshape(shape).double(), nu.reshape(shape).double())
+    return gamma, nu
 
 
 def _wide_enough(X: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from polarstep.optim.stepping.padded import step_padded
 from polarstep.optim.stepping.step import PolarHook, launch, show
 from polarstep.optim.stepping.target import Target, apply_updates
 from polarstep.polar import Carry, Draw, Polar, PolarMap
+from polarstep.undisturbed import on_device
 
 __all__ = ["PlainStep"]
 
@@ -83,7 +84,8 @@ class PlainStep:
             matrices = Tensors(part, [target_of(member) for member in part])
             in_place, drawn = is_large(signature, sharded), numbers[signature]
             try:
-                _step(signature, matrices, part, state, drawn, hooks, in_place=in_place)
+                with on_device(signature.device):
+                    _step(signature, matrices, part, state, drawn, hooks, in_place=in_place)
             except Exception as error:
                 if errors is None:
                     raise
