@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 
 import polarstep as ps
 from polarstep import muon_for
-from polarstep.diagnostics import Monitor, certified, cheap_certificate
+from polarstep.diagnostics import certified, cheap_certificate
 from polarstep.optim.stepping import by_tables
 from polarstep.optim.stepping import replay as replaying
 from polarstep.optim.stepping.replay_plan import Plan
@@ -174,7 +175,7 @@ def test_without_a_device_autocast_is_off_on_all():
 class Looking(ps.NewtonSchulz):
     """A map that notes torch's settings at its products."""
 
-    seen: list[Settings] = []
+    seen: ClassVar[list[Settings]] = []
 
     def _polar(self, X, numbers):
         self.seen.append(settings())
@@ -227,9 +228,16 @@ def test_the_settings_agree_within_a_step_where_they_did_before(setting):
 def test_an_error_restores_the_setting(setting):
     setting()
     before = settings()
-    with pytest.raises(ZeroDivisionError), undisturbed():
-        assert settings()[1:3] != before[1:3]
-        raise ZeroDivisionError
+    found = []
+
+    def fail() -> None:
+        with undisturbed():
+            found.append(settings())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert found[0][1:3] != before[1:3]
     assert settings() == before
 
 

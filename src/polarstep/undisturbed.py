@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ def on_device(device: torch.device | None) -> AbstractContextManager[object]:
         return nullcontext()
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return nullcontext()  # a fake tensor, on a machine that need not have a GPU
-    return torch.cuda.device(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.device(device)
 
 
 @contextmanager
@@ -121,7 +122,7 @@ def _turn_off() -> tuple[str | None, str, str]:
     the other's behalf, and the older one raises an error if the two do not agree. So the older one is
     changed only where it has been used alone.
     """
-    cuda, mkldnn = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    cuda, mkldnn = _backends()
     older, newer = _older(), (cuda.fp32_precision, mkldnn.fp32_precision)
     if older is not None:
         torch.set_float32_matmul_precision("highest")
@@ -132,12 +133,15 @@ def _turn_off() -> tuple[str | None, str, str]:
 def _restore(older: str | None, *newer: str) -> None:
     if older is not None:
         torch.set_float32_matmul_precision(older)
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    for backend, found in zip(backends, newer, strict=True):
+    for backend, found in zip(_backends(), newer, strict=True):
         # "none" follows torch.backends.fp32_precision, and reads as what that is set to.
         backend.fp32_precision = "none"
         if backend.fp32_precision != found:
             backend.fp32_precision = found
+
+
+def _backends() -> tuple[Any, Any]:
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 def _older() -> str | None:

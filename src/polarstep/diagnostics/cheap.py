@@ -43,6 +43,7 @@ from polarstep import products
 from polarstep.diagnostics.certificate import Certificate
 from polarstep.diagnostics.measures import check_step
 from polarstep.diagnostics.norm_bound import norm_bound
+from polarstep.float64 import widest
 from polarstep.polar import PolarMap
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.polar.result import Captured, Factors
@@ -100,7 +101,7 @@ def cheap_certificate(
     """
     check_step(M, T, "cheap_certificate")
     if M.numel() == 0:
-        nothing = torch.zeros(M.shape[:-2], dtype=torch.float64, device=M.device)
+        nothing = torch.zeros(M.shape[:-2], dtype=widest(M.device), device=M.device)
         return Certificate(nothing, nothing.clone())
     shape = M.shape[:-2]
     M, T = (X.reshape(-1, *X.shape[-2:]) for X in (M, T))
@@ -112,7 +113,8 @@ def cheap_certificate(
         )
     with undisturbed(M.device):
         gamma, nu = _bounds(M, T, polar, factors, captured)
-    return Certificate(gamma.reshape(shape).double(), nu.reshape(shape).double())
+    gamma, nu = (X.reshape(shape).to(widest(X.device)) for X in (gamma, nu))
+    return Certificate(gamma, nu)
 
 
 def _bounds(
@@ -122,7 +124,7 @@ def _bounds(
     factors: Factors | None,
     captured: Captured | None,
 ) -> tuple[Tensor, Tensor]:
-    """The bounds of :func:`cheap_certificate` on γ and ν of matrices (batch, m, n), in float32 or wider."""
+    """The bounds of :func:`cheap_certificate` for matrices (batch, m, n) in float32 or wider."""
     inner = None if polar is None else polar.innermost
     B = None if factors is None else _wide_enough(factors.B)
     norm = _norm(M)
@@ -228,7 +230,8 @@ def _outside(
     """
     # Entries are rounded at random, so a sum of many squares is off by far less than ε.
     room = 8 * precision if precision < SIXTEEN_BITS else precision / 64
-    energy = norm.double().square() * (1 + room) - norm_B.double().square() + longer
+    whole, held = (each.to(widest(each.device)).square() for each in (norm, norm_B))
+    energy = whole * (1 + room) - held + longer
     return (math.sqrt(rank) * energy.clamp_min(0).sqrt()).to(norm.dtype)
 
 

@@ -24,8 +24,8 @@ MOST_MATRICES = 65_535
 # Kernels find an entry of a matrix by 32 bits, with a sign.
 MOST_ENTRIES = 2**31 - 1
 
-# The first NVIDIA GPUs with products in bfloat16, which most kernels are made of: Ampere. Triton supports
-# no older ones.
+# The first NVIDIA GPUs with products in bfloat16, which most kernels are made of: Ampere. Triton has no
+# support for older ones.
 FIRST_CAPABILITY = (8, 0)
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None

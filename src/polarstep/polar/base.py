@@ -37,6 +37,7 @@ from torch import Tensor
 
 from polarstep import kernels, products
 from polarstep.distributed.layout import is_sharded
+from polarstep.float64 import fitting
 from polarstep.polar.result import Lift, Polar
 from polarstep.polar.returned import check_matrices, polar_of
 from polarstep.products.sizes import unit_scaled
@@ -278,7 +279,7 @@ class PolarMap(ABC):
     def numbers_for(self, M: Tensor, generator: torch.Generator) -> Tensor:
         """The random numbers for ``M``, on its device and in at least its precision."""
         dtype = torch.promote_types(M.dtype, torch.float32)
-        return self.draw(M.shape[-2], M.shape[-1], generator, dtype).to(M.device)
+        return fitting(self.draw(M.shape[-2], M.shape[-1], generator, dtype), M.device)
 
     def as_computed(self, M: Tensor) -> Tensor:
         """Like calling a map that is not random, but without the final cast to M's dtype.

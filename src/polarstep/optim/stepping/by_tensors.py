@@ -11,6 +11,7 @@ from torch import Tensor
 from polarstep import rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, whole
+from polarstep.float64 import fitting
 from polarstep.optim.groups import is_by_norm
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.carried import entry, remember
@@ -105,7 +106,8 @@ class PlainStep:
         if constant and place in self._drawn and not in_a_graph():
             return self._drawn[place]
         dtype = torch.promote_types(signature.dtype, torch.float32)
-        numbers = signature.polar.draw(m, n, rng.generator(*key, device=device), dtype).to(device)
+        drawn = signature.polar.draw(m, n, rng.generator(*key, device=device), dtype)
+        numbers = fitting(drawn, device)
         if constant and not in_a_graph():
             if len(self._drawn) >= MOST_DRAWN:
                 del self._drawn[next(iter(self._drawn))]  # the oldest
