@@ -108,11 +108,11 @@ class Muon(Checkpointed):
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
-        fused: ``True``: on a GPU with Triton, a few kernels update all matrices of a shape, and a CUDA
-            graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that do not round M
-            to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute matrices for one
-            another, the graph has the polar map alone (:mod:`polarstep.distributed.owned_graph`).
-            ``False``: plain torch operations, no graph.
+        fused: ``True``: on NVIDIA GPUs from Ampere on, with Triton, a few kernels update all matrices of
+            a shape, and a CUDA graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that
+            do not round M to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute
+            matrices for one another, the graph has the polar map alone
+            (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch operations, no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
             ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
             ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
