@@ -218,11 +218,9 @@ def test_where_there_is_float64(monkeypatch):
     for kind, has in devices.items():
         assert has_float64(torch.device(kind)) == has
         assert widest(torch.device(kind)) == (torch.float64 if has else torch.float32)
-    for has in (True, False):
+    for told, has in (({"has_fp64": True}, True), ({"has_fp64": False}, False), ({}, True)):
         monkeypatch.setattr(float64, "_INTELS", {})
-        monkeypatch.setattr(
-            torch.xpu, "get_device_capability", lambda _, has=has: {"has_fp64": has}
-        )
+        monkeypatch.setattr(torch.xpu, "get_device_capability", lambda _, told=told: told)
         assert has_float64(torch.device("xpu", 0)) == has
     with Apple():
         assert type(in_float64(on_apple(torch.ones(2)))) is Tensor
