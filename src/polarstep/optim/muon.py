@@ -13,7 +13,6 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
-from polarstep.autocast import autocast_off, inference_mode_off
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
@@ -40,6 +39,7 @@ from polarstep.optim.stepping.step import PolarHook
 from polarstep.optim.transforms import Transform
 from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
+from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
 __all__ = ["Muon"]
 
@@ -108,11 +108,11 @@ class Muon(Checkpointed):
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
-        fused: ``True``: on a GPU with Triton, a few kernels update all matrices of a shape, and a CUDA
-            graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that do not round M
-            to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute matrices for one
-            another, the graph has the polar map alone (:mod:`polarstep.distributed.owned_graph`).
-            ``False``: plain torch operations, no graph.
+        fused: ``True``: on NVIDIA GPUs from Ampere on, with Triton, a few kernels update all matrices of
+            a shape, and a CUDA graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that
+            do not round M to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute
+            matrices for one another, the graph has the polar map alone
+            (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch operations, no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
             ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
             ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
@@ -334,10 +334,17 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
-        # A step chooses its own precision, so autocast is off. Tensors of a state that were made in
-        # torch.inference_mode() could not be changed by later steps outside it.
-        with autocast_off(), inference_mode_off():
+        # A step chooses its own precision. Tensors of a state that were made in torch.inference_mode()
+        # could not be changed by later steps outside it. Buckets on further GPUs enter their own.
+        with undisturbed(), on_device(self._first_gpu()), inference_mode_off():
             self._update_groups()
+
+    def _first_gpu(self) -> torch.device | None:
+        """The GPU of the first parameter that is on one."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return None
+        params = (p for group in self.param_groups for p in group["params"])
+        return next((p.device for p in params if p.is_cuda), None)
 
     def _update_groups(self) -> None:
         error: Exception | None = None

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import torch
 
+from polarstep import kernels
 from polarstep.polar import gram
 from polarstep.polar.base import PolarMap
 from polarstep.polar.coefficients import Polynomial, resolve
@@ -138,8 +139,13 @@ DEVICES: dict[str, Device] = {
 
 
 def figures_of(device: torch.device) -> Device:
-    """The row of :data:`DEVICES` for a device: by name, else by type."""
+    """The row of :data:`DEVICES` for a device: by name, else by type.
+
+    A GPU on which our kernels do not run counts as a device of another kind.
+    """
     if device.type == "cuda" and torch.cuda.is_available():
+        if not kernels.available(device):
+            return DEVICES["other"]
         name = torch.cuda.get_device_name(device)
         for part, figures in DEVICES.items():
             if part in name:

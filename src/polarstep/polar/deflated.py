@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, products
+from polarstep.float64 import has_float64
 from polarstep.polar import deflation
 from polarstep.polar.base import Carry, Draw, PolarMap, wide
 from polarstep.polar.containing import Containing
@@ -17,6 +18,7 @@ from polarstep.polar.result import Captured, Factors, Lift, Polar, SquaredNorm, 
 from polarstep.products import Products
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
+from polarstep.products.sizes import unit_scaled
 
 __all__ = ["Deflated"]
 
@@ -153,6 +155,8 @@ class Deflated(Containing):
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """The head by Algorithm 1, then X₀ and its steps."""
         ops, A = products.of(M.device), wide(M)
+        if not has_float64(M.device) and self.ignores_scale:
+            A, _ = unit_scaled(A)  # energies are in float32 there, and would leave its range
         polar, left = self.head.step(A, carry, draw)
         T: Tensor | RowProduct | FlatProduct
         squared: SquaredNorm | None
