@@ -59,9 +59,9 @@ operations: ℓ/(3m) of the products of such a step, or 3% for ℓ = 64 and m = 
 adds 2ℓ³ operations where the inner map has formed XXᵀ. A deflated map without steps also forms BBᵀ and
 QᵀQ, by 2ℓ²(m + n) operations in some ten more launches; in 32 bits QᵀQ is formed in float64. A deflated
 map with a step reads the two m×m matrices of its polynomial once more, in four launches. On an H200 a
-step on nanoGPT's matrices took 4% longer with a low-rank map. With a deflated map it took 28% longer,
-before these four launches took the place of some thirty (``results/step-cost/h200-heads.json``). Other
-scales add nothing.
+step on nanoGPT's matrices took 4% longer with a low-rank map, and 24% with a deflated map, whose work on
+the device took 4% longer; on an 8B layer 1% and 3% (``results/step-cost/h200-maps.json``). Other scales
+add nothing.
 
 **Full-space maps** are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
 ``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, whose runs can be continued. The RMS is

@@ -55,6 +55,7 @@ import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.float64 import widest
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.products.deflating import SIGNS, RestNorm, RestRules
 from polarstep.torch_compile import constant
@@ -177,7 +178,7 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
 
     holds for B = QᵀM. In bfloat16 E is about 2⁻⁶, and more than ½ for some warm sketches. Of a 48×64
     matrix with four directions a hundred times as long as all others, ⟨E, BBᵀ⟩ was ten times ‖R‖²_F.
-    For a Q in float32 E is computed in float64. In float32 it is wrong by up to 4ε, as large as E is,
+    For a Q in float32 E is computed in float64, where the device has it. In float32 it is wrong by up to 4ε, as large as E is,
     and the rest of σₖ = k⁻² has only 1.4ε·‖M‖²_F (384 rows, ℓ = 128).
 
     **Rounding of B** leaves the right side with an error of the standard deviation τ. With independent
@@ -206,7 +207,7 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
     """
     ops = products.of(B.device)
     fine = B.dtype.itemsize >= 4
-    E = -ops.gram(Q.mT.double() if fine else Q.mT)
+    E = -ops.gram(Q.mT.to(widest(Q.device)) if fine else Q.mT)
     E.diagonal(dim1=-2, dim2=-1).add_(1)
     E = torch.baddbmm(E, E, torch.baddbmm(E, E, E))
     # Squares of B may leave the range of float32. ‖B/δ‖_F is at most 1/least in the rules of rest_norm.
