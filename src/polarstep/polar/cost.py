@@ -101,8 +101,8 @@ def _gpu(teraflops: float, terabytes: float, eight_bits: float = 1.0) -> Device:
     reaches. The H200's bandwidths are from results/step-cost/h200.json: 4.1 TB/s in the momentum phase,
     3.45 with AdamW. Its products in eight bits had 1.1 to 1.4 PFLOP/s, about 1.9 times as many as in 16.
     The other figures were fitted to whole steps from 384 to 4096 rows, those of h200-between.json and of
-    a run that h200-maps.json has replaced: the estimates were 8% off in the root mean square. A launch is
-    short because the buckets of these steps run side by side.
+    a run that h200-maps.json has replaced: the estimates were 8% off in the root mean square. A launch
+    is short because the buckets of these steps run side by side.
     """
     return Device(
         rate=0.66e12 * teraflops,

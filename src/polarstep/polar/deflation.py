@@ -178,8 +178,8 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
 
     holds for B = QᵀM. In bfloat16 E is about 2⁻⁶, and more than ½ for some warm sketches. Of a 48×64
     matrix with four directions a hundred times as long as all others, ⟨E, BBᵀ⟩ was ten times ‖R‖²_F.
-    For a Q in float32 E is computed in float64, where the device has it. In float32 it is wrong by up to 4ε, as large as E is,
-    and the rest of σₖ = k⁻² has only 1.4ε·‖M‖²_F (384 rows, ℓ = 128).
+    For a Q in float32 E is computed in float64, where the device has it. In float32 it is wrong by up to
+    4ε, as large as E is, and the rest of σₖ = k⁻² has only 1.4ε·‖M‖²_F (384 rows, ℓ = 128).
 
     **Rounding of B** leaves the right side with an error of the standard deviation τ. With independent
     errors in B, and rows bᵢ whose entries have the fourth moment of normal numbers,
