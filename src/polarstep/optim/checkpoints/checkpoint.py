@@ -68,6 +68,7 @@ class Checkpointed(Optimizer):
     """
 
     _pickled: tuple[str, ...] = ()
+    _being_loaded: Sequence[dict[str, Any]] = ()  # the checkpoint, while load_state_dict runs
 
     def _start(self) -> None:
         """Set the attributes that neither a checkpoint nor a pickle holds."""
@@ -77,13 +78,24 @@ class Checkpointed(Optimizer):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state and the groups, as torch has them, with every option as plain data."""
+        """The state and the groups, as torch has them, with every option as plain data.
+
+        Hooks of ``register_state_dict_post_hook`` get this plain data, and what they return is returned.
+        """
         self._check_held()
-        content = super().state_dict()
-        if has_ranks():
-            content = content | {"state": self._with_placeholders(content["state"])}
-        groups = [encoded_group(group) for group in content["param_groups"]]
-        return content | {"param_groups": groups}
+
+        def first(_: Optimizer, content: dict[str, Any]) -> dict[str, Any]:
+            """Make plain data of what torch has, before the user's hooks."""
+            if has_ranks():
+                content = content | {"state": self._with_placeholders(content["state"])}
+            groups = [encoded_group(group) for group in content["param_groups"]]
+            return content | {"param_groups": groups}
+
+        handle = self.register_state_dict_post_hook(first, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def _check_held(self) -> None:
         """Raise if a parameter with a state is in no group, where torch would raise a ``KeyError``."""
@@ -156,13 +168,22 @@ class Checkpointed(Optimizer):
             return seen[0]
 
         handle = self.register_load_state_dict_pre_hook(last)
+        self._being_loaded = seen
         try:
             super().load_state_dict(state_dict | {"param_groups": groups})
         finally:
+            self._being_loaded = ()
             handle.remove()
-        for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
+
+    def _undo_casts(self, content: dict[str, Any]) -> None:
+        """Take from ``content``, a checkpoint just loaded, what torch has cast and a step keeps as saved.
+
+        :meth:`__setstate__` calls this, which torch calls before the user's post hooks: what a hook
+        writes to the state stays.
+        """
+        for saved, group in zip(content["param_groups"], self.param_groups, strict=True):
             for key, p in zip(saved["params"], group["params"], strict=True):
-                of_parameter = seen[0]["state"].get(key, {})
+                of_parameter = content["state"].get(key, {})
                 for name in _kept_as_saved(group, p, of_parameter):
                     value = of_parameter.get(name)
                     if isinstance(value, Tensor):
@@ -211,6 +232,8 @@ class Checkpointed(Optimizer):
         if unpickled:
             self._start(**started_with)
         super().__setstate__(state)
+        for content in self._being_loaded:
+            self._undo_casts(content)
         for p, of_parameter in self.state.items():
             # torch leaves AdamW's counter on the device the checkpoint was read to.
             if isinstance(of_parameter.get("step"), Tensor):
