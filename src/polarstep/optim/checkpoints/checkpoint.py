@@ -176,7 +176,7 @@ class Checkpointed(Optimizer):
             handle.remove()
 
     def _undo_casts(self, content: dict[str, Any]) -> None:
-        """Take from ``content``, a checkpoint just loaded, what torch has cast and a step keeps as saved.
+        """Take from ``content``, a checkpoint just loaded, what torch has cast but a step keeps.
 
         :meth:`__setstate__` calls this, which torch calls before the user's post hooks: what a hook
         writes to the state stays.

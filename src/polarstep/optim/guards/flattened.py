@@ -1,8 +1,8 @@
 """Refuse parameters that FSDP1 has cut into flat slices, in which no matrix is whole.
 
 ``FullyShardedDataParallel`` lays the parameters of a module end to end and gives each rank a run of
-entries. A weight is then a vector, or empty, and would go to AdamW as vectors do. Matrices are whole only
-with ``ShardingStrategy.NO_SHARD`` and ``use_orig_params=True``, as also in a world of one rank.
+entries. A weight is then a vector, or empty, and would go to AdamW as vectors do. Matrices are whole
+only with ``ShardingStrategy.NO_SHARD`` and ``use_orig_params=True``, as also in a world of one rank.
 """
 
 from __future__ import annotations
