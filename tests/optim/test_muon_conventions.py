@@ -264,7 +264,7 @@ def test_copies_go_on_alike(copier):
     assert repr(twin)
 
 
-def test_pickles_of_earlier_versions_find_the_modules_they_name():
+def test_a_pickle_names_the_modules_that_cannot_move():
     """These modules cannot move, or need an alias: polarstep.optim.checkpoints says so, too."""
     net = model()
     net[-1].requires_grad_(False)
@@ -278,7 +278,7 @@ def test_pickles_of_earlier_versions_find_the_modules_they_name():
             return super().find_class(module, name)
 
     Reading(io.BytesIO(pickle.dumps(optimizer))).load()
-    ours = {"muon", "added", "elementwise", "transforms", "routing.routes"}
+    ours = {"muon", "rates", "elementwise", "transforms", "routing.known_model", "routing.routes"}
     found = {name.removeprefix("polarstep.optim.") for name in named if "polarstep.optim" in name}
     assert found == ours
     assert all(f"``optim.{name}``" in checkpoints.__doc__ for name in ours)

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from polarstep.matrix import MatrixView
 from polarstep.optim.elementwise_rule import ELEMENTWISE
-from polarstep.optim.guards.flattened import check_whole
+from polarstep.optim.flattened import check_whole
 from polarstep.optim.scaling import resolve_scale
 
 __all__ = [

@@ -37,13 +37,14 @@ from polarstep.optim.stepping.collect import State, momentum_dtype
 from polarstep.optim.stepping.elementwise_step import check_buffers
 from polarstep.optim.stepping.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.transforms import NormalizedRows
-from polarstep.polar import Finder, PolarMap, Warm
+from polarstep.polar import Finder, PolarMap
 from polarstep.sketch import Sketch
 
 __all__ = ["Checkpointed"]
 
-# Checkpoints from before release 0.1 may hold polar maps and transforms as objects: let torch.load read
-# them with weights_only=True, its default.
+# Other code may pickle the groups themselves, with the maps and transforms in them: Lightning's
+# BackboneFinetuning does so in the state of its callback, beside a state_dict in one file. These classes
+# are plain records, so torch.load may read them with weights_only=True, its default.
 torch.serialization.add_safe_globals(
     [
         part
@@ -52,9 +53,7 @@ torch.serialization.add_safe_globals(
         if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
     ]
 )
-# A transform, and Warm under the module path that it had then.
-torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
-
+torch.serialization.add_safe_globals([NormalizedRows])
 
 STARTED_WITH = "_started_with"  # where a pickle has the arguments of _start
 
@@ -205,9 +204,8 @@ class Checkpointed(Optimizer):
             options.pop("param_names", None)
             if "param_names" in now:
                 options["param_names"] = now["param_names"]
-            for key in ("lr_scale", LR_SCALE):
-                if callable(options.get(key)) and options[key] is known.get(LR_SCALE):
-                    del options[key]
+            if callable(options.get(LR_SCALE)) and options[LR_SCALE] is known.get(LR_SCALE):
+                del options[LR_SCALE]
             found.append(options)
         return found
 

@@ -1,7 +1,6 @@
 """Misuse of the optimizer that a step must notice, because it would pass in silence otherwise.
 
-captured   raises for steps that a CUDA graph cannot replay
-flattened  raises for parameters that FSDP1 has made vectors, in a model too
-resized    raises for a parameter that has another shape than its state
-mistakes   warns, once each, of parameters without gradients, replaced layers, one rate for all groups
+captured  raises for steps that a CUDA graph cannot replay
+resized   raises for a parameter that has another shape than its state
+mistakes  warns, once each, of parameters without gradients, replaced layers, one rate for all groups
 """

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from polarstep.distributed.layout import is_sharded
 from polarstep.optim.elementwise_rule import ELEMENTWISE
+from polarstep.optim.flattened import check_whole
 from polarstep.optim.groups import Group, named_params
-from polarstep.optim.guards.flattened import check_whole
 
 __all__ = ["Sizes", "check_shapes"]
 

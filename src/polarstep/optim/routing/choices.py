@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise_rule import Elementwise, group_of
+from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Group
-from polarstep.optim.guards.flattened import check_unflattened
 from polarstep.optim.routing.adapters import find_adapter
 from polarstep.optim.routing.anatomy import Anatomy, Site, dissect
 from polarstep.optim.routing.overrides import (

@@ -20,8 +20,8 @@ from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import Elementwise, meant
+from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Nonfinite, Rounding
-from polarstep.optim.guards.flattened import check_unflattened
 from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import Site, dissect
