@@ -402,5 +402,5 @@ class Muon(Checkpointed):
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
         if everywhere:
-            self._everywhere.add(handle.id)
+            self._everywhere = {*self._everywhere & self._polar_hooks.keys(), handle.id}
         return handle

@@ -49,7 +49,9 @@ class Kaczmarz(Sketch):
 
         Each matrix of a batch maps the same uniform variates to columns by its own distribution.
         """
-        weight = _weights(M)
+        # T does not depend on the scales, only on the range of MΩ. Without detach() the root of a zero
+        # scale would make its gradient NaN.
+        weight = _weights(M.detach())
         cumulative = weight.cumsum(dim=-1)
         total = cumulative[..., -1:]
         levels = numbers.sort().values * total  # sorted, so that repeated columns are neighbours
