@@ -83,8 +83,8 @@ class Elementwise(ABC):
             title = cls.__name__
             torchs = hasattr(torch.optim, title)
             raise TypeError(
-                f"{title} got parameters: expected hyperparameters alone, as {title}(lr=1e-3), since it is "
-                f"a set of options, for muon_for(model, others={title}(…)) or a group of Muon"
+                f"{title} got parameters: expected hyperparameters alone, as {title}(lr=1e-3), since it "
+                f"is a set of options, for muon_for(model, others={title}(…)) or a group of Muon"
                 f"{f'; the optimizer is torch.optim.{title}' if torchs else ''}"
             )
         return super().__new__(cls)
