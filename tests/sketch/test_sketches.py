@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.solvers import over_sketches
 from tests.spectra import gaussian, matrix
 
-from polarstep import Gaussian, Kaczmarz, LowRank, rng
+from polarstep import Gaussian, Kaczmarz, rng
 from polarstep.polar import Warm
 
 
@@ -174,26 +174,3 @@ def test_the_cost_is_that_of_an_m_by_n_matrix():
     m, n, width = 10, 30, 4
     assert Gaussian().flops(m, n, width) == 2 * m * n * width
     assert Kaczmarz().flops(m, n, width) == 2 * m * n + m * width  # column norms, and the rescaling
-
-
-@pytest.mark.parametrize("shape", [(6, 9), (9, 6)])
-@pytest.mark.parametrize("power", [0, 0.5, 1])
-def test_sampled_columns_have_the_gradient_of_their_differences(shape, power, monkeypatch):
-    """Columns that repeat have scales of zero, whose roots have no gradient."""
-    T = LowRank(4, 2, power, Kaczmarz(), orth="cholesky", always_sketch=True)
-    M, W, D = (gaussian(*shape, seed=seed) for seed in range(3))
-    M[0], M[:, 0] = 9 * M[0], 9 * M[:, 0]
-    scales, columns = [], Kaczmarz.columns
-
-    def seen(self, M, numbers):
-        found = columns(self, M, numbers)
-        scales.append(found[1])
-        return found
-
-    monkeypatch.setattr(Kaczmarz, "columns", seen)
-    X = M.clone().requires_grad_()
-    (T(X) * W).sum().backward()
-    step = 1e-6
-    difference = ((T(M + step * D) - T(M - step * D)) * W).sum() / (2 * step)
-    torch.testing.assert_close((X.grad * D).sum(), difference, atol=1e-6, rtol=1e-6)
-    assert all(bool((each == 0).any()) for each in scales)

@@ -49,9 +49,7 @@ class Kaczmarz(Sketch):
 
         Each matrix of a batch maps the same uniform variates to columns by its own distribution.
         """
-        # T does not depend on the scales, only on the range of MΩ. Without detach() the root of a zero
-        # scale would make its gradient NaN.
-        weight = _weights(M.detach())
+        weight = _weights(M)
         cumulative = weight.cumsum(dim=-1)
         total = cumulative[..., -1:]
         levels = numbers.sort().values * total  # sorted, so that repeated columns are neighbours
