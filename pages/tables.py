@@ -38,7 +38,7 @@ from pages.records.quality import (
     quality,
 )
 from polarstep import LowRank
-from polarstep.storage import read_lines
+from polarstep_lab.storage import read_lines
 from step_optimizers import maps
 from step_workloads import WORKLOADS
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -85,18 +86,28 @@ class Draw:
 class PolarMap(ABC):
     """An approximation of the polar factor; see the module's docstring for the contract.
 
-    A map without state implements :meth:`_polar` for a batch of wide matrices and :meth:`flops`. A
-    random map also has ``is_random`` and :meth:`draw`. A map with state names its tensors in
-    :attr:`carries` and implements :meth:`step` and :meth:`resumes`.
+    Every map implements :meth:`flops`. A map without state also implements :meth:`_polar` for a batch of
+    wide matrices. A random map has ``is_random`` and :meth:`draw` as well. A map with state names its
+    tensors in :attr:`carries` and implements :meth:`step` and :meth:`resumes`; nothing but
+    :meth:`step` calls :meth:`_polar`.
     """
 
-    @abstractmethod
+    def __new__(cls, *args: object, **options: object) -> Self:
+        """Raise for a class that says nowhere what T is."""
+        if cls.step is PolarMap.step and cls._polar is PolarMap._polar:
+            raise TypeError(
+                f"{cls.__name__} has neither _polar nor step: expected _polar(self, X, numbers), which "
+                "returns T of wide matrices X, or step(self, M, carry, draw), for a map with state"
+            )
+        return super().__new__(cls)
+
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         """T of ``X``: shape ``(batch, m, n)`` with ``m ≤ n``, not empty.
 
         ``X`` is float32, float64, or bfloat16 on a device that multiplies in bfloat16. ``numbers``
         is what :meth:`draw` returned, for a random map.
         """
+        raise AssertionError("a map without _polar has a step of its own, which does not call it")
 
     @abstractmethod
     def flops(self, m: int, n: int) -> int:
@@ -248,7 +259,11 @@ class PolarMap(ABC):
         return None
 
     def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return T(M) for ``M`` of shape ``(..., m, n)``."""
+        """Return T(M) for ``M`` of shape ``(..., m, n)``.
+
+        A random map draws its numbers from ``generator``, as ``torch.Generator().manual_seed(0)``, which
+        advances. Without a generator it draws the same numbers at every call.
+        """
         _check(M)
         if M.numel() == 0:
             return M.clone()

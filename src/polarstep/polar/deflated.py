@@ -64,8 +64,8 @@ class Deflated(Containing):
         head: the low-rank map. The rest keeps what the head misses, but one step lifts a singular value
             σ of R to 10·σ/‖R‖_op at most. ℓ = a sixth of the short side has trained as full space did
             (``docs/which.md``).
-        rest: polynomial steps for X₀, of which only ``steps`` and ``coefficients`` count, as
-            ``NewtonSchulz(1, "flat")``. ``None``: no steps, and no products beside the head's but for
+        rest: polynomial steps for X₀, as ``NewtonSchulz(1, "flat")``, with no other options than
+            ``steps`` and ``coefficients``. ``None``: no steps, and no products beside the head's but for
             an estimate of ‖R‖_op.
         full: the map for matrices on which deflating would cost more than this map.
         float8: whether a single polynomial step may run in eight bits, on GPUs with such products
@@ -92,6 +92,8 @@ class Deflated(Containing):
             raise TypeError(
                 f"rest={self.rest!r}: expected None or polynomial steps, as NewtonSchulz(1, 'flat')"
             )
+        if self.rest is not None:
+            _refuse_without_effect(self.rest)
         if not isinstance(self.full, PolarMap) or self.full.is_random or self.full.carries:
             raise TypeError(
                 f"full={self.full!r}: expected a full-space map without random numbers or state, as "
@@ -247,6 +249,18 @@ class Deflated(Containing):
         if self.rest is None:
             return f"Deflated: {head}; rest scaled"
         return f"Deflated: {head}; {self.rest.describe(m, n, device)}"
+
+
+def _refuse_without_effect(steps: NewtonSchulz) -> None:
+    """Raise for options that the steps on X₀ do not have."""
+    for option in ("delta", "dtype", "form"):
+        given = getattr(steps, option)
+        if given != getattr(NewtonSchulz, option):
+            raise ValueError(
+                f"rest has {option}={given!r}, which has no effect: Deflated measures the scale of X₀ "
+                "itself, and multiplies it in the device's precision and in one form; expected steps "
+                f"and coefficients alone, NewtonSchulz({steps.steps}, {steps.coefficients!r})"
+            )
 
 
 def _precision(A: Tensor, head: Factors) -> float:
