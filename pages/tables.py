@@ -11,13 +11,23 @@ import torch
 
 import low_precision
 import scaling
-from frontier import FULL, title_of
+from frontier import FULL, WIDTH, title_of
 from long_run import SHOWN, SLOW_TABLE
 from pages import ROOT
 from pages.claims.cifar10 import cifar_frontier_rows
 from pages.claims.ranks import MAPS, MB, SHAPES, cheapest
 from pages.records import long_run, read_json
-from pages.records.costs import AUTO, HELD, SIXTH, TIMES, applied, columns_of_auto, memory, steps
+from pages.records.costs import (
+    AUTO,
+    HELD,
+    SIXTH,
+    TIMES,
+    applied,
+    columns_of_auto,
+    memory,
+    on_hosts,
+    steps,
+)
 from pages.records.maps import HEADLINE, Weighed, peers, weighed, with_shares
 from pages.records.quality import (
     RATES,
@@ -28,7 +38,7 @@ from pages.records.quality import (
     quality,
 )
 from polarstep import LowRank
-from polarstep.storage import read_lines
+from polarstep_lab.storage import read_lines
 from step_optimizers import maps
 from step_workloads import WORKLOADS
 
@@ -94,13 +104,18 @@ def _unsketched(load: str, device: str) -> bool:
 
 
 def accuracy_table(record: Path) -> str:
-    """γ on recorded momentum, the largest Δγ and the largest ν of each map, from step_accuracy.py."""
+    """γ on recorded momentum, the largest Δγ and the largest ν of each map, from step_accuracy.py.
+
+    Maps that were measured on wide matrices alone have no γ on recorded momentum.
+    """
     rows, table = applied(record), []
     for name in dict.fromkeys(row.name for row in rows):
         mine = [row for row in rows if row.name == name]
-        (real,) = (row for row in mine if row.matrices.startswith("recorded"))
+        real = [row for row in mine if row.matrices.startswith("recorded")]
+        assert len(real) <= 1, name
         delta, nu = max(row.delta for row in mine), max(row.nu for row in mine)
-        cells = [f"{real.median:.3f} ({real.largest:.3f})", f"{delta:.3f}", f"{nu:.3f}"]
+        gamma = f"{real[0].median:.3f} ({real[0].largest:.3f})" if real else "—"
+        cells = [gamma, f"{delta:.3f}", f"{nu:.3f}"]
         table.append([name, *(cell.replace("-", "−") for cell in cells)])
     return markdown(_first_left("map", "γ, median (largest)", "largest Δγ", "largest ν"), table)
 
@@ -170,8 +185,10 @@ def peers_table(record: Path) -> str:
     long = any(each.long in long_run.runs() for each in others)
     for each in (*ours, *others):
         rows = [steps().get((each.timed, load)) if each.timed else None for load in HELD]
-        times = [f"{row['ms']:.2f} ms, {row['ratio']:.2f}×" if row else "not timed" for row in rows]
-        times = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in times]
+        times = [
+            _time(on_hosts(each.timed, load) if each in others and each.timed else [], row)
+            for load, row in zip(HELD, rows, strict=True)
+        ]
         rate = _rate(each)
         title = each.timed if each in others and each.timed else each.title
         cells = [title, *times, memory(rows[0]), rate, _told(each)]
@@ -180,6 +197,18 @@ def peers_table(record: Path) -> str:
     if long:
         titles.append(f"test, after {long_run.million_tokens():.1f}M tokens")
     return markdown(_first_left("optimizer", *titles), table)
+
+
+def _time(hosts: Sequence[Mapping[str, Any]], row: Mapping[str, Any] | None) -> str:
+    """The time of a row, or from the shortest to the longest on several hosts."""
+    text = f"{row['ms']:.2f} ms, {row['ratio']:.2f}×" if row else "not timed"
+    if len(hosts) > 1:
+        ms, ratios = ([found[key] for found in hosts] for key in ("ms", "ratio"))
+        text = (
+            f"{min(ms):.2f} to {max(ms):.2f} ms, {min(ratios):.2f} to {max(ratios):.2f}× "
+            f"({len(hosts)} hosts)"
+        )
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _rate(each: Weighed) -> str:
@@ -272,24 +301,23 @@ PLACES = (
 )
 
 
-WIDTH_OF_RUNS = 768
-"""The width of the GPT whose perplexity the tables have."""
-
-
 def choice_table(folder: Path) -> str:
     """For each set of matrices and each budget the map with the lowest perplexity that fits it.
 
     Maps that another map beats in both time and perplexity are left out, and so are maps that were
-    trained with one seed: a single run decides nothing.
+    trained with one seed, as a single run decides nothing, and sketches whose part of the width as
+    timed is not the part as trained.
     """
     table = []
     for matrices, machine, record, load in PLACES:
         rows = steps(f"{folder.relative_to(ROOT)}/{record}.json")
+        arm, width = record == "cpu-arm", HELD[load]
         known = [
             (rows[each.timed, load]["ratio"], quality(each.trained).value, each)
             for each in weighed()
             if each.timed and each.trained and (each.timed, load) in rows
             if quality(each.trained).interval is not None
+            if each.trained_as(each.columns_on_arm(load) if arm else each.columns_on(load), width)
         ]
         kept: list[tuple[float, float, Weighed]] = []
         for row in sorted(known, key=lambda row: row[0]):
@@ -297,18 +325,27 @@ def choice_table(folder: Path) -> str:
                 kept.append(row)
         for ratio, _, each in kept:
             told = _told(each) if _told(each) != "–" else "the baseline"
-            if HELD.get(load) != WIDTH_OF_RUNS:
-                told += f", at width {WIDTH_OF_RUNS}"
-            table.append([matrices, machine, f"{ratio:.1f}×", each.title, told])
+            if width != WIDTH:
+                told += f", at width {WIDTH}"
+            timed = each.columns_on_arm(load) if arm else each.columns_on(load)
+            parts = [_part(timed, width), _part(each.trained_columns, WIDTH)]
+            table.append([matrices, machine, f"{ratio:.1f}×", each.title, *parts, told])
             matrices = machine = ""
     columns = {
         "matrices": "left",
         "machine": "left",
         "from, × AdamW": "right",
         "map": "left",
+        "ℓ as timed": "right",
+        "ℓ as trained": "right",
         "test perplexity, to full space": "right",
     }
     return markdown(columns, table)
+
+
+def _part(ell: int | None, width: int) -> str:
+    """As ``128 (17%)``; a dash without a sketch."""
+    return "–" if ell is None else f"{ell}\N{NO-BREAK SPACE}({ell / width:.0%})"
 
 
 def received_table(ledger: Path) -> str:

@@ -20,6 +20,7 @@ by subject:
     adaptive    ranks and new bases chosen by the captured share
     rms_rates   AdamW's rate with ``lr_scale="rms"``, on a toy GPT
     ranks       bytes and products of steps on many ranks, by the ledger
+    flops       what the ledger leaves unexplained of the paper's counts
     trials      the fuzzer's recorded run, and the memory of large parameters
 
 Intervals are 95% t-intervals over paired seeds. A claim that one map is better, or as good, says how
@@ -33,6 +34,7 @@ from pages.claims import (  # noqa: F401
     cifar10,
     cost,
     cpu,
+    flops,
     long_run,
     over_time,
     quality,

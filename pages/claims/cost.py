@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from frontier import WIDTH
 from pages.claims.long_run import long_gap
 from pages.claims.scaling import widest
 from pages.claims.words import claim
@@ -20,9 +21,10 @@ from pages.records.costs import (
     SIXTH,
     TWELFTH,
     columns_of_auto,
+    on_hosts,
     steps,
 )
-from pages.records.maps import peers
+from pages.records.maps import Weighed, peers, timed_with_less
 from polarstep import Deflated
 from step_optimizers import RMS, WITH_RMS, forced
 from step_workloads import BETWEEN as WIDTHS
@@ -160,6 +162,39 @@ def rank_shares() -> str:
     return f"on nanoGPT {parts[0]}, on the 8B layer {parts[1]}"
 
 
+def _parts_apart() -> tuple[list[Weighed], str, str]:
+    """Maps of which the sketch on the 8B layer is not what was trained, and both parts of the width."""
+    found = timed_with_less("8B layer")
+    timed = {(each.columns_on("8B layer") or 0) / HELD["8B layer"] for each in found}
+    trained = {f"{(each.trained_columns or 0) / WIDTH:.0%}" for each in found}
+    (part,), (of_runs,) = timed, trained
+    return found, f"{part:.0%}", of_runs
+
+
+@claim
+def small_sketches() -> str:
+    """What the sketches cost on the 8B layer that are too narrow there to have a perplexity."""
+    found, timed, trained = _parts_apart()
+    ends = sorted(found, key=lambda each: steps()[each.timed or "", "8B layer"]["ratio"])
+    told = [f"{ratio(each.timed or '', '8B layer')} ({each.title})" for each in (ends[0], ends[-1])]
+    return (
+        f"On the 8B layer sketches with {timed} of the width take from {told[0]} to {told[1]} times "
+        f"AdamW's step. They were trained with {trained} of the width and none with {timed}, so they "
+        "have no row there."
+    )
+
+
+@claim
+def parts_of_low_rank() -> str:
+    """That the price on the 8B layer and the perplexity of ``LowRank`` are of different sketches."""
+    found, timed, trained = _parts_apart()
+    assert {"`LowRank`, h = 0", "`LowRank`, the paper's"} <= {each.title for each in found}
+    return (
+        f"the 8B price of `LowRank` is of {timed} of the width and its perplexity of {trained}: the "
+        "perplexity at that price is not known"
+    )
+
+
 @claim
 def goals() -> str:
     """The prices against the goals that were set for them."""
@@ -206,23 +241,26 @@ def kaczmarz_time() -> str:
 @claim
 def torch_muon() -> str:
     """How much of the time of torch's Muon is the host's."""
-    times = [
-        steps(f"results/step-cost/{record}.json")["torch.optim.Muon", "nanoGPT"]["ms"]
-        for record in ("h200", "h200-deflated", "h200-peers")
-    ]
-    told = [f"{ms:.0f} ms" for ms in times]
+    told = [f"{row['ms']:.0f} ms" for row in on_hosts("torch.optim.Muon", "nanoGPT")]
     return f"{', '.join(told[:-1])} and {told[-1]} on {len(told)} hosts"
 
 
 @claim
 def peers_price() -> str:
-    """What other libraries' optimizers cost, in one run."""
+    """What other libraries' optimizers cost, each on all hosts on which it was timed."""
     dion = {peer.title: peer for peer in peers()}["Muon of dion"]
     assert dion.timed is not None
 
+    def times(name: str, load: str) -> str:
+        ratios = [row["ratio"] for row in on_hosts(name, load)]
+        return " to ".join(dict.fromkeys(f"{end:.1f}" for end in (min(ratios), max(ratios))))
+
     def both(name: str) -> str:
-        first, second = ratio(name, "nanoGPT"), ratio(name, "8B layer")
-        return f"{first} times AdamW's step on nanoGPT's matrices and {second} times on an 8B layer"
+        count = len(on_hosts(name, "nanoGPT"))
+        return (
+            f"{times(name, 'nanoGPT')} times AdamW's step on nanoGPT's matrices and "
+            f"{times(name, '8B layer')} times on an 8B layer ({count} host{'s' * (count > 1)})"
+        )
 
     return f"`torch.optim.Muon` takes {both('torch.optim.Muon')}; {dion.timed}, {both(dion.timed)}"
 

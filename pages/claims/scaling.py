@@ -96,6 +96,21 @@ def widest_model() -> str:
     )
 
 
+@claim
+def seeds_of_widths() -> str:
+    """How many seeds the map of ``auto`` has at each width, against full space."""
+    found = gaps()
+    seeds = {
+        width: len(runs)
+        for name in (study.SIXTH, study.EIGHTH)
+        for (steps, width), runs in found[name].items()
+        if steps == STEPS
+        if (name == study.EIGHTH) == (width >= study.WIDEST)
+    }
+    told = [f"{count} at {width}" for width, count in sorted(seeds.items())]
+    return f"the numbers of seeds by width are {', '.join(told[:-1])} and {told[-1]}"
+
+
 def widest() -> str:
     """The width of the widest model, the gap of an eighth there, and after how many tokens."""
     found = _gap_of_the_eighth(study.WIDEST)

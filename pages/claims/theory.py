@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping
 from functools import cache
@@ -153,8 +154,11 @@ def tuned_for_variance() -> str:
     def slope(row: Mapping[str, Any], kind: str) -> str:
         return f"K^{{{signed(row['fit'][kind]['slope'], 2)}}}"
 
+    index = re.search(r"^SkewedPareto\(index=(.*)\)$", right["details"]["noise"])
+    assert index is not None
     return (
-        f"the average of E‖∇f‖ over a run falls like {slope(wrong, 'average')} with the α = 2 schedule, "
+        f"under one-sided Pareto noise of index {index[1]} the average of E‖∇f‖ over a run falls like "
+        f"{slope(wrong, 'average')} with the α = 2 schedule, "
         f"where bounded-variance theory promises K^{{−1/4}}; with the schedule for α = "
         f"{right['alpha']:g} it falls like {slope(right, 'average')}, where "
         f"K^{{{signed(right['predicted'], 2)}}} is promised and its band reaches "

@@ -33,6 +33,8 @@ TWELFTH = "Deflated, ℓ = a twelfth"
 SCALED_SIXTH = "Deflated, ℓ = a sixth, rest scaled"
 AUTO = {"nanoGPT": SIXTH, "8B layer": EIGHTH}
 """What ``auto`` takes on a workload."""
+HOSTS = ("results/step-cost/h200.json", "results/step-cost/h200-deflated.json", TIMES)
+"""Records of different hosts. Rows of other libraries, whose code is the same in them, are compared."""
 TIMED_AS = {
     (SCALED_SIXTH, "nanoGPT"): "Deflated 120, warm, rest scaled",
     (SIXTH, "nanoGPT"): "Deflated 120, warm, one step",
@@ -45,6 +47,8 @@ TIMED_ON_ARM = {
     (TWELFTH, "nanoGPT"): "Deflated 48, warm, one step",
 }
 """The same for the record of an ARM CPU, which has rank 48 in place of 56."""
+COLUMNS_ON_ARM = {SIXTH: 128, TWELFTH: 56}
+"""ℓ of these rows; other sketches of the record have that of ``step_workloads.ON_A_CPU``."""
 
 
 @cache
@@ -63,6 +67,11 @@ def steps(record: str = TIMES) -> dict[tuple[str, str], dict[str, Any]]:
             if (timed + suffix, load) in found:
                 found[name + suffix, load] = found[timed + suffix, load]
     return found
+
+
+def on_hosts(name: str, load: str) -> list[dict[str, Any]]:
+    """The rows of another library's optimizer in the records of :data:`HOSTS` that have it."""
+    return [rows[name, load] for record in HOSTS if (name, load) in (rows := steps(record))]
 
 
 class Applied(NamedTuple):

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pages.records.costs import EIGHTH, FULL_SPACE, HELD, SCALED_SIXTH, SIXTH, TWELFTH, steps
+from frontier import WIDTH, maps, parts_of
+from pages.records.costs import (
+    COLUMNS_ON_ARM,
+    EIGHTH,
+    FULL_SPACE,
+    HELD,
+    SCALED_SIXTH,
+    SIXTH,
+    TWELFTH,
+    steps,
+)
 from pages.records.quality import BASE, best_run, chosen
+from polarstep import Deflated, LowRank
 from polarstep_lab.peers import PEERS
-from step_workloads import WORKLOADS
+from step_workloads import ON_A_CPU, WORKLOADS
+
+NEAR = 0.02
+"""How far the part of the width that a sketch was timed with may be from that of its runs."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +46,51 @@ class Weighed:
             return self.title
         return f"{self.title}, ℓ = {' and '.join(with_shares(self.columns))}"
 
+    @property
+    def trained_columns(self) -> int | None:
+        """ℓ in the runs, whose matrices have :data:`frontier.WIDTH` rows; ``None`` without a sketch."""
+        if self.columns is None or self.trained is None:
+            return None
+        polar = maps()[parts_of(self.trained[0])[0]][1]
+        head = polar.head if isinstance(polar, Deflated) else polar
+        assert isinstance(head, LowRank), self.title
+        return head.width
+
+    def columns_on(self, load: str) -> int | None:
+        """ℓ as timed on a workload of :data:`HELD`; ``None`` without a sketch or where not timed."""
+        return dict(zip(HELD, self.columns or (), strict=False)).get(load)
+
+    def columns_on_arm(self, load: str) -> int | None:
+        """The same for the record of an ARM CPU."""
+        if self.columns is None or self.timed is None:
+            return None
+        name = self.timed.removesuffix(", rows normalized")
+        return COLUMNS_ON_ARM.get(name, ON_A_CPU[load].width)
+
+    def trained_as(self, timed: int | None, width: int) -> bool:
+        """Whether the sketch was trained with the part of the width that it has in a time.
+
+        A map without a sketch was.
+        """
+        trained = self.trained_columns
+        if timed is None or trained is None:
+            return self.columns is None
+        return abs(timed / width - trained / WIDTH) < NEAR
+
 
 def with_shares(columns: tuple[int, ...]) -> list[str]:
     """ℓ on the workloads of :data:`HELD`, as far as it was timed there, with its part of the width."""
     return [f"{ell} ({ell / d:.0%})" for ell, d in zip(columns, HELD.values(), strict=False)]
+
+
+def timed_with_less(load: str) -> list[Weighed]:
+    """The maps whose sketch on a workload is not the part of the width that it was trained with."""
+    return [
+        each
+        for each in weighed()
+        if each.trained and (each.timed, load) in steps()
+        if not each.trained_as(each.columns_on(load), HELD[load])
+    ]
 
 
 def at_chosen(name: str) -> tuple[str, float]:

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from polarstep.polar import auto
 from polarstep.polar.cost import DEVICES
-from polarstep.storage import StorageError, read_lines
 from polarstep_lab.cli import app
 from polarstep_lab.cli.options import seeds_of
 from polarstep_lab.config import RunConfig
@@ -31,6 +30,7 @@ from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import stale_tables, write_report
+from polarstep_lab.storage import StorageError, read_lines
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 from polarstep_lab.training.optimizers import build_polar, optimizer_gflops
@@ -157,8 +157,10 @@ def test_an_edited_claim_and_an_edited_table_are_noticed(module):
         module.filled("It is <!-- claim: no-such -->good<!-- end -->.", "docs/which.md")
 
 
-SIGNED = re.compile(r"[+−]\d+\.\d+(?:%|\s±|\spoints)")
-"""A signed difference, as ``+0.3%`` or ``−1.9 ± 5.5``."""
+SIGNED = re.compile(r"[+−]\d+\.\d+(?:%|\s±|\spoints)|\d+ of (?:the )?\d+ pairs|of the \d+ pairs")
+"""A signed difference, as ``+0.3%`` or ``−1.9 ± 5.5``, or a count of pairs."""
+FASTER = re.compile(r"times as fast")
+"""A ratio of times."""
 TOLD = {
     "seeds": r"n\s=\s\d|one\sseed|\d\sseeds",
     "tokens": r"M tokens|CIFAR|accuracy",
@@ -166,15 +168,32 @@ TOLD = {
     "interval": r"±|95%|one\sseed",
 }
 """What a claim that compares has to tell, and how it is found in its text."""
+TOLD_OF_TIMES = {
+    "baseline": r"times as fast as \w",
+    "matrices": r"matri|shape|\d×\d",
+    "machine": r"CPU|cores|H200",
+    "runs": r"single runs?|rounds",
+}
+"""The same of a claim that is about times."""
 APART = {
     "adaptive-small": "the page says that these are 120 steps of a small GPT on characters",
 }
 """Claims that leave something to their page, and where it is."""
 
 
-def comparisons(module):
+def comparisons(module, compares=SIGNED):
     texts = {name: module.made(name) for name in importlib.import_module("pages.claims").CLAIMS}
-    return {name: text for name, text in texts.items() if SIGNED.search(text)}
+    return {name: text for name, text in texts.items() if compares.search(text)}
+
+
+def untold(found, told):
+    """What claims leave out of what a comparison has to tell."""
+    return [
+        f"{name} without {part}: {text}"
+        for name, text in found.items()
+        for part, pattern in told.items()
+        if name not in APART and not re.search(pattern, text)
+    ]
 
 
 def test_a_claim_that_compares_names_seeds_tokens_baseline_and_interval(module):
@@ -187,13 +206,29 @@ def test_a_claim_that_compares_names_seeds_tokens_baseline_and_interval(module):
         "peers-ahead",
         "rank-ablation",
     } <= found.keys()
-    missing = [
-        f"{name} without {part}: {text}"
-        for name, text in found.items()
-        for part, pattern in TOLD.items()
-        if name not in APART and not re.search(pattern, text)
-    ]
+    assert {"gpt-order", "pairs-with-rows"} <= found.keys()
+    missing = untold(found, TOLD)
     assert not missing, "\n".join(missing)
+
+
+def test_a_claim_of_times_names_baseline_matrices_machine_and_runs(module):
+    found = comparisons(module, FASTER)
+    assert {"cpu-speedup", "cpu-auto", "cpu-small-matrix", "cpu-beside-full-space"} <= found.keys()
+    missing = untold(found, TOLD_OF_TIMES)
+    assert not missing, "\n".join(missing)
+
+
+def test_a_claim_that_leaves_something_out_is_noticed():
+    text = "it ends lower in 43 of 44 pairs against full space"
+    assert SIGNED.search(text)
+    assert untold({"a": text}, TOLD) == [
+        f"a without {part}: {text}" for part in ("seeds", "tokens", "interval")
+    ]
+    text = "it is 7.1 times as fast on nanoGPT's matrices"
+    assert FASTER.search(text)
+    assert untold({"b": text}, TOLD_OF_TIMES) == [
+        f"b without {part}: {text}" for part in ("baseline", "machine", "runs")
+    ]
 
 
 def test_intervals_are_those_of_student(module):
@@ -493,8 +528,16 @@ def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
                 "state_mib": 306.2,
                 "extra_mib": 26.3,
             }
+    faster = {"ms": 5.0, "ratio": 9.5}
+
+    def on_hosts(name, load):
+        assert name not in {each.title for each in shown}, "rows of ours changed between hosts"
+        return [times[name, load], faster] if (name, load) == ("Muon of dion", "nanoGPT") else []
+
+    times["Muon of dion", "nanoGPT"]["ms"] = 6.0
     monkeypatch.setattr(tables, "weighed", lambda: shown)
     monkeypatch.setattr(tables, "steps", lambda record=None: times)
+    monkeypatch.setattr(tables, "on_hosts", on_hosts)
     monkeypatch.setattr(importlib.import_module("pages.records.long_run"), "runs", dict)
     text = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ")
     _, _, full, torch_muon, dion, soap = text.splitlines()
@@ -503,7 +546,8 @@ def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
         "| torch.optim.Muon | 19.14 ms, 38.27× | 19.14 ms, 38.27× | 306 + 26 |"
     )
     assert "| 0.02 | +2.5% ± " in torch_muon
-    assert dion == "| Muon of dion | 4.00 ms, 8.00× | 4.00 ms, 8.00× | 306 + 26 | – | not run |"
+    on_two_hosts = "5.00 to 6.00 ms, 8.00 to 9.50× (2 hosts)"
+    assert dion == f"| Muon of dion | {on_two_hosts} | 4.00 ms, 8.00× | 306 + 26 | – | not run |"
     assert soap == (
         "| SOAP of pytorch_optimizer | not timed | not timed | not measured | 0.002 | +6.0% (one seed) |"
     )
@@ -525,6 +569,47 @@ def test_one_seed_chooses_no_map(tables, quality, monkeypatch):
     assert "| 1.5× | low-rank |" in text
     assert "| 4.0× | full |" in text
     assert "flat-48-warm" not in text
+
+
+def test_a_price_stands_beside_a_perplexity_of_the_same_part_of_the_width(
+    tables, quality, monkeypatch
+):
+    _, maps, runs, times = quality
+    runs["full", 0.014], runs["low-rank", 0.014] = {0: 50.0, 1: 50.0}, {0: 52.0, 1: 52.5}
+    shown = [
+        maps.Weighed("full", "full", ("full", 0.014)),
+        maps.Weighed("wide", "wide", ("low-rank", 0.014), (208, 1108)),
+        maps.Weighed("narrow", "narrow", ("low-rank", 0.014), (208, 256)),
+    ]
+    for _, _, _, load in tables.PLACES:
+        for name, ratio in (("full", 4.0), ("wide", 1.5), ("narrow", 1.2)):
+            times[name, load] = {"ratio": ratio}
+    for each in (tables, maps):
+        monkeypatch.setattr(each, "weighed", lambda: shown)
+        monkeypatch.setattr(each, "steps", lambda record=None: times)
+    assert [each.trained_columns for each in shown] == [None, 208, 208]
+    text = tables.TABLES["choice"](ROOT / "results/step-cost")
+    lines = text.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    gpu, layer, arm = (
+        next(k for k, line in enumerate(lines) if line.startswith(f"| {place[0]} |"))
+        for place in tables.PLACES
+    )
+    assert "| 1.2× | narrow | 208 (27%) | 208 (27%) |" in lines[gpu]
+    assert "| 1.5× | wide | 1108 (27%) | 208 (27%) |" in lines[layer]
+    assert "narrow" not in "".join(lines[layer:arm])
+    assert "| 1.2× | narrow | 210 (27%) | 208 (27%) |" in lines[arm]
+    assert [each.title for each in maps.timed_with_less("8B layer")] == ["narrow"]
+    assert maps.timed_with_less("nanoGPT") == []
+
+
+def test_the_figure_of_maps_has_no_point_of_a_sketch_that_was_not_trained(module):
+    figure = importlib.import_module("pages.figures.frontier")
+    _, first, second = figure.draw().split(">AdamW</text>")  # above the line of each panel
+    for name in ("LowRank, h = 0", "h = 1, scaled"):
+        assert f">{name}<" in first
+        assert f">{name}<" not in second
+    assert ">Deflated 1/6<" in second
+    assert "6 sketches with 6% of the width, as they were trained with 27%" in second
 
 
 def test_names_in_a_figure_do_not_meet(module):

@@ -7,7 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from polarstep.float64 import has_float64
+
 __all__ = [
+    "frexp",
     "frobenius_norm",
     "largest_entry",
     "leaves_range",
@@ -23,8 +26,16 @@ _SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:
-    """‖X‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32."""
-    return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+    """‖X‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32.
+
+    On a device without float64 it is in float32, of X scaled to unit size, and of rows first, as a sum
+    of millions of squares would lose digits.
+    """
+    if has_float64(X.device):
+        return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+    X, s = unit_scaled(X.float())
+    rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    return torch.linalg.vector_norm(rows, dim=-2, keepdim=True) / s
 
 
 def largest_entry(X: Tensor) -> Tensor:
@@ -62,9 +73,22 @@ def unit_scale_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
 
     The power for zero is one.
     """
-    _, exponent = torch.frexp(largest)
+    _, exponent = frexp(largest)
     limit = math.frexp(torch.finfo(dtype).max)[1] - 2
     return torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
+
+
+def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``torch.frexp(x)``, which torch does not have on Apple's GPUs, for x ≥ 0.
+
+    There the mantissa of a number below 2⁻¹²⁶ is below ½.
+    """
+    if x.device.type != "mps":
+        mantissa, exponent = torch.frexp(x)
+        return mantissa, exponent
+    exponent = (x.float().view(torch.int32) >> 23) - 126
+    exponent = torch.where(x == 0, 0, exponent)
+    return torch.ldexp(x, -exponent), exponent
 
 
 def shrink_of(dtype: torch.dtype) -> float:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from polarstep_lab.ablations import longest_short_side
 from polarstep_lab.config import ConfigError, RunConfig
-from polarstep_lab.estimates import MISSING, Difference, joined, listed, number
+from polarstep_lab.estimates import MISSING, Difference, Estimate, joined, listed, number
 from polarstep_lab.paper import METHODS
 from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.rows import Row, Section
@@ -60,6 +60,14 @@ class Pair:
         ours, theirs = ({str(c) for c in row.alone["conditions"]} for row in (self.row, self.full))
         found = self.row.times / self.full.times
         return found if ours and ours == theirs else found * math.nan
+
+    @property
+    def step_difference(self) -> Difference:
+        """How much longer a whole step of ``row`` takes than of ``full``, over runs that ran alone."""
+        ours, theirs = (Estimate.of(row.alone["step_ms"]) for row in (self.row, self.full))
+        assert ours is not None
+        assert theirs is not None
+        return ours.minus(theirs)
 
 
 def pairs_of(section: Section) -> list[Pair]:
@@ -127,7 +135,8 @@ def verdict(section: Section) -> str:
     """Which randomized steps take less time, and what the fastest randomized optimizer gives up.
 
     Outside the optimizer all rows compute the same, so what the time of that part varies by between
-    runs is noise. A whole step is called faster or slower only if its time differs by more.
+    runs is noise. A whole step is called faster or slower only if the interval of the difference lies
+    beyond that noise. One run of a row has no interval.
     """
     pairs = pairs_of(section)
     same = [pair.label for pair in pairs if _sketches_nothing(pair.row)]
@@ -141,24 +150,29 @@ def verdict(section: Section) -> str:
     runs = pd.concat([row.alone for pair in timed for row in (pair.row, pair.full)])
     rest = runs["step_ms"] - runs["optimizer_ms_per_step"]
     noise = round(float(rest.max() - rest.min()), 6)
-    saved = {pair: pair.full.times["step_ms"] - pair.row.times["step_ms"] for pair in timed}
-    groups = {
-        "Faster": [pair.label for pair in timed if saved[pair] > noise],
-        "No slower": [pair.label for pair in timed if abs(saved[pair]) <= noise],
-        "Slower": [pair.label for pair in timed if -saved[pair] > noise],
-    }
+    groups: dict[str, list[str]] = {"Faster": [], "Slower": [], "Neither": []}
+    for pair in timed:
+        groups[_how(pair.step_difference, noise)].append(pair.label)
     least = min(timed, key=lambda pair: timed[pair]["optimizer_ms_per_step"])
     ours, theirs = (number(r.times["optimizer_ms_per_step"]) for r in (least.row, least.full))
     return joined(
         f"A whole step takes {' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} times as long as in "
         "full space. What a step does outside the optimizer is the same in all rows and its time varied "
-        f"by {number(noise, 2)} ms between runs: a smaller difference counts as none.",
+        f"by {number(noise, 2)} ms between runs. A row is called faster or slower where the 95% "
+        "t-interval of the difference to full space lies beyond that.",
         *(f"{how}: {listed(names)}." for how, names in groups.items() if names),
         f"The least optimizer time is that of {least.label}, {ours} ms where {least.full.label} takes "
         f"{theirs}, with {least.gflops} of the FLOPs; its {section.metric.name.lower()} is "
         f"{least.difference.sentence(section.metric.decimals)}.",
         unsketched,
     )
+
+
+def _how(longer: Difference, noise: float) -> str:
+    """What is said of a step whose time differs so from that in full space."""
+    if longer.interval is None or abs(longer.value) - longer.interval <= noise:
+        return "Neither"
+    return "Faster" if longer.value < 0 else "Slower"
 
 
 def _sketches_nothing(row: Row) -> bool:

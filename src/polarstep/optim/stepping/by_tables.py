@@ -30,6 +30,7 @@ from polarstep.polar import Carry, Draw, Polar
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
+from polarstep.undisturbed import on_device
 
 __all__ = [
     "ALIGNMENT",
@@ -198,7 +199,8 @@ class TableBucket:
     def launch(self, *, shown: bool = False) -> Polar:
         """Momentum, polar, update: launches only, on tensors that keep their place."""
         draw = Draw(self._numbers if self.draws else None, self._finite, self._squares, shown)
-        polar, left = step.launch(self.signature.polar, self, self._carry, draw)
+        with on_device(self.signature.device):
+            polar, left = step.launch(self.signature.polar, self, self._carry, draw)
         self._keep(left)
         return polar
 

@@ -27,8 +27,8 @@ def prepare_elementwise(work: Work, state: State) -> None:
     """Make the states that are missing, and cast buffers that have the wrong precision.
 
     ``model.to(torch.bfloat16)`` between two steps casts parameters and not their state, and torch's
-    rules need both in one precision. The buffers of a float16 parameter must be in float32, which an
-    older checkpoint may not have. Raises if a state belongs to another rule.
+    rules need both in one precision. The buffers of a float16 parameter must be in float32. Raises if a
+    state belongs to another rule.
     """
     if not work.params:
         return

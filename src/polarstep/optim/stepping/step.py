@@ -21,6 +21,7 @@ from torch import Tensor
 from polarstep.optim.stepping.collect import Member, Signature
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.result import Captured, Factors
+from polarstep.undisturbed import on_device
 
 __all__ = ["Bucket", "Matrices", "PolarHook", "launch", "show"]
 
@@ -75,16 +76,17 @@ def show(
     """Call the hooks with M and T of a step."""
     owners = [member for member in members for _ in range(member.count)]
     step = max(member.group["step"] for member in members)
-    bucket = Bucket(
-        signature.polar,
-        step,
-        signature.drawn_at(step)[1],
-        tuple(member.name for member in owners),
-        tuple(member.param for member in owners),
-        polar.M,
-        polar.dense.to(polar.M.dtype),
-        polar.factors,
-        polar.captured,
-    )
-    for hook in hooks:
-        hook(bucket)
+    with on_device(signature.device):
+        bucket = Bucket(
+            signature.polar,
+            step,
+            signature.drawn_at(step)[1],
+            tuple(member.name for member in owners),
+            tuple(member.param for member in owners),
+            polar.M,
+            polar.dense.to(polar.M.dtype),
+            polar.factors,
+            polar.captured,
+        )
+        for hook in hooks:
+            hook(bucket)
